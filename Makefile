@@ -1,0 +1,44 @@
+# One command for each chore; `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint bench docs clean
+
+help: ## List the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## Make the virtual environment and install the project, with all that its tests need
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@touch $@
+
+demo: $(STAMP) ## Compile small models with Polyfuse and compare them with eager mode
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP) ## Run the tests, without the slow ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile -m "not gpu and not slow"
+
+test-all: $(STAMP) ## Run all tests that this machine can run
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+
+lint: $(STAMP) ## Check style and types
+	$(BIN)/ruff check core plugins tests tools benchmarks examples
+	$(BIN)/mypy
+
+bench: $(STAMP) ## Measure against eager mode and Inductor
+	PYTHONPATH=benchmarks $(BIN)/python -m polyfuse_bench all
+
+docs: $(STAMP) ## Write again what is made from the code: reference, tour, guide, support matrix, results
+	$(BIN)/python tools/generate_docs.py
+	$(BIN)/python -m pytest -q tests/docs --update-golden
+	$(BIN)/python tools/support_matrix.py
+	PYTHONPATH=benchmarks $(BIN)/python -m polyfuse_bench report
+
+clean: ## Remove the virtual environment and what tools left behind
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Side-by-side measurements of eager, Inductor and Polyfuse, and the sweep over torch's operator database."""

@@ -1,0 +1,50 @@
+"""The contenders by name, and the folders each keeps its compiled code in."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+EAGER = "eager"
+INDUCTOR = "inductor"
+POLYFUSE = "polyfuse"
+DEFAULT_BACKENDS = (EAGER, INDUCTOR, POLYFUSE)
+
+# Where each compiler keeps what it compiled. A cold start points every one of them at an empty folder.
+CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "POLYFUSE_CACHE_DIR", "TRITON_CACHE_DIR")
+
+
+def compiled(function: F, backend: str, *, dynamic: bool | None = False, **options: Any) -> F:
+    """`function` compiled by `backend`; eager is the function itself."""
+    if backend == EAGER:
+        return function
+    return torch.compile(function, backend=resolved(backend), dynamic=dynamic, **options)
+
+
+def resolved(backend: str) -> str | Callable[..., Any]:
+    """The name, or Polyfuse's entry itself where the checkout is on the path without being installed."""
+    if backend != POLYFUSE or POLYFUSE in torch.compiler.list_backends(exclude_tags=()):
+        return backend
+    from polyfuse.backend import polyfuse
+
+    return polyfuse
+
+
+def cache_environment(folder: Path) -> Mapping[str, str]:
+    """The environment under which every compiler starts with (and fills) caches below `folder`."""
+    return {**os.environ, **{name: str(folder / name.lower()) for name in CACHE_VARIABLES}}
+
+
+@contextmanager
+def empty_caches() -> Iterator[Mapping[str, str]]:
+    """An environment with caches that are empty now and gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as folder:
+        yield cache_environment(Path(folder))

@@ -1,0 +1,181 @@
+"""Lists of measurements: each entry of a campaign is a call that answers one row of a result file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfuse_bench.backends import EAGER, cache_environment, empty_caches
+from polyfuse_bench.child import ChildFailed, run_child
+from polyfuse_bench.timing import DEFAULT_EFFORT, Effort
+
+Row = dict[str, Any]
+Plan = list[Callable[[], Row]]
+
+# What compile time is measured on beside the models: one small function.
+ONE_KERNEL = "kernel:layer_norm"
+
+# With these the C library maps each larger block separately and gives it back when freed, so that resident
+# memory follows what is alive.
+ALLOCATOR_ENVIRONMENT = {
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "MALLOC_ARENA_MAX": "1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """What the command line asks for."""
+
+    backends: tuple[str, ...]
+    only: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ("forward", "train")
+    sizes: tuple[str, ...] = ("small", "large")
+    model_size: str = "real"
+    batch: int | None = None
+    seq: int | None = None
+    dtype: str = "float32"
+    repeats: int = 3
+    effort: Effort = DEFAULT_EFFORT
+
+    def model_task(self, kind: str, name: str, mode: str) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "name": name,
+            "mode": mode,
+            "size": self.model_size,
+            "batch": self.batch,
+            "seq": self.seq,
+            "dtype": self.dtype,
+        }
+
+    @property
+    def compilers(self) -> tuple[str, ...]:
+        return tuple(name for name in self.backends if name != EAGER)
+
+
+def kernels(selection: Selection) -> Plan:
+    from polyfuse_bench.kernels import KERNELS
+
+    effort = dataclasses.asdict(selection.effort)
+    tasks = [
+        {"kind": "kernel", "name": name, "size": size, "backends": selection.backends, "effort": effort}
+        for name in _chosen(KERNELS, selection.only, "kernel")
+        for size in selection.sizes
+    ]
+    return [functools.partial(_contest_row, task) for task in tasks]
+
+
+def models(selection: Selection) -> Plan:
+    from polyfuse_bench.models import FAMILIES
+
+    effort = dataclasses.asdict(selection.effort)
+    tasks = [
+        {**selection.model_task("model", name, mode), "backends": selection.backends, "effort": effort}
+        for name in _chosen(FAMILIES, selection.only, "model family")
+        for mode in selection.modes
+    ]
+    return [functools.partial(_contest_row, task) for task in tasks]
+
+
+def compile_time(selection: Selection) -> Plan:
+    return [
+        functools.partial(_compile_row, selection, selection.model_task("compile", name, mode))
+        for name, mode in _targets(selection)
+    ]
+
+
+def memory(selection: Selection) -> Plan:
+    return [
+        functools.partial(_memory_row, selection, selection.model_task("memory", name, mode))
+        for name, mode in _targets(selection)
+    ]
+
+
+CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
+    "kernels": kernels,
+    "models": models,
+    "compile": compile_time,
+    "memory": memory,
+}
+
+
+def _targets(selection: Selection) -> list[tuple[str, str]]:
+    """One kernel and one model of each architecture, unless the command line names others."""
+    from polyfuse_bench.models import FAMILIES, MAIN_FAMILIES
+
+    only = selection.only or (ONE_KERNEL, *MAIN_FAMILIES)
+    names = _chosen({ONE_KERNEL: None, **FAMILIES}, only, "target")
+    return [
+        (name, mode)
+        for name in names
+        for mode in (("forward",) if name.startswith("kernel:") else selection.modes)
+    ]
+
+
+def _chosen(known: Mapping[str, Any], only: Sequence[str], what: str) -> list[str]:
+    unknown = [name for name in only if name not in known and not name.startswith("kernel:")]
+    if unknown:
+        raise SystemExit(f"unknown {what} {', '.join(unknown)}: choose from {', '.join(known)}")
+    return list(only or known)
+
+
+def _contest_row(task: Mapping[str, Any]) -> Row:
+    try:
+        return dict(run_child(task))
+    except ChildFailed as failure:
+        return {**task, "timings": [], "errors": {}, "failures": {"all": str(failure)}}
+
+
+def _compile_row(selection: Selection, task: Mapping[str, Any]) -> Row:
+    """Cold starts, the backends taking turns, each followed by a warm start from the caches it filled."""
+    cold: dict[str, list[float]] = {name: [] for name in selection.compilers}
+    warm: dict[str, list[float]] = {name: [] for name in selection.compilers}
+    failures: dict[str, str] = {}
+    for _ in range(selection.repeats):
+        for name in selection.compilers:
+            if name in failures:
+                continue
+            with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as folder:
+                environment = cache_environment(Path(folder))
+                try:
+                    first = run_child({**task, "backend": name}, environment=environment)
+                    again = run_child({**task, "backend": name}, environment=environment)
+                except ChildFailed as failure:
+                    failures[name] = str(failure)
+                    continue
+            cold[name].append(first["first_call"])
+            warm[name].append(again["first_call"])
+    return {
+        **_row_head(task),
+        "cold": {name: statistics.median(values) for name, values in cold.items() if values},
+        "warm": {name: statistics.median(values) for name, values in warm.items() if values},
+        "cold_samples": cold,
+        "warm_samples": warm,
+        "failures": failures,
+    }
+
+
+def _memory_row(selection: Selection, task: Mapping[str, Any]) -> Row:
+    """One child process for each backend, with a C library that returns freed memory at once."""
+    peaks: dict[str, Any] = {}
+    failures: dict[str, str] = {}
+    for name in selection.backends:
+        with empty_caches() as environment:
+            try:
+                peaks[name] = run_child(
+                    {**task, "backend": name}, environment={**environment, **ALLOCATOR_ENVIRONMENT}
+                )
+            except ChildFailed as failure:
+                failures[name] = str(failure)
+    return {**_row_head(task), "peaks": peaks, "failures": failures}
+
+
+def _row_head(task: Mapping[str, Any]) -> Row:
+    return {key: task[key] for key in ("name", "mode", "size", "batch", "seq", "dtype")}

@@ -1,0 +1,41 @@
+"""Time one kernel of the set at one size, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from polyfuse_bench.backends import compiled
+from polyfuse_bench.contest import contest
+from polyfuse_bench.kernels import KERNELS, runner
+from polyfuse_bench.kernels.case import Arguments
+from polyfuse_bench.tensors import bytes_in, clone_tree
+from polyfuse_bench.timing import Effort
+
+
+def measure(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of `task["name"]` at `task["size"]` for `task["backends"]`."""
+    case = KERNELS[task["name"]]
+    torch.manual_seed(0)
+    arguments = case.arguments(task["size"])
+    owned: dict[str, Arguments] = {}
+
+    def prepare(backend: str) -> Any:
+        # Each contender owns its arguments: a kernel that writes into them must not disturb the others.
+        owned[backend] = clone_tree(arguments)
+        torch.manual_seed(1)
+        return runner(case, compiled(case.function, backend), owned[backend])
+
+    with torch.set_grad_enabled(case.backward):
+        written = owned.get if case.mutates else None
+        outcome = contest(task["backends"], prepare, Effort(**task["effort"]), written=written)
+    return {
+        "name": case.name,
+        "group": case.group,
+        "size": task["size"],
+        "train": case.backward,
+        "argument_bytes": bytes_in(arguments),
+        **outcome,
+    }

@@ -1,0 +1,65 @@
+"""What the registry says of one kernel benchmark."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Arguments = tuple[Any, ...]
+
+# The two regimes of a CPU kernel: the call's own cost, and memory traffic beyond the second-level cache.
+SMALL = "small"
+LARGE = "large"
+SIZES = (SMALL, LARGE)
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """One function to compile, and its arguments at each size.
+
+    `backward` cases also run the gradient of the (single) result by all floating-point arguments. `mutates`
+    cases write into their arguments, so that a check of values must give each contender its own copy.
+    """
+
+    name: str
+    group: str
+    function: Callable[..., Any]
+    arguments: Callable[[str], Arguments]
+    backward: bool = False
+    mutates: bool = False
+
+
+def rows_by_columns(size: str) -> tuple[int, int]:
+    """The shape of a row-wise kernel: 16x64 is all overhead, 2048x1024 in float32 is 8 MiB."""
+    return (16, 64) if size == SMALL else (2048, 1024)
+
+
+def matrix(size: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*rows_by_columns(size)).to(dtype)
+
+
+def images(size: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*((1, 4, 16, 16) if size == SMALL else (8, 64, 56, 56))).to(dtype)
+
+
+def runner(case: KernelCase, function: Callable[..., Any], arguments: Arguments) -> Callable[[], Any]:
+    """A call without arguments: the forward, or the forward with the gradients of its arguments."""
+    if not case.backward:
+        return functools.partial(function, *arguments)
+    wanted = [argument.requires_grad_() for argument in arguments if _differentiable(argument)]
+    with torch.no_grad():
+        seed = torch.randn_like(case.function(*arguments))
+
+    def forward_and_backward() -> Any:
+        result = function(*arguments)
+        return (result.detach(), *torch.autograd.grad(result, wanted, seed))
+
+    return forward_and_backward
+
+
+def _differentiable(argument: object) -> bool:
+    return isinstance(argument, torch.Tensor) and argument.is_floating_point()

@@ -1,0 +1,1 @@
+"""Every operator of torch's own test database, compiled and compared with eager."""

@@ -1,0 +1,313 @@
+"""The pages made from the result files: docs/performance.md, and the operators in docs/parity.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE
+from polyfuse_bench.machine import Machine
+from polyfuse_bench.opdb.status import GOOD, SKIP, STATUSES
+from polyfuse_bench.results import RESULTS, read_results
+from polyfuse_bench.timing import geometric_mean
+
+Row = dict[str, Any]
+SWEEPS = ("opdb", "opdb-dynamic", "opdb-gradients", "opdb-gradients-dynamic")
+TITLES = {EAGER: "eager", INDUCTOR: "Inductor", POLYFUSE: "Polyfuse"}
+
+
+def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
+    """Write every page whose results exist, and answer which."""
+    docs.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, page in (("performance.md", performance_page(results)), ("parity.md", parity_page(results))):
+        if page is not None:
+            _put(docs / name, page)
+            written.append(docs / name)
+    return written
+
+
+BEGIN, END = "<!-- operator results -->", "<!-- end of operator results -->"
+
+
+def _put(path: Path, text: str) -> None:
+    """Write a page; where one has a place for these results between two marks, only that is replaced."""
+    before = path.read_text() if path.exists() else ""
+    if BEGIN in before and END in before:
+        text = before.partition(BEGIN)[0] + f"{BEGIN}\n{text.rstrip()}\n{END}" + before.partition(END)[2]
+    path.write_text(text)
+
+
+# ---- one line while measuring --------------------------------------------------------------------
+
+
+def one_line(kind: str, row: Row) -> str:
+    """A row of a campaign as one line of text."""
+    label = " ".join(str(row[key]) for key in ("name", "mode", "size") if row.get(key))
+    if "timings" in row:
+        parts = [f"{_title(timing['name'])} {_time(timing['median'])}" for timing in row["timings"]]
+        parts += [f"{_title(name)} error {error:.1e}" for name, error in row["errors"].items()]
+    elif "cold" in row:
+        parts = [
+            f"{_title(name)} cold {_time(s)} warm {_time(row['warm'][name])}"
+            for name, s in row["cold"].items()
+        ]
+    else:
+        parts = [
+            f"{_title(name)} peak {_size(peak['run_peak'])}" for name, peak in row.get("peaks", {}).items()
+        ]
+    parts += [f"{_title(name)} FAILED: {text}" for name, text in row["failures"].items()]
+    return f"{kind} {label}: {', '.join(parts)}"
+
+
+# ---- performance ---------------------------------------------------------------------------------
+
+
+def performance_page(results: Path) -> str | None:
+    sections = [
+        section
+        for kind, make in (
+            ("models", _models_section),
+            ("kernels", _kernels_section),
+            ("compile", _compile_section),
+            ("memory", _memory_section),
+        )
+        if (content := read_results(kind, results)) is not None
+        for section in [make(content)]
+    ]
+    if not sections:
+        return None
+    head = [
+        "# Performance",
+        "",
+        "Polyfuse beside eager mode and Inductor, measured in one process in interleaved rounds; each",
+        "figure is a median over rounds. A ratio above 1 means that Polyfuse is better. `make bench`",
+        "measures again and writes this page; it is never edited by hand.",
+        "",
+    ]
+    return "\n".join([*head, *(line for section in sections for line in section)]).rstrip() + "\n"
+
+
+def _models_section(content: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Models",
+        "",
+        "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
+        "gradients.",
+        "",
+        *_facts(content),
+    ]
+    for mode in _in_order(row["mode"] for row in content["rows"]):
+        rows = [row for row in content["rows"] if row["mode"] == mode]
+        lines += [f"### {mode}", "", *_timing_table(rows, "model", lambda row: row["name"]), ""]
+    return lines
+
+
+def _kernels_section(content: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Kernels",
+        "",
+        "One fused function each; *train* cases run the gradients too.",
+        "",
+        *_facts(content),
+    ]
+    for size in _in_order(row["size"] for row in content["rows"]):
+        rows = [row for row in content["rows"] if row["size"] == size]
+        lines += [f"### {size}", "", *_timing_table(rows, "kernel", lambda row: row["name"]), ""]
+    return lines
+
+
+def _timing_table(rows: Sequence[Row], what: str, label: Callable[[Row], str]) -> list[str]:
+    """Medians, the ratios to eager and Inductor, and their geometric means in the last row."""
+    names = _in_order(timing["name"] for row in rows for timing in row["timings"])
+    compared = [name for name in names if name != POLYFUSE] if POLYFUSE in names else []
+    header = [
+        what,
+        *(_title(name) for name in names),
+        *(f"over {_title(name)}" for name in compared),
+        "error",
+    ]
+    ratios: dict[str, list[float]] = {name: [] for name in compared}
+    table = []
+    for row in rows:
+        medians = {timing["name"]: timing["median"] for timing in row["timings"]}
+        cells = [label(row), *(_time(medians[name]) if name in medians else "failed" for name in names)]
+        for name in compared:
+            if name in medians and POLYFUSE in medians:
+                ratios[name].append(medians[name] / medians[POLYFUSE])
+                cells.append(f"{ratios[name][-1]:.2f}×")
+            else:
+                cells.append("")
+        error = row["errors"].get(POLYFUSE, row["errors"].get(names[-1]) if names else None)
+        table.append([*cells, _error(error)])
+    means = [f"**{mean:.2f}×**" if (mean := geometric_mean(ratios[name])) else "" for name in compared]
+    return _markdown(header, [*table, ["**geometric mean**", *([""] * len(names)), *means, ""]])
+
+
+def _compile_section(content: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Compile time",
+        "",
+        "From `torch.compile` to the first result in a fresh process. *cold*: every cache empty; *warm*: a",
+        "second process with the first one's caches.",
+        "",
+        *_facts(content),
+    ]
+    for start in ("cold", "warm"):
+        table, ratios = [], []
+        names = _in_order(name for row in content["rows"] for name in row[start])
+        for row in content["rows"]:
+            seconds = row[start]
+            ratio = seconds[INDUCTOR] / seconds[POLYFUSE] if {INDUCTOR, POLYFUSE} <= set(seconds) else None
+            ratios += [ratio] if ratio else []
+            cells = [_time(seconds[name]) if name in seconds else "failed" for name in names]
+            table.append([f"{row['name']}, {row['mode']}", *cells, f"{ratio:.2f}×" if ratio else ""])
+        mean = geometric_mean(ratios)
+        table.append(["**geometric mean**", *([""] * len(names)), f"**{mean:.2f}×**" if mean else ""])
+        lines += [f"### {start}", "", *_markdown(["target", *map(_title, names), "over Inductor"], table), ""]
+    return lines
+
+
+def _memory_section(content: dict[str, Any]) -> list[str]:
+    names = _in_order(name for row in content["rows"] for name in row["peaks"])
+    columns = [(name, peak) for peak in ("run_peak", "torch_peak") for name in names]
+    titles = {"run_peak": "resident", "torch_peak": "torch"}
+    table = [
+        [
+            f"{row['name']}, {row['mode']}",
+            *(
+                _size(row["peaks"][name][peak]) if name in row["peaks"] else "failed"
+                for name, peak in columns
+            ),
+        ]
+        for row in content["rows"]
+    ]
+    return [
+        "## Peak memory",
+        "",
+        "Of one compiled call, above what is held before it. *resident*: the operating system's high-water",
+        "mark; *torch*: live allocations of torch's CPU allocator.",
+        "",
+        *_facts(content),
+        *_markdown(["target", *(f"{_title(name)} {titles[peak]}" for name, peak in columns)], table),
+        "",
+    ]
+
+
+# ---- parity --------------------------------------------------------------------------------------
+
+
+def parity_page(results: Path) -> str | None:
+    """A section for each sweep that was made: counts, and the operators that fail."""
+    sweeps = [content for kind in SWEEPS if (content := read_results(kind, results)) is not None]
+    if not sweeps:
+        return None
+    head = [
+        "## Operators",
+        "",
+        "Every operator of torch's test database, compiled and compared with eager in value, shape and",
+        "dtype. `python -m polyfuse_bench opdb` makes the results, `report` this page; never edited by hand.",
+        "",
+    ]
+    sections = [line for content in sweeps for line in _parity_section(content)]
+    rows = [row for sweep in sweeps for row in sweep["rows"]]
+    excluded = sorted({(row["op"], row["detail"]) for row in rows if row["status"] == SKIP})
+    eager = sorted({text for row in rows for text in row["fallbacks"]})
+    tail = [
+        "### Left out",
+        "",
+        *_text_table(["operator", "reason"], [(f"`{op}`", why) for op, why in excluded]),
+        "",
+        "### Computed by eager kernels inside compiled graphs",
+        "",
+        *_text_table(["operator", "reason"], [_fallback_cells(text) for text in eager]),
+    ]
+    return "\n".join([*head, *sections, *tail, ""])
+
+
+def _fallback_cells(text: str) -> tuple[str, str]:
+    """An operator and why it has no kernel, from "operator: reason"."""
+    operator, _, reason = text.partition(": ")
+    return f"`{operator}`", _cell(reason)
+
+
+def _parity_section(content: dict[str, Any]) -> list[str]:
+    rows, settings = content["rows"], content["settings"]
+    dtypes = _in_order(row["dtype"] for row in rows)
+    counts = [
+        [status, *(str(sum(r["status"] == status and r["dtype"] == dtype for r in rows)) for dtype in dtypes)]
+        for status in STATUSES
+        if any(row["status"] == status for row in rows)
+    ]
+    failing = [
+        [f"`{row['op']}`", row["dtype"], row["status"], _cell(row["detail"])]
+        for row in rows
+        if row["status"] not in GOOD
+    ]
+    what = "Gradients" if settings["gradients"] else "Results"
+    sizes = "dynamic" if settings["dynamic"] else "static"
+    return [
+        f"### {what}, {sizes} sizes",
+        "",
+        f"{_title(settings['backend'])}, the first {settings['samples']} samples of each operator and dtype.",
+        *_facts(content),
+        *_markdown(["status", *dtypes], counts),
+        "",
+        "Operators that differ:",
+        "",
+        *_text_table(["operator", "dtype", "status", "detail"], failing),
+        "",
+    ]
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+
+def _facts(content: dict[str, Any]) -> list[str]:
+    facts = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in content["machine"].items()
+    }
+    return [f"Measured {content['taken'][:10]} on {Machine(**facts).summary()}.", ""]
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], others: str = "--:") -> list[str]:
+    """A table whose first column is aligned left and whose `others` are figures unless told otherwise."""
+    rule = [":--", *(others for _ in header[1:])]
+    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]
+
+
+def _text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return _markdown(header, rows, ":--") if rows else ["None."]
+
+
+def _in_order(values: Iterable[str]) -> list[str]:
+    """The distinct values in the order they first appear."""
+    return list(dict.fromkeys(values))
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name, name)
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale or unit == "µs":
+            return (
+                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
+            )
+    raise AssertionError("unreachable: the last unit takes all")
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def _error(error: float | str | None) -> str:
+    if error is None:
+        return ""
+    return f"{float(error):.0e}"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")[:160]

@@ -1,0 +1,149 @@
+"""The command line: `python -m polyfuse_bench kernels|models|compile|memory|opdb|report|all`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from polyfuse_bench import campaigns, report
+from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, POLYFUSE
+from polyfuse_bench.results import write_results
+from polyfuse_bench.timing import QUICK, Effort
+
+CONSOLE = Console()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    commands = (
+        ("kernels", "models", "compile", "memory", "report") if options.what == "all" else (options.what,)
+    )
+    for command in commands:
+        if command == "report":
+            for page in report.write_pages(options.docs):
+                CONSOLE.print(f"wrote {page}")
+        elif command == "opdb":
+            _operators(options)
+        else:
+            _measure(command, options)
+    return 0
+
+
+def _measure(kind: str, options: argparse.Namespace) -> None:
+    """Run one campaign, showing each row as it comes, and write its file."""
+    effort = QUICK if options.quick else Effort()
+    plan = campaigns.CAMPAIGNS[kind](_selection(options, effort))
+    rows: list[dict[str, Any]] = []
+    for row in _progress(kind, plan):
+        rows.append(row)
+        CONSOLE.print(report.one_line(kind, row), highlight=False)
+        if options.out is not None:
+            # a long run that is interrupted keeps the rows it has
+            facts = {"backends": options.backends, "effort": dataclasses.asdict(effort)}
+            write_results(kind, rows, path=options.out, **facts)
+    _keep(kind, rows, options, backends=options.backends, effort=dataclasses.asdict(effort))
+
+
+def _selection(options: argparse.Namespace, effort: Effort) -> campaigns.Selection:
+    return campaigns.Selection(
+        backends=tuple(options.backends),
+        only=tuple(options.only or ()),
+        modes=tuple(options.modes),
+        sizes=tuple(options.sizes),
+        model_size="tiny" if options.tiny else "real",
+        batch=options.batch,
+        seq=options.seq,
+        dtype=options.dtype,
+        repeats=options.repeats,
+        effort=effort,
+    )
+
+
+def _progress(kind: str, plan: Sequence[Callable[[], dict[str, Any]]]) -> Iterable[dict[str, Any]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=CONSOLE, transient=True) as progress:
+        task = progress.add_task(kind, total=len(plan))
+        for measure in plan:
+            yield measure()
+            progress.advance(task)
+
+
+def _operators(options: argparse.Namespace) -> None:
+    from polyfuse_bench.opdb import sweep
+    from polyfuse_bench.opdb.check import Outcome
+    from polyfuse_bench.opdb.status import GOOD
+
+    backend = next((name for name in options.backends if name != EAGER), POLYFUSE)
+    if POLYFUSE in options.backends:
+        backend = POLYFUSE
+    settings = sweep.SweepSettings(
+        backend=backend,
+        dtypes=tuple(options.dtypes),
+        samples=options.samples,
+        dynamic=options.dynamic,
+        gradients=options.gradients,
+        only=tuple(options.only or ()),
+        shards=options.shards,
+        timeout=options.timeout,
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=CONSOLE, transient=True) as progress:
+        task = progress.add_task(f"opdb {backend}", total=None)
+
+        def show(done: int, total: int, outcome: Outcome) -> None:
+            progress.update(task, completed=done, total=total)
+            if outcome.status not in GOOD:
+                line = f"{outcome.op} {outcome.dtype}: {outcome.status}: {outcome.detail}"
+                CONSOLE.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        rows = sweep.run_sweep(settings, show)
+    CONSOLE.print(sweep.summary_table(rows))
+    kind = "opdb" + "-gradients" * options.gradients + "-dynamic" * options.dynamic
+    _keep(kind, rows, options, settings=dataclasses.asdict(settings))
+
+
+def _keep(kind: str, rows: Sequence[Any], options: argparse.Namespace, **facts: Any) -> None:
+    """Write a result file; a partial or quick run replaces the kept results only if told where."""
+    if options.out is None and (options.only or options.quick):
+        CONSOLE.print("not kept: --only and --quick write a file only with --out")
+        return
+    CONSOLE.print(f"wrote {write_results(kind, rows, path=options.out, **facts)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="polyfuse_bench", description=__doc__)
+    parser.add_argument("what", choices=(*campaigns.CAMPAIGNS, "opdb", "report", "all"))
+    parser.add_argument("--backends", type=_names, default=DEFAULT_BACKENDS, help="comma-separated")
+    parser.add_argument("--only", type=_names, help="names of kernels, models or operators, comma-separated")
+    parser.add_argument("--out", type=Path, help="result file; default benchmarks/results/<kind>.json")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the written pages")
+    parser.add_argument(
+        "--quick", action="store_true", help="few rounds: shows that it works, measures nothing"
+    )
+    measured = parser.add_argument_group("kernels, models, compile, memory")
+    measured.add_argument("--modes", type=_names, default=("forward", "train"))
+    measured.add_argument("--sizes", type=_names, default=("small", "large"), help="kernel sizes")
+    measured.add_argument("--tiny", action="store_true", help="tiny models in place of real widths")
+    measured.add_argument("--batch", type=int)
+    measured.add_argument("--seq", type=int)
+    measured.add_argument("--dtype", default="float32")
+    measured.add_argument("--repeats", type=int, default=3, help="cold starts of each backend")
+    operators = parser.add_argument_group("opdb")
+    operators.add_argument("--dtypes", type=_names, default=("float32", "int64", "bfloat16"))
+    operators.add_argument("--samples", type=int, default=2)
+    operators.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
+    operators.add_argument("--gradients", action="store_true", help="compare gradients too")
+    operators.add_argument("--shards", type=int, default=2)
+    operators.add_argument("--timeout", type=float, default=120.0, help="seconds one operator may take")
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)

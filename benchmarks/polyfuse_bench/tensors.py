@@ -1,0 +1,58 @@
+"""Trees of tensors: cloning inputs and measuring how far two results are apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def clone_tree(tree: Any) -> Any:
+    """A copy of a tree of tensors; copies keep `requires_grad` and are leaves."""
+    return pytree.tree_map(_clone, tree)
+
+
+def tensors_in(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def bytes_in(tree: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(tree))
+
+
+def relative_error(actual: Any, expected: Any) -> float:
+    """The largest difference, as a part of the largest finite magnitude of the same expected tensor.
+
+    Infinite when structure, shape or dtype differ, or one side has a NaN or an infinity that the other lacks.
+    """
+    mine, theirs = tensors_in(actual), tensors_in(expected)
+    if len(mine) != len(theirs):
+        return float("inf")
+    return max((_one_error(a, e) for a, e in zip(mine, theirs, strict=True)), default=0.0)
+
+
+def _clone(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+
+def _one_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return float("inf")
+    if actual.numel() == 0:
+        return 0.0
+    wide = torch.complex128 if expected.dtype.is_complex else torch.float64
+    a, e = actual.detach().to(wide), expected.detach().to(wide)
+    finite = torch.isfinite(e)
+    same_special = torch.equal(torch.isfinite(a), finite) and torch.equal(
+        torch.nan_to_num(a[~finite].real, 0.5), torch.nan_to_num(e[~finite].real, 0.5)
+    )
+    if not same_special:
+        return float("inf")
+    if not finite.any():
+        return 0.0
+    difference = (a[finite] - e[finite]).abs().max().item()
+    scale = e[finite].abs().max().item()
+    return difference / scale if scale > 0 else difference

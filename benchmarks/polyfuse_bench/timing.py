@@ -1,0 +1,125 @@
+"""Timing several callables against each other in one process, in interleaved rounds.
+
+A machine's speed drifts (clock, neighbours, memory), so the contenders take turns: one sample of each per
+round, in an order that rotates. A sample repeats the call until it lasts long enough for the clock, and the
+result is the median over rounds.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure."""
+
+    rounds: int = 15
+    min_sample_seconds: float = 0.02
+    warmup_seconds: float = 0.2
+    max_seconds: float = 60.0
+
+
+DEFAULT_EFFORT = Effort()
+QUICK = Effort(rounds=3, min_sample_seconds=0.002, warmup_seconds=0.01, max_seconds=5.0)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds a call of one contender took, over the rounds."""
+
+    name: str
+    median: float
+    low: float
+    high: float
+    best: float
+    rounds: int
+    calls_per_sample: int
+
+    @property
+    def milliseconds(self) -> float:
+        return self.median * 1e3
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Timings of all contenders over the same rounds."""
+
+    timings: tuple[Timing, ...]
+
+    def timing(self, name: str) -> Timing | None:
+        return next((timing for timing in self.timings if timing.name == name), None)
+
+    def speedup(self, name: str, over: str) -> float | None:
+        """How many times faster `name` is than `over`: the ratio of their medians."""
+        mine, other = self.timing(name), self.timing(over)
+        return other.median / mine.median if mine and other else None
+
+
+def compare(calls: Mapping[str, Call], effort: Effort = DEFAULT_EFFORT) -> Comparison:
+    """Time every call of `calls` in interleaved rounds."""
+    repeats = {name: _calibrate(call, effort) for name, call in calls.items()}
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    began = time.perf_counter()
+    try:
+        for round_number in range(effort.rounds):
+            turn = round_number % len(names)
+            for name in names[turn:] + names[:turn]:
+                samples[name].append(_sample(calls[name], repeats[name]))
+            if round_number >= 2 and time.perf_counter() - began > effort.max_seconds:
+                break
+    finally:
+        if collecting:
+            gc.enable()
+    return Comparison(tuple(_summary(name, samples[name], repeats[name]) for name in names))
+
+
+def geometric_mean(values: Sequence[float]) -> float | None:
+    """The geometric mean, or None of nothing."""
+    return statistics.geometric_mean(values) if values else None
+
+
+def _calibrate(call: Call, effort: Effort) -> int:
+    """Warm `call` up and answer how often it must run for one sample to last `min_sample_seconds`."""
+    began = time.perf_counter()
+    count = 0
+    fastest = float("inf")
+    while True:
+        seconds = _sample(call, 1)
+        fastest = min(fastest, seconds)
+        count += 1
+        spent = time.perf_counter() - began
+        if spent >= effort.warmup_seconds and (count >= 3 or spent > effort.max_seconds / 10):
+            break
+    return max(1, round(effort.min_sample_seconds / max(fastest, 1e-9)))
+
+
+def _sample(call: Call, repeats: int) -> float:
+    began = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter() - began) / repeats
+
+
+def _summary(name: str, samples: Sequence[float], repeats: int) -> Timing:
+    ordered = sorted(samples)
+    last = len(ordered) - 1
+    return Timing(
+        name=name,
+        median=statistics.median(ordered),
+        low=ordered[round(last * 0.25)],
+        high=ordered[round(last * 0.75)],
+        best=ordered[0],
+        rounds=len(ordered),
+        calls_per_sample=repeats,
+    )

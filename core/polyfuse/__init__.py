@@ -1,0 +1,35 @@
+"""Polyfuse: a tensor compiler for PyTorch whose code generators are plugins.
+
+Importing this package costs almost nothing: no torch, no plugin, no toolchain. Names are resolved on first
+use (PEP 562), so `polyfuse.polyfuse`, the function given to `torch.compile`, is imported only when someone
+asks for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyfuse.backend import polyfuse as polyfuse
+
+    __version__: str
+
+__all__ = ["__version__", "polyfuse"]
+
+_LAZY = {"polyfuse": "polyfuse.backend:polyfuse"}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from polyfuse.base.version import version
+
+        return version()
+    if name in _LAZY:
+        module, _, attribute = _LAZY[name].partition(":")
+        return getattr(import_module(module), attribute)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

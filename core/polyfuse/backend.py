@@ -1,0 +1,38 @@
+"""The function behind `torch.compile(model, backend="polyfuse")`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import GraphModule
+
+__all__ = ["polyfuse"]
+
+
+def polyfuse(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile one captured graph. Registered with Dynamo under the entry-point group
+    `torch_dynamo_backends`.
+    """
+    from polyfuse.compiler.compile import compile_fx_graph
+
+    return compile_fx_graph(gm, example_inputs, mode, options)
+
+
+def _reset() -> None:
+    """Forget options, plugins and warnings given; `torch.compiler.reset()` calls it."""
+    from polyfuse.base.log import reset_warned
+    from polyfuse.compiler.session import forget_sessions
+
+    forget_sessions()
+    reset_warned()
+
+
+# Dynamo looks for this on the functions that it used as backends.
+polyfuse.reset = _reset  # type: ignore[attr-defined]

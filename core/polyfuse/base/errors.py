@@ -1,0 +1,145 @@
+"""Every exception Polyfuse raises, as one tree.
+
+    PolyfuseError
+    ├── InvalidOptionError      an option, mode or environment variable that is not understood
+    ├── UnsupportedError        the compiler cannot express this graph, shape, dtype or device
+    ├── InputLayoutError        a compiled program was called with inputs it was not compiled for
+    ├── IRError                 the intermediate representation is malformed
+    │   ├── VerifyError
+    │   └── ParseError
+    ├── BackendError            a code-generator plugin cannot be used
+    │   ├── BackendUnavailableError
+    │   ├── IncompatibleBackendError
+    │   └── DuplicateBackendError
+    ├── KernelBuildError        compiling a kernel's source failed
+    ├── KernelLoadError         a built kernel cannot be loaded
+    └── CacheError              an artifact store cannot be used
+
+A message is one sentence: the cause, then what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = [
+    "BackendError",
+    "BackendUnavailableError",
+    "CacheError",
+    "DuplicateBackendError",
+    "IRError",
+    "IncompatibleBackendError",
+    "InputLayoutError",
+    "InvalidOptionError",
+    "KernelBuildError",
+    "KernelLoadError",
+    "ParseError",
+    "PolyfuseError",
+    "UnsupportedError",
+    "VerifyError",
+]
+
+# A compiler can print megabytes of diagnostics; the first lines carry the cause.
+_SHOWN_OUTPUT = 4000
+
+
+class PolyfuseError(Exception):
+    """Base of every error raised by Polyfuse: a `cause`, and a `fix` where one is known."""
+
+    def __init__(self, cause: str, fix: str = "") -> None:
+        super().__init__(cause, fix)
+        self.cause = cause
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.cause}; {self.fix}" if self.fix else self.cause
+
+
+class InvalidOptionError(PolyfuseError, ValueError):
+    """An option, a mode or an environment variable is unknown or has a value that it cannot take.
+
+    Correct the name or the value; the message names the nearest known ones.
+    """
+
+
+class UnsupportedError(PolyfuseError):
+    """The compiler cannot express a graph, an operator, a dtype, a shape or a device.
+
+    Normally the node or the graph runs in eager mode instead; with the option `strict` the error is raised.
+    """
+
+
+class InputLayoutError(PolyfuseError, RuntimeError):
+    """A compiled program was called with inputs whose size, stride, dtype, device or alignment differs from
+    what it was compiled for.
+
+    Call it with inputs like those it was compiled with, or compile it again.
+    """
+
+
+class IRError(PolyfuseError):
+    """The intermediate representation breaks one of its rules. This is a fault of Polyfuse or of a plugin.
+
+    Report it with the text dumped under the option `dump`.
+    """
+
+
+class VerifyError(IRError):
+    """A verifier found a node, kernel or program that breaks a rule of the representation."""
+
+
+class ParseError(IRError):
+    """Text given to a parser of the representation is not well formed; the message holds line and column."""
+
+
+class BackendError(PolyfuseError):
+    """A code-generator plugin failed or cannot be used. Its work goes to the next plugin in order."""
+
+
+class BackendUnavailableError(BackendError):
+    """A plugin was asked for by name but is unknown, disabled, or lacks something that it requires."""
+
+
+class IncompatibleBackendError(BackendError):
+    """A plugin was built for another version of the plugin interface; install a version made for this one."""
+
+
+class DuplicateBackendError(BackendError):
+    """Two distributions declare a plugin of the same name; uninstall one of them."""
+
+
+class KernelBuildError(PolyfuseError):
+    """Compiling the source of a kernel failed. Holds the command and all that it printed."""
+
+    def __init__(
+        self, cause: str, fix: str = "", *, command: Sequence[str] = (), output: str = "", name: str = ""
+    ) -> None:
+        super().__init__(cause, fix)
+        self.command = tuple(command)
+        self.output = output
+        self.name = name
+
+    def __str__(self) -> str:
+        parts = [super().__str__()]
+        if self.command:
+            parts.append("command: " + " ".join(self.command))
+        if self.output:
+            shown = self.output[:_SHOWN_OUTPUT]
+            left_out = len(self.output) - len(shown)
+            parts.append("output:\n" + shown + (f"\n[{left_out} more characters]" if left_out else ""))
+        return "\n".join(parts)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        state = {"command": self.command, "output": self.output, "name": self.name}
+        return (KernelBuildError, (self.cause, self.fix), state)
+
+
+class KernelLoadError(PolyfuseError):
+    """A built kernel cannot be loaded into this process, most often because a shared library is missing."""
+
+
+class CacheError(PolyfuseError):
+    """An artifact store cannot be used: no folder is writable, or a lock was not released in time.
+
+    Name a writable folder with the option `cache_dir`. The compiler itself treats a damaged entry as a miss.
+    """

@@ -1,0 +1,78 @@
+"""Writing files so that no reader ever sees half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["atomic_write", "publish_folder", "read_text", "scratch_folder"]
+
+
+def atomic_write(path: Path, content: str | bytes, *, keep_equal: bool = False) -> Path:
+    """Write `content` to `path` through a temporary file beside it and a rename; parents are created.
+
+    Text is UTF-8 with newlines as given. With `keep_equal`, a file that already holds the same bytes is left
+    alone, so that its time stamp stays. A failure leaves the old file and no temporary one.
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    if keep_equal and _holds(path, data):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_name(path)
+    try:
+        # Mode "x" refuses an existing file and, unlike `tempfile`, leaves permissions to the user's umask.
+        with open(temporary, "xb") as stream:
+            stream.write(data)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def read_text(path: Path) -> str | None:
+    """Return the text of a file, or None when it is missing or cannot be read as UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+@contextlib.contextmanager
+def scratch_folder(beside: Path) -> Iterator[Path]:
+    """Yield a new folder in the folder of `beside`, on the same file system, and remove it afterwards
+    unless it was renamed away."""
+    beside.parent.mkdir(parents=True, exist_ok=True)
+    folder = _temporary_name(beside)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def publish_folder(made: Path, final: Path) -> bool:
+    """Rename a finished folder to its final name. Returns False when another process published it first:
+    the content is addressed, so theirs serves as well."""
+    try:
+        os.rename(made, final)
+    except OSError:
+        if final.is_dir():
+            return False
+        raise
+    return True
+
+
+def _holds(path: Path, data: bytes) -> bool:
+    try:
+        return path.stat().st_size == len(data) and path.read_bytes() == data
+    except OSError:
+        return False
+
+
+def _temporary_name(final: Path) -> Path:
+    return final.with_name(f".{final.name[:80]}.{os.getpid()}.{secrets.token_hex(6)}.tmp")

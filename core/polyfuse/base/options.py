@@ -1,0 +1,93 @@
+"""What is known about one option, and how its values are read and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from polyfuse.base.errors import InvalidOptionError
+from polyfuse.base.text import join_words
+
+__all__ = ["OptionInfo", "parse_bool", "parse_text", "validate"]
+
+_TRUE: Final = ("1", "true", "yes", "on")
+_FALSE: Final = ("0", "false", "no", "off", "")
+
+
+@dataclass(frozen=True)
+class OptionInfo:
+    """Description of one option: what it is called, what it takes and what it does."""
+
+    name: str
+    kind: str
+    default: object
+    variable: str
+    doc: str
+    choices: tuple[object, ...] = ()
+    minimum: int | None = None
+    affects_code: bool = False
+
+
+def parse_bool(text: str, where: str) -> bool:
+    """Read a truth value: `1`, `true`, `yes`, `on` or `0`, `false`, `no`, `off`, in any case."""
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise InvalidOptionError(f"{where} is {text!r}, which is no truth value", "use 1 or 0")
+
+
+def parse_text(info: OptionInfo, text: str, where: str) -> object:
+    """Turn the text of an environment variable into a value of the option's kind."""
+    if info.kind == "bool":
+        return parse_bool(text, where)
+    if info.kind == "int | None" and text.strip().lower() in ("", "none"):
+        return None
+    if info.kind in ("int", "int | None"):
+        try:
+            return int(text)
+        except ValueError:
+            raise InvalidOptionError(f"{where} is {text!r}, which is no whole number", "use digits") from None
+    if info.kind.startswith("tuple"):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    return text
+
+
+def validate(info: OptionInfo, value: object, where: str) -> object:
+    """Return `value` as the option keeps it, or raise `InvalidOptionError` saying what it may be."""
+    value = _coerced(info, value, where)
+    if info.choices and value not in info.choices:
+        allowed = join_words([repr(choice) for choice in info.choices], "or")
+        raise InvalidOptionError(f"{where} is {value!r}", f"use {allowed}")
+    if info.minimum is not None and isinstance(value, int) and value < info.minimum:
+        raise InvalidOptionError(f"{where} is {value}", f"use {info.minimum} or more")
+    return value
+
+
+def _coerced(info: OptionInfo, value: object, where: str) -> object:
+    if info.kind == "bool":
+        if isinstance(value, bool) or value in (0, 1):
+            return bool(value)
+        raise _wrong(where, value, "True or False")
+    if info.kind in ("int", "int | None"):
+        if value is None and info.kind == "int | None":
+            return None
+        if isinstance(value, int):
+            return int(value)
+        raise _wrong(where, value, "a whole number")
+    if info.kind.startswith("tuple"):
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise _wrong(where, value, "a list of names")
+    if isinstance(value, str):
+        return value
+    if info.name in ("cache_dir", "dump") and hasattr(value, "__fspath__"):
+        return str(value)
+    raise _wrong(where, value, "text")
+
+
+def _wrong(where: str, value: object, wanted: str) -> InvalidOptionError:
+    return InvalidOptionError(f"{where} is {value!r}", f"use {wanted}")

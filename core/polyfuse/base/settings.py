@@ -1,0 +1,323 @@
+"""Every option, in one place. The only module that reads the environment.
+
+An option is a field of `Settings`. It can be set, later ones winning, by
+
+1. its default,
+2. its environment variable, `POLYFUSE_` and the name in capitals,
+3. the mode given to `torch.compile(mode=...)`,
+4. `torch.compile(options={...})`.
+
+A plugin's own options are written `"plugin.option"`, or `POLYFUSE_PLUGIN__OPTION` in the environment, and are
+declared in the plugin's manifest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from polyfuse.base.digest import digest, stable_json
+from polyfuse.base.errors import InvalidOptionError
+from polyfuse.base.log import warn_once
+from polyfuse.base.options import OptionInfo, parse_text, validate
+from polyfuse.base.text import join_words, nearest
+
+__all__ = ["MODES", "Settings", "child_environment", "environment", "option_infos"]
+
+PREFIX = "POLYFUSE_"
+
+# The names that `torch.compile` knows. No shipped backend has anything to choose by timing or to replay yet,
+# so they all mean the defaults.
+MODES: Mapping[str, Mapping[str, object]] = {
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {},
+    "max-autotune-no-cudagraphs": {},
+}
+
+
+def _option(
+    default: object,
+    doc: str,
+    *,
+    choices: tuple[object, ...] = (),
+    minimum: int | None = None,
+    affects_code: bool = False,
+) -> Any:
+    """Declare an option. `affects_code` puts its value into cache keys."""
+    metadata = {"doc": doc, "choices": choices, "minimum": minimum, "affects_code": affects_code}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The options of one compilation. Frozen: made once by `Settings.resolve`, then passed along."""
+
+    # Which code generators.
+    backends: tuple[str, ...] = _option(
+        (),
+        "Names of backends in the order in which they are asked; empty: every installed one, by its priority "
+        "for the device.",
+        affects_code=True,
+    )
+    disable: tuple[str, ...] = _option(
+        (), "Names of backends that must not be used, even when named elsewhere.", affects_code=True
+    )
+    strict: bool = _option(
+        False, "Raise where compilation would otherwise fall back to another backend or to eager execution."
+    )
+    force_fallback: tuple[str, ...] = _option(
+        (),
+        "Names of operators, such as `aten.relu.default` or `aten.relu`, that run in eager mode even though "
+        "they could be compiled.",
+        affects_code=True,
+    )
+
+    # Numerics.
+    numerics: str = _option(
+        "fast",
+        "`fast`: results within the tolerance users know from eager mode. `eager`: every rounding of eager "
+        "mode is kept.",
+        choices=("fast", "eager"),
+        affects_code=True,
+    )
+
+    # Graph rewrites.
+    constant_folding: bool = _option(
+        True, "Compute at compile time what depends only on constants of the graph.", affects_code=True
+    )
+    graph_rewrites: bool = _option(
+        True, "Rewrite known patterns of operators, such as attention, to better ones.", affects_code=True
+    )
+
+    # Fusion.
+    fusion: bool = _option(True, "Put several operations into one kernel.", affects_code=True)
+    max_fusion_size: int = _option(
+        64, "Most operations of the loop representation in one kernel.", minimum=1, affects_code=True
+    )
+    max_horizontal_distance: int = _option(
+        64,
+        "Farthest apart, in steps of the schedule, that two kernels which share no data may be when fused.",
+        minimum=0,
+        affects_code=True,
+    )
+    aggressive_fusion: bool = _option(
+        False, "Fuse even where no memory traffic is saved, to have fewer kernels.", affects_code=True
+    )
+    list_fusion: bool = _option(
+        False,
+        "Put kernels that do the same to tensors of equal size, such as the entries of a list operator, into "
+        "one: fewer launches, but larger kernels, fewer of which are alike and built only once.",
+        affects_code=True,
+    )
+    loop_ordering: bool = _option(
+        True, "Reorder the loops of a kernel for contiguous access, and to fuse more.", affects_code=True
+    )
+    max_inlined_reads: int = _option(
+        8,
+        "A value computed from more reads than this is stored before it is used twice.",
+        minimum=1,
+        affects_code=True,
+    )
+    max_inlined_ops: int = _option(
+        64,
+        "A value computed with more operations than this is stored before it is used twice.",
+        minimum=1,
+        affects_code=True,
+    )
+
+    # Memory.
+    reuse_buffers: bool = _option(
+        True, "Give the storage of a dead intermediate to a later one.", affects_code=True
+    )
+    inplace: bool = _option(
+        True, "Let a kernel write its result over an input that dies there.", affects_code=True
+    )
+
+    # Building.
+    build_workers: int = _option(
+        0, "Compilers that run at once; 0: one for each available processor.", minimum=0
+    )
+    build_timeout: int = _option(600, "Seconds after which a build or a wait for one is given up.", minimum=1)
+
+    # Caches.
+    cache: bool = _option(True, "Keep compiled graphs, kernels and timings on disk and use them again.")
+    cache_dir: str = _option("", "Folder of the caches; empty: the user's cache folder of this platform.")
+
+    # Checks.
+    verify: int = _option(
+        0,
+        "0: no verification; 1: the representation is verified between stages; 2: also after every rewrite.",
+        choices=(0, 1, 2),
+    )
+    size_asserts: bool = _option(
+        True, "Check the sizes and strides of inputs when the compiled program is called.", affects_code=True
+    )
+    nan_asserts: bool = _option(
+        False, "Check every result of every kernel for NaN and infinity.", affects_code=True
+    )
+    fuel: int | None = _option(
+        None,
+        "Only the first this many fusions and rewrites happen: to find the one that is at fault.",
+        minimum=0,
+        affects_code=True,
+    )
+
+    # Watching.
+    dump: str = _option("", "Folder that receives the text of every stage; empty: nothing is written.")
+    log: str = _option("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
+    debug_sync: bool = _option(
+        False,
+        "Wait for the device after every launch, so that an error shows at its cause.",
+        affects_code=True,
+    )
+    profile: bool = _option(
+        False, "Mark every kernel of the compiled program for the profiler.", affects_code=True
+    )
+    benchmark_harness: bool = _option(
+        False, "Make each dumped program a script that times itself on random inputs."
+    )
+
+    # Options of plugins, as sorted pairs ("plugin.option", value).
+    plugin_options: tuple[tuple[str, object], ...] = _option(
+        (),
+        "Options of plugins, written `plugin.option`; each plugin's manifest declares its own.",
+        affects_code=True,
+    )
+
+    @staticmethod
+    def resolve(mode: str | None = None, options: Mapping[str, object] | None = None) -> Settings:
+        """Return the settings for a mode and options as given to `torch.compile`, and for the environment.
+
+        Raises `InvalidOptionError` for an unknown mode or option and for a value that an option cannot take;
+        the message names the nearest known ones. An unknown variable of the environment is only warned about:
+        it may belong to another version.
+        """
+        values = _from_environment()
+        values.update(_preset(mode))
+        known = option_infos()
+        extra = dict(cast("tuple[tuple[str, object], ...]", values.get("plugin_options", ())))
+        for name, value in (options or {}).items():
+            if "." in name:
+                extra[name] = value
+            elif name == "plugin_options" or name not in known:
+                raise _unknown_option(name)
+            else:
+                values[name] = validate(known[name], value, f"option {name!r}")
+        values["plugin_options"] = tuple(sorted(extra.items()))
+        return Settings(**cast("dict[str, Any]", values))
+
+    def with_options(self, **options: object) -> Settings:
+        """Return a copy with some options changed, checked like those given to `resolve`."""
+        known = option_infos()
+        for name in options:
+            if name not in known:
+                raise _unknown_option(name)
+        checked = {name: validate(known[name], value, f"option {name!r}") for name, value in options.items()}
+        return replace(self, **cast("dict[str, Any]", checked))
+
+    def plugin_option(self, plugin: str, name: str, default: object = None) -> object:
+        """Return the value given for a plugin's own option, or `default`.
+
+        Values from the environment are text; `polyfuse.base.options.parse_text` turns them into other types.
+        """
+        wanted = f"{plugin}.{name}"
+        for key, value in self.plugin_options:
+            if key == wanted:
+                return value
+        return default
+
+    def fingerprint(self) -> str:
+        """Return the address of all options that change what is compiled; part of graph cache keys."""
+        chosen = {
+            info.name: getattr(self, info.name) for info in option_infos().values() if info.affects_code
+        }
+        chosen["plugin_options"] = [[name, str(value)] for name, value in self.plugin_options]
+        return digest(stable_json(chosen))
+
+    def build_worker_count(self) -> int:
+        """Return how many builds may run at once on this machine."""
+        if self.build_workers:
+            return self.build_workers
+        try:
+            return max(1, len(os.sched_getaffinity(0)))
+        except AttributeError:  # not every system has it
+            return max(1, os.cpu_count() or 1)
+
+    def dump_folder(self) -> Path | None:
+        """Return the folder for dumped stages, or None."""
+        return Path(self.dump).expanduser() if self.dump else None
+
+
+@cache
+def option_infos() -> Mapping[str, OptionInfo]:
+    """Return the description of every option by its name, in the order of the documentation."""
+    return {item.name: _info(item) for item in fields(Settings)}
+
+
+def environment(name: str, default: str = "") -> str:
+    """Return one variable of the environment. Code generators look up the likes of `CXX` through this."""
+    return os.environ.get(name, default)
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """Return a copy of the environment, with changes, for a process that is about to be started."""
+    return {**os.environ, **changes}
+
+
+def _info(item: Field[Any]) -> OptionInfo:
+    return OptionInfo(
+        name=item.name,
+        kind=str(item.type),
+        default=item.default,
+        variable=PREFIX + item.name.upper(),
+        doc=item.metadata["doc"],
+        choices=item.metadata["choices"],
+        minimum=item.metadata["minimum"],
+        affects_code=item.metadata["affects_code"],
+    )
+
+
+def _preset(mode: str | None) -> Mapping[str, object]:
+    if mode is None:
+        return {}
+    if mode not in MODES:
+        raise InvalidOptionError(f"mode {mode!r} is unknown", f"use {join_words(list(MODES), 'or')}")
+    return MODES[mode]
+
+
+def _from_environment() -> dict[str, object]:
+    known = {info.variable: info for info in option_infos().values() if info.name != "plugin_options"}
+    values: dict[str, object] = {}
+    extra: dict[str, object] = {}
+    for variable in sorted(os.environ):
+        if not variable.startswith(PREFIX):
+            continue
+        text = os.environ[variable]
+        if variable in known:
+            info = known[variable]
+            values[info.name] = validate(info, parse_text(info, text, variable), variable)
+        elif "__" in variable:
+            plugin, _, option = variable.removeprefix(PREFIX).lower().partition("__")
+            extra[f"{plugin}.{option}"] = text
+        else:
+            warn_once("settings", str(_unknown_variable(variable, known)))
+    if extra:
+        values["plugin_options"] = tuple(sorted(extra.items()))
+    return values
+
+
+def _unknown_variable(variable: str, known: Mapping[str, OptionInfo]) -> InvalidOptionError:
+    close = nearest(variable, known)
+    fix = f"did you mean {join_words(close, 'or')}?" if close else "docs/reference/settings.md lists them all"
+    return InvalidOptionError(f"environment variable {variable} is unknown", fix)
+
+
+def _unknown_option(name: str) -> InvalidOptionError:
+    close = nearest(name, (known for known in option_infos() if known != "plugin_options"))
+    fix = f"did you mean {join_words(close, 'or')}?" if close else "docs/reference/settings.md lists them all"
+    return InvalidOptionError(f"option {name!r} is unknown", fix)

@@ -1,0 +1,26 @@
+"""Small helpers for text that people read."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+__all__ = ["join_words", "nearest", "shorten"]
+
+
+def nearest(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+    """Return the known names most like `name`, best first."""
+    return tuple(difflib.get_close_matches(name, sorted(known), n=limit, cutoff=0.5))
+
+
+def join_words(words: Sequence[str], last: str = "and") -> str:
+    """Join words as prose: `a`, `a and b`, `a, b and c`."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def shorten(text: str, width: int = 100) -> str:
+    """Return `text` on one line, cut to `width` characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"

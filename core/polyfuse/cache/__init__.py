@@ -1,0 +1,18 @@
+"""Artifacts kept between runs: what addresses them, and where they lie.
+
+One root folder, from the option `cache_dir` or the platform's usual place, with a folder for each kind:
+
+    kernels/ab/<unit>/         files of one build, complete by construction
+    kernels/ab/<kernel>.json   which unit holds a kernel
+    graphs/                    compiled graphs
+    timings/                   measured candidates
+    locks/                     one lock for each artifact in the making
+"""
+
+from __future__ import annotations
+
+from polyfuse.cache.folders import cache_root, writable_root
+from polyfuse.cache.keys import kernel_key, unit_key
+from polyfuse.cache.store import KernelStore, Located
+
+__all__ = ["KernelStore", "Located", "cache_root", "kernel_key", "unit_key", "writable_root"]

@@ -1,0 +1,34 @@
+"""What is in a cache key.
+
+A kernel's key holds everything that its built files depend on, and nothing else:
+
+* the source text, its language and what the backend keeps beside it (`Source.key` is their digest),
+* the backend's name and everything in `Backend.describe()`: compiler, flags, target, device,
+* the version of Polyfuse and the format of the store.
+
+Not in it: where the files lie, the name for people, the order of compilation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from polyfuse.base.digest import digest, stable_json
+from polyfuse.base.version import version
+
+__all__ = ["STORE_FORMAT", "kernel_key", "unit_key"]
+
+# Raised whenever the layout or meaning of stored files changes; old entries are then simply not found.
+STORE_FORMAT: Final = 1
+
+
+def kernel_key(source_key: str, backend: str, facts: Mapping[str, str]) -> str:
+    """Return the address of a built kernel, from the `key` of its `Source`."""
+    environment = {"format": STORE_FORMAT, "polyfuse": version(), "backend": backend, "facts": facts}
+    return digest("kernel", source_key, stable_json(environment))
+
+
+def unit_key(kernel_keys: Iterable[str]) -> str:
+    """Return the address of several kernels built together, in any order."""
+    return digest("unit", *sorted(kernel_keys))

@@ -1,0 +1,179 @@
+"""The kernel store: folders addressed by what they were built from.
+
+A unit is a folder made by one build, holding one or more kernels. It is filled under a temporary name beside
+its final one and renamed, so a folder with a final name is complete. A small pointer file for each kernel
+names its unit; pointers are written after the rename. Whatever is missing or damaged is a miss, and is built
+again.
+
+Any number of processes may use one store. A lock is held only while a unit is built, so that eight processes
+that need the same one run one compiler; none is needed to read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from polyfuse.base.digest import DIGEST_LENGTH, stable_json
+from polyfuse.base.errors import CacheError
+from polyfuse.base.files import atomic_write, publish_folder, read_text, scratch_folder
+from polyfuse.base.settings import Settings
+from polyfuse.cache.folders import process_folder, writable_root
+from polyfuse.cache.keys import unit_key
+
+__all__ = ["KernelStore", "Located"]
+
+# Lists the files of a unit with their sizes. Written last, before the rename.
+_CONTENTS = "contents.json"
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where a kernel lies: the folder of its unit, and the `Source.key` under which `Backend.load` returns
+    it.
+    """
+
+    folder: Path
+    source_key: str
+
+
+class KernelStore:
+    """Built kernels under one root folder."""
+
+    def __init__(self, root: Path, *, lock_timeout: float = 600.0) -> None:
+        self.root = root
+        self._kernels = root / "kernels"
+        self._locks = root / "locks"
+        self._lock_timeout = lock_timeout
+
+    @staticmethod
+    def open(settings: Settings) -> KernelStore:
+        """Return the store that the settings ask for, or a temporary one where that cannot be written."""
+        return KernelStore(writable_root(settings), lock_timeout=float(settings.build_timeout))
+
+    @staticmethod
+    def temporary() -> KernelStore:
+        """Return a store that belongs to this process and goes away with it."""
+        return KernelStore(process_folder())
+
+    def find(self, key: str) -> Located | None:
+        """Return where a kernel lies, or None when it is not there in full."""
+        pointer = _read_object(self._pointer(key))
+        unit, source_key = pointer.get("unit"), pointer.get("source")
+        if not _is_address(unit) or not isinstance(source_key, str):
+            return None
+        folder = self._unit(str(unit))
+        return Located(folder, source_key) if _is_complete(folder) else None
+
+    def find_all(self, keys: Sequence[str]) -> dict[str, Located]:
+        """Return where those kernels lie that are there."""
+        found = {key: self.find(key) for key in dict.fromkeys(keys)}
+        return {key: place for key, place in found.items() if place is not None}
+
+    def add(self, kernels: Mapping[str, str], build: Callable[[Path], None]) -> Path:
+        """Build kernels as one unit, unless it is there, and return its folder.
+
+        `kernels` maps kernel keys to source keys. `build` fills the folder that it is given. What it raises
+        is passed on, and nothing is left behind. Raises `CacheError` when another process holds the lock for
+        too long.
+        """
+        unit = unit_key(kernels)
+        folder = self._unit(unit)
+        if not _is_complete(folder):
+            with self._building(unit):
+                # Another process may have built it while this one waited.
+                if not _is_complete(folder):
+                    self._make(folder, build)
+        for key, source_key in kernels.items():
+            atomic_write(
+                self._pointer(key), stable_json({"unit": unit, "source": source_key}), keep_equal=True
+            )
+        return folder
+
+    def forget(self, key: str) -> None:
+        """Drop a kernel that was found but does not load; the next look-up misses."""
+        self._pointer(key).unlink(missing_ok=True)
+
+    def discard(self, folder: Path) -> None:
+        """Drop a whole unit, for instance one whose files turned out to be damaged."""
+        (folder / _CONTENTS).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self, older_than: float = 24 * 3600.0) -> int:
+        """Remove what killed processes left: temporary files and folders older than a number of seconds."""
+        removed = 0
+        limit = time.time() - older_than
+        for leftover in sorted(self._kernels.glob("*/.*.tmp")):
+            with contextlib.suppress(OSError):
+                if leftover.stat().st_mtime < limit:
+                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+                    removed += 1
+        return removed
+
+    def _make(self, folder: Path, build: Callable[[Path], None]) -> None:
+        if folder.exists():  # incomplete: something outside removed or cut files
+            self.discard(folder)
+        with scratch_folder(folder) as scratch:
+            build(scratch)
+            atomic_write(scratch / _CONTENTS, stable_json({"files": _list_files(scratch)}))
+            publish_folder(scratch, folder)
+
+    @contextlib.contextmanager
+    def _building(self, unit: str) -> Iterator[None]:
+        self._locks.mkdir(parents=True, exist_ok=True)
+        path = self._locks / f"{unit}.lock"
+        try:
+            with FileLock(str(path), timeout=self._lock_timeout):
+                yield
+        except Timeout as error:
+            raise CacheError(
+                f"another process held {path} for {self._lock_timeout:.0f} seconds",
+                "end it, or raise the option `build_timeout`",
+            ) from error
+
+    def _unit(self, unit: str) -> Path:
+        return self._kernels / unit[:2] / unit
+
+    def _pointer(self, key: str) -> Path:
+        return self._kernels / key[:2] / f"{key}.json"
+
+
+def _list_files(folder: Path) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for place, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(place, name)
+            sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return sizes
+
+
+def _is_complete(folder: Path) -> bool:
+    files = _read_object(folder / _CONTENTS).get("files")
+    if not isinstance(files, dict):
+        return False
+    try:
+        return all((folder / name).stat().st_size == size for name, size in files.items())
+    except OSError:
+        return False
+
+
+def _read_object(path: Path) -> dict[str, object]:
+    text = read_text(path)
+    try:
+        value = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _is_address(value: object) -> bool:
+    return isinstance(value, str) and len(value) == DIGEST_LENGTH and value.isalnum()

@@ -1,0 +1,67 @@
+"""The `polyfuse` command. One file for each subcommand, found by name in the table below.
+
+A subcommand's module has `HELP` (one line), `configure(parser)` and `run(arguments) -> exit status`. It is
+imported only when it is asked for, so `polyfuse --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final, Protocol, cast
+
+from polyfuse.base.errors import PolyfuseError
+
+__all__ = ["COMMANDS", "main"]
+
+# name: (module, help)
+COMMANDS: Final = {
+    "backends": ("polyfuse.cli.backends", "list the installed backends and their state"),
+    "bisect": ("polyfuse.cli.bisect", "find the rewrite or fusion that makes a program fail"),
+    "conformance": ("polyfuse.cli.conformance", "test a backend against the reference interpreter"),
+    "doctor": ("polyfuse.cli.doctor", "check this installation and every backend's toolchain"),
+    "explain": ("polyfuse.cli.explain", "run a program and tell what was compiled, and why so"),
+    "replay": ("polyfuse.cli.replay", "run a dumped graph or kernel beside the interpreter"),
+    "settings": ("polyfuse.cli.settings", "list every option with its value here"),
+}
+
+
+class Command(Protocol):
+    """What a subcommand's module provides."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Add arguments."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it, and return the exit status."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status. Errors of Polyfuse are shown without a traceback."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="polyfuse", description="Inspect and test Polyfuse.")
+    parser.add_argument("--version", action="store_true", help="print the version and leave")
+    choices = parser.add_subparsers(dest="command", metavar="command")
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    command: Command | None = None
+    for name, (module, help_text) in COMMANDS.items():
+        child = choices.add_parser(name, help=help_text, description=help_text)
+        if name == chosen:
+            command = cast(Command, import_module(module))
+            command.configure(child)
+    arguments = parser.parse_args(words)
+    if arguments.version:
+        from polyfuse.base.version import version
+
+        print(version())
+        return 0
+    if command is None:
+        parser.print_help()
+        return 2
+    try:
+        return command.run(arguments)
+    except PolyfuseError as error:
+        print(f"polyfuse: {error}", file=sys.stderr)
+        return 1

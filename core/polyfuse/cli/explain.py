@@ -1,0 +1,53 @@
+"""`polyfuse explain`: run a program and tell what was compiled, what was fused, and what was not and why."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from polyfuse.base.errors import PolyfuseError
+from polyfuse.compiler.explain import explain
+from polyfuse.compiler.report import last_reports, reset_reports
+
+__all__ = ["configure", "run"]
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add arguments."""
+    parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a file")
+    parser.add_argument("program", help="the Python program to run")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the program, print the reports, and return the program's own status."""
+    reset_reports()
+    status = run_program(arguments.program, arguments.arguments, arguments.module)
+    print(explain(last_reports()), end="")
+    return status
+
+
+def run_program(program: str, arguments: list[str], module: bool = False) -> int:
+    """Run a program in this process, as `python program arguments` would, and return its status."""
+    if not module and not Path(program).is_file():
+        raise PolyfuseError(f"there is no file {program}", "name a Python program, or a module with -m")
+    before = sys.argv, list(sys.path)
+    sys.argv = [program, *arguments]
+    try:
+        if module:
+            sys.path.insert(0, "")
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(program).resolve().parent))
+            runpy.run_path(program, run_name="__main__")
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else 0 if leave.code is None else 1
+    except Exception:
+        traceback.print_exc()
+        return 1
+    finally:
+        sys.argv, sys.path[:] = before
+    return 0

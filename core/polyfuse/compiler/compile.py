@@ -1,0 +1,32 @@
+"""From Dynamo's graph to a callable: settings, session, frontend, stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.session import session_for
+from polyfuse.compiler.stages import compile_aten
+from polyfuse.frontend.capture import compile_graph
+
+__all__ = ["compile_fx_graph"]
+
+
+def compile_fx_graph(
+    gm: Any, example_inputs: Sequence[Any], mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile what Dynamo captured.
+
+    Args:
+        gm: the captured `torch.fx.GraphModule`.
+        example_inputs: what it was captured with.
+        mode, options: as given to `torch.compile`.
+
+    Raises:
+        InvalidOptionError: an option or mode that does not exist.
+    """
+    session = session_for(Settings.resolve(mode, options))
+    return compile_graph(
+        gm, example_inputs, inner=lambda graph: compile_aten(graph, session), settings=session.settings
+    )

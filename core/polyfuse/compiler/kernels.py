@@ -1,0 +1,165 @@
+"""Kernels of a schedule to callables: emission, builds in the background, and the next backend where one
+fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from polyfuse.base.errors import PolyfuseError
+from polyfuse.base.log import get_logger, warn_once
+from polyfuse.compiler.session import CompileSession
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.nodes import Node
+from polyfuse.plugin import Backend, Source
+from polyfuse.program.steps import Program, ProgramKernel
+from polyfuse.schedule import Launch, Schedule
+from polyfuse.workers import BuildFuture
+
+__all__ = ["Emitted", "PendingKernel", "emit_kernels", "pending_kernels", "submit"]
+
+_log = get_logger("compiler")
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The source of one kernel and who wrote it."""
+
+    backend: Backend
+    source: Source
+
+
+def emit_kernels(schedule: Schedule, session: CompileSession) -> dict[tuple[str, Kernel], Emitted]:
+    """The source of every distinct kernel, by (backend it was scheduled for, kernel)."""
+    out: dict[tuple[str, Kernel], Emitted] = {}
+    for step in schedule.steps:
+        if isinstance(step, Launch) and (step.backend, step.kernel) not in out:
+            out[step.backend, step.kernel] = _emit(
+                step.kernel, _candidates(step.backend, step, session), session
+            )
+    return out
+
+
+def _candidates(first: str, step: Launch, session: CompileSession) -> Iterator[Backend]:
+    """The backend the launch was scheduled for, then the others that claim all its nodes, loaded when reached."""
+    yield session.plugins.backend(first)
+    for backend in session.backends(step.kernel.device):
+        if backend.name != first and all(_claims(backend, node) for node in step.nodes):
+            yield backend
+
+
+def _claims(backend: Backend, node: Node) -> bool:
+    try:
+        return bool(backend.claims(node))
+    except Exception as error:
+        _log.info("backend %r raised %r over %s", backend.name, error, node.name)
+        return False
+
+
+def _emit(kernel: Kernel, backends: Iterable[Backend], session: CompileSession) -> Emitted:
+    failure: Exception | None = None
+    for backend in backends:
+        try:
+            return Emitted(backend, backend.emit(kernel))
+        except Exception as error:
+            if session.settings.strict:
+                raise
+            failure = error
+            session.plugins.note_trouble(backend.name, error, "generating code")
+    raise PolyfuseError(
+        f"no backend could generate code for kernel {kernel.name} ({failure})",
+        "set strict to see the first failure",
+    )
+
+
+def submit(emitted: dict[tuple[str, Kernel], Emitted], session: CompileSession) -> dict[str, BuildFuture]:
+    """Start all builds, one batch a backend."""
+    by_backend: dict[str, tuple[Backend, list[Source]]] = {}
+    for item in emitted.values():
+        by_backend.setdefault(item.backend.name, (item.backend, []))[1].append(item.source)
+    return {
+        name: session.pool.submit(backend, sources, session.store)
+        for name, (backend, sources) in by_backend.items()
+    }
+
+
+@dataclass
+class PendingKernel:
+    """A kernel on its way. `result` waits for it, and turns to the next backend if it failed to build."""
+
+    emitted: Emitted
+    future: BuildFuture
+    launch: Launch
+    session: CompileSession
+
+    def result(self) -> Callable[..., Any]:
+        """The callable kernel.
+
+        Where its backend failed, the next one that claims it takes its place, and the interpretation of the
+        kernel in the end; with `strict`, the failure is raised.
+        """
+        outcome = self.future.outcomes()[self.emitted.source.key]
+        if not isinstance(outcome, PolyfuseError):
+            return outcome
+        if self.session.settings.strict:
+            raise outcome
+        failed, kernel = self.emitted.backend.name, self.launch.kernel
+        _log.info("%s", outcome)
+        for backend in _candidates(self.launch.backend, self.launch, self.session):
+            if backend.name != failed:
+                found = self._from(backend)
+                if found is not None:
+                    _warn_of_replacement(failed, kernel, outcome, repr(backend.name))
+                    return found
+        _warn_of_replacement(failed, kernel, outcome, "an interpreter")
+        return partial(_interpret, kernel)
+
+    def _from(self, backend: Backend) -> Callable[..., Any] | None:
+        """The kernel as another backend makes it, or None if that fails too."""
+        try:
+            source = backend.emit(self.launch.kernel)
+        except Exception as error:
+            self.session.plugins.note_trouble(backend.name, error, "generating code")
+            return None
+        found = self.session.pool.submit(backend, [source], self.session.store).outcomes()[source.key]
+        if isinstance(found, PolyfuseError):
+            _log.info("%s", found)
+            return None
+        return found
+
+
+def _interpret(kernel: Kernel, *operands: Any) -> None:
+    # needed only where every backend failed, and slow to import
+    from polyfuse.ir.interpret import run_kernel
+
+    run_kernel(kernel, operands)
+
+
+def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, other: str) -> None:
+    warn_once(
+        "compiler",
+        f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}); {other} takes its "
+        "place, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with the compiler's words",
+        key=f"replacement of {failed}",
+    )
+
+
+def pending_kernels(
+    program: Program,
+    schedule: Schedule,
+    emitted: dict[tuple[str, Kernel], Emitted],
+    futures: dict[str, BuildFuture],
+    session: CompileSession,
+) -> dict[str, PendingKernel]:
+    """For every kernel of the program, by its name there, the kernel on its way."""
+    launches = {step.name: step for step in schedule.steps if isinstance(step, Launch)}
+
+    def pending(entry: ProgramKernel) -> PendingKernel:
+        launch = launches[entry.launches[0]]
+        item = emitted[entry.backend, entry.kernel]
+        return PendingKernel(item, futures[item.backend.name], launch, session)
+
+    return {entry.name: pending(entry) for entry in program.kernels}

@@ -1,0 +1,77 @@
+"""A compile session: settings, plugins, kernel store and build workers, shared by every graph compiled with
+one set of options. Passed explicitly; nothing here is global but the table that finds an equal session
+again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+from polyfuse.base import log
+from polyfuse.base.settings import Settings
+from polyfuse.cache import KernelStore
+from polyfuse.plugin import Backend, PluginManager
+from polyfuse.workers import BuildPool
+
+__all__ = ["CompileSession", "forget_sessions", "session_for"]
+
+
+class CompileSession:
+    """What the stages need besides the graph.
+
+    Attributes:
+        settings: the options.
+        plugins: the backends installed.
+        pool: builds kernels.
+        store: keeps built kernels.
+    """
+
+    def __init__(
+        self, settings: Settings, plugins: PluginManager, pool: BuildPool, store: KernelStore
+    ) -> None:
+        self.settings = settings
+        self.plugins = plugins
+        self.pool = pool
+        self.store = store
+        self._observers: list[tuple[str, Callable[..., object]]] | None = None
+
+    def observe(self, decisions: Iterable[object]) -> None:
+        """Show decisions to the plugins that watch them; one that raises is not shown any more."""
+        if self._observers is None:
+            self._observers = list(self.plugins.implementations("polyfuse_decision"))
+        for decision in decisions if self._observers else ():
+            for observer in list(self._observers):
+                try:
+                    observer[1](decision=decision)
+                except Exception as error:
+                    self._observers.remove(observer)
+                    log.warn_once("plugin", f"plugin {observer[0]!r} raised {error!r} in polyfuse_decision")
+
+    def backends(self, device_type: str) -> Iterator[Backend]:
+        """Usable backends for a device type, in the order in which they are asked."""
+        return self.plugins.each_backend(device_type)
+
+
+_SESSIONS: dict[str, CompileSession] = {}
+_LOCK = threading.Lock()
+
+
+def session_for(settings: Settings) -> CompileSession:
+    """The session of these settings; made at first use and kept, with its workers, for the process."""
+    key = repr(settings)
+    with _LOCK:
+        found = _SESSIONS.get(key)
+        if found is None:
+            log.configure(settings.log)
+            found = CompileSession(
+                settings, PluginManager(settings), BuildPool(settings), KernelStore.open(settings)
+            )
+            _SESSIONS[key] = found
+        return found
+
+
+def forget_sessions() -> None:
+    """Drop all sessions, so that plugins are discovered and options read anew."""
+    with _LOCK:
+        _SESSIONS.clear()

@@ -1,0 +1,199 @@
+"""The stages of the compiler, in order. Read this first.
+
+AtenGraph ──lower──▶ Graph ──schedule──▶ Schedule ──emit──▶ sources ──build (in the background)──▶ kernels
+                                            └──plan──▶ Program ──print──▶ module text ──load──▶ callable
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from polyfuse.base.log import get_logger, warn_once
+from polyfuse.compiler.dump import Dump
+from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit
+from polyfuse.compiler.report import GraphReport, LaunchReport, record
+from polyfuse.compiler.session import CompileSession
+from polyfuse.frontend.graph import AtenGraph
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.print import text
+from polyfuse.ir.verify import verify_graph, verify_kernel
+from polyfuse.lowering import LoweringReport, lower_graph
+from polyfuse.program import Program, bytes_moved, plan, python_text
+from polyfuse.program.traffic import step_bytes
+from polyfuse.runtime.module import CompiledModule, load
+from polyfuse.schedule import Call, Launch, Schedule, schedule_graph
+from polyfuse.schedule.draw import dot
+
+__all__ = ["Built", "Clock", "compile_aten", "compile_graph"]
+
+_log = get_logger("compiler")
+
+
+def compile_aten(aten: AtenGraph, session: CompileSession) -> Callable[[list[Any]], Any]:
+    """Compile one ATen graph to a boxed callable.
+
+    Where a stage fails and `strict` is off, the graph runs in eager mode, with one warning.
+    """
+    try:
+        return _compile(aten, session)
+    except Exception as error:
+        if session.settings.strict:
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        warn_once(
+            "compiler",
+            f"graph {aten.name} runs in eager mode: {reason}; set POLYFUSE_STRICT=1 for the traceback",
+            key=reason,
+        )
+        record(GraphReport(aten.name, aten.kind, _operators(aten), eager=reason))
+        _log.debug("compilation of %s failed", aten.name, exc_info=True)
+        return _eager(aten)
+
+
+@dataclass(frozen=True)
+class Built:
+    """What `compile_graph` made, with what came before it."""
+
+    module: CompiledModule
+    schedule: Schedule
+    program: Program
+
+
+def _compile(aten: AtenGraph, session: CompileSession) -> CompiledModule:
+    settings = session.settings
+    clock = Clock()
+    dump = Dump.open(settings, aten.name)
+    dump.write("aten", aten.text)
+    dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
+    lowering = LoweringReport()
+    with clock.stage("lower"):
+        graph = lower_graph(aten, settings, lowering)
+    built = compile_graph(graph, session, dump, clock)
+    record(_report(aten, lowering, built, clock))
+    return built.module
+
+
+def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Clock) -> Built:
+    """The stages after lowering: a graph of the representation becomes a module."""
+    settings = session.settings
+    dump.write("graph.ir", lambda: text(graph))
+    _verify_graph(graph, settings.verify)
+    with clock.stage("schedule"):
+        schedule = schedule_graph(graph, settings, session.backends)
+    session.observe(schedule.decisions)
+    dump.write("schedule", lambda: _schedule_text(schedule))
+    dump.write("schedule.dot", lambda: dot(schedule))
+    _verify_kernels(schedule, settings.verify)
+    with clock.stage("emit"):
+        emitted = emit_kernels(schedule, session)
+        futures = submit(emitted, session)
+    for i, ((_, kernel), item) in enumerate(emitted.items()):
+        dump.write(f"kernel{i}.{item.source.language.split()[-1]}", item.source.rendered)
+        dump.write(f"kernel{i}.ir", partial(text, kernel))
+    with clock.stage("plan"):
+        program = plan(schedule, settings)
+        host = python_text(program, harness=settings.benchmark_harness)
+    dump.write("program.py", lambda: host)
+    kernels = pending_kernels(program, schedule, emitted, futures, session)
+    with clock.stage("load"):
+        module = load(host, kernels, graph.objects, filename=dump.path("program.py"))
+    return Built(module, schedule, program)
+
+
+def _eager(aten: AtenGraph) -> Callable[[list[Any]], Any]:
+    """The traced graph itself, operator by operator."""
+
+    def run(args: list[Any]) -> Any:
+        inputs = list(args)
+        args.clear()
+        return aten.module(*inputs)
+
+    return run
+
+
+def _verify_graph(graph: Graph, level: int) -> None:
+    if level:
+        verify_graph(graph)
+
+
+def _verify_kernels(schedule: Schedule, level: int) -> None:
+    if level:
+        for step in schedule.steps:
+            if isinstance(step, Launch):
+                verify_kernel(step.kernel)
+
+
+def _schedule_text(schedule: Schedule) -> str:
+    lines = [f"{d.kind}: {d.first} {d.second}: {d.reason}" for d in schedule.decisions]
+    for step in schedule.steps:
+        if isinstance(step, Launch):
+            lines.append(f"launch {step.kernel.name}({', '.join(map(str, step.operands))}) by {step.backend}")
+            lines.append(text(step.kernel).rstrip())
+        else:
+            lines.append(f"call {step.node.op} -> {', '.join(step.writes)}")
+    return "\n".join(lines)
+
+
+def _operators(aten: AtenGraph) -> int:
+    return sum(1 for n in aten.module.graph.nodes if n.op == "call_function")
+
+
+def _report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Clock) -> GraphReport:
+    schedule = built.schedule
+    before, after = bytes_moved(schedule)
+    launches = tuple(_launch_report(s, schedule) for s in schedule.steps if isinstance(s, Launch))
+    calls = tuple(s.node.op for s in schedule.steps if isinstance(s, Call))
+    return GraphReport(
+        aten.name,
+        aten.kind,
+        _operators(aten),
+        len(launches),
+        len(built.program.kernels),
+        len(calls),
+        tuple((f.op, f.reason) for f in lowering.fallbacks),
+        before,
+        after,
+        clock.total(),
+        tuple(clock.seconds.items()),
+        schedule.decisions,
+        launches,
+        calls,
+        aten.rewrites,
+    )
+
+
+def _launch_report(launch: Launch, schedule: Schedule) -> LaunchReport:
+    origins = {o: None for node in launch.nodes for o in node.origins}
+    return LaunchReport(
+        launch.kernel.name,
+        launch.backend,
+        tuple(node.name for node in launch.nodes),
+        tuple(dict.fromkeys(o.op for o in origins)),
+        tuple(dict.fromkeys(o.source for o in origins if o.source)),
+        step_bytes(launch, schedule),
+    )
+
+
+class Clock:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count what happens inside to one stage."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def total(self) -> float:
+        """Seconds of all stages."""
+        return sum(self.seconds.values())

@@ -1,0 +1,176 @@
+"""The entry of the frontend: a Dynamo graph in, a callable out, with the inner compiler called in between.
+
+    compile_graph ──▶ AOTAutograd ──▶ joint graph ──partition──▶ forward, backward ──rewrites──▶
+    inner(AtenGraph)
+
+AOTAutograd decides when each graph is compiled: an inference graph or a forward at once, a backward when it
+first runs (earlier if shapes are dynamic, since compiling it may add guards).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from polyfuse.base.settings import Settings
+from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, before_autograd, decomposition_table
+from polyfuse.frontend.describe import describe, output_args
+from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
+from polyfuse.frontend.rewrites import rewrite_graph
+from polyfuse.torch_compat import aot, decomp, dynamo, fake, fx, shapes
+
+__all__ = ["compile_graph", "compile_traced"]
+
+
+def compile_graph(
+    gm: Any, example_inputs: Sequence[Any], *, inner: InnerCompiler, settings: Settings
+) -> Callable[..., Any]:
+    """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
+    graph.
+
+    The result takes the arguments of `gm` and is differentiable where `gm` is.
+    """
+    if dynamo.has_nested_inputs(example_inputs):
+        return dynamo.flatten_inputs(
+            gm,
+            example_inputs,
+            lambda flat, inputs: compile_graph(flat, inputs, inner=inner, settings=settings),
+        )
+    session = _Capture(inner, settings, dynamo.graph_ordinal())
+    dynamo.count_aot("total")
+    try:
+        options = aot.partition_options(own_cse=settings.graph_rewrites, memory_budget=None)
+        with options, decomp.kept_whole(BEFORE_AUTOGRAD, before_autograd):
+            compiled = aot.compile_module(
+                gm,
+                example_inputs,
+                forward=session.forward,
+                backward=session.backward,
+                inference=session.inference,
+                partition=session.partition,
+                decompositions=decomposition_table(settings.numerics),
+            )
+    except dynamo.restart_exceptions():
+        raise
+    except Exception:
+        dynamo.count_aot("not_ok")
+        raise
+    dynamo.count_aot("ok")
+    return dynamo.disable(compiled, reason="already compiled")
+
+
+def compile_traced(
+    module: GraphModule,
+    *,
+    inner: InnerCompiler,
+    settings: Settings,
+    kind: GraphKind = "inference",
+    name: str = "graph",
+    static: Sequence[int] = (),
+) -> BoxedCallable:
+    """Compile a functional ATen graph made elsewhere, such as by `torch.export`; nodes must carry fake
+    values.
+    """
+    mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
+    graph = _prepare(module, kind, settings, name=name, mode=mode, static=static)
+    return fx.mark_boxed(inner(graph))
+
+
+@dataclass(frozen=True)
+class _Capture:
+    """The callbacks AOTAutograd gets, for one Dynamo graph."""
+
+    inner: InnerCompiler
+    settings: Settings
+    ordinal: int
+    """Which of the graphs of one Dynamo compile this is."""
+
+    def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
+        return self._compile(gm, inputs, "inference")
+
+    def forward(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
+        return self._compile(gm, inputs, "forward")
+
+    def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        # Autograd calls this from its own thread, possibly under a live Dynamo: neither the compiler nor its
+        # product may be traced.
+        compiler = dynamo.disable(self._compile, reason="the compiler itself is not traced")
+        return fx.mark_boxed(dynamo.disable(compiler(gm, inputs, "backward"), reason="already compiled"))
+
+    def partition(
+        self, joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        """Simplify the joint graph, so that less is saved, then split it."""
+        if self.settings.graph_rewrites:
+            rewrite_graph(joint, self.settings, stage="joint")
+        return aot.min_cut_partition(joint, inputs, **kwargs)
+
+    def _name(self, kind: GraphKind) -> str:
+        number = dynamo.compile_id().replace("/", "_") or "0"
+        return f"{kind}_{number}" + (f"_part{self.ordinal}" if self.ordinal else "")
+
+    def _compile(self, gm: GraphModule, inputs: Sequence[Any], kind: GraphKind) -> BoxedCallable:
+        mode = dynamo.tracing_fake_mode() or fake.detect_fake_mode(inputs)
+        _adopt_inputs(gm, inputs, mode)
+        graph = _prepare(
+            gm,
+            kind,
+            self.settings,
+            name=self._name(kind),
+            mode=mode,
+            static=dynamo.static_input_indices() if kind != "backward" else (),
+            donated=dynamo.donated_backward_inputs() if kind == "backward" else (),
+            user_outputs=dynamo.num_user_outputs() if kind == "forward" else None,
+        )
+        with fake.real_tensors():
+            compiled = self.inner(graph)
+        if kind != "backward":
+            dynamo.report_output_strides(_reported_strides(graph, compiled))
+        return fx.mark_boxed(compiled)
+
+
+def _prepare(gm: GraphModule, kind: GraphKind, settings: Settings, *, mode: Any, **about: Any) -> AtenGraph:
+    rewrites: tuple[tuple[str, int], ...] = ()
+    if settings.graph_rewrites:
+        rewrites = rewrite_graph(gm, settings, stage=kind)
+    return describe(gm, kind, fake_mode=mode, rewrites=rewrites, **about)
+
+
+def _adopt_inputs(gm: GraphModule, inputs: Sequence[Any], mode: Any) -> None:
+    """Take over the inputs AOTAutograd compiles for, where they differ from those the graph was traced with.
+
+    A forward may have chosen other strides for what it saves; the backward's values are then computed anew.
+    """
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    restrided = False
+    for node, value in zip(placeholders, inputs, strict=True):
+        traced = node.meta.get("val")
+        if traced is None or isinstance(traced, torch.Tensor) != isinstance(value, torch.Tensor):
+            node.meta["val"] = fake.fakify(mode, value) if mode is not None else value
+        elif isinstance(traced, torch.Tensor) and fake.is_fake(value) and _strides(traced) != _strides(value):
+            node.meta["val"] = value
+            restrided = True
+    if restrided:
+        fake.repropagate(gm, mode)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return shapes.exprs_of(tensor.stride())
+
+
+def _reported_strides(graph: AtenGraph, compiled: Any) -> list[tuple[int, ...] | None]:
+    """Strides of every output as plain ints, None where not a tensor or not constant."""
+    chosen = getattr(compiled, "output_strides", None)
+    result: list[tuple[int, ...] | None] = []
+    for position, arg in enumerate(output_args(graph.module)):
+        value = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else None
+        strides = chosen[position] if chosen is not None else None
+        if strides is None and isinstance(value, torch.Tensor):
+            strides = _strides(value)
+        constant = strides is not None and all(isinstance(s, int) for s in strides)
+        result.append(tuple(strides) if strides is not None and constant else None)
+    return result

@@ -1,0 +1,130 @@
+"""`AtenGraph`: what the frontend hands to the rest of the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import sympy
+import torch
+from torch.fx import GraphModule, Node
+
+GraphKind: TypeAlias = Literal["inference", "forward", "backward"]
+ValueKind: TypeAlias = Literal["tensor", "symbol", "none", "constant", "other"]
+BoxedCallable: TypeAlias = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class GraphInput:
+    """One placeholder of a graph."""
+
+    index: int
+    name: str
+    kind: ValueKind
+    value: Any
+    """The traced value: a fake tensor, a symbolic or plain number, or another object."""
+    static: bool
+    """Same address in every call: a parameter or buffer."""
+    donated: bool
+    """Nobody else holds it: its memory may be reused once it is dead."""
+    mutated: bool
+    """Written back by a trailing `aten.copy_`."""
+
+
+@dataclass(frozen=True, eq=False)
+class GraphOutput:
+    """One flat output of a graph."""
+
+    index: int
+    kind: ValueKind
+    node: str | None
+    """Name of the node that makes it; None for constants and None."""
+    value: Any
+    """The traced value, or the constant itself."""
+    keep_strides: bool
+    """Must have the traced strides, since the caller relies on them (false for what is saved for a backward).
+    """
+    alias_of_input: int | None
+    """Position of the input whose storage it shares, if any."""
+    saved: bool
+    """Kept for the backward; the user never sees it."""
+
+
+@dataclass(frozen=True, eq=False)
+class AtenGraph:
+    """A functional ATen graph with what the compiler has to know about its surroundings.
+
+    `module` holds fake values in every node's `meta["val"]` and, where known, the user's source line in
+    `meta["stack_trace"]`. Mutations of inputs are the trailing `aten.copy_` nodes and nothing else, apart
+    from operators that mutate by nature.
+    """
+
+    name: str
+    kind: GraphKind
+    module: GraphModule
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    fake_mode: Any
+    shape_env: Any
+    rewrites: tuple[tuple[str, int], ...] = ()
+    """Rewrites done, by pass."""
+
+    @property
+    def input_values(self) -> tuple[Any, ...]:
+        """Traced values of the inputs, in order."""
+        return tuple(i.value for i in self.inputs)
+
+    @property
+    def static_input_indices(self) -> tuple[int, ...]:
+        """Positions of inputs that keep their address."""
+        return tuple(i.index for i in self.inputs if i.static)
+
+    @property
+    def mutated_input_indices(self) -> tuple[int, ...]:
+        """Positions of inputs that the graph writes to."""
+        return tuple(i.index for i in self.inputs if i.mutated)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """True if some size is symbolic."""
+        from polyfuse.frontend.inputs import symbols_of_graph
+
+        return bool(symbols_of_graph(self))
+
+    def node(self, name: str) -> Node:
+        """The node called `name`."""
+        for node in self.module.graph.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)
+
+    def text(self) -> str:
+        """The graph as readable, deterministic text."""
+        from polyfuse.frontend.printing import graph_text
+
+        return graph_text(self)
+
+
+class InnerCompiler(Protocol):
+    """The rest of the compiler: a graph in, a boxed callable out.
+
+    The callable takes one list of flat arguments, which it may clear, and returns the flat outputs. It may
+    carry `output_strides`, a sequence with one tuple or None an output, when it chose other strides for
+    outputs whose `keep_strides` is false.
+    """
+
+    def __call__(self, graph: AtenGraph, /) -> BoxedCallable: ...
+
+
+def kind_of(value: Any) -> ValueKind:
+    """Sort a traced value."""
+    if isinstance(value, torch.Tensor):
+        return "tensor"
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        return "symbol"
+    if value is None:
+        return "none"
+    if isinstance(value, int | float | bool | complex | str | sympy.Basic | torch.dtype | torch.device):
+        return "constant"
+    return "other"

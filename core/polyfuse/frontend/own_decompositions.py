@@ -1,0 +1,300 @@
+"""Decompositions that torch does not have, or whose pieces fuse worse than these.
+
+A decomposition may return `NotImplemented`: the operator is then kept.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfuse.torch_compat import decomp, ops
+
+__all__ = [
+    "diagonal_scatter",
+    "floating_before_autograd",
+    "floating_only",
+    "fused_adam",
+    "fused_adamw",
+    "fused_sgd",
+    "in_opmath",
+    "logit",
+    "native_dropout",
+    "slice_backward",
+    "slice_scatter",
+    "with_size",
+]
+
+_HALF = (torch.float16, torch.bfloat16)
+_WIDE = (torch.float32, torch.float64)
+
+
+def in_opmath(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a pointwise decomposition in float32 where all tensors are half precision, as eager kernels do."""
+
+    @functools.wraps(decomposition)
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        dtypes = {t.dtype for t in tensors}
+        if len(dtypes) != 1 or (dtype := next(iter(dtypes))) not in _HALF:
+            return decomposition(*args, **kwargs)
+
+        def widen(a: Any) -> Any:
+            return a.to(torch.float32) if isinstance(a, Tensor) else a
+
+        result = decomposition(*map(widen, args), **{k: widen(v) for k, v in kwargs.items()})
+        return result.to(dtype)
+
+    return widened
+
+
+def floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the operator when its first argument is not floating point."""
+
+    @functools.wraps(decomposition)
+    def checked(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return decomposition(first, *args, **kwargs) if first.is_floating_point() else NotImplemented
+
+    return checked
+
+
+def floating_before_autograd(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for an operator that torch breaks up before autograd sees it; integers need no gradient."""
+    kept = with_size(op) or functools.partial(decomp.below_autograd, op)
+
+    def chosen(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (decomposition if first.is_floating_point() else kept)(first, *args, **kwargs)
+
+    return chosen
+
+
+def logit(x: Tensor, eps: float | None = None) -> Any:
+    """Bounds rounded to the input's dtype, as eager mode does, the rest in float32."""
+    if not x.is_floating_point():
+        return NotImplemented
+    if eps is not None:
+        x = torch.clamp(x, eps, 1 - eps)
+    wide = x.to(torch.float32) if x.dtype in _HALF else x
+    return torch.log(wide / (1 - wide)).to(x.dtype)
+
+
+def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
+    """Drawing the mask stays an operator, so the numbers are those of eager mode; using it fuses.
+
+    Elsewhere than on the processor, eager mode draws inside its own kernel: there the operator is kept.
+    """
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    if x.device.type != "cpu":
+        return NotImplemented
+    draws = torch.bernoulli(x, 1 - p)
+    return x * (draws / (1 - p)), draws.to(torch.bool)
+
+
+def slice_backward(
+    grad: Tensor, input_sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any
+) -> Any:
+    """The gradient of a unit-step slice is its padding with zeros: one masked read, no scatter."""
+    rank = len(input_sizes)
+    dim = dim + rank if dim < 0 else dim
+    bounds = _static_bounds(input_sizes[dim], start, end, step)
+    if bounds is None or not isinstance(grad.shape[dim], int):
+        zeros = grad.new_zeros(tuple(input_sizes))
+        return torch.slice_scatter(zeros, grad, dim, start, end, step)
+    low, high = bounds
+    size = int(input_sizes[dim])
+    if low == 0 and high == size:
+        return grad.clone()
+    return torch.constant_pad_nd(grad, _padding(rank, dim, low, size - high), 0)
+
+
+def slice_scatter(
+    base: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Any:
+    """A unit-step slice assignment: read `src` inside the slice and `base` outside, in one pass."""
+    rank = base.dim()
+    dim = dim + rank if dim < 0 else dim
+    size = base.shape[dim]
+    bounds = _static_bounds(size, start, end, step)
+    if bounds is None:
+        return _like_layout(_masked_slice_scatter(base, src, dim, start, end, step), base)
+    low, high = bounds
+    shape = list(base.shape)
+    shape[dim] = max(high - low, 0)
+    src = src.to(base.dtype).expand(shape)
+    if low == 0 and high == size:
+        return _like_layout(src.clone(), base)
+    position = torch.arange(size, device=base.device).view([-1 if d == dim else 1 for d in range(rank)])
+    inside = position < high if low == 0 else position >= low
+    if low != 0 and high != size:
+        inside = inside & (position < high)
+    padded = torch.constant_pad_nd(src, _padding(rank, dim, low, size - high), 0)
+    return _like_layout(torch.where(inside, padded, base), base)
+
+
+def diagonal_scatter(base: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """A diagonal read from `src` and all else from `base`, in one pass; torch's own form writes in place."""
+    length = src.shape[-1]
+    if length == 0:
+        return _like_layout(base.clone(), base)
+    matrices = base.movedim((dim1, dim2), (-2, -1))
+    row = torch.arange(matrices.shape[-2], device=base.device)
+    column = torch.arange(matrices.shape[-1], device=base.device)
+    place = (row + min(offset, 0)).clamp(0, length - 1)
+    values = src.to(base.dtype).index_select(-1, place).unsqueeze(-1)
+    on_diagonal = column - row.unsqueeze(-1) == offset
+    return _like_layout(torch.where(on_diagonal, values, matrices).movedim((-2, -1), (dim1, dim2)), base)
+
+
+def _masked_slice_scatter(base: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:
+    """torch's own form, which reads `src` through an index; for steps and symbolic bounds."""
+    from polyfuse.torch_compat import decomp
+
+    (original,) = decomp.selected(["slice_scatter.default"]).values()
+    return original(base, src, dim, start, end, step)
+
+
+def _like_layout(result: Tensor, base: Tensor) -> Tensor:
+    """The operator's result has the strides of its first argument."""
+    if result.stride() == base.stride():
+        return result
+    order = sorted(range(base.dim()), key=lambda d: (-base.stride(d), d))
+    inverse = [order.index(d) for d in range(base.dim())]
+    return result.permute(order).contiguous().permute(inverse)
+
+
+def _static_bounds(size: Any, start: Any, end: Any, step: Any) -> tuple[int, int] | None:
+    """Start and end inside `[0, size]`; None unless all is plain and the step is one."""
+    if step != 1 or not all(isinstance(v, int | None) for v in (size, start, end)):
+        return None
+    low, high, _ = slice(start, end).indices(size)
+    return low, max(low, high)
+
+
+def _padding(rank: int, dim: int, before: int, after: int) -> list[int]:
+    pads = [0] * (2 * rank)
+    pads[2 * (rank - 1 - dim)] = before
+    pads[2 * (rank - 1 - dim) + 1] = after
+    return pads[: 2 * (rank - dim)]
+
+
+def _can_step(tensors: Sequence[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
+    """Loss scaling and half-precision parameters stay with the library's kernel."""
+    return grad_scale is None and found_inf is None and all(t.dtype in _WIDE for t in tensors)
+
+
+def fused_adam(*args: Any, **kwargs: Any) -> Any:
+    """Adam with L2 regularisation, a parameter at a time."""
+    return _adam(*args, decoupled=False, **kwargs)
+
+
+def fused_adamw(*args: Any, **kwargs: Any) -> Any:
+    """Adam with decoupled weight decay, a parameter at a time."""
+    return _adam(*args, decoupled=True, **kwargs)
+
+
+def _adam(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    averages: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    max_squares: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    decoupled: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> Any:
+    if not _can_step([*params, *grads], grad_scale, found_inf):
+        return NotImplemented
+    new: tuple[list[Tensor], ...] = ([], [], [], [], [])
+    for i, (param, grad, average, square, step) in enumerate(
+        zip(params, grads, averages, squares, steps, strict=True)
+    ):
+        new[1].append(grad)
+        gradient = -grad if maximize else grad
+        if weight_decay != 0:
+            if decoupled:
+                param = param - lr * weight_decay * param
+            else:
+                gradient = gradient + weight_decay * param
+        average = average + (1 - beta1) * (gradient - average)
+        square = beta2 * square + (1 - beta2) * gradient * gradient
+        count = step.to(torch.float64)
+        correction1 = 1 - torch.pow(beta1, count)
+        correction2 = torch.sqrt(1 - torch.pow(beta2, count)).to(param.dtype)
+        peak = square
+        if amsgrad:
+            peak = torch.maximum(max_squares[i], square)
+            new[4].append(peak)
+        denominator = torch.sqrt(peak) / correction2 + eps
+        param = param - (lr / correction1).to(param.dtype) * average / denominator
+        for into, value in zip((new[0], new[2], new[3]), (param, average, square), strict=True):
+            into.append(value)
+    return new
+
+
+def fused_sgd(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> Any:
+    """Stochastic gradient descent, a parameter at a time."""
+    if not _can_step([*params, *grads], grad_scale, found_inf):
+        return NotImplemented
+    new_params: list[Tensor] = []
+    new_buffers: list[Tensor] = []
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        change = -grad if maximize else grad
+        if weight_decay != 0:
+            change = change + weight_decay * param
+        if momentum != 0:
+            buffer = change.clone() if is_first_step else momentum * buffers[i] + (1 - dampening) * change
+            new_buffers.append(buffer)
+            change = change + momentum * buffer if nesterov else buffer
+        new_params.append(param - lr * change)
+    return new_params, list(grads), new_buffers
+
+
+def with_size(op: Any) -> Callable[..., Any] | None:
+    """For the overload of a resampling operator that takes scale factors, the one that takes the size of the
+    result, which is computed here in sizes that may be symbolic; None for the others."""
+    if ops.op_name(op).rpartition(".")[2] != "vec":
+        return None
+    sized = ops.resolve(ops.op_name(op).removesuffix("vec") + "default")
+
+    def resample(x: Tensor, output_size: Any, *rest: Any) -> Tensor:
+        *options, scales = rest
+        spatial = x.shape[2:]
+        if output_size is None:
+            output_size = [
+                n * int(s) if s == int(s) else torch.sym_int(n * s)
+                for n, s in zip(spatial, scales, strict=True)
+            ]
+        result: Tensor = sized(x, output_size, *options, *(scales or [None] * len(spatial)))
+        return result
+
+    return resample

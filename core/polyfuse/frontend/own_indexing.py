@@ -1,0 +1,126 @@
+"""Decompositions of operators on positions that torch has none for: each to one gather or one scatter.
+
+A decomposition may return `NotImplemented`: the operator is then kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward",
+    "index_reduce",
+    "masked_scatter",
+    "max_pool2d_backward",
+    "max_pool3d_backward",
+    "put",
+    "take",
+]
+
+_FEW_WINDOWS = 25
+"""Over one element: so many are gathered from."""
+
+
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Rows combined into the rows that `index` names."""
+    if x.dim() == 0:
+        row = index_reduce(x.view(1), 0, index.view(1), source.view(1), reduce, include_self=include_self)
+        return row.view(())
+    dim = dim % x.dim()
+    shape = [-1 if d == dim else 1 for d in range(x.dim())]
+    index = index.view(shape).expand_as(source)
+    return torch.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Elements read at positions counted through the whole tensor."""
+    return torch.ops.aten.index.Tensor(x.reshape(-1), [index.reshape(-1)]).view(index.shape)
+
+
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Any:
+    """Elements written at positions counted through the whole tensor."""
+    flat = torch.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
+    return flat.view(x.shape)
+
+
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:
+    """The masked elements, taken in order from `source`."""
+    if x.dtype != source.dtype or source.numel() == 0:
+        return NotImplemented
+    x, mask = torch.broadcast_tensors(x, mask)
+    order = mask.reshape(-1).cumsum(0) - 1
+    last = source.numel() - 1
+    taken = source.reshape(-1)[order.clamp(0, last)].view(x.shape)
+    return torch.where(mask, taken, x)
+
+
+def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
+    """Each gradient added where its maximum was found."""
+    return _scattered(grad, x, indices, 2)
+
+
+def adaptive_max_pool3d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
+    """Each gradient added where its maximum was found."""
+    return _scattered(grad, x, indices, 3)
+
+
+def max_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Any:
+    """Each gradient added where its maximum was found, where many windows are over each element."""
+    return _of_windows(grad, x, kernel_size, stride, dilation, indices, 2)
+
+
+def max_pool3d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Any:
+    """Each gradient added where its maximum was found, where many windows are over each element."""
+    return _of_windows(grad, x, kernel_size, stride, dilation, indices, 3)
+
+
+def _of_windows(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    indices: Tensor,
+    rank: int,
+) -> Any:
+    kernel, step, gaps = (tuple(v) * (rank if len(v) == 1 else 1) for v in (kernel_size, stride, dilation))
+    over = math.prod(-(-k // s) for k, s in zip(kernel, step or kernel, strict=True))
+    if over <= _FEW_WINDOWS and all(d == 1 for d in gaps):
+        return NotImplemented
+    return _scattered(grad, x, indices, rank)
+
+
+def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
+    lead = x.shape[:-rank]
+    plane = 1
+    for n in x.shape[-rank:]:
+        plane = plane * n
+    zeros = grad.new_zeros((*lead, plane))
+    rows = torch.scatter_add(zeros, -1, indices.reshape(*lead, -1), grad.reshape(*lead, -1))
+    return rows.view(x.shape)

@@ -1,0 +1,33 @@
+"""Decompositions of losses whose own in torch give other numbers than the operators do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["multilabel_margin_loss_forward"]
+
+_MEAN, _SUM = 1, 2
+"""torch's numbers for the kinds of `reduction`."""
+
+
+def multilabel_margin_loss_forward(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """Labels count up to the first that is negative; each against every class that is no label of the row."""
+    rows, labels = torch.atleast_2d(x), torch.atleast_2d(target)
+    count = rows.shape[1]
+    position = torch.arange(count, device=target.device)
+    end = torch.amin(torch.where(labels < 0, position, count), dim=-1, keepdim=True)
+    given = position < end
+    chosen = torch.where(given, labels, 0)
+    is_label = torch.any((position == chosen.unsqueeze(-1)) & given.unsqueeze(-1), dim=1)
+    reached = torch.gather(rows, -1, chosen)
+    margin = (1.0 - reached.unsqueeze(-1) + rows.unsqueeze(1)).clamp_min(0)
+    counted = given.unsqueeze(-1) & ~is_label.unsqueeze(1)
+    loss = torch.where(counted, margin, 0).sum(dim=(1, 2)) / count
+    if reduction == _MEAN:
+        loss = loss.mean()
+    elif reduction == _SUM:
+        loss = loss.sum()
+    elif x.dim() < 2:
+        loss = loss.squeeze(0)
+    return loss, is_label.to(x.dtype).reshape(target.shape)

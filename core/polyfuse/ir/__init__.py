@@ -1,0 +1,1 @@
+"""The intermediate representation: scalar expressions, graph nodes, kernels."""

@@ -1,0 +1,94 @@
+"""The Graph: buffers, nodes in program order, inputs and outputs. The data between lowering and
+scheduling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyfuse.ir.expr import loads
+from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Scatter, View
+from polyfuse.symbolic import IndexLike
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One positional input.
+
+    Attributes:
+        name: variable name; the buffer's name for tensors, the placeholder's name otherwise.
+        kind: ``"tensor"``, ``"symint"``, ``"object"`` (passed through to extern calls untouched), ``"none"``.
+        value: the index that a symint input stands for.
+        static: whether it is a parameter or buffer of the model, at the same address in every call.
+    """
+
+    name: str
+    kind: str
+    value: IndexLike | None = None
+    static: bool = False
+
+
+@dataclass(frozen=True)
+class GraphOutput:
+    """One result: a `View` of a buffer, a size (`Index` or number), None, or a host object of the object
+    table."""
+
+    value: Any
+    kind: str = "tensor"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A lowered graph.
+
+    Attributes:
+        name: unique in the process, used in reports and dumps.
+        kind: ``"inference"``, ``"forward"``, ``"backward"``, or ``"subgraph"``.
+        inputs, outputs: in calling order.
+        buffers: every buffer by name, inputs and constants included.
+        nodes: program order.
+        objects: host values by key (constant tensors, operators, generators); never part of the text.
+        symbol_hints: example values of shape symbols.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    buffers: dict[str, Buffer]
+    nodes: tuple[Node, ...]
+    objects: dict[str, Any] = field(default_factory=dict, compare=False)
+    symbol_hints: dict[str, int] = field(default_factory=dict)
+
+    def output_buffers(self) -> tuple[str, ...]:
+        """Buffers that results are views of, in order, each once."""
+        names = [o.value.buffer for o in self.outputs if isinstance(o.value, View)]
+        return tuple(dict.fromkeys(names))
+
+    def mutated_inputs(self) -> tuple[str, ...]:
+        """Inputs (and constants) that some node writes, in order of first write."""
+        written = [b for n in self.nodes for b in n.writes() if self.buffers[b].kind in ("input", "constant")]
+        return tuple(dict.fromkeys(written))
+
+
+def views_in(value: Any) -> Iterator[View]:
+    """Every `View` in a nested argument."""
+    if isinstance(value, View):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from views_in(item)
+
+
+def reads(node: Node) -> tuple[str, ...]:
+    """Buffers `node` reads, in order, each once. A combining scatter reads its target too."""
+    if isinstance(node, LoopNode):
+        names = [e.attrs[0] for e in loads(*node.expressions())]
+        if isinstance(node, Scatter):
+            names.append(node.target)
+        return tuple(dict.fromkeys(names))
+    if isinstance(node, ExternCall):
+        found = [v.buffer for v in views_in((node.args, tuple(v for _, v in node.kwargs)))]
+        return tuple(dict.fromkeys(found + list(node.mutates)))
+    raise TypeError(f"reads() does not know {type(node).__name__}; add its rule beside the others")

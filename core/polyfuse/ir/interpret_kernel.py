@@ -1,0 +1,132 @@
+"""Interpretation of one kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from polyfuse.base.errors import IRError
+from polyfuse.ir.evaluator import Evaluator
+from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.space import Space, spaces
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import evaluate
+
+POINTS = 1 << 20
+"""Points of an iteration space that are evaluated together."""
+
+
+def run_kernel(kernel: Kernel, operands: Sequence[Tensor | int]) -> None:
+    """Execute a kernel on tensors (or addresses in host memory) and sizes, in the order of its arguments.
+
+    A tensor stands for its pointer: storage offset applied, its own sizes and strides ignored.
+
+    Raises:
+        IRError: the kernel breaks a rule, an operand does not fit, or an element outside a buffer is
+            accessed.
+    """
+    if len(operands) != len(kernel.args):
+        raise IRError(f"kernel {kernel.name} takes {len(kernel.args)} operands, not {len(operands)}")
+    sizes = {
+        arg.name: int(value)
+        for arg, value in zip(kernel.args, operands, strict=True)
+        if arg.kind == "size" and not isinstance(value, Tensor)
+    }
+    storages: dict[str, Tensor] = {}
+    for arg, value in zip(kernel.args, operands, strict=True):
+        if arg.kind != "size":
+            storages[arg.name] = _storage(kernel, arg, value, sizes)
+    device = next((s.device for s in storages.values()), torch.device("cpu"))
+    for space in spaces(kernel.axes, kernel.raxes, sizes, device, POINTS):
+        _run_part(kernel, space, sizes, storages)
+
+
+def flat(tensor: Tensor, numel: int, dtype: DType) -> Tensor:
+    """`numel` elements from a tensor's first one on, as they lie in memory."""
+    available = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    if numel > available:
+        raise IRError(f"a buffer of {numel} elements was given only {available}")
+    found = tensor.detach().as_strided((numel,), (1,), tensor.storage_offset())
+    return found if found.dtype is dtype.torch else found.view(dtype.torch)
+
+
+def _storage(kernel: Kernel, arg: KernelArg, value: Tensor | int, sizes: Mapping[str, int]) -> Tensor:
+    if arg.numel is None:
+        raise IRError(f"argument {arg.name} of kernel {kernel.name} has no extent")
+    numel = evaluate(arg.numel, sizes)
+    if isinstance(value, Tensor):
+        if value.element_size() != arg.dtype.itemsize:
+            raise IRError(f"argument {arg.name} of kernel {kernel.name} is {arg.dtype}, not {value.dtype}")
+        return flat(value, numel, arg.dtype)
+    if numel == 0:
+        return torch.empty(0, dtype=arg.dtype.torch)
+    memory = (ctypes.c_char * (numel * arg.dtype.itemsize)).from_address(int(value))
+    return torch.frombuffer(memory, dtype=arg.dtype.torch)
+
+
+def _run_part(kernel: Kernel, space: Space, sizes: Mapping[str, int], storages: Mapping[str, Tensor]) -> None:
+    points = space.points()
+    lengths = {local.name: evaluate(local.size, sizes) for local in kernel.locals}
+    scratch = {
+        local.name: torch.zeros(
+            points.numel() * lengths[local.name], dtype=local.dtype.torch, device=space.device
+        )
+        for local in kernel.locals
+    }
+    evaluator = _KernelEvaluator(space, sizes, {**storages, **scratch}, points, lengths)
+    values: dict[str, Tensor] = {}
+    for section in kernel.sections:
+        _run_section(section, evaluator, values)
+
+
+class _KernelEvaluator(Evaluator):
+    """An evaluator that finds each parallel point's own part of a local."""
+
+    def __init__(
+        self,
+        space: Space,
+        sizes: Mapping[str, int],
+        storages: Mapping[str, Tensor],
+        points: Tensor,
+        lengths: Mapping[str, int],
+    ) -> None:
+        super().__init__(space, sizes, storages)
+        self._points = points
+        self._lengths = lengths
+
+    def place(self, name: str, position: Tensor) -> Tensor:
+        if name not in self._lengths:
+            return super().place(name, position)
+        length = self._lengths[name]
+        self.check(name, position, length)
+        return position + self._points * length
+
+
+def _run_section(section: Section, evaluator: Evaluator, values: dict[str, Tensor]) -> None:
+    inside: dict[str, Tensor] = dict(values)
+    for stmt in section.body:
+        args = tuple(_value(inside, name, stmt) for name in stmt.args)
+        if stmt.op == "store":
+            evaluator.store(args, stmt.dtype, stmt.attrs, section.looped)
+            continue
+        if stmt.op == "reduce":
+            # known after the loop: put where later sections look, and not where this one does
+            values.update(zip(stmt.targets, evaluator.reduce(stmt.attrs[0], args), strict=True))
+            continue
+        if stmt.op == "scan":
+            found = evaluator.scan(stmt.attrs[0], args)
+        else:
+            found = (evaluator.simple(stmt.op, args, stmt.dtype, stmt.attrs),)
+        defined = dict(zip(stmt.targets, found, strict=True))
+        inside.update(defined)
+        if not section.looped:
+            values.update(defined)
+
+
+def _value(values: Mapping[str, Tensor], name: str, stmt: Stmt) -> Tensor:
+    if name not in values:
+        raise IRError(f"{stmt.op} uses {name!r}, which is not known there")
+    return values[name]

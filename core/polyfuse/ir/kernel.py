@@ -1,0 +1,126 @@
+"""The Kernel: all that a backend receives to generate code for one fused group.
+
+A kernel iterates its parallel axes; at each parallel point its sections run in order. A section that is not
+looped runs once per parallel point; a looped one runs over all the kernel's reduction axes, and what its
+``reduce`` statements yield is known after the loop. Statements are in single-assignment form: a name is
+defined once in a kernel.
+
+Visibility: a value defined in a section that is not looped may be used after it in that section and in all
+later ones; a result of ``reduce`` in all later sections; any other value defined in a looped section only
+after it in that section.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyfuse.ir.nodes import Origin
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import Index, IndexLike, axis_size
+
+
+@dataclass(frozen=True)
+class KernelArg:
+    """One argument, in calling order.
+
+    Attributes:
+        name: as statements name it.
+        kind: ``"in"``, ``"out"``, ``"inout"`` (pointer to elements), or ``"size"`` (i64 shape symbol).
+        dtype: element type; i64 for sizes.
+        numel: extent in elements that may be accessed, from the pointer on (buffers); None for sizes.
+        aligned: whether the pointer is known to be aligned to 64 bytes.
+        hint: example value of a size.
+    """
+
+    name: str
+    kind: str
+    dtype: DType
+    numel: IndexLike | None = None
+    aligned: bool = False
+    hint: int | None = None
+
+
+@dataclass(frozen=True)
+class Local:
+    """Scratch owned by one parallel point: `size` elements, indexed by statements like any buffer. It holds a
+    row that is computed in one section and read in a later one."""
+
+    name: str
+    dtype: DType
+    size: IndexLike
+
+
+@dataclass(frozen=True)
+class Stmt:
+    """One statement.
+
+    ``targets = op(args)`` where args name earlier values. Operations:
+
+    * every scalar op of `ops.SCALAR_OPS`; ``const`` (attrs: value), ``cast``, ``bitcast``
+    * ``index`` (attrs: index expression): its value, i64
+    * ``load`` (attrs: buffer, index, indirect count, masked flag; args: indirect values, then mask and other)
+    * ``store`` (attrs: buffer, index, indirect count, mode, masked flag; args: value, indirect values, then
+      mask): no target; modes of `ops.STORE_MODES`, where all but ``set`` are atomic
+    * ``reduce`` (attrs: kind; args: operands): targets of `ops.REDUCTIONS`, known after the section's loop
+    * ``scan`` (attrs: kind; args: operands): targets of `ops.SCANS`, known at once at each point; the
+      section's loop runs in order over the one reduction axis
+    * ``rand`` (attrs: kind; args: seed, offset)
+
+    `dtype` is the type of the first target, or of the value stored.
+    """
+
+    targets: tuple[str, ...]
+    op: str
+    args: tuple[str, ...]
+    dtype: DType
+    attrs: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Section:
+    """Statements that run together: once per parallel point, or (`looped`) over all reduction axes."""
+
+    looped: bool
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One fused kernel.
+
+    Attributes:
+        name: symbol name, free of graph-specific numbers so that equal kernels have equal text.
+        device: torch device type as text (``"cpu"``).
+        axes: parallel axis variables, outermost first (sizes in the variables).
+        raxes: reduction axis variables, outermost first.
+        args: calling order.
+        locals: per-point scratch.
+        sections: in order.
+        size_hints: example extent of every axis, in the order axes + raxes.
+        deterministic: whether colliding atomic stores must be avoided.
+        numerics: ``"fast"`` or ``"eager"``.
+        origins: operators it came from; no part of its text or equality.
+    """
+
+    name: str
+    device: str
+    axes: tuple[Index, ...]
+    raxes: tuple[Index, ...]
+    args: tuple[KernelArg, ...]
+    locals: tuple[Local, ...]
+    sections: tuple[Section, ...]
+    size_hints: tuple[int, ...] = ()
+    deterministic: bool = False
+    numerics: str = "fast"
+    origins: tuple[Origin, ...] = field(default=(), compare=False)
+
+    @property
+    def sizes(self) -> tuple[IndexLike, ...]:
+        """Extents of the parallel axes."""
+        return tuple(axis_size(a) for a in self.axes)
+
+    @property
+    def rsizes(self) -> tuple[IndexLike, ...]:
+        """Extents of the reduction axes."""
+        return tuple(axis_size(a) for a in self.raxes)

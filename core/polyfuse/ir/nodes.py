@@ -1,0 +1,234 @@
+"""Graph-level nodes: what lowering makes and the scheduler orders and fuses.
+
+A node is data. Loop nodes (`Pointwise`, `Reduction`, `Scan`, `Scatter`) hold scalar expressions over their
+own axis variables; call nodes (`ExternCall`, `TemplateCall`) name an operator. A node list is in program
+order, and a buffer may be written by several nodes in turn: the later write is a new version of the same
+storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyfuse.ir.expr import Expr
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import Index, IndexLike, axis_size, product
+
+
+@dataclass(frozen=True)
+class View:
+    """A strided window on a buffer: sizes, strides and offset in elements. `dtype` is the buffer's own unless
+    bits are reinterpreted at equal width."""
+
+    buffer: str
+    size: tuple[IndexLike, ...]
+    stride: tuple[IndexLike, ...]
+    offset: IndexLike = 0
+    dtype: DType | None = None
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Storage with a layout.
+
+    Attributes:
+        name: unique in its graph.
+        dtype: IR type; None for a value that only extern calls touch (complex, quantised): see `torch_dtype`.
+        device: torch device as text, ``"cpu"``, ``"cuda:0"``.
+        size, stride: layout in elements; offset is zero.
+        torch_dtype: torch's dtype as text without ``torch.``.
+        kind: ``"input"``, ``"constant"``, ``"temp"``, or ``"object"`` (a value that is not one tensor).
+    """
+
+    name: str
+    dtype: DType | None
+    device: str
+    size: tuple[IndexLike, ...]
+    stride: tuple[IndexLike, ...]
+    torch_dtype: str
+    kind: str = "temp"
+
+    @property
+    def numel(self) -> IndexLike:
+        """Number of elements."""
+        return product(self.size)
+
+    def view(self) -> View:
+        """The whole buffer."""
+        return View(self.name, self.size, self.stride)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a node comes from: ATen operator, FX node name, and the line of the user's source."""
+
+    op: str
+    fx: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What all nodes share. `name` is unique in the graph."""
+
+    name: str
+    origins: tuple[Origin, ...] = field(default=(), kw_only=True, compare=False)
+
+    def writes(self) -> tuple[str, ...]:
+        """Buffers this node writes, new and mutated."""
+        raise TypeError(f"{type(self).__name__} is abstract")
+
+
+@dataclass(frozen=True)
+class LoopNode(Node):
+    """A node with an iteration space of its own.
+
+    Attributes:
+        axes: parallel axis variables, outermost first.
+        raxes: reduction (or scan) axis variables, outermost first; empty where nothing is carried.
+    """
+
+    axes: tuple[Index, ...]
+    raxes: tuple[Index, ...]
+
+    def expressions(self) -> tuple[Expr, ...]:
+        """Every scalar expression of the node."""
+        raise TypeError(f"{type(self).__name__} is abstract")
+
+    @property
+    def sizes(self) -> tuple[IndexLike, ...]:
+        """Extents of the parallel axes."""
+        return tuple(axis_size(a) for a in self.axes)
+
+    @property
+    def rsizes(self) -> tuple[IndexLike, ...]:
+        """Extents of the reduction axes."""
+        return tuple(axis_size(a) for a in self.raxes)
+
+
+@dataclass(frozen=True)
+class Pointwise(LoopNode):
+    """``output[index] = value`` at every point. `raxes` is empty. `output` may be an existing buffer (a
+    mutation)."""
+
+    output: str
+    index: IndexLike
+    value: Expr
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.output,)
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.value,)
+
+
+@dataclass(frozen=True)
+class Reduction(LoopNode):
+    """``outputs[i][index] = kind(values over raxes)[i]`` (kinds: `ops.REDUCTIONS`). An unused result has
+    output ``""``."""
+
+    outputs: tuple[str, ...]
+    index: IndexLike
+    kind: str
+    values: tuple[Expr, ...]
+
+    def writes(self) -> tuple[str, ...]:
+        return tuple(o for o in self.outputs if o)
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return self.values
+
+
+@dataclass(frozen=True)
+class Scan(LoopNode):
+    """Inclusive scan along the one axis of `raxes` (kinds: `ops.SCANS`); `index` is over axes and raxes."""
+
+    outputs: tuple[str, ...]
+    index: IndexLike
+    kind: str
+    values: tuple[Expr, ...]
+
+    def writes(self) -> tuple[str, ...]:
+        return tuple(o for o in self.outputs if o)
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return self.values
+
+
+@dataclass(frozen=True)
+class Scatter(LoopNode):
+    """``target[index] mode= value`` at every point, where `index` names the values of `indirect` as ``@0``,
+    ``@1``, ...
+
+    `target` is an existing buffer that is mutated. Points may collide: combining modes are atomic, and
+    ``set`` keeps any one of the colliding values. Where `mask` is false nothing is stored.
+    """
+
+    target: str
+    index: IndexLike
+    indirect: tuple[Expr, ...]
+    value: Expr
+    mode: str = "set"
+    mask: Expr | None = None
+
+    def writes(self) -> tuple[str, ...]:
+        return (self.target,)
+
+    def expressions(self) -> tuple[Expr, ...]:
+        return (self.value, *self.indirect, *(() if self.mask is None else (self.mask,)))
+
+
+@dataclass(frozen=True)
+class ExternCall(Node):
+    """An eager operator.
+
+    Attributes:
+        op: ``"aten.mm.default"``-style name, or ``"object.KEY"``: an entry of the graph's object table is
+            called.
+        args, kwargs: nested tuples of `View`, `Index`, ints, floats, strings, None, and `Opaque` values.
+        outputs: buffer per result, ``""`` where unused; one for a single tensor.
+        out: how results come: ``"single"``, ``"tuple"`` (a tuple or list of results), ``"out"`` (the one
+            output is preallocated and passed as ``out=``), ``"none"`` (called for its effect).
+        mutates: existing buffers whose content it changes.
+        aliases: buffers its outputs may share storage with.
+        ordered: whether it has an effect besides its outputs (random numbers, prints), so that it keeps its
+            place among ordered nodes and is never removed.
+        symbols: unbacked shape symbols that its results define, as (symbol name, path) pairs, where path is
+            ``"item:K"`` or ``"size:K:DIM"`` or ``"stride:K:DIM"`` of result K.
+        fallback: whether this is an op the compiler has no lowering for (counted), rather than a chosen
+            library call.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[str, ...]
+    out: str = "single"
+    mutates: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    ordered: bool = False
+    symbols: tuple[tuple[str, str], ...] = ()
+    fallback: bool = False
+
+    def writes(self) -> tuple[str, ...]:
+        return tuple(o for o in self.outputs if o) + self.mutates
+
+
+@dataclass(frozen=True)
+class TemplateCall(ExternCall):
+    """An extern call that plugins may offer other implementations for (matrix products, convolution,
+    attention)."""
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """A host value that generated code gets by name: dtypes, devices, layouts, memory formats, generators,
+    modules.
+
+    `text` is host text where one exists (``torch.float32``); otherwise `key` names an entry of the graph's
+    object table.
+    """
+
+    text: str = ""
+    key: str = ""

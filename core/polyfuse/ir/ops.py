@@ -1,0 +1,174 @@
+"""The table of scalar operations: the contract that every backend implements.
+
+The conformance kit, the interpreter and the documentation page are generated from it. A row gives the types
+an operation takes, the type it gives, the torch function that defines what it means, and how close an
+implementation must come to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from polyfuse.ir.types import DType
+
+FLOATS = (DType.f32, DType.f64)
+SIGNED = (DType.i8, DType.i16, DType.i32, DType.i64)
+UNSIGNED = (DType.u8, DType.u16, DType.u32, DType.u64)
+INTEGERS = SIGNED + UNSIGNED
+BOOL = (DType.bool,)
+NUMBERS = FLOATS + INTEGERS
+COMPUTED = NUMBERS + BOOL
+"""Types that values are computed in; bf16 and f16 exist only in memory."""
+
+
+@dataclass(frozen=True)
+class ScalarOp:
+    """One scalar operation.
+
+    Attributes:
+        name: its name in IR text.
+        arity: number of operands; all have one type, except `where`'s first, which is bool.
+        types: operand types it is defined for.
+        result: ``"same"`` as the operands, or ``"bool"``.
+        reference: torch function over tensors that defines it.
+        ulp: allowed distance from the reference in units in the last place (0: exact).
+        commutative: whether operands may be swapped.
+        slow: whether it costs many times a multiplication (decides what is worth keeping rather than
+            recomputing).
+    """
+
+    name: str
+    arity: int
+    types: tuple[DType, ...]
+    result: str
+    reference: Callable[..., Any]
+    ulp: int = 0
+    commutative: bool = False
+    slow: bool = False
+
+
+def _integer_safe(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Division on integers without traps: a zero divisor may give anything, so the reference divides by one;
+    a divisor of minus one wraps the lowest integer, so the reference negates."""
+
+    def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if a.dtype.is_floating_point:
+            return torch.as_tensor(function(a, b))
+        one = torch.ones_like(b)
+        negated = b == -one if a.dtype.is_signed else torch.zeros_like(b, dtype=torch.bool)
+        found = function(a, torch.where((b == 0) | negated, one, b))
+        return torch.where(negated, -found, found)
+
+    return reference
+
+
+def _unary_float(name: str, ulp: int) -> ScalarOp:
+    return ScalarOp(name, 1, FLOATS, "same", getattr(torch, name), ulp, slow=True)
+
+
+_FUNCTIONS = (
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p"),
+    *("sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("erf", "erfc", "erfinv", "lgamma", "digamma", "sigmoid"),
+)
+
+
+def _rows() -> tuple[ScalarOp, ...]:
+    t = torch
+    arithmetic = (
+        ScalarOp("add", 2, NUMBERS, "same", t.add, commutative=True),
+        ScalarOp("sub", 2, NUMBERS, "same", t.sub),
+        ScalarOp("mul", 2, NUMBERS, "same", t.mul, commutative=True),
+        ScalarOp("fma", 3, FLOATS, "same", lambda a, b, c: a * b + c, 1),
+        ScalarOp("div", 2, FLOATS, "same", t.div),
+        ScalarOp("floor_div", 2, NUMBERS, "same", _integer_safe(partial(t.div, rounding_mode="floor"))),
+        ScalarOp("trunc_div", 2, NUMBERS, "same", _integer_safe(partial(t.div, rounding_mode="trunc"))),
+        ScalarOp("remainder", 2, NUMBERS, "same", _integer_safe(t.remainder)),
+        ScalarOp("fmod", 2, NUMBERS, "same", _integer_safe(t.fmod)),
+        ScalarOp("pow", 2, FLOATS, "same", t.pow, 2, slow=True),
+        ScalarOp("minimum", 2, NUMBERS, "same", t.minimum, commutative=True),
+        ScalarOp("maximum", 2, NUMBERS, "same", t.maximum, commutative=True),
+        ScalarOp("fmin", 2, FLOATS, "same", t.fmin, commutative=True),
+        ScalarOp("fmax", 2, FLOATS, "same", t.fmax, commutative=True),
+        ScalarOp("neg", 1, NUMBERS, "same", t.neg),
+        ScalarOp("abs", 1, FLOATS + SIGNED, "same", t.abs),
+        ScalarOp("sign", 1, FLOATS + SIGNED, "same", t.sign),
+        ScalarOp("copysign", 2, FLOATS, "same", t.copysign),
+        ScalarOp("nextafter", 2, FLOATS, "same", t.nextafter),
+        ScalarOp("reciprocal", 1, FLOATS, "same", t.reciprocal),
+        ScalarOp("sqrt", 1, FLOATS, "same", t.sqrt),
+        ScalarOp("rsqrt", 1, FLOATS, "same", t.rsqrt, 2),
+        ScalarOp("floor", 1, FLOATS, "same", t.floor),
+        ScalarOp("ceil", 1, FLOATS, "same", t.ceil),
+        ScalarOp("trunc", 1, FLOATS, "same", t.trunc),
+        ScalarOp("round", 1, FLOATS, "same", t.round),
+    )
+    functions = tuple(_unary_float(name, 2) for name in _FUNCTIONS) + (
+        ScalarOp("atan2", 2, FLOATS, "same", t.atan2, 2, slow=True),
+        ScalarOp("hypot", 2, FLOATS, "same", t.hypot, 2, slow=True),
+    )
+    compare = ("eq", "ne", "lt", "le", "gt", "ge")
+    classify = ("isnan", "isinf", "signbit")
+    tests = tuple(ScalarOp(name, 2, COMPUTED, "bool", getattr(t, name)) for name in compare)
+    tests += tuple(ScalarOp(name, 1, FLOATS, "bool", getattr(t, name)) for name in classify)
+    bits = (
+        ScalarOp("bitwise_and", 2, INTEGERS + BOOL, "same", t.bitwise_and, commutative=True),
+        ScalarOp("bitwise_or", 2, INTEGERS + BOOL, "same", t.bitwise_or, commutative=True),
+        ScalarOp("bitwise_xor", 2, INTEGERS + BOOL, "same", t.bitwise_xor, commutative=True),
+        ScalarOp("bitwise_not", 1, INTEGERS + BOOL, "same", t.bitwise_not),
+        ScalarOp("shift_left", 2, INTEGERS, "same", t.bitwise_left_shift),
+        ScalarOp("shift_right", 2, INTEGERS, "same", t.bitwise_right_shift),
+        ScalarOp("where", 3, COMPUTED, "same", t.where),
+    )
+    return arithmetic + functions + tests + bits
+
+
+SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _rows()}
+"""Every scalar operation by name. `cast` and `bitcast`, which change the type, are expressions of their
+own."""
+
+REDUCTIONS: dict[str, tuple[int, int]] = {
+    "sum": (1, 1),
+    "prod": (1, 1),
+    "min": (1, 1),
+    "max": (1, 1),
+    "any": (1, 1),
+    "all": (1, 1),
+    "xor_sum": (1, 1),
+    "argmin": (2, 2),
+    "argmax": (2, 2),
+    "welford": (1, 3),
+    "online_softmax": (1, 2),
+}
+"""Reduction kinds: (operands, results).
+
+``argmin``/``argmax`` take (value, i64 position) and give (extreme value, its position), NaN winning and the
+smallest position on ties; ``welford`` gives (mean, sum of squared deviations, count as float);
+``online_softmax`` gives (maximum, sum of ``exp(x - maximum)``). ``min`` and ``max`` propagate NaN."""
+
+SCANS: dict[str, tuple[int, int]] = {
+    "sum": (1, 1),
+    "prod": (1, 1),
+    "min": (2, 2),
+    "max": (2, 2),
+    "logsumexp": (1, 1),
+}
+"""Scan kinds: (operands, results), inclusive. ``min``/``max`` take (value, i64 position) and give the running
+extreme and its position (NaN wins, the later position on ties, as cummax has it)."""
+
+RANDOM: dict[str, str] = {"uniform": "f32", "normal": "f32", "bits": "i64"}
+"""Kinds of random numbers, and their type, drawn by `polyfuse.ir.random` as words w0, w1, ... from a seed and
+an offset.
+
+``uniform``: ``(w0 >> 8) * 2**-24``; ``normal``: ``sqrt(-2 * log(1 - u0)) * cos(2 * pi * u1)`` with both `u`
+made like that from w0 and w1; ``bits``: ``w0 | w1 << 32``."""
+
+STORE_MODES = ("set", "add", "min", "max", "mul")
+"""What a store does to the element: overwrite it, or combine with it atomically (``min``/``max`` propagate
+NaN)."""

@@ -1,0 +1,86 @@
+"""Scalar types of the IR."""
+
+from __future__ import annotations
+
+import builtins
+from enum import Enum
+
+import torch
+
+
+class DType(Enum):
+    """A scalar type, by its name in IR text. bf16 and f16 are storage types: values are computed in f32."""
+
+    f32 = "f32"
+    f64 = "f64"
+    bf16 = "bf16"
+    f16 = "f16"
+    i8 = "i8"
+    i16 = "i16"
+    i32 = "i32"
+    i64 = "i64"
+    u8 = "u8"
+    u16 = "u16"
+    u32 = "u32"
+    u64 = "u64"
+    bool = "bool"
+
+    def __repr__(self) -> str:
+        return self.value
+
+    __str__ = __repr__
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element in memory."""
+        return _BYTES[self]
+
+    @property
+    def is_float(self) -> builtins.bool:
+        """Whether this is a floating-point type."""
+        return self in (DType.f32, DType.f64, DType.bf16, DType.f16)
+
+    @property
+    def is_integer(self) -> builtins.bool:
+        """Whether this is an integer type (bool is not)."""
+        return not self.is_float and self is not DType.bool
+
+    @property
+    def is_signed(self) -> builtins.bool:
+        """Whether this type has negative values."""
+        return self.is_float or self.value.startswith("i")
+
+    @property
+    def compute(self) -> DType:
+        """The type in which values of this type are computed."""
+        return DType.f32 if self in (DType.bf16, DType.f16) else self
+
+    @property
+    def torch(self) -> torch.dtype:
+        """torch's name for this type."""
+        return _TO_TORCH[self]
+
+
+_BYTES = {d: int("".join(c for c in d.value if c.isdigit()) or 8) // 8 for d in DType}
+
+_TO_TORCH: dict[DType, torch.dtype] = {
+    DType.f32: torch.float32,
+    DType.f64: torch.float64,
+    DType.bf16: torch.bfloat16,
+    DType.f16: torch.float16,
+    DType.i8: torch.int8,
+    DType.i16: torch.int16,
+    DType.i32: torch.int32,
+    DType.i64: torch.int64,
+    DType.u8: torch.uint8,
+    DType.u16: torch.uint16,
+    DType.u32: torch.uint32,
+    DType.u64: torch.uint64,
+    DType.bool: torch.bool,
+}
+_FROM_TORCH = {t: d for d, t in _TO_TORCH.items()}
+
+
+def from_torch(dtype: torch.dtype) -> DType | None:
+    """The IR type of a torch dtype; None for those the IR does not compute in (complex, quantised, fp8)."""
+    return _FROM_TORCH.get(dtype)

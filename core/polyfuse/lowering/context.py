@@ -1,0 +1,376 @@
+"""`LoweringContext`: the graph under construction and all that lowerings share. Passed explicitly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.settings import Settings
+from polyfuse.ir.expr import Expr, const, loads, walk
+from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, Pointwise, View
+from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.types import DType, from_torch
+from polyfuse.lowering.layout import contiguous, memory_order, storage_layout
+from polyfuse.lowering.numbers import size_number
+from polyfuse.lowering.report import LoweringReport
+from polyfuse.lowering.sizes import SizeTable
+from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.rewrite import cast, round_half, scalar
+from polyfuse.symbolic import Index, IndexLike, free_axes
+
+_SLOW = frozenset(name for name, row in SCALAR_OPS.items() if row.slow)
+_HARD_LIMIT = 4
+"""How many times the limits for shared values a value with one reader may reach before it is stored."""
+_FULL_READS = 2
+"""Most tensors as large as a shared value that it may be made of: with more, readers in different kernels
+together read more than storing the value costs. (A chain of residual sums would otherwise read all of its
+terms everywhere.)"""
+
+
+@dataclass
+class Readers:
+    """Who reads a traced value, seen through views: how many passes over it, and why it has to be stored, if
+    so."""
+
+    passes: int = 0
+    stored: str = ""
+
+
+class LoweringContext:
+    """Buffers and nodes made so far, and the values of traced nodes.
+
+    Attributes:
+        settings: the options.
+        sizes: symbolic sizes.
+        buffers, nodes, objects: of the graph under construction.
+        report: what was done.
+        origins: where nodes made now come from.
+        env: traced node to value.
+        last_use: traced node to the position of its last reader.
+        readers: traced node to who reads it.
+        position: position of the traced node in work.
+        bound_symbols: unbacked shape symbols that some call defines; only ever asked for membership.
+        eager_rounding: whether half-precision intermediates are rounded as eager mode rounds them.
+    """
+
+    def __init__(self, settings: Settings, shape_env: Any, report: LoweringReport) -> None:
+        self.settings = settings
+        self.sizes = SizeTable(shape_env)
+        self.buffers: dict[str, Buffer] = {}
+        self.nodes: list[Node] = []
+        self.objects: dict[str, Any] = {}
+        self.report = report
+        self.origins: tuple[Origin, ...] = ()
+        self.env: dict[Any, Any] = {}
+        self.last_use: dict[Any, int] = {}
+        self.position = 0
+        self.eager_rounding = settings.numerics == "eager"
+        self.readers: dict[Any, Readers] = {}
+        self.bound_symbols: set[str] = set()
+        self._counts: dict[str, int] = {}
+        self._costs: dict[Expr, tuple[int, int, bool]] = {}
+        self._reads: dict[Expr, tuple[str, ...]] = {}
+        self._examined = 0
+        self._unstored: list[tuple[Any, TensorValue]] = []
+        self._moved: dict[tuple[str, str], TensorValue] = {}
+
+    # Names, buffers, nodes.
+
+    def fresh(self, prefix: str) -> str:
+        """The next name with this prefix that no buffer or object has."""
+        while True:
+            count = self._counts.get(prefix, 0)
+            self._counts[prefix] = count + 1
+            name = f"{prefix}{count}"
+            if name not in self.buffers and name not in self.objects:
+                return name
+
+    def add_buffer(
+        self,
+        dtype: DType | None,
+        torch_dtype: torch.dtype,
+        device: str,
+        size: tuple[IndexLike, ...],
+        stride: tuple[IndexLike, ...],
+        kind: str = "temp",
+        name: str = "",
+    ) -> Buffer:
+        """A new buffer."""
+        buffer = Buffer(name or self.fresh("buf"), dtype, device, size, stride, dtype_text(torch_dtype), kind)
+        self.buffers[buffer.name] = buffer
+        return buffer
+
+    def emit(self, node: Node) -> None:
+        """Append a node to the graph."""
+        self.nodes.append(node)
+
+    # Values.
+
+    def template(self, fake: torch.Tensor) -> TensorValue:
+        """A value with the metadata of a traced tensor and no content yet."""
+        if fake.layout is not torch.strided or type(fake).__name__ not in _PLAIN_TENSORS:
+            return TensorValue(None, fake.dtype, str(fake.device), self.sizes.sizes(fake.shape), ())
+        stride = tuple([s if type(s) is int else self.sizes.stride(s) for s in fake.stride()])
+        return TensorValue(
+            None if fake.is_quantized else from_torch(fake.dtype),
+            fake.dtype,
+            str(fake.device),
+            self.sizes.sizes(fake.shape),
+            stride,
+            self.sizes.index(fake.storage_offset()),
+        )
+
+    def lazy(self, like: torch.Tensor | TensorValue, body: Expr) -> TensorValue:
+        """A value given by the element at ``i0, i1, ...``, which is converted to the type it is computed
+        in."""
+        value = self.template(like) if isinstance(like, torch.Tensor) else like
+        if value.dtype is None:
+            raise UnsupportedError(f"{value.torch_dtype} is not a type that kernels compute in")
+        value.body = cast(self.rounded(body, value.dtype), value.dtype.compute)
+        value.origins = self.origins
+        return value
+
+    def temporary(self, dtype: DType, device: str, size: Sequence[IndexLike]) -> TensorValue:
+        """A value of this compiler's own making, laid out row-major, with no content yet."""
+        whole = tuple(size)
+        return TensorValue(dtype, dtype.torch, device, whole, contiguous(whole))
+
+    def stored(
+        self, like: torch.Tensor | TensorValue, stride: tuple[IndexLike, ...] | None = None
+    ) -> TensorValue:
+        """A value in a new buffer that some node must write; laid out as traced where that is dense, unless
+        strides are given."""
+        value = self.template(like) if isinstance(like, torch.Tensor) else like
+        if stride is None:
+            stride = storage_layout(value.size, value.stride, self.sizes)
+        buffer = self.add_buffer(value.dtype, value.torch_dtype, value.device, value.size, stride)
+        value.settle(buffer.view())
+        return value
+
+    def rounded(self, body: Expr, dtype: DType) -> Expr:
+        """`body` as eager mode stores it between two operators: rounded to half precision if that is asked
+        for."""
+        if dtype is dtype.compute:
+            return body
+        if body.op == "const":
+            return const(round_half(float(body.attrs[0]), dtype), body.dtype) if body.dtype.is_float else body
+        if self.eager_rounding:
+            return cast(cast(body, dtype), dtype.compute)
+        return body
+
+    def operand(
+        self,
+        value: Any,
+        axes: Sequence[IndexLike],
+        dtype: DType,
+        device: str,
+        through: DType | None = None,
+    ) -> Expr:
+        """What an operator reads of an operand at `axes`, converted to `dtype`: tensors broadcast, numbers
+        repeat. An operand of another type than `through`, where given, is first rounded to that."""
+        narrow = through is not None and through is not through.compute
+        if isinstance(value, TensorValue):
+            element = self.local(value, device).expand_to(axes)
+            narrow = narrow and value.dtype is not through
+        elif isinstance(value, (bool, int, float)):
+            return (
+                const(round_half(float(value), through), dtype)
+                if narrow and through
+                else scalar(value, dtype)
+            )
+        elif isinstance(value, Index):
+            element = size_number(value)
+        else:
+            raise UnsupportedError(f"an operand of type {type(value).__name__} has no scalar form")
+        return cast(cast(element, through) if narrow and through else element, dtype)
+
+    def local(self, value: TensorValue, device: str) -> TensorValue:
+        """`value` where kernels of `device` can read it: single numbers are copied over, as eager mode
+        does."""
+        if value.dtype is None:
+            raise UnsupportedError(f"{value.torch_dtype} is not a type that kernels compute in")
+        if value.device == device or (value.body is not None and not loads(value.body)):
+            return value
+        if value.size:
+            raise UnsupportedError(f"operands on {value.device} and {device} do not meet in one kernel")
+        view = self.realize(value)
+        key = (view.buffer, device)
+        if key not in self._moved:
+            self._moved[key] = self._copy_to_device(value, view, device)
+        return self._moved[key]
+
+    def _copy_to_device(self, value: TensorValue, view: View, device: str) -> TensorValue:
+        """A single number on another device."""
+        assert value.dtype is not None
+        result = self.temporary(value.dtype, device, value.size)
+        result.torch_dtype = value.torch_dtype
+        buffer = self.add_buffer(value.dtype, value.torch_dtype, device, result.size, result.stride)
+        where = Opaque(text=f"torch.device({device!r})")
+        op, kwargs = "aten._to_copy.default", (("device", where),)
+        self.emit(ExternCall(self.fresh("call"), op, (view,), kwargs, (buffer.name,), origins=self.origins))
+        result.settle(buffer.view())
+        return result
+
+    # Realising.
+
+    def realize(self, value: TensorValue, reason: str = "read by a call") -> View:
+        """Store a lazy value, with the traced strides where they are dense. Nothing happens to a stored
+        one."""
+        if value.view is not None:
+            return value.view
+        assert value.dtype is not None
+        stride = storage_layout(value.size, value.stride, self.sizes)
+        buffer = self.add_buffer(value.dtype, value.torch_dtype, value.device, value.size, stride)
+        self.report.realized[buffer.name] = reason
+        view = buffer.view()
+        self.write(value, view)
+        value.settle(view)
+        return view
+
+    def write(self, value: TensorValue, target: View) -> None:
+        """A node that puts every element of `value` into `target`."""
+        assert value.dtype is not None
+        axes = axes_of(value.size)
+        index: IndexLike = target.offset
+        for position, stride in zip(axes, target.stride, strict=True):
+            index = index + position * stride
+        order = memory_order(target.size, target.stride, self.sizes)
+        loops = tuple(a for a in (axes[d] for d in order) if isinstance(a, Index))
+        element = self.buffers[target.buffer].dtype or value.dtype
+        body = cast(value.at(axes), element)
+        origins = value.origins or self.origins
+        self.emit(Pointwise(self.fresh("op"), loops, (), target.buffer, index, body, origins=origins))
+
+    def realize_exact(self, value: TensorValue, reason: str = "read by a call") -> View:
+        """Store a value with exactly the traced strides, repeated elements (stride zero) and gaps
+        included."""
+        if value.faithful:
+            assert value.view is not None
+            return value.view
+        if value.view is None and storage_layout(value.size, value.stride, self.sizes) == value.stride:
+            return self.realize(value, reason)
+        repeated = [s == 0 and n != 1 for n, s in zip(value.size, value.stride, strict=True)]
+        size = tuple(1 if r else n for n, r in zip(value.size, repeated, strict=True))
+        single = TensorValue(value.dtype, value.torch_dtype, value.device, size, value.stride)
+        assert value.dtype is not None
+        extent: IndexLike = 1
+        for n, s in zip(size, value.stride, strict=True):
+            extent = extent + (n - 1) * s
+        if 0 in size:
+            extent = 0
+        buffer = self.add_buffer(value.dtype, value.torch_dtype, value.device, (extent,), (1,))
+        self.report.realized[buffer.name] = reason + ", with its traced strides"
+        single.body = value.at([0 if r else a for a, r in zip(axes_of(value.size), repeated, strict=True)])
+        single.origins = value.origins
+        self.write(single, View(buffer.name, size, value.stride))
+        view = View(buffer.name, value.size, value.stride)
+        value.settle(view)
+        return view
+
+    def cost(self, body: Expr) -> tuple[int, int, bool]:
+        """(operations, reads, whether one of them is slow) of a body, each distinct expression counted
+        once."""
+        found = self._costs.get(body)
+        if found is None:
+            ops = reads = 0
+            slow = False
+            for expr in walk(body):
+                if expr.op == "load":
+                    reads += 1
+                elif expr.op not in ("const", "index", "size", "cast"):
+                    ops += 1
+                    slow = slow or expr.op in _SLOW
+            found = self._costs[body] = (ops, reads, slow)
+        return found
+
+    def reason_to_store(self, value: TensorValue, readers: int) -> str:
+        """Why a lazy value with so many readers is better stored; empty if it is better computed where it is
+        read."""
+        assert value.body is not None
+        ops, reads, slow = self.cost(value.body)
+        most_ops, most_reads = self.settings.max_inlined_ops, self.settings.max_inlined_reads
+        if readers > 1 and reads:
+            if slow:
+                return f"costly and read {readers} times"
+            if reads > most_reads or ops > most_ops:
+                return f"{ops} operations on {reads} reads, read {readers} times"
+            if reads > _FULL_READS and _full_reads(value) > _FULL_READS:
+                return f"made of more than {_FULL_READS} tensors of its size, read {readers} times"
+        if ops > _HARD_LIMIT * most_ops or reads > _HARD_LIMIT * most_reads:
+            return f"{ops} operations on {reads} reads are enough for one expression"
+        return ""
+
+    def settle(self, value: TensorValue, readers: int) -> TensorValue:
+        """Store `value` if that is better for so many readers."""
+        if value.body is not None:
+            reason = self.reason_to_store(value, readers)
+            if reason:
+                self.realize(value, reason)
+        return value
+
+    def before_write(self, buffer: str) -> None:
+        """Store every lazy value that is still needed and reads `buffer`, whose content is about to
+        change."""
+        for node, result in islice(self.env.items(), self._examined, None):
+            self._unstored.extend((node, value) for value in tensors_in(result) if value.body is not None)
+        self._examined = len(self.env)
+        kept: list[tuple[Any, TensorValue]] = []
+        for node, value in self._unstored:
+            if value.body is None or self.last_use.get(node, -1) < self.position:
+                continue
+            if buffer in self._read_by(value.body):
+                self.realize(value, "reads what is overwritten later")
+            else:
+                kept.append((node, value))
+        self._unstored = kept
+
+    def _read_by(self, body: Expr) -> tuple[str, ...]:
+        """The buffers that a body reads."""
+        found = self._reads.get(body)
+        if found is None:
+            found = self._reads[body] = tuple(dict.fromkeys(e.attrs[0] for e in loads(body)))
+        return found
+
+    def is_read_once(self, node: Any) -> bool:
+        """Whether what a traced node makes is read once, by something that does not need it stored."""
+        readers = self.readers[node]
+        return readers.passes <= 1 and not readers.stored
+
+
+def _full_reads(value: TensorValue) -> int:
+    """Reads of a lazy value that touch an element for each of its own."""
+    assert value.body is not None
+    wide = sum(1 for n in value.size if n != 1)
+    return sum(1 for e in loads(value.body) if e.attrs[2] or len(free_axes(e.attrs[1])) >= wide)
+
+
+_PLAIN_TENSORS = ("Tensor", "FakeTensor", "Parameter", "Buffer", "FunctionalTensor")
+
+
+def tensors_in(value: Any) -> Iterator[TensorValue]:
+    """Every tensor value in a result or argument."""
+    if isinstance(value, TensorValue):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def origins_of(values: Iterable[TensorValue], own: Origin) -> tuple[Origin, ...]:
+    """Origins of what is made from `values` now: those inlined, then `own`."""
+    merged: dict[Origin, None] = {}
+    for value in values:
+        for origin in value.origins:
+            merged[origin] = None
+    merged[own] = None
+    return tuple(merged)
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    """A torch dtype without its prefix."""
+    return str(dtype).removeprefix("torch.")

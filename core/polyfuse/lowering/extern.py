@@ -1,0 +1,159 @@
+"""Calls of eager operators: arguments to IR, results to buffers, effects and unbacked symbols kept in
+sight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.graph import views_in
+from polyfuse.ir.nodes import ExternCall, Opaque, TemplateCall, View
+from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.value import TensorValue
+from polyfuse.symbolic import Index
+from polyfuse.torch_compat import shapes
+
+
+def argument(ctx: LoweringContext, value: Any) -> Any:
+    """An operator's argument as the IR writes it; tensors are stored with their traced strides first."""
+    if isinstance(value, TensorValue):
+        return ctx.realize_exact(value)
+    if value is None or isinstance(value, (bool, int, float, str, Index, Opaque)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return tuple(argument(ctx, item) for item in value)
+    if shapes.is_symbolic(value):
+        return ctx.sizes.number(value)
+    if isinstance(value, torch.device):
+        return Opaque(text=f"torch.device({str(value)!r})")
+    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        return Opaque(text=str(value))
+    if isinstance(value, complex):
+        return Opaque(text=f"complex({value.real!r}, {value.imag!r})".replace("inf", "float('inf')"))
+    return host_object(ctx, value)
+
+
+def host_object(ctx: LoweringContext, value: Any) -> Opaque:
+    """`value` under a key of the object table; one key for each object."""
+    for key, known in ctx.objects.items():
+        if known is value:
+            return Opaque(key=key)
+    key = ctx.fresh("object")
+    ctx.objects[key] = value
+    return Opaque(key=key)
+
+
+def call(
+    ctx: LoweringContext,
+    fake: Any,
+    op: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    template: bool = False,
+    fallback: bool = False,
+    ordered: bool = False,
+    mutates: Sequence[TensorValue] = (),
+    aliases: bool = False,
+) -> Any:
+    """Call operator `op`, whose results have the traced values `fake`; returns values of the same nesting."""
+    lowered = tuple(argument(ctx, a) for a in args)
+    named = tuple((k, argument(ctx, v)) for k, v in (kwargs or {}).items())
+    written = tuple(dict.fromkeys(ctx.realize(v).buffer for v in mutates))
+    for buffer in written:
+        ctx.before_write(buffer)
+    seen = tuple(dict.fromkeys(v.buffer for v in views_in((lowered, tuple(v for _, v in named)))))
+    many = isinstance(fake, (tuple, list))
+    results = [_result(ctx, f) for f in (fake if many else (fake,))]
+    outputs = tuple(r.view.buffer if isinstance(r, TensorValue) and r.view else "" for r in results)
+    node = (TemplateCall if template else ExternCall)(
+        ctx.fresh("call"),
+        op,
+        lowered,
+        named,
+        outputs,
+        out="tuple" if many else "none" if fake is None else "single",
+        mutates=written,
+        aliases=seen if aliases else (),
+        ordered=ordered,
+        symbols=_symbols(ctx, fake if many else (fake,)),
+        fallback=fallback,
+        origins=ctx.origins,
+    )
+    ctx.emit(node)
+    return tuple(results) if many else results[0]
+
+
+def call_out(
+    ctx: LoweringContext,
+    fake: torch.Tensor,
+    op: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    template: bool = True,
+) -> TensorValue:
+    """Call the ``out=`` form of an operator on a preallocated result, as a call that plugins may take
+    over unless `template` is false."""
+    lowered = tuple(argument(ctx, a) for a in args)
+    named = tuple((k, argument(ctx, v)) for k, v in (kwargs or {}).items())
+    value = ctx.stored(fake)
+    assert value.view is not None
+    kind = TemplateCall if template else ExternCall
+    name = ctx.fresh("call")
+    ctx.emit(kind(name, op, lowered, named, (value.view.buffer,), out="out", origins=ctx.origins))
+    return value
+
+
+def _result(ctx: LoweringContext, fake: Any) -> Any:
+    if isinstance(fake, torch.Tensor):
+        value = ctx.template(fake)
+        plain = len(value.stride) == value.rank
+        buffer = ctx.add_buffer(
+            value.dtype,
+            value.torch_dtype,
+            value.device,
+            value.size,
+            value.stride if plain else tuple(0 for _ in value.size),
+            "temp" if plain else "object",
+        )
+        value.settle(View(buffer.name, value.size, buffer.stride))
+        return value
+    if isinstance(fake, (tuple, list)):
+        raise UnsupportedError("an operator returns nested lists of tensors")
+    return None if fake is None else ctx.sizes.number(fake) if _is_number(fake) else fake
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) or shapes.is_symbolic(value)
+
+
+def _symbols(ctx: LoweringContext, fakes: Sequence[Any]) -> tuple[tuple[str, str], ...]:
+    """Unbacked symbols that first appear in these results, and where to read them."""
+    found: dict[str, str] = {}
+
+    def note(value: Any, path: str) -> None:
+        if not shapes.is_symbolic(value):
+            return
+        expr = value.node.expr
+        for candidate in (expr, shapes.simplify(ctx.sizes.env, expr)):
+            unbacked = shapes.unbacked_symbols(candidate)
+            if len(unbacked) == 1 and str(unbacked[0]) not in ctx.bound_symbols:
+                if candidate == unbacked[0] or path.startswith("item"):
+                    found.setdefault(str(unbacked[0]), path)
+
+    for k, fake in enumerate(fakes):
+        if isinstance(fake, torch.Tensor):
+            if type(fake).__name__ in ("FakeTensor", "Tensor", "Parameter") and fake.layout is torch.strided:
+                for d, n in enumerate(fake.shape):
+                    note(n, f"size:{k}:{d}")
+                for d, n in enumerate(fake.stride()):
+                    note(n, f"stride:{k}:{d}")
+        else:
+            note(fake, f"item:{k}")
+    for name in found:
+        ctx.bound_symbols.add(name)
+    return tuple(found.items())

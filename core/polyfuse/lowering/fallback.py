@@ -1,0 +1,135 @@
+"""The eager operator in place of a lowering: always possible, so that no graph fails for want of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polyfuse.lowering.context import LoweringContext, tensors_in
+from polyfuse.lowering.extern import call, host_object
+from polyfuse.lowering.report import Fallback
+from polyfuse.lowering.value import TensorValue
+from polyfuse.torch_compat import ops
+
+OBJECT_CALL = "object."
+"""Prefix of `ExternCall.op` where what is called is an entry of the object table rather than a named
+operator."""
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """Calls `target` with nested arguments rebuilt from a flat list: for operators that take dictionaries.
+
+    `args` and `kwargs` have the original nesting, with `Slot` objects in the places of the flat arguments.
+    """
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def __call__(self, *flat: Any) -> Any:
+        return self.target(*_fill(self.args, flat), **_fill(self.kwargs, flat))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of flat argument number `position`."""
+
+    position: int
+
+
+def _fill(nested: Any, flat: Sequence[Any]) -> Any:
+    if isinstance(nested, Slot):
+        return flat[nested.position]
+    if isinstance(nested, Mapping):
+        return {k: _fill(v, flat) for k, v in nested.items()}
+    if isinstance(nested, (tuple, list)):
+        return type(nested)(_fill(v, flat) for v in nested)
+    return nested
+
+
+def _slots(nested: Any, flat: list[Any]) -> Any:
+    if isinstance(nested, TensorValue):
+        flat.append(nested)
+        return Slot(len(flat) - 1)
+    if isinstance(nested, Mapping):
+        return {k: _slots(v, flat) for k, v in nested.items()}
+    if isinstance(nested, (tuple, list)):
+        return (
+            tuple(_slots(v, flat) for v in nested)
+            if isinstance(nested, tuple)
+            else [_slots(v, flat) for v in nested]
+        )
+    if nested is None or isinstance(nested, (bool, int, float, str, torch.dtype, torch.device)):
+        return nested
+    flat.append(nested)
+    return Slot(len(flat) - 1)
+
+
+def _has_mapping(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return True
+    return isinstance(value, (tuple, list)) and any(_has_mapping(v) for v in value)
+
+
+def run_eagerly(
+    ctx: LoweringContext, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+) -> Any:
+    """Call the traced operator itself; `reason` says why, for the report."""
+    ctx.report.fallbacks.append(Fallback(node.name, ops.op_name(node.target), reason))
+    return call_operator(ctx, node.target, node.meta.get("val"), args, kwargs, fallback=True)
+
+
+def call_operator(
+    ctx: LoweringContext,
+    target: Any,
+    fake: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    fallback: bool,
+) -> Any:
+    """Call any operator, by its name where it has one, with its effects kept in order and in sight."""
+    facts = ops.facts(target)
+    name = ops.op_name(target)
+    mutated = _mutated(target, facts, args, kwargs)
+    ordered = facts.is_random or facts.effects or facts.is_higher_order
+    if not _by_name(target, name) or _has_mapping((args, tuple(kwargs.values()))):
+        flat: list[Any] = []
+        rebuilt = Rebuilt(target, _slots(args, flat), _slots(kwargs, flat))
+        name = OBJECT_CALL + host_object(ctx, rebuilt).key
+        args, kwargs = tuple(flat), {}
+    return call(
+        ctx,
+        fake,
+        name,
+        args,
+        kwargs,
+        fallback=fallback,
+        ordered=ordered,
+        mutates=mutated,
+        aliases=facts.is_view,
+    )
+
+
+def _by_name(target: Any, name: str) -> bool:
+    try:
+        return ops.resolve(name) is target
+    except LookupError:
+        return False
+
+
+def _mutated(
+    target: Any, facts: ops.OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[TensorValue, ...]:
+    if not facts.mutates:
+        return ()
+    names = ops.argument_names(target)
+    found: list[TensorValue] = []
+    for position in facts.mutates:
+        value = args[position] if position < len(args) else kwargs.get(names[position])
+        found.extend(tensors_in(value))
+    return tuple(found)

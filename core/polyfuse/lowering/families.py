@@ -1,0 +1,59 @@
+"""The table of contents of the lowerings. Importing it imports every family, which fills the registry."""
+
+from __future__ import annotations
+
+from polyfuse.lowering import (
+    attention,
+    casts,
+    concat_pad,
+    creation,
+    effects,
+    folding,
+    host,
+    indexing,
+    library,
+    matmul,
+    mutation,
+    pointwise,
+    pooling,
+    random,
+    reduction,
+    scan,
+    scatter,
+    search,
+    upsampling,
+    views,
+)
+from polyfuse.lowering.registry import REGISTRY, Registry
+
+FAMILIES = (
+    pointwise,
+    casts,
+    creation,
+    views,
+    concat_pad,
+    reduction,
+    scan,
+    pooling,
+    upsampling,
+    folding,
+    indexing,
+    search,
+    scatter,
+    mutation,
+    random,
+    matmul,
+    library,
+    attention,
+    effects,
+    host,
+)
+"""Modules of lowerings, one a family."""
+
+
+def registry() -> Registry:
+    """The filled registry."""
+    return REGISTRY
+
+
+__all__ = ["FAMILIES", "registry"]

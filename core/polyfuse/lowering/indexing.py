@@ -1,0 +1,183 @@
+"""Reads at places given by data: gather, advanced indexing, embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.expr import Expr, bitcast, const, index_value, load
+from polyfuse.ir.types import DType
+from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.lowering.views import wrap
+from polyfuse.rewrite import cast, make, where
+from polyfuse.symbolic import IndexLike, axis, is_less, is_nonnegative
+
+Place = IndexLike | Expr
+"""A position in one dimension: an index, or a value computed from data (i64)."""
+
+
+def known_place(place: Place) -> IndexLike | None:
+    """The index that a position is, where it does not depend on data."""
+    if not isinstance(place, Expr):
+        return place
+    if place.op == "const":
+        return int(place.attrs[0])
+    return place.attrs[0] if place.op == "index" else None
+
+
+def wrapped(place: Place, size: IndexLike) -> Place:
+    """Negative positions counted from the end."""
+    known = known_place(place)
+    if known is not None:
+        if is_nonnegative(known):
+            return known
+        if is_nonnegative(-1 - known):
+            return known + size
+    value = place if isinstance(place, Expr) else index_value(place)
+    negative = make("lt", value, const(0, DType.i64))
+    return where(negative, make("add", value, index_value(size)), value)
+
+
+def in_range(place: Place, size: IndexLike) -> Expr | None:
+    """Whether a position exists; None where it certainly does."""
+    known = known_place(place)
+    if known is not None and is_nonnegative(known) and is_less(known, size):
+        return None
+    value = place if isinstance(place, Expr) else index_value(place)
+    return make("bitwise_and", make("ge", value, const(0, DType.i64)), make("lt", value, index_value(size)))
+
+
+def clamped(place: Place, size: IndexLike) -> Place:
+    """The nearest position that exists. Eager mode raises for others; here memory beyond the tensor is not
+    touched."""
+    if in_range(place, size) is None:
+        return place
+    value = place if isinstance(place, Expr) else index_value(place)
+    return make("minimum", make("maximum", value, const(0, DType.i64)), index_value(size - 1))
+
+
+def address(
+    places: Sequence[Place], size: Sequence[IndexLike], stride: Sequence[IndexLike], offset: IndexLike
+) -> tuple[IndexLike, tuple[Expr, ...]]:
+    """The address of a place, and the values that it names ``@0``, ``@1``, ..."""
+    index = offset
+    indirect: list[Expr] = []
+    for place, n, step in zip(places, size, stride, strict=True):
+        known = known_place(place)
+        if known is None:
+            assert isinstance(place, Expr)
+            known = axis(f"@{len(indirect)}", n)
+            indirect.append(place)
+        index = index + known * step
+    return index, tuple(indirect)
+
+
+def fetch(ctx: LoweringContext, source: TensorValue, places: Sequence[Place]) -> Expr:
+    """The element of a stored value at places that may depend on data, all of them in range."""
+    if source.dtype is None:
+        raise UnsupportedError(f"{source.torch_dtype} is not a type that kernels compute in")
+    view = ctx.realize(source, "read at places given by data")
+    index, indirect = address(places, source.size, view.stride, view.offset)
+    element = load(view.buffer, index, source.raw or source.dtype, indirect)
+    if source.raw is not None:
+        element = bitcast(element, source.dtype)
+    return cast(element, source.dtype.compute)
+
+
+def position_at(ctx: LoweringContext, indices: TensorValue, axes: Sequence[IndexLike], device: str) -> Expr:
+    """The i64 position that an index tensor holds at `axes`."""
+    if indices.dtype is None or not indices.dtype.is_integer:
+        raise UnsupportedError(
+            f"positions of type {indices.torch_dtype} select a number of elements that depends on data"
+        )
+    return ctx.operand(indices, axes, DType.i64, device)
+
+
+@lowers("aten.embedding.default", stores=(0,))
+def embedding(
+    ctx: LoweringContext, node: Any, weight: TensorValue, indices: TensorValue, *_: Any
+) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    axes = axes_of(result.size)
+    row = position_at(ctx, indices, axes[: indices.rank], result.device)
+    return ctx.lazy(result, fetch(ctx, weight, [clamped(row, weight.size[0]), axes[indices.rank]]))
+
+
+@lowers("aten.index_select.default", stores=(0,))
+def index_select(
+    ctx: LoweringContext, node: Any, value: TensorValue, dim: int, indices: TensorValue
+) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    axes = axes_of(result.size)
+    if value.rank == 0:
+        return ctx.lazy(result, value.at(()))
+    dim = wrap(dim, value.rank)
+    row = position_at(ctx, indices, axes[dim : dim + 1] if indices.rank else (), result.device)
+    places: list[Place] = list(axes)
+    places[dim] = clamped(row, value.size[dim])
+    return ctx.lazy(result, fetch(ctx, value, places))
+
+
+@lowers("aten.gather.default", stores=(0,))
+def gather(
+    ctx: LoweringContext,
+    node: Any,
+    value: TensorValue,
+    dim: int,
+    indices: TensorValue,
+    sparse_grad: bool = False,
+) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    axes = axes_of(result.size)
+    if value.rank == 0:
+        return ctx.lazy(result, value.at(()))
+    dim = wrap(dim, value.rank)
+    places: list[Place] = list(axes)
+    # an index of no dimensions counts as one of one
+    places[dim] = clamped(
+        position_at(ctx, indices, axes[len(axes) - indices.rank :], result.device), value.size[dim]
+    )
+    return ctx.lazy(result, fetch(ctx, value, places[: value.rank]))
+
+
+def advanced_places(
+    ctx: LoweringContext,
+    size: Sequence[IndexLike],
+    indices: Sequence[TensorValue | None],
+    axes: Sequence[IndexLike],
+    device: str,
+) -> list[Place]:
+    """Where the element at `axes` of ``x[indices]`` lies in `x`, negative positions wrapped, none checked.
+
+    The dimensions of the broadcast index stand where the indexed dimensions stood if those are neighbours,
+    else in front.
+    """
+    given = [d for d, i in enumerate(indices) if i is not None]
+    rank = max(i.rank for i in indices if i is not None)
+    start = given[0] if given[-1] - given[0] + 1 == len(given) else 0
+    broadcast = axes[start : start + rank]
+    rest = iter([*axes[:start], *axes[start + rank :]])
+    places: list[Place] = []
+    for d, n in enumerate(size):
+        index = indices[d] if d < len(indices) else None
+        if index is None:
+            places.append(next(rest))
+        else:
+            places.append(wrapped(position_at(ctx, index, broadcast, device), n))
+    return places
+
+
+@lowers("aten.index.Tensor", stores=(0,))
+def index_tensor(
+    ctx: LoweringContext, node: Any, value: TensorValue, indices: Sequence[TensorValue | None]
+) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    axes = axes_of(result.size)
+    places = advanced_places(ctx, value.size, indices, axes, result.device)
+    checked = [
+        p if not isinstance(p, Expr) else clamped(p, n) for p, n in zip(places, value.size, strict=True)
+    ]
+    return ctx.lazy(result, fetch(ctx, value, checked))

@@ -1,0 +1,316 @@
+"""`lower_graph`: every node of a traced graph, in order, to IR nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.log import get_logger
+from polyfuse.base.settings import Settings
+from polyfuse.frontend.describe import output_args
+from polyfuse.frontend.graph import AtenGraph
+from polyfuse.ir.expr import const
+from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
+from polyfuse.ir.nodes import Opaque, Origin, View
+from polyfuse.ir.types import from_torch
+from polyfuse.lowering import families
+from polyfuse.lowering.context import LoweringContext, Readers, origins_of, tensors_in
+from polyfuse.lowering.effects import is_token
+from polyfuse.lowering.extern import host_object
+from polyfuse.lowering.fallback import run_eagerly
+from polyfuse.lowering.registry import Lowering, Registry
+from polyfuse.lowering.report import LoweringReport
+from polyfuse.lowering.value import TensorValue
+from polyfuse.symbolic import Index
+from polyfuse.torch_compat import fx, ops, shapes
+
+_log = get_logger("lowering")
+_NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def lower_graph(aten: AtenGraph, settings: Settings, report: LoweringReport | None = None) -> Graph:
+    """Lower a functional ATen graph. `report`, where given, is filled with what became of each operator.
+
+    Raises:
+        UnsupportedError: with the option `strict`, an operator could not be lowered as it should be.
+    """
+    return _Lowerer(aten, settings, LoweringReport() if report is None else report, families.registry()).run()
+
+
+class _Lowerer:
+    """One run over one graph."""
+
+    def __init__(
+        self, aten: AtenGraph, settings: Settings, report: LoweringReport, registry: Registry
+    ) -> None:
+        self.aten = aten
+        self.registry = registry
+        self.ctx = LoweringContext(settings, aten.shape_env, report)
+        self.inputs: list[GraphInput] = []
+        self.outputs: tuple[GraphOutput, ...] = ()
+        self.rows: dict[Node, Lowering | None] = {}
+
+    def run(self) -> Graph:
+        nodes = list(self.aten.module.graph.nodes)
+        self._survey(nodes)
+        ctx = self.ctx
+        for position, node in enumerate(nodes):
+            ctx.position = position
+            if node.op == "placeholder":
+                ctx.env[node] = self._input(node)
+            elif node.op == "get_attr":
+                ctx.env[node] = self._constant(node)
+            elif node.op == "output":
+                self.outputs = self._results(node)
+            else:
+                ctx.env[node] = self._lower(node)
+        return Graph(
+            self.aten.name,
+            self.aten.kind,
+            tuple(self.inputs),
+            self.outputs,
+            ctx.buffers,
+            tuple(ctx.nodes),
+            ctx.objects,
+            dict(ctx.sizes.hints),
+        )
+
+    # Who reads what.
+
+    def _survey(self, nodes: list[Node]) -> None:
+        last_use = self.ctx.last_use
+        for position, node in enumerate(nodes):
+            for source in node.all_input_nodes:
+                last_use[source] = position
+        for node in reversed(nodes):
+            self.rows[node] = self._row(node)
+            found = Readers()
+            for user in node.users:
+                self._add_reader(found, node, user)
+            self.ctx.readers[node] = found
+
+    def _row(self, node: Node) -> Lowering | None:
+        if node.op != "call_function":
+            return None
+        name = ops.op_name(node.target)
+        forced = self.ctx.settings.force_fallback
+        if forced and (name in forced or name.rpartition(".")[0] in forced):
+            return None
+        return self.registry.get(name)
+
+    def _add_reader(self, found: Readers, node: Node, user: Node) -> None:
+        row = self.rows.get(user)
+        if user.op == "output":
+            found.passes += 1
+            found.stored = found.stored or "a result of the graph"
+        elif _is_getitem(user) or (row is not None and row.view and user.args and user.args[0] is node):
+            through = self.ctx.readers[user]
+            found.passes += through.passes
+            found.stored = found.stored or through.stored
+        elif row is None:
+            if not _is_size_arithmetic(user):
+                found.passes += 1
+                found.stored = found.stored or f"read by {ops.op_name(user.target)}"
+        else:
+            found.passes += row.passes
+            many = any(p < len(user.args) and user.args[p] is node for p in row.stores)
+            if row.library or many:
+                found.stored = found.stored or f"read by {ops.op_name(user.target)}"
+
+    # Ends of the graph.
+
+    def _input(self, node: Node) -> Any:
+        described = self.aten.inputs[len(self.inputs)]
+        value = node.meta.get("val")
+        ctx = self.ctx
+        name = node.name
+        if is_token(node):
+            self.inputs.append(GraphInput(name, "none"))
+            return None
+        if isinstance(value, torch.Tensor):
+            result = ctx.template(value)
+            plain = len(result.stride) == result.rank
+            stride = result.stride if plain else tuple(0 for _ in result.size)
+            ctx.add_buffer(
+                result.dtype, result.torch_dtype, result.device, result.size, stride, "input", name
+            )
+            result.settle(View(name, result.size, stride))
+            self.inputs.append(GraphInput(name, "tensor", static=described.static))
+            return result
+        if isinstance(value, _NUMBERS) and not isinstance(value, (bool, float)):
+            index = ctx.sizes.index(value)
+            for symbol in shapes.free_symbols(value):
+                ctx.bound_symbols.add(str(symbol))
+            self.inputs.append(GraphInput(name, "symint", index))
+            return index
+        self.inputs.append(GraphInput(name, "none" if value is None else "object"))
+        return None if value is None else Opaque(key=name)
+
+    def _constant(self, node: Node) -> Any:
+        ctx = self.ctx
+        value = fx.get_constant(self.aten.module, str(node.target))
+        if not isinstance(value, torch.Tensor):
+            return value
+        result = ctx.template(value)
+        if result.rank == 0 and result.dtype is not None and result.device == "cpu" and not _is_written(node):
+            known = _number(value)
+            if known is not None:
+                return ctx.lazy(result, const(known, result.dtype.compute))
+        name = ctx.fresh("constant")
+        plain = len(result.stride) == result.rank
+        stride = result.stride if plain else tuple(0 for _ in result.size)
+        ctx.objects[name] = value.detach()
+        ctx.add_buffer(result.dtype, result.torch_dtype, result.device, result.size, stride, "constant", name)
+        result.settle(View(name, result.size, stride))
+        return result
+
+    def _results(self, node: Node) -> tuple[GraphOutput, ...]:
+        described = self.aten.outputs
+        results: list[GraphOutput] = []
+        for position, argument in enumerate(output_args(self.aten.module)):
+            value = self.ctx.env[argument] if isinstance(argument, Node) else argument
+            keep = position >= len(described) or described[position].keep_strides
+            results.append(self._result(value, keep))
+        return tuple(results)
+
+    def _result(self, value: Any, keep_strides: bool) -> GraphOutput:
+        ctx = self.ctx
+        if isinstance(value, TensorValue):
+            why = "a result of the graph"
+            return GraphOutput(ctx.realize_exact(value, why) if keep_strides else ctx.realize(value, why))
+        if value is None:
+            return GraphOutput(None, "none")
+        if isinstance(value, (int, float, Index)):
+            return GraphOutput(value, "size")
+        if shapes.is_symbolic(value):
+            return GraphOutput(ctx.sizes.number(value), "size")
+        return GraphOutput(value if isinstance(value, Opaque) else host_object(ctx, value), "object")
+
+    # One node.
+
+    def _lower(self, node: Node) -> Any:
+        ctx = self.ctx
+        name = ops.op_name(node.target)
+        fake = node.meta.get("val")
+        if _is_getitem(node):
+            return self._finish(node, self._getitem(node))
+        if _is_size_arithmetic(node):
+            return self._number(node, fake)
+        args = tuple(self._value(a) for a in node.args)
+        kwargs = {k: self._value(v) for k, v in node.kwargs.items()}
+        inlined = tensors_in((args, tuple(kwargs.values())))
+        ctx.origins = origins_of(inlined, Origin(name, node.name, fx.source_text(node)))
+        row = self.rows[node]
+        if row is None:
+            forced = (
+                "asked for by the option force_fallback" if name in self.registry else "it has no lowering"
+            )
+            return run_eagerly(ctx, node, args, kwargs, forced)
+        try:
+            result = self._native(row, node, fake, args, kwargs)
+        except (UnsupportedError, TypeError) as error:
+            if ctx.settings.strict and not _is_beyond_kernels(args, fake):
+                raise UnsupportedError(
+                    f"{name} ({node.name}) cannot be lowered: {error}", "unset strict"
+                ) from error
+            _log.info("%s (%s) runs in eager mode: %s", name, node.name, error)
+            return run_eagerly(ctx, node, args, kwargs, str(error))
+        ctx.report.count(ctx.report.library if row.library else ctx.report.native, name)
+        return self._finish(node, result)
+
+    def _native(self, row: Lowering, node: Node, fake: Any, args: Any, kwargs: Any) -> Any:
+        ctx = self.ctx
+        # a size from the data may be zero too, but nobody can say so now
+        if isinstance(fake, torch.Tensor) and _is_empty(fake) and not ops.facts(node.target).mutates:
+            empty = ctx.template(fake)
+            if empty.dtype is not None:
+                return ctx.lazy(empty, const(0, empty.dtype.compute))
+        for value in tensors_in(args):
+            if value.dtype is not None and value.body is not None and row.passes > 1:
+                ctx.settle(value, row.passes)
+        return row.function(ctx, node, *args, **kwargs)
+
+    def _finish(self, node: Node, result: Any) -> Any:
+        """Store what is better stored, now that it is known who reads it."""
+        if isinstance(result, TensorValue) and result.body is not None:
+            readers = self.ctx.readers[node]
+            if readers.stored:
+                self.ctx.realize(result, readers.stored)
+            else:
+                self.ctx.settle(result, readers.passes)
+        return result
+
+    def _value(self, argument: Any) -> Any:
+        if isinstance(argument, Node):
+            return self.ctx.env[argument]
+        if isinstance(argument, (tuple, list)):
+            values = [self._value(a) for a in argument]
+            return tuple(values) if isinstance(argument, tuple) else values
+        if isinstance(argument, dict):
+            return {k: self._value(v) for k, v in argument.items()}
+        if shapes.is_symbolic(argument):
+            return self.ctx.sizes.number(argument)
+        return argument
+
+    def _getitem(self, node: Node) -> Any:
+        source = self.ctx.env[node.args[0]]
+        picked = source[node.args[1]]
+        self.ctx.origins = picked.origins if isinstance(picked, TensorValue) else ()
+        return picked
+
+    def _number(self, node: Node, fake: Any) -> Any:
+        if fake is None:
+            return None
+        if isinstance(fake, (bool, float)):
+            return fake
+        return self.ctx.sizes.number(fake)
+
+
+def _is_getitem(node: Node) -> bool:
+    return node.op == "call_function" and ops.op_name(node.target) == "operator.getitem"
+
+
+def _is_size_arithmetic(node: Node) -> bool:
+    """Whether a node computes with numbers that are known from the sizes of the graph's inputs."""
+    if node.op != "call_function":
+        return False
+    fake = node.meta.get("val")
+    if not isinstance(fake, _NUMBERS):
+        return ops.op_name(node.target).startswith("aten.sym_constrain_range")
+    facts = ops.facts(node.target)
+    return not (facts.effects or facts.data_dependent or facts.is_random or facts.is_higher_order)
+
+
+def _is_empty(fake: torch.Tensor) -> bool:
+    return any(type(n) is int and n == 0 for n in fake.shape)
+
+
+def _is_beyond_kernels(args: Any, fake: Any) -> bool:
+    """Whether a tensor is of a type that eager operators alone compute in, such as a complex one: leaving it
+    to them is no failure.
+    """
+    results = fake if isinstance(fake, (tuple, list)) else (fake,)
+    if any(isinstance(f, torch.Tensor) and from_torch(f.dtype) is None for f in results):
+        return True
+    return any(value.dtype is None for value in tensors_in(args))
+
+
+def _is_written(node: Node) -> bool:
+    return any(ops.facts(user.target).mutates for user in node.users if user.op == "call_function")
+
+
+def _number(value: torch.Tensor) -> bool | int | float | None:
+    """The number in a constant of no dimensions, where it is at hand."""
+    from polyfuse.torch_compat import fake
+
+    if fake.is_fake(value) or from_torch(value.dtype) is None:
+        return None
+    with fake.real_tensors():
+        known = value.detach().item()
+    return known if isinstance(known, (bool, int, float)) else None
+
+
+__all__ = ["lower_graph"]

@@ -1,0 +1,432 @@
+"""Element by element operators. Regular ones are rows of tables; the others are short functions over
+expressions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.expr import Expr, const
+from polyfuse.ir.types import DType, from_torch
+from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.promote import compute_type, result_type
+from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.rewrite import cast, make, scalar, where
+
+Body = Callable[..., Expr]
+
+
+def elementwise(
+    ctx: LoweringContext,
+    node: Any,
+    operands: Sequence[Any],
+    body: Body,
+    compute: DType | None = None,
+    through: DType | None = None,
+) -> TensorValue:
+    """``body`` of broadcast operands, each converted to `compute` (by default the type the result is computed
+    in), those of other types than `through` by way of that."""
+    result = ctx.template(node.meta["val"])
+    if result.dtype is None:
+        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
+    axes = axes_of(result.size)
+    kind = compute or result.dtype.compute
+    return ctx.lazy(result, body(*[ctx.operand(o, axes, kind, result.device, through) for o in operands]))
+
+
+def common(operands: Sequence[Any]) -> DType | None:
+    """The type that eager mode converts operands to before it computes: half precision rounds numbers too."""
+    return from_torch(result_type(operands))
+
+
+def promoted(operands: Sequence[Any]) -> DType:
+    """The type that operands are compared in."""
+    return compute_type(result_type(operands))
+
+
+# Tables.
+
+SAME: dict[str, str] = {
+    "neg": "neg",
+    "abs": "abs",
+    "sign": "sign",
+    "floor": "floor",
+    "ceil": "ceil",
+    "trunc": "trunc",
+    "round": "round",
+    "bitwise_not": "bitwise_not",
+}
+"""One operand, the result of its type."""
+
+TO_FLOAT = (
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sigmoid"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+    *("erf", "erfc", "erfinv", "lgamma", "digamma"),
+)
+"""One operand; integers become the default float first."""
+
+BINARY: dict[str, tuple[str, ...]] = {
+    "mul": ("mul.Tensor", "mul.Scalar"),
+    "maximum": ("maximum.default",),
+    "minimum": ("minimum.default",),
+    "fmin": ("fmin.default",),
+    "fmax": ("fmax.default",),
+    "div": ("div.Tensor", "div.Scalar", "true_divide.Tensor"),
+    "floor_div": ("floor_divide.default", "floor_divide.Scalar"),
+    "remainder": ("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"),
+    "fmod": ("fmod.Tensor", "fmod.Scalar"),
+    "atan2": ("atan2.default",),
+    "hypot": ("hypot.default",),
+    "copysign": ("copysign.Tensor", "copysign.Scalar"),
+    "nextafter": ("nextafter.default",),
+    "bitwise_and": (
+        "bitwise_and.Tensor",
+        "bitwise_and.Scalar",
+        "bitwise_and.Scalar_Tensor",
+        "__and__.Tensor",
+    ),
+    "bitwise_or": ("bitwise_or.Tensor", "bitwise_or.Scalar", "bitwise_or.Scalar_Tensor", "__or__.Tensor"),
+    "bitwise_xor": (
+        "bitwise_xor.Tensor",
+        "bitwise_xor.Scalar",
+        "bitwise_xor.Scalar_Tensor",
+        "__xor__.Tensor",
+    ),
+    "shift_left": ("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar"),
+    "shift_right": ("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Scalar"),
+}
+"""Two operands, computed in the result's type."""
+
+STEPS = frozenset({"remainder", "fmod"})
+"""Where the rounding of an operand may move the result by a step, as in comparisons: it is rounded as eager
+mode does it."""
+
+ROUNDED = frozenset({"atan2", "hypot"})
+"""Others that eager mode converts operands to the common type for; products and quotients it does not."""
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _register_tables() -> None:
+    for name, op in SAME.items():
+        lowers(f"aten.{name}.default")(_same(op))
+    for name in TO_FLOAT:
+        lowers(f"aten.{name}.default")(_plain(name))
+    for op, overloads in BINARY.items():
+        lowers(*(f"aten.{o}" for o in overloads))(_plain(op))
+    for name in COMPARISONS:
+        lowers(f"aten.{name}.Tensor", f"aten.{name}.Scalar")(_comparison(name))
+    for name, op in {"and": "bitwise_and", "or": "bitwise_or", "xor": "ne"}.items():
+        lowers(f"aten.logical_{name}.default")(_logical(op))
+
+
+def _plain(op: str) -> Callable[..., TensorValue]:
+    def lower(ctx: LoweringContext, node: Any, *operands: Any) -> TensorValue:
+        if op == "nextafter" and node.meta["val"].dtype.itemsize < 4:
+            raise UnsupportedError("neighbours in half precision are found by eager")
+        through = common(operands) if op in STEPS or (op in ROUNDED and ctx.eager_rounding) else None
+        return elementwise(ctx, node, operands, lambda *args: make(op, *args), through=through)
+
+    return lower
+
+
+def _same(op: str) -> Callable[..., TensorValue]:
+    def body(x: Expr) -> Expr:
+        if op in ("floor", "ceil", "trunc", "round") and not x.dtype.is_float:
+            return x
+        if op == "abs" and not x.dtype.is_signed:
+            return x
+        if op == "sign" and not x.dtype.is_signed:
+            return cast(make("ne", x, const(0, x.dtype)), x.dtype)
+        return make(op, x)
+
+    def lower(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
+        return elementwise(ctx, node, (x,), body)
+
+    return lower
+
+
+def _comparison(op: str) -> Callable[..., TensorValue]:
+    def lower(ctx: LoweringContext, node: Any, a: Any, b: Any) -> TensorValue:
+        operands = (a, b)
+        return elementwise(
+            ctx, node, operands, lambda x, y: make(op, x, y), promoted(operands), common(operands)
+        )
+
+    return lower
+
+
+def truth(x: Expr) -> Expr:
+    """Whether `x` is not zero."""
+    return x if x.dtype is DType.bool else make("ne", x, const(0, x.dtype))
+
+
+def _logical(op: str) -> Callable[..., TensorValue]:
+    def lower(ctx: LoweringContext, node: Any, a: Any, b: Any) -> TensorValue:
+        result = ctx.template(node.meta["val"])
+        axes = axes_of(result.size)
+        x, y = (truth(ctx.operand(v, axes, promoted((v,)), result.device)) for v in (a, b))
+        return ctx.lazy(result, make(op, x, y))
+
+    return lower
+
+
+_register_tables()
+
+
+# Arithmetic with options.
+
+
+@lowers("aten.add.Tensor", "aten.add.Scalar")
+def add(ctx: LoweringContext, node: Any, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
+    return _scaled(ctx, node, "add", a, b, alpha)
+
+
+@lowers("aten.sub.Tensor", "aten.sub.Scalar")
+def sub(ctx: LoweringContext, node: Any, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
+    return _scaled(ctx, node, "sub", a, b, alpha)
+
+
+@lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
+def rsub(ctx: LoweringContext, node: Any, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
+    return _scaled(ctx, node, "sub", b, a, alpha)
+
+
+def _scaled(ctx: LoweringContext, node: Any, op: str, a: Any, b: Any, alpha: Any) -> TensorValue:
+    through = common((a, b)) if ctx.eager_rounding else None
+    if isinstance(alpha, (int, float)) and alpha == 1:
+        return elementwise(ctx, node, (a, b), lambda x, y: make(op, x, y), through=through)
+    return elementwise(
+        ctx, node, (a, b, alpha), lambda x, y, k: make(op, x, make("mul", y, k)), through=through
+    )
+
+
+@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+def div_mode(
+    ctx: LoweringContext, node: Any, a: Any, b: Any, rounding_mode: str | None = None
+) -> TensorValue:
+    op = {"floor": "floor_div", "trunc": "trunc_div", None: "div"}[rounding_mode]
+    return elementwise(ctx, node, (a, b), lambda x, y: make(op, x, y))
+
+
+@lowers("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
+def power(ctx: LoweringContext, node: Any, a: Any, b: Any) -> TensorValue:
+    result = node.meta["val"]
+    if result.dtype.is_floating_point:
+        through = common((a, b)) if ctx.eager_rounding else None
+        return elementwise(ctx, node, (a, b), lambda x, y: make("pow", x, y), through=through)
+    if isinstance(b, bool) or not isinstance(b, int) or not 0 <= b <= 64 or result.dtype is torch.bool:
+        raise UnsupportedError(
+            "integer powers with other than small constant exponents are computed by eager"
+        )
+    exponent = b
+    return elementwise(ctx, node, (a,), lambda x: _integer_power(x, exponent))
+
+
+def _integer_power(x: Expr, exponent: int) -> Expr:
+    total, square = const(1, x.dtype), x
+    while exponent:
+        if exponent & 1:
+            total = make("mul", total, square)
+        exponent >>= 1
+        if exponent:
+            square = make("mul", square, square)
+    return total
+
+
+@lowers("aten.square.default")
+def square(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
+    return elementwise(ctx, node, (x,), lambda v: make("mul", v, v))
+
+
+@lowers("aten.positive.default")
+def positive(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
+    return elementwise(ctx, node, (x,), lambda v: v)
+
+
+@lowers("aten.round.decimals")
+def round_decimals(ctx: LoweringContext, node: Any, x: TensorValue, decimals: int = 0) -> TensorValue:
+    if not node.meta["val"].dtype.is_floating_point:
+        raise UnsupportedError("decimals of integers are rounded by eager")
+    scale = 10.0 ** abs(decimals)
+
+    def body(v: Expr) -> Expr:
+        factor = scalar(scale, v.dtype)
+        there, back = ("mul", "div") if decimals >= 0 else ("div", "mul")
+        return make(back, make("round", make(there, v, factor)), factor)
+
+    return elementwise(ctx, node, (x,), body)
+
+
+@lowers("aten.addcmul.default")
+def addcmul(ctx: LoweringContext, node: Any, a: Any, b: Any, c: Any, *, value: Any = 1) -> TensorValue:
+    return elementwise(
+        ctx, node, (a, b, c, value), lambda x, y, z, k: make("add", x, make("mul", make("mul", k, y), z))
+    )
+
+
+@lowers("aten.addcdiv.default")
+def addcdiv(ctx: LoweringContext, node: Any, a: Any, b: Any, c: Any, *, value: Any = 1) -> TensorValue:
+    return elementwise(
+        ctx, node, (a, b, c, value), lambda x, y, z, k: make("add", x, make("mul", k, make("div", y, z)))
+    )
+
+
+@lowers("aten.lerp.Scalar", "aten.lerp.Tensor")
+def lerp(ctx: LoweringContext, node: Any, start: Any, end: Any, weight: Any) -> TensorValue:
+    def body(a: Expr, b: Expr, w: Expr) -> Expr:
+        span = make("sub", b, a)
+        low = make("add", a, make("mul", w, span))
+        high = make("sub", b, make("mul", span, make("sub", const(1.0, w.dtype), w)))
+        return where(make("lt", make("abs", w), const(0.5, w.dtype)), low, high)
+
+    return elementwise(ctx, node, (start, end, weight), body)
+
+
+# Tests and choices.
+
+
+@lowers("aten.isnan.default", "aten.isinf.default", "aten.signbit.default")
+def classify(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
+    name = str(node.target).split(".")[1]
+
+    def body(v: Expr) -> Expr:
+        if v.dtype.is_float:
+            return make(name, v)
+        if name == "signbit" and v.dtype.is_integer and v.dtype.is_signed:
+            return make("lt", v, const(0, v.dtype))
+        return const(False, DType.bool)
+
+    return elementwise(ctx, node, (x,), body, promoted((x,)))
+
+
+@lowers("aten.logical_not.default")
+def logical_not(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
+    return elementwise(ctx, node, (x,), lambda v: make("bitwise_not", truth(v)), promoted((x,)))
+
+
+@lowers("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
+def where_(ctx: LoweringContext, node: Any, condition: TensorValue, yes: Any, no: Any) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    if result.dtype is None:
+        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
+    axes = axes_of(result.size)
+    test = truth(ctx.operand(condition, axes, promoted((condition,)), result.device))
+    a, b = (ctx.operand(v, axes, result.dtype.compute, result.device) for v in (yes, no))
+    return ctx.lazy(result, where(test, a, b))
+
+
+@lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def masked_fill(ctx: LoweringContext, node: Any, x: Any, mask: TensorValue, value: Any) -> TensorValue:
+    return where_(ctx, node, mask, value, x)
+
+
+@lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.hardtanh.default")
+def clamp(
+    ctx: LoweringContext, node: Any, x: Any, low: Any = None, high: Any = None, **named: Any
+) -> TensorValue:
+    low, high = named.get("min", low), named.get("max", high)
+    if str(node.target) == "aten.hardtanh.default":
+        low, high = (-1.0 if low is None else low), (1.0 if high is None else high)
+    bounds = [(op, bound) for op, bound in (("maximum", low), ("minimum", high)) if bound is not None]
+
+    def body(v: Expr, *limits: Expr) -> Expr:
+        for (op, _), limit in zip(bounds, limits, strict=True):
+            v = make(op, v, limit)
+        return v
+
+    return elementwise(ctx, node, (x, *(b for _, b in bounds)), body)
+
+
+@lowers("aten.clamp_min.default", "aten.clamp_min.Tensor")
+def clamp_min(ctx: LoweringContext, node: Any, x: Any, low: Any) -> TensorValue:
+    return elementwise(ctx, node, (x, low), lambda v, limit: make("maximum", v, limit))
+
+
+@lowers("aten.clamp_max.default", "aten.clamp_max.Tensor")
+def clamp_max(ctx: LoweringContext, node: Any, x: Any, high: Any) -> TensorValue:
+    return elementwise(ctx, node, (x, high), lambda v, limit: make("minimum", v, limit))
+
+
+# Activations that are not decomposed.
+
+
+@lowers("aten.relu.default")
+def relu(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
+    return elementwise(ctx, node, (x,), lambda v: make("maximum", v, const(0, v.dtype)))
+
+
+@lowers("aten.silu.default")
+def silu(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
+    return elementwise(
+        ctx,
+        node,
+        (x,),
+        lambda v: make("div", v, make("add", const(1.0, v.dtype), make("exp", make("neg", v)))),
+    )
+
+
+@lowers("aten.gelu.default")
+def gelu(ctx: LoweringContext, node: Any, x: TensorValue, *, approximate: str = "none") -> TensorValue:
+    def exact(v: Expr) -> Expr:
+        half, one = const(0.5, v.dtype), const(1.0, v.dtype)
+        inner = make("erf", make("mul", v, scalar(math.sqrt(0.5), v.dtype)))
+        return make("mul", make("mul", v, half), make("add", one, inner))
+
+    def smooth(v: Expr) -> Expr:
+        half, one = const(0.5, v.dtype), const(1.0, v.dtype)
+        cube = make("mul", make("mul", v, v), v)
+        inner = make(
+            "mul",
+            scalar(math.sqrt(2 / math.pi), v.dtype),
+            make("add", v, make("mul", scalar(0.044715, v.dtype), cube)),
+        )
+        return make("mul", make("mul", half, v), make("add", one, make("tanh", inner)))
+
+    return elementwise(ctx, node, (x,), exact if approximate == "none" else smooth)
+
+
+@lowers("aten.leaky_relu.default")
+def leaky_relu(ctx: LoweringContext, node: Any, x: TensorValue, slope: Any = 0.01) -> TensorValue:
+    return elementwise(
+        ctx, node, (x, slope), lambda v, k: where(make("gt", v, const(0.0, v.dtype)), v, make("mul", v, k))
+    )
+
+
+@lowers("aten.elu.default")
+def elu(
+    ctx: LoweringContext, node: Any, x: TensorValue, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1
+) -> TensorValue:
+    def body(v: Expr, a: Expr, s: Expr, k: Expr) -> Expr:
+        negative = make("mul", make("expm1", make("mul", v, k)), make("mul", a, s))
+        return where(make("gt", v, const(0.0, v.dtype)), make("mul", v, s), negative)
+
+    return elementwise(ctx, node, (x, alpha, scale, input_scale), body)
+
+
+@lowers("aten.angle.default")
+def angle(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
+    """Of real numbers: pi for those below zero."""
+
+    def body(v: Expr) -> Expr:
+        turned = where(make("lt", v, const(0.0, v.dtype)), scalar(math.pi, v.dtype), const(0.0, v.dtype))
+        return where(make("isnan", v), v, turned)
+
+    return elementwise(ctx, node, (x,), body)
+
+
+@lowers("aten.polygamma.default")
+def polygamma(ctx: LoweringContext, node: Any, order: int, x: TensorValue) -> TensorValue:
+    if order != 0:
+        raise UnsupportedError("derivatives of the digamma function are computed by eager")
+    return elementwise(ctx, node, (x,), lambda v: make("digamma", v))
+
+
+@lowers("prims.fma.default")
+def fma(ctx: LoweringContext, node: Any, a: Any, b: Any, c: Any) -> TensorValue:
+    return elementwise(ctx, node, (a, b, c), lambda x, y, z: make("fma", x, y, z))

@@ -1,0 +1,39 @@
+"""The door between the core and its code generators: the whole public interface of a plugin.
+
+A plugin is a distribution with an entry point in the group `polyfuse.backends`. The entry point names a light
+module which holds a hook implementation `polyfuse_manifest`; the manifest names the class, derived from
+`Backend`, that is imported on first use. `docs/writing-a-backend.md` walks through one.
+"""
+
+from __future__ import annotations
+
+from polyfuse.plugin.api import API_VERSION, check_api
+from polyfuse.plugin.backend import Backend, Config, HostCall, Launchable, Source
+from polyfuse.plugin.claims import Claim, No, Yes, all_of
+from polyfuse.plugin.discovery import ENTRY_POINT_GROUP
+from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.manager import PluginManager, PluginState, State
+from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
+
+__all__ = [
+    "API_VERSION",
+    "ENTRY_POINT_GROUP",
+    "Backend",
+    "Claim",
+    "Config",
+    "Finding",
+    "HostCall",
+    "Launchable",
+    "Manifest",
+    "No",
+    "Offer",
+    "PluginManager",
+    "PluginState",
+    "Requires",
+    "Source",
+    "State",
+    "Yes",
+    "all_of",
+    "check_api",
+    "hookimpl",
+]

@@ -1,0 +1,26 @@
+"""The version of the plugin interface, and who may come in."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from polyfuse.base.errors import IncompatibleBackendError
+
+__all__ = ["API_VERSION", "check_api"]
+
+# Major: something a plugin relies on was changed or removed. Minor: something was added.
+API_VERSION: Final[tuple[int, int]] = (1, 0)
+
+
+def check_api(plugin: str, wanted: tuple[int, int]) -> None:
+    """Raise `IncompatibleBackendError`, in one sentence, unless a plugin built for `wanted` works here."""
+    major, minor = API_VERSION
+    if wanted[0] == major and wanted[1] <= minor:
+        return
+    asked = ".".join(map(str, wanted))
+    newer = wanted > API_VERSION
+    raise IncompatibleBackendError(
+        f"plugin {plugin!r} is built for plugin interface {asked}, and this Polyfuse supports {major}.0 to "
+        f"{major}.{minor}",
+        "upgrade polyfuse" if newer else f"install a newer version of {plugin!r}",
+    )

@@ -1,0 +1,197 @@
+"""What a code generator does: the class that a plugin derives from, and the data that passes through it.
+
+Four methods must be written: `claims`, `emit`, `build` and `load`. The others have defaults that are right
+for a simple backend. Per kernel, the core calls them in the order in which they stand here.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+
+from polyfuse.base.digest import digest
+from polyfuse.base.settings import Settings
+from polyfuse.plugin.claims import Claim, Yes
+
+if TYPE_CHECKING:
+    from polyfuse.ir.kernel import Kernel
+    from polyfuse.ir.nodes import Node
+
+__all__ = ["Backend", "Config", "HostCall", "Launchable", "Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of one kernel in a backend's language.
+
+    `name` is for people (`"fused_add_relu_3"`); it must not occur in `text`, or else equal kernels of
+    repeated layers would be built twice. `key` is the kernel's address: a digest of `language`, `text` and
+    `meta`, filled in when left empty. Several sources may be built as one unit, so whatever `text` defines
+    must carry a name of its own: by convention, `text` writes `SYMBOL` where the entry point's name goes, and
+    `rendered` puts `k_` and the key there.
+
+    `meta` is text that `load` will need, such as the argument kinds; the core only keeps it.
+    """
+
+    name: str
+    text: str
+    language: str
+    key: str = ""
+    meta: str = ""
+
+    SYMBOL: ClassVar[str] = "POLYFUSE_KERNEL"
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", digest(self.language, self.text.strip(), self.meta))
+
+    @property
+    def symbol(self) -> str:
+        """A name unique to this kernel that is an identifier in practically every language."""
+        return f"k_{self.key}"
+
+    def rendered(self) -> str:
+        """Return the text with the entry point's name in place."""
+        return self.text.replace(self.SYMBOL, self.symbol)
+
+    def renamed(self, name: str) -> Source:
+        """Return the same kernel under another name for people."""
+        return replace(self, name=name)
+
+
+@dataclass(frozen=True)
+class Config:
+    """One candidate tiling of a kernel: named whole numbers, in the order in which they print."""
+
+    values: tuple[tuple[str, int], ...] = ()
+
+    @staticmethod
+    def of(**values: int) -> Config:
+        """Make a configuration from keywords."""
+        return Config(tuple(values.items()))
+
+    def get(self, name: str, default: int = 0) -> int:
+        """Return one value."""
+        return dict(self.values).get(name, default)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values)
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """How a native host program calls a kernel directly: a C symbol in a library of the built folder.
+
+    `arguments` are kinds in the order of the kernel's arguments: `ptr`, `i64`, `f64` or `f32`; `trailing` are
+    kinds of what the host adds, such as `threads` or `stream`.
+    """
+
+    library: str
+    symbol: str
+    arguments: tuple[str, ...]
+    trailing: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Launchable(Protocol):
+    """A loaded kernel: called with the kernel's arguments, buffers first, in its order. Returns nothing."""
+
+    def __call__(self, *args: object) -> None: ...
+
+
+class Backend(ABC):
+    """A code generator for some devices. One object serves a whole session and may be called by several
+    threads, so it keeps no state about the kernel at hand.
+    """
+
+    # Whether `build` spends its time in a child process (a compiler). If so, builds run in threads; if not,
+    # in worker processes, provided that `worker` is set.
+    spawns_compiler: ClassVar[bool] = True
+
+    # "package.module:function", called in a worker process as `function(sources, folder, options)` instead of
+    # `build`. The module should import little; `options` is what `worker_options` returned.
+    worker: ClassVar[str] = ""
+
+    # As in the manifest; the manager writes it there.
+    name: str = ""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @abstractmethod
+    def claims(self, node: Node) -> Claim:
+        """Say whether this backend can compute a node: its operations, dtypes, reduction and layout."""
+
+    def can_fuse(self, first: Sequence[Node], second: Sequence[Node]) -> Claim:
+        """Say whether two groups of nodes may share a kernel here. As far as data flow goes, they may."""
+        return Yes()
+
+    def pair_priority(self, first: Sequence[Node], second: Sequence[Node]) -> int:
+        """Grade a fusion: smaller is sooner, and of all legal pairs only those of the best grade are fused in
+        one round. By default all are equal, and memory traffic decides.
+        """
+        return 0
+
+    def group(self, node: Node) -> Hashable:
+        """Return a key; nodes may share a kernel only if theirs are equal. By default, all are."""
+        return None
+
+    def configs(self, kernel: Kernel) -> Sequence[Config]:
+        """Return candidate tilings, the best guess first. Empty: this kernel has nothing to choose."""
+        return ()
+
+    @abstractmethod
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        """Return the kernel's source. Pure and deterministic: equal kernels give equal text."""
+
+    @abstractmethod
+    def build(self, sources: Sequence[Source], folder: Path) -> None:
+        """Build several kernels into files of `folder`, an empty folder that is published only when this
+        returns.
+
+        Building them as one unit is much cheaper than one by one. Raise `KernelBuildError` with the command
+        and its output on failure; the core then builds each alone, so that one bad kernel costs only itself.
+        Nothing of the folder's own path may be written into the files: it is renamed afterwards.
+        """
+
+    def worker_options(self) -> Mapping[str, object]:
+        """Return plain data that `worker` needs in place of this object: compiler, flags, target."""
+        return {}
+
+    @abstractmethod
+    def load(self, folder: Path) -> Mapping[str, Launchable]:
+        """Load a folder that `build` filled, possibly in another process, and return its kernels by
+        `Source.key`. Raise `KernelLoadError` when it cannot be loaded."""
+
+    def host(self, kernel: Kernel) -> HostCall | None:
+        """Say how a native host program calls the kernel, or None: it is called through the launchable."""
+        return None
+
+    def synchronize(self) -> None:  # noqa: B027 - a default that does nothing, not a missing one
+        """Wait until all launched work is done. By default, launches are taken to return when done."""
+
+    def benchmark(self, launchable: Launchable, args: Sequence[object]) -> float:
+        """Return the milliseconds that one launch takes: the median of several after a warm-up."""
+        launchable(*args)
+        self.synchronize()
+        samples: list[float] = []
+        spent = 0.0
+        while len(samples) < 5 or (spent < 0.02 and len(samples) < 100):
+            start = time.perf_counter()
+            launchable(*args)
+            self.synchronize()
+            samples.append(time.perf_counter() - start)
+            spent += samples[-1]
+        return statistics.median(samples) * 1e3
+
+    def describe(self) -> Mapping[str, str]:
+        """Return the facts on which built kernels depend: versions, flags, the device's abilities.
+
+        They are part of every cache key and are shown by `polyfuse doctor`. Compute them once.
+        """
+        return {}

@@ -1,0 +1,167 @@
+"""The hooks: what plugins may answer, one function each. A plugin implements the ones it wants, with any
+subset of the arguments, in the module that its entry point names.
+
+Hooks are called a few times in a session, never for each kernel: that is the work of `Backend`. A hook that
+raises is logged with the plugin's name, and the plugin's answer is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+    from polyfuse.plugin.manifest import Finding, Manifest
+
+__all__ = [
+    "PROJECT",
+    "hookimpl",
+    "polyfuse_cache_key",
+    "polyfuse_choices",
+    "polyfuse_decision",
+    "polyfuse_doctor",
+    "polyfuse_lowerings",
+    "polyfuse_manifest",
+    "polyfuse_rewrites",
+]
+
+PROJECT = "polyfuse"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+# --- when plugins are discovered ----------------------------------------------------------------------------
+
+
+@hookspec
+def polyfuse_manifest() -> Manifest:  # type: ignore[empty-body]
+    """Describe the plugin.
+
+    Arguments: none.
+    Called: once, when a session discovers its plugins; the module must import nothing heavy.
+    Errors: the plugin is marked failed, with the error as the reason.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_manifest():
+            return Manifest(name="mine", version="1.0", distribution="polyfuse-mine", api=(1, 0),
+                            device_types=("cpu",), priority={"cpu": 50},
+                            load="polyfuse_mine.backend:MyBackend")
+    """
+
+
+# --- when a session starts ----------------------------------------------------------------------------------
+
+
+@hookspec
+def polyfuse_lowerings() -> Mapping[str, Callable[..., object]]:  # type: ignore[empty-body]
+    """Offer ways to express operators in the loop representation.
+
+    Arguments: none.
+    Called: not yet; to be once, when a session first lowers a graph. Answers are merged over the core's own
+    table, so a plugin can bring the lowering of a custom operator or replace an existing one.
+    Errors: the plugin's answer is left out.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_lowerings():
+            from polyfuse_mine.lowerings import lower_swiglu
+            return {"mylib.swiglu.default": lower_swiglu}
+    """
+
+
+@hookspec
+def polyfuse_rewrites() -> Sequence[object]:  # type: ignore[empty-body]
+    """Offer rewrites of the captured graph, applied after the core's own.
+
+    Arguments: none.
+    Called: not yet; to be once, when a session first rewrites a graph.
+    Errors: the plugin's answer is left out.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_rewrites():
+            from polyfuse_mine.rewrites import RULES
+            return RULES
+    """
+
+
+@hookspec
+def polyfuse_cache_key(settings: Settings) -> Sequence[str]:  # type: ignore[empty-body]
+    """Add facts on which compiled graphs depend beyond the backends' own descriptions.
+
+    Arguments: `settings`, the session's options.
+    Called: not yet; to be once, when a session first computes the key of a graph.
+    Errors: nothing is cached in that session, because a stale hit would be worse.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_cache_key(settings):
+            return [f"mine lowerings {TABLE_VERSION}"]
+    """
+
+
+# --- while a graph is compiled ------------------------------------------------------------------------------
+
+
+@hookspec
+def polyfuse_choices(op: str, device_type: str) -> Sequence[object]:  # type: ignore[empty-body]
+    """Offer implementations of a templated operation, to be timed against the others.
+
+    Arguments: `op`, the operation's name in the representation, such as `matmul`; `device_type`, where it
+    runs.
+    Called: not yet; to be once for each operation and device type of a session.
+    Errors: the plugin's answer is left out.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_choices(op, device_type):
+            if op == "matmul" and device_type == "cpu":
+                from polyfuse_mine.templates import matmul_choices
+                return matmul_choices()
+            return []
+    """
+
+
+@hookspec
+def polyfuse_decision(decision: object) -> None:
+    """Observe a decision of the compiler: a fusion made or refused, a selection with its timings.
+
+    Arguments: `decision`, a frozen dataclass with the subjects, the verdict and the reason.
+    Called: after each graph was scheduled, for every decision; be quick. Observers are collected once, when
+    the session schedules its first graph.
+    Errors: the observer is not called again in this session.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_decision(decision):
+            LOG.append(decision)
+    """
+
+
+# --- when a user asks ---------------------------------------------------------------------------------------
+
+
+@hookspec
+def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:  # type: ignore[empty-body]
+    """Report on the toolchain that the plugin uses.
+
+    Arguments: `settings`, the options in force.
+    Called: by `polyfuse doctor`. May take seconds: it can try to compile something.
+    Errors: shown as the plugin's finding.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_doctor(settings):
+            return [Finding("compiler", True, "mycc 4.2 at /usr/bin/mycc")]
+    """

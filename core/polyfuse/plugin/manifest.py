@@ -1,0 +1,79 @@
+"""What a plugin says about itself before anything heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+__all__ = ["Finding", "Manifest", "Offer", "Requires"]
+
+
+class Offer(StrEnum):
+    """A kind of thing that a plugin brings."""
+
+    KERNELS = "kernels"
+    CHOICES = "choices"
+    LOWERINGS = "lowerings"
+    REWRITES = "rewrites"
+    NATIVE_HOST = "native host"
+
+
+@dataclass(frozen=True)
+class Requires:
+    """What a plugin needs in order to work here.
+
+    `packages` are requirement texts (`"numpy>=2"`), checked against what is installed. `programs` are names
+    looked up on the search path; alternatives are written `"first|second"`, and `"$NAME|first"` also accepts
+    a program named by an environment variable. `hardware` is prose for people: the backend itself refuses
+    with `BackendUnavailableError` when it is loaded without it.
+    """
+
+    packages: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    hardware: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A plugin's identity card.
+
+    `load` is a dotted path `"package.module:attribute"`. The attribute is called with the session's
+    `Settings` and returns a `Backend`; a class derived from `Backend` serves as it is.
+
+    `priority` orders backends for a device type, higher first. A device type that is in `device_types` but
+    not in `priority` is served only when the user names this backend. In both, `"*"` stands for every device
+    type that is not listed.
+
+    `options` documents the plugin's own options, name to text; users write them `"plugin.option"`.
+    """
+
+    name: str
+    version: str
+    distribution: str
+    api: tuple[int, int]
+    device_types: tuple[str, ...]
+    load: str
+    priority: Mapping[str, int] = field(default_factory=dict)
+    offers: tuple[Offer, ...] = (Offer.KERNELS,)
+    requires: Requires = Requires()
+    options: Mapping[str, str] = field(default_factory=dict)
+    summary: str = ""
+
+    def serves(self, device_type: str) -> bool:
+        """Return whether the backend can be used for a device type."""
+        return device_type in self.device_types or "*" in self.device_types
+
+    def rank(self, device_type: str) -> int | None:
+        """Return the priority for a device type, or None where users must name the backend."""
+        return self.priority.get(device_type, self.priority.get("*"))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of a toolchain report: a subject, whether it is well, details, and what to do if it is not."""
+
+    subject: str
+    ok: bool
+    detail: str
+    fix: str = ""

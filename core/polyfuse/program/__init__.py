@@ -1,0 +1,19 @@
+"""From a schedule to the host program that runs it: steps, memory, text."""
+
+from polyfuse.program.memory import MemoryPlan
+from polyfuse.program.plan import memory_plan, plan
+from polyfuse.program.python_text import python_text
+from polyfuse.program.steps import Program, ProgramInput, ProgramKernel
+from polyfuse.program.traffic import bytes_moved, step_bytes
+
+__all__ = [
+    "MemoryPlan",
+    "Program",
+    "ProgramInput",
+    "ProgramKernel",
+    "bytes_moved",
+    "memory_plan",
+    "plan",
+    "python_text",
+    "step_bytes",
+]

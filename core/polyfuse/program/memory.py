@@ -1,0 +1,163 @@
+"""Where an intermediate tensor's memory comes from: which dead storage a new buffer takes over.
+
+Two buffers may share storage if device, element type and the size of the storage agree, compared as symbolic
+expressions and never by example values. A freed storage waits for its next owner only as long as that does
+not raise the program's peak: what nobody takes, or would be held at the wrong moment, is released at its last
+use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.nodes import Buffer
+from polyfuse.symbolic import IndexLike, free_symbols
+from polyfuse.symbolic.text import evaluate
+
+_UNKNOWN_SIZE = 64
+"""Guess for a size that only the data tells."""
+
+_ITEMSIZES = {"complex128": 16, "complex64": 8, "complex32": 4, "qint32": 4}
+
+ReuseKey = tuple[str, str, IndexLike]
+
+
+def storage_size(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:
+    """Elements from the first to the last that a layout reaches; 0 for an empty tensor."""
+    if any(n == 0 for n in size):
+        return 0
+    total: IndexLike = 1
+    for n, step in zip(size, stride, strict=True):
+        total = total + (n - 1) * step
+    return total
+
+
+def itemsize(buffer: Buffer) -> int:
+    """Bytes of one element."""
+    return buffer.dtype.itemsize if buffer.dtype is not None else _ITEMSIZES.get(buffer.torch_dtype, 1)
+
+
+def reuse_key(buffer: Buffer) -> ReuseKey:
+    """What must be equal for two buffers to share storage."""
+    return buffer.device, buffer.torch_dtype, storage_size(buffer.size, buffer.stride)
+
+
+def example_value(index: IndexLike, hints: Mapping[str, int]) -> int:
+    """The value of a size for the example inputs; a guess where the data decides."""
+    if isinstance(index, int):
+        return index
+    values = {name: hints.get(name, _UNKNOWN_SIZE) for name in free_symbols(index)}
+    return evaluate(index, values)
+
+
+def storage_bytes(buffer: Buffer, hints: Mapping[str, int]) -> int:
+    """Bytes of a buffer's storage for the example inputs."""
+    return example_value(storage_size(buffer.size, buffer.stride), hints) * itemsize(buffer)
+
+
+@dataclass(frozen=True)
+class Lifetime:
+    """When a buffer's storage is in use.
+
+    Attributes:
+        name: the buffer.
+        key: what it may be shared with.
+        size: bytes, for the example inputs.
+        first: step that writes it first.
+        last: step after which it is dead; None if it outlives the program.
+        poolable: whether its storage may go to another buffer: nobody else knows it.
+        allocated: whether the program allocates it (an operator may have made it instead).
+        takes: the dying buffer whose storage it writes over, by decision of the scheduler; ``""`` if none.
+    """
+
+    name: str
+    key: ReuseKey
+    size: int
+    first: int
+    last: int | None
+    poolable: bool
+    allocated: bool
+    takes: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The outcome, in bytes for the example inputs; inputs themselves are not counted.
+
+    Attributes:
+        takes: buffer -> the dead buffer whose storage it takes over.
+        peak: most bytes in use at once.
+        allocated: bytes allocated anew, all allocations together.
+    """
+
+    takes: dict[str, str]
+    peak: int
+    allocated: int
+
+
+def plan_memory(lifetimes: Sequence[Lifetime], steps: int, reuse: bool = True) -> MemoryPlan:
+    """Decide reuse for buffers in the order of their first writes.
+
+    Args:
+        lifetimes: in the order in which the buffers come into being.
+        steps: number of steps of the program.
+        reuse: whether storage is shared other than where the scheduler decided so.
+    """
+    live = _live_bytes(lifetimes, steps)
+    peak = max(live, default=0)
+    takes = {b.name: b.takes for b in lifetimes if b.takes}
+    if reuse:
+        _share(lifetimes, live, peak, takes)
+    fresh = sum(b.size for b in lifetimes if b.allocated and b.name not in takes)
+    return MemoryPlan(takes, peak, fresh)
+
+
+def _live_bytes(lifetimes: Sequence[Lifetime], steps: int) -> list[int]:
+    """Bytes in use during each step when every buffer is released right after its last use."""
+    live = [0] * steps
+    for buffer in lifetimes:
+        # a storage that is handed over in a step is counted there once, for its new owner's sake
+        start = buffer.first + 1 if buffer.takes else buffer.first
+        end = steps - 1 if buffer.last is None else buffer.last
+        for step in range(start, end + 1):
+            live[step] += buffer.size
+    return live
+
+
+def _share(lifetimes: Sequence[Lifetime], live: list[int], peak: int, takes: dict[str, str]) -> None:
+    gone = set(takes.values())
+    dying: dict[int, list[Lifetime]] = {}
+    for buffer in lifetimes:
+        if buffer.last is not None and buffer.poolable and buffer.name not in gone:
+            dying.setdefault(buffer.last, []).append(buffer)
+    pool: dict[ReuseKey, list[Lifetime]] = {}
+    freed_up_to = 0
+    for buffer in sorted(lifetimes, key=lambda b: b.first):
+        for step in range(freed_up_to, buffer.first):
+            for dead in dying.get(step, ()):
+                pool.setdefault(dead.key, []).append(dead)
+        freed_up_to = max(freed_up_to, buffer.first)
+        waiting = pool.get(buffer.key)
+        if not buffer.allocated or buffer.takes or not waiting:
+            continue
+        dead = waiting[-1]
+        held = range((dead.last or 0) + 1, buffer.first)
+        if all(live[step] + dead.size <= peak for step in held):
+            waiting.pop()
+            takes[buffer.name] = dead.name
+            for step in held:
+                live[step] += dead.size
+
+
+__all__ = [
+    "Lifetime",
+    "MemoryPlan",
+    "ReuseKey",
+    "example_value",
+    "itemsize",
+    "plan_memory",
+    "reuse_key",
+    "storage_bytes",
+    "storage_size",
+]

@@ -1,0 +1,482 @@
+"""Schedule to program: symbols, checks, memory, launches, calls and results, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from polyfuse.base.errors import IRError
+from polyfuse.base.settings import Settings
+from polyfuse.ir.graph import Graph, views_in
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, View
+from polyfuse.program.memory import Lifetime, MemoryPlan, plan_memory, reuse_key, storage_bytes
+from polyfuse.program.steps import (
+    Allocate,
+    AssertFinite,
+    AssertLayout,
+    BindSymbol,
+    Conform,
+    ExternStep,
+    Free,
+    LaunchKernel,
+    MakeView,
+    Observe,
+    Program,
+    ProgramInput,
+    ProgramKernel,
+    Read,
+    Ref,
+    Return,
+    Reuse,
+    Step,
+    Synchronize,
+)
+from polyfuse.program.symbols import bind_symbols, symbols_in
+from polyfuse.schedule.result import Call, Launch, Schedule
+from polyfuse.symbolic import Index, IndexLike
+
+__all__ = ["memory_plan", "plan"]
+
+
+def plan(schedule: Schedule, settings: Settings, *, observe: bool = False) -> Program:
+    """The host program of a schedule.
+
+    Args:
+        schedule: what to run.
+        settings: which checks and markers to put in, and whether memory is reused.
+        observe: whether every computed value is shown to the observer (`polyfuse.runtime.set_observer`).
+
+    Raises:
+        UnsupportedError: a size cannot be computed from the inputs.
+    """
+    return _Planner(schedule, settings, observe).program()
+
+
+def memory_plan(schedule: Schedule, settings: Settings) -> MemoryPlan:
+    """Only the memory part of `plan`: who takes whose storage, and the peak."""
+    return _Planner(schedule, settings, False).memory
+
+
+class _Planner:
+    """The state of planning one schedule."""
+
+    def __init__(self, schedule: Schedule, settings: Settings, observe: bool) -> None:
+        self.schedule = schedule
+        self.graph: Graph = schedule.graph
+        self.settings = settings
+        self.observe = observe
+        self.removed = frozenset(schedule.removed)
+        self.inputs = tuple(_program_input(item, self.graph) for item in self.graph.inputs)
+        self.shared = _shared_storage(schedule)
+        self.kept = frozenset(self.graph.output_buffers())
+        self.lifetimes = _lifetimes(self)
+        self.memory = plan_memory(self.lifetimes, len(schedule.steps), settings.reuse_buffers)
+        self.taken = {old: new for new, old in self.memory.takes.items()}
+        self.dead: set[str] = set()
+        self.bound: dict[str, None] = {item.name: None for item in self.inputs if item.kind == "tensor"}
+        self.repeated = _repeated_views(self.graph, schedule)
+        self.views: dict[View, str] = {}
+        self.steps: list[Step] = []
+        self.origins: tuple[Origin, ...] = ()
+        self.temporaries = 0
+        self.names_taken = {*self.graph.buffers, *self.graph.objects, *(item.name for item in self.inputs)}
+        self.kernels = _KernelTable()
+
+    def program(self) -> Program:
+        """Plan everything."""
+        prologue_end = self._prologue()
+        for position, step in enumerate(self.schedule.steps):
+            self.origins = _origins(step)
+            dying = self.schedule.last_use[position]
+            if isinstance(step, Launch):
+                self._launch(step)
+            else:
+                self._call(step.node, dying)
+            self._free(dying)
+        self.origins = ()
+        # what would be forgotten after the last launch goes with the return anyway
+        while len(self.steps) > prologue_end and isinstance(self.steps[-1], Free):
+            self.steps.pop()
+        self._return()
+        steps = tuple(self.steps)
+        once, always = self._layout_checks()
+        symbols = self._symbols((*always, *steps))
+        return Program(
+            name=self.graph.name,
+            kind=self.graph.kind,
+            inputs=self.inputs,
+            checks=once,
+            steps=(*symbols, *always, *steps),
+            kernels=self.kernels.entries(),
+            constants=tuple((name, name) for name in _used_constants(self.graph, self.schedule)),
+            device=_accelerator(self.graph),
+            profile=self.settings.profile,
+            symbol_hints=tuple(sorted(self.graph.symbol_hints.items())),
+        )
+
+    def _prologue(self) -> int:
+        """Checks of input values, and release of inputs that nothing uses."""
+        if self.settings.nan_asserts:
+            for item in self.inputs:
+                if item.kind == "tensor":
+                    self._add(AssertFinite(item.name, f"input {item.name}"))
+        unused = _unused_inputs(self.graph, self.schedule)
+        if unused:
+            self._add(Free(unused))
+            for name in unused:
+                self._forget(name)
+        return len(self.steps)
+
+    def _layout_checks(self) -> tuple[tuple[AssertLayout, ...], tuple[AssertLayout, ...]]:
+        """Checks made at the first call only, and at every call.
+
+        A parameter is the same object in every call, so once is enough for it.
+        """
+        unused = _unused_inputs(self.graph, self.schedule)
+        once: list[AssertLayout] = []
+        always: list[AssertLayout] = []
+        for item in self.inputs if self.settings.size_asserts else ():
+            # an empty tensor's strides mean nothing
+            if item.kind == "tensor" and item.name not in unused and not any(n == 0 for n in item.size):
+                plain = all(isinstance(n, int) for n in (*item.size, *item.stride))
+                checks = once if item.static and plain else always
+                checks.append(AssertLayout(item.name, item.size, item.stride))
+        return tuple(once), tuple(always)
+
+    def _symbols(self, steps: Sequence[Step]) -> tuple[BindSymbol, ...]:
+        made = {s.symbol for s in steps if isinstance(s, BindSymbol)}
+        used = symbols_in(_expressions(steps))
+        return bind_symbols(self.inputs, (name for name in used if name not in made))
+
+    def _add(self, step: Step) -> None:
+        self.steps.append(replace(step, origins=self.origins) if self.origins else step)
+
+    def _launch(self, launch: Launch) -> None:
+        renamed: dict[str, str] = {}
+        for name in (*launch.operands, *launch.writes):
+            if isinstance(name, str) and name not in renamed:
+                taken = self._ensure(name)
+                if taken:
+                    renamed[taken] = name
+        # an operand whose storage was taken over in this very step is at the same address under its new name
+        operands = tuple(renamed.get(o, o) if isinstance(o, str) else o for o in launch.operands)
+        self._add(LaunchKernel(self.kernels.name_of(launch), operands))
+        self._after(launch.writes, launch.kernel.device)
+
+    def _ensure(self, name: str) -> str:
+        """Give a buffer memory if it has none. Returns the buffer whose storage it takes over, or ``""``."""
+        buffer = self.graph.buffers[name]
+        if name in self.bound or name in self.removed or buffer.kind == "constant":
+            return ""
+        if buffer.kind != "temp" or name in self.dead:
+            raise IRError(
+                f"the schedule of {self.graph.name} uses {name} where it has no value",
+                "report it with the dumped schedule",
+            )
+        self.bound[name] = None
+        old = self.memory.takes.get(name)
+        if old is None:
+            self._add(Allocate(name, buffer.size, buffer.stride, buffer.torch_dtype, buffer.device))
+            return ""
+        before = self.graph.buffers[old]
+        same = (before.size, before.stride) == (buffer.size, buffer.stride)
+        self._forget_views(old)
+        self._add(Reuse(name, old, buffer.size, buffer.stride, same))
+        self._forget(old)
+        return old
+
+    def _call(self, node: ExternCall, dying: Sequence[str]) -> None:
+        for view in views_in((node.args, tuple(value for _, value in node.kwargs))):
+            self._ensure(view.buffer)
+        args = self._operand(node.args)
+        kwargs = tuple((key, self._operand(value)) for key, value in node.kwargs)
+        outputs = tuple("" if name in self.removed else name for name in node.outputs)
+        if node.out == "out":
+            self._ensure(outputs[0])
+        elif node.out == "none":
+            outputs = ()
+        results, numbers = self._named_results(outputs, node.symbols)
+        self._add(ExternStep(node.op, args, kwargs, results, node.out))
+        self._bind_results(results, node.symbols)
+        if node.out in ("single", "tuple"):
+            for name in outputs:
+                if name:
+                    self.bound[name] = None
+                    if name not in dying:
+                        self._conform(node, name)
+        if numbers:
+            self._add(Free(numbers))
+        device = next((self.graph.buffers[n].device for n in node.writes() if n in self.graph.buffers), "cpu")
+        self._after(outputs, device)
+
+    def _named_results(
+        self, outputs: tuple[str, ...], symbols: Sequence[tuple[str, str]]
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names for all results that are needed, and those names that are only needed for their sizes."""
+        names = list(outputs)
+        extra: list[str] = []
+        for symbol, path in symbols:
+            kind, position, *_ = path.split(":")
+            names += [""] * (int(position) + 1 - len(names))
+            if kind == "item" and not names[int(position)]:
+                names[int(position)] = symbol
+            elif not names[int(position)]:
+                names[int(position)] = self._temporary("result")
+                extra.append(names[int(position)])
+        return tuple(names), tuple(extra)
+
+    def _bind_results(self, results: Sequence[str], symbols: Sequence[tuple[str, str]]) -> None:
+        for symbol, path in symbols:
+            kind, position, *dim = path.split(":")
+            source = results[int(position)]
+            read = Read("value", source) if kind == "item" else Read(kind, source, int(dim[0]))
+            self._add(BindSymbol(symbol, read))
+
+    def _conform(self, node: ExternCall, name: str) -> None:
+        """Make sure of the layout of a result, unless it shares storage and must stay where it is."""
+        buffer = self.graph.buffers.get(name)
+        if buffer is None or buffer.kind == "object" or node.aliases:
+            return
+        if self.settings.size_asserts and not any(n == 0 for n in buffer.size):
+            self._add(Conform(name, buffer.size, buffer.stride))
+
+    def _after(self, written: Iterable[str], device: str) -> None:
+        """Whatever the settings ask for after something was launched."""
+        names = [n for n in dict.fromkeys(written) if n and n in self.bound]
+        tensors = [n for n in names if self.graph.buffers[n].kind != "object"]
+        if self.settings.debug_sync and not device.startswith("cpu"):
+            self._add(Synchronize(device))
+        if self.settings.nan_asserts:
+            for name in tensors:
+                self._add(AssertFinite(name, name))
+        if self.observe:
+            label = self.origins[0].fx if self.origins else ""
+            for name in tensors:
+                self._add(Observe(name, label or name))
+
+    def _free(self, dead: Iterable[str]) -> None:
+        names: list[str] = []
+        for name in dead:
+            if name in self.bound and name not in self.taken and name not in self.kept:
+                names.extend(self._views_of(name))
+                names.append(name)
+                self._forget(name)
+            elif name in self.bound and name in self.taken:
+                self._forget_views(name)
+        if names:
+            self._add(Free(tuple(names)))
+
+    def _forget(self, name: str) -> None:
+        del self.bound[name]
+        self.dead.add(name)
+
+    def _views_of(self, buffer: str) -> list[str]:
+        found = [view for view in self.views if view.buffer == buffer]
+        return [self.views.pop(view) for view in found]
+
+    def _forget_views(self, buffer: str) -> None:
+        names = self._views_of(buffer)
+        if names:
+            self._add(Free(tuple(names)))
+
+    def _temporary(self, prefix: str) -> str:
+        """A variable that the graph has no name like: its inputs are called after the traced nodes."""
+        while True:
+            self.temporaries += 1
+            name = f"{prefix}_{self.temporaries}"
+            if name not in self.names_taken:
+                return name
+
+    def _operand(self, value: Any) -> Any:
+        """An argument with its views replaced by variables, where there are any."""
+        if isinstance(value, (tuple, list)):
+            return tuple(self._operand(item) for item in value)
+        if not isinstance(value, View):
+            return value
+        buffer = self.graph.buffers[value.buffer]
+        if is_whole(value, buffer):
+            return Ref(value.buffer)
+        if value not in self.repeated:
+            return value
+        if value not in self.views:
+            name = self._temporary("view")
+            self._add(MakeView(name, value))
+            self.views[value] = name
+        return Ref(self.views[value])
+
+    def _return(self) -> None:
+        values: list[Any] = []
+        for output in self.graph.outputs:
+            value = output.value
+            if isinstance(value, View):
+                self._ensure(value.buffer)
+                value = self._operand(value)
+            elif isinstance(value, str) and output.kind != "tensor":
+                known = value in self.graph.buffers or any(value == item.name for item in self.inputs)
+                value = Ref(value) if known else Opaque(key=value)
+            values.append(value)
+        self._add(Return(tuple(values)))
+
+
+class _KernelTable:
+    """Names for kernels; launches of equal kernels share one."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[Kernel, str], str] = {}
+        self._launches: dict[str, list[str]] = {}
+
+    def name_of(self, launch: Launch) -> str:
+        key = (launch.kernel, launch.backend)
+        name = self._names.get(key)
+        if name is None:
+            plain = "".join(c if c.isalnum() else "_" for c in launch.kernel.name) or "kernel"
+            name = self._names[key] = f"{plain}_{len(self._names)}"
+        self._launches.setdefault(name, []).append(launch.name)
+        return name
+
+    def entries(self) -> tuple[ProgramKernel, ...]:
+        return tuple(
+            ProgramKernel(name, kernel, backend, tuple(self._launches[name]))
+            for (kernel, backend), name in self._names.items()
+        )
+
+
+def is_whole(view: View, buffer: Buffer) -> bool:
+    """Whether a view is the buffer itself."""
+    return (
+        (view.size, view.stride, view.offset) == (buffer.size, buffer.stride, 0)
+        and (view.dtype is None or view.dtype is buffer.dtype)
+    ) or buffer.kind == "object"
+
+
+def _program_input(item: Any, graph: Graph) -> ProgramInput:
+    buffer = graph.buffers.get(item.name)
+    if item.kind != "tensor" or buffer is None:
+        kind = "object" if item.kind == "tensor" else item.kind
+        return ProgramInput(item.name, kind, value=item.value, static=item.static)
+    return ProgramInput(
+        item.name, "tensor", buffer.size, buffer.stride, buffer.torch_dtype, buffer.device, item.static
+    )
+
+
+def _shared_storage(schedule: Schedule) -> frozenset[str]:
+    """Buffers that may share storage with others through an operator's results."""
+    shared: set[str] = set()
+    for step in schedule.steps:
+        if isinstance(step, Call) and step.node.aliases:
+            shared.update(step.node.aliases)
+            shared.update(step.node.outputs)
+    return frozenset(shared)
+
+
+def _lifetimes(planner: _Planner) -> list[Lifetime]:
+    """The lifetime of every buffer that gets memory in this program, by first write."""
+    schedule, graph = planner.schedule, planner.graph
+    last = {name: i for i, names in enumerate(schedule.last_use) for name in names}
+    found: dict[str, Lifetime] = {}
+    for position, step in enumerate(schedule.steps):
+        made_by_operator = isinstance(step, Call) and step.node.out in ("single", "tuple")
+        inplace = dict(step.inplace) if isinstance(step, Launch) and planner.settings.inplace else {}
+        for name in _touched(step):
+            buffer = graph.buffers.get(name)
+            if name in found or name in planner.removed or buffer is None or buffer.kind != "temp":
+                continue
+            if isinstance(step, Call) and step.node.out == "none" and name in step.node.outputs:
+                continue
+            own = name not in planner.shared and name not in planner.kept
+            made = made_by_operator and name in step.writes
+            # an operator may return less than it announced: what nobody reads is not looked at
+            checked = planner.settings.size_asserts and name not in schedule.last_use[position]
+            takes = inplace.get(name, "")
+            if takes and not _may_take(found.get(takes), position, reuse_key(buffer), found):
+                takes = ""
+            found[name] = Lifetime(
+                name=name,
+                key=reuse_key(buffer),
+                size=storage_bytes(buffer, graph.symbol_hints),
+                first=position,
+                last=None if name in planner.kept else last.get(name),
+                poolable=own and (checked or not made),
+                allocated=not made,
+                takes=takes,
+            )
+    return list(found.values())
+
+
+def _may_take(old: Lifetime | None, position: int, key: object, found: dict[str, Lifetime]) -> bool:
+    """Whether the storage of `old` can really be handed over at this step."""
+    if old is None or not old.poolable or old.first >= position or old.last != position or old.key != key:
+        return False
+    return all(other.takes != old.name for other in found.values())
+
+
+def _touched(step: Launch | Call) -> Iterator[str]:
+    if isinstance(step, Launch):
+        yield from (o for o in step.operands if isinstance(o, str))
+    yield from step.reads
+    yield from step.writes
+
+
+def _used(graph: Graph, schedule: Schedule) -> set[str]:
+    return {name for step in schedule.steps for name in _touched(step)} | set(graph.output_buffers())
+
+
+def _unused_inputs(graph: Graph, schedule: Schedule) -> tuple[str, ...]:
+    used = _used(graph, schedule)
+    return tuple(i.name for i in graph.inputs if i.kind == "tensor" and i.name not in used)
+
+
+def _used_constants(graph: Graph, schedule: Schedule) -> tuple[str, ...]:
+    used = _used(graph, schedule)
+    return tuple(b.name for b in graph.buffers.values() if b.kind == "constant" and b.name in used)
+
+
+def _repeated_views(graph: Graph, schedule: Schedule) -> frozenset[View]:
+    """Views that are needed more than once, as operands or results."""
+    counts: dict[View, int] = {}
+    wanted: list[Any] = [o.value for o in graph.outputs]
+    for step in schedule.steps:
+        if isinstance(step, Call):
+            wanted.append((step.node.args, tuple(value for _, value in step.node.kwargs)))
+    for view in views_in(wanted):
+        if not is_whole(view, graph.buffers[view.buffer]):
+            counts[view] = counts.get(view, 0) + 1
+    return frozenset(view for view, count in counts.items() if count > 1)
+
+
+def _origins(step: Launch | Call) -> tuple[Origin, ...]:
+    nodes: tuple[Node, ...] = step.nodes if isinstance(step, Launch) else (step.node,)
+    return tuple(dict.fromkeys(origin for node in nodes for origin in node.origins))
+
+
+def _accelerator(graph: Graph) -> str:
+    """The first device of the graph that is not the processor, as text; ``""`` if there is none."""
+    return next((b.device for b in graph.buffers.values() if b.device and not b.device.startswith("cpu")), "")
+
+
+def _expressions(steps: Iterable[Step]) -> Iterator[IndexLike]:
+    """Every size expression in some steps."""
+    for step in steps:
+        if isinstance(step, (AssertLayout, Allocate, Reuse, Conform)):
+            yield from step.size
+            yield from step.stride
+        elif isinstance(step, LaunchKernel):
+            yield from (o for o in step.operands if not isinstance(o, str))
+        elif isinstance(step, MakeView):
+            yield from _sizes_in(step.view)
+        elif isinstance(step, ExternStep):
+            yield from _sizes_in((step.args, tuple(value for _, value in step.kwargs)))
+        elif isinstance(step, Return):
+            yield from _sizes_in(step.values)
+
+
+def _sizes_in(value: Any) -> Iterator[IndexLike]:
+    if isinstance(value, Index):
+        yield value
+    elif isinstance(value, View):
+        yield from (*value.size, *value.stride, value.offset)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _sizes_in(item)

@@ -1,0 +1,396 @@
+"""A host program as the text of a Python module."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+from typing import Any
+
+import torch
+
+import polyfuse.runtime as runtime
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.text import shorten
+from polyfuse.ir.nodes import Opaque, Origin, View
+from polyfuse.program.memory import example_value
+from polyfuse.program.steps import (
+    Allocate,
+    AssertFinite,
+    AssertLayout,
+    BindSymbol,
+    Conform,
+    ExternStep,
+    Free,
+    LaunchKernel,
+    MakeView,
+    Observe,
+    Program,
+    Read,
+    Ref,
+    Return,
+    Reuse,
+    Step,
+    Synchronize,
+)
+from polyfuse.runtime.explain import MARK
+from polyfuse.symbolic import Index, IndexLike
+from polyfuse.symbolic import text as symbolic_text
+
+__all__ = ["python_text"]
+
+_RESERVED = frozenset((*keyword.kwlist, *dir(builtins), *runtime.__all__, "math", "torch", "args", "call"))
+_PLAIN_HOST_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+OBJECT_CALL = "object."
+"""Start of the name of an operator that is an entry of the object table."""
+
+_SHOWN_SOURCES = 3
+_SHOWN_OPS = 8
+
+
+def python_text(program: Program, *, harness: bool = False) -> str:
+    """The text of a module whose function ``call`` runs the program; `runtime.load` makes it callable.
+
+    Args:
+        program: what to print.
+        harness: whether the text, run as a script, times itself on random inputs.
+
+    Raises:
+        UnsupportedError: an operator has an argument that has no text.
+    """
+    return _Printer(program).text(harness)
+
+
+class _Printer:
+    """The state of printing one program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.helpers: set[str] = set()
+        self.globals: dict[str, str] = {}  # text of the value -> name
+        self.objects: dict[str, str] = {}  # name -> key
+        self.names: dict[str, str] = {}
+        self.lines: list[str] = []
+        self.indent = "    "
+        self.dead: list[str] = []
+
+    def text(self, harness: bool) -> str:
+        """The whole module."""
+        program = self.program
+        for name, key in program.constants:
+            self.objects[self.variable(name)] = key
+        self._body()
+        title = f'"""Graph {program.name} ({program.kind}), compiled by Polyfuse."""'
+        parts = [title, ""]
+        if any("math." in line for line in self.lines):
+            parts.append("import math\n")
+        if any("torch." in text for text in self.globals):
+            parts.append("import torch\n")
+        if self.helpers:
+            parts += [f"from polyfuse.runtime import {', '.join(sorted(self.helpers))}", ""]
+        parts += [f"{name} = {text}" for text, name in self.globals.items()]
+        kernels = tuple(k.name for k in program.kernels)
+        parts += ["", f"NAME = {program.name!r}", f"KERNELS = {kernels!r}", f"OBJECTS = {self.objects!r}"]
+        parts += self._tables()
+        parts += [""] if kernels or self.objects else []
+        parts += [f"{name} = None" for name in (*kernels, *self.objects)]
+        parts += ["", "", "def call(args):", *self.lines]
+        if harness:
+            parts += ["", "", 'if __name__ == "__main__":']
+            parts += ["    from polyfuse.runtime.harness import main", "", "    main(globals())"]
+        return "\n".join(parts) + "\n"
+
+    def _tables(self) -> list[str]:
+        """What the loader checks at the first call, and what example inputs look like."""
+        hints = dict(self.program.symbol_hints)
+
+        def example(index: IndexLike) -> int:
+            return example_value(index, hints)
+
+        rows = ["INPUTS = ("]
+        for item in self.program.inputs:
+            size, stride = tuple(map(example, item.size)), tuple(map(example, item.stride))
+            if item.kind == "symint" and item.value is not None:
+                size = (example(item.value),)
+            row = (self.variable(item.name), item.kind, item.dtype, item.device, size, stride)
+            rows.append(f"    {row!r},")
+        rows.append(")")
+        position = {item.name: i for i, item in enumerate(self.program.inputs)}
+        checks = tuple((position[c.name], c.size, c.stride) for c in self.program.checks)
+        return [*rows, f"CHECKS = {checks!r}"]
+
+    # Names.
+
+    def variable(self, name: str) -> str:
+        """The Python name of a variable."""
+        found = self.names.get(name)
+        if found is None:
+            found = name if name.isidentifier() else "".join(c if c.isalnum() else "_" for c in f"v_{name}")
+            if found in _RESERVED or isinstance(getattr(torch, found, None), torch.dtype):
+                found += "_"
+            self.names[name] = found
+        return found
+
+    def helper(self, name: str) -> str:
+        """A function of the runtime, imported."""
+        self.helpers.add(name)
+        return name
+
+    def constant(self, text: str, name: str) -> str:
+        """A value computed once when the module is loaded."""
+        if text not in self.globals:
+            plain = "".join(c if c.isalnum() else "_" for c in name).strip("_")
+            taken = set(self.globals.values())
+            unique = plain
+            while unique in taken or unique in _RESERVED:
+                unique += "_"
+            self.globals[text] = unique
+        return self.globals[text]
+
+    def dtype(self, name: str) -> str:
+        """The global that holds a dtype."""
+        return self.constant(f"torch.{name}", name)
+
+    # Values.
+
+    def index(self, index: IndexLike) -> str:
+        """A size expression."""
+        return symbolic_text.python_text(index)
+
+    def shape(self, values: tuple[IndexLike, ...]) -> str:
+        """A size or stride as a tuple."""
+        return _tuple(self.index(v) for v in values)
+
+    def view(self, view: View) -> str:
+        """A view made on the spot."""
+        base = self.variable(view.buffer)
+        if view.dtype is not None:
+            base = f"{base}.view({self.dtype(str(view.dtype.torch).removeprefix('torch.'))})"
+        offset = "" if view.offset == 0 else f", {self.index(view.offset)}"
+        layout = f"{self.shape(view.size)}, {self.shape(view.stride)}"
+        return f"{self.helper('reinterpret_tensor')}({base}, {layout}{offset})"
+
+    def value(self, value: Any) -> str:
+        """An operand or result."""
+        if isinstance(value, Ref):
+            return self.variable(value.name)
+        if isinstance(value, View):
+            return self.view(value)
+        if isinstance(value, Index):
+            return self.index(value)
+        if isinstance(value, (tuple, list)):
+            return _tuple(self.value(item) for item in value)
+        if isinstance(value, Opaque):
+            return self._opaque(value)
+        if isinstance(value, float):
+            return _float_text(value)
+        if value is None or isinstance(value, (bool, int, str, complex)) or value is Ellipsis:
+            return repr(value)
+        if isinstance(value, _PLAIN_HOST_VALUES):
+            return self.constant(_host_text(value), _host_text(value).removeprefix("torch."))
+        raise UnsupportedError(
+            f"an operator has an argument of type {type(value).__name__}, which has no text",
+            "lower it to an Opaque value with a key of the graph's object table",
+        )
+
+    def _opaque(self, value: Opaque) -> str:
+        if value.text:
+            return self.constant(value.text, value.text.removeprefix("torch."))
+        for name, key in self.objects.items():
+            if key == value.key:
+                return name
+        name = self.variable(f"object_{len(self.objects)}")
+        self.objects[name] = value.key
+        return name
+
+    # Steps.
+
+    def _body(self) -> None:
+        plain_inputs = self._plain_symbols()
+        names = []
+        for item in self.program.inputs:
+            if item.kind == "none":
+                names.append("_")
+            else:
+                names.append(self.variable(item.name))
+        if names:
+            self._line(f"({names[0]},) = args" if len(names) == 1 else f"{', '.join(names)} = args")
+        self._line("args.clear()")
+        if self.program.device:
+            guard = self.constant(
+                f"{self.helper('device_guard')}({self.program.device!r})", f"on_{self.program.device}"
+            )
+            self._open(f"with {guard}():")
+        if self.program.profile:
+            self._open(f"with {self.helper('record_function')}({'polyfuse ' + self.program.name!r}):")
+        origins: tuple[Origin, ...] = ()
+        for step in self.program.steps:
+            if isinstance(step, BindSymbol) and step.symbol in plain_inputs:
+                continue
+            if not isinstance(step, (Free, Return)) and step.origins != origins:
+                self._flush()
+                self._line(f"{MARK}{_origin_text(step.origins)}")
+                origins = step.origins
+            self._step(step)
+
+    def _plain_symbols(self) -> set[str]:
+        """Symbols that are an input's very value: the input is unpacked under the symbol's name."""
+        found: set[str] = set()
+        for step in self.program.steps:
+            if isinstance(step, BindSymbol) and _is_copy(step) and step.read.name not in self.names:
+                if any(i.name == step.read.name and i.kind == "symint" for i in self.program.inputs):
+                    self.names[step.read.name] = step.symbol
+                    found.add(step.symbol)
+        return found
+
+    def _open(self, line: str) -> None:
+        self._line(line)
+        self.indent += "    "
+
+    def _line(self, text: str) -> None:
+        self.lines.append(self.indent + text)
+
+    def _flush(self) -> None:
+        """Forget what is dead: several names in one statement."""
+        if self.dead:
+            self._line(f"del {', '.join(self.dead)}")
+            self.dead.clear()
+
+    def _step(self, step: Step) -> None:
+        if isinstance(step, Free):
+            self.dead += [self.variable(name) for name in step.names]
+            return
+        self._flush()
+        if isinstance(step, LaunchKernel):
+            operands = (self.variable(o) if isinstance(o, str) else self.index(o) for o in step.operands)
+            self._marked(f"{step.kernel}({', '.join(operands)})", step.kernel)
+        elif isinstance(step, ExternStep):
+            self._extern(step)
+        elif isinstance(step, Return):
+            self._line(f"return {_tuple(self.value(v) for v in step.values)}")
+        elif isinstance(step, (Allocate, Reuse, MakeView, Conform)):
+            self._memory(step)
+        elif isinstance(step, BindSymbol):
+            self._bind(step)
+        elif isinstance(step, AssertLayout):
+            layout = f"{self.shape(step.size)}, {self.shape(step.stride)}"
+            # tensors without strides are described with zeros, as expanded ones are
+            plain = not step.stride or any(n != 0 for n in step.stride)
+            check = self.helper("assert_size_stride" if plain else "assert_layout")
+            self._line(f"{check}({self.variable(step.name)}, {layout})")
+        elif isinstance(step, AssertFinite):
+            self._line(f"{self.helper('assert_finite')}({self.variable(step.name)}, {step.label!r})")
+        elif isinstance(step, Observe):
+            self._line(f"{self.helper('observe')}({step.label!r}, {self.variable(step.name)})")
+        elif isinstance(step, Synchronize):
+            self._line(f"{self.helper('synchronize')}({step.device!r})")
+        else:
+            name = type(step).__name__
+            raise TypeError(f"python_text() does not know {name}; add its form beside the others")
+
+    def _memory(self, step: Allocate | Reuse | MakeView | Conform) -> None:
+        if isinstance(step, MakeView):
+            self._line(f"{self.variable(step.name)} = {self.view(step.view)}")
+            return
+        layout = f"{self.shape(step.size)}, {self.shape(step.stride)}"
+        if isinstance(step, Allocate):
+            if step.device == "cpu":
+                function = self.helper("empty_strided_cpu")
+            else:
+                # under the guard the program's own device is the current one, and the short form means that
+                device = step.device.split(":")[0] if step.device == self.program.device else step.device
+                function = self.constant(f"{self.helper('allocator')}({device!r})", f"empty_strided_{device}")
+            self._line(f"{self.variable(step.name)} = {function}({layout}, {self.dtype(step.dtype)})")
+        elif isinstance(step, Reuse):
+            new, old = self.variable(step.new), self.variable(step.old)
+            text = old if step.same_layout else f"{self.helper('reinterpret_tensor')}({old}, {layout})"
+            self._line(f"{new} = {text}; del {old}  # same storage")
+        else:
+            name = self.variable(step.name)
+            self._line(f"{name} = {self.helper('conform')}({name}, {layout})")
+
+    def _extern(self, step: ExternStep) -> None:
+        out = ", out=True" if step.out == "out" else ""
+        name = f"{step.op.removesuffix('.out')}_out" if out else step.op
+        if step.op.startswith(OBJECT_CALL):
+            function = self._opaque(Opaque(key=step.op.removeprefix(OBJECT_CALL)))
+        else:
+            function = self.constant(f"{self.helper('operator')}({step.op!r}{out})", name)
+        arguments = [self.value(a) for a in step.args]
+        arguments += [f"{key}={self.value(value)}" for key, value in step.kwargs]
+        if step.out == "out":
+            arguments.append(f"out={self.variable(step.outputs[0])}")
+        call = f"{function}({', '.join(arguments)})"
+        names = [self.variable(name) if name else "_" for name in step.outputs]
+        if step.out in ("none", "out") or not any(step.outputs):
+            self._marked(call, step.op)
+        elif step.out == "tuple":
+            targets = f"({names[0]},)" if len(names) == 1 else ", ".join(names)
+            self._marked(f"{targets} = {call}", step.op)
+            if "_" in names:
+                self._line("del _")
+        else:
+            self._marked(f"{names[0]} = {call}", step.op)
+
+    def _marked(self, line: str, label: str) -> None:
+        """A launch or call, marked for the profiler if that is asked for."""
+        if self.program.profile:
+            self._line(f"with {self.helper('record_function')}({label!r}):")
+            self._line("    " + line)
+        else:
+            self._line(line)
+
+    def _bind(self, step: BindSymbol) -> None:
+        text = self._read(step.read)
+        if text == step.symbol:
+            return
+        if step.offset != 0:
+            text = f"({text} - ({self.index(step.offset)}))"
+        if step.factor != 1:
+            text = f"{text} // ({self.index(step.factor)})"
+        if step.power == 2:
+            text = f"math.isqrt({text})"
+        self._line(f"{step.symbol} = {text}")
+
+    def _read(self, read: Read) -> str:
+        name = self.variable(read.name)
+        if read.kind == "value":
+            return name
+        return f"{name}.shape[{read.dim}]" if read.kind == "size" else f"{name}.stride({read.dim})"
+
+
+def _is_copy(step: BindSymbol) -> bool:
+    return step.read.kind == "value" and (step.factor, step.offset, step.power) == (1, 0, 1)
+
+
+def _tuple(items: Any) -> str:
+    parts = list(items)
+    return f"({parts[0]},)" if len(parts) == 1 else f"({', '.join(parts)})"
+
+
+def _float_text(value: float) -> str:
+    if value != value:
+        return "math.nan"
+    if value in (float("inf"), float("-inf")):
+        return "math.inf" if value > 0 else "-math.inf"
+    return repr(value)
+
+
+def _host_text(value: Any) -> str:
+    return f"torch.{value!r}" if isinstance(value, torch.device) else str(value)
+
+
+def _origin_text(origins: tuple[Origin, ...]) -> str:
+    """Operators and source lines on one line."""
+    if not origins:
+        return "the compiler"
+    ops = list(dict.fromkeys(o.op for o in origins))
+    sources = list(dict.fromkeys(shorten(o.source) for o in origins if o.source))
+    shown = ", ".join(ops[:_SHOWN_OPS])
+    if len(ops) > _SHOWN_OPS:
+        shown += f" and {len(ops) - _SHOWN_OPS} more"
+    if not sources:
+        return shown
+    places = "; ".join(sources[:_SHOWN_SOURCES])
+    more = len(sources) - _SHOWN_SOURCES
+    return f"{shown} at {places}" + (f" and {more} more lines" if more > 0 else "")

@@ -1,0 +1,242 @@
+"""The host program as data: what happens, in order, when a compiled graph is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.nodes import Origin, View
+from polyfuse.symbolic import IndexLike
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A variable of the program, where an operand or a result is meant."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Read:
+    """A whole number that the program reads from one of its variables.
+
+    Attributes:
+        kind: ``"value"`` (the variable is a number), ``"size"`` or ``"stride"`` of a tensor.
+        name: the variable.
+        dim: dimension of a size or stride.
+    """
+
+    kind: str
+    name: str
+    dim: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What all steps share: the graph operators it comes from."""
+
+    origins: tuple[Origin, ...] = field(default=(), kw_only=True, compare=False)
+
+
+@dataclass(frozen=True)
+class BindSymbol(Step):
+    """Give a shape symbol its value: the `power`-th root of ``(read - offset) // factor``."""
+
+    symbol: str
+    read: Read
+    factor: IndexLike = 1
+    offset: IndexLike = 0
+    power: int = 1
+
+
+@dataclass(frozen=True)
+class AssertLayout(Step):
+    """Check that an input has the layout it was compiled for."""
+
+    name: str
+    size: tuple[IndexLike, ...]
+    stride: tuple[IndexLike, ...]
+
+
+@dataclass(frozen=True)
+class AssertFinite(Step):
+    """Check that a tensor holds neither NaN nor infinity; `label` says in a message what it is."""
+
+    name: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Allocate(Step):
+    """Make an uninitialised tensor."""
+
+    name: str
+    size: tuple[IndexLike, ...]
+    stride: tuple[IndexLike, ...]
+    dtype: str
+    device: str
+
+
+@dataclass(frozen=True)
+class Reuse(Step):
+    """Give the storage of `old`, whose value is dead, to `new`. Afterwards `old` is no longer a variable.
+
+    `same_layout` says that the sizes and strides are equal too, so that only the name changes.
+    """
+
+    new: str
+    old: str
+    size: tuple[IndexLike, ...]
+    stride: tuple[IndexLike, ...]
+    same_layout: bool
+
+
+@dataclass(frozen=True)
+class Free(Step):
+    """Forget variables, so that memory which nobody else holds is released."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class MakeView(Step):
+    """Bind a view that several later steps use."""
+
+    name: str
+    view: View
+
+
+@dataclass(frozen=True)
+class LaunchKernel(Step):
+    """Run a generated kernel: `kernel` names an entry of the program's kernel table."""
+
+    kernel: str
+    operands: tuple[str | IndexLike, ...]
+
+
+@dataclass(frozen=True)
+class ExternStep(Step):
+    """Call an eager operator.
+
+    Attributes:
+        op: operator name.
+        args, kwargs: nested tuples of `Ref`, `View` (made on the spot), sizes, plain values and `Opaque`.
+        outputs: variable for each result, ``""`` where a result is not wanted.
+        out: ``"single"``, ``"tuple"``, ``"out"`` (the output is passed as ``out=``) or ``"none"``.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[str, ...]
+    out: str
+
+
+@dataclass(frozen=True)
+class Conform(Step):
+    """Check that an operator returned the layout that was predicted for it; copy into that layout if not."""
+
+    name: str
+    size: tuple[IndexLike, ...]
+    stride: tuple[IndexLike, ...]
+
+
+@dataclass(frozen=True)
+class Synchronize(Step):
+    """Wait until a device has done all that was launched."""
+
+    device: str
+
+
+@dataclass(frozen=True)
+class Observe(Step):
+    """Hand a value to the observer of intermediate values, if one is registered."""
+
+    name: str
+    label: str
+
+
+@dataclass(frozen=True)
+class Return(Step):
+    """Return results: `Ref`, `View`, sizes, plain values, `Opaque`."""
+
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class ProgramInput:
+    """One positional input.
+
+    Attributes:
+        name: variable.
+        kind: ``"tensor"``, ``"symint"``, ``"object"`` or ``"none"``.
+        size, stride, dtype, device: what a tensor must be; dtype is torch's, without ``torch.``.
+        static: whether it has the same address in every call.
+        value: the size that a symint stands for.
+    """
+
+    name: str
+    kind: str
+    size: tuple[IndexLike, ...] = ()
+    stride: tuple[IndexLike, ...] = ()
+    dtype: str = ""
+    device: str = ""
+    static: bool = False
+    value: IndexLike | None = None
+
+
+@dataclass(frozen=True)
+class ProgramKernel:
+    """An entry of the kernel table.
+
+    Attributes:
+        name: the function's name in the program.
+        kernel: what it runs.
+        backend: the backend that claimed it.
+        launches: names of the schedule's launches that call it, in order.
+    """
+
+    name: str
+    kernel: Kernel
+    backend: str
+    launches: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A host program.
+
+    Attributes:
+        name, kind: of the graph.
+        inputs: in calling order.
+        checks: layout checks of static inputs, made at the first call only.
+        steps: in order; the last is `Return`.
+        kernels: every kernel once.
+        constants: (variable, key of the object table) of constant tensors.
+        device: the device to be current while the program runs; ``""`` if all is on the processor.
+        profile: whether launches are marked for the profiler.
+        symbol_hints: example values of shape symbols.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[ProgramInput, ...]
+    checks: tuple[AssertLayout, ...]
+    steps: tuple[Step, ...]
+    kernels: tuple[ProgramKernel, ...]
+    constants: tuple[tuple[str, str], ...] = ()
+    device: str = ""
+    profile: bool = False
+    symbol_hints: tuple[tuple[str, int], ...] = ()
+
+    def launches(self) -> tuple[LaunchKernel, ...]:
+        """The kernel launches, in order."""
+        return tuple(s for s in self.steps if isinstance(s, LaunchKernel))
+
+    def kernel_of(self, launch: str) -> ProgramKernel:
+        """The kernel that a launch of the schedule runs."""
+        for entry in self.kernels:
+            if launch in entry.launches:
+                return entry
+        raise KeyError(launch)

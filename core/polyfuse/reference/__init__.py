@@ -1,0 +1,1 @@
+"""The reference interpreter as a backend: the oracle, and what runs where no code generator can."""

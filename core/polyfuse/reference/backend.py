@@ -1,0 +1,79 @@
+"""The interpreter as a backend: its source language is IR text, and building is writing it down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from polyfuse.base.errors import IRError, KernelBuildError, KernelLoadError
+from polyfuse.base.version import version
+from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.nodes import LoopNode, Node
+from polyfuse.ir.parse import parse_kernel
+from polyfuse.ir.print import text
+from polyfuse.ir.verify import verify_kernel
+from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Yes
+
+__all__ = ["InterpreterBackend"]
+
+_SUFFIX = ".ir"
+
+
+class InterpreterBackend(Backend):
+    """Runs every kernel, slowly."""
+
+    spawns_compiler = False
+
+    def claims(self, node: Node) -> Claim:
+        """All loops."""
+        return Yes() if isinstance(node, LoopNode) else No(f"{type(node).__name__} is not a loop")
+
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        """The text of the kernel."""
+        nameless = replace(kernel, name=Source.SYMBOL)
+        return Source(kernel.name, text(nameless, comments=False), "polyfuse ir")
+
+    def build(self, sources: Sequence[Source], folder: Path) -> None:
+        """One file a kernel, once it is known to be well formed."""
+        for source in sources:
+            content = source.rendered()
+            try:
+                verify_kernel(parse_kernel(content))
+            except IRError as error:
+                raise KernelBuildError(
+                    f"kernel {source.name} is malformed: {error}", "report its text", name=source.name
+                ) from error
+            (folder / f"{source.key}{_SUFFIX}").write_text(content, encoding="utf-8")
+
+    def load(self, folder: Path) -> Mapping[str, Launchable]:
+        """The kernels of a built folder by key, read when they are first called."""
+        found: dict[str, Launchable] = {}
+        for path in sorted(folder.glob(f"*{_SUFFIX}")):
+            try:
+                found[path.stem] = Interpreted(path.read_text(encoding="utf-8"))
+            except OSError as error:
+                raise KernelLoadError(f"{path} cannot be read ({error})", "clear the cache") from error
+        return found
+
+    def describe(self) -> Mapping[str, str]:
+        """The version alone: the text of a kernel is all that it depends on."""
+        return {"interpreter": version()}
+
+
+@dataclass(frozen=True)
+class Interpreted:
+    """A kernel that is called like a built one."""
+
+    source: str
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        """The kernel that the text describes."""
+        return parse_kernel(self.source)
+
+    def __call__(self, *args: Any) -> None:
+        run_kernel(self.kernel, args)

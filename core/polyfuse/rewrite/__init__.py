@@ -1,0 +1,9 @@
+"""Rewrites of scalar expressions: canonical forms that are exact in IEEE arithmetic, tried at
+construction.
+"""
+
+from polyfuse.rewrite.fold import round_half
+from polyfuse.rewrite.forward import simplifier
+from polyfuse.rewrite.scalar import cast, make, scalar, simplify, where
+
+__all__ = ["cast", "make", "round_half", "scalar", "simplifier", "simplify", "where"]

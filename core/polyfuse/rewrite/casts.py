@@ -1,0 +1,48 @@
+"""Conversions that need not be made: pairs that lose nothing."""
+
+from __future__ import annotations
+
+from polyfuse.ir.expr import Expr
+from polyfuse.ir.expr import cast as plain_cast
+from polyfuse.ir.types import DType
+
+_EXACT_BITS = {DType.f64: 53, DType.f32: 24, DType.bf16: 8, DType.f16: 11}
+
+
+def holds(wide: DType, narrow: DType) -> bool:
+    """Whether every value of `narrow` is a value of `wide`."""
+    if wide is narrow or narrow is DType.bool:
+        return True
+    if wide is DType.bool:
+        return False
+    if wide.is_float and narrow.is_float:
+        return wide in (DType.f32, DType.f64) and wide.itemsize >= narrow.itemsize
+    if narrow.is_float:
+        return False
+    bits = narrow.itemsize * 8 - narrow.is_signed
+    if wide.is_float:
+        return bits <= _EXACT_BITS[wide]
+    if narrow.is_signed and not wide.is_signed:
+        return False
+    return bits <= wide.itemsize * 8 - wide.is_signed
+
+
+def cast(value: Expr, dtype: DType) -> Expr:
+    """`value` converted, through as few conversions as give the same result."""
+    if value.dtype is dtype:
+        return value
+    if value.op == "cast":
+        inner = value.args[0]
+        # to a wider type and back again, or on to a third type: what came in between held every value
+        if holds(value.dtype, inner.dtype) and not _wraps(inner.dtype, dtype):
+            return cast(inner, dtype)
+        # integers keep their low bits through any wider integer
+        if inner.dtype.is_integer and value.dtype.is_integer and dtype.is_integer:
+            if value.dtype.itemsize >= dtype.itemsize:
+                return cast(inner, dtype)
+    return plain_cast(value, dtype)
+
+
+def _wraps(source: DType, target: DType) -> bool:
+    """Whether a direct conversion may differ from one in steps, for values the target cannot hold."""
+    return source.is_float and not target.is_float and target is not DType.bool

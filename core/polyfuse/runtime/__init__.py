@@ -1,0 +1,37 @@
+"""All that compiled programs need when they run. Nothing here knows the compiler."""
+
+from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe, set_observer
+from polyfuse.runtime.explain import line_map
+from polyfuse.runtime.module import CompiledModule, KernelEntry, load
+from polyfuse.runtime.native import (
+    allocator,
+    assert_size_stride,
+    device_guard,
+    empty_strided_cpu,
+    operator,
+    record_function,
+    reinterpret_tensor,
+    synchronize,
+    tensor_data_ptr_address,
+)
+
+__all__ = [
+    "CompiledModule",
+    "KernelEntry",
+    "allocator",
+    "assert_finite",
+    "assert_layout",
+    "assert_size_stride",
+    "conform",
+    "device_guard",
+    "empty_strided_cpu",
+    "line_map",
+    "load",
+    "observe",
+    "operator",
+    "record_function",
+    "reinterpret_tensor",
+    "set_observer",
+    "synchronize",
+    "tensor_data_ptr_address",
+]

@@ -1,0 +1,81 @@
+"""From a failing line of a host program to the line of the user's model that it computes."""
+
+from __future__ import annotations
+
+import re
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+from polyfuse.base.errors import InputLayoutError
+
+__all__ = ["MARK", "explain", "line_map"]
+
+MARK = "# from "
+"""What a comment starts with that names the origin of the lines below it."""
+
+_CHECK = re.compile(r"\s*(?:assert_size_stride|assert_layout)\((\w+), (.*)\)$")
+
+
+def line_map(text: str) -> dict[int, str]:
+    """The origin of each line of a host program that has one; lines count from 1."""
+    found: dict[int, str] = {}
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if stripped.startswith(MARK):
+            current = stripped.removeprefix(MARK)
+        elif stripped.startswith("return ") or not line.startswith(" "):
+            current = ""
+        elif current:
+            found[number] = current
+    return found
+
+
+def explain(error: BaseException, text: str, filename: str) -> BaseException:
+    """The exception to raise for `error`: the same with a note, or a clearer one for a wrong input."""
+    frame, line = _place(error.__traceback__, filename)
+    if frame is None:
+        return error
+    lines = text.splitlines()
+    source = lines[line - 1] if 0 < line <= len(lines) else ""
+    check = _CHECK.match(source)
+    if isinstance(error, (AssertionError, TypeError)) and check is not None:
+        return _layout_error(check.group(1), check.group(2), frame) or error
+    origin = line_map(text).get(line)
+    if origin is not None:
+        error.add_note(f"The compiled program was running {origin}\n  {filename}:{line}: {source.strip()}")
+    return error
+
+
+def _place(traceback: TracebackType | None, filename: str) -> tuple[FrameType | None, int]:
+    while traceback is not None:
+        if traceback.tb_frame.f_code.co_filename == filename:
+            return traceback.tb_frame, traceback.tb_lineno
+        traceback = traceback.tb_next
+    return None, 0
+
+
+def _layout_error(name: str, layout: str, frame: FrameType) -> InputLayoutError | None:
+    tensor = frame.f_locals.get(name)
+    if not isinstance(tensor, torch.Tensor):
+        return not_a_tensor(name, tensor)
+    size, stride = eval(f"({layout})", frame.f_globals, frame.f_locals)
+    return layout_error(name, tensor, size, stride)
+
+
+def not_a_tensor(name: str, value: object) -> InputLayoutError:
+    """The error for an input that should be a tensor."""
+    return InputLayoutError(
+        f"input {name} is {type(value).__name__} where a tensor was expected", "call it with a tensor"
+    )
+
+
+def layout_error(name: str, tensor: torch.Tensor, size: Any, stride: Any) -> InputLayoutError:
+    """The error for an input whose size or stride is not what the program was compiled for."""
+    return InputLayoutError(
+        f"input {name} has size {tuple(tensor.shape)} and stride {tuple(tensor.stride())} where size"
+        f" {tuple(size)} and stride {tuple(stride)} were expected",
+        "call the compiled program with inputs laid out like those it was compiled with",
+    )

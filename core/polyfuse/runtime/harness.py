@@ -1,0 +1,101 @@
+"""Times a host program on random inputs, as a program printed with its harness does when run as a script."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from polyfuse.runtime.module import CompiledModule
+
+__all__ = ["main", "random_inputs", "time_call", "time_kernels"]
+
+
+def random_inputs(specs: Sequence[Sequence[Any]]) -> list[Any]:
+    """Inputs like those in a program's ``INPUTS`` table, of the example sizes and with random contents."""
+    return [_random_input(*spec) for spec in specs]
+
+
+def time_call(function: Callable[[list[Any]], Any], inputs: Sequence[Any], seconds: float = 1.0) -> float:
+    """Median seconds of one call."""
+    samples: list[float] = []
+    function(list(inputs))
+    end = time.perf_counter() + seconds
+    while len(samples) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        function(list(inputs))
+        samples.append(time.perf_counter() - start)
+    return statistics.median(samples)
+
+
+def time_kernels(module: CompiledModule, inputs: Sequence[Any], calls: int = 20) -> dict[str, float]:
+    """Median seconds that each kernel takes in one call of the program, all its launches together."""
+    module.wait()
+    namespace = module.namespace
+    kernels = module.kernels
+    spent: dict[str, list[float]] = {name: [] for name in kernels}
+
+    def timed(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*operands: Any) -> None:
+            start = time.perf_counter()
+            kernel(*operands)
+            spent[name][-1] += time.perf_counter() - start
+
+        return run
+
+    try:
+        namespace.update({name: timed(name, kernel) for name, kernel in kernels.items()})
+        for _ in range(calls + 1):
+            for samples in spent.values():
+                samples.append(0.0)
+            module(list(inputs))
+    finally:
+        namespace.update(kernels)
+    return {name: statistics.median(samples[1:]) for name, samples in spent.items()}
+
+
+def main(namespace: dict[str, Any]) -> None:
+    """Time the program whose module namespace this is, and print the result.
+
+    Kernels, which the script does not have, are left out: what remains is the cost of the host program and of
+    the operators that it calls.
+    """
+    absent = [name for name in namespace["KERNELS"] if namespace[name] is None]
+    for name in absent:
+        namespace[name] = _nothing
+    if namespace["OBJECTS"]:
+        print(
+            "the program needs constants that are not in its text; time it from the process that compiled it"
+        )
+        return
+    inputs = random_inputs(namespace["INPUTS"])
+    for position, size, stride in namespace["CHECKS"]:
+        inputs[position] = inputs[position].as_strided(size, stride)
+    seconds = time_call(namespace["call"], inputs)
+    left_out = f" without its {len(absent)} kernels" if absent else ""
+    print(f"{namespace['NAME']}{left_out}: {seconds * 1e6:.1f} us a call")
+
+
+def _nothing(*operands: Any) -> None:
+    """Stands for a kernel that is not there."""
+
+
+def _random_input(
+    name: str, kind: str, dtype: str, device: str, size: Sequence[int], stride: Sequence[int]
+) -> Any:
+    if kind == "symint":
+        return size[0]
+    if kind != "tensor":
+        return None
+    torch_dtype: torch.dtype = getattr(torch, dtype)
+    storage = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if 0 not in size else 0
+    makers: Mapping[bool, Callable[[], torch.Tensor]] = {
+        True: lambda: torch.randn(storage, device=device).to(torch_dtype),
+        # small values, so that they serve as indices too
+        False: lambda: torch.randint(0, 2, (storage,), device=device).to(torch_dtype),
+    }
+    made = makers[torch_dtype.is_floating_point or torch_dtype.is_complex]()
+    return made.as_strided(tuple(size), tuple(stride))

@@ -1,0 +1,168 @@
+"""From the text of a host program to something that can be called."""
+
+from __future__ import annotations
+
+import linecache
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+
+from polyfuse.base.errors import InputLayoutError, KernelLoadError
+from polyfuse.runtime.checks import assert_layout
+from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor
+
+__all__ = ["CompiledModule", "KernelEntry", "load"]
+
+
+class Pending(Protocol):
+    """A kernel that is still being built, such as a `concurrent.futures.Future`."""
+
+    def result(self) -> Callable[..., Any]:
+        """Wait for it; raises what its build raised."""
+
+
+KernelEntry = Callable[..., Any] | Pending
+"""A kernel that can be launched, or the promise of one."""
+
+_numbers = count()
+
+
+class CompiledModule:
+    """A loaded host program: call it with one list of inputs, which it empties, and get a tuple of results.
+
+    Attributes:
+        name: of the graph.
+        text: the program's source.
+        filename: under which tracebacks and debuggers know it.
+        namespace: the globals of the program.
+        output_strides: strides that the compiler chose for results, where it may; None if it changed none.
+    """
+
+    _boxed_call = True
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        filename: str,
+        namespace: dict[str, Any],
+        kernels: Mapping[str, KernelEntry],
+        output_strides: Sequence[tuple[Any, ...] | None] | None = None,
+    ) -> None:
+        self.name = name
+        self.text = text
+        self.filename = filename
+        self.output_strides = output_strides
+        self.namespace = namespace
+        self._pending = dict(kernels)
+        self._lock = threading.Lock()
+        self._run: Callable[[list[Any]], tuple[Any, ...]] = self._first_run
+
+    def __call__(self, args: list[Any]) -> tuple[Any, ...]:
+        try:
+            return self._run(args)
+        except Exception as error:
+            better = explain(error, self.text, self.filename)
+            if better is error:
+                raise
+            raise better from None
+
+    def wait(self) -> None:
+        """Wait for the kernels that are still being built, and put all of them in place.
+
+        Raises:
+            KernelBuildError, KernelLoadError: a kernel could not be had.
+        """
+        with self._lock:
+            for name in list(self._pending):
+                entry = self._pending[name]
+                self.namespace[name] = entry if callable(entry) else entry.result()
+                del self._pending[name]
+
+    @property
+    def lines(self) -> dict[int, str]:
+        """The origin (operators and lines of the model) of each line of the text that has one."""
+        return line_map(self.text)
+
+    @property
+    def kernels(self) -> dict[str, Callable[..., Any]]:
+        """The kernels in place, by their names in the program."""
+        names: tuple[str, ...] = self.namespace["KERNELS"]
+        return {name: self.namespace[name] for name in names if self.namespace[name] is not None}
+
+    def _first_run(self, args: list[Any]) -> tuple[Any, ...]:
+        self._check_inputs(args)
+        self.wait()
+        self._run = self.namespace["call"]
+        return self._run(args)
+
+    def _check_inputs(self, args: Sequence[Any]) -> None:
+        """Check once: number, types and devices of inputs, and the layout of parameters."""
+        expected: tuple[tuple[Any, ...], ...] = self.namespace["INPUTS"]
+        if len(args) != len(expected):
+            raise InputLayoutError(
+                f"{self.name} was called with {len(args)} inputs where {len(expected)} were expected",
+                "pass one list with all of the graph's inputs",
+            )
+        for value, (name, kind, dtype, device, *_) in zip(args, expected, strict=True):
+            if kind != "tensor":
+                continue
+            if not isinstance(value, torch.Tensor):
+                raise not_a_tensor(name, value)
+            if str(value.dtype) != f"torch.{dtype}" or value.device.type != device.split(":")[0]:
+                raise InputLayoutError(
+                    f"input {name} is {value.dtype} on {value.device} where torch.{dtype} on {device} was"
+                    " expected",
+                    "call the compiled program with inputs like those it was compiled with",
+                )
+        for position, size, stride in self.namespace["CHECKS"]:
+            try:
+                assert_layout(args[position], size, stride)
+            except AssertionError:
+                raise layout_error(expected[position][0], args[position], size, stride) from None
+
+
+def load(
+    text: str,
+    kernels: Mapping[str, KernelEntry],
+    objects: Mapping[str, Any],
+    *,
+    filename: str = "",
+    output_strides: Sequence[tuple[Any, ...] | None] | None = None,
+) -> CompiledModule:
+    """Make a host program callable.
+
+    Args:
+        text: what `polyfuse.program.python_text` printed.
+        kernels: a launchable, or a future of one, for each name in the program's ``KERNELS``.
+        objects: the graph's object table: constants and other host values by key.
+        filename: of the text on disk, if it is there.
+        output_strides: kept on the result for the caller of the compiler.
+
+    Raises:
+        KernelLoadError: a kernel or an object is missing.
+    """
+    name = filename or f"<polyfuse program {next(_numbers)}>"
+    namespace: dict[str, Any] = {"__name__": "polyfuse_program", "__file__": name}
+    exec(compile(text, name, "exec"), namespace)
+    wanted: tuple[str, ...] = namespace["KERNELS"]
+    missing = [kernel for kernel in wanted if kernel not in kernels]
+    missing += [key for key in namespace["OBJECTS"].values() if key not in objects]
+    if missing:
+        raise KernelLoadError(
+            f"the program needs {', '.join(missing)}, which it was not given", "compile the graph again"
+        )
+    for variable, key in namespace["OBJECTS"].items():
+        namespace[variable] = objects[key]
+    module = CompiledModule(
+        namespace["NAME"], text, name, namespace, {k: kernels[k] for k in wanted}, output_strides
+    )
+    if not filename:
+        # lets tracebacks and debuggers show the lines of a text that is in no file
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        weakref.finalize(module, linecache.cache.pop, name, None)
+    return module

@@ -1,0 +1,68 @@
+"""The fast functions that host programs call: allocation, views, layout checks, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from polyfuse.torch_compat import bindings
+from polyfuse.torch_compat.calls import fast_call
+
+__all__ = [
+    "allocator",
+    "assert_size_stride",
+    "device_guard",
+    "empty_strided_cpu",
+    "operator",
+    "record_function",
+    "reinterpret_tensor",
+    "synchronize",
+    "tensor_data_ptr_address",
+]
+
+assert_size_stride = bindings.assert_size_stride
+empty_strided_cpu = bindings.empty_strided_cpu
+reinterpret_tensor = bindings.reinterpret_tensor
+record_function = torch.profiler.record_function
+
+
+def tensor_data_ptr_address() -> int | None:
+    """Address of a C function from a tensor object to its data pointer, for native launchers, or None."""
+    return bindings.tensor_data_ptr_address()
+
+
+def allocator(device: str) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
+    """A function `(size, stride, dtype) -> Tensor` that makes uninitialised tensors on a device."""
+    where = torch.device(device)
+    fast: Any = getattr(bindings, f"empty_strided_{where.type}", None)
+    if fast is not None and where.index is None:
+        return fast
+
+    def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty_strided(size, stride, dtype=dtype, device=where)
+
+    return empty_strided
+
+
+def operator(name: str, out: bool = False) -> Callable[..., Any]:
+    """The cheapest callable for an operator; with `out`, the one that is called with `out=`."""
+    return fast_call(name, out)
+
+
+def device_guard(device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """A function that makes a context in which the device is current."""
+    where = torch.device(device)
+    if where.type == "cpu" or where.index is None:
+        return nullcontext
+    module = torch.get_device_module(where)
+    return lambda: module.device(where.index)
+
+
+def synchronize(device: str) -> None:
+    """Wait until a device has done all its work."""
+    where = torch.device(device)
+    if where.type != "cpu":
+        torch.get_device_module(where).synchronize(where)

@@ -1,0 +1,81 @@
+"""What nodes read and write, as index expressions: the raw material of dependencies and fusion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polyfuse.ir.expr import loads
+from polyfuse.ir.graph import Graph, reads
+from polyfuse.ir.nodes import ExternCall, LoopNode, Node, Pointwise, Reduction, Scan, Scatter, View
+from polyfuse.symbolic import Index, IndexLike, free_symbols, substitute
+
+
+@dataclass(frozen=True)
+class Access:
+    """One access to a buffer.
+
+    Attributes:
+        buffer: name of the buffer.
+        index: element, over the axes of the node (or unit); None where it is not known (gathers, extern
+            calls).
+        write: whether it writes.
+        mode: store mode of a write.
+    """
+
+    buffer: str
+    index: IndexLike | None
+    write: bool
+    mode: str = "set"
+
+
+def accesses(node: Node, mapping: Mapping[str, IndexLike] | None = None) -> tuple[Access, ...]:
+    """Accesses of `node`, reads first, each once, with axes renamed by `mapping`."""
+    if not isinstance(node, LoopNode):
+        found = [Access(b, None, False) for b in reads(node)]
+        return (*found, *(Access(b, None, True) for b in node.writes()))
+    rename = mapping or {}
+    out: list[Access] = []
+    for expr in loads(*node.expressions()):
+        buffer, index, indirect, _ = expr.attrs
+        out.append(Access(buffer, None if indirect else substitute(index, rename), False))
+    out.extend(_writes(node, rename))
+    return tuple(dict.fromkeys(out))
+
+
+def _writes(node: LoopNode, rename: Mapping[str, IndexLike]) -> list[Access]:
+    if isinstance(node, Pointwise):
+        return [Access(node.output, substitute(node.index, rename), True)]
+    if isinstance(node, (Reduction, Scan)):
+        return [Access(o, substitute(node.index, rename), True) for o in node.outputs if o]
+    if isinstance(node, Scatter):
+        return [Access(node.target, None, True, node.mode)]
+    raise TypeError(
+        f"the scheduler has no access rule for {type(node).__name__}; add one in schedule/access.py"
+    )
+
+
+def symbols_used(node: Node, graph: Graph) -> tuple[str, ...]:
+    """Shape symbols that `node` needs at run time: in its loops, indices, arguments and output layouts."""
+    found: dict[str, None] = {}
+
+    def note(value: object) -> None:
+        if isinstance(value, tuple):
+            for item in value:
+                note(item)
+        elif isinstance(value, Index):
+            found.update(dict.fromkeys(free_symbols(value)))
+        elif isinstance(value, View):
+            note((value.size, value.stride, value.offset))
+
+    if isinstance(node, LoopNode):
+        note((node.sizes, node.rsizes))
+        for access in accesses(node):
+            note(access.index if access.index is not None else ())
+        for expr in loads(*node.expressions()):
+            note(expr.attrs[1])
+    elif isinstance(node, ExternCall):
+        note((node.args, tuple(v for _, v in node.kwargs)))
+    for name in node.writes():
+        note((graph.buffers[name].size, graph.buffers[name].stride))
+    return tuple(found)

@@ -1,0 +1,152 @@
+"""Dependencies between nodes, dead nodes, and a stable order.
+
+Nodes come in program order, so a buffer's current version is simply its last writer. An edge is *strong*
+where a value flows (or a version is replaced), *weak* where only order matters: a write after the reads of
+the version before.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import ExternCall, Node
+from polyfuse.schedule.access import Access, accesses, symbols_used
+
+
+@dataclass(frozen=True)
+class Dependencies:
+    """Edges by node position: ``strong[i]`` and ``weak[i]`` are the positions that node `i` must follow."""
+
+    strong: tuple[frozenset[int], ...]
+    weak: tuple[frozenset[int], ...]
+
+
+def storage_roots(graph: Graph) -> dict[str, str]:
+    """Each buffer's representative among the buffers that may share its storage."""
+    parent = {name: name for name in graph.buffers}
+
+    def find(name: str) -> str:
+        while parent[name] != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    for node in graph.nodes:
+        if isinstance(node, ExternCall):
+            for output in node.outputs:
+                for base in node.aliases:
+                    if output and find(output) != find(base):
+                        parent[find(output)] = find(base)
+    return {name: find(name) for name in graph.buffers}
+
+
+def dependencies(graph: Graph, nodes: Sequence[Node], roots: Mapping[str, str]) -> Dependencies:
+    """Edges among `nodes`, which are in program order."""
+    strong: list[set[int]] = [set() for _ in nodes]
+    weak: list[set[int]] = [set() for _ in nodes]
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    definer: dict[str, int] = {}
+    last_ordered: int | None = None
+    for i, node in enumerate(nodes):
+        found = accesses(node)
+        for access in found:
+            if not access.write:
+                root = roots[access.buffer]
+                if root in writer:
+                    strong[i].add(writer[root])
+                readers.setdefault(root, []).append(i)
+        for access in found:
+            if access.write:
+                _write(i, access, roots, strong, weak, writer, readers)
+        for symbol in symbols_used(node, graph):
+            if symbol in definer:
+                strong[i].add(definer[symbol])
+        if isinstance(node, ExternCall):
+            definer.update((symbol, i) for symbol, _ in node.symbols)
+            if node.ordered:
+                if last_ordered is not None:
+                    weak[i].add(last_ordered)
+                last_ordered = i
+        strong[i].discard(i)
+        weak[i] -= strong[i] | {i}
+    return Dependencies(tuple(map(frozenset, strong)), tuple(map(frozenset, weak)))
+
+
+def _write(
+    i: int,
+    access: Access,
+    roots: Mapping[str, str],
+    strong: list[set[int]],
+    weak: list[set[int]],
+    writer: dict[str, int],
+    readers: dict[str, list[int]],
+) -> None:
+    root = roots[access.buffer]
+    if root in writer:
+        strong[i].add(writer[root])
+    weak[i].update(readers.pop(root, ()))
+    writer[root] = i
+
+
+def live_nodes(
+    graph: Graph, nodes: Sequence[Node], deps: Dependencies, roots: Mapping[str, str]
+) -> list[bool]:
+    """Which nodes have an effect: they write an output, a mutated input, or something a live node needs."""
+    kept = {roots[name] for name in (*graph.output_buffers(), *graph.mutated_inputs())}
+    needed_symbols = {s for o in graph.outputs for s in _output_symbols(o.value)}
+    alive = [False] * len(nodes)
+    for i in range(len(nodes) - 1, -1, -1):
+        node = nodes[i]
+        if not alive[i]:
+            alive[i] = any(roots[b] in kept for b in node.writes()) or (
+                isinstance(node, ExternCall)
+                and (node.ordered or any(s in needed_symbols for s, _ in node.symbols))
+            )
+        if alive[i]:
+            for j in deps.strong[i]:
+                alive[j] = True
+    return alive
+
+
+def _output_symbols(value: object) -> tuple[str, ...]:
+    from polyfuse.ir.nodes import View
+    from polyfuse.symbolic import Index, free_symbols
+
+    if isinstance(value, Index):
+        return free_symbols(value)
+    if isinstance(value, View):
+        return tuple(s for e in (*value.size, *value.stride, value.offset) for s in free_symbols(e))
+    return ()
+
+
+def stable_order(edges: Sequence[set[int]], priority: Sequence[int]) -> list[int]:
+    """Topological order that takes, of all that is ready, what has the smallest priority; no recursion.
+
+    Raises:
+        ValueError: the edges have a cycle.
+    """
+    waiting = [len(e) for e in edges]
+    followers: list[list[int]] = [[] for _ in edges]
+    for i, before in enumerate(edges):
+        for j in sorted(before):
+            followers[j].append(i)
+    ready = [(priority[i], i) for i, count in enumerate(waiting) if count == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, i = heapq.heappop(ready)
+        order.append(i)
+        for follower in followers[i]:
+            waiting[follower] -= 1
+            if waiting[follower] == 0:
+                heapq.heappush(ready, (priority[follower], follower))
+    if len(order) != len(edges):
+        stuck = [i for i, count in enumerate(waiting) if count]
+        raise ValueError(
+            f"the schedule has a cycle through steps {stuck[:8]}; a fusion that caused it was wrongly allowed"
+        )
+    return order

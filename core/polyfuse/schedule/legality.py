@@ -1,0 +1,229 @@
+"""May two units become one kernel? Each refusal has its reason. The order of tests: cheap ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from polyfuse.base.settings import Settings
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import LoopNode
+from polyfuse.plugin import Backend
+from polyfuse.schedule.diagnose import mismatch
+from polyfuse.schedule.space import Match, Space, match_spaces
+from polyfuse.schedule.units import Member, Unit, UnitAccess, remap
+from polyfuse.symbolic import Index, IndexLike, axis_size, product
+
+FEW_ROWS = 8
+LONG_LOOP = 8192
+"""A kernel with fewer than FEW_ROWS parallel points and loops longer than LONG_LOOP is not given a second
+loop that stores: each such loop alone can be split among cores, a sequence of them at one point cannot.
+"""
+
+Half = tuple[tuple[Member, ...], tuple[UnitAccess, ...]]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A legal fusion: both halves in the common space."""
+
+    first: Half
+    second: Half
+    space: Space
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What legality depends on besides the two units."""
+
+    graph: Graph
+    settings: Settings
+    backends: Mapping[str, Backend]
+    roots: Mapping[str, str]
+    hint: Callable[[IndexLike], int]
+    fresh: Callable[[IndexLike], Index]
+
+
+def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
+    """The fusion of `first` before `second`, or the reason against it."""
+    if first.is_call or second.is_call:
+        return "an extern call is not fused"
+    if first.device != second.device:
+        return f"they run on different devices, {first.device} and {second.device}"
+    if first.backend != second.backend:
+        return f"different backends generate them, {first.backend} and {second.backend}"
+    if first.group != second.group:
+        return "the backend does not put their iteration spaces into one kernel"
+    if second.after & first.bits:
+        return "the second must run before the first"
+    size = len(first.members) + len(second.members)
+    if size > rules.settings.max_fusion_size:
+        return f"together they have {size} operations, more than max_fusion_size"
+    between = path_between(first, second)
+    if between:
+        third = rules.graph.nodes[(between & -between).bit_length() - 1].name
+        return f"a path through {third} leads from one to the other"
+    dependent = bool(second.before & first.bits)
+    if (
+        not dependent
+        and abs(first.first - second.last) > rules.settings.max_horizontal_distance
+        and (abs(second.first - first.last) > rules.settings.max_horizontal_distance)
+    ):
+        return "they are far apart, and fusing them would keep buffers alive between them"
+    found = _common_space(rules, first, second)
+    if isinstance(found, str):
+        return found
+    if (
+        not dependent
+        and not shares_reads(found.first[1], found.second[1])
+        and not _without_sharing(rules, first, second)
+    ):
+        return _explained("they share no data", first, second)
+    answer = rules.backends[first.backend].can_fuse(
+        [m.node for m in first.members], [m.node for m in second.members]
+    )
+    return found if answer else getattr(answer, "reason", "the backend refuses")
+
+
+def path_between(first: Unit, second: Unit) -> int:
+    """The bits of nodes on paths between the two: fusing them past a third unit would close a cycle."""
+    own = first.bits | second.bits
+    return (first.after & second.before | second.after & first.before) & ~own
+
+
+def structure(unit: Unit) -> tuple[str, ...]:
+    """What a unit's members compute, apart from which buffers: equal for the entries of an operator on
+    lists.
+    """
+    found = {
+        repr((type(m.node).__name__, m.node.sizes, m.node.rsizes, tuple(o.op for o in m.node.origins)))
+        for m in unit.members
+        if isinstance(m.node, LoopNode)
+    }
+    return tuple(sorted(found))
+
+
+def _without_sharing(rules: Rules, first: Unit, second: Unit) -> bool:
+    """Whether two units may share a kernel although they share no data."""
+    if rules.settings.aggressive_fusion:
+        return not (first.is_reduction or second.is_reduction)
+    return rules.settings.list_fusion and structure(first) == structure(second)
+
+
+def _common_space(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
+    if not _axes_suffice(rules, first, second):
+        return _explained("their iteration spaces have different extents", first, second)
+    reason = "no buffer is accessed by both in a way that lines their loops up"
+    tried: set[tuple[IndexLike, IndexLike]] = set()
+    anchors = _anchors(first, second)
+    if not any(name in second.seen for name in first.seen) and _without_sharing(rules, first, second):
+        anchors = [(0, 0)]
+    for a, b in anchors:
+        if (a, b) in tried:
+            continue
+        tried.add((a, b))
+        if len(tried) > 6:
+            break
+        match = match_spaces(first.space, second.space, a, b, rules.hint, rules.fresh)
+        if match is None:
+            continue
+        answer = _check(rules, first, second, match)
+        if isinstance(answer, Fusion):
+            return answer
+        reason = answer
+    return _explained(reason, first, second)
+
+
+def _explained(reason: str, first: Unit, second: Unit) -> str:
+    detail = mismatch(first, second)
+    return f"{reason} ({detail})" if detail else reason
+
+
+def _axes_suffice(rules: Rules, first: Unit, second: Unit) -> bool:
+    """A necessary condition that costs little: the totals of the two spaces can be the same."""
+    total = [product(axis_size(a) for a in (*u.space.axes, *u.space.raxes)) for u in (first, second)]
+    if total[0] == total[1]:
+        return True
+    outer = [product(axis_size(a) for a in u.space.axes) for u in (first, second)]
+    loops = [bool(u.space.raxes) for u in (first, second)]
+    return (loops[0] and not loops[1] and outer[0] == total[1]) or (
+        loops[1] and not loops[0] and outer[1] == total[0]
+    )
+
+
+def _anchors(first: Unit, second: Unit) -> list[tuple[IndexLike, IndexLike]]:
+    """Pairs of indices of shared buffers to line the loops up by: flow of values first, then the larger
+    accesses.
+    """
+    found: list[tuple[tuple[int, int], int, IndexLike, IndexLike]] = []
+    for buffer, ours in first.seen.items():
+        theirs = second.seen.get(buffer)
+        if theirs is None:
+            continue
+        for a in ours:
+            for b in theirs:
+                if a.access.index is None or b.access.index is None:
+                    continue
+                flows = a.access.write or b.access.write
+                rank = len(getattr(a.access.index, "terms", ()))
+                found.append(((0 if flows else 1, -rank), len(found), a.access.index, b.access.index))
+    found.sort(key=lambda item: item[:2])
+    return [(a, b) for _, _, a, b in found]
+
+
+def _check(rules: Rules, first: Unit, second: Unit, match: Match) -> Fusion | str:
+    if (first.has_scan or second.has_scan) and len(match.space.raxes) != 1:
+        return "the axis of a scan cannot be split"
+    left = remap(first, match.first, match.first_level)
+    right = remap(second, match.second, match.second_level)
+    mine: dict[str, list[UnitAccess]] = {}
+    for item in left[1]:
+        mine.setdefault(rules.roots[item.access.buffer], []).append(item)
+    for b in right[1]:
+        for a in mine.get(rules.roots[b.access.buffer], ()):
+            if not (a.access.write or b.access.write):
+                continue
+            reason = _conflict(a, b)
+            if reason:
+                return reason
+    reason = _rows(rules, first, second, match)
+    return reason or Fusion(left, right, match.space)
+
+
+def _conflict(a: UnitAccess, b: UnitAccess) -> str:
+    """Why two accesses of one storage, one of them a write, cannot be made at the same point; empty if they
+    can.
+    """
+    name = a.access.buffer
+    if b.access.buffer != name:
+        return f"{name} and {b.access.buffer} share storage"
+    if a.access.index is None or b.access.index is None:
+        return f"{name} is accessed at indices that are not known"
+    if a.access.index != b.access.index:
+        return f"{name} is written at {a.access.index} and accessed at {b.access.index}"
+    if a.access.write and a.level == "R" and b.level == "P":
+        return f"{name} is complete only after the loop that writes it"
+    return ""
+
+
+def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
+    """Refuse a second loop at few parallel points (see FEW_ROWS)."""
+    if not match.space.raxes or not (first.is_reduction or second.is_reduction):
+        return ""
+    inner_second = match.second_level == "R" or (match.second_level is None and second.is_reduction)
+    inner_first = match.first_level == "R" or (match.first_level is None and first.is_reduction)
+    if not (inner_first and inner_second):
+        return ""
+    if first.is_reduction and second.is_reduction and not second.before & first.bits:
+        return ""
+    rows = rules.hint(product(axis_size(a) for a in match.space.axes))
+    length = rules.hint(product(axis_size(a) for a in match.space.raxes))
+    if rows < FEW_ROWS and length > LONG_LOOP:
+        return "there are too few parallel points to run several loops at each"
+    return ""
+
+
+def shares_reads(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:
+    """Whether both read some element of a buffer at the same point."""
+    mine = {(a.access.buffer, a.access.index) for a in left if a.access.index is not None}
+    return any((b.access.buffer, b.access.index) in mine for b in right if b.access.index is not None)

@@ -1,0 +1,80 @@
+"""What scheduling gives: ordered launches and calls, lifetimes, and every decision with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.nodes import ExternCall, Node
+from polyfuse.symbolic import IndexLike
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One fusion decision.
+
+    Attributes:
+        kind: ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"`` (buffer kept inside a kernel),
+            ``"inplace"``, ``"backend"``.
+        first, second: names of the nodes or buffers concerned.
+        reason: why, in words.
+    """
+
+    kind: str
+    first: str
+    second: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One generated kernel and what it is launched with.
+
+    Attributes:
+        name: unique in the schedule.
+        kernel: what to run; equal kernels may be launched by several steps.
+        operands: a buffer name, or a size expression, per kernel argument.
+        nodes: the graph nodes it computes.
+        backend: name of the backend that claimed it first.
+        reads, writes: buffers, each once.
+        inplace: (output, dying input) pairs where the output takes the input's storage over.
+    """
+
+    name: str
+    kernel: Kernel
+    operands: tuple[str | IndexLike, ...]
+    nodes: tuple[Node, ...]
+    backend: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    inplace: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Call:
+    """One extern call in its place."""
+
+    node: ExternCall
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The ordered program of a graph.
+
+    Attributes:
+        graph: what was scheduled.
+        steps: final order.
+        removed: buffers that live only inside one kernel and get no memory.
+        last_use: per step, buffers whose storage is dead after it (aliases considered; never a graph
+            output's).
+        decisions: every decision, in the order taken.
+    """
+
+    graph: Graph
+    steps: tuple[Launch | Call, ...]
+    removed: tuple[str, ...]
+    last_use: tuple[tuple[str, ...], ...]
+    decisions: tuple[Decision, ...] = ()

@@ -1,0 +1,194 @@
+"""The schedule stage: a graph's nodes become ordered launches and calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.log import warn_once
+from polyfuse.base.settings import Settings
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import ExternCall, LoopNode, Node
+from polyfuse.plugin import Backend, No
+from polyfuse.rewrite import simplifier
+from polyfuse.schedule.access import accesses
+from polyfuse.schedule.deps import dependencies, live_nodes, storage_roots
+from polyfuse.schedule.fuse import Fuel, fuse, link, order_units
+from polyfuse.schedule.kernelize import KernelContext, build_kernel
+from polyfuse.schedule.legality import Rules
+from polyfuse.schedule.lifetimes import inplace_pairs, kernel_local, last_uses
+from polyfuse.schedule.result import Call, Decision, Launch, Schedule
+from polyfuse.schedule.space import fresh_axes
+from polyfuse.schedule.units import Unit, call_unit, loop_unit
+from polyfuse.symbolic import IndexLike, bounds, free_symbols
+from polyfuse.symbolic.text import evaluate
+
+UNBACKED_HINT = 4096
+"""Example extent of a size that only the data decide."""
+
+
+def schedule_graph(
+    graph: Graph, settings: Settings, backends: Callable[[str], Iterable[Backend]]
+) -> Schedule:
+    """Order, fuse and lay out `graph`.
+
+    Args:
+        backends: backends for a device type, in the order in which they are asked.
+
+    Raises:
+        UnsupportedError: no backend claims a node.
+    """
+    decisions: list[Decision] = []
+    roots = storage_roots(graph)
+    hint = _hints(graph)
+    deps = dependencies(graph, graph.nodes, roots)
+    alive = live_nodes(graph, graph.nodes, deps, roots)
+    for node, lives in zip(graph.nodes, alive, strict=True):
+        if not lives:
+            decisions.append(Decision("remove", node.name, "", "nothing uses what it computes"))
+    fresh = fresh_axes()
+    by_name: dict[str, Backend] = {}
+    units: list[Unit] = []
+    for position, node in enumerate(graph.nodes):
+        if not alive[position]:
+            continue
+        if isinstance(node, LoopNode):
+            device = _device_of(graph, node)
+            backend = _claim(node, backends(device.split(":")[0]), decisions, settings.strict)
+            by_name[backend.name] = backend
+            units.append(loop_unit(node, position, backend.name, backend.group(node), device, fresh))
+        else:
+            units.append(call_unit(node, position))
+    link(units, deps)
+    rules = Rules(graph, settings, by_name, roots, hint, fresh)
+    if settings.fusion:
+        units = fuse(units, rules, Fuel(settings.fuel), decisions)
+    units = order_units(units, deps)
+    removed = kernel_local(graph, units, roots)
+    decisions.extend(Decision("local", name, "", "only one kernel needs it") for name in sorted(removed))
+    context = KernelContext(
+        graph, removed, hint, simplifier(settings.numerics), settings.loop_ordering, settings.numerics
+    )
+    steps = [_step(unit, i, context) for i, unit in enumerate(units)]
+    last = last_uses(graph, steps, removed, roots)
+    if settings.inplace:
+        steps = _reuse_in_place(graph, steps, last, roots, decisions)
+    return Schedule(graph, tuple(steps), tuple(sorted(removed)), last, tuple(decisions))
+
+
+def _hints(graph: Graph) -> Callable[[IndexLike], int]:
+    memo: dict[IndexLike, int] = {}
+
+    def hint(index: IndexLike) -> int:
+        if isinstance(index, int):
+            return index
+        found = memo.get(index)
+        if found is None:
+            values = {s: graph.symbol_hints.get(s, UNBACKED_HINT) for s in free_symbols(index)}
+            try:
+                found = evaluate(index, values)
+            except KeyError:
+                found = bounds(index)[1] or UNBACKED_HINT
+            memo[index] = found
+        return found
+
+    return hint
+
+
+def _device_of(graph: Graph, node: Node) -> str:
+    return graph.buffers[node.writes()[0]].device
+
+
+def _claim(node: LoopNode, backends: Iterable[Backend], decisions: list[Decision], strict: bool) -> Backend:
+    reasons: list[str] = []
+    for backend in backends:
+        try:
+            answer = backend.claims(node)
+        except Exception as error:
+            if strict:
+                raise
+            answer = No(f"it raised {type(error).__name__}: {error}")
+            warn_once(
+                "schedule",
+                f"backend {backend.name!r} raised {type(error).__name__} over {node.name} ({error}); others "
+                "are asked instead; report it to the backend's author",
+                key=f"claims {backend.name} {type(error).__name__}",
+            )
+        if answer:
+            return backend
+        reason = getattr(answer, "reason", "no reason given")
+        reasons.append(f"{backend.name}: {reason}")
+        decisions.append(Decision("backend", backend.name, node.name, reason))
+    why = "; ".join(reasons) or "none is installed for its device"
+    raise UnsupportedError(
+        f"no backend generates code for {node.name} ({why})",
+        "enable another backend, the interpreter for instance",
+    )
+
+
+def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
+    reads = tuple(
+        dict.fromkeys(
+            a.access.buffer
+            for a in unit.accesses
+            if not a.access.write and a.access.buffer not in context.removed
+        )
+    )
+    writes = tuple(
+        dict.fromkeys(
+            a.access.buffer
+            for a in unit.accesses
+            if a.access.write and a.access.buffer not in context.removed
+        )
+    )
+    if unit.is_call:
+        node = unit.members[0].node
+        assert isinstance(node, ExternCall)
+        return Call(node, reads, writes)
+    kernel, operands = build_kernel(unit, context)
+    nodes = tuple(m.node for m in unit.members)
+    used = {o for o in operands if isinstance(o, str)}
+    return Launch(
+        f"launch{number}", kernel, operands, nodes, unit.backend, tuple(b for b in reads if b in used), writes
+    )
+
+
+def _reuse_in_place(
+    graph: Graph,
+    steps: Sequence[Launch | Call],
+    last: Sequence[tuple[str, ...]],
+    roots: Mapping[str, str],
+    decisions: list[Decision],
+) -> list[Launch | Call]:
+    from dataclasses import replace
+
+    alone: dict[str, int] = {}
+    for name in graph.buffers:
+        alone[roots[name]] = alone.get(roots[name], 0) + 1
+    written: set[str] = set()
+    out: list[Launch | Call] = []
+    for step, dying in zip(steps, last, strict=True):
+        if isinstance(step, Launch):
+            candidates = [
+                b
+                for b in dying
+                if graph.buffers[b].kind == "temp"
+                and alone[roots[b]] == 1
+                and b in step.reads
+                and b not in step.writes
+            ]
+            fresh = [b for b in step.writes if b not in written and graph.buffers[b].kind == "temp"]
+            pairs = inplace_pairs(graph, step.kernel, step.operands, candidates, fresh)
+            for output, source in pairs:
+                decisions.append(
+                    Decision(
+                        "inplace", output, source, "the input dies here and is read before it is written"
+                    )
+                )
+            step = replace(step, inplace=pairs)
+        written.update(step.writes)
+        out.append(step)
+    return out
+
+
+__all__ = ["accesses", "schedule_graph"]

@@ -1,0 +1,102 @@
+"""From torch's symbolic sizes (sympy) to index expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+
+from polyfuse.symbolic.extreme import maximum, minimum
+from polyfuse.symbolic.index import IndexLike, host, product, symbol
+
+Bounds = Callable[[Any], tuple[int, "int | None"]]
+
+
+def from_sympy(expr: Any, bounds: Bounds) -> IndexLike:
+    """The index of a sympy integer expression.
+
+    Args:
+        expr: a sympy expression over integer symbols, or an int.
+        bounds: inclusive bounds of an expression: called for each symbol, and for each function that this
+            algebra lacks.
+    """
+    if isinstance(expr, int):
+        return expr
+    if expr.is_Integer:
+        return int(expr)
+    if expr.is_Symbol:
+        lo, hi = bounds(expr)
+        return symbol(str(expr), lo, hi)
+    if isinstance(expr, sympy.Add):
+        total: IndexLike = 0
+        for argument in expr.args:
+            total = total + from_sympy(argument, bounds)
+        return total
+    if isinstance(expr, sympy.Mul) and all(a.is_integer for a in expr.args):
+        return product(from_sympy(a, bounds) for a in expr.args)
+    if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and int(expr.exp) > 0:
+        return product([from_sympy(expr.base, bounds)] * int(expr.exp))
+    name = type(expr).__name__
+    arguments = expr.args
+    if name == "FloorDiv" or name == "CleanDiv" or name == "IntTrueDiv_":
+        return from_sympy(arguments[0], bounds) // from_sympy(arguments[1], bounds)
+    if name == "ModularIndexing":
+        base, divisor, modulus = (from_sympy(a, bounds) for a in arguments)
+        return base // divisor % modulus
+    if name in ("Mod", "PythonMod"):
+        return from_sympy(arguments[0], bounds) % from_sympy(arguments[1], bounds)
+    if name == "CeilDiv":
+        return -((-from_sympy(arguments[0], bounds)) // from_sympy(arguments[1], bounds))
+    if name in ("Max", "Min"):
+        return (maximum if name == "Max" else minimum)(*(from_sympy(a, bounds) for a in arguments))
+    if name == "Identity":
+        return from_sympy(arguments[0], bounds)
+    lo, hi = bounds(expr)
+    symbols = sorted(expr.free_symbols, key=str)
+    return host(host_text(expr), (from_sympy(s, bounds) for s in symbols), lo, hi)
+
+
+def host_text(expr: Any) -> str:
+    """A sympy expression as Python text, for what the index algebra has no word for."""
+    name = type(expr).__name__
+    parts = [host_text(a) for a in expr.args]
+    if not parts:
+        return str(expr)
+    forms = {
+        "FloorDiv": "({} // {})",
+        "CleanDiv": "({} // {})",
+        "Mod": "({} % {})",
+        "PythonMod": "({} % {})",
+        "IntTrueDiv": "({} / {})",
+        "FloatTrueDiv": "({} / {})",
+        "ModularIndexing": "({} // {} % {})",
+        "TruncToInt": "math.trunc({})",
+        "FloorToInt": "math.floor({})",
+        "CeilToInt": "math.ceil({})",
+        "RoundToInt": "round({})",
+        "ToFloat": "float({})",
+        "PowByNatural": "({} ** {})",
+        "FloatPow": "({} ** {})",
+        "Pow": "({} ** {})",
+        "Where": "({1} if {0} else {2})",
+        "Equality": "({} == {})",
+        "Unequality": "({} != {})",
+        "StrictLessThan": "({} < {})",
+        "LessThan": "({} <= {})",
+        "StrictGreaterThan": "({} > {})",
+        "GreaterThan": "({} >= {})",
+        "Abs": "abs({})",
+    }
+    if name in forms:
+        return forms[name].format(*parts)
+    joins = {"Add": " + ", "Mul": " * ", "And": " and ", "Or": " or "}
+    if name in joins:
+        return "(" + joins[name].join(parts) + ")"
+    if name in ("Max", "Min"):
+        return f"{name.lower()}({', '.join(parts)})"
+    if name.startswith("OpaqueUnaryFn_"):
+        return f"math.{name.removeprefix('OpaqueUnaryFn_')}({parts[0]})"
+    raise ValueError(
+        f"the size expression {expr} uses {name}, which has no host form; report the model that made it"
+    )

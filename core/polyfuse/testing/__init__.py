@@ -1,0 +1,5 @@
+"""The conformance kit: what shows that a backend computes what the representation means.
+
+`polyfuse.testing.conformance.run` runs it; `polyfuse conformance NAME` prints its result, and
+`polyfuse.testing.pytest_plugin` turns each of its cases into a test.
+"""

@@ -1,0 +1,152 @@
+"""The conformance run: all cases for one backend, in few builds, as a matrix."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.settings import Settings
+from polyfuse.base.text import shorten
+from polyfuse.ir.verify import verify_kernel
+from polyfuse.plugin import Backend, No, PluginManager, Source
+from polyfuse.testing.case import Case, Part
+from polyfuse.testing.contract import Trial, run_contract
+from polyfuse.testing.large_cases import large_cases
+from polyfuse.testing.launch import check
+from polyfuse.testing.matrix import Cell, Matrix, Status
+from polyfuse.testing.memory_cases import memory_cases
+from polyfuse.testing.reduction_cases import reduction_cases
+from polyfuse.testing.scalar_cases import scalar_cases
+from polyfuse.testing.section_cases import section_cases
+
+__all__ = ["BATCH", "Run", "all_cases", "run"]
+
+BATCH = 24
+"""Kernels built together."""
+
+
+def all_cases(quick: bool = False) -> Iterator[Case]:
+    """Every case of the kit; `quick` leaves out those that differ only in type or size."""
+    yield from scalar_cases(quick)
+    yield from reduction_cases(quick)
+    yield from memory_cases(quick)
+    yield from section_cases(quick)
+    yield from large_cases(quick)
+
+
+def run(backend: str | Backend, quick: bool = False, device: str = "cpu") -> Matrix:
+    """Run the whole kit for a backend, given as an object or by its name."""
+    made = PluginManager(Settings.resolve()).backend(backend) if isinstance(backend, str) else backend
+    return Run(made, device).matrix(tuple(all_cases(quick)))
+
+
+class Run:
+    """One run of the kit."""
+
+    def __init__(self, backend: Backend, device: str = "cpu") -> None:
+        self.backend = backend
+        self.device = device
+        self._builds = 0
+
+    def matrix(self, cases: Sequence[Case], contract: bool = True) -> Matrix:
+        """The outcome of some cases, and of the contract's checks."""
+        start = time.perf_counter()
+        cells: list[Cell] = []
+        with tempfile.TemporaryDirectory(prefix="polyfuse-conformance-") as name:
+            folder = Path(name)
+            claimed = [kept for case in cases for kept in self._claimed(case, cells)]
+            for number in range(0, len(claimed), BATCH):
+                self._batch(claimed[number : number + BATCH], folder, cells)
+            labels = dict.fromkeys(part.label for case in cases for part in case.parts)
+            rank = {label: number for number, label in enumerate(labels)}
+            ordered = sorted(cells, key=lambda cell: rank[cell.label])
+            if contract:
+                ordered += self._contract(claimed, folder)
+        seconds = time.perf_counter() - start
+        label = self.backend.name or type(self.backend).__name__
+        return Matrix(label, tuple(ordered), dict(self.backend.describe()), seconds)
+
+    def _claimed(self, case: Case, cells: list[Cell]) -> Iterator[Case]:
+        """The case without the parts that the backend refuses."""
+        verify_kernel(case.kernel)
+        kept: list[int] = []
+        for position, part in enumerate(case.parts):
+            refusal = self._refusal(part)
+            if refusal:
+                cells.append(_cell(part, Status.REFUSED, refusal))
+            else:
+                kept.append(position)
+        if len(kept) == len(case.parts):
+            yield case
+        elif kept and case.only is not None:
+            yield case.only(tuple(kept))
+        else:
+            for position in kept:
+                part = case.parts[position]
+                cells.append(_cell(part, Status.REFUSED, "another part of its kernel is refused"))
+
+    def _refusal(self, part: Part) -> str:
+        for node in part.nodes:
+            answer = self.backend.claims(node)
+            if isinstance(answer, No):
+                return answer.reason or "no reason is given"
+        return ""
+
+    def _batch(self, cases: Sequence[Case], folder: Path, cells: list[Cell]) -> None:
+        """Emit, build and run cases; where something fails, each alone, and its parts each alone."""
+        emitted: list[tuple[Case, Source]] = []
+        for case in cases:
+            try:
+                emitted.append((case, self.backend.emit(case.kernel)))
+            except Exception as error:
+                self._apart(case, f"emit raised {type(error).__name__}: {error}", folder, cells)
+        if not emitted:
+            return
+        place = folder / f"unit{self._builds}"
+        self._builds += 1
+        place.mkdir()
+        try:
+            self.backend.build([source for _, source in emitted], place)
+            loaded = self.backend.load(place)
+        except Exception as error:
+            if len(emitted) > 1:
+                middle = len(emitted) // 2
+                self._batch([c for c, _ in emitted[:middle]], folder, cells)
+                self._batch([c for c, _ in emitted[middle:]], folder, cells)
+            else:
+                self._apart(emitted[0][0], _words(error), folder, cells)
+            return
+        for case, source in emitted:
+            faults = check(case, loaded[source.key], self.backend, self.device)
+            for position, part in enumerate(case.parts):
+                fault = faults.get(position, "")
+                cells.append(_cell(part, Status.FAIL if fault else Status.PASS, fault))
+
+    def _apart(self, case: Case, reason: str, folder: Path, cells: list[Cell]) -> None:
+        halves = case.split()
+        for half in halves:
+            self._batch([half], folder, cells)
+        if not halves:
+            for part in case.parts:
+                cells.append(_cell(part, Status.FAIL, reason))
+
+    def _contract(self, cases: Sequence[Case], folder: Path) -> Iterator[Cell]:
+        chosen = tuple(c for c in cases if c.only is None)[:4] or tuple(cases[:4])
+        trial = Trial(self.backend, chosen, folder, self.device)
+        for group, name, fault in run_contract(trial):
+            status = Status.FAIL if fault else Status.PASS
+            yield Cell(group, name, "", status, shorten(fault, 300))
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, KernelBuildError):
+        lines = [line for line in error.output.splitlines() if "error" in line]
+        return f"the build failed: {error.cause}; {lines[0] if lines else ''}"
+    return f"the build raised {type(error).__name__}: {error}"
+
+
+def _cell(part: Part, status: Status, reason: str) -> Cell:
+    return Cell(part.group, part.row, part.column, status, shorten(reason, 300))

@@ -1,0 +1,124 @@
+"""The result of the kit: pass, fail or refused in every cell, as a table and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Status(StrEnum):
+    """What became of a cell."""
+
+    PASS = "pass"
+    REFUSED = "refused"
+    FAIL = "fail"
+
+
+_RANK = (Status.PASS, Status.REFUSED, Status.FAIL)
+_SIGN = {Status.PASS: "✓", Status.REFUSED: "–", Status.FAIL: "✗"}
+_COLOUR = {Status.PASS: "green", Status.REFUSED: "yellow", Status.FAIL: "bold red"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One outcome, with the reason where it is not a pass."""
+
+    group: str
+    row: str
+    column: str
+    status: Status
+    reason: str = ""
+
+    @property
+    def label(self) -> str:
+        """A name for people."""
+        return f"{self.group}: {self.row} [{self.column}]" if self.column else f"{self.group}: {self.row}"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """All outcomes for one backend, in the order of the kit."""
+
+    backend: str
+    cells: tuple[Cell, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed; a refusal is an answer."""
+        return not self.failures()
+
+    def failures(self) -> tuple[Cell, ...]:
+        """The cells that failed."""
+        return tuple(c for c in self.cells if c.status is Status.FAIL)
+
+    def count(self, status: Status) -> int:
+        """How many cells have a status."""
+        return sum(c.status is status for c in self.cells)
+
+    def summary(self) -> str:
+        """One line."""
+        counts = ", ".join(f"{self.count(s)} {_WORDS[s]}" for s in _RANK)
+        return f"{self.backend}: {counts}, in {self.seconds:.0f} s"
+
+    def groups(self) -> dict[str, dict[str, dict[str, Cell]]]:
+        """Cells by group, row and column; of several in one place the worst stays."""
+        found: dict[str, dict[str, dict[str, Cell]]] = {}
+        for cell in self.cells:
+            place = found.setdefault(cell.group, {}).setdefault(cell.row, {})
+            known = place.get(cell.column)
+            if known is None or _RANK.index(cell.status) > _RANK.index(known.status):
+                place[cell.column] = cell
+        return found
+
+    def print(self, console: Console) -> None:
+        """Show the matrix, then the reasons."""
+        for group, rows in self.groups().items():
+            columns = _columns(rows)
+            table = Table(title=group, title_justify="left", box=None, pad_edge=False)
+            table.add_column("")
+            for column in columns:
+                table.add_column(column, justify="center")
+            for row, cells in rows.items():
+                table.add_row(row, *(_coloured(cells.get(c)) for c in columns))
+            console.print(table)
+            console.print()
+        for cell in self.cells:
+            if cell.status is not Status.PASS:
+                console.print(f"[{_COLOUR[cell.status]}]{cell.status}[/] ", end="")
+                console.print(f"{cell.label}: {cell.reason}", markup=False, highlight=False)
+        console.print(self.summary())
+
+    def markdown(self) -> str:
+        """The matrix as a section of a Markdown page; the same for the same outcomes."""
+        lines = [f"## {self.backend}", ""]
+        lines.append(", ".join(f"{self.count(s)} {_WORDS[s]}" for s in _RANK) + ".")
+        for group, rows in self.groups().items():
+            columns = _columns(rows)
+            lines += ["", f"### {group}", ""]
+            lines.append("| | " + " | ".join(c or "outcome" for c in columns) + " |")
+            lines.append("|---" + "|:-:" * len(columns) + "|")
+            for row, cells in rows.items():
+                signs = (_SIGN[cells[c].status] if c in cells else " " for c in columns)
+                lines.append(f"| {row} | " + " | ".join(signs) + " |")
+        reasons = [c for c in self.cells if c.status is not Status.PASS]
+        if reasons:
+            lines += ["", "### Reasons", ""]
+            lines += [f"* {c.label}: {c.status}: {' '.join(c.reason.split())}" for c in reasons]
+        return "\n".join(lines) + "\n"
+
+
+_WORDS = {Status.PASS: "passed", Status.REFUSED: "refused", Status.FAIL: "failed"}
+
+
+def _columns(rows: Mapping[str, Mapping[str, Cell]]) -> list[str]:
+    return list(dict.fromkeys(column for cells in rows.values() for column in cells))
+
+
+def _coloured(cell: Cell | None) -> str:
+    return "" if cell is None else f"[{_COLOUR[cell.status]}]{_SIGN[cell.status]}[/]"

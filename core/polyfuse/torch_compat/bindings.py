@@ -1,0 +1,72 @@
+"""Fast C functions of torch for generated code: allocation, views, checks, addresses.
+
+Each name has a public replacement of the same meaning, so a torch that lacks one costs speed, not function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_guards: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+
+
+def _empty_strided_slow(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
+def _empty_strided_cuda_slow(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+
+def _reinterpret_slow(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0
+) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.as_strided(tensor, size, stride, tensor.storage_offset() + offset)
+
+
+def _assert_size_stride_slow(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], op_name: str | None = None
+) -> None:
+    if tuple(tensor.shape) != tuple(size):
+        raise AssertionError(f"expected size {tuple(size)}, got {tuple(tensor.shape)} ({op_name or 'input'})")
+    dims = zip(tensor.shape, tensor.stride(), stride, strict=True)
+    if any(n > 1 and have != want for n, have, want in dims):
+        raise AssertionError(
+            f"expected stride {tuple(stride)}, got {tuple(tensor.stride())} ({op_name or 'input'})"
+        )
+
+
+empty_strided_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", _empty_strided_slow)
+"""`(size, stride, dtype) -> Tensor`: uninitialised CPU tensor, sizes and strides as tuples of ints."""
+
+empty_strided_cuda: Callable[..., torch.Tensor] = getattr(
+    _guards, "_empty_strided_cuda", _empty_strided_cuda_slow
+)
+"""`(size, stride, dtype) -> Tensor`: the same on the current CUDA device."""
+
+reinterpret_tensor: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", _reinterpret_slow)
+"""`(tensor, size, stride, offset_increment=0) -> Tensor`: a view invisible to autograd."""
+
+assert_size_stride: Callable[..., None] = getattr(_guards, "assert_size_stride", _assert_size_stride_slow)
+"""`(tensor, size, stride, op_name=None)`: raise AssertionError on a mismatch; strides of size-1 dims are
+free.
+"""
+
+
+def tensor_data_ptr_address() -> int | None:
+    """Address of C function `void* f(PyObject* tensor)` giving a tensor's data pointer; None where torch has
+    none.
+
+    Native launchers call it once per argument instead of `Tensor.data_ptr()` through Python.
+    """
+    address = getattr(_guards, "_torchinductor_pyobject_tensor_data_ptr", None)
+    return address if isinstance(address, int) else None
+
+
+def raw_cuda_stream(device_index: int) -> int:
+    """The current CUDA stream of a device as a raw handle."""
+    return int(torch._C._cuda_getCurrentRawStream(device_index))

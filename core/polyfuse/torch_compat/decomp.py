@@ -1,0 +1,117 @@
+"""torch's decomposition tables, looked up entry by entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+__all__ = ["below_autograd", "core_table", "expand_packets", "kept_whole", "registered", "selected"]
+
+
+def registered() -> Mapping[Any, Callable[..., Any]]:
+    """Every decomposition torch registers for use after autograd. First use imports them all."""
+    from torch._decomp import decomposition_table
+
+    return decomposition_table
+
+
+def core_table() -> Mapping[Any, Callable[..., Any]]:
+    """torch's choice that reduces programs to core ATen operators, composite implicit ones included."""
+    from torch._decomp import core_aten_decompositions
+
+    return core_aten_decompositions()
+
+
+def expand_packets(names: Iterable[str]) -> tuple[OpOverload, ...]:
+    """Overloads of ATen names: `add` means every overload, `add.Tensor` that one; unknown names are skipped,
+    since operators come and go between releases."""
+    found: list[OpOverload] = []
+    for name in names:
+        packet_name, _, overload = name.partition(".")
+        packet = getattr(torch.ops.aten, packet_name, None)
+        if not isinstance(packet, OpOverloadPacket):
+            continue
+        overloads = [overload] if overload else packet.overloads()
+        for each in overloads:
+            op = getattr(packet, each, None)
+            if isinstance(op, OpOverload):
+                found.append(op)
+    return tuple(found)
+
+
+def selected(names: Iterable[str]) -> dict[OpOverload, Callable[..., Any]]:
+    """torch's decompositions of the named ATen operators; those without one are left out."""
+    table = registered()
+    return {op: table[op] for op in expand_packets(names) if op in table}
+
+
+def below_autograd(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Call an operator past whatever is registered for it above the recording of gradients."""
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*args, **kwargs)
+
+
+@cache
+def provide_resampling_shapes() -> None:
+    """Give the gradients of resampling a Python shape function where torch has none: what it has in C++ does
+    not take symbolic sizes."""
+    from torch._C import DispatchKey
+
+    for op in expand_packets(_RESAMPLING_GRADIENTS):
+        if DispatchKey.Meta not in op.py_kernels and op._overloadname == "default":
+            op.py_impl(DispatchKey.Meta)(_like_input)
+
+
+_RESAMPLING_GRADIENTS = tuple(
+    f"{stem}_backward.default"
+    for stem in (
+        *(f"{name}{n}d" for name in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3)),
+        "upsample_linear1d",
+        "upsample_bilinear2d",
+        "upsample_trilinear3d",
+    )
+)
+
+
+def _like_input(grad: Any, output_size: Any, input_size: Any, *rest: Any, **named: Any) -> Any:
+    """A gradient of the size of the input, channels last if the gradient that came in is."""
+    result = grad.new_empty(input_size)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(input_size))
+    if last is not None and grad.is_contiguous(memory_format=last) and not grad.is_contiguous():
+        return result.to(memory_format=last)
+    return result
+
+
+@contextmanager
+def kept_whole(
+    names: Iterable[str], instead: Callable[[OpOverload], Callable[..., Any] | None] = lambda op: None
+) -> Iterator[None]:
+    """While tracing, leave the named ATen operators whole that torch breaks up before autograd sees them, or
+    break them up as `instead` says.
+
+    What another thread has set aside already stays its business: it puts back what it took.
+    """
+    from torch._C import DispatchKey
+
+    provide_resampling_shapes()
+    taken: list[tuple[OpOverload, Any, Callable[..., Any]]] = []
+    for op in expand_packets(names):
+        for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
+            kernel = op.py_kernels.pop(key, None)
+            if kernel is not None:
+                taken.append((op, key, kernel))
+                own = instead(op)
+                if own is not None:
+                    op.py_kernels[key] = own
+                op._dispatch_cache.clear()
+    try:
+        yield
+    finally:
+        for op, key, kernel in taken:
+            op.py_kernels[key] = kernel
+            op._dispatch_cache.clear()

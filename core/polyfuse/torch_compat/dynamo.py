@@ -1,0 +1,128 @@
+"""Dynamo: backend registry, counters, tracing context, keeping Dynamo out of our functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._guards import CompileContext, TracingContext
+
+
+def is_imported() -> bool:
+    """True when Dynamo is already loaded; used to stay cheap outside a compile."""
+    import sys
+
+    return "torch._dynamo" in sys.modules
+
+
+def disable(fn: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """Keep Dynamo from tracing `fn`."""
+    import torch._dynamo
+
+    return torch._dynamo.disable(fn, reason=reason)
+
+
+def count_aot(event: str) -> None:
+    """Advance AOTAutograd's counter `total`, `ok` or `not_ok`.
+
+    DDPOptimizer compares `total` before and after a compile to learn whether the backend went
+    through AOTAutograd; without it the optimizer feeds real tensors to later buckets.
+    """
+    from torch._dynamo.utils import counters
+
+    counters["aot_autograd"][event] += 1
+
+
+def restart_exceptions() -> tuple[type[BaseException], ...]:
+    """Exceptions by which torch asks Dynamo to trace again; they must pass through unharmed."""
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+
+    return (TensorifyScalarRestartAnalysis,)
+
+
+def has_nested_inputs(inputs: Sequence[Any]) -> bool:
+    """True if some graph input is a container (compiled autograd passes a list of tensors)."""
+    return any(isinstance(x, list | tuple | dict) for x in inputs)
+
+
+def flatten_inputs(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], compile_flat: Callable[[Any, Any], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Compile a graph with nested inputs by giving `compile_flat` a flat view of it."""
+    from torch._dynamo.utils import flatten_graph_inputs
+
+    return flatten_graph_inputs(gm, inputs, compile_flat)
+
+
+def reset() -> None:
+    """Forget every compiled function."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+
+
+def compile_id() -> str:
+    """Dynamo's id of the running compile, such as `0/1`; empty outside one."""
+    context = CompileContext.try_get()
+    return str(context.compile_id) if context is not None and context.compile_id is not None else ""
+
+
+def graph_ordinal() -> int:
+    """Counts the graphs of one of Dynamo's compiles: 0, 1, ... DDP splits one into several."""
+    context = TracingContext.try_get()
+    if context is None:
+        return 0
+    ordinal: int = getattr(context, "_polyfuse_graphs", 0)
+    context._polyfuse_graphs = ordinal + 1
+    return ordinal
+
+
+def static_input_indices() -> tuple[int, ...]:
+    """Flat positions of forward inputs whose address never changes (parameters, buffers)."""
+    metadata = _forward_metadata()
+    return tuple(sorted(metadata.static_input_indices or ())) if metadata is not None else ()
+
+
+def donated_backward_inputs() -> tuple[int, ...]:
+    """Positions of backward inputs that nobody else holds: their memory may be reused."""
+    metadata = _forward_metadata()
+    return tuple(metadata.bw_donated_idxs or ()) if metadata is not None else ()
+
+
+def num_user_outputs() -> int | None:
+    """How many leading outputs of a forward the caller sees; the rest is saved for the backward."""
+    metadata = _forward_metadata()
+    return int(metadata.num_forward) if metadata is not None else None
+
+
+def _forward_metadata() -> Any:
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
+
+
+def tracing_fake_mode() -> Any:
+    """The fake mode of the running compile, or None."""
+    context = TracingContext.try_get()
+    return context.fake_mode if context is not None else None
+
+
+def report_output_strides(strides: Sequence[tuple[int, ...] | None]) -> None:
+    """Tell AOTAutograd the strides that a forward's outputs really have (None: as traced).
+
+    The backward is compiled against them, so a forward may choose the layout of what it saves.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.output_strides is not None:
+        context.output_strides.clear()
+        context.output_strides.extend(strides)
+
+
+@contextmanager
+def tracing(fake_mode: Any) -> Iterator[None]:
+    """A tracing context around `fake_mode`, for compiles that do not start in Dynamo."""
+    from torch._guards import tracing as torch_tracing
+
+    with torch_tracing(TracingContext(fake_mode)):
+        yield

@@ -1,0 +1,77 @@
+"""Fake tensors: shape-only stand-ins for the values of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode as _detect
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "detect_fake_mode",
+    "fake_evaluate",
+    "fakify",
+    "is_fake",
+    "new_fake_mode",
+    "real_tensors",
+    "repropagate",
+    "shape_env_of",
+]
+
+
+def is_fake(value: object) -> bool:
+    """True for a fake tensor."""
+    return isinstance(value, FakeTensor)
+
+
+def detect_fake_mode(values: Sequence[Any] = ()) -> FakeTensorMode | None:
+    """The fake mode of the running trace, or the one `values` belong to."""
+    return _detect(list(values))
+
+
+def shape_env_of(mode: FakeTensorMode | None) -> Any:
+    """The `ShapeEnv` behind a fake mode; None when every shape is static."""
+    return mode.shape_env if mode is not None else None
+
+
+def new_fake_mode(dynamic: bool = False) -> FakeTensorMode:
+    """A fresh fake mode, with a `ShapeEnv` when `dynamic`."""
+    if not dynamic:
+        return FakeTensorMode(allow_non_fake_inputs=True)
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+
+def fakify(mode: FakeTensorMode, value: Any) -> Any:
+    """`value` as a static fake tensor of `mode`; what is not a tensor passes through."""
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return value
+    return mode.from_tensor(value, static_shapes=True)
+
+
+def real_tensors() -> AbstractContextManager[Any]:
+    """Leave fake mode for a while, to run ops on real tensors."""
+    return unset_fake_temporarily()
+
+
+def fake_evaluate(
+    mode: FakeTensorMode | None, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run an op on fake values, so a node made by a rewrite gets its `meta["val"]`."""
+    with torch.no_grad(), mode if mode is not None else nullcontext():
+        return target(*args, **kwargs)
+
+
+def repropagate(module: torch.fx.GraphModule, mode: FakeTensorMode | None) -> None:
+    """Compute every node's `meta["val"]` anew from those of the placeholders."""
+    from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+    values = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+    with torch.no_grad():
+        FakeTensorProp(module, mode).propagate_dont_convert_inputs(*values)

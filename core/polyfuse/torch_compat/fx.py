@@ -1,0 +1,95 @@
+"""Graph helpers over `torch.fx` that need more than its public surface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate
+
+__all__ = [
+    "constant_name",
+    "copy_module",
+    "get_constant",
+    "mark_boxed",
+    "placeholder_values",
+    "set_constant",
+    "source_text",
+    "value_of",
+]
+
+
+def value_of(arg: Any) -> Any:
+    """The traced value of an argument: `meta["val"]` of nodes, applied through containers."""
+    return map_aggregate(arg, lambda a: a.meta.get("val") if isinstance(a, Node) else a)
+
+
+def placeholder_values(graph: Graph) -> tuple[Any, ...]:
+    """Traced values of a graph's placeholders, in order."""
+    return tuple(n.meta.get("val") for n in graph.nodes if n.op == "placeholder")
+
+
+def get_constant(module: GraphModule, name: str) -> Any:
+    """What a `get_attr` node reads; dotted names walk submodules."""
+    value: Any = module
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def set_constant(module: GraphModule, name: str, value: Any) -> None:
+    """Attach a constant to a module under `name`; a tensor as a buffer that is no part of its state."""
+    if isinstance(value, torch.Tensor):
+        module.register_buffer(name, value, persistent=False)
+    else:
+        setattr(module, name, value)
+
+
+def constant_name(module: GraphModule, prefix: str) -> str:
+    """The first free attribute name `prefix0`, `prefix1`, ..."""
+    index = 0
+    while hasattr(module, f"{prefix}{index}"):
+        index += 1
+    return f"{prefix}{index}"
+
+
+def copy_module(module: GraphModule) -> GraphModule:
+    """A copy with its own graph that shares constants and node metadata."""
+    graph = Graph()
+    mapping: dict[Node, Node] = {}
+    output = graph.graph_copy(module.graph, mapping)
+    old_output = next(n for n in reversed(module.graph.nodes) if n.op == "output")
+    new_output = graph.output(output)
+    new_output.meta = dict(old_output.meta)
+    for old, new in mapping.items():
+        new.meta = dict(old.meta)
+    return GraphModule(module, graph)
+
+
+def source_text(node: Node) -> str:
+    """Where the user's model made this node: its stack trace's last frame and its line, or empty."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    frames = [i for i, line in enumerate(lines) if line.startswith("File ")]
+    if not frames:
+        return ""
+    last = frames[-1]
+    code = lines[last + 1] if last + 1 < len(lines) else ""
+    return f"{lines[last]}: {code}" if code else lines[last]
+
+
+def mark_boxed(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark `fn` as taking one list of arguments, which it may clear."""
+    try:
+        fn._boxed_call = True  # type: ignore[attr-defined]
+        return fn
+    except AttributeError:
+        pass
+
+    def boxed(args: list[Any]) -> Any:
+        return fn(args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]
+    return boxed

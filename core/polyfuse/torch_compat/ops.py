@@ -1,0 +1,264 @@
+"""Operators: names and back, and the facts a schema and its tags state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+__all__ = [
+    "OpArgument",
+    "arguments",
+    "base_name",
+    "is_mutable",
+    "overload_name",
+    "HigherOrderOperator",
+    "OpFacts",
+    "OpOverload",
+    "OpOverloadPacket",
+    "argument_names",
+    "facts",
+    "maybe_op",
+    "op_name",
+    "resolve",
+    "result_names",
+]
+
+
+@dataclass(frozen=True)
+class OpFacts:
+    """What is known of an operator without running it."""
+
+    name: str
+    """Such as `aten.add.Tensor`; `operator.getitem` for Python functions."""
+    is_operator: bool
+    """A registered overload, with a schema."""
+    is_higher_order: bool
+    """Takes graphs as arguments (`cond`, `while_loop`, user kernels)."""
+    is_view: bool
+    """An output may share storage with an input, which is not written to."""
+    is_random: bool
+    """Draws from a generator: neither merged, nor dropped, nor reordered among its like."""
+    uninitialised: bool
+    """The result holds whatever memory held: two of them are not one."""
+    mutates: tuple[int, ...]
+    """Positions of schema arguments written to."""
+    effects: bool
+    """Must run even when nothing reads its result."""
+    pointwise: bool
+    data_dependent: bool
+    """The size of a result depends on data."""
+    keeps_strides: bool
+    """Inputs must have exactly the strides of the trace (custom operators may rely on them)."""
+
+    @property
+    def mergeable(self) -> bool:
+        """Two calls with equal arguments are as good as one."""
+        return not (
+            self.is_random
+            or self.uninitialised
+            or self.mutates
+            or self.effects
+            or self.is_higher_order
+            or self.data_dependent
+        )
+
+
+_PYTHON_MODULES = (
+    "_operator",
+    "operator",
+    "math",
+    "builtins",
+    "torch",
+    "torch.sym",
+    "torch.fx.experimental.symbolic_shapes",
+)
+
+# Views whose schema does not say so, and factory-like ops whose contents are whatever memory held.
+_HIDDEN_VIEWS = frozenset({"aten._unsafe_view.default", "aten.lift_fresh.default", "aten.contiguous.default"})
+_UNINITIALISED = frozenset(
+    {
+        "aten.empty.memory_format",
+        "aten.empty_strided.default",
+        "aten.empty_like.default",
+        "aten.new_empty.default",
+        "aten.new_empty_strided.default",
+        "aten.empty_permuted.default",
+    }
+)
+_EFFECTFUL_NAMES = (
+    "aten._assert_async.",
+    "aten._assert_scalar.",
+    "aten._assert_tensor_metadata.",
+    "aten.sym_constrain_range",
+    "aten._print.",
+    "_c10d_functional.",
+    "c10d.",
+    "c10d_functional.",
+    "inductor.accumulate_grad_",
+    "profiler.",
+    "fsdp.",
+)
+
+
+def op_name(target: Any) -> str:
+    """The name of a node's target: `aten.add.Tensor`, `higher_order.cond`, `operator.getitem`."""
+    if isinstance(target, OpOverload):
+        return str(target)
+    if isinstance(target, OpOverloadPacket):
+        return str(target)
+    if isinstance(target, HigherOrderOperator):
+        return f"higher_order.{target.name()}"
+    if isinstance(target, str):
+        return target
+    module = getattr(target, "__module__", "") or ""
+    return f"{module.lstrip('_')}.{getattr(target, '__name__', str(target))}"
+
+
+@cache
+def resolve(name: str) -> Any:
+    """The operator named `name`, the inverse of `op_name`; LookupError if torch has none."""
+    space, _, rest = name.partition(".")
+    if space == "operator":
+        import operator
+
+        if hasattr(operator, rest):
+            return getattr(operator, rest)
+    elif space == "higher_order":
+        if hasattr(torch.ops.higher_order, rest):
+            return getattr(torch.ops.higher_order, rest)
+    elif space == "torch" and hasattr(torch, rest):
+        return getattr(torch, rest)
+    elif space == "math":
+        import math
+
+        if hasattr(math, rest):
+            return getattr(math, rest)
+    elif rest:
+        packet, _, overload = rest.partition(".")
+        try:
+            found = getattr(getattr(torch.ops, space), packet)
+            return getattr(found, overload) if overload else found
+        except AttributeError:
+            pass
+    raise LookupError(
+        f"torch {torch.__version__} has no operator {name!r}; import the module that registers it first."
+    )
+
+
+def maybe_op(name: str) -> Any:
+    """`resolve`, or None: for operators that only some torch releases have."""
+    try:
+        return resolve(name)
+    except LookupError:
+        return None
+
+
+def facts(target: Callable[..., Any] | str) -> OpFacts:
+    """The facts of a node's target."""
+    if isinstance(target, str):
+        return _facts(resolve(target))
+    try:
+        return _facts(target)
+    except TypeError:  # unhashable callables
+        return _opaque(op_name(target))
+
+
+@cache
+def _facts(target: Any) -> OpFacts:
+    name = op_name(target)
+    if isinstance(target, OpOverload):
+        return _overload_facts(target, name)
+    if isinstance(target, HigherOrderOperator):
+        return OpFacts(name, False, True, True, True, False, (), True, False, False, True)
+    if getattr(target, "__module__", None) in _PYTHON_MODULES or isinstance(target, type):
+        # Python arithmetic on sizes, getitem, torch.sym_max: pure. getitem of a tuple aliases its element.
+        return OpFacts(
+            name, False, False, name.endswith("getitem"), False, False, (), False, False, False, False
+        )
+    return _opaque(name)
+
+
+def _opaque(name: str) -> OpFacts:
+    return OpFacts(name, False, False, True, True, False, (), True, False, False, True)
+
+
+def _overload_facts(op: OpOverload, name: str) -> OpFacts:
+    schema, tags = op._schema, op.tags
+    mutates = tuple(
+        i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
+    )
+    aliased = any(r.alias_info is not None for r in schema.returns)
+    effects = bool(mutates) or name.startswith(_EFFECTFUL_NAMES) or not schema.returns
+    return OpFacts(
+        name=name,
+        is_operator=True,
+        is_higher_order=False,
+        is_view=not mutates and (aliased or name in _HIDDEN_VIEWS),
+        is_random=torch.Tag.nondeterministic_seeded in tags,
+        uninitialised=name in _UNINITIALISED,
+        mutates=mutates,
+        effects=effects or _has_effect_token(op),
+        pointwise=torch.Tag.pointwise in tags,
+        data_dependent=torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags,
+        keeps_strides=torch.Tag.needs_exact_strides in tags or op.namespace not in ("aten", "prims"),
+    )
+
+
+@dataclass(frozen=True)
+class OpArgument:
+    """One argument in an operator's schema."""
+
+    name: str
+    is_list: bool
+    keyword_only: bool
+
+
+def arguments(op: OpOverload) -> tuple[OpArgument, ...]:
+    """The arguments an operator takes, in order."""
+    return tuple(
+        OpArgument(a.name, str(a.type).startswith("List"), a.kwarg_only) for a in op._schema.arguments
+    )
+
+
+def is_mutable(op: OpOverload) -> bool:
+    """True if the operator writes to an argument."""
+    return bool(op._schema.is_mutable)
+
+
+def base_name(op: OpOverload) -> str:
+    """`add` of `aten.add.Tensor`."""
+    return str(op._opname)
+
+
+def overload_name(op: OpOverload) -> str:
+    """`Tensor` of `aten.add.Tensor`."""
+    return str(op._overloadname)
+
+
+def _has_effect_token(op: OpOverload) -> bool:
+    from torch._higher_order_ops.effects import has_effects
+
+    try:
+        return bool(has_effects(op))
+    except TypeError:
+        # Older releases want the call's arguments as well; registered effects are covered by the name list.
+        return False
+
+
+def argument_names(target: Any) -> tuple[str, ...]:
+    """Names of an operator's schema arguments, in order; empty for what has no schema."""
+    schema = getattr(target, "_schema", None)
+    return tuple(a.name for a in schema.arguments) if schema is not None else ()
+
+
+def result_names(target: Any) -> tuple[str, ...]:
+    """Names of an operator's schema results, in order (empty where unnamed); nothing for what has no
+    schema.
+    """
+    schema = getattr(target, "_schema", None)
+    return tuple(r.name for r in schema.returns) if schema is not None else ()

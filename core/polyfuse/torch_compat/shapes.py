@@ -1,0 +1,215 @@
+"""Symbolic shapes: expressions of sizes, hints, ranges, what is known and what must be guarded.
+
+An expression here is a sympy expression over torch's own functions, or a plain int. Functions that take a
+`shape_env` accept None for graphs without symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+__all__ = [
+    "ShapeEnv",
+    "expr_of",
+    "exprs_of",
+    "free_symbols",
+    "guard",
+    "guard_value",
+    "has_hint",
+    "hint",
+    "is_symbolic",
+    "is_unbacked",
+    "no_guards",
+    "require",
+    "simplify",
+    "statically_known",
+    "symint_of",
+    "unbacked_symbols",
+    "value_range",
+]
+
+_UNHINTED = 64
+"""Guess for a size known only when the program runs: large enough to parallelise, small enough to be
+harmless.
+"""
+
+
+def is_symbolic(value: object) -> bool:
+    """True for a SymInt, SymFloat or SymBool, whether or not it has become constant meanwhile."""
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
+
+
+def expr_of(value: Any) -> Any:
+    """The sympy expression of a symbolic number; plain numbers and expressions are returned as they are.
+
+    A symbolic number that has become constant gives a plain Python number.
+    """
+    if not is_symbolic(value):
+        return value
+    expr = value.node.expr
+    if isinstance(expr, sympy.Integer):
+        return int(expr)
+    if isinstance(expr, sympy.Float):
+        return float(expr)
+    if expr is sympy.true or expr is sympy.false:
+        return bool(expr)
+    return expr
+
+
+def exprs_of(values: Iterable[Any]) -> tuple[Any, ...]:
+    """`expr_of` over a size or stride."""
+    return tuple(expr_of(v) for v in values)
+
+
+def symint_of(shape_env: ShapeEnv, expr: Any) -> Any:
+    """The SymInt of an expression; a plain int stays one."""
+    if isinstance(expr, int):
+        return expr
+    if isinstance(expr, sympy.Integer):
+        return int(expr)
+    known = hint(shape_env, expr) if has_hint(shape_env, expr) else None
+    return shape_env.create_symintnode(expr, hint=known)
+
+
+def free_symbols(value: Any) -> tuple[sympy.Symbol, ...]:
+    """Symbols of a number, expression, size or tensor (size, stride and offset), by name."""
+    if isinstance(value, torch.Tensor):
+        found: set[Any] = set()
+        for part in (*value.shape, *value.stride(), value.storage_offset()):
+            found.update(getattr(expr_of(part), "free_symbols", ()))
+    elif isinstance(value, tuple | list | torch.Size):
+        found = {s for part in value for s in free_symbols(part)}
+    else:
+        found = set(getattr(expr_of(value), "free_symbols", ()))
+    return tuple(sorted(found, key=lambda s: (len(s.name), s.name)))
+
+
+def unbacked_symbols(value: Any) -> tuple[sympy.Symbol, ...]:
+    """Symbols whose value comes from data, such as the result of `item` or `nonzero`."""
+    return tuple(s for s in free_symbols(value) if _is_unbacked_symbol(s))
+
+
+def is_unbacked(value: Any) -> bool:
+    """True if any symbol of `value` comes from data."""
+    return bool(unbacked_symbols(value))
+
+
+def _is_unbacked_symbol(symbol: sympy.Symbol) -> bool:
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    return symbol_is_type(symbol, (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
+
+
+def simplify(shape_env: ShapeEnv | None, expr: Any) -> Any:
+    """`expr` with everything the shape environment learnt put in; may become a plain number."""
+    if shape_env is None or not isinstance(expr, sympy.Basic):
+        return expr
+    result = shape_env.simplify(expr)
+    if isinstance(result, sympy.Float):
+        return float(result)
+    return int(result) if isinstance(result, sympy.Integer) else result
+
+
+def has_hint(shape_env: ShapeEnv | None, value: Any) -> bool:
+    """True if the value for the example inputs is known."""
+    return _hint(shape_env, expr_of(value)) is not None
+
+
+def hint(shape_env: ShapeEnv | None, value: Any, fallback: int | None = None) -> Any:
+    """The value for the example inputs, without guarding on it.
+
+    What depends on data has none: then `fallback`, or a mid-sized guess kept inside the known range.
+    """
+    expr = expr_of(value)
+    known = _hint(shape_env, expr)
+    if known is not None:
+        return known
+    if fallback is not None:
+        return fallback
+    low, high = value_range(shape_env, expr)
+    guess = _UNHINTED if low is None else max(low, _UNHINTED)
+    return guess if high is None else min(high, guess)
+
+
+def _hint(shape_env: ShapeEnv | None, expr: Any) -> Any:
+    if not isinstance(expr, sympy.Basic):
+        return expr
+    known = expr
+    if shape_env is not None and not known.is_number:
+        # Two rounds: replacements may map a symbol to others that have values.
+        known = shape_env.replace(known).xreplace(shape_env.backed_var_to_val)
+    if known is sympy.true or known is sympy.false:
+        return bool(known)
+    if not known.is_number:
+        return None
+    return int(known) if known.is_integer else float(known)
+
+
+def value_range(shape_env: ShapeEnv | None, value: Any) -> tuple[int | None, int | None]:
+    """Lower and upper bound, each None if unbounded; no guard is added."""
+    expr = expr_of(value)
+    if not isinstance(expr, sympy.Basic):
+        return int(expr), int(expr)
+    if shape_env is None:
+        return (int(expr), int(expr)) if expr.is_Integer else (None, None)
+    bounds = shape_env.bound_sympy(expr)
+    return _finite(bounds.lower), _finite(bounds.upper)
+
+
+def _finite(bound: Any) -> int | None:
+    # torch's stand-in for the largest size is as good as no bound.
+    if not isinstance(bound, sympy.Integer) or abs(int(bound)) >= 2**62:
+        return None
+    return int(bound)
+
+
+def statically_known(shape_env: ShapeEnv | None, condition: Any) -> bool:
+    """True if the condition holds for every input the graph may get; never adds a guard."""
+    expr = expr_of(condition)
+    if isinstance(expr, bool) or expr is sympy.true or expr is sympy.false:
+        return bool(expr)
+    if shape_env is None:
+        return False
+    return bool(shape_env._maybe_evaluate_static(expr) == sympy.true)
+
+
+def guard(shape_env: ShapeEnv | None, condition: Any) -> bool:
+    """Whether the condition holds for the example inputs; a graph compiled on this answer is reused only
+    where the answer is the same. Raises torch's data-dependent error when the condition depends on data."""
+    expr = expr_of(condition)
+    if isinstance(expr, bool) or expr is sympy.true or expr is sympy.false:
+        return bool(expr)
+    if shape_env is None:
+        raise ValueError(f"condition {expr} has symbols but the graph has no shape environment.")
+    return bool(shape_env.evaluate_expr(expr))
+
+
+def guard_value(shape_env: ShapeEnv | None, value: Any) -> int:
+    """The value for the example inputs, specialising the compiled graph to it."""
+    expr = expr_of(value)
+    if not isinstance(expr, sympy.Basic):
+        return int(expr)
+    if shape_env is None:
+        return int(expr)
+    return int(shape_env.evaluate_expr(expr))
+
+
+def require(shape_env: ShapeEnv | None, condition: Any, message: str) -> bool:
+    """Guard where possible, check at run time where it depends on data; False if it cannot hold."""
+    expr = expr_of(condition)
+    if isinstance(expr, bool) or expr is sympy.true or expr is sympy.false:
+        return bool(expr)
+    if shape_env is None:
+        return False
+    return bool(shape_env.guard_or_defer_runtime_assert(expr, message))
+
+
+def no_guards(shape_env: ShapeEnv | None) -> AbstractContextManager[Any]:
+    """Ignore guards raised inside: for questions whose answer does not change what the code means."""
+    return shape_env.suppress_guards() if shape_env is not None else nullcontext()

@@ -1,0 +1,39 @@
+"""Dividing kernels into units that are built together.
+
+Starting a compiler costs more than a small kernel, so small kernels share a unit; but each processor should
+have one. Text length stands for the time that a kernel takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from polyfuse.plugin import Source
+
+__all__ = ["MAX_UNIT", "MIN_UNIT", "divide"]
+
+# In characters of source. Below the first, a unit of its own costs more than it saves even when a processor
+# is idle; above the second, units are no longer balanced well among processors.
+MIN_UNIT: Final = 1_500
+MAX_UNIT: Final = 40_000
+
+
+def divide(sources: Sequence[Source], workers: int) -> tuple[tuple[Source, ...], ...]:
+    """Divide sources into units of nearly equal size, at most one each for `workers` unless they grow too
+    big.
+
+    Deterministic: the same sources in any order give the same units.
+    """
+    if not sources:
+        return ()
+    total = sum(len(source.text) for source in sources)
+    wanted = min(workers, max(1, total // MIN_UNIT))
+    count = min(len(sources), max(wanted, -(-total // MAX_UNIT)))
+    units: list[list[Source]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for source in sorted(sources, key=lambda item: (-len(item.text), item.key)):
+        lightest = sizes.index(min(sizes))
+        units[lightest].append(source)
+        sizes[lightest] += len(source.text) + 1
+    return tuple(tuple(unit) for unit in units)

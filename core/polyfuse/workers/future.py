@@ -1,0 +1,62 @@
+"""Kernels on their way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from polyfuse.base.errors import PolyfuseError
+from polyfuse.cache import Located
+from polyfuse.plugin import Launchable
+
+__all__ = ["BuildFuture", "Placed"]
+
+# Where a built kernel lies, or why there is none.
+Placed = Located | PolyfuseError
+
+
+class BuildFuture:
+    """The kernels of one `BuildPool.submit`, by `Source.key`. Work is under way from the start; the methods
+    wait for it, and do their part once however often they are called.
+    """
+
+    def __init__(
+        self,
+        units: Mapping[str, Future[Mapping[str, Placed]]],
+        load: Callable[[str, Placed], Launchable | PolyfuseError],
+    ) -> None:
+        self._units = units
+        self._load = load
+        self._outcomes: dict[str, Launchable | PolyfuseError] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of the kernels asked for, without repetition, in the order given."""
+        return tuple(self._units)
+
+    def done(self) -> bool:
+        """Whether nothing is left to wait for."""
+        return all(future.done() for future in self._units.values())
+
+    def places(self) -> Mapping[str, Placed]:
+        """Wait for the builds, and return for each kernel where it lies, or the error. Loads nothing."""
+        return {key: future.result()[key] for key, future in self._units.items()}
+
+    def outcomes(self) -> Mapping[str, Launchable | PolyfuseError]:
+        """Wait, load, and return for each kernel either something to call or the error. Never raises them."""
+        with self._lock:
+            for key, placed in self.places().items():
+                if key not in self._outcomes:
+                    self._outcomes[key] = self._load(key, placed)
+            return dict(self._outcomes)
+
+    def result(self) -> Mapping[str, Launchable]:
+        """Wait, load, and return all kernels; raises the first error there is."""
+        loaded: dict[str, Launchable] = {}
+        for key, outcome in self.outcomes().items():
+            if isinstance(outcome, PolyfuseError):
+                raise outcome
+            loaded[key] = outcome
+        return loaded

@@ -1,0 +1,232 @@
+"""The build pool: sources in, launchables out, every processor busy in between."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+from polyfuse.base.errors import CacheError, KernelBuildError, KernelLoadError, PolyfuseError
+from polyfuse.base.log import get_logger, warn_once
+from polyfuse.base.settings import Settings
+from polyfuse.cache import KernelStore, Located, kernel_key
+from polyfuse.plugin import Backend, Launchable, Source
+from polyfuse.workers.chunks import divide
+from polyfuse.workers.future import BuildFuture, Placed
+from polyfuse.workers.process import WorkerProcesses
+
+__all__ = ["BuildPool"]
+
+_log = get_logger("workers")
+
+_Unit = Future[Mapping[str, Placed]]
+
+
+class BuildPool:
+    """Builds kernels in parallel and keeps them in a store. Safe to use from several threads.
+
+    Backends whose `build` waits for a compiler run in threads; the others name a function in `worker`, which
+    runs in worker processes. A backend that raises or crashes costs its own kernel: an error in the future's
+    outcome, never an exception out of `submit`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._workers = settings.build_worker_count()
+        self._timeout = float(settings.build_timeout)
+        self._lock = threading.RLock()
+        self._start()
+
+    def submit(self, backend: Backend, sources: Sequence[Source], store: KernelStore) -> BuildFuture:
+        """Start building what the store lacks, and return at once.
+
+        Kernels that another caller is building right now are not built twice.
+        """
+        by_key = {source.key: source for source in sources}
+        try:
+            facts = backend.describe()
+        except Exception as error:
+            failure = _as_build_error(backend, error, "describing itself")
+            return BuildFuture(dict.fromkeys(by_key, _finished(dict.fromkeys(by_key, failure))), _no_load)
+        cache_keys = {key: kernel_key(key, backend.name, facts) for key in by_key}
+        with self._lock:
+            self._restart_after_fork()
+            units = self._pending_or_stored(by_key, cache_keys, store)
+            missing = [source for key, source in by_key.items() if key not in units]
+            for chunk in divide(missing, self._workers):
+                names = {source.key: cache_keys[source.key] for source in chunk}
+                future = self._threads.submit(self._build_unit, backend, chunk, names, store)
+                for key in names:
+                    self._pending[cache_keys[key]] = future
+                    units[key] = future
+                future.add_done_callback(partial(self._forget_pending, tuple(names.values())))
+        ordered = {key: units[key] for key in by_key}
+        return BuildFuture(ordered, partial(self._load, backend, by_key, cache_keys, store))
+
+    def close(self) -> None:
+        """Wait for running builds, and end the workers."""
+        self._threads.shutdown(wait=True)
+        self._processes.close()
+
+    def __enter__(self) -> BuildPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Building.
+
+    def _start(self) -> None:
+        self._process_id = os.getpid()
+        self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="polyfuse-build")
+        self._processes = WorkerProcesses()
+        self._pending: dict[str, _Unit] = {}
+        self._loaded: dict[tuple[str, Path], Mapping[str, Launchable]] = {}
+
+    def _restart_after_fork(self) -> None:
+        # Threads do not survive a fork, and the children belong to the parent.
+        if self._process_id != os.getpid():
+            self._start()
+
+    def _pending_or_stored(
+        self, sources: Mapping[str, Source], cache_keys: Mapping[str, str], store: KernelStore
+    ) -> dict[str, _Unit]:
+        units: dict[str, _Unit] = {}
+        for key in sources:
+            pending = self._pending.get(cache_keys[key])
+            if pending is not None:
+                units[key] = pending
+                continue
+            place = store.find(cache_keys[key])
+            if place is not None:
+                units[key] = _finished({key: place})
+        return units
+
+    def _forget_pending(self, keys: Sequence[str], _: _Unit) -> None:
+        with self._lock:
+            for key in keys:
+                self._pending.pop(key, None)
+
+    def _build_unit(
+        self, backend: Backend, sources: Sequence[Source], cache_keys: Mapping[str, str], store: KernelStore
+    ) -> Mapping[str, Placed]:
+        try:
+            folder = self._add(backend, sources, cache_keys, store)
+        except KernelBuildError as error:
+            if len(sources) == 1:
+                return {sources[0].key: error}
+            _log.info("a unit of %d kernels failed, each is built alone: %s", len(sources), error.cause)
+            alone: dict[str, Placed] = {}
+            for source in sources:
+                alone.update(self._build_unit(backend, (source,), cache_keys, store))
+            return alone
+        except PolyfuseError as error:
+            return {source.key: error for source in sources}
+        except Exception as error:
+            failure = _as_build_error(backend, error, "storing what it built")
+            return {source.key: failure for source in sources}
+        return {source.key: Located(folder, source.key) for source in sources}
+
+    def _add(
+        self, backend: Backend, sources: Sequence[Source], cache_keys: Mapping[str, str], store: KernelStore
+    ) -> Path:
+        kernels = {cache_keys[source.key]: source.key for source in sources}
+        build = partial(self._build, backend, sources)
+        try:
+            return store.add(kernels, build)
+        except (CacheError, OSError) as error:
+            # What the backend raises was turned into KernelBuildError, so this is the store's own trouble.
+            warn_once(
+                "cache", f"the kernel store cannot be used ({error}); this process uses a temporary one"
+            )
+        try:
+            return KernelStore.temporary().add(kernels, build)
+        except OSError as error:
+            raise CacheError(
+                f"no folder can be written ({error})", "free space, or set `cache_dir`"
+            ) from error
+
+    def _build(self, backend: Backend, sources: Sequence[Source], folder: Path) -> None:
+        try:
+            if backend.worker and not backend.spawns_compiler:
+                options = backend.worker_options()
+                self._processes.build(backend.worker, sources, folder, options, self._timeout)
+            else:
+                backend.build(sources, folder)
+        except KernelBuildError:
+            raise
+        except Exception as error:
+            names = ", ".join(source.name for source in sources)
+            raise KernelBuildError(
+                f"backend {backend.name!r} raised {type(error).__name__} while building {names}: {error}",
+                "report it to the backend's author",
+                name=sources[0].name,
+            ) from error
+
+    # Loading.
+
+    def _load(
+        self,
+        backend: Backend,
+        sources: Mapping[str, Source],
+        cache_keys: Mapping[str, str],
+        store: KernelStore,
+        key: str,
+        placed: Placed,
+    ) -> Launchable | PolyfuseError:
+        if isinstance(placed, PolyfuseError):
+            return placed
+        try:
+            return self._load_unit(backend, placed)
+        except Exception as error:
+            _log.info("a stored kernel does not load and is built again: %s", error)
+        # The files may be damaged in a way that their sizes do not show, or belong to another system.
+        store.discard(placed.folder)
+        with self._lock:
+            self._loaded.pop((backend.name, placed.folder), None)
+        again = self._build_unit(backend, (sources[key],), cache_keys, store)[key]
+        if isinstance(again, PolyfuseError):
+            return again
+        try:
+            return self._load_unit(backend, again)
+        except PolyfuseError as error:
+            return error
+        except Exception as error:
+            return KernelLoadError(
+                f"kernel {sources[key].name} of backend {backend.name!r} does not load ({error})",
+                "run `polyfuse doctor`",
+            )
+
+    def _load_unit(self, backend: Backend, place: Located) -> Launchable:
+        with self._lock:
+            slot = (backend.name, place.folder)
+            if slot not in self._loaded:
+                self._loaded[slot] = backend.load(place.folder)
+            unit = self._loaded[slot]
+        if place.source_key not in unit:
+            raise KernelLoadError(f"{place.folder} lacks kernel {place.source_key}", "it is built again")
+        return unit[place.source_key]
+
+
+def _finished(places: Mapping[str, Placed]) -> _Unit:
+    future: _Unit = Future()
+    future.set_result(places)
+    return future
+
+
+def _as_build_error(backend: Backend, error: Exception, doing: str) -> PolyfuseError:
+    if isinstance(error, PolyfuseError):
+        return error
+    return KernelBuildError(
+        f"backend {backend.name!r} raised {type(error).__name__} while {doing}: {error}",
+        "report it to the backend's author",
+    )
+
+
+def _no_load(key: str, placed: Placed) -> Launchable | PolyfuseError:
+    """For futures that hold errors alone."""
+    return (
+        placed if isinstance(placed, PolyfuseError) else CacheError(f"{key} was not built", "compile again")
+    )

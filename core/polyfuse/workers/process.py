@@ -1,0 +1,163 @@
+"""The parent's side of a worker process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.settings import child_environment
+from polyfuse.plugin import Source
+
+__all__ = ["WorkerProcess", "WorkerProcesses"]
+
+
+class WorkerProcess:
+    """One child that builds what it is told, one request at a time."""
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "polyfuse.workers.main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            encoding="utf-8",
+            env=child_environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+            # A key that interrupts the parent must not kill a build that the parent may still want.
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can take another request."""
+        return self._process.poll() is None
+
+    def build(
+        self,
+        function: str,
+        sources: Sequence[Source],
+        folder: Path,
+        options: Mapping[str, object],
+        timeout: float,
+    ) -> None:
+        """Have the worker build; raises `KernelBuildError` also when it crashes or takes too long."""
+        request = {
+            "function": function,
+            "sources": [asdict(source) for source in sources],
+            "folder": str(folder),
+            "options": dict(options),
+        }
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        expired = threading.Event()
+        timer = threading.Timer(timeout, self._expire, (expired,))
+        timer.daemon = True
+        timer.start()
+        try:
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        except OSError:
+            line = ""
+        finally:
+            timer.cancel()
+        if not line:
+            raise self._crash(sources, timeout if expired.is_set() else None)
+        answer = json.loads(line)
+        if not answer["ok"]:
+            raise KernelBuildError(
+                answer["cause"],
+                answer["fix"],
+                command=answer["command"],
+                output=answer["output"],
+                name=sources[0].name,
+            )
+
+    def close(self) -> None:
+        """End the worker."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+        try:
+            self._process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+    def _expire(self, expired: threading.Event) -> None:
+        expired.set()
+        self._process.kill()
+
+    def _crash(self, sources: Sequence[Source], timeout: float | None) -> KernelBuildError:
+        status = self._process.wait()
+        self._errors.seek(0)
+        said = self._errors.read().decode("utf-8", "replace")[-4000:]
+        names = ", ".join(source.name for source in sources)
+        if timeout is not None:
+            cause, fix = f"building {names} took longer than {timeout:.0f} seconds", "raise `build_timeout`"
+        else:
+            cause, fix = (
+                f"the process that built {names} died with status {status}",
+                "report it to the backend's author",
+            )
+        return KernelBuildError(cause, fix, output=said, name=sources[0].name)
+
+
+class WorkerProcesses:
+    """Workers that are waiting for work; a caller borrows one, and a dead one is replaced."""
+
+    def __init__(self) -> None:
+        self._idle: list[WorkerProcess] = []
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def build(
+        self,
+        function: str,
+        sources: Sequence[Source],
+        folder: Path,
+        options: Mapping[str, object],
+        timeout: float,
+    ) -> None:
+        """Build in a borrowed worker."""
+        worker = self._take()
+        try:
+            worker.build(function, sources, folder, options, timeout)
+        finally:
+            self._give_back(worker)
+
+    def close(self) -> None:
+        """End all waiting workers; those at work end when they are given back."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for worker in idle:
+            worker.close()
+
+    def _take(self) -> WorkerProcess:
+        with self._lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.alive:
+                    return worker
+                worker.close()
+        return WorkerProcess()
+
+    def _give_back(self, worker: WorkerProcess) -> None:
+        with self._lock:
+            keep = worker.alive and not self._closed
+            if keep:
+                self._idle.append(worker)
+        if not keep:
+            worker.close()

@@ -1,0 +1,1 @@
+"""An example of a Polyfuse backend: kernels as NumPy programs."""

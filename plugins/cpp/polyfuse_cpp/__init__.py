@@ -1,0 +1,1 @@
+"""Polyfuse backend that generates C++ for the CPU."""

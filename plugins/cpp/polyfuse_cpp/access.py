@@ -1,0 +1,205 @@
+"""Loads and stores as C++ text: whole vectors, steps, tiles, gathers, and the elements of one scalar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Stmt
+from polyfuse.symbolic import IndexLike, coefficient, free_axes
+from polyfuse_cpp.address import fits_deep, index_text, safe_name
+from polyfuse_cpp.lanes import lane_index
+from polyfuse_cpp.scope import Scope
+
+__all__ = ["MemoryScope"]
+
+
+@dataclass
+class MemoryScope(Scope):
+    """A place in the loop nest that knows how to reach memory."""
+
+    def _load(self, stmt: Stmt) -> None:
+        buffer, index, count, masked = stmt.attrs
+        indirect, extra = stmt.args[:count], stmt.args[count:]
+        if not self._by_lane(buffer, index, indirect) and not (masked and self._is_vector(*extra)):
+            texts = []
+            for copy in self._spread(*stmt.args):
+                address = f"{safe_name(buffer)} + {self._plain(index, self._indirect_names(indirect, copy))}"
+                text = f"load<Sca>({address})"
+                if masked:
+                    text = (
+                        f"({self.text(extra[0], False, copy)} ? {text} : {self.text(extra[1], False, copy)})"
+                    )
+                texts.append(text)
+            self._bind(stmt, False, texts)
+            return
+        texts = []
+        for copy in range(self.copies):
+            mask = extra[0] if masked and self.env[extra[0]].vector else None
+            text = self._vector_load(stmt, copy, mask)
+            if masked and (mask is None or not self._is_zero(extra[1])):
+                other = self.text(extra[1], True, copy)
+                if mask is None:
+                    text = f"({self.text(extra[0], False, copy)} ? {text} : {other})"
+                else:
+                    text = f"where({self.text(mask, True, copy)}, {text}, {other})"
+            texts.append(text)
+        self._bind(stmt, True, texts)
+
+    def _by_lane(self, buffer: str, index: IndexLike, indirect: Sequence[str]) -> bool:
+        """Whether an access goes to another element in every lane."""
+        if self._is_local(buffer) or self._is_vector(*indirect):
+            return True
+        return self.lane is not None and self.lane in free_axes(index)
+
+    def _is_local(self, buffer: str) -> bool:
+        """Whether a buffer is scratch that has an element for every lane."""
+        return buffer in self.facts.local_names and self.local_lanes > 1
+
+    def _vector_load(self, stmt: Stmt, copy: int, mask_name: str | None) -> str:
+        """A load into a vector; lanes where the mask (a vector) is false give zero."""
+        buffer, index, count, _ = stmt.attrs
+        indirect = stmt.args[:count]
+        pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
+        mask = self._mask(mask_name, copy)
+        if id(stmt) in self.tiles:
+            return self.tiles[id(stmt)]
+        if self._is_local(buffer):
+            element = f"({index_text(index, names)}) * {self.local_lanes} + {copy * self.lanes}"
+            return f"load<Vec>({pointer} + {element})"
+        if not self._by_lane(buffer, index, indirect):
+            self.features.add("kernel")
+            address = f"{pointer} + {self._plain(index, names)}"
+            return f"load_if<Vec>({address}, {mask})" if mask_name else f"splat<Vec>(load<Sca>({address}))"
+        shape, at = self._shape(index, indirect), self.place(index, copy)
+        address = f"{pointer} + {self._plain(at, names)}"
+        if isinstance(shape, int) and shape == 1:
+            if mask_name:
+                self.features.add("kernel")
+                return f"load_masked<Vec>({address}, {mask})"
+            return f"load_n<Vec>({address}, {self.tail})" if self.tail else f"load<Vec>({address})"
+        if shape is not None and not mask_name:
+            step = index_text(shape)
+            if self.tail:
+                return f"load_strided_n<Vec>({address}, {step}, {self.tail})"
+            if shape in (2, 3, 4, -1):
+                self.features.add("tile")
+                return f"load_back<Vec>({address})" if shape == -1 else f"load_every<Vec, {step}>({address})"
+            return f"load_strided<Vec>({address}, {step})"
+        self.features.add("gather")
+        lanes = self._gather_index(at, indirect, copy)
+        return f"gather({pointer}, {lanes}{f', {mask}' if mask else ''})"
+
+    def _is_zero(self, name: str) -> bool:
+        found = self.env[name]
+        return not found.vector and found.texts[0] in ("f32(0.0)", "f64(0.0)", "false", f"{found.dtype}(0)")
+
+    def _mask(self, name: str | None, copy: int) -> str:
+        """Text of the lanes that may touch memory; empty for all of them."""
+        tail = f"first_n<Vec>({self.tail})" if self.tail else ""
+        if name is None:
+            return tail
+        chosen = self.text(name, True, copy)
+        return f"bitwise_and({chosen}, {tail})" if tail else chosen
+
+    def _indirect_names(self, indirect: Sequence[str], copy: int = 0) -> dict[str, str]:
+        return {
+            f"@{k}": self.text(name, False, copy, narrow=True)
+            for k, name in enumerate(indirect)
+            if not self.env[name].vector
+        }
+
+    def _plain(self, index: IndexLike, names: Mapping[str, str]) -> str:
+        return f"({index_text(index, names)})" if names else index_text(index)
+
+    def _shape(self, index: IndexLike, indirect: Sequence[str]) -> IndexLike | None:
+        """The step in elements from lane to lane; None where it is not constant."""
+        if self._is_vector(*indirect):
+            return None
+        return coefficient(index, self.lane or "")
+
+    def _gather_index(self, at: IndexLike, indirect: Sequence[str], copy: int) -> str:
+        kind = "i32" if fits_deep(at) else "i64"
+        names = self._indirect_names(indirect, copy)
+        for k, name in enumerate(indirect):
+            found = self.env[name]
+            if found.vector:
+                text = self.text(name, True, copy, narrow=True)
+                held = "i32" if found.narrow else "i64"
+                names[f"@{k}"] = text if held == kind else f"cast<{kind}>({text})"
+        vectors = frozenset(f"@{k}" for k, name in enumerate(indirect) if self.env[name].vector)
+        self.features.add("kernel")
+        return lane_index(at, self.lane or "", kind, names, vectors)
+
+    def _store(self, stmt: Stmt) -> None:
+        buffer, index, count, mode, masked = stmt.attrs
+        indirect = stmt.args[1 : 1 + count]
+        mask = stmt.args[1 + count] if masked else None
+        vector = self._by_lane(buffer, index, indirect) or self._is_vector(*stmt.args)
+        for copy in range(self.copies) if vector else self._spread(*stmt.args):
+            guard = ""
+            if mask is not None and not self.env[mask].vector:
+                guard = f"if ({self.text(mask, False, copy)}) "
+            if vector:
+                text = self._vector_store(stmt, copy, None if guard else mask)
+            else:
+                address = f"{safe_name(buffer)} + {self._plain(index, self._indirect_names(indirect, copy))}"
+                text = self._store_text(stmt, address, self._stored(stmt.args[0], False, copy), mode)
+            self.out.line(guard + text)
+
+    def _stored(self, name: str, vector: bool, copy: int) -> str:
+        """A value on its way to memory: a half float is not rounded first, for the store does it."""
+        found = self.env[name]
+        text = found.at(copy)
+        if found.narrow:
+            text = f"cast<i64>({text})"
+        return f"splat<Vec>({text})" if vector and not found.vector else text
+
+    def _store_text(self, stmt: Stmt, address: str, value: str, mode: str, count: str = "") -> str:
+        if mode == "set":
+            return f"store_n({address}, {value}, {count});" if count else f"store({address}, {value});"
+        self.features.add("update")
+        alone = self._alone(stmt)
+        if count:
+            return f"update_n<mode_{mode}>({address}, {value}, {count}, {alone});"
+        return f"update<mode_{mode}>({address}, {value}, {alone});"
+
+    def _alone(self, stmt: Stmt) -> str:
+        return "true" if id(stmt) in self.exclusive else "alone"
+
+    def _vector_store(self, stmt: Stmt, copy: int, mask_name: str | None) -> str:
+        buffer, index, count, mode, _ = stmt.attrs
+        indirect = stmt.args[1 : 1 + count]
+        pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
+        text = self._stored(stmt.args[0], True, copy)
+        if id(stmt) in self.tiles:
+            return f"{self.tiles[id(stmt)]} = {text};"
+        if self._is_local(buffer):
+            place = f"{pointer} + ({index_text(index, names)}) * {self.local_lanes} + {copy * self.lanes}"
+            return self._store_text(stmt, place, text, mode)
+        at, by_lane = self.place(index, copy), self._by_lane(buffer, index, indirect)
+        shape = self._shape(index, indirect) if by_lane else None
+        address = f"{pointer} + {self._plain(at, names)}"
+        contiguous = isinstance(shape, int) and shape == 1
+        if mask_name is None and contiguous:
+            return self._store_text(stmt, address, text, mode, self.tail or "")
+        if mask_name is None and mode == "set" and shape is not None:
+            step = index_text(shape)
+            if self.tail:
+                return f"store_strided_n({address}, {text}, {step}, {self.tail});"
+            return f"store_strided({address}, {text}, {step});"
+        mask = self._mask(mask_name, copy)
+        if contiguous and mode == "set":
+            self.features.add("kernel")
+            return f"store_masked({address}, {text}, {mask});"
+        lanes = (
+            self._gather_index(at, indirect, copy)
+            if by_lane
+            else f"splat<Vec>(i64({self._plain(at, names)}))"
+        )
+        mask = mask or "splat<Vec>(true)"
+        if mode == "set":
+            self.features.add("gather")
+            return f"scatter({pointer}, {lanes}, {text}, {mask});"
+        self.features.add("update")
+        return f"update_at<mode_{mode}>({pointer}, {lanes}, {text}, {mask}, {self._alone(stmt)});"

@@ -1,0 +1,227 @@
+"""Index expressions as C++ integer text, and what is known of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.symbolic import Index, IndexLike, bounds, is_nonnegative
+from polyfuse.symbolic.index import Atom
+
+__all__ = [
+    "fits_deep",
+    "fits_i32",
+    "index_text",
+    "is_power_of_two",
+    "known_range",
+    "safe_name",
+    "static_multiple",
+]
+
+_PLAIN = ("axis", "sym", "host")
+_RESERVED = frozenset(
+    [
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "neg",
+        "abs",
+        "sign",
+        "pow",
+        "exp",
+        "log",
+        "sin",
+        "cos",
+        "tan",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "where",
+        "cast",
+        "load",
+        "store",
+        "lane",
+        "any",
+        "all",
+        "fill",
+        "splat",
+        "iota",
+        "gather",
+        "scatter",
+        "with",
+        "tr",
+        "shape",
+        "policy",
+        "same",
+        "Sca",
+        "Vec",
+        "begin",
+        "end",
+        "item",
+        "alone",
+        "int",
+        "float",
+        "double",
+        "bool",
+        "char",
+        "short",
+        "long",
+        "signed",
+        "unsigned",
+        "if",
+        "else",
+        "for",
+        "while",
+        "do",
+        "switch",
+        "case",
+        "default",
+        "break",
+        "continue",
+        "return",
+        "goto",
+        "new",
+        "delete",
+        "class",
+        "struct",
+        "union",
+        "enum",
+        "template",
+        "typename",
+        "namespace",
+        "using",
+        "static",
+        "const",
+        "auto",
+        "void",
+        "this",
+        "and",
+        "or",
+        "not",
+        "xor",
+        "true",
+        "false",
+        "try",
+        "catch",
+        "throw",
+        "operator",
+        "public",
+        "private",
+        "protected",
+        "inline",
+        "extern",
+        "register",
+        "volatile",
+        "sizeof",
+        "typedef",
+        "asm",
+        "i8",
+        "i16",
+        "i32",
+        "i64",
+        "u8",
+        "u16",
+        "u32",
+        "u64",
+        "f16",
+        "bf16",
+        "f32",
+        "f64",
+        "n",
+    ]
+)
+
+
+def safe_name(name: str) -> str:
+    """`name` as a C++ identifier that hides nothing of the vector layer."""
+    text = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return f"{text}_" if text in _RESERVED or not text or text[0].isdigit() else text
+
+
+def index_text(index: IndexLike, names: Mapping[str, str] | None = None) -> str:
+    """`index` as a C++ expression of type i64; `names` gives the text of a variable where it is not its own
+    name.
+    """
+    given = names or {}
+    if isinstance(index, int):
+        return _number(index)
+    parts: list[str] = []
+    for monomial, factor in index.terms:
+        atoms = [_atom_text(atom, given) for atom in monomial]
+        if factor not in (1, -1):
+            atoms.append(_number(abs(factor)))
+        text = " * ".join(atoms)
+        sign = "-" if factor < 0 else "+"
+        parts.append(f" {sign} {text}" if parts else ("-" + text if factor < 0 else text))
+    if index.const:
+        parts.append(f" {'-' if index.const < 0 else '+'} {_number(abs(index.const))}")
+    return "".join(parts)
+
+
+def _number(value: int) -> str:
+    return str(value) if -(1 << 31) < value < 1 << 31 else f"{value}LL"
+
+
+def _atom_text(atom: Atom, names: Mapping[str, str]) -> str:
+    if atom.kind in ("axis", "sym"):
+        return names.get(atom.name, safe_name(atom.name))
+    if atom.kind == "host":
+        raise UnsupportedError(
+            f"the size {atom.name} can only be computed by the host", "pass it to the kernel as an argument"
+        )
+    arguments = [index_text(a, names) for a in atom.args]
+    if atom.kind in ("floordiv", "mod"):
+        plain = is_nonnegative(atom.args[0]) and is_nonnegative(atom.args[1])
+        if plain:
+            sign = "/" if atom.kind == "floordiv" else "%"
+            return f"(({arguments[0]}) {sign} ({arguments[1]}))"
+        return f"{'index_div' if atom.kind == 'floordiv' else 'index_mod'}({arguments[0]}, {arguments[1]})"
+    text = arguments[0]
+    for other in arguments[1:]:
+        text = f"index_{atom.kind}({text}, {other})"
+    return text
+
+
+def known_range(index: IndexLike) -> tuple[int, int] | None:
+    """Inclusive bounds where both are known."""
+    low, high = bounds(index)
+    return None if low is None or high is None else (low, high)
+
+
+def fits_i32(span: tuple[float, float] | None) -> bool:
+    """Whether every value of a range is a 32-bit integer."""
+    return span is not None and span[0] >= -(1 << 31) and span[1] < 1 << 31
+
+
+def fits_deep(index: IndexLike) -> bool:
+    """Whether an index, and every index inside its divisions, is a 32-bit integer."""
+    if not fits_i32(known_range(index)):
+        return False
+    if isinstance(index, int):
+        return True
+    inside = (
+        a for monomial, _ in index.terms for atom in monomial if atom.kind not in _PLAIN for a in atom.args
+    )
+    return all(fits_deep(a) for a in inside)
+
+
+def is_power_of_two(value: IndexLike) -> bool:
+    """Whether `value` is a known positive power of two."""
+    return isinstance(value, int) and value > 0 and value & (value - 1) == 0
+
+
+def static_multiple(value: IndexLike, of: int) -> bool:
+    """Whether `value` is known to be divisible by `of`."""
+    if isinstance(value, int):
+        return value % of == 0
+    return value.const % of == 0 and all(factor % of == 0 for _, factor in value.terms)
+
+
+def monomials(index: IndexLike) -> Iterator[tuple[tuple[Atom, ...], int]]:
+    """The terms of an index, its constant last as an empty product."""
+    if isinstance(index, Index):
+        yield from index.terms
+        index = index.const
+    yield (), index

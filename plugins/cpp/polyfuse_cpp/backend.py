@@ -1,0 +1,128 @@
+"""The C++ code generator as a backend: what it claims, and how kernels are emitted, built and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from polyfuse.base.errors import KernelLoadError
+from polyfuse.base.settings import Settings, environment
+from polyfuse.ir.expr import walk
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
+from polyfuse.ir.ops import REDUCTIONS, SCANS, STORE_MODES
+from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, Yes
+from polyfuse_cpp.bindings import bindings_text, load_library
+from polyfuse_cpp.facts import analyse
+from polyfuse_cpp.isa import Isa, choose_isa
+from polyfuse_cpp.kernel import kernel_text
+from polyfuse_cpp.ops import unsupported_op
+from polyfuse_cpp.prelude import headers_digest, prelude_for
+from polyfuse_cpp.tiling import lane_choices
+from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
+
+__all__ = ["CppBackend"]
+
+_LIBRARY = "kernels.so"
+_KEYS = "kernels.txt"
+_VERSION = "1"
+
+
+class CppBackend(Backend):
+    """Kernels for the processor in C++."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.isa: Isa = choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))
+        # At once: without a compiler this backend is of no use, and the next one should know it.
+        self.toolchain: Toolchain = find_toolchain(
+            str(settings.plugin_option("cpp", "compiler", "") or environment("CXX"))
+        )
+
+    def claims(self, node: Node) -> Claim:
+        """All loop nodes on values of the IR's types; anything else is somebody else's."""
+        if not isinstance(node, LoopNode):
+            return No(f"{type(node).__name__} is not a loop")
+        if isinstance(node, Reduction) and node.kind not in REDUCTIONS:
+            return No(f"the reduction {node.kind} is unknown")
+        if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
+            return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
+        if isinstance(node, Scatter) and node.mode not in ("set", *STORE_MODES):
+            return No(f"the store mode {node.mode} is unknown")
+        for expr in walk(*node.expressions()):
+            operand = expr.args[-1].dtype if expr.args else expr.dtype
+            reason = unsupported_op(expr.op, operand)
+            if reason:
+                return No(reason)
+        return Yes()
+
+    def configs(self, kernel: Kernel) -> Sequence[Config]:
+        """Other lane axes and, where something is accumulated, other numbers of vectors side by side."""
+        if self.isa.lanes == 1:
+            return ()
+        facts = analyse(kernel)
+        found = [Config()]
+        if facts.raxes:
+            found.extend(Config.of(unroll=count) for count in (1, 2, 4, 8))
+        lanes = lane_choices(kernel, facts)
+        if len(lanes) > 1:
+            found.extend(Config.of(lane=place) for place in lanes)
+        return found if len(found) > 1 else ()
+
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        """The kernel's text and, as meta, its signature and the headers it needs."""
+        chosen = config or Config()
+        found = kernel_text(kernel, self.isa.lanes, chosen.get("lane"), chosen.get("unroll"))
+        meta = f"{found.signature};{','.join(found.features)};{self.isa.name}"
+        return Source(kernel.name, found.text, "c++", meta=meta)
+
+    def build(self, sources: Sequence[Source], folder: Path) -> None:
+        """One unit of all kernels, one library."""
+        signatures: dict[str, str] = {}
+        features: set[str] = set()
+        texts: list[str] = []
+        for source in sources:
+            signature, needed, _ = source.meta.split(";")
+            if source.symbol in signatures:
+                continue
+            signatures[source.symbol] = signature
+            features.update(needed.split(","))
+            texts.append(source.rendered())
+        isa = self.isa
+        head = prelude_for(sorted(features), lanes=isa.lanes, register_bytes=isa.register_bytes)
+        unit = head + "\n".join(texts) + bindings_text(signatures, release_gil=False)
+        path = folder / "kernels.cpp"
+        path.write_text(unit, encoding="utf-8")
+        names = ", ".join(dict.fromkeys(s.name for s in sources))
+        build_library(self.toolchain, isa, path, folder / _LIBRARY, name=names)
+        rows = "".join(f"{source.key} {source.symbol}\n" for source in sources)
+        (folder / _KEYS).write_text(rows, encoding="utf-8")
+
+    def load(self, folder: Path) -> Mapping[str, Launchable]:
+        """The kernels of a built folder by key."""
+        from polyfuse.runtime.native import tensor_data_ptr_address
+
+        try:
+            rows = (folder / _KEYS).read_text(encoding="utf-8").split()
+        except OSError as error:
+            raise KernelLoadError(
+                f"the built folder {folder} is incomplete ({error})",
+                "delete it from the cache and compile again",
+            ) from error
+        calls = load_library(folder / _LIBRARY, tensor_data_ptr_address())
+        return {key: calls[symbol] for key, symbol in zip(rows[::2], rows[1::2])}
+
+    def host(self, kernel: Kernel) -> HostCall | None:
+        """Kernels are C functions: pointers and sizes in the order of the kernel's arguments."""
+        source = self.emit(kernel)
+        kinds = tuple("i64" if a.kind == "size" else "ptr" for a in kernel.args)
+        return HostCall(_LIBRARY, source.symbol, kinds)
+
+    def describe(self) -> Mapping[str, str]:
+        """Compiler, instruction set, and the headers that every kernel is built with."""
+        return {
+            "compiler": self.toolchain.fingerprint,
+            "isa": self.isa.name,
+            "headers": headers_digest(),
+            "cpp": _VERSION,
+        }

@@ -1,0 +1,80 @@
+"""Python callables for compiled kernels, made without ``Python.h`` and without ``ctypes`` on the call path.
+
+A kernel is ``extern "C" void name(pointers, int64s, doubles...)``.  Its *signature* is one letter per
+argument: ``p`` a pointer (the caller passes a tensor, or an address as an int), ``i`` an int64, ``d`` a
+double.
+
+``bindings_text({"k": "ppid"})`` is C++ to append to the unit that defines ``k``: a METH_FASTCALL wrapper for
+each kernel and the table of all of them.  ``load_library(path, data_ptr)`` loads the built library and
+returns the wrappers by name.  *data_ptr* is the address of a function ``void* (PyObject*)`` that gives the
+data pointer of a tensor (the caller gets it from ``polyfuse.torch_compat.bindings``); without it only
+addresses are accepted.
+
+A wrapper checks the count and the kind of its arguments (TypeError), and lets other threads run while the
+kernel does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from polyfuse.base.errors import KernelLoadError
+from polyfuse_cpp.prelude import header_text
+
+__all__ = ["KernelCall", "bindings_text", "load_library"]
+
+KernelCall = Callable[..., None]
+
+_CALLS = {"p": "pf::any_pointer{{a[{0}].p}}", "i": "(pf::i64)a[{0}].i", "d": "a[{0}].d"}
+
+
+def bindings_text(kernels: Mapping[str, str], *, release_gil: bool = True) -> str:
+    """C++ that exposes *kernels* (name to signature), defined above it in the same unit."""
+    parts = [header_text("binding")]
+    for name, signature in kernels.items():
+        parts.append(_wrapper(name, signature, release_gil))
+    rows = ", ".join(f'{{"{name}", pf_call_{name}, 0x80, nullptr}}' for name in kernels)
+    parts.append(f"static pf_method pf_methods[] = {{{rows}}};\n")
+    parts.append(
+        'extern "C" __attribute__((visibility("default"))) PyObject* pf_bindings(void* data_ptr) {\n'
+        f"  return pf::make_bindings(data_ptr, pf_methods, {len(kernels)});\n}}\n"
+    )
+    return "".join(parts)
+
+
+def load_library(path: Path | str, data_ptr: int | None = None) -> dict[str, KernelCall]:
+    """Load a library built with `bindings_text` and return its kernels by name."""
+    try:
+        library = ctypes.PyDLL(str(path))
+        make = library.pf_bindings
+    except (OSError, AttributeError) as error:
+        raise KernelLoadError(
+            f"the kernel library {path} cannot be loaded ({error})",
+            "delete it from the cache and compile again",
+        ) from error
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p]
+    calls: dict[str, KernelCall] = make(data_ptr)
+    return calls
+
+
+def _wrapper(name: str, signature: str, release_gil: bool) -> str:
+    """The METH_FASTCALL function of one kernel."""
+    unknown = sorted(set(signature) - set(_CALLS))
+    if unknown:
+        raise ValueError(
+            f"signature {signature!r} of kernel {name} has {unknown[0]!r}; letters are p, i and d"
+        )
+    call = f"{name}({', '.join(_CALLS[code].format(index) for index, code in enumerate(signature))});"
+    if release_gil:
+        call = f"void* state = PyEval_SaveThread();\n  {call}\n  PyEval_RestoreThread(state);"
+    count = len(signature)
+    return (
+        f"static PyObject* pf_call_{name}(PyObject*, PyObject* const* args, __PTRDIFF_TYPE__ n) {{\n"
+        f"  pf::argument a[{count + 1}];\n"
+        f'  if (!pf::parse(args, n, "{name}", "{signature}", {count}, a)) return nullptr;\n'
+        f"  {call}\n"
+        "  return pf::none();\n}\n"
+    )

@@ -1,0 +1,160 @@
+"""Statements as C++ text, in whatever form their place asks for: plain scalars, vectors, or the first lanes
+of one.
+
+A `Frame` is one place in the loop nest. Values that do not depend on the lane axis are scalars there and are
+written once; the others are vectors, one copy for each step of an unrolled loop.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
+from polyfuse_cpp.access import MemoryScope
+from polyfuse_cpp.address import fits_deep, index_text, static_multiple
+from polyfuse_cpp.lanes import lane_index
+from polyfuse_cpp.ops import FUNCTION_OF, literal, unsupported_op
+from polyfuse_cpp.prelude import features_for
+from polyfuse_cpp.scope import Value
+
+__all__ = ["Frame", "Value"]
+
+_NARROW_OPS = frozenset(("add", "sub", "mul", "neg", "minimum", "maximum", "where"))
+_COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+_FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+@dataclass
+class Frame(MemoryScope):
+    """A place in the loop nest where statements are written."""
+
+    # Writing statements.
+
+    def emit(self, stmt: Stmt) -> None:
+        """Write one statement other than a reduction or scan."""
+        if stmt.op == "const":
+            self._bind(stmt, False, [literal(stmt.attrs[0], stmt.dtype)], declare=False)
+            if stmt.dtype is DType.i64:
+                self._note_index(stmt, int(stmt.attrs[0]))
+        elif stmt.op in ("index", "size"):
+            self._index(stmt)
+        elif stmt.op == "load":
+            self._load(stmt)
+        elif stmt.op == "store":
+            self._store(stmt)
+        elif stmt.op in ("cast", "bitcast"):
+            self._convert(stmt)
+        else:
+            self._scalar_op(stmt)
+
+    def _uniform_test(self, stmt: Stmt) -> list[str] | None:
+        """A comparison of indices that comes out alike in all lanes of a vector, as scalar text for each
+        copy.
+
+        The lane axis stands at a multiple of the lanes wherever a vector begins.
+        """
+        if stmt.op not in _FLIPPED or self.lane is None or self.lanes == 1:
+            return None
+        left, right = (self.env[a].index for a in stmt.args)
+        if left is None or right is None:
+            return None
+        op, index = stmt.op, left - right
+        if coefficient(index, self.lane) == -1:
+            op, index = _FLIPPED[op], -index
+        if coefficient(index, self.lane) != 1:
+            return None
+        if op in ("le", "gt"):
+            op, index = {"le": "lt", "gt": "ge"}[op], index - 1
+        if not static_multiple(index - axis(self.lane, self.facts.sizes[self.lane]), self.lanes):
+            return None
+        sign = "<" if op == "lt" else ">="
+        return [f"{index_text(self.place(index, c))} {sign} 0" for c in range(self.copies)]
+
+    def _scalar_op(self, stmt: Stmt) -> None:
+        first = self.env[stmt.args[-1]].dtype
+        reason = unsupported_op(stmt.op, first)
+        if reason:
+            raise UnsupportedError(reason, "let another backend take the node")
+        self.features.update(features_for(stmt.op, str(first)))
+        vector = self._is_vector(*stmt.args)
+        uniform = self._uniform_test(stmt) if vector else None
+        if uniform is not None:
+            self._bind(stmt, False, uniform)
+            return
+        operands = stmt.args[1:] if stmt.op == "where" else stmt.args
+        all_narrow = all(self.env[a].narrow or self._small_const(a) for a in operands)
+        result = stmt.op in _NARROW_OPS and stmt.targets[0] in self.facts.ranges and all_narrow
+        narrow = first is DType.i64 and all_narrow and (result or stmt.op in _COMPARISONS)
+        texts = []
+        for copy in self._spread(*stmt.args):
+            arguments = []
+            for place, name in enumerate(stmt.args):
+                chooses = stmt.op == "where" and place == 0
+                wide = vector and not (chooses and not self.env[name].vector)
+                arguments.append(self._operand(name, wide, copy, narrow and not chooses))
+            texts.append(f"{FUNCTION_OF[stmt.op]}({', '.join(arguments)})")
+        self._bind(stmt, vector, texts, narrow=result and first is DType.i64)
+
+    def _small_const(self, name: str) -> bool:
+        found = self.env[name]
+        return found.dtype is DType.i64 and name in self.facts.ranges and found.texts[0].startswith("i64(")
+
+    def _operand(self, name: str, vector: bool, copy: int, narrow: bool) -> str:
+        if narrow and not self.env[name].narrow:
+            text = "i32" + self.env[name].texts[0].removeprefix("i64")
+            return f"splat<Vec>({text})" if vector else text
+        return self.text(name, vector, copy, narrow)
+
+    def _convert(self, stmt: Stmt) -> None:
+        source = self.env[stmt.args[0]]
+        vector = source.vector
+        copies = self._spread(stmt.args[0])
+        half = (DType.bf16, DType.f16)
+        if stmt.op == "bitcast":
+            if source.dtype in half or stmt.dtype in half:
+                self.features.add("kernel")
+                function = f"bits_of<{source.dtype}>" if source.dtype in half else f"value_of<{stmt.dtype}>"
+                texts = [f"{function}({self.text(stmt.args[0], vector, c)})" for c in copies]
+                if source.dtype in half and stmt.dtype is not DType.u16:
+                    texts = [f"cast<{stmt.dtype}>({t})" for t in texts]
+            else:
+                texts = [f"bitcast<{stmt.dtype}>({self.text(stmt.args[0], vector, c)})" for c in copies]
+            self._bind(stmt, vector, texts)
+            return
+        if stmt.dtype in half:
+            # rounding is left to the store, which does it anyway; any other reader rounds
+            texts = [self.text(stmt.args[0], vector, c, narrow=True) for c in copies]
+            if source.dtype is not DType.f32:
+                texts = [f"cast<f32>({t})" for t in texts]
+            self._bind(stmt, vector, texts, rounded=False, declare=source.dtype is not DType.f32)
+            return
+        if source.dtype in half and stmt.dtype is DType.f32:
+            texts = [self.text(stmt.args[0], vector, c) for c in copies]
+            self._bind(stmt, vector, texts, declare=not source.rounded)
+            return
+        narrow = stmt.dtype is DType.i64 and stmt.targets[0] in self.facts.ranges
+        kind = "i32" if narrow else stmt.dtype.value
+        texts = [f"cast<{kind}>({self.text(stmt.args[0], vector, c, narrow=True)})" for c in copies]
+        self._bind(stmt, vector, texts, narrow=narrow)
+
+    def _index(self, stmt: Stmt) -> None:
+        index: IndexLike = stmt.attrs[0]
+        narrow = stmt.targets[0] in self.facts.ranges
+        vector = self.lane is not None and self.lane in free_axes(index)
+        if not vector:
+            text = index_text(index)
+            self._bind(stmt, False, [f"{'i32' if narrow else 'i64'}({text})"], narrow=narrow)
+        else:
+            kind = "i32" if narrow else "i64"
+            texts = [self._lane_values(self.place(index, c), kind) for c in range(self.copies)]
+            self._bind(stmt, True, texts, narrow=narrow)
+        self._note_index(stmt, index)
+
+    def _lane_values(self, index: IndexLike, kind: str) -> str:
+        self.features.add("kernel")
+        if kind == "i32" and not fits_deep(index):
+            return f"cast<i32>({lane_index(index, self.lane or '', 'i64', {})})"
+        return lane_index(index, self.lane or "", kind, {})

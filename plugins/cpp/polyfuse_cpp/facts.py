@@ -1,0 +1,217 @@
+"""What is known of a kernel's values before any text is written: dependences, ranges, accesses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import IndexLike, axis_name, free_axes
+from polyfuse_cpp.address import fits_i32, known_range
+from polyfuse_cpp.ops import cost_of
+
+__all__ = ["Access", "Facts", "analyse"]
+
+Span = tuple[int, int]
+Bounds = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Access:
+    """One load or store: where it happens and at what index."""
+
+    stmt: Stmt
+    buffer: str
+    index: IndexLike
+    indirect: tuple[str, ...]
+    mode: str
+    section: int
+
+    @property
+    def is_store(self) -> bool:
+        """Whether memory is written."""
+        return self.mode != "load"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a kernel, by the names of its values.
+
+    Attributes:
+        axes, raxes: names, outermost first.
+        sizes: extent of every axis by name.
+        hints: example extent of every axis by name.
+        depends: axes on which a value depends.
+        ranges: inclusive bounds of i64 values that are known to fit in 32 bits.
+        accesses: every load and store, in order.
+        written: buffers that the kernel writes.
+        local_names: buffers that are scratch of one parallel point.
+        dtypes: type of every value.
+        memory: element type of every buffer.
+        cost: rough price of one innermost point, in vector additions.
+    """
+
+    axes: tuple[str, ...]
+    raxes: tuple[str, ...]
+    sizes: Mapping[str, IndexLike]
+    hints: Mapping[str, int]
+    depends: Mapping[str, frozenset[str]]
+    ranges: Mapping[str, Span]
+    accesses: tuple[Access, ...]
+    written: frozenset[str]
+    local_names: frozenset[str]
+    dtypes: Mapping[str, DType]
+    memory: Mapping[str, DType]
+    cost: int
+
+    def is_pure(self, stmt: Stmt) -> bool:
+        """Whether a statement may run earlier and more or less often: it reads nothing that the kernel
+        writes.
+        """
+        if stmt.op in ("store", "reduce", "scan"):
+            return False
+        return stmt.op != "load" or stmt.attrs[0] not in self.written
+
+    def depends_of(self, stmt: Stmt) -> frozenset[str]:
+        """Axes on which the values of a statement depend; for a store, those on which its place or value
+        does.
+        """
+        if stmt.targets:
+            return self.depends[stmt.targets[0]]
+        return _stmt_depends(stmt, self.depends)
+
+
+def analyse(kernel: Kernel) -> Facts:
+    """The facts of a kernel."""
+    axes = tuple(axis_name(a) for a in kernel.axes)
+    raxes = tuple(axis_name(a) for a in kernel.raxes)
+    names = axes + raxes
+    sizes = dict(zip(names, (*kernel.sizes, *kernel.rsizes)))
+    local_names = frozenset(b.name for b in kernel.locals)
+    memory = {a.name: a.dtype for a in kernel.args if a.kind != "size"}
+    memory.update({b.name: b.dtype for b in kernel.locals})
+    accesses = tuple(_accesses(kernel))
+    depends: dict[str, frozenset[str]] = {}
+    ranges: dict[str, Span] = {}
+    spans: dict[str, Bounds] = {}
+    dtypes: dict[str, DType] = {}
+    everything = frozenset(names)
+    for section in kernel.sections:
+        for stmt in section.body:
+            found = _stmt_depends(stmt, depends)
+            if stmt.op == "reduce":
+                found -= frozenset(raxes)
+            elif stmt.op == "scan" or (stmt.op == "load" and stmt.attrs[0] in local_names):
+                # scratch differs from point to point whether or not its index says so
+                found |= everything if stmt.op == "scan" else frozenset(axes)
+            types = _target_types(stmt, dtypes)
+            for target, dtype in zip(stmt.targets, types):
+                depends[target] = found
+                dtypes[target] = dtype
+            if len(stmt.targets) == 1:
+                span = _span(stmt, spans)
+                if span is not None:
+                    spans[stmt.targets[0]] = span
+                    if stmt.dtype is DType.i64 and fits_i32(span):
+                        ranges[stmt.targets[0]] = (int(span[0]), int(span[1]))
+    return Facts(
+        axes=axes,
+        raxes=raxes,
+        sizes=sizes,
+        hints=_hints(kernel, names, sizes),
+        depends=depends,
+        ranges=ranges,
+        accesses=accesses,
+        written=frozenset(a.buffer for a in accesses if a.is_store),
+        local_names=local_names,
+        dtypes=dtypes,
+        memory=memory,
+        cost=max(1, sum(cost_of(s.op) for part in kernel.sections for s in part.body)),
+    )
+
+
+def _target_types(stmt: Stmt, dtypes: Mapping[str, DType]) -> tuple[DType, ...]:
+    """Types of a statement's targets: positions are i64, all else has the statement's type."""
+    if stmt.op in ("reduce", "scan") and len(stmt.args) == 2:
+        return (stmt.dtype, dtypes.get(stmt.args[1], DType.i64))
+    return (stmt.dtype,) * len(stmt.targets)
+
+
+def _accesses(kernel: Kernel) -> Iterator[Access]:
+    for number, section in enumerate(kernel.sections):
+        for stmt in section.body:
+            if stmt.op == "load":
+                buffer, index, count, _ = stmt.attrs
+                yield Access(stmt, buffer, index, stmt.args[:count], "load", number)
+            elif stmt.op == "store":
+                buffer, index, count, mode, _ = stmt.attrs
+                yield Access(stmt, buffer, index, stmt.args[1 : 1 + count], mode, number)
+
+
+def _stmt_depends(stmt: Stmt, depends: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    found: frozenset[str] = frozenset()
+    for argument in stmt.args:
+        found |= depends[argument]
+    if stmt.op in ("load", "store"):
+        found |= frozenset(a for a in free_axes(stmt.attrs[1]) if not a.startswith("@"))
+    elif stmt.op == "index":
+        found |= frozenset(free_axes(stmt.attrs[0]))
+    return found
+
+
+def _hints(kernel: Kernel, names: tuple[str, ...], sizes: Mapping[str, IndexLike]) -> dict[str, int]:
+    hints: dict[str, int] = {}
+    for place, name in enumerate(names):
+        size = sizes[name]
+        if isinstance(size, int):
+            hints[name] = size
+        else:
+            hints[name] = kernel.size_hints[place] if place < len(kernel.size_hints) else 512
+    return hints
+
+
+def _span(stmt: Stmt, spans: Mapping[str, Bounds]) -> Bounds | None:
+    """Bounds of a statement's value, from those of its operands; None where there are none within 32 bits."""
+    if stmt.op == "const":
+        value = stmt.attrs[0]
+        return (value, value) if abs(value) < 1 << 31 else None
+    if stmt.op == "index":
+        return known_range(stmt.attrs[0])
+    found = [spans.get(a) for a in (stmt.args[1:] if stmt.op == "where" else stmt.args)]
+    known = [s for s in found if s is not None]
+    if not known or len(known) != len(found) or len(known) > 2:
+        return None
+    (lo, hi), (lo2, hi2) = known[0], known[-1]
+    result = _combine(stmt, lo, hi, lo2, hi2)
+    if result is None or max(map(abs, result)) >= 1 << 31:
+        return None
+    if stmt.dtype.is_float and stmt.op in ("add", "sub", "mul", "cast"):
+        # room for rounding
+        slack = max(map(abs, result)) * 1e-6
+        return result[0] - slack, result[1] + slack
+    return result
+
+
+def _combine(stmt: Stmt, lo: float, hi: float, lo2: float, hi2: float) -> Bounds | None:
+    op = stmt.op
+    if op == "add":
+        return lo + lo2, hi + hi2
+    if op == "sub":
+        return lo - hi2, hi - lo2
+    if op == "mul":
+        corners = [a * b for a in (lo, hi) for b in (lo2, hi2)]
+        return min(corners), max(corners)
+    if op == "neg":
+        return -hi, -lo
+    if op in ("minimum", "maximum"):
+        pick = min if op == "minimum" else max
+        return pick(lo, lo2), pick(hi, hi2)
+    if op == "where":
+        return min(lo, lo2), max(hi, hi2)
+    if op in ("floor", "ceil", "trunc", "round"):
+        return math.floor(lo), math.ceil(hi)
+    if op == "cast" and stmt.dtype in (DType.f32, DType.f64, DType.i64, DType.i32):
+        return (lo, hi) if stmt.dtype.is_float else (min(math.trunc(lo), 0), max(math.trunc(hi), 0))
+    return None

@@ -1,0 +1,100 @@
+"""Instruction sets: which one this machine has, its lane counts and its compiler flags.
+
+Flags are always explicit (never ``-march=native``), so that a kernel's key says what machine it runs on.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from polyfuse.base.errors import InvalidOptionError
+
+__all__ = ["ISAS", "Isa", "choose_isa", "detect_isa", "detect_isa_name"]
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """One instruction set: `lanes` of a 4-byte element and bytes of a register (both 1 lane and 16 for
+    scalar)."""
+
+    name: str
+    lanes: int
+    register_bytes: int
+    machines: tuple[str, ...]
+    cpu_flags: tuple[str, ...]
+    compile_flags: tuple[str, ...]
+
+    def lanes_for(self, *, eight_byte_only: bool) -> int:
+        """Lanes for a kernel: half as many where every element has eight bytes."""
+        return max(1, self.lanes // 2) if eight_byte_only else self.lanes
+
+
+_X86 = ("x86_64", "AMD64")
+_ARM = ("aarch64", "arm64")
+_AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt")
+ISAS: dict[str, Isa] = {
+    isa.name: isa
+    for isa in (
+        Isa(
+            "avx512",
+            16,
+            64,
+            _X86,
+            ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx2", "fma", "f16c", "bmi1", "bmi2", "abm"),
+            (*_AVX2_FLAGS, "-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl"),
+        ),
+        Isa("avx2", 8, 32, _X86, ("avx2", "fma", "f16c", "bmi1", "bmi2", "abm"), _AVX2_FLAGS),
+        Isa("sse", 4, 16, _X86, (), ()),
+        Isa("neon", 4, 16, _ARM, (), ()),
+        Isa("scalar", 1, 16, (), (), ()),
+    )
+}
+"""From the widest to the narrowest, by name; a machine uses the first one that it has."""
+
+
+def detect_isa(machine: str | None = None, cpu_flags: frozenset[str] | None = None) -> Isa:
+    """The widest instruction set of this machine (or of the one described)."""
+    if machine is None and cpu_flags is None:
+        return ISAS[detect_isa_name()]
+    return _widest(machine or platform.machine(), cpu_flags if cpu_flags is not None else _cpu_flags())
+
+
+def choose_isa(name: str = "") -> Isa:
+    """The instruction set called *name*, or this machine's where *name* is empty or ``"auto"``."""
+    if name in ("", "auto"):
+        return detect_isa()
+    if name not in ISAS:
+        raise InvalidOptionError(f"unknown instruction set {name!r}", f"choose from auto, {', '.join(ISAS)}")
+    return ISAS[name]
+
+
+@cache
+def detect_isa_name() -> str:
+    """Name of the widest instruction set of this machine; the machine is read once per process."""
+    return _widest(platform.machine(), _cpu_flags()).name
+
+
+def _widest(machine: str, flags: frozenset[str]) -> Isa:
+    for isa in ISAS.values():
+        if machine in isa.machines and flags.issuperset(isa.cpu_flags):
+            return isa
+    return ISAS["scalar"]
+
+
+def _cpu_flags() -> frozenset[str]:
+    """CPU feature names as Linux spells them; elsewhere, what torch says of its own dispatch."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    import torch
+
+    capability = torch.backends.cpu.get_cpu_capability().lower()
+    return frozenset(ISAS[capability].cpu_flags) if capability in ISAS else frozenset()

@@ -1,0 +1,44 @@
+"""The C++ backend's manifest: what it is, before anything of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polyfuse.plugin.api import API_VERSION
+from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+
+__all__ = ["polyfuse_doctor", "polyfuse_manifest"]
+
+
+@hookimpl
+def polyfuse_manifest() -> Manifest:
+    """Introduce the backend."""
+    return Manifest(
+        name="cpp",
+        version="0.1.0",
+        distribution="polyfuse",
+        api=API_VERSION,
+        device_types=("cpu",),
+        load="polyfuse_cpp.backend:CppBackend",
+        priority={"cpu": 100},
+        offers=(Offer.KERNELS,),
+        requires=Requires(programs=("$CXX|g++|c++|clang++",)),
+        options={
+            "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",
+            "compiler": "Command of the C++ compiler; empty: CXX of the environment, or the first one found.",
+        },
+        summary="Vectorised, multithreaded C++ for the processor, built by the compiler of the system",
+    )
+
+
+@hookimpl
+def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:
+    """Report on the compiler."""
+    from polyfuse_cpp.doctor import findings
+
+    return findings(settings)

@@ -1,0 +1,101 @@
+"""The C++ text every generated kernel starts with: the portable vector layer of ``prelude/``.
+
+``prelude_for({"reduce", "math_f32"}, lanes=16, register_bytes=64)`` returns the headers a kernel needs, in
+order, with ``PF_W`` and ``PF_BYTES`` defined.  Names of features are names of header files; ``core`` is
+always there.  What the text offers is described in ``prelude/README.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+
+from polyfuse.base.digest import digest
+
+CORE: tuple[str, ...] = ("types", "arith", "convert", "memory", "round")
+"""Headers that are always included, in order."""
+
+FEATURES: dict[str, tuple[str, ...]] = {
+    "omp": (),
+    "divide": ("reduce",),
+    "math_f32": (),
+    "trig_f32": ("math_f32", "reduce"),
+    "math_f64": ("math_f32",),
+    "hyper_f32": ("math_f64",),
+    "special": ("math_f64",),
+    "gather": (),
+    "reduce": (),
+    "atomic": (),
+    "kernel": ("omp",),
+    "tile": (),
+    "scan": (),
+    "update": ("atomic", "kernel"),
+    "fold": ("reduce", "kernel", "math_f32"),
+    "online": ("reduce", "math_f32"),
+}
+"""Optional headers, each with the headers it needs."""
+
+_ORDER: tuple[str, ...] = (
+    "omp", "reduce", "divide", "math_f32", "math_f64", "trig_f32", "hyper_f32", "special", "gather", "atomic",
+    "kernel", "tile", "scan", "update", "fold", "online",
+)  # fmt: skip
+
+_OPS: dict[str, frozenset[str]] = {
+    "divide": frozenset({"floor_div", "trunc_div", "remainder", "fmod"}),
+    "math": frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf"}),
+    "trig": frozenset({"sin", "cos", "tan", "asin", "acos", "atan", "atan2"}),
+    "hyper": frozenset({"sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "pow", "hypot"}),
+    "special": frozenset({"lgamma", "digamma", "nextafter"}),
+}
+
+
+def features_for(op: str, dtype: str) -> tuple[str, ...]:
+    """The features that scalar operator *op* on *dtype* needs beyond the core (often none)."""
+    if op in _OPS["divide"]:
+        return ("divide",)
+    if op in _OPS["special"]:
+        return ("special",)
+    if op == "pow" and dtype not in ("f32", "f64"):
+        return ("divide",)
+    if op == "erfinv" and dtype == "f64":
+        return ("special",)
+    for group in ("math", "trig", "hyper"):
+        if op in _OPS[group]:
+            return (f"{group}_f32",) if dtype == "f32" else ("math_f64",)
+    return ()
+
+
+@cache
+def header_text(name: str) -> str:
+    """The text of one header of the layer."""
+    return resources.files(__package__).joinpath("prelude", f"{name}.h").read_text(encoding="utf-8")
+
+
+@cache
+def headers_digest() -> str:
+    """A digest of the whole layer: a kernel built with other headers is another kernel."""
+    return digest(*(header_text(name) for name in sorted({*CORE, *FEATURES, "binding"})))
+
+
+def needed_headers(features: Iterable[str]) -> tuple[str, ...]:
+    """The headers for *features* and what they depend on, in printing order."""
+    wanted: set[str] = set()
+    pending = list(features)
+    while pending:
+        name = pending.pop()
+        if name == "core" or name in wanted:
+            continue
+        if name not in FEATURES:
+            raise ValueError(
+                f"unknown prelude feature {name!r}; choose from {', '.join(('core', *FEATURES))}"
+            )
+        wanted.add(name)
+        pending.extend(FEATURES[name])
+    return CORE + tuple(name for name in _ORDER if name in wanted)
+
+
+def prelude_for(features: Iterable[str] = (), *, lanes: int = 1, register_bytes: int = 16) -> str:
+    """C++ text with the vector layer for *lanes* lanes on registers of *register_bytes* bytes."""
+    head = f"#define PF_W {lanes}\n#define PF_BYTES {register_bytes}\n"
+    return head + "".join(header_text(name) for name in needed_headers(features))

@@ -1,0 +1,197 @@
+// cast<To>(a), bitcast<To>(a), splat<L>(x), iota<L, T>(start, step) and the 16-bit float encodings.
+namespace pf {
+// Scalar conversions with the results the x86 instructions (and therefore torch) give out of range.
+template <class To, class From> PF_INLINE To convert_one(From a) {
+  typedef typename shape<To>::value V;
+  if constexpr (same<V, bool>::value) return a != From(0);
+  else if constexpr (tr<From>::is_float && !tr<V>::is_float) {
+    const From big = From(9223372036854775808.0);
+    if constexpr (same<V, u64>::value) {
+      if (a >= big) return u64(i64(a - big)) + (u64(1) << 63);
+    }
+    if constexpr (sizeof(V) == 8 || same<V, u32>::value) {
+      i64 r = (a >= -big && a < big) ? i64(a) : i64(u64(1) << 63);
+      return V(r);
+    } else {
+      const From lim = From(2147483648.0);
+      i32 r = (a > -lim - From(1) && a < lim) ? i32(a) : i32(-2147483647 - 1);
+      return V(r);
+    }
+  } else return V(a);
+}
+
+#if PF_W > 1
+// Vector conversions.  Bytes go through 16 bits and small integers through i32, one step of the instruction set at a
+// time (compilers take a conversion that skips a size apart lane by lane); paired elements are handled half by half.
+template <class To, class From> PF_INLINE To native_convert(From a) {
+  typedef typename tr<To>::elem E; typedef typename tr<From>::elem S;
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  typedef char c16 __attribute__((vector_size(16))); typedef short s16 __attribute__((vector_size(32)));
+  typedef int d16 __attribute__((vector_size(64)));
+  const unsigned short every = (unsigned short)-1;
+  if constexpr (sizeof(S) == 1 && sizeof(E) == 4 && !tr<E>::is_float) {
+    if constexpr (S(-1) < S(0)) return (To)__builtin_ia32_pmovsxbd512_mask((c16)a, d16{}, every);
+    else return (To)__builtin_ia32_pmovzxbd512_mask((c16)a, d16{}, every);
+  } else if constexpr (sizeof(S) == 2 && sizeof(E) == 4 && !tr<E>::is_float) {
+    if constexpr (S(-1) < S(0)) return (To)__builtin_ia32_pmovsxwd512_mask((s16)a, d16{}, every);
+    else return (To)__builtin_ia32_pmovzxwd512_mask((s16)a, d16{}, every);
+  } else if constexpr (sizeof(S) == 4 && sizeof(E) == 1 && !tr<S>::is_float)
+    return (To)__builtin_ia32_pmovdb512_mask((d16)a, c16{}, every);
+  else if constexpr (sizeof(S) == 4 && sizeof(E) == 2 && !tr<S>::is_float)
+    return (To)__builtin_ia32_pmovdw512_mask((d16)a, s16{}, every);
+  else if constexpr (sizeof(S) == 1 && sizeof(E) > 2) return native_convert<To>(native_convert<vi32>(a));
+  else if constexpr (sizeof(E) == 1 && sizeof(S) > 2) return native_convert<To>(native_convert<vi32>(a));
+  else
+#endif
+  if constexpr (same<To, From>::value) return a;
+  else if constexpr (!tr<S>::is_float && !tr<E>::is_float && sizeof(S) == sizeof(E)) return (To)a;
+  else if constexpr (sizeof(S) == 1 && sizeof(E) > 2) {
+    if constexpr (S(-1) < S(0)) return native_convert<To>(__builtin_convertvector(a, vi16));
+    else return native_convert<To>(__builtin_convertvector(a, vu16));
+  } else if constexpr (sizeof(E) == 1 && sizeof(S) > 2)
+    return __builtin_convertvector(native_convert<vi16>(a), To);
+  else if constexpr (sizeof(S) == 2 && (tr<E>::is_float || sizeof(E) == 8))
+    return native_convert<To>(__builtin_convertvector(a, vi32));
+  else if constexpr (sizeof(E) == 2 && (tr<S>::is_float || sizeof(S) == 8))
+    return __builtin_convertvector(native_convert<vi32>(a), To);
+  else return __builtin_convertvector(a, To);
+}
+template <class To, class From> struct vector_cast {
+  PF_INLINE To of(From a) {
+    typedef typename tr<To>::elem E; typedef typename tr<From>::elem S;
+    if constexpr (tr<S>::is_float && (same<E, u32>::value || same<E, u64>::value))
+      return each_lane<To>(convert_one<E, S>, a);
+    else return native_convert<To>(a);
+  }
+};
+template <class From> struct vector_cast<vmask, From> {
+  PF_INLINE vmask of(From a) { return ne(a, fill<From>((typename tr<From>::elem)0)); }
+};
+template <class To> struct vector_cast<To, vmask> {
+  PF_INLINE To of(vmask m) { return native_convert<To>(vi32(m.v & 1)); }
+};
+template <> struct vector_cast<vmask, vmask> { PF_INLINE vmask of(vmask m) { return m; } };
+#if PF_WIDE
+template <class E> struct half_shape;
+#define PF_HALF_SHAPE(T) template <> struct half_shape<T> { typedef h##T type; };
+PF_HALF_SHAPE(f32) PF_HALF_SHAPE(f64) PF_HALF_SHAPE(i8) PF_HALF_SHAPE(u8) PF_HALF_SHAPE(i16) PF_HALF_SHAPE(u16)
+PF_HALF_SHAPE(i32) PF_HALF_SHAPE(u32) PF_HALF_SHAPE(i64) PF_HALF_SHAPE(u64)
+template <class H, class From> struct vector_cast<wide<H>, From> {
+  PF_INLINE wide<H> of(From a) {
+    typedef typename tr<From>::elem S; typedef typename tr<H>::elem E;
+    if constexpr (tr<S>::is_float && same<E, u64>::value) return each_lane<wide<H>>(convert_one<E, S>, a);
+    else if constexpr (sizeof(S) < 4) {
+      vi32 b = native_convert<vi32>(a);
+      return {__builtin_convertvector(low_half<hi32>(b), H), __builtin_convertvector(high_half<hi32>(b), H)};
+    } else {
+      typedef typename half_shape<S>::type G;
+      return {__builtin_convertvector(low_half<G>(a), H), __builtin_convertvector(high_half<G>(a), H)};
+    }
+  }
+};
+template <class To, class G> struct vector_cast<To, wide<G>> {
+  PF_INLINE To of(wide<G> a) {
+    typedef typename tr<To>::elem E; typedef typename tr<G>::elem S;
+    if constexpr (tr<S>::is_float && same<E, u32>::value) return each_lane<To>(convert_one<E, S>, a);
+    else if constexpr (sizeof(E) == 4) {
+      typedef typename half_shape<E>::type H;
+      return join_halves<To>(__builtin_convertvector(a.lo, H), __builtin_convertvector(a.hi, H));
+    } else {
+      return native_convert<To>(
+          join_halves<vi32>(__builtin_convertvector(a.lo, hi32), __builtin_convertvector(a.hi, hi32)));
+    }
+  }
+};
+template <class H, class G> struct vector_cast<wide<H>, wide<G>> {
+  PF_INLINE wide<H> of(wide<G> a) {
+    typedef typename tr<H>::elem E; typedef typename tr<G>::elem S;
+    if constexpr (tr<S>::is_float && same<E, u64>::value) return each_lane<wide<H>>(convert_one<E, S>, a);
+    else return {__builtin_convertvector(a.lo, H), __builtin_convertvector(a.hi, H)};
+  }
+};
+template <class H> struct vector_cast<wide<H>, vmask> {
+  PF_INLINE wide<H> of(vmask m) { return vector_cast<wide<H>, vi32>::of(vi32(m.v & 1)); }
+};
+template <class G> struct vector_cast<vmask, wide<G>> {
+  PF_INLINE vmask of(wide<G> a) { return ne(a, fill<wide<G>>((typename tr<G>::elem)0)); }
+};
+#endif
+#endif
+
+// cast<To>(a): To names a scalar dtype; the result has the lanes of a.
+template <class To, class From> PF_INLINE with<From, To> cast(From a) {
+#if PF_W > 1
+  if constexpr (tr<From>::is_vec) return vector_cast<with<From, To>, From>::of(a);
+  else
+#endif
+    return convert_one<To>(a);
+}
+
+// bitcast<To>(a): same bits, same lane count, element types of equal size.
+template <class To, class From> PF_INLINE with<From, To> bitcast(From a) { return bits_as<with<From, To>>(a); }
+
+template <class L, class T> PF_INLINE typename L::template of<T> splat(T x) {
+  return fill<typename L::template of<T>>(x);
+}
+
+// The numbers of the lanes: 0, 1, 2, ...  Written out, for a loop would cost the compiler more than all else here.
+template <int LANES> struct counter;
+#define PF_COUNTER(N, ...) \
+  template <> struct counter<N> { template <class V> PF_INLINE V make() { return V{__VA_ARGS__}; } };
+PF_COUNTER(1, 0) PF_COUNTER(2, 0, 1) PF_COUNTER(4, 0, 1, 2, 3) PF_COUNTER(8, 0, 1, 2, 3, 4, 5, 6, 7)
+PF_COUNTER(16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
+template <class V> struct lane_numbers {
+  PF_INLINE V make() { return counter<tr<V>::lanes>::template make<V>(); }
+};
+#if PF_WIDE
+template <class H> struct lane_numbers<wide<H>> {
+  PF_INLINE wide<H> make() {
+    H h = counter<PF_HALF>::template make<H>();
+    return {h, h + fill<H>((typename tr<H>::elem)PF_HALF)};
+  }
+};
+#endif
+// start, start + step, ...
+template <class L, class T> PF_INLINE typename L::template of<T> iota(T start, T step = T(1)) {
+  typedef typename L::template of<T> V;
+  if constexpr (L::lanes == 1) return start;
+  else return add(fill<V>(start), mul(lane_numbers<V>::make(), fill<V>(step)));
+}
+
+// bf16 and f16 exist in memory only: u16 bits <-> f32, rounding to nearest even, NaN stays NaN.
+template <class F, class U32> PF_INLINE F bf16_widen(U32 u) { return bits_as<F>(U32(u << 16)); }
+template <class F> PF_INLINE typename tr<F>::uvec bf16_narrow(F x) {
+  typedef typename tr<F>::uvec U;
+  U u = bits_as<U>(x);
+  U r = (u + fill<U>(0x7fffu) + ((u >> 16) & fill<U>(1u))) >> 16;
+  return x != x ? fill<U>(0x7fc0u) : r;
+}
+// f16 by integer arithmetic, for machines (and scalars) without the conversion instruction.
+template <class F, class U> PF_INLINE F f16_widen(U h) {
+  U sign = (h & fill<U>(0x8000u)) << 16, body = (h & fill<U>(0x7fffu)) << 13;
+  U expo = body & fill<U>(0x0f800000u);
+  U normal = body + fill<U>((127u - 15u) << 23);
+  U special = body + fill<U>((255u - 31u) << 23);
+  // denormal: put the mantissa below 2^-14 and subtract the hidden one
+  F sub_normal = bits_as<F>(U(body + fill<U>((127u - 14u) << 23))) - fill<F>(6.103515625e-05f);
+  U r = expo == fill<U>(0u) ? bits_as<U>(sub_normal) : (expo == fill<U>(0x0f800000u) ? special : normal);
+  return bits_as<F>(U(r | sign));
+}
+template <class F> PF_INLINE typename tr<F>::uvec f16_narrow(F x) {
+  typedef typename tr<F>::uvec U;
+  U u = bits_as<U>(x), sign = (u >> 16) & fill<U>(0x8000u), a = u & fill<U>(0x7fffffffu);
+  U normal = (a - fill<U>((127u - 15u) << 23) + fill<U>(0xfffu) + ((a >> 13) & fill<U>(1u))) >> 13;
+  // below 2^-14: adding 0.5 makes the float adder round at the right bit
+  U tiny = bits_as<U>(F(bits_as<F>(a) + fill<F>(0.5f))) - fill<U>(0x3f000000u);
+  U r = a < fill<U>((127u - 14u) << 23) ? tiny : normal;
+  r = a >= fill<U>(0x477ff000u) ? fill<U>(0x7c00u) : r;
+  r = a > fill<U>(0x7f800000u) ? fill<U>(0x7e00u) : r;
+  return r | sign;
+}
+PF_INLINE f32 widen(bf16 h) { return bf16_widen<f32>(u32(h.bits)); }
+PF_INLINE f32 widen(f16 h) { return f16_widen<f32>(u32(h.bits)); }
+template <class To> PF_INLINE To narrow_one(f32 x) {
+  if constexpr (same<To, bf16>::value) return bf16{u16(bf16_narrow(x))};
+  else return f16{u16(f16_narrow(x))};
+}
+}  // namespace pf

@@ -1,0 +1,97 @@
+// floor_div, trunc_div, remainder, fmod and integer pow, with torch's signs and special values.
+namespace pf {
+// fmod of f32 in double arithmetic: exact while the quotient has fewer than 28 bits; other lanes call libm.
+#if PF_W > 1
+PF_INLINE nf64 fmod_native(nf64 a, nf64 b) {
+  nf64 x = a < 0.0 ? -a : a, y = b < 0.0 ? -b : b;
+  nf64 q = trunc(x / y), r = q == 0.0 ? x : x - q * y;
+  r = r < 0.0 ? r + y : r;
+  return r >= y ? r - y : r;
+}
+#if PF_WIDE
+PF_INLINE vf64 fmod_double(vf64 a, vf64 b) { return {fmod_native(a.lo, b.lo), fmod_native(a.hi, b.hi)}; }
+#else
+PF_INLINE vf64 fmod_double(vf64 a, vf64 b) { return fmod_native(a, b); }
+#endif
+PF_HEAVY vf32 fmod(vf32 a, vf32 b) {
+  vf32 q = abs(vf32(a / b));
+  vi32 quick = q < 1.0e8f;
+  vf32 r = copysign(cast<f32>(fmod_double(cast<f64>(a), cast<f64>(b))), a);
+  if (!all(vmask{quick})) {
+    for (int i = 0; i < PF_W; ++i)
+      if (!quick[i]) r[i] = __builtin_fmodf(a[i], b[i]);
+  }
+  return r;
+}
+PF_HEAVY vf64 fmod(vf64 a, vf64 b) { return each_lane<vf64>([](f64 x, f64 y) { return __builtin_fmod(x, y); }, a, b); }
+#endif
+PF_INLINE f32 fmod(f32 a, f32 b) { return __builtin_fmodf(a, b); }
+PF_INLINE f64 fmod(f64 a, f64 b) { return __builtin_fmod(a, b); }
+
+// Integers lane by lane: no instruction divides vectors of them; 32 bits and below divide exactly as doubles.
+template <class V> PF_INLINE V trunc_div_int(V a, V b) {
+  typedef typename tr<V>::elem E;
+#if PF_W > 1
+  if constexpr (tr<V>::is_vec && sizeof(E) <= 4) {
+    V zero = fill<V>(E(0));
+    V d = where(eq(b, zero), fill<V>(E(1)), b);
+    auto q = trunc(div(cast<f64>(a), cast<f64>(d)));
+    if constexpr (sizeof(E) == 4) return cast<E>(cast<i64>(q));
+    else return cast<E>(cast<i32>(q));
+  } else
+#endif
+    return each_lane<V>(trunc_div_one<E>, a, b);
+}
+template <class V> PF_INLINE V fmod_any(V a, V b) {
+  if constexpr (tr<V>::is_float) return fmod(a, b);
+  else return sub(a, mul(trunc_div_int(a, b), b));
+}
+template <class V> PF_INLINE V trunc_div(V a, V b) {
+  if constexpr (tr<V>::is_float) return trunc(div(a, b));
+  else return trunc_div_int(a, b);
+}
+template <class V> PF_INLINE V remainder(V a, V b) {
+  typedef typename tr<V>::elem E;
+  V zero = fill<V>(E(0)), r = fmod_any(a, b);
+  if constexpr (E(-1) < E(0)) {
+    auto wrong = bitwise_and(ne(r, zero), ne(lt(r, zero), lt(b, zero)));
+    return where(wrong, add(r, b), r);
+  } else return r;
+}
+template <class V> PF_INLINE V floor_div(V a, V b) {
+  typedef typename tr<V>::elem E;
+  V zero = fill<V>(E(0)), one = fill<V>(E(1));
+  if constexpr (tr<V>::is_float) {
+    V m = fmod(a, b), q = div(sub(a, m), b);
+    auto wrong = bitwise_and(ne(m, zero), ne(lt(m, zero), lt(b, zero)));
+    q = where(wrong, sub(q, one), q);
+    V f = floor(q);
+    f = where(gt(sub(q, f), fill<V>(E(0.5))), add(f, one), f);
+    V quotient = div(a, b);
+    f = where(eq(q, zero), copysign(zero, quotient), f);
+    return where(eq(b, zero), quotient, f);
+  } else {
+    V q = trunc_div_int(a, b);
+    if constexpr (E(-1) < E(0)) {
+      V r = sub(a, mul(q, b));
+      auto wrong = bitwise_and(ne(r, zero), ne(lt(r, zero), lt(b, zero)));
+      return where(bitwise_and(wrong, ne(b, zero)), sub(q, one), q);
+    } else return q;
+  }
+}
+template <class V> PF_INLINE V fmod(V a, V b) { return fmod_any(a, b); }
+
+// Integer powers by squaring; a negative exponent gives 0 except for bases 1 and -1.
+template <class E> PF_INLINE E pow_one(E base, E n) {
+  if constexpr (E(-1) < E(0)) {
+    if (n < 0) return base == 1 ? E(1) : base == E(-1) ? (n & 1 ? E(-1) : E(1)) : E(0);
+  }
+  E r = 1;
+  for (; n > 0; n = E(n >> 1)) {
+    if (n & 1) r = E(r * base);
+    base = E(base * base);
+  }
+  return r;
+}
+template <class V> PF_INLINE V pow(V a, V b) { return each_lane<V>(pow_one<typename tr<V>::elem>, a, b); }
+}  // namespace pf

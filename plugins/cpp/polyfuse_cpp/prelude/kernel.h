@@ -1,0 +1,143 @@
+// What the loops around the statements need: index arithmetic, teams of threads, scratch memory, masked access.
+extern "C" {
+void* malloc(__SIZE_TYPE__);
+void free(void*);
+}
+namespace pf {
+PF_INLINE i64 index_div(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
+PF_INLINE i64 index_mod(i64 a, i64 b) { i64 r = a % b; return r + (((r != 0) & ((r < 0) != (b < 0))) ? b : 0); }
+PF_INLINE i64 index_min(i64 a, i64 b) { return a < b ? a : b; }
+PF_INLINE i64 index_max(i64 a, i64 b) { return a > b ? a : b; }
+
+// Threads for `items` pieces of work that cost `work` vector additions per lane: one where sharing costs more than it saves.
+PF_INLINE int team_for(i64 items, i64 work) {
+  const i64 grain = 200000;
+  if (work < 2 * grain || items < 2) return 1;
+  i64 most = omp_get_max_threads(), useful = work / grain;
+  if (most > useful) most = useful;
+  if (most > items) most = items;
+  return most < 2 || omp_in_parallel() ? 1 : int(most);
+}
+
+// Scratch memory, aligned to 64 bytes; the pointer that malloc gave stands in front of it.
+static inline void* scratch_new(i64 bytes) {
+  char* raw = (char*)malloc(bytes + 128);
+  char* aligned = (char*)(((__UINTPTR_TYPE__)raw + 127) & ~(__UINTPTR_TYPE__)63);
+  ((void**)aligned)[-1] = raw;
+  return aligned;
+}
+static inline void scratch_free(void* p) { free(((void**)p)[-1]); }
+
+// bf16 and f16 values between memory: rounded as a store would, and their bits.
+template <class T, class V> PF_INLINE V round_to(V x) {
+  if constexpr (same<T, bf16>::value) return bf16_widen<V>(bf16_narrow(x));
+  else return f16_widen<V>(f16_narrow(x));
+}
+template <class T, class V> PF_INLINE with<V, u16> bits_of(V x) {
+  if constexpr (same<T, bf16>::value) return cast<u16>(bf16_narrow(x));
+  else return cast<u16>(f16_narrow(x));
+}
+template <class T, class U> PF_INLINE with<U, f32> value_of(U bits) {
+  typedef with<U, f32> V;
+  if constexpr (same<T, bf16>::value) return bf16_widen<V>(cast<u32>(bits));
+  else return f16_widen<V>(cast<u32>(bits));
+}
+
+// Division of small non-negative lanes (below 2^22) by a constant: exact in single precision.
+template <int BY, class V> PF_INLINE V div_by(V a) {
+  typedef with<V, f32> F;
+  return cast<i32>(mul(add(cast<f32>(a), fill<F>(0.5f)), fill<F>(1.0f / BY)));
+}
+template <int BY, class V> PF_INLINE V mod_by(V a) { return sub(a, mul(div_by<BY>(a), fill<V>(BY))); }
+
+#if PF_W > 1
+PF_INLINE unsigned mask_bits(vmask m) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  return (unsigned short)__builtin_ia32_cvtd2mask512(m.v);
+#elif PF_AVX2 && PF_X86_BUILTINS && PF_W == 8
+  return (unsigned)__builtin_ia32_movmskps256((vf32)m.v);
+#else
+  unsigned r = 0;
+#pragma GCC unroll 16
+  for (int i = 0; i < PF_W; ++i) r |= (m.v[i] & 1u) << i;
+  return r;
+#endif
+}
+template <class V> PF_INLINE V raw_load_bits(const void* p, unsigned k) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  typedef int d16 __attribute__((vector_size(64))); typedef long long q8 __attribute__((vector_size(64)));
+  if constexpr (sizeof(V) == 64 && sizeof(typename tr<V>::elem) == 4)
+    return (V)__builtin_ia32_loaddqusi512_mask((const int*)p, d16{}, (unsigned short)k);
+  else if constexpr (sizeof(V) == 64 && sizeof(typename tr<V>::elem) == 8)
+    return (V)__builtin_ia32_loaddqudi512_mask((const long long*)p, q8{}, (unsigned char)k);
+#endif
+  typedef typename tr<V>::elem E;
+  const unsigned whole = (1u << int(tr<V>::lanes)) - 1u;
+  if ((k & whole) == whole) return raw_load<V>(p);
+  V v{};
+  for (int i = 0; i < int(tr<V>::lanes); ++i)
+    if (k >> i & 1) __builtin_memcpy((char*)&v + i * sizeof(E), (const char*)p + i * sizeof(E), sizeof(E));
+  return v;
+}
+template <class V> PF_INLINE void raw_store_bits(void* p, V v, unsigned k) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  typedef int d16 __attribute__((vector_size(64))); typedef long long q8 __attribute__((vector_size(64)));
+  if constexpr (sizeof(V) == 64 && sizeof(typename tr<V>::elem) == 4)
+    return __builtin_ia32_storedqusi512_mask((int*)p, (d16)v, (unsigned short)k);
+  else if constexpr (sizeof(V) == 64 && sizeof(typename tr<V>::elem) == 8)
+    return __builtin_ia32_storedqudi512_mask((long long*)p, (q8)v, (unsigned char)k);
+#endif
+  typedef typename tr<V>::elem E;
+  for (int i = 0; i < int(tr<V>::lanes); ++i)
+    if (k >> i & 1) __builtin_memcpy((char*)p + i * sizeof(E), (const char*)&v + i * sizeof(E), sizeof(E));
+}
+#endif
+
+// Contiguous access to the lanes of a mask; others give zero and their memory is not touched.
+template <class L, class T, class M> PF_INLINE typename L::template of<T> load_masked(const T* p, M m) {
+  typedef typename L::template of<T> V;
+#if PF_W > 1
+  if constexpr (L::lanes > 1) {
+    unsigned k = mask_bits(m);
+    if constexpr (same<T, bool>::value) return as_mask(raw_load_bits<vu8>(p, k) != fill<vu8>(0));
+    else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) return widen_vector(raw_load_bits<vu16>(p, k), p);
+#if PF_WIDE
+    else if constexpr (sizeof(T) == 8) {
+      typedef decltype(V::lo) H;
+      return {raw_load_bits<H>(p, k & ((1u << PF_HALF) - 1u)), raw_load_bits<H>(p + PF_HALF, k >> PF_HALF)};
+    }
+#endif
+    else return raw_load_bits<V>(p, k);
+  } else
+#endif
+    return m ? load_one(p) : V(0);
+}
+template <class T, class V, class M> PF_INLINE void store_masked(T* p, V v, M m) {
+#if PF_W > 1
+  if constexpr (tr<V>::is_vec) {
+    unsigned k = mask_bits(m);
+    if constexpr (same<T, bool>::value) raw_store_bits(p, __builtin_convertvector(v.v & 1, vu8), k);
+    else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) raw_store_bits(p, narrow_vector(v, p), k);
+#if PF_WIDE
+    else if constexpr (sizeof(T) == 8) {
+      raw_store_bits(p, v.lo, k & ((1u << PF_HALF) - 1u));
+      raw_store_bits(p + PF_HALF, v.hi, k >> PF_HALF);
+    }
+#endif
+    else raw_store_bits(p, v, k);
+  } else
+#endif
+    if (m) store_one(p, v);
+}
+// One element for every lane that wants it, zero in the others; not read if none does.
+template <class L, class T, class M> PF_INLINE typename L::template of<T> load_if(const T* p, M m) {
+  typedef typename L::template of<T> V;
+  bool wanted;
+#if PF_W > 1
+  if constexpr (L::lanes > 1) wanted = mask_bits(m) != 0;
+  else
+#endif
+    wanted = m;
+  return wanted ? where(m, fill<V>(load_one(p)), V{}) : V{};
+}
+}  // namespace pf

@@ -1,0 +1,184 @@
+// Fast elementary functions in f32: exp exp2 expm1 log log2 log10 log1p tanh sigmoid erf (scalar and vector alike).
+// Each is a range reduction and a minimax polynomial; errors stay within 2 ulp and special values are IEEE's.
+namespace pf {
+// Evaluate c0 + c1 x + ... by Horner's rule.
+template <class V> PF_INLINE V horner(V, f64 c) { return fill<V>((typename tr<V>::elem)c); }
+template <class V, class... C> PF_INLINE V horner(V x, f64 c, C... rest) {
+  return madd(x, horner(x, rest...), fill<V>((typename tr<V>::elem)c));
+}
+
+// Nearest integer of a float of magnitude below 2^21, as float and as int.
+template <class V> struct near_int { V f; typename tr<V>::ivec i; };
+template <class V> PF_INLINE near_int<V> nearest_f32(V x) {
+  typedef typename tr<V>::ivec I;
+  V magic = fill<V>(12582912.0f), t = x + magic;
+  return {t - magic, I(bits_as<I>(t) - bits_as<I>(magic))};
+}
+// x limited to [lo, hi]; NaN stays NaN.
+template <class V> PF_INLINE V clamp_f32(V x, f32 lo, f32 hi) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  if constexpr (sizeof(V) == 64) {
+    V y = (V)__builtin_ia32_minps512_mask(fill<V>(hi), x, x, (unsigned short)-1, 4);
+    return (V)__builtin_ia32_maxps512_mask(fill<V>(lo), y, y, (unsigned short)-1, 4);
+  }
+#elif PF_AVX2 && PF_X86_BUILTINS && PF_W == 8
+  if constexpr (sizeof(V) == 32) return (V)__builtin_ia32_maxps256(fill<V>(lo), __builtin_ia32_minps256(fill<V>(hi), x));
+#endif
+  V c = x < fill<V>(lo) ? fill<V>(lo) : x;
+  return c > fill<V>(hi) ? fill<V>(hi) : c;
+}
+// p * 2^n with one rounding, n in [-252, 254].
+template <class V> PF_INLINE V scale_f32(V p, typename tr<V>::ivec n) {
+  typedef typename tr<V>::ivec I;
+  I h = n >> 1, bias = fill<I>(127);
+  return p * bits_as<V>(I((h + bias) << 23)) * bits_as<V>(I((n - h + bias) << 23));
+}
+// exp of the reduced argument |r| <= ln2/2.
+template <class V> PF_INLINE V exp_core_f32(V r) {
+  V q = horner(r, 0.49999994, 0.166665196, 0.0416683927, 0.00836878084, 0.00138144684);
+  return madd(r * r, q, r) + fill<V>(1.0f);
+}
+// p * 2^n for n as nearest_f32 has it
+template <class V> PF_INLINE V scale_by(V p, near_int<V> n) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  if constexpr (sizeof(V) == 64) return (V)__builtin_ia32_scalefps512_mask(p, n.f, p, (unsigned short)-1, 4);
+#endif
+  return scale_f32(p, n.i);
+}
+template <class V> PF_INLINE V exp_f32(V x) {
+  V c = clamp_f32(x, -104.5f, 89.0f);
+  auto n = nearest_f32(V(c * fill<V>(1.44269504f)));
+  V r = madd(n.f, fill<V>(-0.693359375f), c);
+  r = madd(n.f, fill<V>(2.12194440e-4f), r);
+  return scale_by(exp_core_f32(r), n);
+}
+// exp for arguments that are known to lie in [-80, 80]
+template <class V> PF_INLINE V exp_mid_f32(V x) {
+  typedef typename tr<V>::ivec I;
+  auto n = nearest_f32(V(x * fill<V>(1.44269504f)));
+  V r = madd(n.f, fill<V>(-0.693359375f), x);
+  r = madd(n.f, fill<V>(2.12194440e-4f), r);
+  return exp_core_f32(r) * bits_as<V>(I((n.i + fill<I>(127)) << 23));
+}
+template <class V> PF_INLINE V exp2_f32(V x) {
+  V c = clamp_f32(x, -151.0f, 129.0f);
+  auto n = nearest_f32(c);
+  V r = (c - n.f) * fill<V>(0.693147182f);
+  return scale_by(exp_core_f32(r), n);
+}
+
+// x = m * 2^e with m in [sqrt(1/2), sqrt(2)); x must be a positive normal number.
+template <class V> struct split { V m, e; };
+template <class V> PF_INLINE split<V> frexp_f32(V x, V bias) {
+  typedef typename tr<V>::ivec I;
+  I u = bits_as<I>(x) - fill<I>(0x3f3504f3);
+  V m = bits_as<V>(I((u & fill<I>(0x7fffff)) + fill<I>(0x3f3504f3)));
+  return {m, cast<f32>(I(u >> 23)) + bias};
+}
+// log(1 + f) - f, for f in [sqrt(1/2) - 1, sqrt(2) - 1]
+template <class V> PF_INLINE V log_tail_f32(V f) {
+  V p = horner(f, 0.333333135, -0.250000089, 0.200021178, -0.166680008, 0.142195597, -0.124055058, 0.118880503,
+               -0.116760977, 0.0674737915);
+  V f2 = f * f;
+  return madd(f2 * f, p, f2 * fill<V>(-0.5f));
+}
+template <class V> struct log_parts { V f, tail, e; };
+template <class V> PF_INLINE log_parts<V> log_reduce_f32(V x) {
+  auto tiny = x < fill<V>(1.17549435e-38f);
+  V y = tiny ? x * fill<V>(8388608.0f) : x;
+  auto s = frexp_f32(y, tiny ? fill<V>(-23.0f) : fill<V>(0.0f));
+  V f = s.m - fill<V>(1.0f);
+  return {f, log_tail_f32(f), s.e};
+}
+// Results at 0, infinity, negative numbers and NaN.
+template <class V> PF_INLINE V log_edges_f32(V x, V r) {
+  V inf = fill<V>(__builtin_inff()), zero = fill<V>(0.0f);
+  r = x == inf ? inf : r;
+  r = x == zero ? -inf : r;
+  return x >= zero ? r : fill<V>(__builtin_nanf(""));
+}
+template <class V> PF_INLINE V log_f32(V x) {
+  auto p = log_reduce_f32(x);
+  V r = madd(p.e, fill<V>(-2.12194440e-4f), p.tail) + p.f;
+  return log_edges_f32(x, madd(p.e, fill<V>(0.693359375f), r));
+}
+// log2(x) = e + log2(e) * log(m), with log2(e) = 1 + 0.44269504...
+template <class V> PF_INLINE V log2_f32(V x) {
+  auto p = log_reduce_f32(x);
+  V c = fill<V>(0.442695041f);
+  V r = madd(p.f, c, p.tail * c) + p.tail;
+  return log_edges_f32(x, p.e + (p.f + r));
+}
+// log10(x) = e * log10(2) + log10(e) * log(m), constants split in a short head and a tail
+template <class V> PF_INLINE V log10_f32(V x) {
+  auto p = log_reduce_f32(x);
+  V r = madd(p.tail, fill<V>(7.00731903e-4f), p.e * fill<V>(4.60503898e-6f));
+  r = madd(p.f, fill<V>(7.00731903e-4f), r);
+  r = madd(p.tail, fill<V>(0.43359375f), r);
+  r = madd(p.f, fill<V>(0.43359375f), r);
+  return log_edges_f32(x, madd(p.e, fill<V>(0.301025390625f), r));
+}
+// log(1 + x): the rounding error of u = 1 + x comes back as a correction of first order.
+template <class V> PF_INLINE V log1p_f32(V x) {
+  V one = fill<V>(1.0f), u = x + one;
+  V d = x > one ? one - (u - x) : x - (u - one);
+  auto s = frexp_f32(u, fill<V>(0.0f));
+  V f = s.m - one;
+  V r = madd(s.e, fill<V>(-2.12194440e-4f), log_tail_f32(f) + d / u) + f;
+  r = madd(s.e, fill<V>(0.693359375f), r);
+  return x == fill<V>(0.0f) ? x : log_edges_f32(u, r);
+}
+// exp(x) - 1 = 2 * (2^(n-1) (e^r - 1) + (2^(n-1) - 1/2))
+template <class V> PF_INLINE V expm1_f32(V x) {
+  typedef typename tr<V>::ivec I;
+  V lo = fill<V>(-20.0f), hi = fill<V>(89.0f);
+  V c = x < lo ? lo : x;
+  c = c > hi ? hi : c;
+  auto n = nearest_f32(V(c * fill<V>(1.44269504f)));
+  V r = madd(n.f, fill<V>(-0.693359375f), c);
+  r = madd(n.f, fill<V>(2.12194440e-4f), r);
+  V q = horner(r, 0.49999994, 0.166665196, 0.0416683927, 0.00836878084, 0.00138144684);
+  V p = madd(r * r, q, r);
+  V s = bits_as<V>(I((n.i + fill<I>(126)) << 23));
+  V y = madd(s, p, s - fill<V>(0.5f));
+  y = y + y;
+  return n.f == fill<V>(0.0f) ? (x == fill<V>(0.0f) ? x : p) : y;
+}
+
+template <class V> PF_INLINE V tanh_f32(V x) {
+  V a = abs(x), t = x * x;
+  V p = horner(t, -0.333332628, 0.133309022, -0.0536930896, 0.0204835683, -0.00552879972);
+  V small = madd(p * t, x, x);
+  V big = fill<V>(1.0f) - fill<V>(2.0f) / (exp_mid_f32(clamp_f32(V(a + a), 0.0f, 40.0f)) + fill<V>(1.0f));
+  return copysign(V(a < fill<V>(0.65f) ? small : big), x);
+}
+template <class V> PF_INLINE V sigmoid_f32(V x) {
+  V one = fill<V>(1.0f);
+  return one / (one + exp_f32(V(-x)));
+}
+template <class V> PF_INLINE V erf_f32(V x) {
+  V a = abs(x), t = x * x;
+  V small = horner(t, 0.128379167, -0.37612626, 0.112836003, -0.0268544462, 0.00518953661, -0.000802084571,
+                   7.8891193e-05);
+  small = madd(small, x, x);
+  V c = clamp_f32(a, 0.0f, 4.0f);
+  V q = horner(c, 0.000182469055, -1.12955213, -0.63327229, -0.108361669, 0.0251718853, -0.00419088593,
+               0.000438536314, -2.14461288e-05);
+  V big = fill<V>(1.0f) - exp_mid_f32(q);
+  return a > fill<V>(0.97f) ? copysign(big, x) : small;
+}
+// Public names, scalar and vector.
+#if PF_W > 1
+#define PF_F32_1(NAME)                                    \
+  PF_INLINE f32 NAME(f32 x) { return NAME##_f32(x); }     \
+  PF_INLINE vf32 NAME(vf32 x) { return NAME##_f32(x); }
+#define PF_F32_2(NAME)                                                \
+  PF_INLINE f32 NAME(f32 x, f32 y) { return NAME##_f32(x, y); }       \
+  PF_INLINE vf32 NAME(vf32 x, vf32 y) { return NAME##_f32(x, y); }
+#else
+#define PF_F32_1(NAME) PF_INLINE f32 NAME(f32 x) { return NAME##_f32(x); }
+#define PF_F32_2(NAME) PF_INLINE f32 NAME(f32 x, f32 y) { return NAME##_f32(x, y); }
+#endif
+PF_F32_1(exp) PF_F32_1(exp2) PF_F32_1(expm1) PF_F32_1(log) PF_F32_1(log2) PF_F32_1(log10) PF_F32_1(log1p)
+PF_F32_1(tanh) PF_F32_1(sigmoid) PF_F32_1(erf)
+}  // namespace pf

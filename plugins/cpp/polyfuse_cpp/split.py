@@ -1,0 +1,164 @@
+"""Long reductions cut into chunks, so that threads share one result and memory is read in the order it lies.
+
+A kernel with few results and long reductions becomes a list of stages, each a kernel of its own: for every
+looped section, one that reduces chunks (the chunk is one more parallel axis) into scratch memory, and one
+that merges the chunks and runs what follows up to the next loop. The size of a chunk does not depend on the
+number of threads, so results do not either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import Index, IndexLike, axis, product, symbol
+from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.tiling import Split
+
+__all__ = ["Scratch", "Stage", "stages_of"]
+
+_MERGE = {"welford": "welford_merge", "online_softmax": "softmax_merge"}
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Memory that lives during one launch: `size` elements."""
+
+    name: str
+    dtype: DType
+    size: IndexLike
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One pass of a cut kernel, with the limits of its loops as `tiling.Plan` has them."""
+
+    kernel: Kernel
+    limits: tuple[tuple[str, str, str], ...] = ()
+
+
+def stages_of(kernel: Kernel, facts: Facts, split: Split) -> tuple[list[Stage], list[Scratch]]:
+    """The stages of a kernel that is cut along `split`, and their scratch memory."""
+    return _Cutter(kernel, facts, split).cut()
+
+
+class _Cutter:
+    def __init__(self, kernel: Kernel, facts: Facts, split: Split) -> None:
+        self.kernel, self.facts, self.split = kernel, facts, split
+        self.chunks = symbol("chunks", 1)
+        self.chunk = axis("chunk", self.chunks)
+        self.points = product(kernel.sizes)
+        self.point = self._flat(kernel.axes)
+        self.scratch: list[Scratch] = []
+        self.prefix: list[Stmt] = []
+        self.results: dict[str, Stmt] = {}
+
+    def _flat(self, axes: Iterable[Index]) -> IndexLike:
+        place: IndexLike = 0
+        for variable in axes:
+            place = place * variable.terms[0][0][0].args[0] + variable
+        return place
+
+    def cut(self) -> tuple[list[Stage], list[Scratch]]:
+        stages: list[Stage] = []
+        sections = list(self.kernel.sections)
+        while sections and not sections[0].looped:
+            self.prefix.extend(sections.pop(0).body)
+        number = 0
+        while sections:
+            looped = sections.pop(0)
+            after: list[Stmt] = []
+            while sections and not sections[0].looped:
+                after.extend(sections.pop(0).body)
+            stages.extend(self._stage(number, looped, after, last=not sections))
+            number += 1
+        return [Stage(self._with_scratch(s.kernel), s.limits) for s in stages], self.scratch
+
+    def _stage(self, number: int, looped: Section, after: list[Stmt], last: bool) -> Iterable[Stage]:
+        reduces = [s for s in looped.body if s.op == "reduce"]
+        body = tuple(s for s in looped.body)
+        stores: list[Stmt] = []
+        loads: list[Stmt] = []
+        merges: list[Stmt] = []
+        for place, stmt in enumerate(reduces):
+            parts = []
+            for result, target in enumerate(stmt.targets):
+                dtype = self._type(stmt, result)
+                buffer = f"part{number}_{place}_{result}"
+                self.scratch.append(Scratch(buffer, dtype, self.chunks * self.points))
+                attrs = (buffer, self.chunk * self.points + self.point)
+                name = target or f"unused{number}_{place}_{result}"
+                parts.append(name)
+                stores.append(Stmt((), "store", (name,), dtype, (*attrs, 0, "set", False)))
+                loads.append(Stmt((f"part_{name}",), "load", (), dtype, (*attrs, 0, False)))
+            kind = _MERGE.get(stmt.attrs[0], stmt.attrs[0])
+            merges.append(
+                replace(stmt, targets=tuple(parts), args=tuple(f"part_{n}" for n in parts), attrs=(kind,))
+            )
+            body = tuple(replace(s, targets=tuple(parts)) if s is stmt else s for s in body)
+        limit = self.split
+        limits = (
+            (
+                limit.axis,
+                f"chunk * {limit.size}",
+                f"index_min(chunk * {limit.size} + {limit.size}, {limit.extent})",
+            ),
+        )
+        first = self.kernel.axes, (Section(False, tuple(self._pure())), Section(True, body))
+        yield Stage(
+            replace(
+                self.kernel,
+                axes=(self.chunk, *first[0]),
+                sections=(*first[1], Section(False, tuple(stores))),
+                size_hints=(limit.count_hint, *self._hints()),
+                args=self._args(),
+            ),
+            limits,
+        )
+        before = Section(False, tuple(self.prefix if number == 0 else self._pure()))
+        saved = [] if last else self._save(number, merges)
+        sections = (before, Section(True, (*loads, *merges)), Section(False, (*after, *saved)))
+        yield Stage(
+            replace(
+                self.kernel,
+                raxes=(self.chunk,),
+                sections=sections,
+                args=self._args(),
+                size_hints=(*self._hints()[: len(self.kernel.axes)], limit.count_hint),
+            )
+        )
+        self.prefix.extend(after)
+
+    def _save(self, number: int, merges: list[Stmt]) -> list[Stmt]:
+        """Keep merged results for later stages."""
+        stores: list[Stmt] = []
+        for stmt in merges:
+            for result, target in enumerate(stmt.targets):
+                dtype = self._type(stmt, result)
+                buffer = f"whole{number}_{target}"
+                self.scratch.append(Scratch(buffer, dtype, self.points))
+                attrs = (buffer, self.point, 0)
+                stores.append(Stmt((), "store", (target,), dtype, (*attrs, "set", False)))
+                self.prefix.append(Stmt((target,), "load", (), dtype, (*attrs, False)))
+        return stores
+
+    def _type(self, stmt: Stmt, result: int) -> DType:
+        if stmt.attrs[0] in ("argmin", "argmax") and result == 1:
+            return DType.i64
+        return stmt.dtype
+
+    def _pure(self) -> list[Stmt]:
+        return [s for s in self.prefix if s.op != "store"]
+
+    def _hints(self) -> tuple[int, ...]:
+        return tuple(self.facts.hints[a] for a in (*self.facts.axes, *self.facts.raxes))
+
+    def _args(self) -> tuple[KernelArg, ...]:
+        return (*self.kernel.args, KernelArg("chunks", "size", DType.i64))
+
+    def _with_scratch(self, kernel: Kernel) -> Kernel:
+        used = {s.attrs[0] for part in kernel.sections for s in part.body if s.op in ("load", "store")}
+        extra = tuple(KernelArg(s.name, "inout", s.dtype, s.size) for s in self.scratch if s.name in used)
+        return replace(kernel, args=(*kernel.args, *extra))

@@ -1,0 +1,277 @@
+"""The choice of a strategy: which axis lanes run along, in which order loops nest, what is unrolled or
+split.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.symbolic import IndexLike, coefficient, free_axes
+from polyfuse_cpp.address import index_text, static_multiple
+from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.ops import cost_of
+from polyfuse_cpp.scans import scans_across
+
+__all__ = ["Plan", "Split", "choose_plan", "choose_split", "is_apart", "lane_choices"]
+
+_FEW = 4
+"""A loop shorter than this is not worth vectors."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How a long reduction is cut: chunks of `size` steps of a reduction axis of extent `extent` (text)."""
+
+    axis: str
+    size: int
+    extent: str
+    count_hint: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one kernel is run.
+
+    Attributes:
+        lane: axis that lanes run along; empty: everything is scalar.
+        across: whether that axis is a reduction axis.
+        axes: parallel axes, outermost first; a parallel lane axis is the last one.
+        raxes: reduction axes, outermost first; a lane axis among them is the last one.
+        lanes: lanes of a vector.
+        unroll: vectors side by side at every parallel point.
+        unrolls: vectors side by side in each section's loop, where lanes run along a reduction axis.
+        along: whether threads divide the lane axis only, because stores collide along all the others.
+        serial: whether one thread does it all, because stores may collide everywhere and their order matters.
+        limits: (reduction axis, first, end) as text, where a pass covers only a part of it.
+        tile: a second axis along which some accesses are contiguous; empty: there is none worth turning tiles
+            for.
+        tiled: those accesses.
+    """
+
+    lane: str
+    across: bool
+    axes: tuple[str, ...]
+    raxes: tuple[str, ...]
+    lanes: int
+    unroll: int = 1
+    unrolls: tuple[int, ...] = ()
+    along: bool = False
+    serial: bool = False
+    limits: tuple[tuple[str, str, str], ...] = ()
+    tile: str = ""
+    tiled: tuple[Access, ...] = ()
+
+
+def choose_plan(kernel: Kernel, facts: Facts, lanes: int, lane_at: int = 0, unroll: int = 0) -> Plan:
+    """The plan for a kernel on a machine with vectors of `lanes` lanes.
+
+    `lane_at` names the lane axis by its place (the first is 1) and `unroll` the vectors side by side; zero
+    leaves the choice here.
+    """
+    scans = any(s.op == "scan" and not scans_across(s) for part in kernel.sections for s in part.body)
+    lane = "" if lanes == 1 else _lane(kernel, facts, scans)
+    if lane and lane_at:
+        lane = (*facts.axes, *facts.raxes)[lane_at - 1]
+    across = lane in facts.raxes
+    axes = tuple(a for a in facts.axes if a != lane) + ((lane,) if lane and not across else ())
+    raxes = tuple(a for a in facts.raxes if a != lane) + ((lane,) if across else ())
+    steps = -(-facts.hints[lane] // lanes) if lane else 1
+    unrolls = tuple(_unroll(part, steps, across) if lane else 1 for part in kernel.sections)
+    if unroll:
+        unrolls = tuple(
+            unroll if old > 1 or (_may_unroll(part, across) and lane) else 1
+            for old, part in zip(unrolls, kernel.sections)
+        )
+    apart = min((u for u, part in zip(unrolls, kernel.sections) if part.looped), default=1)
+    plan = Plan(lane, across, axes, raxes, lanes if lane else 1, 1 if across else apart, unrolls)
+    return _with_tiles(_with_collisions(plan, facts, kernel.deterministic), kernel, facts)
+
+
+def lane_choices(kernel: Kernel, facts: Facts) -> tuple[int, ...]:
+    """Places of the axes that lanes could run along."""
+    scans = any(s.op == "scan" for part in kernel.sections for s in part.body)
+    names = (*facts.axes, *(() if scans else facts.raxes))
+    return tuple(place for place, name in enumerate(names, 1) if facts.hints[name] >= 2 * _FEW)
+
+
+def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
+    """Whether, and where, a long reduction is cut into chunks."""
+    looped = [part for part in kernel.sections if part.looped]
+    stmts = [s for part in looped for s in part.body]
+    if (
+        not facts.raxes
+        or kernel.locals
+        or not all(any(s.op == "reduce" for s in part.body) for part in looped)
+    ):
+        return None
+    if any(s.op == "scan" or (s.op == "store" and s.attrs[3] != "set") for s in stmts) or not looped:
+        return None
+    before = (a for a in facts.accesses if not a.is_store and not kernel.sections[a.section].looped)
+    if any(a.buffer in facts.written for a in before):
+        # such a value would be loaded again by a later pass, when it is another one
+        return None
+    length = points = 1
+    for name in facts.raxes:
+        length *= facts.hints[name]
+    for name in facts.axes:
+        points *= facts.hints[name]
+    name = max(plan.raxes, key=lambda r: facts.hints[r])
+    inner = length // max(1, facts.hints[name])
+    if plan.across or not plan.lane:
+        few = 16 if len(looped) == 1 else 2
+        if points > few or length < 32768 * len(looped):
+            return None
+        size = max(1, 16384 // inner)
+    else:
+        if length < 512 or (len(looped) > 1 and points > 4096):
+            return None
+        size = max(1, min(1024, max(64, 65536 // points)) // inner)
+    if size > 64 or name == plan.lane:
+        # vectors must begin at multiples of their lanes
+        size = max(64, size // 64 * 64)
+    count = -(-facts.hints[name] // size)
+    return Split(name, size, index_text(facts.sizes[name]), count) if count >= 2 else None
+
+
+def _lane(kernel: Kernel, facts: Facts, scans: bool) -> str:
+    """The axis along which most memory is contiguous; the innermost parallel one where several are equal."""
+    candidates = [*reversed(facts.axes), *(() if scans else reversed(facts.raxes))]
+    best, best_score = "", float("-inf")
+    for place, name in enumerate(candidates):
+        extent = facts.hints[name]
+        if extent < _FEW and facts.sizes[name] == extent:
+            continue
+        score = -place * 0.01
+        for access in facts.accesses:
+            often = 8 if facts.raxes and kernel.sections[access.section].looped else 1
+            score += often * _score(access, name, facts)
+        if extent < 16:
+            score -= 2
+        if score > best_score:
+            best, best_score = name, score
+    return "" if scans and best_score <= 0 else best
+
+
+def _score(access: Access, lane: str, facts: Facts) -> float:
+    """How well one access suits lanes along an axis."""
+    if access.buffer in facts.local_names:
+        return 0.5
+    weight = _share(access, facts)
+    if any(lane in facts.depends[v] for v in access.indirect):
+        return -1.0 * weight
+    step = coefficient(access.index, lane)
+    if isinstance(step, int) and step == 1:
+        return (4.0 if access.is_store else 3.0) * weight
+    if isinstance(step, int) and step == 0:
+        # nothing to load for each lane, or a reduction's result
+        return 0.0
+    if step is None:
+        return -1.0 * weight
+    return -2.0 * weight
+
+
+def _share(access: Access, facts: Facts) -> float:
+    """The part of the points at which an access touches memory of its own: little for a bias, all for the
+    data.
+    """
+    if access.indirect:
+        return 1.0
+    own = total = 1.0
+    depends = free_axes(access.index)
+    for name in (*facts.axes, *facts.raxes):
+        total *= max(1, facts.hints[name])
+        if name in depends:
+            own *= max(1, facts.hints[name])
+    return max(0.05, own / total)
+
+
+def _unroll(part: Section, steps: int, across: bool) -> int:
+    """Vectors side by side: enough to hide the latency of an accumulation, few where the body is long
+    anyway.
+    """
+    if not _may_unroll(part, across):
+        return 1
+    cost = sum(cost_of(s.op) for s in part.body)
+    limit = 4 if not across or cost <= 12 else 2 if cost <= 16 else 1
+    while limit > 1 and limit > steps:
+        limit //= 2
+    return limit
+
+
+def _may_unroll(part: Section, across: bool) -> bool:
+    """Whether vectors side by side make sense: states that wait in a buffer take one at a time."""
+    if not part.looped or any(s.op == "scan" for s in part.body):
+        return False
+    kinds = [s.attrs[0] for s in part.body if s.op == "reduce"]
+    return not across or (bool(kinds) and "welford" not in kinds and "online_softmax" not in kinds)
+
+
+def _with_collisions(plan: Plan, facts: Facts, deterministic: bool) -> Plan:
+    """Keep threads from storing to one element where that is cheap, or where the order of such stores
+    matters.
+    """
+    updates = [a for a in facts.accesses if a.is_store and a.mode != "set"]
+    if not updates:
+        return plan
+    apart = all(is_apart(a, plan.lane, facts) for a in updates) if plan.lane and not plan.across else False
+    if apart and facts.hints[plan.lane] >= 2 * plan.lanes:
+        return replace(plan, along=True)
+    return replace(plan, serial=True) if deterministic else plan
+
+
+def _with_tiles(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
+    """Where some accesses run along the lane axis and others along a second one, work on square tiles."""
+    if not plan.lane or facts.raxes or kernel.locals or plan.along or plan.serial:
+        return plan
+    if facts.hints[plan.lane] < plan.lanes // 2:
+        return plan
+    best: tuple[Access, ...] = ()
+    tile = ""
+    for name in plan.axes[:-1]:
+        if facts.hints[name] < plan.lanes // 2:
+            continue
+        found = tuple(a for a in facts.accesses if _runs_along(a, name, plan.lane, facts))
+        if len(found) > len(best):
+            best, tile = found, name
+    if not best:
+        return plan
+    axes = (*(a for a in plan.axes if a not in (tile, plan.lane)), tile, plan.lane)
+    return replace(plan, tile=tile, tiled=best, axes=axes)
+
+
+def _runs_along(access: Access, name: str, lane: str, facts: Facts) -> bool:
+    """Whether an access is contiguous along an axis and jumps along the lanes."""
+    if access.stmt.attrs[-1] or access.mode not in ("load", "set"):
+        return False
+    if access.mode == "load" and access.buffer in facts.written:
+        return False
+    if any(facts.depends[v] & {name, lane} for v in access.indirect):
+        return False
+    step = coefficient(access.index, lane)
+    return coefficient(access.index, name) == 1 and step is not None and step not in (0, 1, -1)
+
+
+def is_apart(access: Access, name: str, facts: Facts) -> bool:
+    """Whether two points that differ on axis `name` never store to one element."""
+    if any(name in facts.depends[v] for v in access.indirect):
+        return False
+    step = coefficient(access.index, name)
+    if not isinstance(step, int) or step == 0:
+        return False
+    size = facts.sizes[name]
+    rest: IndexLike = access.index
+    for axis_name in free_axes(access.index):
+        factor = coefficient(access.index, axis_name)
+        if factor is None:
+            return False
+        if axis_name == name:
+            continue
+        span = step * size
+        if isinstance(span, int):
+            if not static_multiple(factor, span):
+                return False
+        elif factor != span and not (not isinstance(factor, int) and factor % span == 0):
+            return False
+    del rest
+    return True

@@ -1,0 +1,161 @@
+"""The C++ compiler: finding it, its fingerprint, the command of a build and running it.
+
+Kernels are built with OpenMP.  By g++ they carry a dependency on ``libgomp.so.1``, the soname of the runtime
+that torch ships and has already loaded, so the dynamic linker binds them to torch's copy: one thread pool for
+both, and ``omp_get_max_threads()`` in a kernel follows ``torch.set_num_threads`` (a test checks both).
+clang++ brings libomp instead: a pool of its own, which torch's setting does not reach.
+Generated code declares ``omp_get_thread_num`` and friends by hand (feature ``omp``); pragmas need no header.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from polyfuse.base.errors import BackendUnavailableError
+from polyfuse.base.process import run_program
+from polyfuse_cpp.isa import Isa
+
+__all__ = ["Toolchain", "build_command", "build_library", "find_toolchain"]
+
+_BASE_FLAGS = (
+    "-std=gnu++17",
+    # Kernels are vectorised and unrolled as they are written: -O3 costs a third more time and gains nothing.
+    "-O2",
+    "-g0",
+    "-shared",
+    "-fPIC",
+    "-fopenmp",
+    # IEEE results without the costs that nobody asked for: no errno, no traps, no contraction behind our
+    # back.
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-fno-strict-aliasing",
+    "-fno-semantic-interposition",
+    "-fno-stack-protector",
+    "-w",
+)
+_LINK_FLAGS = ("-Wl,--build-id=none",)
+_BUILD_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """One C++ compiler: what to run, and what tells its output from another compiler's.
+
+    `linker` is a quicker one than the default, where there is one (it does not change the output's meaning).
+    `vector_libm` says that the C library has vector forms of all its functions (glibc 2.35 on x86-64).
+    """
+
+    path: str
+    family: str
+    version: str
+    target: str
+    linker: str = ""
+    vector_libm: bool = False
+
+    @property
+    def fingerprint(self) -> str:
+        """Text for cache keys: equal for compilers that produce the same code."""
+        return f"{self.family} {self.version} {self.target}" + (" mvec" if self.vector_libm else "")
+
+
+def find_toolchain(compiler: str = "") -> Toolchain:
+    """The compiler named *compiler* (a command or a path), else the first of g++, c++ and clang++ on the
+    path."""
+    for name in (compiler,) if compiler else ("g++", "c++", "clang++"):
+        path = shutil.which(name)
+        if path:
+            return _inspect(path, os.stat(path).st_mtime_ns)
+    raise BackendUnavailableError(
+        f"no C++ compiler found (looked for {compiler or 'g++, c++ and clang++'})",
+        "install g++ or name a compiler in CXX",
+    )
+
+
+@lru_cache(maxsize=8)
+def _inspect(path: str, changed: int) -> Toolchain:
+    """Ask the compiler at *path* who it is; one process, remembered until the file changes."""
+    try:
+        done = subprocess.run([path, "-v"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BackendUnavailableError(
+            f"the C++ compiler {path} does not run ({error})", "name another one in CXX"
+        ) from error
+    version = target = ""
+    for line in done.stderr.splitlines():
+        if line.startswith("Target:"):
+            target = line.partition(":")[2].strip()
+        elif " version " in line and not version:
+            version = line.strip()
+    if not version:
+        raise BackendUnavailableError(f"{path} is neither g++ nor clang++", "name another compiler in CXX")
+    family = "clang" if "clang" in version else "gcc"
+    if family == "clang" and not _prints_a_file(path, "libomp.so"):
+        raise BackendUnavailableError(
+            f"{path} has no OpenMP runtime", "install libomp for it, or name g++ in CXX"
+        )
+    return Toolchain(path, family, version, target, _quick_linker(target), _has_vector_libm(target))
+
+
+def build_command(
+    toolchain: Toolchain, isa: Isa, source: str, output: str, *, libraries: Sequence[str] = ()
+) -> list[str]:
+    """The command that builds *source* into the shared library *output*."""
+    flags = list(_BASE_FLAGS)
+    if toolchain.family == "gcc":
+        flags.extend(("-Wno-psabi", "-fno-tree-vrp"))
+    if toolchain.vector_libm:
+        flags.append("-DPF_MVEC")
+    links = [*_LINK_FLAGS, *(f"-l{name}" for name in libraries)]
+    if toolchain.linker:
+        links.append(f"-fuse-ld={toolchain.linker}")
+    return [toolchain.path, *flags, *isa.compile_flags, source, "-o", output, *links]
+
+
+def build_library(
+    toolchain: Toolchain,
+    isa: Isa,
+    source: Path,
+    output: Path,
+    *,
+    libraries: Sequence[str] = (),
+    name: str = "",
+) -> None:
+    """Build *source* into *output*; `KernelBuildError` holds the command and all that the compiler said."""
+    command = build_command(toolchain, isa, str(source), str(output), libraries=libraries)
+    run_program(command, timeout=_BUILD_SECONDS, name=name or source.name)
+
+
+def _quick_linker(target: str) -> str:
+    """The fastest linker installed for a compiler of this machine; the default one takes three times as
+    long."""
+    if not target.startswith(os.uname().machine):
+        return ""
+    return next((name for name in ("mold", "gold") if shutil.which(f"ld.{name}")), "")
+
+
+def _prints_a_file(path: str, library: str) -> bool:
+    """Whether the compiler at *path* knows where *library* lies (else it repeats the bare name)."""
+    done = subprocess.run(
+        [path, f"-print-file-name={library}"], capture_output=True, text=True, timeout=30, check=False
+    )
+    return os.path.isabs(done.stdout.strip())
+
+
+def _has_vector_libm(target: str) -> bool:
+    """Whether code for *target* may call libmvec, which the linker finds through libm."""
+    if not target.startswith("x86_64") or os.uname().machine != "x86_64":
+        return False
+    try:
+        name, _, version = (os.confstr("CS_GNU_LIBC_VERSION") or "").partition(" ")
+        return name == "glibc" and tuple(int(part) for part in version.split(".")[:2]) >= (2, 35)
+    except (ValueError, OSError):
+        return False

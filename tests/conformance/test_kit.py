@@ -1,0 +1,174 @@
+"""The kit notices what is wrong: backends that misbehave in one way each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.settings import Settings
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.nodes import Node, Pointwise
+from polyfuse.plugin import Claim, Config, Launchable, No, Source
+from polyfuse.reference.backend import InterpreterBackend
+from polyfuse.testing.case import EXACT, Tolerance
+from polyfuse.testing.compare import difference
+from polyfuse.testing.conformance import Run
+from polyfuse.testing.matrix import Matrix, Status
+from polyfuse.testing.memory_cases import memory_cases
+from polyfuse.testing.scalar_cases import scalar_cases
+
+
+class Wrong(InterpreterBackend):
+    """Computes sums as differences."""
+
+    name = "wrong"
+
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        source = super().emit(kernel, config)
+        return replace(source, text=source.text.replace("= add f32", "= sub f32"), key="")
+
+
+class Refusing(InterpreterBackend):
+    """Has no sine, and nothing but pointwise nodes."""
+
+    name = "refusing"
+
+    def claims(self, node: Node) -> Claim:
+        if not isinstance(node, Pointwise):
+            return No("only pointwise nodes")
+        if any(e.op == "sin" for root in node.expressions() for e in (root,)):
+            return No("no sine here")
+        return super().claims(node)
+
+
+class Breaking(InterpreterBackend):
+    """Cannot build anything with a cosine."""
+
+    name = "breaking"
+
+    def build(self, sources: Sequence[Source], folder: Path) -> None:
+        for source in sources:
+            if "= cos " in source.text:
+                raise KernelBuildError("no cosine", output="error: cos")
+        super().build(sources, folder)
+
+
+class Sloppy(InterpreterBackend):
+    """Names its kernels in their text, writes to inputs, and accepts any source."""
+
+    name = "sloppy"
+
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        source = super().emit(kernel, config)
+        return replace(source, text=f"# {kernel.name}\n{source.text}", key="")
+
+    def build(self, sources: Sequence[Source], folder: Path) -> None:
+        for source in sources:
+            (folder / f"{source.key}.ir").write_text(source.rendered())
+
+    def load(self, folder: Path) -> Mapping[str, Launchable]:
+        def spoiling(launch: Launchable) -> Launchable:
+            def call(*args: object) -> None:
+                launch(*args)
+                if isinstance(args[0], torch.Tensor) and args[0].is_floating_point() and args[0].numel():
+                    args[0][0] = 77.0
+
+            return call
+
+        return {key: spoiling(launch) for key, launch in super().load(folder).items()}
+
+
+class Spilling(InterpreterBackend):
+    """Writes one element behind its outputs."""
+
+    name = "spilling"
+
+    def load(self, folder: Path) -> Mapping[str, Launchable]:
+        def spilling(launch: Launchable) -> Launchable:
+            def call(*args: object) -> None:
+                launch(*args)
+                last = args[-1]
+                assert isinstance(last, torch.Tensor)
+                last.as_strided((1,), (1,), last.storage_offset() + last.numel()).fill_(3)
+
+            return call
+
+        return {key: spilling(launch) for key, launch in super().load(folder).items()}
+
+
+def matrix_of(backend: type[InterpreterBackend], cases, contract: bool = False) -> Matrix:
+    made = backend(Settings())
+    return Run(made).matrix(tuple(cases), contract)
+
+
+def failed(matrix: Matrix) -> set[str]:
+    return {cell.row for cell in matrix.failures()}
+
+
+def test_a_wrong_operation_fails_alone():
+    matrix = matrix_of(Wrong, scalar_cases(True))
+    assert failed(matrix) == {"add"}
+    (cell,) = matrix.failures()
+    assert "elements differ" in cell.reason and not matrix.ok
+
+
+def test_a_refusal_is_an_answer():
+    matrix = matrix_of(Refusing, [*scalar_cases(True), *memory_cases(True)])
+    assert matrix.ok
+    refused = {(c.row, c.reason) for c in matrix.cells if c.status is Status.REFUSED}
+    assert ("sin", "no sine here") in refused
+    assert ("add, colliding", "only pointwise nodes") in refused
+    assert all(c.status is Status.PASS for c in matrix.cells if c.row == "cos")
+
+
+def test_a_failing_build_costs_its_own_operation():
+    matrix = matrix_of(Breaking, scalar_cases(True))
+    assert failed(matrix) == {"cos"}
+
+
+def test_broken_promises_are_found():
+    cases = [c for c in memory_cases(True) if c.parts[0].row in ("contiguous", "transposed", "offset")]
+    found = failed(matrix_of(Sloppy, cases, contract=True))
+    assert {"contiguous", "equal kernels of other names share a key"} <= found
+    assert "a failing source raises KernelBuildError" in found
+
+
+def test_writing_beside_a_buffer_is_found():
+    cases = [c for c in memory_cases(True) if c.parts[0].row == "contiguous"]
+    (cell,) = matrix_of(Spilling, cases).failures()
+    assert cell.reason == "memory beside the buffer out0 was written to"
+
+
+def test_markdown_and_table_show_every_status(capsys):
+    from rich.console import Console
+
+    matrix = matrix_of(Refusing, [*scalar_cases(True)][:4])
+    text = matrix.markdown()
+    assert "| sin | – |" in text and "| cos | ✓ |" in text and "no sine here" in text
+    matrix.print(Console(width=120))
+    assert "no sine here" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "tolerance", "same"),
+    [
+        (0.0, -0.0, EXACT, False),
+        (0.0, -0.0, Tolerance(signed_zero=False), True),
+        (float("nan"), float("nan"), EXACT, True),
+        (1.0, float("nan"), Tolerance(relative=1.0), False),
+        (float("inf"), float("inf"), EXACT, True),
+        (3e38, float("inf"), Tolerance(relative=0.1), False),
+        (1.0000001, 1.0, EXACT, False),
+        (1.0000001, 1.0, Tolerance(ulp=1), True),
+        (1.0000003, 1.0, Tolerance(ulp=1), False),
+        (1e-40, 0.0, Tolerance(absolute=1.2e-38), True),
+    ],
+)
+def test_comparison(found, wanted, tolerance, same):
+    fault = difference(torch.tensor([found]), (torch.tensor([wanted]),), tolerance)
+    assert (fault == "") is same

@@ -1,0 +1,71 @@
+"""Shared by all tests: verification on, caches in a folder of the run, golden files with one switch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Before anything resolves settings. Workers of one run share the folder, so that a kernel that many
+# tests need is built once; it is not the user's.
+_caches = tempfile.TemporaryDirectory(prefix="polyfuse-tests-", ignore_cleanup_errors=True)
+os.environ.setdefault("POLYFUSE_VERIFY", "1")
+os.environ.setdefault("POLYFUSE_CACHE_DIR", _caches.name)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not _has_gpu():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="no graphics processor on this machine"))
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Return `check(name, text)`: compares text with `tests/golden/<name>`, or writes that."""
+
+    def check(name: str, text: str) -> None:
+        path = ROOT / "tests" / "golden" / name
+        wanted = text.rstrip("\n") + "\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(wanted, encoding="utf-8")
+            return
+        assert path.exists(), f"{path} is missing; run pytest --update-golden"
+        assert path.read_text(encoding="utf-8") == wanted
+
+    return check
+
+
+@pytest.fixture
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Remove every variable of Polyfuse, for tests of the settings themselves."""
+    for name in list(os.environ):
+        if name.startswith("POLYFUSE_"):
+            monkeypatch.delenv(name)
+    yield monkeypatch
+
+
+@pytest.fixture
+def warnings_seen(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """Return a function that lists the warnings Polyfuse logged since the test began, each counted afresh."""
+    from polyfuse.base import log
+
+    log.reset_warned()
+    yield lambda: [record.getMessage() for record in caplog.records if record.name.startswith("polyfuse")]
+    log.reset_warned()

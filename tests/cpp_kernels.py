@@ -1,0 +1,160 @@
+"""Kernels written by hand for the C++ backend's tests, and a way to run them on tensors."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfuse.base.settings import Settings
+from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
+from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.types import DType, from_torch
+from polyfuse.symbolic import Index, IndexLike, axis
+
+_FOLDERS = tempfile.TemporaryDirectory(prefix="cpp-kernels-", ignore_cleanup_errors=True)
+_LOADED: dict[str, Callable[..., None]] = {}
+
+
+class Body:
+    """One section being written: every method returns the name of the value it makes."""
+
+    def __init__(self, kernel: KernelBuilder, looped: bool) -> None:
+        self.kernel, self.looped, self.stmts = kernel, looped, list[Stmt]()
+
+    def _add(
+        self, op: str, args: tuple[str, ...], dtype: DType, attrs: tuple[Any, ...] = (), targets: int = 1
+    ) -> Any:
+        names = tuple(self.kernel.fresh(dtype) for _ in range(targets))
+        self.stmts.append(Stmt(names, op, args, dtype, attrs))
+        return names[0] if targets == 1 else names
+
+    def const(self, value: float | int | bool, dtype: DType = DType.f32) -> str:
+        return self._add("const", (), dtype, (value,))
+
+    def index(self, index: IndexLike) -> str:
+        return self._add("index", (), DType.i64, (index,))
+
+    def load(self, buffer: str, index: IndexLike, *indirect: str, mask: str = "", other: str = "") -> str:
+        dtype = self.kernel.memory[buffer]
+        extra = (mask, other) if mask else ()
+        return self._add("load", indirect + extra, dtype, (buffer, index, len(indirect), bool(mask)))
+
+    def store(
+        self, buffer: str, index: IndexLike, value: str, *indirect: str, mode: str = "set", mask: str = ""
+    ) -> None:
+        extra = (mask,) if mask else ()
+        attrs = (buffer, index, len(indirect), mode, bool(mask))
+        self.stmts.append(Stmt((), "store", (value, *indirect, *extra), self.kernel.types[value], attrs))
+
+    def op(self, name: str, *args: str) -> str:
+        dtype = self.kernel.types[args[-1]]
+        return self._add(name, args, DType.bool if SCALAR_OPS[name].result == "bool" else dtype)
+
+    def cast(self, value: str, dtype: DType) -> str:
+        return self._add("cast", (value,), dtype)
+
+    def reduce(self, kind: str, *args: str) -> Any:
+        from polyfuse.ir.ops import REDUCTIONS
+
+        return self._add("reduce", args, self.kernel.types[args[0]], (kind,), REDUCTIONS[kind][1])
+
+    def scan(self, kind: str, *args: str) -> Any:
+        from polyfuse.ir.ops import SCANS
+
+        return self._add("scan", args, self.kernel.types[args[0]], (kind,), SCANS[kind][1])
+
+
+class KernelBuilder:
+    """A kernel over named axes and buffers."""
+
+    def __init__(
+        self,
+        axes: Mapping[str, IndexLike],
+        raxes: Mapping[str, IndexLike] | None = None,
+        hints: tuple[int, ...] = (),
+        deterministic: bool = False,
+    ) -> None:
+        self.axes = {n: axis(n, s) for n, s in axes.items()}
+        self.raxes = {n: axis(n, s) for n, s in (raxes or {}).items()}
+        self.memory: dict[str, DType] = {}
+        self.types: dict[str, DType] = {}
+        self.args: list[KernelArg] = []
+        self.locals: list[Local] = []
+        self.bodies: list[Body] = []
+        self.hints, self.deterministic = hints, deterministic
+        self._count = 0
+
+    def fresh(self, dtype: DType) -> str:
+        self._count += 1
+        name = f"t{self._count}"
+        self.types[name] = dtype
+        return name
+
+    def __getitem__(self, name: str) -> Index:
+        return self.axes.get(name) or self.raxes[name]
+
+    def arg(self, name: str, dtype: DType = DType.f32, kind: str = "in") -> str:
+        self.memory[name] = dtype
+        self.args.append(KernelArg(name, kind, dtype, 1))
+        return name
+
+    def out(self, name: str, dtype: DType = DType.f32) -> str:
+        return self.arg(name, dtype, "out")
+
+    def size(self, name: str) -> None:
+        self.args.append(KernelArg(name, "size", DType.i64))
+
+    def local(self, name: str, size: IndexLike, dtype: DType = DType.f32) -> str:
+        self.memory[name] = dtype
+        self.locals.append(Local(name, dtype, size))
+        return name
+
+    def section(self, looped: bool = False) -> Body:
+        body = Body(self, looped)
+        self.bodies.append(body)
+        return body
+
+    def build(self, name: str = "k") -> Kernel:
+        return Kernel(
+            name,
+            "cpu",
+            tuple(self.axes.values()),
+            tuple(self.raxes.values()),
+            tuple(self.args),
+            tuple(self.locals),
+            tuple(Section(b.looped, tuple(b.stmts)) for b in self.bodies),
+            self.hints,
+            self.deterministic,
+        )
+
+
+def backend(isa: str = "") -> Any:
+    """The backend for an instruction set."""
+    from polyfuse_cpp.backend import CppBackend
+
+    options = {"cpp.isa": isa} if isa else {}
+    return CppBackend(Settings.resolve(options=options))
+
+
+def compiled(kernel: Kernel, isa: str = "", config: Any = None) -> Callable[..., None]:
+    """The kernel, built once per run and loaded."""
+    made = backend(isa)
+    source = made.emit(kernel, config)
+    found = _LOADED.get(source.key)
+    if found is None:
+        folder = Path(_FOLDERS.name) / source.key
+        folder.mkdir(exist_ok=True)
+        made.build([source], folder)
+        found = _LOADED[source.key] = made.load(folder)[source.key]
+    return found
+
+
+def ir_type(tensor: torch.Tensor) -> DType:
+    """The IR's type of a tensor's elements."""
+    found = from_torch(tensor.dtype)
+    assert found is not None
+    return found

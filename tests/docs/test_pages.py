@@ -1,0 +1,88 @@
+"""Pages of docs say what is so: code from files that run, commands that exist, links that lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from docs.blocks import check, fenced
+from house.source_tree import ROOT
+from polyfuse.base.settings import option_infos
+from polyfuse.cli import COMMANDS
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES += sorted((ROOT / "examples").rglob("*.md"))
+EXAMPLE = ROOT / "examples" / "third_party_backend"
+
+
+def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest) -> None:
+    def file(name: str, language: str = "python") -> str:
+        return fenced(language, (EXAMPLE / name).read_text(encoding="utf-8"))
+
+    blocks = {
+        "pyproject": file("pyproject.toml", "toml"),
+        "manifest": file("polyfuse_numpy/manifest.py"),
+        "backend": file("polyfuse_numpy/backend.py"),
+        "kernel": file("polyfuse_numpy/kernel.py"),
+        "conformance": file("tests/test_conformance.py"),
+    }
+    check(ROOT / "docs" / "writing-a-backend.md", blocks, request.config.getoption("--update-golden"))
+
+
+def test_the_snippets_of_the_user_guide_run(capsys) -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
+    x = torch.randn(2, 4)
+    namespace = {"torch": torch, "model": model, "x": x}
+    page = (ROOT / "docs" / "user-guide.md").read_text(encoding="utf-8")
+    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(snippet, namespace)
+        torch.testing.assert_close(namespace["compiled"](x), model(x))
+    assert "graph " in capsys.readouterr().out and namespace["kernels"] > 0
+
+
+def test_the_first_snippet_of_the_readme_runs() -> None:
+    torch._dynamo.reset()
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    namespace: dict[str, object] = {}
+    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_commands_and_variables_exist() -> None:
+    variables = {info.variable for info in option_infos().values()}
+    wrong = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for command in re.findall(r"(?:^|`)polyfuse ([a-z]+)", text, re.MULTILINE):
+            if command not in COMMANDS:
+                wrong.append(f"{page.name}: polyfuse {command}")
+        for variable in re.findall(r"\bPOLYFUSE_[A-Z_]*[A-Z]", text):
+            if variable not in variables and "__" not in variable and variable != "POLYFUSE_KERNEL":
+                wrong.append(f"{page.name}: {variable}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = page.relative_to(ROOT / "docs").as_posix()
+        if name != "index.md" and not name.startswith("decisions/"):
+            assert f"({name})" in index, f"docs/index.md does not mention {name}"
+
+
+def test_the_support_matrix_shows_the_shipped_backends() -> None:
+    page = (ROOT / "docs" / "support-matrix.md").read_text(encoding="utf-8")
+    for name in ("cpp", "interpreter"):
+        assert re.search(rf"^## {name}$", page, re.MULTILINE)
+    assert "0 failed" in page and "✗ |" not in page

@@ -1,0 +1,54 @@
+"""docs/tour.md shows the text of each stage as it is; `make docs` writes it again."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from docs.blocks import check, fenced
+from house.source_tree import ROOT
+
+STAGES = {
+    "aten": ("aten.txt", "text"),
+    "graph": ("graph.ir", "text"),
+    "schedule": ("schedule.txt", "text"),
+    "kernel": ("kernel0.ir", "text"),
+    "source": ("kernel0.c++", "cpp"),
+    "program": ("program.py", "python"),
+}
+
+
+CURRENT = platform.machine() == "x86_64" and torch.__version__.startswith("2.13.")
+
+
+@pytest.mark.skipif(not CURRENT, reason="the page shows torch 2.13 on x86-64")
+def test_the_tour_is_current(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    example = ROOT / "examples" / "tour.py"
+    spec = importlib.util.spec_from_file_location("tour", example)
+    assert spec is not None and spec.loader is not None
+    tour = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tour)
+    torch._dynamo.reset()
+    options = {"dump": str(tmp_path), "strict": True, "backends": ["cpp"], "cpp.isa": "avx2"}
+    with torch.no_grad():
+        found = torch.compile(tour.scores, backend="polyfuse", options=options)(*tour.INPUTS)
+    torch.testing.assert_close(found, tour.scores(*tour.INPUTS))
+    (folder,) = tmp_path.iterdir()
+    blocks = {
+        name: fenced(language, neutral((folder / file).read_text(), folder.name))
+        for name, (file, language) in STAGES.items()
+    }
+    blocks["schedule"] = blocks["schedule"].partition("call ")[0].rstrip() + "\n```"
+    blocks["example"] = fenced("python", "\n".join(example.read_text().splitlines()[5:8]))
+    check(ROOT / "docs" / "tour.md", blocks, request.config.getoption("--update-golden"))
+
+
+def neutral(text: str, graph: str) -> str:
+    """Without what differs between runs: folders, the graph's number, keys of kernels."""
+    text = text.replace(f"{ROOT}/", "").replace(graph, "tour")
+    return re.sub(r"\bk_[a-z2-7]{20,}", "POLYFUSE_KERNEL", text)

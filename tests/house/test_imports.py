@@ -1,0 +1,114 @@
+"""Who may import whom."""
+
+from __future__ import annotations
+
+import graphlib
+
+from house.source_tree import SourceFile, all_files, core_files, imports, plugin_files
+
+# A module imports only from floors below its own, and freely within its own room.
+FLOORS = {
+    "testing": 10, "__main__": 10,
+    "": 9, "backend": 9, "cli": 9,
+    "compiler": 8,
+    "aot": 7, "distributed": 7,
+    "program": 6, "select": 6,
+    "lowering": 5, "schedule": 5, "workers": 5, "reference": 5,
+    "plugin": 4, "kit": 4, "rewrite": 4, "cache": 4,
+    "ir": 3, "frontend": 3,
+    "symbolic": 2, "runtime": 2,
+    # Between two floors: what hides torch's private names serves everything that deals with torch.
+    "torch_compat": 1.5,
+    "base": 1,
+}  # fmt: skip
+
+# What a plugin may import of the core; itself and other packages are its own affair.
+OPEN_TO_PLUGINS = {"base", "ir", "symbolic", "runtime", "plugin", "kit", "select"}
+
+# A dispatcher on floor 9 may name commands that stand above it.
+DISPATCHED = {("cli", "testing")}
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def core_imports(file: SourceFile) -> list[tuple[str, int]]:
+    """(module, line) for each import of the core; `from package import module` counts as the module."""
+    modules = {other.module for other in core_files()}
+    found = []
+    for item in imports(file):
+        if item.module != "polyfuse" and not item.module.startswith("polyfuse."):
+            continue
+        for name in item.names or ("",):
+            full = f"{item.module}.{name}"
+            found.append((full if full in modules else item.module, item.line))
+    return found
+
+
+def test_every_room_has_a_floor():
+    assert {room(file.module) for file in core_files()} <= set(FLOORS)
+
+
+def test_imports_go_down():
+    wrong = []
+    for file in core_files():
+        here = room(file.module)
+        for module, line in core_imports(file):
+            there = room(module)
+            if here == there or (here, there) in DISPATCHED:
+                continue
+            if FLOORS[there] >= FLOORS[here]:
+                wrong.append(
+                    f"{file.place}:{line} ({here}, floor {FLOORS[here]}) imports {module} ({FLOORS[there]})"
+                )
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_cycles():
+    graph = {
+        file.module: {module for module, _ in core_imports(file)} - {file.module} for file in core_files()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        raise AssertionError("import cycle: " + " -> ".join(error.args[1])) from None
+
+
+def test_the_core_imports_no_plugin():
+    wrong = [
+        f"{file.place}:{item.line} imports {item.module}"
+        for file in core_files()
+        for item in imports(file)
+        if item.module.startswith("polyfuse_")
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_plugins_use_the_door():
+    wrong = []
+    for file in plugin_files():
+        own = file.module.split(".")[0]
+        for item in imports(file):
+            top = item.module.split(".")[0]
+            if top.startswith("polyfuse_") and top != own:
+                wrong.append(f"{file.place}:{item.line} imports another plugin, {item.module}")
+            if top == "polyfuse":
+                rooms = {room(item.module)} if "." in item.module else set(item.names or ("",))
+                wrong += [
+                    f"{file.place}:{item.line} imports polyfuse.{name}" for name in rooms - OPEN_TO_PLUGINS
+                ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_nothing_imports_inductor():
+    wrong = []
+    for file in all_files():
+        for item in imports(file):
+            names = [item.module, *(f"{item.module}.{name}" for name in item.names)]
+            if any(name == "torch._inductor" or name.startswith("torch._inductor.") for name in names):
+                wrong.append(f"{file.place}:{item.line}")
+        if "import_module" in file.text and '"torch._inductor' in file.text:
+            wrong.append(f"{file.place}: imports it by name")
+    assert not wrong, "\n".join(wrong)

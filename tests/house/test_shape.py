@@ -1,0 +1,45 @@
+"""How big a thing may become. Split by concept; if the concept has no name, the design is not finished."""
+
+from __future__ import annotations
+
+import ast
+
+from house.source_tree import all_files
+
+MAX_FILE, MAX_FUNCTION, MAX_METHODS = 600, 100, 25
+
+
+def test_files():
+    wrong = [
+        f"{file.place} has {count} lines"
+        for file in all_files()
+        if (count := file.text.count("\n")) > MAX_FILE
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_functions():
+    wrong = [
+        f"{file.place}:{node.lineno} {node.name} has {length} lines"
+        for file in all_files()
+        for node in ast.walk(file.tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_classes():
+    wrong = []
+    for file in all_files():
+        for node in ast.walk(file.tree):
+            if isinstance(node, ast.ClassDef):
+                methods = sum(isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) for item in node.body)
+                if methods > MAX_METHODS:
+                    wrong.append(f"{file.place}:{node.lineno} {node.name} has {methods} methods")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_modules_and_public_functions_say_what_they_do():
+    wrong = [f"{file.place} has no docstring" for file in all_files() if ast.get_docstring(file.tree) is None]
+    assert not wrong, "\n".join(wrong)

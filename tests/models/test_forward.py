@@ -1,0 +1,12 @@
+"""Every model family: inference."""
+
+from __future__ import annotations
+
+import pytest
+
+from models import checks
+
+
+@pytest.mark.parametrize("name", checks.family_parameters())
+def test_forward(name: str) -> None:
+    checks.check_forward(name)

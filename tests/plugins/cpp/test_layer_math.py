@@ -1,0 +1,174 @@
+"""Elementary functions of the vector layer: error in units in the last place, and special values, at every
+width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from cpp_layer import Level, Op, build_ops, level_params, run
+
+INF, NAN = float("inf"), float("nan")
+SPECIALS = [
+    NAN,
+    INF,
+    -INF,
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    1e-45,
+    -1e-45,
+    1e-40,
+    -1e-40,
+    3.4e38,
+    -3.4e38,
+    0.5,
+    -0.5,
+    2.0,
+    -2.0,
+]
+
+# name: (function of torch, error allowed in ulp for f32, range worth extra samples)
+UNARY: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float, tuple[float, float]]] = {
+    "exp": (torch.exp, 1.5, (-105, 90)),
+    "exp2": (torch.exp2, 1.5, (-151, 129)),
+    "expm1": (torch.expm1, 2, (-20, 90)),
+    "log": (torch.log, 1.5, (0, 3)),
+    "log2": (torch.log2, 2, (0, 3)),
+    "log10": (torch.log10, 2, (0, 3)),
+    "log1p": (torch.log1p, 2, (-1, 2)),
+    "sin": (torch.sin, 1.5, (-1000, 1000)),
+    "cos": (torch.cos, 1.5, (-1000, 1000)),
+    "tan": (torch.tan, 2.5, (-1000, 1000)),
+    "asin": (torch.asin, 2, (-1, 1)),
+    "acos": (torch.acos, 2, (-1, 1)),
+    "atan": (torch.atan, 2, (-4, 4)),
+    "sinh": (torch.sinh, 2, (-90, 90)),
+    "cosh": (torch.cosh, 2, (-90, 90)),
+    "tanh": (torch.tanh, 2, (-10, 10)),
+    "asinh": (torch.asinh, 2.5, (-10, 10)),
+    "acosh": (torch.acosh, 3, (1, 10)),
+    "atanh": (torch.atanh, 2.5, (-1, 1)),
+    "erf": (torch.erf, 1.5, (-4, 4)),
+    "erfc": (torch.erfc, 4, (-4, 10.2)),
+    "erfinv": (torch.erfinv, 3.5, (-1, 1)),
+    "sigmoid": (torch.sigmoid, 2.5, (-88, 88)),
+    "rsqrt": (torch.rsqrt, 1.5, (0, 4)),
+    "lgamma": (torch.lgamma, 4, (0, 30)),
+    "digamma": (torch.digamma, 3, (0.01, 30)),
+}
+BINARY: dict[str, tuple[Callable[..., torch.Tensor], float]] = {
+    "pow": (torch.pow, 1.5),
+    "atan2": (torch.atan2, 2.5),
+    "hypot": (torch.hypot, 1.0),
+}
+
+
+def samples(low: float, high: float, dtype: torch.dtype) -> torch.Tensor:
+    """Every exponent of f32, the interesting range, and special values."""
+    generator = torch.Generator().manual_seed(0)
+    bits = (
+        torch.randint(-(2**31), 2**31 - 1, (60000,), generator=generator).to(torch.int32).view(torch.float32)
+    )
+    dense = torch.rand(60000, generator=generator, dtype=torch.float64) * (high - low) + low
+    every = torch.tensor(SPECIALS, dtype=torch.float64)
+    return torch.cat([every, bits.double(), dense]).to(dtype)
+
+
+def ulp_error(actual: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Distance to *exact* (f64) in units of the last place of the dtype of *actual*; 0 where both are not
+    finite alike."""
+    rounded = exact.to(actual.dtype)
+    inf = torch.tensor(INF, dtype=actual.dtype)
+    spacing = torch.nextafter(rounded.abs(), inf) - rounded.abs()
+    error = ((actual.double() - exact) / spacing.double()).abs()
+    alike = (actual == rounded) | (actual.isnan() & rounded.isnan())
+    error = torch.where(alike & ~torch.isfinite(rounded), torch.zeros_like(error), error)
+    return torch.where(torch.isfinite(error), error, torch.full_like(error, INF))
+
+
+def report(
+    name: str, inputs: tuple[torch.Tensor, ...], actual: torch.Tensor, exact: torch.Tensor, allowed: float
+) -> str:
+    """An empty string, or the worst cases."""
+    error = ulp_error(actual, exact)
+    if (error <= allowed).all():
+        return ""
+    worst = error.argsort(descending=True)[:4]
+    rows = [
+        (tuple(x[i].item() for x in inputs), actual[i].item(), exact[i].item(), error[i].item())
+        for i in worst
+    ]
+    return f"{name}: {int((error > allowed).sum())} beyond {allowed} ulp; (inputs, ours, exact, ulp): {rows}"
+
+
+def known(name: str, x: torch.Tensor) -> torch.Tensor:
+    """Inputs on which the f64 function of torch is a fair reference."""
+    if name == "sigmoid":  # exp(-x) overflows below, in torch too
+        return x[~((x < -88) & (x > -200))].clone()
+    if name in ("lgamma", "digamma"):  # cancellation at the zeros, poles below zero
+        return x[
+            ~((x < 0.001) & (x != 0))
+            & ~(((x - 1.4616).abs() < 0.2) | ((x - 2).abs() < 0.2) | ((x - 1).abs() < 0.2))
+        ].clone()
+    return x
+
+
+@pytest.mark.parametrize("level", level_params())
+def test_f32_functions(level: Level) -> None:
+    ops = [Op(f"{name}__f32", f"{name}(a)", ("f32",), "f32") for name in UNARY]
+    ops += [Op(f"{name}__f32", f"{name}(a, b)", ("f32", "f32"), "f32") for name in BINARY]
+    kernels = build_ops(level, ops)
+    failures = []
+    for op in ops:
+        name = op.name.split("__")[0]
+        if name in UNARY:
+            function, allowed, (low, high) = UNARY[name]
+            inputs: tuple[torch.Tensor, ...] = (known(name, samples(low, high, torch.float32)),)
+        else:
+            function, allowed = BINARY[name]
+            x, y = samples(0, 20, torch.float32), samples(-10, 10, torch.float32)
+            grid = torch.tensor([*SPECIALS, 3.0, -3.0, 2.5, -2.5, 1e10])
+            inputs = (
+                torch.cat([x, grid.repeat(len(grid))]),
+                torch.cat([y.flip(0), grid.repeat_interleave(len(grid))]),
+            )
+        exact = function(*(x.double() for x in inputs))
+        for form in "vs":
+            got = run(kernels, form, op, *inputs)
+            failures.append(report(f"{form}_{op.name}", inputs, got, exact, allowed))
+            odd = (got == 0) & (exact == 0) & (got.signbit() != exact.signbit())
+            if odd.any():
+                where = odd.nonzero().flatten()[:3]
+                failures.append(
+                    f"{op.name}: sign of zero at {[tuple(x[i].item() for x in inputs) for i in where]}"
+                )
+    assert not any(failures), "\n".join(filter(None, failures))
+
+
+@pytest.mark.parametrize("level", level_params())
+def test_f64_functions(level: Level) -> None:
+    ops = [Op(f"{name}__f64", f"{name}(a)", ("f64",), "f64") for name in UNARY]
+    ops += [Op(f"{name}__f64", f"{name}(a, b)", ("f64", "f64"), "f64") for name in BINARY]
+    kernels = build_ops(level, ops)
+    failures = []
+    for op in ops:
+        name = op.name.split("__")[0]
+        allowed = 6.0  # torch's own error included
+        if name in UNARY:
+            function, _, (low, high) = UNARY[name]
+            inputs: tuple[torch.Tensor, ...] = (known(name, samples(low, high, torch.float64)),)
+            if name == "digamma":
+                allowed = 20
+        else:
+            function, _ = BINARY[name]
+            inputs = (samples(0, 20, torch.float64), samples(-10, 10, torch.float64).flip(0))
+        exact = function(*inputs)
+        for form in "vs":
+            failures.append(
+                report(f"{form}_{op.name}", inputs, run(kernels, form, op, *inputs), exact, allowed)
+            )
+    assert not any(failures), "\n".join(filter(None, failures))

@@ -1,0 +1,123 @@
+"""What surrounds a call: modes and options, grad modes, autocast, threads, memory, resets."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import weakref
+
+import pytest
+import torch
+
+from polyfuse.compiler.session import _SESSIONS
+
+X = torch.randn(8, 64)
+
+
+def f(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x * 2, -1) + 1
+
+
+def check(**arguments: object) -> None:
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(f, backend="polyfuse", **arguments)(X), f(X))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes(mode, warned):
+    check(mode=mode)
+    assert not warned
+
+
+def test_an_unknown_mode_lists_the_known_ones():
+    with pytest.raises(Exception, match="max-autotune"):
+        check(mode="fastest")
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(Exception, match="did you mean numerics"):
+        check(options={"numeric": "eager"})
+    with pytest.raises(Exception, match="numerics"):
+        check(options={"numerics": "sloppy"})
+    with pytest.raises(Exception, match=r"did you mean cpp\.isa"):
+        check(options={"cpp.issa": "avx2"})
+
+
+def test_an_unknown_backend_names_the_nearest():
+    with pytest.raises(Exception, match="did you mean cpp"):
+        check(options={"backends": ("cp",)})
+
+
+def used() -> set[str]:
+    return {backend.name for session in _SESSIONS.values() for backend in session.backends("cpu")}
+
+
+def test_the_environment_chooses(monkeypatch):
+    monkeypatch.setenv("POLYFUSE_BACKENDS", "interpreter")
+    check()
+    assert used() == {"interpreter"}
+
+
+def test_the_environment_disables(monkeypatch):
+    monkeypatch.setenv("POLYFUSE_DISABLE", "cpp")
+    check()
+    assert used() == {"interpreter"}
+
+
+def test_reset_forgets_sessions(monkeypatch):
+    check()
+    assert used() == {"cpp", "interpreter"}
+    torch.compiler.reset()
+    assert not _SESSIONS
+
+
+def test_inference_mode():
+    compiled = torch.compile(f, backend="polyfuse")
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(X), f(X))
+    x = X.clone().requires_grad_()
+    compiled(x).sum().backward()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(X), f(X))
+
+
+def test_autocast():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))
+    compiled = torch.compile(model, backend="polyfuse", options={"strict": True})
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual, expected = compiled(X), model(X)
+    assert actual.dtype is expected.dtype
+    torch.testing.assert_close(actual, expected, atol=3e-2, rtol=3e-2)
+    torch.testing.assert_close(compiled(X), model(X))
+
+
+def test_kernels_keep_to_the_number_of_threads():
+    x = torch.randn(512, 1024)
+    compiled = torch.compile(f, backend="polyfuse", options={"strict": True})
+    expected = f(x)
+    for threads in (1, 2, 1):
+        torch.set_num_threads(threads)
+        torch.testing.assert_close(compiled(x), expected)
+        assert torch.get_num_threads() == threads
+
+
+def test_calls_do_not_add_up():
+    compiled = torch.compile(f, backend="polyfuse", options={"strict": True})
+    x = torch.randn(64, 4096)
+    for _ in range(20):
+        compiled(x)
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(1000):
+        compiled(x)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 8 * 1024  # kilobytes; one result alone has a thousand
+
+
+def test_results_and_inputs_are_let_go():
+    compiled = torch.compile(f, backend="polyfuse", options={"strict": True})
+    x = torch.randn(8, 64)
+    held = [weakref.ref(x), weakref.ref(compiled(x))]
+    del x
+    gc.collect()
+    assert [ref() for ref in held] == [None, None]

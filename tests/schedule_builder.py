@@ -1,0 +1,129 @@
+"""Small graphs for tests of the scheduler, and a way to run what it makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from polyfuse.base.settings import Settings
+from polyfuse.ir.expr import Expr, load
+from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
+from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.nodes import Buffer, ExternCall, Node, Pointwise, Reduction
+from polyfuse.ir.types import DType
+from polyfuse.plugin import Backend, Claim, Source, Yes
+from polyfuse.schedule import Launch, Schedule, schedule_graph
+from polyfuse.symbolic import Index, IndexLike, axis
+
+
+class Anything(Backend):
+    """Claims everything, generates nothing."""
+
+    name = "anything"
+
+    def claims(self, node: Node) -> Claim:
+        return Yes()
+
+    def emit(self, kernel, config=None) -> Source:
+        raise AssertionError
+
+    def build(self, sources, folder) -> None:
+        raise AssertionError
+
+    def load(self, folder):
+        raise AssertionError
+
+
+@dataclass
+class Maker:
+    """Builds graphs tersely."""
+
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    inputs: list[GraphInput] = field(default_factory=list)
+    hints: dict[str, int] = field(default_factory=dict)
+    backend: type[Backend] = Anything
+
+    def buffer(
+        self, name: str, *size: IndexLike, stride=None, dtype=DType.f32, kind="temp", device="cpu"
+    ) -> str:
+        if stride is None:
+            stride, step = [], 1
+            for n in reversed(size):
+                stride.insert(0, step)
+                step = step * n
+        self.buffers[name] = Buffer(name, dtype, device, size, tuple(stride), "float32", kind)
+        if kind == "input":
+            self.inputs.append(GraphInput(name, "tensor"))
+        return name
+
+    def at(self, name: str, *index: IndexLike) -> IndexLike:
+        total: IndexLike = 0
+        for i, s in zip(index, self.buffers[name].stride, strict=True):
+            total = total + i * s
+        return total
+
+    def load(self, name: str, *index: IndexLike) -> Expr:
+        return load(name, self.at(name, *index), self.buffers[name].dtype)
+
+    def pointwise(self, name: str, axes: tuple[Index, ...], value: Expr, *index: IndexLike) -> None:
+        target = self.at(name, *(index or axes))
+        self.nodes.append(Pointwise(f"n{len(self.nodes)}", axes, (), name, target, value))
+
+    def reduce(self, names, axes, raxes, kind, *values: Expr) -> None:
+        names = (names,) if isinstance(names, str) else names
+        self.nodes.append(
+            Reduction(f"n{len(self.nodes)}", axes, raxes, names, self.at(names[0], *axes), kind, values)
+        )
+
+    def call(self, op: str, outputs: tuple[str, ...], *args: object, **facts) -> None:
+        views = tuple(self.buffers[a].view() if a in self.buffers else a for a in args)
+        self.nodes.append(ExternCall(f"n{len(self.nodes)}", op, views, (), outputs, **facts))
+
+    def schedule(self, *outputs: str, **options) -> Schedule:
+        graph = Graph(
+            "g",
+            "inference",
+            tuple(self.inputs),
+            tuple(GraphOutput(self.buffers[o].view()) for o in outputs),
+            self.buffers,
+            tuple(self.nodes),
+            {},
+            self.hints,
+        )
+        settings = Settings.resolve(None, options)
+        return schedule_graph(graph, settings, lambda device: (self.backend(settings),))
+
+
+def axes(*sizes: IndexLike, prefix: str = "i") -> tuple[Index, ...]:
+    return tuple(axis(f"{prefix}{k}", s) for k, s in enumerate(sizes))
+
+
+def run(
+    schedule: Schedule, inputs: dict[str, torch.Tensor], sizes: dict[str, int] | None = None
+) -> dict[str, torch.Tensor]:
+    """Run all launches with the kernel interpreter."""
+    from polyfuse.symbolic.text import evaluate
+
+    values = sizes or {}
+    memory = dict(inputs)
+    for step in schedule.steps:
+        assert isinstance(step, Launch)
+        for name in step.writes:
+            if name not in memory:
+                info = schedule.graph.buffers[name]
+                memory[name] = torch.empty_strided(
+                    [evaluate(s, values) for s in info.size],
+                    [evaluate(s, values) for s in info.stride],
+                    dtype=info.dtype.torch,
+                )
+        run_kernel(
+            step.kernel, [memory[o] if isinstance(o, str) else evaluate(o, values) for o in step.operands]
+        )
+    return memory
+
+
+def reasons(schedule: Schedule, kind: str = "refuse") -> list[str]:
+    """The reasons of all decisions of a kind."""
+    return [d.reason for d in schedule.decisions if d.kind == kind]

@@ -1,0 +1,107 @@
+"""The measuring tools themselves: ratios, errors, and pages made from results."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from polyfuse_bench import report
+from polyfuse_bench.opdb.compare import difference
+from polyfuse_bench.opdb.gate import GATE_OPERATORS
+from polyfuse_bench.results import read_results, write_results
+from polyfuse_bench.tensors import clone_tree, relative_error
+from polyfuse_bench.timing import Effort, compare, geometric_mean
+
+SHORT = Effort(rounds=3, min_sample_seconds=1e-4, warmup_seconds=1e-3)
+
+
+def no_better_judge() -> None:
+    return None
+
+
+def test_compare_tells_slow_from_fast() -> None:
+    outcome = compare({"slow": lambda: time.sleep(0.02), "fast": lambda: time.sleep(0.0005)}, SHORT)
+    speedup = outcome.speedup("fast", over="slow")
+    assert speedup is not None and speedup > 1.5
+    assert [timing.rounds for timing in outcome.timings] == [3, 3]
+    assert outcome.speedup("fast", over="absent") is None
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([2.0, 8.0]) == pytest.approx(4.0)
+    assert geometric_mean([]) is None
+
+
+def test_relative_error_is_a_part_of_the_scale() -> None:
+    expected = torch.tensor([100.0, 1.0])
+    assert relative_error(expected + torch.tensor([1.0, 0.0]), expected) == pytest.approx(0.01)
+    assert relative_error(torch.tensor([float("nan"), 1.0]), expected) == float("inf")
+    assert relative_error(expected.double(), expected) == float("inf")
+    same_special = torch.tensor([float("inf"), 2.0])
+    assert relative_error(same_special.clone(), same_special) == 0.0
+
+
+def test_clones_are_leaves_that_keep_gradients() -> None:
+    source = {"a": torch.ones(2, requires_grad=True), "b": [torch.ones(2), 3]}
+    copy = clone_tree(source)
+    assert copy["a"].requires_grad and copy["a"].is_leaf and copy["a"] is not source["a"]
+    assert copy["b"][1] == 3 and not copy["b"][0].requires_grad
+
+
+def test_difference_names_the_problem() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    assert difference(x.clone(), x, no_better_judge).problem == ""
+    assert "shape" in difference(x[:1], x, no_better_judge).problem
+    assert "dtype" in difference(x.double(), x, no_better_judge).problem
+    assert "1 of 6" in difference(x + (x == 4), x, no_better_judge).problem
+    assert difference(x.t().contiguous().t(), x, no_better_judge).strides
+
+
+def test_half_precision_may_be_one_rounding_farther_from_the_truth() -> None:
+    truth = torch.tensor([1.0, 100.2])
+    eager = torch.tensor([1.03125, 100.0]).bfloat16()
+    assert difference(truth.bfloat16(), eager, lambda: truth).problem == ""
+    assert difference(torch.tensor([1.0, 100.5]).bfloat16(), eager, lambda: truth).problem == ""
+    assert "values" in difference(torch.tensor([1.0, 101.0]).bfloat16(), eager, lambda: truth).problem
+
+
+def test_difference_accepts_what_is_as_close_to_the_truth_as_eager() -> None:
+    truth = torch.tensor([1.0], dtype=torch.float64)
+    eager, compiled = torch.tensor([1.001]), torch.tensor([0.999])
+    assert "values" in difference(compiled, eager, no_better_judge).problem
+    assert difference(compiled, eager, lambda: truth).problem == ""
+    assert "values" in difference(torch.tensor([1.1]), eager, lambda: truth).problem
+
+
+def test_gate_has_no_duplicates() -> None:
+    assert len(set(GATE_OPERATORS)) == len(GATE_OPERATORS)
+
+
+def test_pages_come_from_results(tmp_path: Path) -> None:
+    row = {
+        "name": "softmax",
+        "size": "small",
+        "timings": [{"name": name, "median": median} for name, median in _MEDIANS.items()],
+        "errors": {"polyfuse": float("inf")},
+        "failures": {},
+    }
+    write_results("kernels", [row], path=tmp_path / "kernels.json")
+    content = read_results("kernels", tmp_path)
+    assert content is not None and content["rows"][0]["errors"] == {"polyfuse": "inf"}
+    pages = report.write_pages(tmp_path / "docs", tmp_path)
+    assert [page.name for page in pages] == ["performance.md"]
+    text = pages[0].read_text()
+    assert "| softmax | 4 ms | 2 ms | 1 ms | 4.00× | 2.00× |" in text
+    assert "**2.00×**" in text
+
+
+def test_operator_results_go_between_their_marks(tmp_path: Path) -> None:
+    page = tmp_path / "parity.md"
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    report._put(page, "new\n")
+    assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+
+
+_MEDIANS = {"eager": 4e-3, "inductor": 2e-3, "polyfuse": 1e-3}

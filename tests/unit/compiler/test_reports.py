@@ -1,0 +1,140 @@
+"""What the compiler tells about its work: reports, `explain`, dumps, observers of decisions."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from polyfuse import cli
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.explain import explain
+from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions, session_for
+from polyfuse.ir.parse import parse
+from polyfuse.ir.print import text
+
+SCRIPT = """
+import sys
+import torch
+
+def model(x, y):
+    return torch.softmax(x + y, -1), torch.linalg.lu_factor(x.double() @ x.double().t())[0]
+
+compiled = torch.compile(model, backend="polyfuse", options={"backends": ["interpreter"]})
+compiled(torch.randn(4, 8), torch.randn(8))
+sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    reset_reports()
+    yield
+    reset_reports()
+
+
+def compiled(function, *args, **options):
+    with torch.no_grad():
+        return torch.compile(function, backend="polyfuse", options={"backends": ("interpreter",), **options})(
+            *args
+        )
+
+
+def test_a_report_counts_what_was_made() -> None:
+    compiled(lambda x: torch.softmax(x * 2, -1) @ x.t(), torch.randn(4, 8))
+    (report,) = last_reports()
+    assert (report.kernels, report.distinct_kernels, report.extern_calls) == (1, 1, 1)
+    assert report.aten_ops >= 4 and not report.fallbacks and not report.eager
+    assert report.bytes_after < report.bytes_before
+    assert [name for name, _ in report.stage_seconds] == ["lower", "schedule", "emit", "plan", "load"]
+    (launch,) = report.launches
+    assert launch.backend == "interpreter" and "aten._softmax.default" in launch.ops
+    assert "test_reports.py" in launch.sources[0]
+    assert report.calls == ("aten.mm.out",)
+
+
+def test_the_explanation_names_kernels_calls_and_reasons() -> None:
+    compiled(lambda x: ((x + 1).cos(), (x[1:] + 1).sum(0), torch.linalg.det(x)), torch.randn(8, 8))
+    said = explain()
+    assert "launches of" in said and "memory traffic" in said and "seconds: lower" in said
+    assert "kernels:\n    1. fused_" in said and "(interpreter, " in said
+    assert "1 and 2: " in said, "why the two kernels are two"
+    assert "x: one starts" not in said or "element" in said
+
+
+def test_nothing_compiled_and_eager_graphs_are_said_so() -> None:
+    assert explain() == "nothing was compiled with Polyfuse\n"
+    assert "run in eager mode: because" in explain([GraphReport("g", "inference", 3, eager="because")])
+
+
+def test_a_failing_stage_is_reported(monkeypatch, caplog) -> None:
+    from polyfuse.compiler import stages
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(stages, "schedule_graph", broken)
+    x = torch.randn(4)
+    with caplog.at_level(logging.WARNING, "polyfuse"):
+        torch.testing.assert_close(compiled(lambda x: x.exp() + 1, x), x.exp() + 1)
+    assert last_reports()[0].eager == "RuntimeError: lost"
+    with pytest.raises(Exception, match="lost"):
+        torch._dynamo.reset()
+        compiled(lambda x: x.exp() + 2, x, strict=True)
+
+
+def test_explain_runs_a_program_and_keeps_its_status(tmp_path: Path, capsys) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    assert cli.main(["explain", str(script), "3"]) == 3
+    out = capsys.readouterr().out
+    assert "graph " in out and "aten.linalg_lu_factor" in out
+    assert cli.main(["explain", str(tmp_path / "none.py")]) == 1
+
+
+def test_dumps_hold_every_stage_and_parse(tmp_path: Path) -> None:
+    compiled(
+        lambda x: torch.softmax(x, -1) @ x.t(), torch.randn(4, 8), dump=str(tmp_path), benchmark_harness=True
+    )
+    (folder,) = tmp_path.iterdir()
+    names = {p.name for p in folder.iterdir()}
+    assert names >= {"aten.txt", "graph.ir", "schedule.txt", "schedule.dot", "kernel0.ir", "program.py"}
+    for name in ("graph.ir", "kernel0.ir"):
+        content = (folder / name).read_text()
+        assert text(parse(content), comments=False) == text(parse(text(parse(content))), comments=False)
+    assert "digraph" in (folder / "schedule.dot").read_text()
+    assert "__main__" in (folder / "program.py").read_text()
+
+
+def test_plugins_can_watch_decisions(monkeypatch) -> None:
+    session = session_for(Settings.resolve(None, {"backends": ("interpreter",), "max_fusion_size": 17}))
+    seen: list[object] = []
+
+    def failing(decision):
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(
+        session, "_observers", [("watcher", lambda decision: seen.append(decision)), ("bad", failing)]
+    )
+    compiled(lambda x: torch.softmax(x, -1), torch.randn(4, 8), max_fusion_size=17)
+    assert {d.kind for d in seen} >= {"fuse", "local"}
+    assert [name for name, _ in session._observers] == ["watcher"]
+
+
+def test_the_option_log_sets_levels() -> None:
+    logger = logging.getLogger("polyfuse.cache")
+    before = logger.level
+    root = logging.getLogger("polyfuse")
+    handlers, propagate = list(root.handlers), root.propagate
+    try:
+        forget_sessions()
+        session_for(Settings.resolve(None, {"log": "cache=debug"}))
+        assert logger.level == logging.DEBUG
+    finally:
+        logger.setLevel(before)
+        root.handlers[:], root.propagate = handlers, propagate
+        forget_sessions()

@@ -1,0 +1,134 @@
+"""Decompositions against the operators they replace, bit for bit where eager mode allows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from polyfuse.frontend.decompose import FAMILIES, KEPT, OWN, decomposition_table
+from polyfuse.torch_compat import decomp, ops
+
+aten = torch.ops.aten
+
+
+def test_no_operator_is_both_kept_and_decomposed() -> None:
+    kept = {op for names in KEPT.values() for op in decomp.expand_packets(names)}
+    both = [ops.op_name(op) for op in kept if op in decomposition_table("fast")]
+    assert both == []
+
+
+def test_every_kept_name_exists() -> None:
+    for names in KEPT.values():
+        for name in names:
+            assert decomp.expand_packets([name]), name
+
+
+def test_most_listed_names_exist() -> None:
+    listed = [name for family in FAMILIES.values() for name in family]
+    assert len(set(listed)) == len(listed)
+    assert sum(bool(decomp.selected([name])) for name in listed) > 0.95 * len(listed)
+    assert all(decomp.expand_packets([name]) for name in OWN)
+
+
+def test_in_place_and_out_variants_of_own_decompositions_are_left_alone() -> None:
+    assert aten.slice_scatter.out not in decomposition_table("fast") or not OWN.get("slice_scatter.out")
+    assert not any("_foreach" in str(op) and op._schema.is_mutable for op in decomposition_table("fast"))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "step"), [(1, 3, 1), (0, 9, 1), (-2, None, 1), (2, 1, 1), (0, 4, 2), (0, 4, 1)]
+)
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_slices(start: int, end: Any, step: int, dim: int) -> None:
+    table = decomposition_table("eager")
+    for base in (torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0)):
+        piece = base.clone().movedim(dim, 0)[slice(start, end, step)].movedim(0, dim)
+        source = torch.randn(piece.shape)
+        expected = aten.slice_scatter(base, source, dim, start, end, step)
+        actual = table[aten.slice_scatter.default](base, source, dim, start, end, step)
+        assert torch.equal(actual, expected) and actual.stride() == expected.stride()
+    stop = 2**63 - 1 if end is None else end
+    expected = aten.slice_backward(source, [4, 5, 6], dim, start, stop, step)
+    actual = table[aten.slice_backward.default](source, [4, 5, 6], dim, start, stop, step)
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("train", [True, False, None])
+@pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_is_the_operator(train: bool | None, p: float, dtype: torch.dtype) -> None:
+    x = torch.randn(64, dtype=dtype)
+    torch.manual_seed(1)
+    expected = torch.native_dropout(x, p, train)
+    torch.manual_seed(1)
+    actual = decomposition_table("eager")[aten.native_dropout.default](x, p, train)
+    assert torch.equal(actual[0], expected[0]) and torch.equal(actual[1], expected[1])
+
+
+POINTWISE = {
+    "addcmul": lambda x, y: torch.addcmul(x, y, y, value=0.3),
+    "addcdiv": lambda x, y: torch.addcdiv(x, y, y.abs() + 1, value=0.3),
+    "lerp": lambda x, y: torch.lerp(x, y, 0.3),
+    "gelu": lambda x, y: F.gelu(x) + F.gelu(y, approximate="tanh"),
+    "silu": lambda x, y: F.silu(x),
+    "mish": lambda x, y: F.mish(x),
+    "hardswish": lambda x, y: F.hardswish(x),
+    "elu": lambda x, y: F.elu(x, 0.7),
+    "softplus": lambda x, y: F.softplus(x),
+    "smooth_l1": lambda x, y: F.smooth_l1_loss(x, y, reduction="none"),
+    "huber": lambda x, y: F.huber_loss(x, y, reduction="none", delta=0.4),
+    "layer_norm": lambda x, y: F.layer_norm(x, (16,), y[0], y[1]),
+    "group_norm": lambda x, y: F.group_norm(x.view(2, 4, 16), 2),
+    "rms_norm": lambda x, y: F.rms_norm(x, (16,), y[0]),
+    "floor_divide": lambda x, y: torch.floor_divide(x, y),
+    "nan_to_num": lambda x, y: torch.nan_to_num(x / 0.0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(POINTWISE))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_is_that_of_eager_mode(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 16, dtype=dtype), torch.randn(8, 16, dtype=dtype)
+    module = make_fx(POINTWISE[name], decomposition_table=dict(decomposition_table("eager")))(x, y)
+    expected, actual = POINTWISE[name](x, y), module(x, y)
+    assert actual.dtype == expected.dtype and actual.stride() == expected.stride()
+    one_step = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}[dtype]
+    torch.testing.assert_close(actual, expected, rtol=one_step, atol=one_step / 4, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
+def test_whole_numbers_promote_as_in_eager_mode(dtype: torch.dtype) -> None:
+    x = torch.tensor([[0, 1, 1], [3, 1, 2]]).to(dtype)
+
+    def function(x: torch.Tensor) -> Any:
+        spread = x.float()
+        return (
+            x.all(),
+            x.all(0),
+            torch.count_nonzero(x),
+            x.sum(),
+            torch.rsub(x.int(), 2),
+            torch.masked_fill(x, x == 1, 0),
+            torch.stack([x, x]),
+            torch.tril(x),
+            torch.roll(x, 1, 1),
+            torch.logaddexp(spread, spread),
+            torch.xlogy(x, spread),
+        )
+
+    module = make_fx(function, decomposition_table=dict(decomposition_table("fast")))(x)
+    for actual, expected in zip(module(x), function(x), strict=True):
+        assert actual.dtype == expected.dtype
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+
+
+def test_bytes_are_resized_by_the_library() -> None:
+    image = torch.randint(0, 255, (1, 3, 8, 8), dtype=torch.uint8)
+    function = lambda x: F.interpolate(x, size=(5, 5), mode="bilinear")  # noqa: E731
+    module = make_fx(function, decomposition_table=dict(decomposition_table("fast")))(image)
+    assert torch.equal(module(image), function(image))

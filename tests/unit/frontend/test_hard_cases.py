@@ -1,0 +1,188 @@
+"""Graphs with more than plain operators: checkpoints, branches, custom operators, chosen strides, compiled
+autograd.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from polyfuse.base.settings import Settings
+from polyfuse.frontend.capture import compile_graph
+from polyfuse.torch_compat.version import torch_version
+
+
+def close(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def gradients(function: Any, *inputs: torch.Tensor) -> list[Any]:
+    leaves = [x.detach().clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    torch.manual_seed(0)
+    out = function(*leaves)
+    out.square().sum().backward()
+    return [out.detach(), *(x.grad for x in leaves)]
+
+
+def test_checkpointed_region_is_recomputed(inner: Any) -> None:
+    weight = torch.randn(8, 8)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.dropout((x @ weight).sin().exp(), 0.3, True)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, checkpoint(block, x, use_reentrant=False), use_reentrant=False).cos()
+
+    x = torch.randn(4, 8)
+    close(gradients(inner.compile(model), x)[1:], gradients(torch.compile(model, backend="aot_eager"), x)[1:])
+    backward = inner.ops(1)
+    assert "aten.sin" in backward and "aten.mm" in backward
+
+
+def test_branches(inner: Any) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() * 1, lambda x: x.cos() + 0, (x,)) * 2
+
+    compiled = inner.compile(model, fullgraph=True)
+    for x in (torch.ones(3), -torch.ones(3)):
+        close(compiled(x), model(x))
+
+
+def test_custom_operator_that_writes(inner: Any) -> None:
+    @torch.library.custom_op("polyfuse_tests::accumulate", mutates_args=["total"])
+    def accumulate(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        total.add_(x)
+        return x * 2
+
+    @accumulate.register_fake
+    def _(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def model(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        inside = x.clone()
+        return accumulate(total, x) + accumulate(inside, x) + inside
+
+    ours, theirs = torch.zeros(3), torch.zeros(3)
+    close(inner.compile(model)(ours, torch.ones(3)), model(theirs, torch.ones(3)))
+    close(ours, theirs)
+
+
+def test_checks_of_data_survive(inner: Any) -> None:
+    def model(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        count = n.item()
+        torch._check(count > 2)
+        return x * count
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = inner.compile(model, fullgraph=True)
+        close(compiled(torch.ones(2), torch.tensor(3)), torch.full((2,), 3.0))
+        with pytest.raises(RuntimeError):
+            compiled(torch.ones(2), torch.tensor(1))
+    if torch_version() >= (2, 13):
+        # Earlier releases check while Dynamo traces alone.
+        assert any("_assert_scalar" in op for op in inner.ops())
+
+
+class ChoosesStrides:
+    """Saves what is saved for the backward transposed, and says so."""
+
+    def __init__(self) -> None:
+        self.backward_strides: list[tuple[int, ...]] = []
+
+    def __call__(self, graph: Any) -> Any:
+        saved = [o.saved and o.kind == "tensor" and o.value.dim() == 2 for o in graph.outputs]
+        own = [s and o.alias_of_input is None for s, o in zip(saved, graph.outputs, strict=True)]
+        interpreter = torch.fx.Interpreter(graph.module)
+
+        def run(args: list[Any]) -> Any:
+            outs = interpreter.boxed_run(args)
+            return [t.t().contiguous().t() if s else t for s, t in zip(own, outs, strict=True)]
+
+        if graph.kind == "backward":
+            self.backward_strides = [tuple(i.value.stride()) for i in graph.inputs if i.kind == "tensor"]
+            return interpreter.boxed_run
+        run.output_strides = [  # type: ignore[attr-defined]
+            (1, o.value.shape[0]) if s else None for s, o in zip(own, graph.outputs, strict=True)
+        ]
+        return run
+
+
+def test_backward_is_compiled_for_the_strides_the_forward_chose() -> None:
+    inner = ChoosesStrides()
+
+    def backend(gm: Any, inputs: Any) -> Any:
+        return compile_graph(gm, inputs, inner=inner, settings=Settings())
+
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    twin = copy.deepcopy(model)
+    x = torch.randn(5, 4)
+    torch.compile(twin, backend=backend)(x).sum().backward()
+    model(x).sum().backward()
+    close([p.grad for p in twin.parameters()], [p.grad for p in model.parameters()])
+    assert any(s == (1, 5) for s in inner.backward_strides)
+
+
+def test_compiled_autograd(inner: Any) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    twin = copy.deepcopy(model)
+    x = torch.randn(5, 4)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        step = inner.compile(lambda: twin(x).sum().backward())
+        step()
+    model(x).sum().backward()
+    close([p.grad for p in twin.parameters()], [p.grad for p in model.parameters()])
+
+
+def test_output_written_to_before_the_backward(inner: Any) -> None:
+    def model(x: torch.Tensor) -> Any:
+        y = x.sin()
+        return y.clone(), y.exp().sum()
+
+    def run(function: Any) -> torch.Tensor:
+        x = torch.ones(3, requires_grad=True)
+        copy_of_y, total = function(x)
+        with torch.no_grad():
+            copy_of_y.add_(5)
+        total.backward()
+        assert x.grad is not None
+        return x.grad
+
+    close(run(inner.compile(model)), run(model))
+
+
+def test_rewrites_can_be_turned_off(inner: Any) -> None:
+    inner.settings = Settings(graph_rewrites=False)
+    x = torch.randn(3)
+    close(
+        gradients(inner.compile(lambda x: (x * 1).sin() * (x * 1).sin()), x),
+        gradients(lambda x: x.sin() ** 2, x),
+    )
+    assert inner.ops().count("aten.sin") >= 1 and inner.graphs[0].rewrites == ()
+
+
+def test_inference_mode_and_autocast(inner: Any) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    x = torch.randn(2, 8)
+    compiled = inner.compile(model)
+    with torch.inference_mode():
+        close(compiled(x), model(x))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-2)
+
+
+def test_double_use_of_one_input(inner: Any) -> None:
+    x = torch.randn(3, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    inner.compile(lambda a, b: (a * b).sum())(x, x).backward()
+    (y * y).sum().backward()
+    close(x.grad, y.grad)
+
+
+def test_complex_numbers_and_sparse_results_pass(inner: Any) -> None:
+    x = torch.randn(4, dtype=torch.complex64)
+    close(inner.compile(lambda x: x.conj().t().clone() * 1 + x.real)(x), x.conj() + x.real)

@@ -1,0 +1,223 @@
+"""Each graph rewrite: that it happens, that it is exact, and that it does not happen where it must not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from polyfuse.base.settings import Settings
+from polyfuse.frontend.decompose import decomposition_table
+from polyfuse.frontend.rewrites import PASSES, rewrite_graph
+from polyfuse.frontend.rewrites_casts import holds_exactly
+
+SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 3e38])
+
+
+def rewritten(
+    function: Callable[..., Any], *inputs: Any, **settings: Any
+) -> tuple[GraphModule, dict[str, int]]:
+    """Trace, rewrite as an inference graph, and check that bits did not change."""
+    with torch.no_grad():
+        module = make_fx(function, decomposition_table=dict(decomposition_table()), tracing_mode="fake")(
+            *inputs
+        )
+        before = module(*inputs)
+        counts = rewrite_graph(module, Settings(**settings), stage="inference")
+        after = module(*inputs)
+    before, after = (r if isinstance(r, tuple | list) else (r,) for r in (before, after))
+    for old, new in zip(before, after, strict=True):
+        assert old.dtype == new.dtype and old.stride() == new.stride()
+        assert torch.equal(
+            old.contiguous().flatten().view(torch.uint8), new.contiguous().flatten().view(torch.uint8)
+        )
+    return module, dict(counts)
+
+
+def calls(module: GraphModule) -> list[str]:
+    return [str(n.target).removeprefix("aten.") for n in module.graph.nodes if n.op == "call_function"]
+
+
+def test_every_pass_has_its_own_name() -> None:
+    names = [name for name, _ in PASSES]
+    assert len(set(names)) == len(names)
+
+
+def test_duplicates_are_merged() -> None:
+    module, counts = rewritten(lambda x: x.sin() * x.sin(), SPECIAL)
+    assert calls(module).count("sin.default") == 1 and counts["merge-duplicates"] == 1
+
+
+def test_arguments_that_only_look_equal_are_kept_apart() -> None:
+    def function(x: torch.Tensor) -> Any:
+        ints = torch.arange(3)
+        return (x + 0.0).cos() + (x + -0.0).cos(), (ints * 1).sin(), (ints * 1.0).sin()
+
+    module, _ = rewritten(function, SPECIAL)
+    assert calls(module).count("add.Tensor") == 2
+    assert calls(module).count("mul.Tensor") == 1
+
+
+def test_random_numbers_are_neither_merged_nor_dropped() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.rand_like(x)
+        return torch.rand_like(x) + torch.rand_like(x)
+
+    with torch.no_grad():
+        module = make_fx(function, tracing_mode="fake")(SPECIAL)
+        rewrite_graph(module, Settings(), stage="inference")
+    assert calls(module).count("rand_like.default") == 3
+
+
+def test_two_returned_copies_stay_two() -> None:
+    module, _ = rewritten(lambda x: (x.clone(), x.clone(), x.sin(), x.sin()), SPECIAL)
+    assert calls(module).count("clone.default") == 2 and calls(module).count("sin.default") == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x - 0).sin(),
+        lambda x: (x * 1).sin(),
+        lambda x: (x / 1).sin(),
+        lambda x: (x**1).sin(),
+        lambda x: (x + -0.0).sin(),
+        lambda x: x.neg().neg().sin(),
+        lambda x: (x * torch.ones(8)).sin(),
+        lambda x: torch.where(x > 0, x, x).sin(),
+        lambda x: x.clone().sin(),
+        lambda x: x.repeat(1).sin(),
+        lambda x: torch.constant_pad_nd(x, [0, 0]).sin(),
+        lambda x: torch.cat([x]).sin(),
+        lambda x: x.view(2, 4).t().t().reshape(8).sin(),
+        lambda x: x.unsqueeze(0).squeeze(0).sin(),
+        lambda x: x[:].expand(8).sin(),
+        lambda x: x.double().float().sin(),
+    ],
+)
+def test_calls_that_change_nothing_go(function: Any) -> None:
+    module, _ = rewritten(function, SPECIAL)
+    assert calls(module) == ["sin.default"]
+
+
+def test_adding_zero_to_a_float_stays() -> None:
+    module, _ = rewritten(lambda x: (x + 0).sin(), SPECIAL)
+    assert "add.Tensor" in calls(module)
+    module, _ = rewritten(lambda x: (x + 0).abs(), torch.arange(4))
+    assert calls(module) == ["abs.default"]
+
+
+def test_promotion_is_no_identity() -> None:
+    module, _ = rewritten(lambda x: ((x * 1.0), (x / 1), (x * True)), torch.arange(4))
+    assert len(calls(module)) >= 2
+
+
+def test_broadcast_by_a_neutral_tensor_stays() -> None:
+    module, _ = rewritten(lambda x: (x * torch.ones(2, 8)).sin(), SPECIAL)
+    assert "mul.Tensor" in calls(module)
+
+
+def test_returned_copy_of_an_input_stays() -> None:
+    module, _ = rewritten(lambda x: (x.clone(), x * 1, x.t().t()), SPECIAL.view(2, 4))
+    assert {"clone.default", "mul.Tensor"} <= set(calls(module))
+
+
+def test_returned_copy_of_a_result_goes() -> None:
+    module, _ = rewritten(lambda x: x.sin().clone(), SPECIAL)
+    assert calls(module) == ["sin.default"]
+
+
+def test_transposed_copy_is_kept_where_strides_are_read() -> None:
+    module, _ = rewritten(
+        lambda x: x.t().clone(memory_format=torch.contiguous_format).view(-1), SPECIAL.view(2, 4)
+    )
+    assert "clone.default" in calls(module)
+
+
+def test_copy_that_changes_the_layout_stays() -> None:
+    module, _ = rewritten(lambda x: (x.t().contiguous() + 1).view(-1).sin(), SPECIAL.view(2, 4))
+    assert "clone.default" in calls(module)
+
+
+def test_reshape_that_copies_is_no_identity() -> None:
+    rewritten(lambda x: x.t().reshape(4, 4).sin(), torch.arange(16.0).view(4, 4))
+    rewritten(lambda x: x.t().contiguous().view(4, 4).t().sin(), torch.arange(16.0).view(4, 4))
+
+
+def test_strides_that_only_regroup_become_a_view() -> None:
+    module, _ = rewritten(lambda x: x.as_strided((4, 2), (2, 1)).sin(), SPECIAL)
+    assert calls(module) == ["view.default", "sin.default"]
+    module, _ = rewritten(lambda x: x.as_strided((4, 2), (1, 1)).sin(), SPECIAL)
+    assert calls(module)[0] == "as_strided.default"
+    module, _ = rewritten(lambda x: x[4:].as_strided((4,), (1,), 0).sin(), SPECIAL)
+    assert "as_strided.default" in calls(module)
+
+
+def test_narrowing_casts_stay() -> None:
+    module, _ = rewritten(lambda x: x.bfloat16().float().sin(), SPECIAL)
+    assert calls(module).count("_to_copy.default") == 2
+    module, _ = rewritten(lambda x: x.int().float().sin(), torch.tensor([1.5, -2.5]))
+    assert calls(module).count("_to_copy.default") == 2
+
+
+def test_widening_casts_merge() -> None:
+    module, _ = rewritten(lambda x: x.float().double().sin(), SPECIAL.bfloat16())
+    assert calls(module).count("_to_copy.default") == 1
+    module, _ = rewritten(lambda x: x.long().to(torch.int8).abs(), torch.arange(300, dtype=torch.int32))
+    assert calls(module).count("_to_copy.default") == 1
+
+
+def test_which_dtypes_hold_which() -> None:
+    assert holds_exactly(torch.bfloat16, torch.float32) and holds_exactly(torch.int16, torch.float32)
+    assert not holds_exactly(torch.float16, torch.bfloat16) and not holds_exactly(
+        torch.bfloat16, torch.float16
+    )
+    assert not holds_exactly(torch.int32, torch.float32) and not holds_exactly(torch.uint8, torch.int8)
+    assert holds_exactly(torch.bool, torch.uint8) and not holds_exactly(torch.uint8, torch.bool)
+
+
+def test_uniform_tensors_stay_symbolic() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        scale = torch.full((4, 2), 3.0).t().contiguous() * 2 + torch.ones(2, 4)
+        return x * scale.to(torch.float64)
+
+    module, counts = rewritten(function, SPECIAL.view(2, 4).double())
+    assert calls(module) == ["full.default", "mul.Tensor"]
+    full = next(n for n in module.graph.nodes if "full" in str(n.target))
+    assert full.args == ([2, 4], 7.0) and counts["fold-uniform"] >= 3
+
+
+def test_lifted_constants_are_folded() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        table = torch.tensor([1.0, 2.0, 4.0])
+        return x * (table * 2).exp().sum() + torch.tensor(3.0)
+
+    module, counts = rewritten(function, SPECIAL)
+    assert calls(module).count("exp.default") == 0 and counts["fold-constants"] >= 1
+    module, _ = rewritten(function, SPECIAL, constant_folding=False)
+    assert calls(module).count("exp.default") == 1
+
+
+def test_returned_constant_is_not_shared_between_calls() -> None:
+    module, _ = rewritten(lambda x: (x + 1, torch.tensor([1.0, 2.0]).clone()), SPECIAL)
+    first, second = module(SPECIAL)[1], module(SPECIAL)[1]
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_fuel_limits_the_number_of_rewrites() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1).sin() + (x - 0).cos() + x.clone().exp()
+
+    for fuel in range(4):
+        _, counts = rewritten(function, SPECIAL, fuel=fuel)
+        assert sum(n for name, n in counts.items() if "dead" not in name) == fuel
+
+
+def test_new_nodes_keep_their_origin() -> None:
+    module, _ = rewritten(lambda x: x.transpose(0, 1) @ x, SPECIAL.view(2, 4))
+    permute = next(n for n in module.graph.nodes if "permute" in str(n.target))
+    assert tuple(permute.meta["val"].shape) == (4, 2)

@@ -1,0 +1,51 @@
+"""First things first: a block of a transformer, in and out."""
+
+from __future__ import annotations
+
+import torch
+from lowered import check
+
+F = torch.nn.functional
+
+
+def test_pointwise_chain_is_one_node() -> None:
+    record = check(lambda x, y: torch.relu(x * 2 + y) - 1, torch.randn(4, 5), torch.randn(5))
+    assert record.kinds() == ["Pointwise"]
+
+
+def test_layer_norm() -> None:
+    check(
+        lambda x, w, b: F.layer_norm(x, (16,), w, b), torch.randn(3, 4, 16), torch.randn(16), torch.randn(16)
+    )
+
+
+def test_softmax() -> None:
+    check(lambda x: torch.softmax(x, -1), torch.randn(3, 4, 16))
+    check(lambda x: torch.log_softmax(x, 1), torch.randn(3, 4, 16))
+
+
+def test_linear_gelu() -> None:
+    check(lambda x, w, b: F.gelu(F.linear(x, w, b)), torch.randn(2, 3, 8), torch.randn(5, 8), torch.randn(5))
+
+
+def test_attention_block() -> None:
+    def attention(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x @ w).view(2, 6, 3, 4, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        scores = (q * 0.3) @ k.transpose(-1, -2)
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(2, 6, 32) + x
+
+    check(attention, torch.randn(2, 6, 32), torch.randn(32, 96))
+
+
+def test_embedding() -> None:
+    check(lambda w, i: F.embedding(i, w) * 2, torch.randn(10, 4), torch.tensor([[1, 9, 0], [3, 3, 2]]))
+
+
+def test_mutation_reads_old_value_first() -> None:
+    def step(p: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        old = p * 3
+        p.sub_(g * 0.1)
+        return old + p
+
+    record = check(step, torch.randn(6), torch.randn(6))
+    assert record.graph.mutated_inputs()

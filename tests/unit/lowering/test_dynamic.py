@@ -1,0 +1,101 @@
+"""Symbolic sizes: one graph serves other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lowered import compare, compiled
+
+F = torch.nn.functional
+
+
+def _views(x: torch.Tensor) -> Any:
+    y = x * 2
+    return [
+        y.view(x.shape[0], 2, -1).permute(1, 0, 2).reshape(-1, 3) + 1,
+        y[1:-1].flip(0) + 1,
+        torch.cat([y, x], 0)[2:],
+        y.t() @ x,
+        x.expand(4, *x.shape) * y.shape[0],
+    ]
+
+
+def _rows(x: torch.Tensor) -> Any:
+    return [
+        x.softmax(0),
+        x.softmax(1),
+        F.layer_norm(x, (6,)),
+        x.var(0),
+        x.mean(),
+        x.argmax(0),
+        x.cumsum(0),
+        x / x.shape[0],
+        x.sum(0, keepdim=True),
+    ]
+
+
+def _places(x: torch.Tensor) -> Any:
+    n = x.shape[0]
+    i = torch.arange(n) * 2 % n
+    return [
+        x[i],
+        x.index_add(0, i, x),
+        torch.tril(torch.ones(n, n)),
+        F.pad(x, (1, 1, 2, 0)),
+        torch.full((n,), n),
+        x.scatter(1, (x > 0).long(), 0.0),
+        x.repeat(2, 1),
+        x.chunk(2, 1)[1] + 1,
+    ]
+
+
+def _images(x: torch.Tensor) -> Any:
+    n = x.shape[0]
+    y = x.view(1, 1, n, 6).expand(n, 2, n, 6)
+    return [
+        F.max_pool2d(y, 2, 2),
+        F.avg_pool2d(y, 3, 1, 1),
+        F.adaptive_avg_pool2d(y, 1),
+        F.interpolate(y, scale_factor=2),
+    ]
+
+
+@pytest.mark.parametrize("fn", [_views, _rows, _places, _images])
+def test_other_sizes_same_graph(fn: Callable[[torch.Tensor], Any]) -> None:
+    run, record = compiled(fn, dynamic=True)
+    for n in (5, 9, 12):
+        x = torch.randn(n, 6)
+        torch._dynamo.mark_dynamic(x, 0)
+        compare(run(x), fn(x))
+    assert len(record.graphs) == 1
+    assert not record.report.fallbacks, record.report.text()
+
+
+def test_fractions_of_sizes() -> None:
+    def fn(x: torch.Tensor) -> Any:
+        n = x.shape[0]
+        return (
+            torch.var(x, 0, correction=1.5),
+            torch.var_mean(x, 0, correction=n // 2),
+            torch.std(x, 0, correction=n / 4),
+            torch.arange(n / 2, n * 2, 0.5),
+        )
+
+    run, _ = compiled(fn, dynamic=True)
+    for n in (5, 9):
+        x = torch.randn(n, 6)
+        compare(run(x), fn(x))
+
+
+def test_a_fraction_that_is_known() -> None:
+    def fn(x: torch.Tensor, p: float) -> Any:
+        return torch.dist(x, x + 1, p), x * (p + 0.5)
+
+    run, _ = compiled(fn, dynamic=True)
+    x = torch.randn(5, 6, requires_grad=True)
+    (actual,) = torch.autograd.grad(run(x, 2.0)[1].sum(), x)
+    compare(actual, torch.full_like(x, 2.5))
+    compare(run(x.detach(), 4.5), fn(x.detach(), 4.5))

@@ -1,0 +1,121 @@
+"""Whatever has no lowering runs as its eager operator: nothing fails for want of one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lowered import check, compare, compiled
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.nodes import ExternCall
+
+
+def test_operator_without_lowering() -> None:
+    record = check(lambda x: torch.special.airy_ai(x + 1) * 2, torch.randn(3, 3), native=False)
+    assert [f.op for f in record.report.fallbacks] == ["aten.special_airy_ai.default"]
+
+
+def test_effects_keep_their_order_without_tokens() -> None:
+    record = check(lambda x: torch.linalg.inv(x + 1) * 2, torch.randn(3, 3) + 3 * torch.eye(3), native=False)
+    assert all(i.kind == "tensor" for i in record.graph.inputs)
+    calls = [n.op for n in record.graph.nodes if isinstance(n, ExternCall)]
+    assert "aten._linalg_check_errors.default" in calls
+
+
+def test_complex_numbers() -> None:
+    check(lambda x: torch.fft.ifft(torch.fft.fft(x + 1) * 2).real + 1, torch.randn(4, 8), native=False)
+    check(lambda x: torch.view_as_real(torch.polar(x.exp(), x)) * 2, torch.randn(4), native=False)
+
+
+def test_forced() -> None:
+    record = check(lambda x: torch.relu(x) + 1, torch.randn(5), native=False, force_fallback=("aten.relu",))
+    assert [f.op for f in record.report.fallbacks] == ["aten.relu.default"]
+
+
+def test_data_dependent_sizes() -> None:
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        check(lambda x: torch.nonzero(x > 0) * 2, torch.randn(5, 6), native=False)
+        check(lambda x: x[x > 0].sin().sum() + x.masked_select(x < 0).sum(), torch.randn(5, 6), native=False)
+        check(lambda x: torch.unique(x) + 1, torch.randint(0, 5, (9,)), native=False)
+
+        def filled(n: torch.Tensor) -> torch.Tensor:
+            k = n.item()
+            torch._check(k >= 2)
+            torch._check(k < 100)
+            return torch.ones(k) * k + torch.arange(k)
+
+        check(filled, torch.tensor(7), native=False)
+
+
+def test_random_draws_as_eager_does() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return (
+            torch.rand_like(x)
+            + torch.nn.functional.dropout(x, 0.5)
+            + torch.randn(4) * torch.bernoulli(torch.full((4,), 0.5))
+        )
+
+    run, record = compiled(fn, numerics="eager")
+    x = torch.randn(3, 4)
+    torch.manual_seed(3)
+    actual = run(x)
+    torch.manual_seed(3)
+    compare(actual, fn(x))
+    assert not record.report.fallbacks
+    assert all(n.ordered for n in record.graph.nodes if isinstance(n, ExternCall))
+
+
+def test_control_flow() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos() * 2, (x + 1,)) * 3
+
+    check(fn, torch.randn(4), native=False)
+
+
+def test_custom_operators_see_traced_strides_and_may_mutate() -> None:
+    @torch.library.custom_op("polyfuse_test::scale_", mutates_args=("x",))
+    def scale_(x: torch.Tensor, factor: float) -> None:
+        x.mul_(factor)
+
+    @torch.library.custom_op("polyfuse_test::strides", mutates_args=())
+    def strides(x: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(x.stride()) + 0
+
+    @strides.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty(x.dim(), dtype=torch.int64)
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + 1
+        z = y * 2
+        scale_(y, 3.0)
+        return y, z, strides((x * 2).t()[1:]), strides((x[0] * 2).expand(3, 4))
+
+    check(fn, torch.randn(3, 4), native=False)
+
+
+def test_several_results_and_lists() -> None:
+    check(
+        lambda x: [*torch.sort(x + 1), *torch.topk(x * 2, 2), *torch.linalg.qr(x), *torch.aminmax(x)],
+        torch.randn(4, 3),
+        native=False,
+    )
+    check(lambda x: [t + 1 for t in torch._foreach_add([x, x * 2], 1.0)], torch.randn(3), native=False)
+
+
+def test_strict_refuses() -> None:
+    run, _ = compiled(lambda x: torch.round(x, decimals=1) ** x.long(), strict=True)
+    with pytest.raises(Exception) as caught:
+        run(torch.randint(0, 3, (4,)))
+    assert "strict" in str(caught.value) or isinstance(caught.value, UnsupportedError)
+
+
+def test_strict_leaves_complex_numbers_to_eager() -> None:
+    run, record = compiled(lambda x: torch.fft.fft(x + 1).to(torch.complex64).real * 2, strict=True)
+    x = torch.randn(8)
+    torch.testing.assert_close(run(x), torch.fft.fft(x + 1).real * 2)
+    assert record.report.fallbacks
+
+
+def test_integer_powers_by_eager() -> None:
+    check(lambda x: x**x, torch.tensor([1, 2, 3]), native=False)

@@ -1,0 +1,69 @@
+"""Windows: sizes, strides, edges, ties, NaN, gradients, adaptive ones of uneven sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lowered import check
+from test_concat_pad import gradient
+
+F = torch.nn.functional
+WINDOWS = [(3, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 2), (6, 3, 2, 1)]
+
+
+def sample() -> torch.Tensor:
+    """Small integers, so that there are ties."""
+    return torch.randint(0, 6, (1, 2, 15, 17)).float()
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_maxima(window: tuple[int, int, int, int]) -> None:
+    check(lambda x: F.max_pool2d(x, *window, return_indices=True), sample())
+    check(lambda x: F.max_pool2d(x, *window, return_indices=True), torch.full((1, 1, 9, 9), -torch.inf))
+    check(lambda x: F.max_pool2d(x, *window), sample().to(torch.int64))
+    if window[0] < 6:
+        holes = sample()
+        holes[0, 0, 3:7, 4:8] = torch.nan
+        check(lambda x: F.max_pool2d(x, *window, return_indices=True), holes)
+
+
+@pytest.mark.parametrize("window", [WINDOWS[0], WINDOWS[1]], ids=str)
+def test_gradients(window: tuple[int, int, int, int]) -> None:
+    check(gradient(lambda x: F.max_pool2d(x, *window)), sample())
+    check(gradient(lambda x: F.avg_pool2d(x, *window[:3], ceil_mode=True, count_include_pad=False)), sample())
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_averages(dynamic: bool) -> None:
+    x = torch.randn(1, 2, 15, 17)
+    for kernel, stride, padding, ceil, include in (
+        (3, 2, 1, True, False),
+        (2, 2, 0, False, True),
+        (6, 3, 2, True, True),
+    ):
+        check(
+            lambda x, args=(kernel, stride, padding, ceil, include): F.avg_pool2d(x, *args),
+            x,
+            dynamic=dynamic,
+        )
+
+
+@pytest.mark.parametrize("size", [(3, 4), (1, 1), (5, 17)], ids=str)
+def test_adaptive(size: tuple[int, int]) -> None:
+    x = torch.randn(1, 2, 15, 17)
+    check(lambda x: F.adaptive_avg_pool2d(x, size) * 2, x)
+    check(lambda x: F.adaptive_max_pool2d(x, size, return_indices=True), x)
+    check(gradient(lambda x: F.adaptive_avg_pool2d(x, size)), x)
+    check(gradient(lambda x: F.adaptive_max_pool2d(x, size)), x)
+
+
+def test_ranks_types_layouts() -> None:
+    x = torch.randn(2, 3, 9, 10)
+    check(lambda x: F.avg_pool1d(x[0], 3, 2, 1), x)
+    check(lambda x: F.max_pool1d(x[0], 3, 2, 1), x)
+    check(lambda x: F.max_pool3d(x, 3, 2, 1) + F.avg_pool3d(x, 3, 2, 1), x)
+    check(
+        lambda x: F.max_pool2d(x, 3, 2, 1) + F.avg_pool2d(x, 3, 2, 1), x.to(memory_format=torch.channels_last)
+    )
+    check(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), x.bfloat16())
+    check(lambda x: F.max_pool2d(x, 3, 2, 1), x, dynamic=True)

@@ -1,0 +1,83 @@
+"""Resampling against eager mode: sizes that divide and that do not, both kinds of corners, gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from lowered import check, compiled
+
+F = torch.nn.functional
+MODES: list[dict[str, Any]] = [
+    {"mode": "nearest"},
+    {"mode": "nearest-exact"},
+    {"mode": "bilinear"},
+    {"mode": "bilinear", "align_corners": True},
+]
+
+
+@pytest.mark.parametrize("how", MODES, ids=str)
+@pytest.mark.parametrize("size", [(10, 12), (7, 2), (1, 25)])
+def test_sizes(how: dict[str, Any], size: tuple[int, int]) -> None:
+    x = torch.randn(2, 3, 5, 6)
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = x.detach().requires_grad_(True)
+        out = F.interpolate(leaf, size=size, **how)
+        return out.detach() + 1, torch.autograd.grad((out**2).sum(), leaf)[0]
+
+    check(both, x)
+
+
+@pytest.mark.parametrize("how", [*MODES, pytest.param({"mode": "bicubic"}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_scales(how: dict[str, Any], dynamic: bool) -> None:
+    x = torch.randn(2, 3, 5, 6)
+    for scale in (2.0, 1.7):
+        check(lambda x, scale=scale: F.interpolate(x, scale_factor=scale, **how), x, dynamic=dynamic)
+
+
+def test_doubling_needs_no_arithmetic_on_data() -> None:
+    x = torch.randn(2, 3, 5, 6)
+    record = check(lambda x: F.interpolate(x, scale_factor=2) + 1, x)
+    assert record.kinds() == ["Pointwise"]
+    (node,) = record.graph.nodes
+    assert "@0" not in repr(node)
+
+
+def test_dynamic_ratio_is_computed_in_the_kernel() -> None:
+    x = torch.randn(2, 3, 5, 6)
+    check(lambda x: F.interpolate(x, size=(7, 9)), x, dynamic=True)
+
+
+def test_ranks_types_layouts() -> None:
+    y, z = torch.randn(2, 3, 7), torch.randn(1, 2, 3, 4, 5)
+    for mode in ("nearest", "linear"):
+        check(lambda y, mode=mode: F.interpolate(y, scale_factor=1.5, mode=mode), y)
+    for mode in ("nearest", "trilinear"):
+        check(lambda z, mode=mode: F.interpolate(z, size=(5, 6, 8), mode=mode), z)
+    x = torch.randn(2, 3, 5, 6)
+    check(lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), x.bfloat16())
+    check(
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), x.to(memory_format=torch.channels_last)
+    )
+    check(lambda x: F.interpolate(x, scale_factor=2), (x * 10).to(torch.uint8))
+
+
+def test_sampled_grid() -> None:
+    x, grid = torch.randn(2, 3, 5, 6), torch.rand(2, 4, 4, 2) * 3 - 1.5
+    for mode in ("bilinear", "nearest"):
+        for padding in ("zeros", "border", "reflection"):
+            check(lambda x, g, m=mode, p=padding: F.grid_sample(x, g, m, p, align_corners=False), x, grid)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear"])
+def test_gradients_of_varying_sizes(mode: str) -> None:
+    x = torch.randn(2, 3, 5, 6)
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    run, record = compiled(lambda x: F.interpolate(x, scale_factor=2, mode=mode), dynamic=True)
+    (run(mine) ** 2).sum().backward()
+    (F.interpolate(theirs, scale_factor=2, mode=mode) ** 2).sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+    assert len(record.report.fallbacks) == (mode == "bilinear"), record.report.text()

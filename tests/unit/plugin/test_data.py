@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import dataclasses
+
+import polyfuse.plugin as door
+from polyfuse.base.settings import Settings
+from polyfuse.plugin import Config, No, Source, Yes, all_of
+from toy_backend import ToyBackend, source
+
+
+def test_claims():
+    assert Yes() and not No("why")
+    assert all_of(Yes(), No("first"), No("second")) == No("first")
+    assert all_of() == Yes()
+
+
+def test_source_keys_ignore_the_name_and_outer_space():
+    assert source("a", "one").key == source(" a\n", "two").key
+    assert source("a").key != Source("k", "a", "other").key != Source("k", "a", "other", meta="m").key
+    item = Source("k", f"void {Source.SYMBOL}()", "toy")
+    assert item.rendered() == f"void {item.symbol}()" and item.symbol.isidentifier()
+    assert item.renamed("n") == dataclasses.replace(item, name="n")
+
+
+def test_config():
+    config = Config.of(block=16, warps=4)
+    assert config.get("warps") == 4 and config.get("other", 1) == 1 and str(config) == "block=16 warps=4"
+
+
+def test_backend_defaults():
+    backend = ToyBackend(Settings())
+    assert backend.can_fuse([], []) == Yes() and backend.host(None) is None and backend.configs(None) == ()
+    assert backend.group(None) is None
+    assert backend.benchmark(lambda *_: None, ()) >= 0
+
+
+def test_everything_named_public_exists():
+    for name in door.__all__:
+        assert hasattr(door, name)

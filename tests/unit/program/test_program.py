@@ -1,0 +1,485 @@
+"""Programs end to end: inputs, symbols, calls, views, results, errors and the printed text."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from polyfuse.base.errors import InputLayoutError, IRError, KernelLoadError, PolyfuseError, UnsupportedError
+from polyfuse.base.settings import Settings
+from polyfuse.ir.graph import GraphInput, GraphOutput
+from polyfuse.ir.nodes import Opaque, View
+from polyfuse.ir.types import DType
+from polyfuse.program import bytes_moved, plan, python_text
+from polyfuse.runtime import load, set_observer
+from polyfuse.runtime.harness import random_inputs, time_kernels
+from polyfuse.symbolic import maximum, symbol
+from program_builder import Builder, add, add_one
+
+close = torch.testing.assert_close
+
+
+# Results.
+
+
+def test_no_results_and_no_steps() -> None:
+    b = Builder()
+    b.tensor("x", (2,))
+    assert b.module()([torch.ones(2)]) == ()
+
+
+def test_no_inputs() -> None:
+    b = Builder()
+    b.launch(lambda o: o.fill_(3.0), [b.buffer("a", (2,))], [])
+    b.output("a")
+    close(b.module()([])[0], torch.full((2,), 3.0))
+
+
+def test_results_of_every_kind() -> None:
+    b = Builder(s0=6)
+    s0 = symbol("s0")
+    b.tensor("x", (s0,))
+    b.inputs.append(GraphInput("thing", "object"))
+    b.inputs.append(GraphInput("nothing", "none"))
+    b.objects["key"] = host_object = object()
+    b.launch(add_one, [b.buffer("a", (s0,))], ["x"])
+    b.output("a", "x", "a", None, 2 * s0 + 1, 7, True, 1.5, float("inf"))
+    b.outputs += [
+        GraphOutput("thing", "object"),
+        GraphOutput("key", "object"),
+        GraphOutput(Opaque(key="key")),
+    ]
+    x, thing = torch.randn(5), object()
+    a, same, again, *rest = b.module()([x, thing, None])
+    close(a, x + 1)
+    assert same is x and again is a
+    assert rest == [None, 11, 7, True, 1.5, float("inf"), thing, host_object, host_object]
+
+
+def test_results_that_are_views_of_one_buffer() -> None:
+    b = Builder()
+    b.tensor("x", (4, 6))
+    b.launch(add_one, [b.buffer("a", (4, 6))], ["x"])
+    b.output(View("a", (6, 4), (1, 6)), View("a", (2, 3), (6, 1), 7), View("a", (24,), (1,), 0, DType.i32))
+    b.output(View("x", (6,), (1,), 18))
+    x = torch.randn(4, 6)
+    transposed, part, bits, row = b.module()([x])
+    close(transposed, (x + 1).t())
+    close(part, (x + 1)[1:3, 1:4])
+    close(bits, (x + 1).view(torch.int32).reshape(-1))
+    assert row.data_ptr() == x[3].data_ptr()
+    assert part.data_ptr() == transposed.data_ptr() + 7 * 4
+
+
+def test_a_mutated_input_is_written_in_place() -> None:
+    b = Builder()
+    b.tensor("x", (4,))
+    b.launch(lambda o: o.add_(1), ["x"], [])
+    x = torch.zeros(4)
+    assert b.module()([x]) == ()
+    close(x, torch.ones(4))
+
+
+# Symbols.
+
+
+def symbolic_case(size: Callable[[Any], tuple[Any, ...]], **hints: int) -> Builder:
+    b = Builder(**hints)
+    s0 = symbol("s0")
+    b.tensor("x", size(s0))
+    b.launch(lambda o, i, n: o.fill_(float(n)), [b.buffer("a", (s0,))], ["x"], s0)
+    b.output("a")
+    return b
+
+
+@pytest.mark.parametrize(
+    ("size", "shape"),
+    [
+        (lambda s: (3, s), (3, 5)),
+        (lambda s: (2 * s,), (10,)),
+        (lambda s: (3 * s + 1, 2), (16, 2)),
+        (lambda s: (s * s,), (25,)),
+    ],
+)
+def test_a_symbol_is_read_or_solved_for(size: Any, shape: tuple[int, ...]) -> None:
+    b = symbolic_case(size, s0=4)
+    close(b.module()([torch.randn(shape)])[0], torch.full((5,), 5.0))
+
+
+def test_a_size_that_does_not_solve_evenly_is_refused() -> None:
+    b = symbolic_case(lambda s: (2 * s,), s0=4)
+    with pytest.raises(InputLayoutError, match=r"size \(11,\).*where size \(10,\)"):
+        b.module()([torch.randn(11)])
+
+
+def test_a_symbol_that_is_an_input_itself_is_unpacked_under_its_name() -> None:
+    b = Builder(s0=4)
+    s0 = symbol("s0")
+    b.symint("arg0", s0)
+    b.tensor("x", (s0,))
+    b.launch(lambda o, i, n: torch.mul(i, n, out=o), [b.buffer("a", (s0,))], ["x"], s0)
+    b.output("a")
+    assert "s0, x = args" in b.text()
+    close(b.module()([3, torch.ones(3)])[0], torch.full((3,), 3.0))
+
+
+def test_a_symbol_that_is_only_a_stride() -> None:
+    b = Builder(s0=8)
+    s0 = symbol("s0")
+    b.tensor("x", (3, 4), (s0, 1))
+    b.launch(lambda o, i, n: torch.mul(i, n, out=o), [b.buffer("a", (3, 4))], ["x"], s0)
+    b.output("a")
+    x = torch.randn(3, 9)[:, :4]
+    close(b.module()([x])[0], x * 9)
+
+
+def test_solving_uses_other_symbols_and_binds_them_first() -> None:
+    b = Builder(s0=3, s1=4)
+    s0, s1 = symbol("s0"), symbol("s1")
+    b.tensor("x", (s0 * s1, s1))
+    b.launch(lambda o, i, n: o.fill_(float(n)), [b.buffer("a", (2,))], ["x"], s0)
+    b.output("a")
+    for options in ({}, {"size_asserts": False}):
+        close(b.module(**options)([torch.randn(15, 5)])[0], torch.full((2,), 3.0))
+
+
+def test_a_symbol_that_cannot_be_solved_for_is_named() -> None:
+    b = symbolic_case(lambda s: (s // 2,), s0=4)
+    with pytest.raises(UnsupportedError, match=r"s0 is needed.*cannot be solved for in .* \(size 0 of x\)"):
+        b.program()
+    b = Builder()
+    b.output(symbol("s7"))
+    with pytest.raises(UnsupportedError, match="no input of the graph tells its value"):
+        b.program()
+
+
+def test_functions_of_symbols_in_results() -> None:
+    b = Builder(s0=4)
+    s0 = symbol("s0", 2)
+    b.tensor("x", (s0,))
+    b.output(maximum(s0, 5), s0 // 3, -(s0 % 4) - 2)
+    assert b.module()([torch.randn(7)]) == (7, 2, -5)
+
+
+def test_symbols_that_an_operator_defines() -> None:
+    b = Builder()
+    u0, u1 = symbol("u0"), symbol("u1")
+    b.tensor("x", (6,))
+    b.tensor("n", (), dtype=DType.i64)
+    b.call("aten.nonzero.default", [b.view("x")], [b.buffer("nz", (u0, 1))], symbols=(("u0", "size:0:0"),))
+    b.call("aten._local_scalar_dense.default", [b.view("n")], [""], symbols=(("u1", "item:0"),))
+    b.launch(lambda o: o.fill_(1.0), [b.buffer("a", (u0, u1))], [])
+    b.output("a", u0 + u1, "nz")
+    x = torch.tensor([0.0, 1, 0, 2, 3, 0])
+    a, total, nz = b.module()([x, torch.tensor(4)])
+    assert a.shape == (3, 4) and total == 7
+    close(nz, x.nonzero())
+
+
+# Calls.
+
+
+def test_several_results_of_which_some_are_unused() -> None:
+    b = Builder()
+    b.tensor("x", (5,))
+    b.buffer("values", (5,))
+    b.buffer("order", (5,), dtype=DType.i64)
+    b.call("aten.sort.default", [b.view("x")], ["values", ""], out="tuple")
+    b.call("aten.sort.default", [b.view("x")], ["", "order"], out="tuple")
+    b.output("values", "order")
+    x = torch.randn(5)
+    values, order = b.module()([x])
+    close(values, x.sort().values)
+    close(order, x.sort().indices)
+
+
+def test_a_list_of_tensors_may_hold_none() -> None:
+    b = Builder()
+    x, places = b.tensor("x", (2, 3)), b.tensor("places", (2,), dtype=DType.i64)
+    values = b.tensor("values", (2, 2))
+    arguments = [b.view(x), (None, b.view(places)), b.view(values), True]
+    b.call("aten.index_put.default", arguments, [b.buffer("y", (2, 3))])
+    b.output("y")
+    (y,) = b.module()([torch.zeros(2, 3), torch.tensor([2, 0]), torch.ones(2, 2)])
+    close(y, torch.tensor([[1.0, 0.0, 1.0]] * 2))
+
+
+def test_arguments_of_every_kind() -> None:
+    b = Builder()
+    b.tensor("x", (2, 3))
+    b.buffer("a", (3, 2), (1, 3))
+    b.buffer("c", (4, 3))
+    b.buffer("r", (2, 2), dtype=DType.f64)
+    b.objects["generator"] = torch.Generator().manual_seed(3)
+    b.call("aten.permute.default", [b.view("x"), (1, 0)], ["a"], aliases=("x",))
+    b.call("aten.cat.default", [(b.view("x"), b.view("x"))], ["c"])
+    kwargs = [
+        ("generator", Opaque(key="generator")),
+        ("dtype", Opaque("torch.float64")),
+        ("device", Opaque("torch.device('cpu')")),
+        ("layout", torch.strided),
+        ("pin_memory", False),
+    ]
+    b.call("aten.randn.generator", [(2, 2)], ["r"], kwargs=kwargs, ordered=True)
+    b.output("a", "c", "r")
+    x = torch.randn(2, 3)
+    a, c, r = b.module()([x])
+    close(a, x.t())
+    close(c, torch.cat([x, x]))
+    close(r, torch.randn(2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+
+
+def test_an_argument_without_text_is_refused() -> None:
+    b = Builder()
+    b.call("aten.relu.default", [object()], [b.buffer("a", (1,))])
+    b.output("a")
+    with pytest.raises(UnsupportedError, match="argument of type object"):
+        b.text()
+
+
+def test_effects_and_out_arguments() -> None:
+    b = Builder()
+    b.tensor("x", (2, 2))
+    b.call("aten.add_.Scalar", [b.view("x"), 1], out="none", mutates=("x",))
+    b.call("aten.mm.default", [b.view("x"), b.view("x")], [b.buffer("p", (2, 2))], out="out")
+    b.call("aten.add.out", [b.view("p"), b.view("x")], [b.buffer("q", (2, 2))], out="out")
+    b.output("q")
+    x = torch.randn(2, 2)
+    expected = (x + 1) @ (x + 1) + (x + 1)
+    close(b.module()([x])[0], expected)
+
+
+def test_a_view_needed_twice_is_made_once() -> None:
+    b = Builder()
+    b.tensor("x", (2, 3))
+    turned = View("x", (3, 2), (1, 3))
+    b.call("aten.mm.out", [b.view("x"), turned], [b.buffer("p", (2, 2))], out="out")
+    b.call("aten.mm.out", [turned, b.view("p")], [b.buffer("q", (3, 2))], out="out")
+    b.launch(add_one, [b.buffer("r", (3, 2))], ["q"])
+    b.output("r")
+    text = b.text()
+    assert text.count("reinterpret_tensor(") == 1 and "del x, p" not in text and "view_1" in text
+    x = torch.randn(2, 3)
+    close(b.module()([x])[0], x.t() @ (x @ x.t()) + 1)
+
+
+def test_a_result_in_another_layout_than_announced_is_brought_into_it() -> None:
+    b = Builder()
+    b.tensor("x", (2, 3))
+    b.call("aten.clone.default", [b.view("x", (3, 2), (1, 3))], [b.buffer("a", (3, 2))])
+    b.launch(lambda o, i: torch.add(i.as_strided((3, 2), (2, 1)), 0, out=o), [b.buffer("b", (3, 2))], ["a"])
+    b.output("b")
+    x = torch.randn(2, 3)
+    close(b.module()([x])[0], x.t())
+
+
+def test_a_result_of_another_shape_than_announced_is_an_error() -> None:
+    b = Builder()
+    b.tensor("x", (2, 3))
+    b.call("aten.clone.default", [b.view("x")], [b.buffer("a", (3, 3))], source="model.py:3")
+    b.output("a")
+    with pytest.raises(PolyfuseError, match="announced") as caught:
+        b.module()([torch.randn(2, 3)])
+    assert "model.py:3" in caught.value.__notes__[0]
+
+
+# Checks and errors.
+
+
+def test_a_wrong_layout_names_both() -> None:
+    b = Builder()
+    b.tensor("x", (4, 4))
+    b.output("x")
+    module = b.module()
+    module([torch.randn(4, 4)])
+    with pytest.raises(
+        InputLayoutError, match=r"x has size \(4, 4\) and stride \(1, 4\).*\(4, 1\) were expected"
+    ):
+        module([torch.randn(4, 4).t()])
+    with pytest.raises(InputLayoutError, match="2 inputs where 1"):
+        b.module()([torch.randn(4, 4), 1])
+    with pytest.raises(InputLayoutError, match=r"float64 on cpu where torch\.float32"):
+        b.module()([torch.randn(4, 4, dtype=torch.float64)])
+    with pytest.raises(InputLayoutError, match="x is int"):
+        b.module()([1])
+
+
+def test_an_empty_tensor_may_have_any_strides() -> None:
+    b = Builder()
+    b.tensor("x", (0, 4))
+    b.output("x")
+    b.module()([torch.empty_strided((0, 4), (9, 7))])
+
+
+def test_parameters_are_checked_at_the_first_call_only() -> None:
+    b = Builder()
+    b.tensor("w", (4, 4), static=True)
+    b.output("w")
+    assert "assert_size_stride(" not in b.text()
+    with pytest.raises(InputLayoutError):
+        b.module()([torch.randn(4, 4).t()])
+
+
+def test_an_exception_names_the_line_of_the_model() -> None:
+    def fail(*operands: Any) -> None:
+        raise RuntimeError("boom")
+
+    b = Builder()
+    b.tensor("x", (4,))
+    b.launch(add_one, [b.buffer("a", (4,))], ["x"], source="model.py:11")
+    b.launch(fail, [b.buffer("b", (4,))], ["a"], source="model.py:12")
+    b.output("b")
+    module = b.module()
+    with pytest.raises(RuntimeError, match="boom") as caught:
+        module([torch.randn(4)])
+    (note,) = caught.value.__notes__
+    assert "aten.relu.default at model.py:12" in note and "model.py:11" not in note
+    assert "k1_1(b, a)" in "".join(traceback.format_exception(caught.value))
+    line = next(n for n, text in enumerate(module.text.splitlines(), 1) if "k1_1(" in text)
+    assert module.lines[line] == "aten.relu.default at model.py:12"
+
+
+def test_finite_checks() -> None:
+    b = Builder()
+    b.tensor("x", (4,))
+    b.launch(lambda o, i: torch.log(i, out=o), [b.buffer("a", (4,))], ["x"])
+    b.output("a")
+    module = b.module(nan_asserts=True)
+    module([torch.ones(4)])
+    with pytest.raises(PolyfuseError, match="input x holds NaN"):
+        module([torch.full((4,), float("nan"))])
+    with pytest.raises(PolyfuseError, match="a holds infinity"):
+        module([torch.zeros(4)])
+
+
+def test_the_observer_sees_values() -> None:
+    b = Builder()
+    b.tensor("x", (4,))
+    b.launch(add_one, [b.buffer("a", (4,))], ["x"], source="model.py:1")
+    b.output("a")
+    program = plan(b.schedule(), Settings(), observe=True)
+    module = load(python_text(program), {"k0_0": add_one}, {})
+    seen: list[tuple[str, float]] = []
+    set_observer(lambda name, value: seen.append((name, value.sum().item())))
+    try:
+        module([torch.zeros(4)])
+    finally:
+        set_observer(None)
+    assert seen == [("relu", 4.0)]
+
+
+def test_profiler_ranges() -> None:
+    b = Builder()
+    b.tensor("x", (4,))
+    b.launch(add_one, [b.buffer("a", (4,))], ["x"])
+    b.output("a")
+    module = b.module(profile=True)
+    with torch.profiler.profile() as profile:
+        module([torch.zeros(4)])
+    names = [event.name for event in profile.events()]
+    assert names.count("polyfuse g") == 1 and names.count("k0_0") == 1
+
+
+def test_a_schedule_that_uses_a_dead_buffer_is_refused() -> None:
+    b = Builder()
+    b.tensor("x", (4,))
+    b.launch(add_one, [b.buffer("a", (4,))], ["x"])
+    b.launch(add_one, [b.buffer("b", (4,))], ["x"])
+    b.output("b")
+    schedule = b.schedule()
+    with pytest.raises(IRError, match="uses x where it has no value"):
+        plan(replace(schedule, last_use=(("x",), ())), Settings())
+
+
+def test_tensors_without_strides_and_operators_of_the_object_table() -> None:
+    b = Builder()
+    b.tensor("x", (3, 3), (0, 0))
+    b.objects["object_1"] = lambda x: x.to_dense()
+    b.call("object.object_1", [b.view("x")], [b.buffer("a", (3, 3))])
+    b.output("a")
+    for _ in range(2):
+        close(b.module()([torch.eye(3).to_sparse()])[0], torch.eye(3))
+    with pytest.raises(InputLayoutError, match=r"stride \(0, 0\) were expected"):
+        module = b.module()
+        module([torch.eye(3).to_sparse()])
+        module([torch.eye(3)])
+
+
+# Kernels and loading.
+
+
+def test_equal_kernels_are_one_function() -> None:
+    b = Builder()
+    previous = b.tensor("x", (4,))
+    for i in range(4):
+        b.launch(add_one, [b.buffer(f"b{i}", (4,))], [previous], kernel="inc")
+        previous = f"b{i}"
+    b.launch(add, [b.buffer("c", (4,))], [previous, "x"], kernel="sum")
+    b.output("c")
+    program = b.program()
+    assert [(k.name, len(k.launches)) for k in program.kernels] == [("inc_0", 4), ("sum_1", 1)]
+    assert program.kernel_of("step2").name == "inc_0"
+
+
+def test_kernels_still_being_built_are_waited_for_at_the_first_call() -> None:
+    b = Builder()
+    b.tensor("x", (4,))
+    b.launch(add_one, [b.buffer("a", (4,))], ["x"])
+    b.output("a")
+    with ThreadPoolExecutor(1) as pool:
+        module = load(b.text(), {"k0_0": pool.submit(lambda: add_one)}, {})
+        close(module([torch.zeros(4)])[0], torch.ones(4))
+    with pytest.raises(KernelLoadError, match="k0_0"):
+        load(b.text(), {}, {})
+
+
+def test_dumped_programs_can_be_run_and_timed() -> None:
+    b = Builder(s0=4)
+    s0 = symbol("s0")
+    b.symint("n", s0)
+    b.tensor("x", (s0, 2))
+    b.launch(add_one, [b.buffer("a", (s0, 2))], ["x"])
+    b.output("a")
+    program = b.program()
+    module = load(python_text(program, harness=True), {"k0_0": add_one}, {})
+    inputs = random_inputs(module.namespace["INPUTS"])
+    assert inputs[0] == 4 and inputs[1].shape == (4, 2)
+    assert set(time_kernels(module, inputs, calls=3)) == {"k0_0"}
+    assert module.kernels["k0_0"] is add_one
+
+
+def test_bytes_moved_counts_a_buffer_once_and_what_stays_inside_not_at_all() -> None:
+    b = Builder()
+    b.tensor("x", (4,))
+    b.launch(add_one, [b.buffer("a", (4,))], ["x"])
+    b.call("aten.mm.out", [b.view("a"), b.view("a")], [b.buffer("p", (4,))], out="out")
+    b.output("p")
+    assert bytes_moved(b.schedule()) == (64, 64)
+    b.removed.append("a")
+    assert bytes_moved(b.schedule())[1] == 48
+
+
+def test_program_text(golden: Callable[[str, str], None]) -> None:
+    """The whole text of a small program with most kinds of lines."""
+    b = Builder(s0=8)
+    s0 = symbol("s0", 2)
+    b.symint("arg0_1", s0)
+    b.tensor("arg1_1", (s0, 16))
+    b.tensor("arg2_1", (16, 16), static=True)
+    b.constant("scale", torch.ones(16))
+    lines = [f"model.py:{n}, in forward" for n in (10, 11, 12, 13)]
+    for name, size in (("buf0", (s0, 16)), ("buf1", (s0, 16)), ("buf2", (16, s0)), ("buf3", (16, s0))):
+        b.buffer(name, size)
+    b.launch(add, ["buf0"], ["arg1_1", "scale"], s0, kernel="add", source=lines[0])
+    turned = b.view("arg2_1", (16, 16), (1, 16))
+    b.call("aten.mm.out", [b.view("buf0"), turned], ["buf1"], out="out", source=lines[1])
+    b.launch(add, ["buf2"], ["buf1", "scale"], s0, kernel="add", source=lines[2])
+    b.call("aten.sort.default", [b.view("buf2")], ["buf3", ""], out="tuple", source=lines[3])
+    b.output("buf3", View("buf3", (s0,), (1,), 2 * s0), s0)
+    golden("program/small.py.txt", python_text(b.program(), harness=True))

@@ -1,0 +1,211 @@
+"""Scheduling of small hand-made graphs: what fuses, why not, and that the kernels compute what the nodes
+say.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyfuse.ir.expr import apply, const, load
+from polyfuse.ir.nodes import Scatter
+from polyfuse.ir.types import DType
+from polyfuse.schedule import Launch
+from polyfuse.symbolic import IndexLike, axis, axis_size, symbol
+from schedule_builder import Maker, axes, run
+
+
+def softmax_graph(rows: IndexLike, columns: IndexLike) -> Maker:
+    m = Maker()
+    m.buffer("x", rows, columns, kind="input")
+    m.buffer("high", rows)
+    m.buffer("total", rows)
+    m.buffer("y", rows, columns)
+    (i,), (r,) = axes(rows), axes(columns, prefix="r")
+    m.reduce("high", (i,), (r,), "max", m.load("x", i, r))
+    shifted = apply("exp", apply("sub", m.load("x", i, r), m.load("high", i)))
+    m.reduce("total", (i,), (r,), "sum", shifted)
+    i, j = axes(rows, columns)
+    shifted = apply("exp", apply("sub", m.load("x", i, j), m.load("high", i)))
+    m.pointwise("y", (i, j), apply("div", shifted, m.load("total", i)))
+    return m
+
+
+def test_softmax_is_one_kernel_that_computes_exp_once() -> None:
+    m = softmax_graph(37, 50)
+    schedule = m.schedule("y")
+    (step,) = schedule.steps
+    assert isinstance(step, Launch)
+    assert schedule.removed == ("high", "total")
+    assert [s.looped for s in step.kernel.sections].count(True) == 3
+    exps = [stmt for s in step.kernel.sections for stmt in s.body if stmt.op == "exp"]
+    assert len(exps) == 1, "the second loop keeps its row for the third"
+    x = torch.randn(37, 50)
+    torch.testing.assert_close(run(schedule, {"x": x})["y"], x.softmax(-1))
+
+
+def test_softmax_with_unknown_sizes() -> None:
+    s0, s1 = symbol("s0", 2), symbol("s1", 2)
+    m = softmax_graph(s0, s1)
+    m.hints.update(s0=37, s1=50)
+    schedule = m.schedule("y")
+    assert len(schedule.steps) == 1
+    x = torch.randn(5, 9)
+    torch.testing.assert_close(run(schedule, {"x": x}, {"s0": 5, "s1": 9})["y"], x.softmax(-1))
+
+
+def test_flat_and_shaped_pointwise_share_a_kernel() -> None:
+    m = Maker()
+    m.buffer("x", 4, 6, 8, kind="input")
+    m.buffer("a", 24, 8)
+    m.buffer("b", 4, 6, 8)
+    (i, j) = axes(24, 8)
+    m.pointwise("a", (i, j), apply("exp", load("x", i * 8 + j, DType.f32)))
+    k = axes(4, 6, 8)
+    m.pointwise("b", k, apply("add", load("a", k[0] * 48 + k[1] * 8 + k[2], DType.f32), m.load("x", *k)))
+    schedule = m.schedule("a", "b")
+    (step,) = schedule.steps
+    assert len(step.kernel.axes) == 1 and axis_size(step.kernel.axes[0]) == 192
+    x = torch.randn(4, 6, 8)
+    out = run(schedule, {"x": x})
+    torch.testing.assert_close(out["b"], x.exp() + x)
+
+
+def test_a_transposed_consumer_fuses_in_its_producers_order() -> None:
+    m = Maker()
+    m.buffer("x", 16, 24, kind="input")
+    m.buffer("a", 16, 24)
+    m.buffer("b", 24, 16)
+    i, j = axes(16, 24)
+    m.pointwise("a", (i, j), apply("exp", m.load("x", i, j)))
+    i, j = axes(24, 16)
+    m.pointwise("b", (i, j), apply("neg", m.load("a", j, i)))
+    schedule = m.schedule("a", "b")
+    assert len(schedule.steps) == 1
+    x = torch.randn(16, 24)
+    out = run(schedule, {"x": x})
+    torch.testing.assert_close(out["b"], -x.exp().t())
+
+
+def test_a_shifted_read_is_refused_with_its_reason() -> None:
+    m = Maker()
+    m.buffer("x", 64, kind="input")
+    m.buffer("a", 64)
+    m.buffer("b", 63)
+    (i,) = axes(64)
+    m.pointwise("a", (i,), apply("exp", m.load("x", i)))
+    (i,) = axes(63)
+    m.pointwise("b", (i,), m.load("a", i + 1))
+    schedule = m.schedule("b")
+    assert len(schedule.steps) == 2
+    assert [d.reason for d in schedule.decisions if d.kind == "refuse"] == [
+        "their iteration spaces have different extents (a: one starts at element 0, the other at 1)"
+    ]
+
+
+def test_column_sum_and_row_sum_do_not_fuse_but_agree() -> None:
+    m = Maker()
+    m.buffer("x", 20, 30, kind="input")
+    m.buffer("rows", 20)
+    m.buffer("columns", 30)
+    (i,), (r,) = axes(20), axes(30, prefix="r")
+    m.reduce("rows", (i,), (r,), "sum", m.load("x", i, r))
+    (i,), (r,) = axes(30), axes(20, prefix="r")
+    m.reduce("columns", (i,), (r,), "sum", m.load("x", r, i))
+    schedule = m.schedule("rows", "columns")
+    x = torch.randn(20, 30)
+    out = run(schedule, {"x": x})
+    torch.testing.assert_close(out["rows"], x.sum(1))
+    torch.testing.assert_close(out["columns"], x.sum(0))
+
+
+def test_sibling_reductions_over_one_input_share_a_kernel() -> None:
+    m = Maker()
+    m.buffer("x", 20, 30, kind="input")
+    m.buffer("a", 20)
+    m.buffer("b", 20)
+    (i,), (r,) = axes(20), axes(30, prefix="r")
+    m.reduce("a", (i,), (r,), "sum", m.load("x", i, r))
+    m.reduce("b", (i,), (r,), "max", m.load("x", i, r))
+    schedule = m.schedule("a", "b")
+    (step,) = schedule.steps
+    assert len(step.kernel.sections) == 2 and step.kernel.sections[0].looped
+    x = torch.randn(20, 30)
+    out = run(schedule, {"x": x})
+    torch.testing.assert_close(out["a"], x.sum(1))
+    torch.testing.assert_close(out["b"], x.amax(1))
+
+
+def test_dead_nodes_go_and_effects_stay() -> None:
+    m = Maker()
+    m.buffer("x", 8, kind="input")
+    m.buffer("dead", 8)
+    m.buffer("y", 8)
+    (i,) = axes(8)
+    m.pointwise("dead", (i,), apply("exp", m.load("x", i)))
+    m.pointwise("y", (i,), apply("neg", m.load("x", i)))
+    m.pointwise("x", (i,), apply("add", m.load("x", i), const(1.0, DType.f32)))
+    schedule = m.schedule("y")
+    assert [d.first for d in schedule.decisions if d.kind == "remove"] == ["n0"]
+    x = torch.randn(8)
+    before = x.clone()
+    out = run(schedule, {"x": x})
+    torch.testing.assert_close(out["y"], -before)
+    torch.testing.assert_close(x, before + 1)
+
+
+def test_a_reader_of_a_scattered_buffer_waits_for_all_of_it() -> None:
+    m = Maker()
+    m.buffer("index", 12, dtype=DType.i64, kind="input")
+    m.buffer("x", 12, kind="input")
+    m.buffer("bins", 5)
+    m.buffer("y", 5)
+    (i,) = axes(5)
+    m.pointwise("bins", (i,), const(0.0, DType.f32))
+    (i,) = axes(12)
+    m.nodes.append(
+        Scatter("s", (i,), (), "bins", axis("@0", 5), (m.load("index", i),), m.load("x", i), "add")
+    )
+    (i,) = axes(5)
+    m.pointwise("y", (i,), apply("neg", m.load("bins", i)))
+    schedule = m.schedule("y")
+    assert len(schedule.steps) == 3
+    index, x = torch.randint(0, 5, (12,)), torch.randn(12)
+    expected = -torch.zeros(5).index_add_(0, index, x)
+    torch.testing.assert_close(run(schedule, {"index": index, "x": x})["y"], expected)
+
+
+def test_a_dying_input_lends_its_storage() -> None:
+    m = Maker()
+    m.buffer("x", 8, kind="input")
+    m.buffer("a", 8)
+    m.buffer("y", 8)
+    (i,) = axes(8)
+    m.pointwise("a", (i,), apply("exp", m.load("x", i)))
+    m.pointwise("y", (i,), apply("neg", m.load("a", i)))
+    schedule = m.schedule("y", fusion=False)
+    assert schedule.steps[1].inplace == (("y", "a"),)
+    assert m.schedule("y", fusion=False, inplace=False).steps[1].inplace == ()
+
+
+def test_fuel_stops_fusion() -> None:
+    assert len(softmax_graph(8, 8).schedule("y", fuel=0).steps) == 3
+    assert len(softmax_graph(8, 8).schedule("y", fuel=1).steps) == 2
+
+
+def test_long_chains_need_no_recursion() -> None:
+    m = Maker()
+    m.buffer("b0", 4, kind="input")
+    (i,) = axes(4)
+    for k in range(3000):
+        m.buffer(f"b{k + 1}", 4)
+        m.pointwise(f"b{k + 1}", (i,), m.load(f"b{k}", i))
+    schedule = m.schedule("b3000", fusion=False)
+    assert len(schedule.steps) == 3000
+
+
+@pytest.mark.parametrize("repeat", range(2))
+def test_order_is_deterministic(repeat: int) -> None:
+    first = softmax_graph(8, 8).schedule("y")
+    second = softmax_graph(8, 8).schedule("y")
+    assert first.steps == second.steps and first.decisions == second.decisions

@@ -1,0 +1,162 @@
+"""Writes the pages of docs/reference that are made from the code. `make docs` runs it; a test compares."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from polyfuse.base import errors
+from polyfuse.base.settings import MODES, option_infos
+from polyfuse.ir import ops
+from polyfuse.plugin import hookspecs
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+NOTE = "<!-- Made by tools/generate_docs.py from the code: change it there, then run `make docs`. -->"
+
+
+def settings_page() -> str:
+    """The options and the modes."""
+    lines = [
+        "# Settings",
+        "",
+        NOTE,
+        "",
+        "An option is set, later ones winning, by its environment variable, by the mode given to",
+        '`torch.compile(mode=...)`, and by `torch.compile(backend="polyfuse", options={...})`. An unknown',
+        "option is an error that names the nearest known ones; `polyfuse settings` shows all values.",
+        "",
+    ]
+    for info in option_infos().values():
+        kind = " or ".join(f"`{choice!r}`" for choice in info.choices) or f"`{info.kind}`"
+        lines += [f"## `{info.name}`", "", info.doc, ""]
+        if info.name == "plugin_options":
+            lines += ["- environment: `POLYFUSE_PLUGIN__OPTION`", ""]
+            continue
+        lines += [f"- takes: {kind}" + (f", at least {info.minimum}" if info.minimum is not None else "")]
+        lines += [f"- default: `{info.default!r}`", f"- environment: `{info.variable}`", ""]
+    lines += ["# Modes", ""]
+    for mode, preset in MODES.items():
+        chosen = ", ".join(f"`{name}={value}`" for name, value in preset.items()) or "the defaults"
+        lines.append(f"- `{mode}`: {chosen}")
+    return "\n".join(lines)
+
+
+def hooks_page() -> str:
+    """The hook specifications, in the order in which they are called."""
+    lines = ["# Hooks", "", NOTE, "", inspect.getdoc(hookspecs) or "", ""]
+    for name, function in hooks():
+        arguments = ", ".join(inspect.signature(function).parameters)
+        lines += [f"## `{name}({arguments})`", ""]
+        doc = inspect.getdoc(function) or ""
+        text, _, example = doc.partition("Example::")
+        for line in text.rstrip().splitlines():
+            head, colon, rest = line.partition(":")
+            known = head in ("Arguments", "Called", "Errors")
+            lines.append(f"- **{head}**: {rest.strip()}" if colon and known else _continued(line, lines))
+        lines += ["", "```python", inspect.cleandoc("\n" + example), "```", ""]
+    return "\n".join(lines)
+
+
+def errors_page() -> str:
+    """The exceptions, as a tree."""
+    lines = [
+        "# Errors",
+        "",
+        NOTE,
+        "",
+        "Every message names the cause and, after a semicolon, what to do about it.",
+        "",
+    ]
+    for depth, error in _tree(errors.PolyfuseError, 0):
+        lines += [f"{'#' * (depth + 2)} `{error.__name__}`", "", inspect.getdoc(error) or "", ""]
+    return "\n".join(lines)
+
+
+def scalar_ops_page() -> str:
+    """The table of scalar operations, and the kinds of reductions, scans, stores and random numbers."""
+    lines = ["# Scalar operations", "", NOTE, "", inspect.getdoc(ops) or "", ""]
+    lines += ["| operation | operands | types | gives | within (ulp) |", "|---|:-:|---|---|:-:|"]
+    for row in ops.SCALAR_OPS.values():
+        types = _TYPE_GROUPS.get(row.types) or " ".join(map(str, row.types))
+        gives = "bool" if row.result == "bool" else "the same"
+        lines.append(f"| `{row.name}` | {row.arity} | {types} | {gives} | {row.ulp or 'exact'} |")
+    remarks = _remarks(ops)
+    lines += ["", remarks["SCALAR_OPS"], ""]
+    for title, name in (("Reductions", "REDUCTIONS"), ("Scans", "SCANS")):
+        lines += [f"## {title}", "", "| kind | operands | results |", "|---|:-:|:-:|"]
+        lines += [f"| `{kind}` | {a} | {b} |" for kind, (a, b) in getattr(ops, name).items()]
+        lines += ["", remarks[name], ""]
+    lines += ["## Store modes", "", " ".join(f"`{mode}`" for mode in ops.STORE_MODES), ""]
+    lines += [remarks["STORE_MODES"], "", "## Random numbers", "", remarks["RANDOM"]]
+    return "\n".join(lines)
+
+
+_TYPE_GROUPS = {
+    ops.FLOATS: "floats",
+    ops.NUMBERS: "numbers",
+    ops.INTEGERS: "integers",
+    ops.COMPUTED: "all",
+    ops.FLOATS + ops.SIGNED: "floats, signed integers",
+    ops.INTEGERS + ops.BOOL: "integers, bool",
+}
+
+
+def _remarks(module: ModuleType) -> dict[str, str]:
+    """The texts that stand below constants of a module."""
+    body = ast.parse(inspect.getsource(module)).body
+    found: dict[str, str] = {}
+    for first, second in itertools.pairwise(body):
+        target = first.target if isinstance(first, ast.AnnAssign) else None
+        if isinstance(first, ast.Assign):
+            target = first.targets[0]
+        if (
+            isinstance(target, ast.Name)
+            and isinstance(second, ast.Expr)
+            and isinstance(second.value, ast.Constant)
+        ):
+            found[target.id] = inspect.cleandoc(str(second.value.value))
+    return found
+
+
+def hooks() -> Iterator[tuple[str, Callable[..., object]]]:
+    """(name, function) of each hook, in the order of the module."""
+    for name, value in vars(hookspecs).items():
+        if name.startswith("polyfuse_") and callable(value):
+            yield name, value
+
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "settings.md": settings_page,
+    "hooks.md": hooks_page,
+    "errors.md": errors_page,
+    "scalar-ops.md": scalar_ops_page,
+}
+
+
+def _continued(line: str, before: list[str]) -> str:
+    return f"  {line}" if line and before[-1].startswith(("- ", "  ")) else line
+
+
+def _tree(error: type[Exception], depth: int) -> Iterator[tuple[int, type[Exception]]]:
+    yield depth, error
+    for child in sorted(error.__subclasses__(), key=lambda item: item.__name__):
+        if child.__module__ == errors.__name__:
+            yield from _tree(child, depth + 1)
+
+
+def main() -> int:
+    """Write all pages."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make().rstrip() + "\n", encoding="utf-8")
+        print(f"wrote docs/reference/{name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
