@@ -44,7 +44,9 @@ def emit_kernels(schedule: Schedule, session: CompileSession) -> dict[tuple[str,
 
 
 def _candidates(first: str, step: Launch, session: CompileSession) -> Iterator[Backend]:
-    """The backend the launch was scheduled for, then the others that claim all its nodes, loaded when reached."""
+    """The backend the launch was scheduled for, then the others that claim all its nodes, each loaded when
+    reached.
+    """
     yield session.plugins.backend(first)
     for backend in session.backends(step.kernel.device):
         if backend.name != first and all(_claims(backend, node) for node in step.nodes):

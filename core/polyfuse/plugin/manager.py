@@ -120,8 +120,8 @@ class PluginManager:
             return self._orders[device_type]
 
     def each_backend(self, device_type: str) -> Iterator[Backend]:
-        """Yield the backends for a device type in order, each loaded only when it is reached: mostly the first
-        one answers, and the others cost nothing.
+        """Yield the backends for a device type in order, each loaded only when it is reached: mostly the
+        first one answers, and the others cost nothing.
         """
         with self._lock:
             if device_type not in self._names:
@@ -259,7 +259,8 @@ class PluginManager:
             ):
                 continue
             if named or least is None or (rank is not None and rank > least):
-                instead = f"{chosen.name!r} takes its place" if chosen is not None else "eager mode takes its place"
+                taker = repr(chosen.name) if chosen is not None else "eager mode"
+                instead = f"{taker} takes its place"
                 warn_once(
                     "plugin",
                     f"backend {state.name!r} cannot be used: {state.reason}; until then {instead}",
