@@ -73,12 +73,12 @@ def kernels(selection: Selection) -> Plan:
 
 
 def models(selection: Selection) -> Plan:
-    from polyfuse_bench.models import FAMILIES
+    from polyfuse_bench.models import FAMILIES, MAIN_FAMILIES
 
     effort = dataclasses.asdict(selection.effort)
     tasks = [
         {**selection.model_task("model", name, mode), "backends": selection.backends, "effort": effort}
-        for name in _chosen(FAMILIES, selection.only, "model family")
+        for name in _chosen(FAMILIES, selection.only or MAIN_FAMILIES, "model family")
         for mode in selection.modes
     ]
     return [functools.partial(_contest_row, task) for task in tasks]
