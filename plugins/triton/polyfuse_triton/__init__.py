@@ -1,0 +1,1 @@
+"""The Triton backend of Polyfuse: kernels for NVIDIA GPUs."""

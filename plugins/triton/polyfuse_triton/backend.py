@@ -1,0 +1,80 @@
+"""The Triton code generator as a backend. Thin: each method hands over to the module that does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from polyfuse.base.settings import Settings
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.nodes import Node
+from polyfuse.plugin import Backend, Claim, Config, Launchable, Source
+from polyfuse_triton.target import Target, targets_of
+
+__all__ = ["TritonBackend"]
+
+_VERSION = "1"
+
+
+class TritonBackend(Backend):
+    """Kernels for NVIDIA GPUs in Triton."""
+
+    spawns_compiler = False
+    worker = "polyfuse_triton.toolchain:build"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        # At once: without a GPU this backend is of no use, and the next one should know it.
+        self.targets: tuple[Target, ...] = targets_of(settings)
+
+    @property
+    def target(self) -> Target:
+        """What tilings are chosen for."""
+        return self.targets[0]
+
+    def claims(self, node: Node) -> Claim:
+        """Loops over values of the types that the GPU has."""
+        from polyfuse_triton.codegen import claims
+
+        return claims(node, self.target)
+
+    def configs(self, kernel: Kernel) -> Sequence[Config]:
+        """Tilings, the best guess first."""
+        from polyfuse_triton.codegen import configs
+
+        return configs(kernel, self.target)
+
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        """The kernel as a Triton program, with its `KernelMeta` as meta."""
+        from polyfuse_triton.codegen import emit
+
+        return emit(kernel, config, self.target)
+
+    def build(self, sources: Sequence[Source], folder: Path) -> None:
+        """Compile in this process; the core calls the worker instead."""
+        from polyfuse_triton.toolchain import build
+
+        build(sources, folder, self.worker_options())
+
+    def worker_options(self) -> Mapping[str, object]:
+        """Architectures and what to keep."""
+        return {"archs": [target.arch for target in self.targets], "debug": self._debug}
+
+    def load(self, folder: Path) -> Mapping[str, Launchable]:
+        """Launchers of a built folder's kernels, by key."""
+        from polyfuse_triton.launcher import load
+
+        return load(folder)
+
+    def describe(self) -> Mapping[str, str]:
+        """Triton, the architectures, and the version of this backend."""
+        return {
+            "triton": metadata.version("triton"),
+            "targets": " ".join(target.name for target in self.targets),
+            "generator": _VERSION,
+        }
+
+    @property
+    def _debug(self) -> bool:
+        return str(self.settings.plugin_option("triton", "debug", "") or "0") not in ("0", "False", "false")

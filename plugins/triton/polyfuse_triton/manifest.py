@@ -1,0 +1,47 @@
+"""The Triton backend's manifest: what it is, before anything of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polyfuse.plugin.api import API_VERSION
+from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+
+__all__ = ["polyfuse_doctor", "polyfuse_manifest"]
+
+
+@hookimpl
+def polyfuse_manifest() -> Manifest:
+    """Introduce the backend."""
+    return Manifest(
+        name="triton",
+        version="0.1.0",
+        distribution="polyfuse",
+        api=API_VERSION,
+        device_types=("cuda",),
+        load="polyfuse_triton.backend:TritonBackend",
+        priority={"cuda": 100},
+        offers=(Offer.KERNELS,),
+        requires=Requires(
+            packages=("triton>=3.6,<3.10",), hardware=("an NVIDIA GPU of compute capability 8.0 or later",)
+        ),
+        options={
+            "target": "Architectures to compile for, such as `sm_90` or `sm_80,sm_90`; empty: those of the "
+            "GPUs of this machine.",
+            "debug": "Keep PTX beside each kernel and line numbers in it: 1 or 0.",
+        },
+        summary="Kernels for NVIDIA GPUs, generated as Triton programs and compiled in worker processes",
+    )
+
+
+@hookimpl
+def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:
+    """Report on the GPUs, the driver, Triton and its assembler."""
+    from polyfuse_triton.doctor import findings
+
+    return findings(settings)

@@ -1,0 +1,104 @@
+"""What kernels are compiled for: the architecture, and the facts about the GPU that tilings depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
+from polyfuse.base.settings import Settings
+
+__all__ = ["OLDEST", "Target", "known_target", "targets_of"]
+
+OLDEST = 80
+"""The oldest compute capability, as a number of two or three digits, that kernels are made for."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One kind of GPU.
+
+    Attributes:
+        arch: compute capability as a number: 90 for 9.0.
+        processors: number of streaming multiprocessors.
+        shared_bytes: most shared memory that one program may ask for.
+        l2_bytes: size of the last cache.
+        warp: threads that run in step.
+    """
+
+    arch: int
+    processors: int
+    shared_bytes: int
+    l2_bytes: int
+    warp: int = 32
+
+    @property
+    def name(self) -> str:
+        """As the assembler spells it."""
+        return f"sm_{self.arch}"
+
+
+# The largest chip of each architecture, for compiling without one at hand; shared memory is a property of the
+# architecture.
+_KNOWN: Mapping[int, Target] = {
+    80: Target(80, 108, 166912, 40 << 20),
+    86: Target(86, 84, 101376, 6 << 20),
+    89: Target(89, 142, 101376, 72 << 20),
+    90: Target(90, 132, 232448, 50 << 20),
+    100: Target(100, 148, 232448, 126 << 20),
+    103: Target(103, 148, 232448, 126 << 20),
+    120: Target(120, 188, 101376, 96 << 20),
+}
+
+
+def known_target(name: str) -> Target:
+    """The target called `sm_90` and the like, with the facts of the largest chip of that architecture."""
+    text = name.strip().lower()
+    digits = text.removeprefix("sm_").rstrip("af")
+    if text.startswith("sm_") and digits.isdigit() and int(digits) >= OLDEST:
+        arch = int(digits)
+        nearest = max((known for known in _KNOWN if known <= arch), default=OLDEST)
+        return replace(_KNOWN[nearest], arch=arch)
+    raise InvalidOptionError(
+        f"option 'triton.target' has {name!r}, which is no architecture",
+        f"write sm_{OLDEST}, sm_90 or the like, several with commas between",
+    )
+
+
+def targets_of(settings: Settings) -> tuple[Target, ...]:
+    """What to compile for: the option `triton.target`, or the kinds of GPU in this machine, each once.
+
+    The first is the one that tilings are chosen for. Raises `BackendUnavailableError` where there is none.
+    """
+    named = str(settings.plugin_option("triton", "target", "") or "")
+    if named:
+        return tuple(dict.fromkeys(known_target(part) for part in named.split(",") if part.strip()))
+    return _present()
+
+
+def _present() -> tuple[Target, ...]:
+    import torch
+
+    if torch.version.cuda is None:
+        raise BackendUnavailableError("this torch is built without CUDA", "install one that is built with it")
+    if not torch.cuda.is_available():
+        raise BackendUnavailableError(
+            "no NVIDIA GPU can be used here", "check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+        )
+    found: dict[int, Target] = {}
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        arch = facts.major * 10 + facts.minor
+        if arch >= OLDEST and arch not in found:
+            found[arch] = Target(
+                arch,
+                facts.multi_processor_count,
+                int(facts.shared_memory_per_block_optin),
+                int(facts.L2_cache_size),
+            )
+    if not found:
+        raise BackendUnavailableError(
+            f"every GPU here is older than compute capability {OLDEST // 10}.{OLDEST % 10}",
+            "use a newer one; eager mode runs on these",
+        )
+    return tuple(found.values())
