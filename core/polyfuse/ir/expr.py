@@ -25,7 +25,7 @@ class Expr:
             it is false), ``cast``, ``bitcast`` (type: `dtype`), ``size`` (attrs: index over shape symbols;
             i64), ``rand`` (attrs: kind; args: seed, offset).
         args: operand expressions.
-        dtype: type of the value. A load has its buffer's type, bf16 and f16 included; its readers cast it.
+        dtype: type of the value. A load has its buffer's type, storage types included; its readers cast it.
         attrs: what is not an expression.
     """
 
@@ -103,7 +103,7 @@ def cast(value: Expr, dtype: DType) -> Expr:
     """`value` converted to another type as torch converts it."""
     if value.dtype is dtype:
         return value
-    if value.op == "const" and dtype not in (DType.bf16, DType.f16):
+    if value.op == "const" and not dtype.is_storage:
         if dtype.is_float or not value.dtype.is_float or _finite(value.attrs[0]):
             return const(value.attrs[0], dtype)
     return Expr("cast", (value,), dtype)

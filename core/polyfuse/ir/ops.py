@@ -23,7 +23,7 @@ INTEGERS = SIGNED + UNSIGNED
 BOOL = (DType.bool,)
 NUMBERS = FLOATS + INTEGERS
 COMPUTED = NUMBERS + BOOL
-"""Types that values are computed in; bf16 and f16 exist only in memory."""
+"""Types that values are computed in; narrower floating-point types exist only in memory."""
 
 
 @dataclass(frozen=True)

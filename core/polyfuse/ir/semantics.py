@@ -18,7 +18,13 @@ from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
 
 _WIDE_UNSIGNED = (DType.u16, DType.u32, DType.u64)
-_SIGNED_TWIN = {DType.u16: torch.int16, DType.u32: torch.int32, DType.u64: torch.int64}
+_TWINS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
 
 
 def scalar(op: str, operands: tuple[Tensor, ...], dtype: DType) -> Tensor:
@@ -223,5 +229,5 @@ def scatter(storage: Tensor, index: Tensor, value: Tensor, mode: str) -> None:
 
 def _twin(tensor: Tensor) -> Tensor:
     """The same bits as a type that torch can index and select."""
-    twins = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-    return tensor.view(twins[tensor.dtype]) if tensor.dtype in twins else tensor
+    twin = _TWINS.get(tensor.dtype)
+    return tensor if twin is None else tensor.view(twin)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import builtins
+import re
 from enum import Enum
 
 import torch
 
 
 class DType(Enum):
-    """A scalar type, by its name in IR text. bf16 and f16 are storage types: values are computed in f32."""
+    """A scalar type, by its name in IR text.
+
+    Floating-point types narrower than f32 are storage types: they are loaded, stored and converted, and
+    values are computed in f32. The two of eight bits are torch's ``float8_e4m3fn`` (no infinity: what is too
+    large becomes NaN) and ``float8_e5m2``.
+    """
 
     f32 = "f32"
     f64 = "f64"
     bf16 = "bf16"
     f16 = "f16"
+    f8e4m3 = "f8e4m3"
+    f8e5m2 = "f8e5m2"
     i8 = "i8"
     i16 = "i16"
     i32 = "i32"
@@ -38,7 +46,17 @@ class DType(Enum):
     @property
     def is_float(self) -> builtins.bool:
         """Whether this is a floating-point type."""
-        return self in (DType.f32, DType.f64, DType.bf16, DType.f16)
+        return self in (DType.f32, DType.f64) or self.is_storage
+
+    @property
+    def is_storage(self) -> builtins.bool:
+        """Whether this is a floating-point type that exists in memory alone."""
+        return self in (DType.bf16, DType.f16) or self.is_eight_bit_float
+
+    @property
+    def is_eight_bit_float(self) -> builtins.bool:
+        """Whether this is a floating-point type of one byte."""
+        return self in (DType.f8e4m3, DType.f8e5m2)
 
     @property
     def is_integer(self) -> builtins.bool:
@@ -53,7 +71,7 @@ class DType(Enum):
     @property
     def compute(self) -> DType:
         """The type in which values of this type are computed."""
-        return DType.f32 if self in (DType.bf16, DType.f16) else self
+        return DType.f32 if self.is_storage else self
 
     @property
     def torch(self) -> torch.dtype:
@@ -61,13 +79,16 @@ class DType(Enum):
         return _TO_TORCH[self]
 
 
-_BYTES = {d: int("".join(c for c in d.value if c.isdigit()) or 8) // 8 for d in DType}
+_BITS = re.compile(r"[a-z]+(\d+)")
+_BYTES = {d: int(found.group(1)) // 8 if (found := _BITS.match(d.value)) else 1 for d in DType}
 
 _TO_TORCH: dict[DType, torch.dtype] = {
     DType.f32: torch.float32,
     DType.f64: torch.float64,
     DType.bf16: torch.bfloat16,
     DType.f16: torch.float16,
+    DType.f8e4m3: torch.float8_e4m3fn,
+    DType.f8e5m2: torch.float8_e5m2,
     DType.i8: torch.int8,
     DType.i16: torch.int16,
     DType.i32: torch.int32,
@@ -82,5 +103,6 @@ _FROM_TORCH = {t: d for d, t in _TO_TORCH.items()}
 
 
 def from_torch(dtype: torch.dtype) -> DType | None:
-    """The IR type of a torch dtype; None for those the IR does not compute in (complex, quantised, fp8)."""
+    """The IR type of a torch dtype; None for those the IR does not have (complex, quantised, the rarer ones
+    of eight bits)."""
     return _FROM_TORCH.get(dtype)

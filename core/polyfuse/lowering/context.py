@@ -154,12 +154,12 @@ class LoweringContext:
 
     def rounded(self, body: Expr, dtype: DType) -> Expr:
         """`body` as eager mode stores it between two operators: rounded to half precision if that is asked
-        for."""
+        for. Eight bits are always rounded to: who stores so few wants the values that they have."""
         if dtype is dtype.compute:
             return body
         if body.op == "const":
             return const(round_half(float(body.attrs[0]), dtype), body.dtype) if body.dtype.is_float else body
-        if self.eager_rounding:
+        if self.eager_rounding or dtype.is_eight_bit_float:
             return cast(cast(body, dtype), dtype.compute)
         return body
 

@@ -339,7 +339,7 @@ def view_dtype(ctx: LoweringContext, node: Any, value: TensorValue, dtype: torch
         raise UnsupportedError(f"bits of {value.torch_dtype} read as {dtype} change the width")
     if old is new:
         return value
-    if any(t in (DType.bf16, DType.f16, DType.bool) for t in (old, new)):
+    if any(t.is_storage or t is DType.bool for t in (old, new)):
         raise UnsupportedError(f"bits of {value.torch_dtype} read as {dtype} are not computed with")
     if value.view is not None and value.faithful and value.raw is None:
         view = value.view

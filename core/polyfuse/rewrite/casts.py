@@ -6,7 +6,7 @@ from polyfuse.ir.expr import Expr
 from polyfuse.ir.expr import cast as plain_cast
 from polyfuse.ir.types import DType
 
-_EXACT_BITS = {DType.f64: 53, DType.f32: 24, DType.bf16: 8, DType.f16: 11}
+_EXACT_BITS = {DType.f64: 53, DType.f32: 24, DType.bf16: 8, DType.f16: 11, DType.f8e4m3: 4, DType.f8e5m2: 3}
 
 
 def holds(wide: DType, narrow: DType) -> bool:

@@ -40,7 +40,9 @@ def round_f32(value: float) -> float:
 
 
 def round_half(value: float, dtype: DType) -> float:
-    """`value` rounded to a half-precision type, bf16 or f16, to even on ties."""
+    """`value` rounded to a storage type, to even on ties."""
+    if dtype.is_eight_bit_float:
+        return _round_eight_bits(value, dtype)
     if dtype is DType.f16:
         try:
             return float(struct.unpack("e", struct.pack("e", value))[0])
@@ -52,6 +54,13 @@ def round_half(value: float, dtype: DType) -> float:
     bits = struct.unpack("I", struct.pack("f", single))[0]
     bits += 0x7FFF + ((bits >> 16) & 1)
     return float(struct.unpack("f", struct.pack("I", bits & 0xFFFF0000))[0])
+
+
+def _round_eight_bits(value: float, dtype: DType) -> float:
+    # torch's conversion is the definition, overflow included
+    import torch
+
+    return float(torch.tensor(value, dtype=torch.float32).to(dtype.torch).float().item())
 
 
 def fold(op: str, args: tuple[Expr, ...]) -> Expr | None:

@@ -10,7 +10,8 @@ from polyfuse.rewrite.casts import cast
 
 __all__ = ["simplifier"]
 
-_NARROW = (DType.bf16, DType.f16)
+# Types whose rounding is no more than that; who converts to eight bits wants the values that these have.
+_ROUNDED = (DType.bf16, DType.f16)
 
 
 def simplifier(numerics: str) -> Callable[[Expr], Expr]:
@@ -25,7 +26,7 @@ def simplifier(numerics: str) -> Callable[[Expr], Expr]:
         if (
             numerics == "fast"
             and value.op == "cast"
-            and value.dtype in _NARROW
+            and value.dtype in _ROUNDED
             and value.args[0].dtype is expr.dtype
         ):
             return value.args[0]

@@ -36,6 +36,8 @@ def _close(found: Tensor, wanted: Tensor, tolerance: Tolerance, slack: Tensor | 
     if not found.dtype.is_floating_point:
         twin = _SIGNED.get(found.dtype)
         return found == wanted if twin is None else found.view(twin) == wanted.view(twin)
+    if found.element_size() == 1:
+        found, wanted = found.float(), wanted.float()
     same = (found == wanted) | (found.isnan() & wanted.isnan())
     if tolerance.signed_zero:
         same &= (found.signbit() == wanted.signbit()) | (found != 0) | found.isnan()
@@ -58,6 +60,6 @@ def _spacing(value: Tensor) -> Tensor:
 
 
 def _shown(value: Tensor) -> str:
-    if value.dtype is torch.bfloat16:
+    if value.dtype.is_floating_point and value.element_size() <= 2:
         return str(value.float().item())
     return str(value.item() if value.dtype not in _SIGNED else value.numpy().item())

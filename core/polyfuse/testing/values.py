@@ -20,6 +20,15 @@ _DOUBLE = (2.2250738585072014e-308, 5e-324, -5e-324, 1.7976931348623157e308, -1.
 _HALF = (65504.0, -65504.0, 6e-8, 6.1e-5, 0.333, 1000.5, 2049.0)
 
 
+_TWINS = {
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
+
+
 def special(dtype: DType) -> Tensor:
     """The edge values of a type."""
     if dtype is DType.bool:
@@ -70,6 +79,5 @@ def operands(dtype: DType, arity: int) -> tuple[Tensor, ...]:
 
 def index(values: Tensor, positions: Tensor) -> Tensor:
     """Elements of a tensor of any type."""
-    twins = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-    twin = twins.get(values.dtype)
+    twin = _TWINS.get(values.dtype)
     return values[positions] if twin is None else values.view(twin)[positions].view(values.dtype)

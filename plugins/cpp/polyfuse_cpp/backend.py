@@ -50,6 +50,8 @@ class CppBackend(Backend):
         if isinstance(node, Scatter) and node.mode not in ("set", *STORE_MODES):
             return No(f"the store mode {node.mode} is unknown")
         for expr in walk(*node.expressions()):
+            if expr.dtype.is_eight_bit_float:
+                return No(f"the C++ code generator has no {expr.dtype}")
             operand = expr.args[-1].dtype if expr.args else expr.dtype
             reason = unsupported_op(expr.op, operand)
             if reason:
