@@ -157,7 +157,8 @@ class MemoryScope(Scope):
 
     def _store_text(self, stmt: Stmt, address: str, value: str, mode: str, count: str = "") -> str:
         if mode == "set":
-            return f"store_n({address}, {value}, {count});" if count else f"store({address}, {value});"
+            whole = "stream" if id(stmt) in self.streams else "store"
+            return f"store_n({address}, {value}, {count});" if count else f"{whole}({address}, {value});"
         self.features.add("update")
         alone = self._alone(stmt)
         if count:

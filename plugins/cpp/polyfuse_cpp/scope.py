@@ -56,6 +56,7 @@ class Scope:
         local_lanes: lanes that one element of scratch spans: 1 unless lanes run along a parallel axis.
         features: headers that the text needs, collected.
         tiles: element text of the tile that stands for a load or store (by identity).
+        streams: stores (by identity) that bypass the caches where a whole vector is written.
     """
 
     facts: Facts
@@ -69,6 +70,7 @@ class Scope:
     features: set[str] = field(default_factory=set)
     env: dict[str, Value] = field(default_factory=dict)
     tiles: Mapping[int, str] = field(default_factory=dict)
+    streams: frozenset[int] = frozenset()
 
     def child(self, **changes: object) -> Self:
         """The same place one scope further in."""

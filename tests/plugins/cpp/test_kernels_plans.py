@@ -119,6 +119,36 @@ def test_tiles(dtype: DType, shape: tuple[int, int], isa: str) -> None:
     assert torch.equal(o, a.t())
 
 
+@pytest.mark.parametrize("dtype", [f32, DType.f64, DType.i32])
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("isa", ISAS)
+def test_large_results_of_tiles_bypass_the_caches(dtype: DType, offset: int, isa: str, threads: int) -> None:
+    """Where the machine can; and a result that does not begin at a cache line is written like any other."""
+    m, n = 1000, 1056
+    k = KernelBuilder({"x0": m, "x1": n})
+    k.arg("a", dtype), k.arg("b", dtype), k.out("o", dtype), k.out("p", dtype)
+    i, j = k["x0"] * n + k["x1"], k["x1"] * 1024 + k["x0"]
+    s = k.section()
+    value = s.op("add", s.load("a", j), s.load("b", i))
+    s.store("o", i, value), s.store("p", j, s.op("neg", value))
+    kernel = k.build()
+    text = backend(isa).emit(kernel).text
+    streams = isa == "" and backend().isa.lanes * 4 == 64
+    assert ("stream(o" in text, "tile_store<true>(p" in text) == (streams, streams)
+    a, b = ((torch.randn(n, size) * 99).to(dtype.torch) for size in (1024, m))
+    b = b.reshape(m, n)
+    buffers = [torch.zeros(m * n + 16, dtype=dtype.torch), torch.zeros(n * 1024 + 16, dtype=dtype.torch)]
+    o, p = (buffer[offset:] for buffer in buffers)
+    compiled(kernel, isa)(a, b, o, p)
+    want = a[:, :m].t() + b
+    assert torch.equal(o[: m * n].view(m, n), want)
+    assert torch.equal(p[: n * 1024].view(n, 1024)[:, :m], -want.t())
+    assert not p[: n * 1024].view(n, 1024)[:, m:].any()
+    assert all(
+        not buffer[:offset].any() and not buffer[buffer.numel() - 16 + offset :].any() for buffer in buffers
+    )
+
+
 @pytest.mark.parametrize("isa", ISAS)
 def test_tiles_inside_other_axes_with_rows_and_columns(threads: int, isa: str) -> None:
     b, m, n = 3, 200, 130

@@ -1,0 +1,248 @@
+"""One stage of a kernel as C++ text: the function that does a range of its items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.symbolic import IndexLike, product
+from polyfuse_cpp.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.body import Frame
+from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.nest import emit_sections
+from polyfuse_cpp.tiling import Plan, is_apart
+from polyfuse_cpp.writer import Writer
+
+__all__ = ["StageText", "blocks_text", "parameters"]
+
+_STACK_BYTES = 16384
+
+
+def parameters(kernel: Kernel) -> str:
+    """The parameter list."""
+    parts = []
+    for argument in kernel.args:
+        name = safe_name(argument.name)
+        if argument.kind == "size":
+            parts.append(f"i64 {name}")
+        else:
+            constant = "const " if argument.kind == "in" else ""
+            parts.append(f"{constant}{argument.dtype}* {name}")
+    return ", ".join(parts)
+
+
+def blocks_text(size: IndexLike, lanes: int) -> str:
+    """Vectors that cover an extent."""
+    if isinstance(size, int):
+        return str(-(-size // lanes))
+    return f"({index_text(size)} + {lanes - 1}) / {lanes}"
+
+
+@dataclass
+class StageText:
+    """The function that does a range of a kernel's items."""
+
+    kernel: Kernel
+    facts: Facts
+    plan: Plan
+    out: Writer
+    features: set[str]
+    name: str
+
+    def emit(self) -> None:
+        """Write the function."""
+        head = (
+            f"static __attribute__((noinline)) void {self.name}({parameters(self.kernel)}"
+            f"{', ' if self.kernel.args else ''}i64 begin, i64 end, bool alone)"
+        )
+        with self.out.block(head):
+            heap = self._scratch()
+            self._items()
+            for name in heap:
+                self.out.line(f"scratch_free({name});")
+
+    def items_text(self) -> str:
+        """How many pieces of work there are to share out, as text."""
+        plan, facts = self.plan, self.facts
+        if not plan.lane or plan.across:
+            return index_text(product(facts.sizes[a] for a in plan.axes))
+        blocks = blocks_text(facts.sizes[plan.lane], plan.lanes)
+        if plan.along:
+            return blocks
+        rest = product(facts.sizes[a] for a in plan.axes[:-1])
+        return blocks if rest == 1 else f"({index_text(rest)}) * ({blocks})"
+
+    def _items(self) -> None:
+        """Write the loops over the items from ``begin`` to ``end``."""
+        if self.plan.lane and not self.plan.across:
+            self._lanes_apart()
+        else:
+            self._points()
+
+    def _scratch(self) -> list[str]:
+        """Declare locals; on the heap where they are big or of unknown size."""
+        wide = self.plan.lanes * self.plan.unroll if self.plan.lane and not self.plan.across else 1
+        heap = []
+        for local in self.kernel.locals:
+            name, kind = safe_name(local.name), local.dtype
+            if isinstance(local.size, int) and local.size * wide * kind.itemsize <= _STACK_BYTES:
+                count = max(1, -(-local.size * wide // 16) * 16 + 16)
+                self.out.line(f"alignas(64) {kind} {name}[{count}];")
+            else:
+                size = f"(({index_text(local.size)}) * {wide} + 16) * {kind.itemsize}"
+                self.out.line(f"{kind}* const {name} = ({kind}*)scratch_new({size});")
+                heap.append(name)
+        return heap
+
+    def _frame(self, lane: str | None, copies: int = 1, tail: str | None = None) -> Frame:
+        apart = bool(self.plan.lane and not self.plan.across)
+        exclusive = frozenset(
+            id(a.stmt)
+            for a in self.facts.accesses
+            if a.is_store
+            and a.mode != "set"
+            and (self.plan.serial or self.plan.along or self._never_collides(a.stmt))
+        )
+        return Frame(
+            facts=self.facts,
+            out=self.out,
+            lane=lane,
+            lanes=self.plan.lanes,
+            copies=copies,
+            tail=tail,
+            exclusive=exclusive,
+            local_lanes=self.plan.lanes * self.plan.unroll if apart else 1,
+            features=self.features,
+        )
+
+    def _never_collides(self, stmt: Stmt) -> bool:
+        access = next(a for a in self.facts.accesses if a.stmt is stmt)
+        if any(self.facts.hints[a] != 1 or self.facts.sizes[a] != 1 for a in self.facts.raxes):
+            return False
+        return all(is_apart(access, a, self.facts) for a in self.facts.axes)
+
+    # Lanes along a reduction axis, or none: one point after the other.
+
+    def _points(self) -> None:
+        axes = self.plan.axes
+        self._odometer(axes, "begin")
+        frame = self._frame(None)
+        with self.out.block("for (i64 item = begin; item < end; ++item)"):
+            emit_sections(self.kernel, self.plan, frame)
+            self._advance(axes)
+
+    def _odometer(self, axes: Sequence[str], start: str) -> None:
+        """Positions on `axes` at a flat position."""
+        moving = [a for a in axes if self.facts.sizes[a] != 1]
+        for name in axes:
+            if name not in moving:
+                self.out.line(f"const i64 {safe_name(name)} = 0;")
+        if not moving:
+            return
+        if len(moving) == 1:
+            self.out.line(f"i64 {safe_name(moving[0])} = {start};")
+            return
+        self.out.line(f"i64 rest = {start};")
+        for name in reversed(moving[1:]):
+            size = index_text(self.facts.sizes[name])
+            self.out.line(f"i64 {safe_name(name)} = rest % ({size});")
+            self.out.line(
+                f"rest /= {size};" if size.isidentifier() or size.isdigit() else f"rest /= ({size});"
+            )
+        self.out.line(f"i64 {safe_name(moving[0])} = rest;")
+
+    def _advance(self, axes: Sequence[str]) -> None:
+        moving = [a for a in axes if self.facts.sizes[a] != 1]
+        if not moving:
+            return
+        text = f"++{safe_name(moving[0])};"
+        for name in moving[1:]:
+            plain = safe_name(name)
+            text = f"if (++{plain} == {index_text(self.facts.sizes[name])}) {{ {plain} = 0; {text} }}"
+        self.out.line(text)
+
+    # Lanes along a parallel axis: pieces of rows.
+
+    def _lanes_apart(self) -> None:
+        plan, out = self.plan, self.out
+        size = self.facts.sizes[plan.lane]
+        outer = plan.axes[:-1]
+        if plan.along:
+            self._outer_loops(outer, size)
+            return
+        if all(self.facts.sizes[a] == 1 for a in outer):
+            for name in outer:
+                out.line(f"const i64 {safe_name(name)} = 0;")
+            out.line(
+                f"const i64 from = begin * {plan.lanes}, "
+                f"to = index_min(end * {plan.lanes}, {index_text(size)});"
+            )
+            self._piece()
+            return
+        blocks = blocks_text(size, plan.lanes)
+        out.line(f"const i64 blocks = {blocks};")
+        self._odometer(outer, "begin / blocks")
+        out.line("i64 block = begin % blocks;")
+        with out.block("for (i64 item = begin; item < end;)"):
+            out.line("const i64 stop = index_min(blocks, block + end - item);")
+            out.line(
+                f"const i64 from = block * {plan.lanes}, "
+                f"to = index_min(stop * {plan.lanes}, {index_text(size)});"
+            )
+            with out.block():
+                self._piece()
+            out.line("item += stop - block;")
+            out.line("block = 0;")
+            self._advance(outer)
+
+    def _outer_loops(self, outer: Sequence[str], size: IndexLike) -> None:
+        plan, out = self.plan, self.out
+        if not outer:
+            out.line(
+                f"const i64 from = begin * {plan.lanes}, "
+                f"to = index_min(end * {plan.lanes}, {index_text(size)});"
+            )
+            self._piece()
+            return
+        name = safe_name(outer[0])
+        with out.block(f"for (i64 {name} = 0; {name} < {index_text(self.facts.sizes[outer[0]])}; ++{name})"):
+            self._outer_loops(outer[1:], size)
+
+    def _piece(self) -> None:
+        """The lane axis from ``from`` to ``to``: whole steps, then what is left."""
+        plan, out, facts = self.plan, self.out, self.facts
+        name, wide = safe_name(plan.lane), plan.lanes * plan.unroll
+        size = facts.sizes[plan.lane]
+        outside = self._frame(plan.lane)
+        hoisted = self._hoist(outside)
+        out.line(f"i64 {name} = from;")
+        with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
+            frame = self._frame(plan.lane, plan.unroll)
+            frame.env = dict(outside.env)
+            emit_sections(self.kernel, plan, frame, hoisted)
+        if static_multiple(size, plan.lanes) and plan.unroll == 1:
+            return
+        with out.block(f"for (; {name} < to; {name} += {plan.lanes})"):
+            tail = None
+            if not static_multiple(size, plan.lanes):
+                out.line(f"const i64 n = index_min({plan.lanes}, to - {name});")
+                tail = "n"
+            frame = self._frame(plan.lane, 1, tail)
+            frame.env = dict(outside.env)
+            emit_sections(self.kernel, plan, frame, hoisted)
+
+    def _hoist(self, frame: Frame) -> frozenset[int]:
+        """Write what no lane changes in front of the lane loop; the statements that are done with."""
+        done: set[int] = set()
+        for section in self.kernel.sections:
+            for stmt in section.body:
+                depends = self.facts.depends_of(stmt)
+                if not stmt.targets or not self.facts.is_pure(stmt) or stmt.targets[0] in frame.env:
+                    continue
+                if depends & {self.plan.lane, self.plan.tile, *self.facts.raxes}:
+                    continue
+                if all(a in frame.env for a in stmt.args):
+                    frame.emit(stmt)
+                    done.add(id(stmt))
+        return frozenset(done)

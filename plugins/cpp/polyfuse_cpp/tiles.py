@@ -1,0 +1,172 @@
+"""A stage whose accesses run along two different axes: square tiles of both, turned over in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from polyfuse.symbolic import coefficient, free_axes, product
+from polyfuse_cpp.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.body import Frame
+from polyfuse_cpp.facts import Access
+from polyfuse_cpp.nest import emit_sections
+from polyfuse_cpp.ops import cost_of, vector_type
+from polyfuse_cpp.stage import StageText, blocks_text
+
+__all__ = ["TiledText"]
+
+_LONG = 1024
+"""Extent along the lanes of a block of tiles: long, so that results are written row by row."""
+
+_STREAMED_LONG, _STREAMED_DEEP = 256, 32
+"""Extents of a block whose results bypass the caches: then it is better to read whole rows than to write
+them.
+"""
+
+_STREAMED_BYTES = 4 << 20
+"""Size of a result from which on it is not worth a place in the caches: what a tile writes lies far apart, so
+that a line is long gone before its neighbour comes, and fetching it first costs as much as writing it."""
+
+_CHEAP = 16
+"""Price of a tile's row up to which the rows are written side by side, and stay in registers."""
+
+_LINE = 64
+"""Bytes of a cache line, which only a whole one may bypass the caches."""
+
+
+@dataclass
+class TiledText(StageText):
+    """A stage with a second axis along which some accesses are contiguous."""
+
+    def __post_init__(self) -> None:
+        self.streamed = frozenset(id(a.stmt) for a in self.facts.accesses if self._is_streamed(a))
+
+    def items_text(self) -> str:
+        """How many blocks of tiles there are, as text."""
+        plan, facts = self.plan, self.facts
+        rest = product(facts.sizes[a] for a in plan.axes[:-2])
+        long, deep = self._block()
+        counts = [blocks_text(facts.sizes[plan.tile], deep), blocks_text(facts.sizes[plan.lane], long)]
+        return " * ".join(f"({t})" for t in ([] if rest == 1 else [index_text(rest)]) + counts)
+
+    def _block(self) -> tuple[int, int]:
+        """Extents of a block along the lanes and along the other axis: whole cache lines of the accesses
+        there.
+        """
+        smallest = min(self.facts.memory[a.buffer].itemsize for a in self.plan.tiled)
+        deep = max(self.plan.lanes, _LINE // smallest)
+        return (_STREAMED_LONG, max(deep, _STREAMED_DEEP)) if self.streamed else (_LONG, deep)
+
+    def _is_streamed(self, access: Access) -> bool:
+        """Whether a result is large, and written in whole cache lines."""
+        plan, facts = self.plan, self.facts
+        size = facts.memory[access.buffer].itemsize
+        # a register is as wide as the lanes of four bytes
+        if (
+            access.mode != "set"
+            or access.indirect
+            or access.stmt.attrs[-1]
+            or plan.lanes * min(size, 4) % _LINE
+        ):
+            return False
+        if sum(a.buffer == access.buffer for a in facts.accesses) > 1:
+            return False
+        along = plan.tile if access in plan.tiled else plan.lane
+        if coefficient(access.index, along) != 1:
+            return False
+        elements = 1
+        for name in free_axes(access.index):
+            step = coefficient(access.index, name)
+            if name != along and (step is None or not static_multiple(step, _LINE // size)):
+                return False
+            elements *= facts.hints[name]
+        return elements * size >= _STREAMED_BYTES
+
+    def _items(self) -> None:
+        """Every item is a block of both axes; inside it, tiles as wide as a vector are turned over."""
+        plan, out, facts = self.plan, self.out, self.facts
+        self.features.add("tile")
+        lane, side, lanes = safe_name(plan.lane), safe_name(plan.tile), plan.lanes
+        long, deep = self._block()
+        sizes = {plan.tile: facts.sizes[plan.tile], plan.lane: facts.sizes[plan.lane]}
+        out.line(f"const i64 down = {blocks_text(sizes[plan.tile], deep)};")
+        out.line(f"const i64 over = {blocks_text(sizes[plan.lane], long)};")
+        with out.block("for (i64 item = begin; item < end; ++item)"):
+            out.line(f"const i64 {side}_a = item / over % down * {deep};")
+            out.line(f"const i64 {lane}_a = item % over * {long};")
+            out.line(f"const i64 {side}_e = index_min({side}_a + {deep}, {index_text(sizes[plan.tile])});")
+            out.line(f"const i64 {lane}_e = index_min({lane}_a + {long}, {index_text(sizes[plan.lane])});")
+            self._odometer(plan.axes[:-2], "item / over / down")
+            outside = self._frame(plan.lane)
+            hoisted = self._hoist(outside)
+            loops = [
+                f"for (i64 {side}_b = {side}_a; {side}_b < {side}_e; {side}_b += {lanes})",
+                f"for (i64 {lane} = {lane}_a; {lane} < {lane}_e; {lane} += {lanes})",
+            ]
+            outer, inner = reversed(loops) if self.streamed else loops
+            with out.block(outer), out.block(inner):
+                self._tile(outside, hoisted)
+        if self.streamed:
+            out.line("stream_end();")
+
+    def _tile(self, outside: Frame, hoisted: frozenset[int]) -> None:
+        """One tile: a whole one, or one at an edge."""
+        plan, out = self.plan, self.out
+        lane, side, lanes = safe_name(plan.lane), safe_name(plan.tile), plan.lanes
+        tests = []
+        for name, first, last in ((plan.lane, lane, f"{lane}_e"), (plan.tile, f"{side}_b", f"{side}_e")):
+            if not static_multiple(self.facts.sizes[name], lanes):
+                tests.append(f"{last} - {first} >= {lanes}")
+        if not tests:
+            self._whole(outside, hoisted)
+            return
+        with out.block(f"if ({' && '.join(tests)})", "} else {"):
+            self._whole(outside, hoisted)
+        with out.block("  "):
+            out.line(f"const i64 m = index_min({lanes}, {side}_e - {side}_b);")
+            out.line(f"const i64 n = index_min({lanes}, {lane}_e - {lane});")
+            self._turned(outside, hoisted, edge=True)
+        out.line("}")
+
+    def _whole(self, outside: Frame, hoisted: frozenset[int]) -> None:
+        """A whole tile: its rows side by side where they are cheap, so that nothing of it goes through
+        memory.
+        """
+        stmts = (s for part in self.kernel.sections for s in part.body)
+        cost = sum(cost_of(s.op) for s in stmts if id(s) not in hoisted)
+        self._turned(outside, hoisted, unroll=cost <= _CHEAP)
+
+    def _turned(
+        self, outside: Frame, hoisted: frozenset[int], *, unroll: bool = False, edge: bool = False
+    ) -> None:
+        """Loads are turned, every row is computed, stores are turned back; of a tile at an edge, `n` lanes
+        and `m` rows.
+        """
+        plan, out, facts = self.plan, self.out, self.facts
+        side = safe_name(plan.tile)
+        names: Mapping[str, str] = {plan.tile: f"{side}_b"}
+        tiles: dict[int, str] = {}
+        after: list[str] = []
+        extent, tail = (", n, m", "n") if edge else ("", None)
+        for number, access in enumerate(plan.tiled):
+            name = f"tile{number}"
+            tiles[id(access.stmt)] = f"{name}[k]"
+            step = coefficient(access.index, plan.lane)
+            assert step is not None
+            indirect = {f"@{k}": outside.text(v, False) for k, v in enumerate(access.indirect)}
+            place = f"{safe_name(access.buffer)} + {index_text(access.index, {**names, **indirect})}"
+            out.line(f"{vector_type(facts.memory[access.buffer])} {name}[{plan.lanes}];")
+            if access.is_store:
+                streams = "<true>" if id(access.stmt) in self.streamed and not edge else ""
+                after.append(f"tile_store{streams}({place}, {name}, {index_text(step)}{extent});")
+            else:
+                out.line(f"tile_load({name}, {place}, {index_text(step)}{extent});")
+        if unroll:
+            out.line(f"#pragma GCC unroll {plan.lanes}")
+        with out.block(f"for (int k = 0; k < {'m' if edge else plan.lanes}; ++k)"):
+            out.line(f"const i64 {side} = {side}_b + k;")
+            frame = self._frame(plan.lane, 1, tail)
+            frame.env, frame.tiles, frame.streams = dict(outside.env), tiles, self.streamed
+            emit_sections(self.kernel, plan, frame, hoisted)
+        for line in after:
+            out.line(line)
