@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -20,7 +20,8 @@ from polyfuse.lowering.numbers import size_number
 from polyfuse.lowering.report import LoweringReport
 from polyfuse.lowering.sizes import SizeTable
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.rewrite import cast, round_half, scalar
+from polyfuse.plugin.traits import Traits
+from polyfuse.rewrite import cast, is_held, round_half, scalar
 from polyfuse.symbolic import Index, IndexLike, free_axes
 
 _SLOW = frozenset(name for name, row in SCALAR_OPS.items() if row.slow)
@@ -55,6 +56,7 @@ class LoweringContext:
         readers: traced node to who reads it.
         position: position of the traced node in work.
         bound_symbols: unbacked shape symbols that some call defines; only ever asked for membership.
+        traits: of a device, as the backend that will most likely serve it uses it.
         eager_rounding: whether half-precision intermediates are rounded as eager mode rounds them.
     """
 
@@ -69,6 +71,7 @@ class LoweringContext:
         self.env: dict[Any, Any] = {}
         self.last_use: dict[Any, int] = {}
         self.position = 0
+        self.traits: Callable[[str], Traits] = lambda device: Traits()
         self.eager_rounding = settings.numerics == "eager"
         self.readers: dict[Any, Readers] = {}
         self.bound_symbols: set[str] = set()

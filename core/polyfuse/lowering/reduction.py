@@ -20,9 +20,6 @@ from polyfuse.lowering.views import wrap
 from polyfuse.rewrite import cast, make
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, product
 
-TWO_PASS_LIMIT = 16384
-"""Longest rows whose variance is computed in two passes; they stay in a near cache between the passes."""
-
 Values = Callable[[Sequence[IndexLike]], tuple[Expr, ...]]
 """From an index in each dimension of the operand to what is reduced there."""
 
@@ -362,7 +359,7 @@ def moments(
     correction = 1 if correction is None else correction
     if count == 0:
         return const(math.nan, kind), const(math.nan, kind)
-    if isinstance(count, int) and count <= TWO_PASS_LIMIT:
+    if isinstance(count, int) and count <= ctx.traits(like.device).two_pass_row:
         target = ctx.temporary(kind, like.device, like.size)
         (total,) = reduce(ctx, "sum", value.size, dims, lambda p: (value.at(p),), (target,))
         average = ctx.temporary(kind, like.device, like.size)

@@ -16,6 +16,8 @@ from polyfuse.plugin.manager import PluginManager, PluginState, State
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 
 __all__ = [
+from polyfuse.plugin.rewriting import Rewrite, RewriteContext
+from polyfuse.plugin.traits import Traits
     "API_VERSION",
     "ENTRY_POINT_GROUP",
     "Backend",
@@ -37,3 +39,5 @@ __all__ = [
     "check_api",
     "hookimpl",
 ]
+    "TensorValue",
+    "Traits",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 from polyfuse.base.digest import digest
 from polyfuse.base.settings import Settings
 from polyfuse.plugin.claims import Claim, Yes
+from polyfuse.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
@@ -140,6 +141,12 @@ class Backend(ABC):
     def group(self, node: Node) -> Hashable:
         """Return a key; nodes may share a kernel only if theirs are equal. By default, all are."""
         return None
+
+    def traits(self, device: str) -> Traits:
+        """Return what the scheduler should know of a device, `"cpu"` or `"name:index"`. Asked once for each
+        graph.
+        """
+        return Traits()
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Return candidate tilings, the best guess first. Empty: this kernel has nothing to choose."""

@@ -58,10 +58,8 @@ def fuse(units: list[Unit], rules: Rules, fuel: Fuel, decisions: list[Decision])
     """Merge units until nothing more fuses; the result is in the order of each unit's earliest node."""
     refused: set[tuple[int, int]] = set()
     alive = list(units)
-    searches: list[_Search] = [_candidates]
-    if rules.settings.list_fusion:
-        # only when nothing is left that saves memory traffic
-        searches.append(_list_candidates)
+    # the second only when nothing is left that saves memory traffic
+    searches: tuple[_Search, ...] = (_candidates, _list_candidates)
     for search in searches:
         for _ in range(MAX_ROUNDS):
             count = len(alive)
@@ -163,7 +161,7 @@ def _list_candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, in
     """Neighbours among the units of equal structure."""
     alike: dict[tuple[str, ...], list[Unit]] = {}
     for unit in units:
-        if not unit.is_call:
+        if not unit.is_call and rules.fuses_lists(unit):
             alike.setdefault(structure(unit), []).append(unit)
     pairs = [(a, b) for group in alike.values() for a, b in zip(group[::2], group[1::2], strict=False)]
     return [((0, 0, 0), i, a, b) for i, (a, b) in enumerate(pairs) if (a.bits, b.bits) not in refused]

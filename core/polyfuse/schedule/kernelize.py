@@ -13,6 +13,7 @@ from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
 from polyfuse.ir.nodes import LoopNode, Origin
 from polyfuse.ir.ops import REDUCTIONS, SCALAR_OPS, SCANS
 from polyfuse.ir.types import DType
+from polyfuse.plugin import Traits
 from polyfuse.schedule.axes import flat_position, indices_in, merged_space
 from polyfuse.schedule.body import (
     Effect,
@@ -27,15 +28,15 @@ from polyfuse.schedule.space import Space
 from polyfuse.schedule.units import Unit
 from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, axis_size, product, substitute, symbol
 
-ROW_BYTES = 256 * 1024
-"""Largest row that is kept in per-point scratch rather than computed again."""
 WORTH_KEEPING = 10
 """Operations that an expression needs before keeping its value for a later loop beats computing it again."""
 
 
 @dataclass(frozen=True)
 class KernelContext:
-    """What kernel construction needs to know of its surroundings."""
+    """What kernel construction needs to know of its surroundings; `traits` are those of a backend on a
+    device.
+    """
 
     graph: Graph
     removed: frozenset[str]
@@ -43,13 +44,15 @@ class KernelContext:
     simplify: Callable[[Expr], Expr]
     reorder: bool
     numerics: str
+    traits: Callable[[str, str], Traits]
 
 
 def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
     """The kernel of `unit`, and its operands: buffer names and size expressions, per argument."""
     space, mapping = _loops(unit, context)
     effects = effects_of(unit.members, mapping, context.graph, context.removed, context.simplify)
-    layout = _Layout(assign_sections(effects), space, context)
+    row_bytes = context.traits(unit.backend, unit.device).row_bytes
+    layout = _Layout(assign_sections(effects), space, context, row_bytes)
     sections, locals_ = layout.sections()
     return _finish(unit, space, sections, locals_, context)
 
@@ -75,6 +78,7 @@ class _Layout:
     effects: list[Effect]
     space: Space
     context: KernelContext
+    row_bytes: int
     names: dict[Expr, str] = field(default_factory=dict)
     loop_names: dict[Expr, str] = field(default_factory=dict)
     parallel: list[list[Stmt]] = field(default_factory=list)
@@ -152,7 +156,7 @@ class _Layout:
                 if not self.varies(expr) or expr in kept:
                     return True
                 first = seen.get(expr)
-                if first is None or first >= k or not self._worth(expr, row):
+                if first is None or first >= k or not self._worth(expr, row, k):
                     return False
                 store = stores.get(expr)
                 if store is not None and store.section < k:
@@ -170,20 +174,32 @@ class _Layout:
                 seen.setdefault(expr, k)
         return kept, tuple(locals_)
 
-    def _worth(self, expr: Expr, row: IndexLike) -> bool:
+    def _worth(self, expr: Expr, row: IndexLike, k: int) -> bool:
+        """Whether a value known in an earlier loop should be, or must be, kept for loop `k`."""
         if expr.op == "scanned":
             return True
         if expr.op == "load":
-            return (bool(expr.attrs[2]) and self._row_fits(expr, row)) or expr.attrs[0] in self.mutable
-        if any(x.op == "scanned" or (x.op == "load" and x.attrs[0] in self.mutable) for x in walk(expr)):
+            return (bool(expr.attrs[2]) and self._row_fits(expr, row)) or self._is_overwritten(expr, k)
+        if any(x.op == "scanned" or self._is_overwritten(x, k) for x in walk(expr)):
             return True
         if not self._row_fits(expr, row):
             return False
         slow = any(x.op in SCALAR_OPS and SCALAR_OPS[x.op].slow for x in walk(expr) if self.varies(x))
         return slow or expr.weight >= WORTH_KEEPING
 
+    def _is_overwritten(self, expr: Expr, k: int) -> bool:
+        """Whether an earlier section than `k` stores to what a load reads."""
+        return (
+            expr.op == "load"
+            and expr.attrs[0] in self.mutable
+            and any(
+                e.op == "store" and e.buffer == expr.attrs[0] and e.section + (e.level == "R") <= k
+                for e in self.effects
+            )
+        )
+
     def _row_fits(self, expr: Expr, row: IndexLike) -> bool:
-        return self.context.hint(row) * expr.dtype.itemsize <= ROW_BYTES
+        return self.context.hint(row) * expr.dtype.itemsize <= self.row_bytes
 
     def _effect(self, effect: Effect, k: int, out: list[Stmt], looped: bool) -> None:
         if effect.op == "store" and effect.buffer in self.mutable:

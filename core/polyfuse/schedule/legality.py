@@ -8,17 +8,14 @@ from dataclasses import dataclass
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import LoopNode
-from polyfuse.plugin import Backend
+from polyfuse.plugin import Backend, Traits
 from polyfuse.schedule.diagnose import mismatch
 from polyfuse.schedule.space import Match, Space, match_spaces
 from polyfuse.schedule.units import Member, Unit, UnitAccess, remap
 from polyfuse.symbolic import Index, IndexLike, axis_size, product
 
-FEW_ROWS = 8
-LONG_LOOP = 8192
-"""A kernel with fewer than FEW_ROWS parallel points and loops longer than LONG_LOOP is not given a second
-loop that stores: each such loop alone can be split among cores, a sequence of them at one point cannot.
-"""
+_WIDEST = 8
+"""Bytes of the widest type."""
 
 Half = tuple[tuple[Member, ...], tuple[UnitAccess, ...]]
 
@@ -34,14 +31,19 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Rules:
-    """What legality depends on besides the two units."""
+    """What legality depends on besides the two units. `traits` are those of a backend on a device."""
 
     graph: Graph
     settings: Settings
     backends: Mapping[str, Backend]
+    traits: Callable[[str, str], Traits]
     roots: Mapping[str, str]
     hint: Callable[[IndexLike], int]
     fresh: Callable[[IndexLike], Index]
+
+    def fuses_lists(self, unit: Unit) -> bool:
+        """Whether units that do the same to other data become one kernel."""
+        return self.settings.list_fusion or self.traits(unit.backend, unit.device).fuses_lists
 
 
 def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
@@ -107,7 +109,7 @@ def _without_sharing(rules: Rules, first: Unit, second: Unit) -> bool:
     """Whether two units may share a kernel although they share no data."""
     if rules.settings.aggressive_fusion:
         return not (first.is_reduction or second.is_reduction)
-    return rules.settings.list_fusion and structure(first) == structure(second)
+    return rules.fuses_lists(first) and structure(first) == structure(second)
 
 
 def _common_space(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
@@ -207,7 +209,9 @@ def _conflict(a: UnitAccess, b: UnitAccess) -> str:
 
 
 def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
-    """Refuse a second loop at few parallel points (see FEW_ROWS)."""
+    """Refuse a second loop at few parallel points: alone, each such loop can be divided among cores; a
+    sequence of them at one point cannot.
+    """
     if not match.space.raxes or not (first.is_reduction or second.is_reduction):
         return ""
     inner_second = match.second_level == "R" or (match.second_level is None and second.is_reduction)
@@ -218,7 +222,11 @@ def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
         return ""
     rows = rules.hint(product(axis_size(a) for a in match.space.axes))
     length = rules.hint(product(axis_size(a) for a in match.space.raxes))
-    if rows < FEW_ROWS and length > LONG_LOOP:
+    traits = rules.traits(first.backend, first.device)
+    if (first.has_scan or second.has_scan) and first.is_reduction and second.is_reduction:
+        if length * _WIDEST > traits.row_bytes:
+            return "what a scan gives cannot be kept for another loop over so long a row"
+    if rows < traits.few_rows and length > traits.long_row:
         return "there are too few parallel points to run several loops at each"
     return ""
 

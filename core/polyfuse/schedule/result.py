@@ -15,8 +15,8 @@ class Decision:
     """One fusion decision.
 
     Attributes:
-        kind: ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"`` (buffer kept inside a kernel),
-            ``"inplace"``, ``"backend"``.
+        kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
+            (buffer kept inside a kernel), ``"inplace"``, ``"backend"``.
         first, second: names of the nodes or buffers concerned.
         reason: why, in words.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import warn_once
@@ -19,6 +20,7 @@ from polyfuse.schedule.legality import Rules
 from polyfuse.schedule.lifetimes import inplace_pairs, kernel_local, last_uses
 from polyfuse.schedule.result import Call, Decision, Launch, Schedule
 from polyfuse.schedule.space import fresh_axes
+from polyfuse.schedule.split import split_reductions
 from polyfuse.schedule.units import Unit, call_unit, loop_unit
 from polyfuse.symbolic import IndexLike, bounds, free_symbols
 from polyfuse.symbolic.text import evaluate
@@ -39,8 +41,9 @@ def schedule_graph(
         UnsupportedError: no backend claims a node.
     """
     decisions: list[Decision] = []
-    roots = storage_roots(graph)
     hint = _hints(graph)
+    graph = split_reductions(graph, backends, hint, decisions)
+    roots = storage_roots(graph)
     deps = dependencies(graph, graph.nodes, roots)
     alive = live_nodes(graph, graph.nodes, deps, roots)
     for node, lives in zip(graph.nodes, alive, strict=True):
@@ -60,14 +63,15 @@ def schedule_graph(
         else:
             units.append(call_unit(node, position))
     link(units, deps)
-    rules = Rules(graph, settings, by_name, roots, hint, fresh)
+    traits = cache(lambda name, device: by_name[name].traits(device))
+    rules = Rules(graph, settings, by_name, traits, roots, hint, fresh)
     if settings.fusion:
         units = fuse(units, rules, Fuel(settings.fuel), decisions)
     units = order_units(units, deps)
     removed = kernel_local(graph, units, roots)
     decisions.extend(Decision("local", name, "", "only one kernel needs it") for name in sorted(removed))
     context = KernelContext(
-        graph, removed, hint, simplifier(settings.numerics), settings.loop_ordering, settings.numerics
+        graph, removed, hint, simplifier(settings.numerics), settings.loop_ordering, settings.numerics, traits
     )
     steps = [_step(unit, i, context) for i, unit in enumerate(units)]
     last = last_uses(graph, steps, removed, roots)

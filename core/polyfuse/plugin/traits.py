@@ -1,0 +1,44 @@
+"""What the compiler should know of a device before any code is generated: how wide it is, what stays near."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Traits"]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """The shape of a device, as one backend uses it. The defaults fit a processor with few threads and large
+    caches.
+
+    Attributes:
+        blocks: groups of threads that must all have work for the device to be busy. Where a reduction has
+            fewer parallel points than that, and long loops, its loops are divided among parallel points: one
+            kernel makes partial results, a second one combines them. 0: never.
+        lanes: parallel points that are neighbours in memory which one group takes together.
+        chunk: elements that a group must at least be left with for dividing a loop to pay.
+        row_bytes: longest row that each parallel point can keep between two loops (`Kernel.locals`); what
+            does not fit is computed again. 0: none.
+        few_rows, long_row: a kernel with fewer parallel points than `few_rows` and loops longer than
+            `long_row` gets no second loop that stores: on its own, such a loop can be divided among threads.
+        two_pass_row: longest rows whose variance is computed in two passes; longer ones in a single pass,
+            which does more arithmetic.
+        hoists: whether a kernel computes what does not vary along its inner loop only once. Where not, costly
+            values are stored before they are broadcast.
+        fuses_lists: whether kernels that do the same to tensors of equal size are better one kernel, as with
+            the option `list_fusion`: where starting a kernel is dear.
+        alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
+            programs then copy inputs that are not. 0: nothing is promised.
+    """
+
+    blocks: int = 0
+    lanes: int = 64
+    chunk: int = 8192
+    row_bytes: int = 256 * 1024
+    few_rows: int = 8
+    long_row: int = 8192
+    two_pass_row: int = 16384
+    hoists: bool = True
+    fuses_lists: bool = False
+    alignment: int = 0
