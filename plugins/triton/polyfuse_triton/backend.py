@@ -10,7 +10,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
 from polyfuse.plugin import Backend, Claim, Config, Launchable, Source
-from polyfuse_triton.target import Target, targets_of
+from polyfuse_triton.target import Target, driver_major, targets_of
 
 __all__ = ["TritonBackend"]
 
@@ -21,12 +21,13 @@ class TritonBackend(Backend):
     """Kernels for NVIDIA GPUs in Triton."""
 
     spawns_compiler = False
-    worker = "polyfuse_triton.toolchain:build"
+    worker = "polyfuse_triton.toolchain:build_in_worker"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         # At once: without a GPU this backend is of no use, and the next one should know it.
         self.targets: tuple[Target, ...] = targets_of(settings)
+        self._driver = driver_major()
 
     @property
     def target(self) -> Target:
@@ -58,8 +59,9 @@ class TritonBackend(Backend):
         build(sources, folder, self.worker_options())
 
     def worker_options(self) -> Mapping[str, object]:
-        """Architectures and what to keep."""
-        return {"archs": [target.arch for target in self.targets], "debug": self._debug}
+        """Architectures, the driver that will load the code, and what to keep."""
+        archs = [target.arch for target in self.targets]
+        return {"archs": archs, "driver": self._driver, "debug": self._debug}
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """Launchers of a built folder's kernels, by key."""
@@ -68,10 +70,12 @@ class TritonBackend(Backend):
         return load(folder)
 
     def describe(self) -> Mapping[str, str]:
-        """Triton, the architectures, and the version of this backend."""
+        """Triton, the architectures, the driver where it decides on the assembler, and this backend."""
         return {
             "triton": metadata.version("triton"),
             "targets": " ".join(target.name for target in self.targets),
+            "driver": f"CUDA {self._driver}" if self._driver else "none",
+            "debug": str(int(self._debug)),
             "generator": _VERSION,
         }
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings
 
-__all__ = ["OLDEST", "Target", "known_target", "targets_of"]
+__all__ = ["OLDEST", "Target", "driver_major", "known_target", "shared_limit", "targets_of"]
 
 OLDEST = 80
 """The oldest compute capability, as a number of two or three digits, that kernels are made for."""
@@ -74,6 +75,24 @@ def targets_of(settings: Settings) -> tuple[Target, ...]:
     if named:
         return tuple(dict.fromkeys(known_target(part) for part in named.split(",") if part.strip()))
     return _present()
+
+
+def shared_limit(arch: int) -> int:
+    """The most shared memory that one program may ask for on an architecture."""
+    return known_target(f"sm_{arch}").shared_bytes
+
+
+def driver_major() -> int:
+    """The major version of CUDA that the installed driver supports; 0 without a driver.
+
+    Asking this does not initialise the driver.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    found = ctypes.c_int(0)
+    return found.value // 1000 if driver.cuDriverGetVersion(ctypes.byref(found)) == 0 else 0
 
 
 def _present() -> tuple[Target, ...]:
