@@ -81,7 +81,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         "resize_as"
     ),
     "indexing": _names(
-        "index_add index_copy index_fill isin take _unsafe_index _unsafe_index_put _unsafe_masked_index "
+        "index_copy index_fill isin take _unsafe_index _unsafe_index_put _unsafe_masked_index "
         "_unsafe_masked_index_put_accumulate embedding_dense_backward affine_grid_generator "
         "max_unpool2d max_unpool3d "
         "grid_sampler_2d"
@@ -100,6 +100,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "native_dropout": own_decompositions.native_dropout,
     "slice_scatter": own_decompositions.slice_scatter,
     "diagonal_scatter": own_decompositions.diagonal_scatter,
+    "index_add": own_indexing.index_add,
     "index_reduce": own_indexing.index_reduce,
     "put": own_indexing.put,
     "take": own_indexing.take,

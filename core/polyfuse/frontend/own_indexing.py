@@ -15,6 +15,7 @@ from torch import Tensor
 __all__ = [
     "adaptive_max_pool2d_backward",
     "adaptive_max_pool3d_backward",
+    "index_add",
     "index_reduce",
     "masked_scatter",
     "max_pool2d_backward",
@@ -25,6 +26,19 @@ __all__ = [
 
 _FEW_WINDOWS = 25
 """Over one element: so many are gathered from."""
+
+
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
+    """Rows added to the rows that `index` names. Eager mode refuses rows of another type: it is left to do
+    so."""
+    if x.dtype != source.dtype:
+        return NotImplemented
+    if alpha != 1:
+        source = source * alpha
+    if x.dim() == 0:
+        return torch.index_put(x.view(1), [index.view(1)], source.view(1), accumulate=True).view(())
+    places = [*(None for _ in range(dim % x.dim())), index.view(-1)]
+    return torch.ops.aten.index_put.default(x, places, source, True)
 
 
 def index_reduce(

@@ -10,7 +10,6 @@ from polyfuse.lowering.extern import call
 from polyfuse.lowering.pointwise import elementwise, promoted
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.rewrite import cast
 from polyfuse.torch_compat import ops
 
 
@@ -35,8 +34,12 @@ def convert(ctx: LoweringContext, node: Any, value: TensorValue, *others: Any, *
     if source.device != result.device:
         copied: TensorValue = call(ctx, node.meta["val"], name, (value, *others), named)
         return copied
-    body = source.expand_to(axes_of(result.size))
-    return ctx.lazy(result, body if source.dtype is result.dtype else cast(body, result.dtype.compute))
+    axes = axes_of(result.size)
+    if source.dtype is result.dtype:
+        return ctx.lazy(result, source.expand_to(axes))
+    # where digits are cut off, the rounding to half precision before may decide which
+    through = None if result.dtype.is_float else source.dtype
+    return ctx.lazy(result, ctx.operand(source, axes, result.dtype.compute, result.device, through))
 
 
 @lowers("aten.fill.Scalar", "aten.fill.Tensor", "aten.full_like.default")

@@ -175,11 +175,11 @@ class LoweringContext:
         through: DType | None = None,
     ) -> Expr:
         """What an operator reads of an operand at `axes`, converted to `dtype`: tensors broadcast, numbers
-        repeat. An operand of another type than `through`, where given, is first rounded to that."""
+        repeat. With `through`, an operand is first rounded to that type, as eager mode does by storing it."""
         narrow = through is not None and through is not through.compute
         if isinstance(value, TensorValue):
             element = self.local(value, device).expand_to(axes)
-            narrow = narrow and value.dtype is not through
+            narrow = narrow and through is not None and not is_held(element, through)
         elif isinstance(value, (bool, int, float)):
             return (
                 const(round_half(float(value), through), dtype)

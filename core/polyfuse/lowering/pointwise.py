@@ -19,6 +19,7 @@ from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make, scalar, where
 
 Body = Callable[..., Expr]
+Through = DType | None
 
 
 def elementwise(
@@ -27,16 +28,18 @@ def elementwise(
     operands: Sequence[Any],
     body: Body,
     compute: DType | None = None,
-    through: DType | None = None,
+    through: Through | tuple[Through, ...] = None,
 ) -> TensorValue:
     """``body`` of broadcast operands, each converted to `compute` (by default the type the result is computed
-    in), those of other types than `through` by way of that."""
+    in), by way of `through` where that is given, for all of them or for each."""
     result = ctx.template(node.meta["val"])
     if result.dtype is None:
         raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
     axes = axes_of(result.size)
     kind = compute or result.dtype.compute
-    return ctx.lazy(result, body(*[ctx.operand(o, axes, kind, result.device, through) for o in operands]))
+    ways = through if isinstance(through, tuple) else (through,) * len(operands)
+    values = [ctx.operand(o, axes, kind, result.device, w) for o, w in zip(operands, ways, strict=True)]
+    return ctx.lazy(result, body(*values))
 
 
 def common(operands: Sequence[Any]) -> DType | None:
@@ -102,7 +105,7 @@ BINARY: dict[str, tuple[str, ...]] = {
 }
 """Two operands, computed in the result's type."""
 
-STEPS = frozenset({"remainder", "fmod"})
+STEPS = frozenset({"remainder", "fmod", "floor", "ceil", "trunc", "round", "sign"})
 """Where the rounding of an operand may move the result by a step, as in comparisons: it is rounded as eager
 mode does it."""
 
@@ -129,10 +132,19 @@ def _plain(op: str) -> Callable[..., TensorValue]:
     def lower(ctx: LoweringContext, node: Any, *operands: Any) -> TensorValue:
         if op == "nextafter" and node.meta["val"].dtype.itemsize < 4:
             raise UnsupportedError("neighbours in half precision are found by eager")
-        through = common(operands) if op in STEPS or (op in ROUNDED and ctx.eager_rounding) else None
+        through: Through | tuple[Through, ...] = None
+        if op in STEPS or (op in ROUNDED and ctx.eager_rounding):
+            through = common(operands)
+        elif op == "floor_div":
+            through = (common(operands), _own_type(operands[1]))
         return elementwise(ctx, node, operands, lambda *args: make(op, *args), through=through)
 
     return lower
+
+
+def _own_type(operand: Any) -> DType | None:
+    """The type of a divisor: eager mode keeps the precision of single numbers."""
+    return operand.dtype if isinstance(operand, TensorValue) else None
 
 
 def _same(op: str) -> Callable[..., TensorValue]:
@@ -146,7 +158,7 @@ def _same(op: str) -> Callable[..., TensorValue]:
         return make(op, x)
 
     def lower(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
-        return elementwise(ctx, node, (x,), body)
+        return elementwise(ctx, node, (x,), body, through=x.dtype if op in STEPS else None)
 
     return lower
 
@@ -154,11 +166,16 @@ def _same(op: str) -> Callable[..., TensorValue]:
 def _comparison(op: str) -> Callable[..., TensorValue]:
     def lower(ctx: LoweringContext, node: Any, a: Any, b: Any) -> TensorValue:
         operands = (a, b)
-        return elementwise(
-            ctx, node, operands, lambda x, y: make(op, x, y), promoted(operands), common(operands)
-        )
+        kind = common(operands)
+        # no sign depends on the rounding to a type with the exponents of single precision
+        through = None if kind is DType.bf16 and _is_zero(b) else kind
+        return elementwise(ctx, node, operands, lambda x, y: make(op, x, y), promoted(operands), through)
 
     return lower
+
+
+def _is_zero(operand: Any) -> bool:
+    return isinstance(operand, (int, float)) and operand == 0
 
 
 def truth(x: Expr) -> Expr:
@@ -210,8 +227,18 @@ def _scaled(ctx: LoweringContext, node: Any, op: str, a: Any, b: Any, alpha: Any
 def div_mode(
     ctx: LoweringContext, node: Any, a: Any, b: Any, rounding_mode: str | None = None
 ) -> TensorValue:
-    op = {"floor": "floor_div", "trunc": "trunc_div", None: "div"}[rounding_mode]
-    return elementwise(ctx, node, (a, b), lambda x, y: make(op, x, y))
+    if rounding_mode != "trunc":
+        return _plain("div" if rounding_mode is None else "floor_div")(ctx, node, a, b)
+    kind = common((a, b))
+    rounds = kind is not None and kind is not kind.compute and isinstance(b, TensorValue) and b.size != ()
+
+    def body(x: Expr, y: Expr) -> Expr:
+        if not rounds or kind is None:
+            return make("trunc_div", x, y)
+        # eager mode stores the quotient in half precision before it cuts off the fraction
+        return make("trunc", cast(cast(make("div", x, y), kind), kind.compute))
+
+    return elementwise(ctx, node, (a, b), body, through=(kind, _own_type(b)))
 
 
 @lowers("aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor", "aten.pow.Scalar")
@@ -302,7 +329,8 @@ def classify(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
             return make("lt", v, const(0, v.dtype))
         return const(False, DType.bool)
 
-    return elementwise(ctx, node, (x,), body, promoted((x,)))
+    # what is finite in single precision may be infinite in half precision
+    return elementwise(ctx, node, (x,), body, promoted((x,)), x.dtype)
 
 
 @lowers("aten.logical_not.default")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from polyfuse.ir.expr import Expr
 from polyfuse.ir.expr import cast as plain_cast
 from polyfuse.ir.types import DType
+from polyfuse.rewrite.fold import round_half
 
 _EXACT_BITS = {DType.f64: 53, DType.f32: 24, DType.bf16: 8, DType.f16: 11, DType.f8e4m3: 4, DType.f8e5m2: 3}
 
@@ -25,6 +28,37 @@ def holds(wide: DType, narrow: DType) -> bool:
     if narrow.is_signed and not wide.is_signed:
         return False
     return bits <= wide.itemsize * 8 - wide.is_signed
+
+
+_KEEPING = {
+    "neg": (0,),
+    "abs": (0,),
+    "where": (1, 2),
+    "maximum": (0, 1),
+    "minimum": (0, 1),
+    "fmax": (0, 1),
+    "fmin": (0, 1),
+}
+"""Operations whose result is one of their operands, perhaps with another sign: which ones."""
+
+
+@lru_cache(maxsize=4096)
+def is_held(value: Expr, dtype: DType) -> bool:
+    """Whether `value` certainly is a value of the half-precision type `dtype`, though computed in a wider
+    one.
+    """
+    if holds(dtype, value.dtype):
+        return True
+    if value.op == "cast":
+        return holds(dtype, value.args[0].dtype)
+    if value.op == "const":
+        return value.dtype.is_float and _is_same(float(value.attrs[0]), round_half(value.attrs[0], dtype))
+    kept = _KEEPING.get(value.op)
+    return kept is not None and all(is_held(value.args[k], dtype) for k in kept)
+
+
+def _is_same(a: float, b: float) -> bool:
+    return a == b or (a != a and b != b)
 
 
 def cast(value: Expr, dtype: DType) -> Expr:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from lowered import check
+
+from polyfuse.ir.print import text
 
 F = torch.nn.functional
 
@@ -64,3 +68,46 @@ def test_numbers_are_added_in_half_precision_where_eager_rounding_is_asked_for()
 def test_neighbours_in_half_precision(dtype: torch.dtype) -> None:
     x = torch.tensor([0.0, -0.0, 1.0, -2.5]).to(dtype)
     check(lambda x: torch.nextafter(x, x + 1), x, native=False, exact=True)
+
+
+@pytest.mark.parametrize("numerics", ["fast", "eager"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_values_between_operators_are_judged_as_eager_mode_stores_them(
+    dtype: torch.dtype, numerics: str
+) -> None:
+    x, y = torch.randn(40, 60).to(dtype), torch.randn(40, 60).to(dtype)
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        p = x * y
+        tests = [p > 0.25, p == 0.5, p == p.amax(0), p >= y.abs() * 0.5]
+        steps = [p.floor(), (p * 8).round(), p.ceil(), p.trunc(), (x * 99).to(torch.int32)]
+        parts = [p % 0.3, torch.fmod(p, 0.3), p // 0.3, torch.div(p, y * 0.1, rounding_mode="trunc")]
+        return [*tests, *steps, *parts, p.argmax(0), *p.min(1)]
+
+    check(fn, x, y, numerics=numerics, exact=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_extremes_find_them_among_rounded_values(dtype: torch.dtype) -> None:
+    x, y = torch.randn(8, 50).to(dtype).requires_grad_(), torch.randn(8, 50).to(dtype)
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((x * y).amax(1).sum(), x)[0]
+
+    check(fn, x, y)
+
+
+def test_overflow_of_half_precision_is_seen() -> None:
+    x = torch.tensor([300.0, 200.0, -300.0]).half()
+    check(lambda x: (torch.isinf(x * x), torch.isfinite(x * 250), (x * 250) == float("inf")), x, exact=True)
+
+
+def test_values_that_half_precision_holds_are_not_rounded_again() -> None:
+    x, y = torch.randn(9).bfloat16(), torch.randn(9).bfloat16()
+
+    def is_rounded(fn: Callable[..., torch.Tensor]) -> bool:
+        return any("= cast bf16" in line for line in text(check(fn, x, y).graph).splitlines())
+
+    assert not is_rounded(lambda x, y: torch.relu(-x).maximum(y.abs()) > 0.5)
+    assert not is_rounded(lambda x, y: x * y > 0)
+    assert is_rounded(lambda x, y: x * y > 0.5)
