@@ -11,7 +11,7 @@ One root folder, from the option `cache_dir` or the platform's usual place, with
 
 from __future__ import annotations
 
-from polyfuse.cache.folders import cache_root, writable_root
+from polyfuse.base.folders import cache_root, writable_root
 from polyfuse.cache.keys import kernel_key, unit_key
 from polyfuse.cache.store import KernelStore, Located
 

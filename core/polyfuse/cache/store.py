@@ -25,8 +25,8 @@ from filelock import FileLock, Timeout
 from polyfuse.base.digest import DIGEST_LENGTH, stable_json
 from polyfuse.base.errors import CacheError
 from polyfuse.base.files import atomic_write, publish_folder, read_text, scratch_folder
+from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.settings import Settings
-from polyfuse.cache.folders import process_folder, writable_root
 from polyfuse.cache.keys import unit_key
 
 __all__ = ["KernelStore", "Located"]

@@ -1,4 +1,4 @@
-"""Where caches lie."""
+"""Where files are kept between runs."""
 
 from __future__ import annotations
 
