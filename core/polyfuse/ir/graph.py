@@ -90,5 +90,7 @@ def reads(node: Node) -> tuple[str, ...]:
         return tuple(dict.fromkeys(names))
     if isinstance(node, ExternCall):
         found = [v.buffer for v in views_in((node.args, tuple(v for _, v in node.kwargs)))]
+        if node.out == "into":
+            found = [name for name in found if name not in node.outputs]
         return tuple(dict.fromkeys(found + list(node.mutates)))
     raise TypeError(f"reads() does not know {type(node).__name__}; add its rule beside the others")

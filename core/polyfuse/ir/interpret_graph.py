@@ -126,7 +126,7 @@ class _Run:
     def _allocate(self, buffer: Buffer, node: Node) -> None:
         if buffer.name in self.values or buffer.kind == "object":
             return
-        if isinstance(node, ExternCall) and node.out != "out":
+        if isinstance(node, ExternCall) and node.out not in ("out", "into"):
             return
         size = [evaluate(n, self.sizes) for n in buffer.size]
         stride = [evaluate(n, self.sizes) for n in buffer.stride]
@@ -143,7 +143,7 @@ class _Run:
         held = node.op.removeprefix("object.") if node.op.startswith("object.") else ""
         operator = self.graph.objects[held] if held else find_operator(node.op)
         result = operator(*arguments, **keywords)
-        if node.out in ("out", "none"):
+        if node.out in ("out", "into", "none"):
             results: Sequence[Any] = [result]
         else:
             results = [result] if node.out == "single" else list(result)

@@ -189,7 +189,8 @@ class ExternCall(Node):
         args, kwargs: nested tuples of `View`, `Index`, ints, floats, strings, None, and `Opaque` values.
         outputs: buffer per result, ``""`` where unused; one for a single tensor.
         out: how results come: ``"single"``, ``"tuple"`` (a tuple or list of results), ``"out"`` (the one
-            output is preallocated and passed as ``out=``), ``"none"`` (called for its effect).
+            output is preallocated and passed as ``out=``), ``"into"`` (the outputs are preallocated, hold
+            nothing yet and stand among the arguments), ``"none"`` (called for its effect).
         mutates: existing buffers whose content it changes.
         aliases: buffers its outputs may share storage with.
         ordered: whether it has an effect besides its outputs (random numbers, prints), so that it keeps its

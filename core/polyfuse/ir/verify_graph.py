@@ -27,7 +27,7 @@ from polyfuse.symbolic import Index, IndexLike, free_symbols, is_nonnegative
 _NEIGHBOURS = 2
 """Nodes shown on either side of a faulty one."""
 
-_OUT = ("single", "tuple", "out", "none")
+_OUT = ("single", "tuple", "out", "into", "none")
 
 
 def verify_expr(
@@ -154,6 +154,8 @@ class _Check:
             return f"its results come as {node.out!r}, which is none of {', '.join(_OUT)}"
         if node.out in ("single", "out") and len(node.outputs) != 1:
             return f"it has {len(node.outputs)} outputs, and results come as {node.out!r}"
+        if node.out == "into":
+            self.written.update(node.outputs)
         for view in views_in((node.args, tuple(v for _, v in node.kwargs))):
             fault = self.view_fault(view)
             if fault:

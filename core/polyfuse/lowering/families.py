@@ -22,6 +22,7 @@ from polyfuse.lowering import (
     scatter,
     search,
     upsampling,
+    user_kernels,
     views,
 )
 from polyfuse.lowering.registry import REGISTRY, Registry
@@ -47,6 +48,7 @@ FAMILIES = (
     attention,
     effects,
     host,
+    user_kernels,
 )
 """Modules of lowerings, one a family."""
 

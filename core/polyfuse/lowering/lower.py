@@ -237,6 +237,9 @@ class _Lowerer:
         """Store what is better stored, now that it is known who reads it."""
         if isinstance(result, TensorValue) and result.body is not None:
             readers = self.ctx.readers[node]
+            if ops.facts(node.target).uninitialised:
+                # who needs memory for it takes some, and who overwrites it need not fill it first
+                return result
             if readers.stored:
                 self.ctx.realize(result, readers.stored)
             else:

@@ -195,10 +195,10 @@ class _Planner:
         outputs = tuple("" if name in self.removed else name for name in node.outputs)
         if node.out == "out":
             self._ensure(outputs[0])
-        elif node.out == "none":
+        elif node.out in ("into", "none"):
             outputs = ()
         results, numbers = self._named_results(outputs, node.symbols)
-        self._add(ExternStep(node.op, args, kwargs, results, node.out))
+        self._add(ExternStep(node.op, args, kwargs, results, "none" if node.out == "into" else node.out))
         self._bind_results(results, node.symbols)
         if node.out in ("single", "tuple"):
             for name in outputs:

@@ -90,6 +90,8 @@ _UNINITIALISED = frozenset(
         "aten.empty_permuted.default",
     }
 )
+# Their results are new tensors, and all that they do. They are not merged, as others of their kind are not.
+_PURE_HIGHER_ORDER = frozenset({"higher_order.triton_kernel_wrapper_functional"})
 _EFFECTFUL_NAMES = (
     "aten._assert_async.",
     "aten._assert_scalar.",
@@ -174,7 +176,8 @@ def _facts(target: Any) -> OpFacts:
     if isinstance(target, OpOverload):
         return _overload_facts(target, name)
     if isinstance(target, HigherOrderOperator):
-        return OpFacts(name, False, True, True, True, False, (), True, False, False, True)
+        pure = name in _PURE_HIGHER_ORDER
+        return OpFacts(name, False, True, not pure, not pure, False, (), not pure, False, False, True)
     if getattr(target, "__module__", None) in _PYTHON_MODULES or isinstance(target, type):
         # Python arithmetic on sizes, getitem, torch.sym_max: pure. getitem of a tuple aliases its element.
         return OpFacts(
