@@ -26,8 +26,8 @@ class Traits:
             which does more arithmetic.
         hoists: whether a kernel computes what does not vary along its inner loop only once. Where not, costly
             values are stored before they are broadcast.
-        fuses_lists: whether kernels that do the same to tensors of equal size are better one kernel, as with
-            the option `list_fusion`: where starting a kernel is dear.
+        launch_bytes: bytes that the device moves in the time that starting a kernel takes. Kernels that do
+            the same to tensors of equal size become one up to that, as with the option `list_fusion`.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
     """
@@ -40,5 +40,5 @@ class Traits:
     long_row: int = 8192
     two_pass_row: int = 16384
     hoists: bool = True
-    fuses_lists: bool = False
+    launch_bytes: int = 0
     alignment: int = 0

@@ -10,6 +10,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import LoopNode
 from polyfuse.plugin import Backend, Traits
 from polyfuse.schedule.diagnose import mismatch
+from polyfuse.schedule.score import touched_bytes
 from polyfuse.schedule.space import Match, Space, match_spaces
 from polyfuse.schedule.units import Member, Unit, UnitAccess, remap
 from polyfuse.symbolic import Index, IndexLike, axis_size, product
@@ -42,8 +43,11 @@ class Rules:
     fresh: Callable[[IndexLike], Index]
 
     def fuses_lists(self, unit: Unit) -> bool:
-        """Whether units that do the same to other data become one kernel."""
-        return self.settings.list_fusion or self.traits(unit.backend, unit.device).fuses_lists
+        """Whether a unit and another that does the same to other data become one kernel."""
+        if self.settings.list_fusion:
+            return True
+        limit = self.traits(unit.backend, unit.device).launch_bytes
+        return limit > 0 and touched_bytes(self.graph, unit, self.hint) <= limit
 
 
 def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
@@ -109,7 +113,7 @@ def _without_sharing(rules: Rules, first: Unit, second: Unit) -> bool:
     """Whether two units may share a kernel although they share no data."""
     if rules.settings.aggressive_fusion:
         return not (first.is_reduction or second.is_reduction)
-    return rules.fuses_lists(first) and structure(first) == structure(second)
+    return rules.fuses_lists(first) and rules.fuses_lists(second) and structure(first) == structure(second)
 
 
 def _common_space(rules: Rules, first: Unit, second: Unit) -> Fusion | str:

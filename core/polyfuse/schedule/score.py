@@ -22,6 +22,11 @@ def shared_bytes(graph: Graph, first: Unit, second: Unit, hint: Callable[[IndexL
     return total
 
 
+def touched_bytes(graph: Graph, unit: Unit, hint: Callable[[IndexLike], int]) -> int:
+    """Bytes of all buffers that a unit touches."""
+    return shared_bytes(graph, unit, unit, hint)
+
+
 def distance(first: Unit, second: Unit) -> int:
     """How far apart the two are in program order."""
     return max(abs(first.first - second.last), abs(second.first - first.last))

@@ -9,8 +9,9 @@ from pathlib import Path
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
-from polyfuse.plugin import Backend, Claim, Config, Launchable, Source
+from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, Traits
 from polyfuse_triton.target import Target, driver_major, targets_of
+from polyfuse_triton.traits import traits_of
 
 __all__ = ["TritonBackend"]
 
@@ -39,6 +40,10 @@ class TritonBackend(Backend):
         from polyfuse_triton.codegen import claims
 
         return claims(node, self.target)
+
+    def traits(self, device: str) -> Traits:
+        """The shape of the GPU that tilings are chosen for."""
+        return traits_of(self.target)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""

@@ -1,0 +1,27 @@
+"""What the scheduler should know of a GPU."""
+
+from __future__ import annotations
+
+from polyfuse.plugin import Traits
+from polyfuse_triton.target import Target
+
+__all__ = ["traits_of"]
+
+_BLOCKS = 4
+"""Programs on each multiprocessor that hide the latency of memory."""
+
+
+def traits_of(target: Target) -> Traits:
+    """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
+    return Traits(
+        blocks=_BLOCKS * target.processors,
+        lanes=64,
+        chunk=8192,
+        row_bytes=64 << 10,
+        few_rows=target.processors,
+        long_row=16 << 10,
+        two_pass_row=16 << 10,
+        hoists=False,
+        launch_bytes=4 << 20,
+        alignment=16,
+    )
