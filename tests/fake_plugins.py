@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib import metadata
 from types import ModuleType
 
-from polyfuse.plugin import API_VERSION, Manifest, hookimpl
+from polyfuse.plugin import API_VERSION, Manifest, discovery, hookimpl, manager
 
 MANIFEST = Manifest(
     name="toy",
@@ -56,3 +56,9 @@ def plugin(monkeypatch, name: str = "toy", hooks: Mapping[str, object] = {}, **c
         setattr(module, hook, hookimpl(function))  # type: ignore[type-var]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return entry_point(name, module.__name__, f"polyfuse-{name}")
+
+
+def install(monkeypatch, *points: metadata.EntryPoint) -> None:
+    """Let new sessions find these plugins too, as if they were installed."""
+    everything = [*metadata.entry_points(group=discovery.ENTRY_POINT_GROUP), *points]
+    monkeypatch.setattr(manager, "find_candidates", lambda _: discovery.find_candidates(everything))

@@ -27,6 +27,8 @@ def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest)
         "manifest": file("polyfuse_numpy/manifest.py"),
         "backend": file("polyfuse_numpy/backend.py"),
         "kernel": file("polyfuse_numpy/kernel.py"),
+        "lowerings": file("polyfuse_numpy/lowerings.py"),
+        "rewrites": file("polyfuse_numpy/rewrites.py"),
         "conformance": file("tests/test_conformance.py"),
     }
     check(ROOT / "docs" / "writing-a-backend.md", blocks, request.config.getoption("--update-golden"))

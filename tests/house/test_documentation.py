@@ -23,10 +23,7 @@ HOOKS = dict(generate_docs.hooks())
 # Hooks that no shipped plugin uses yet, each with what will; a hook that nothing ever uses goes away.
 WAITING = {
     "polyfuse_choices": "the matrix product templates of the shipped plugins",
-    "polyfuse_lowerings": "operators that only one shipped backend can express",
-    "polyfuse_rewrites": "graph rewrites towards a shipped template",
     "polyfuse_decision": "a shipped observer; reports have the decisions already",
-    "polyfuse_cache_key": "template tables of the shipped plugins",
 }
 
 

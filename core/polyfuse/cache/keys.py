@@ -4,6 +4,7 @@ A kernel's key holds everything that its built files depend on, and nothing else
 
 * the source text, its language and what the backend keeps beside it (`Source.key` is their digest),
 * the backend's name and everything in `Backend.describe()`: compiler, flags, target, device,
+* what plugins add by the hook `polyfuse_cache_key`,
 * the version of Polyfuse and the format of the store.
 
 Not in it: where the files lie, the name for people, the order of compilation.
@@ -11,7 +12,7 @@ Not in it: where the files lie, the name for people, the order of compilation.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from polyfuse.base.digest import digest, stable_json
@@ -23,9 +24,11 @@ __all__ = ["STORE_FORMAT", "kernel_key", "unit_key"]
 STORE_FORMAT: Final = 1
 
 
-def kernel_key(source_key: str, backend: str, facts: Mapping[str, str]) -> str:
-    """Return the address of a built kernel, from the `key` of its `Source`."""
+def kernel_key(source_key: str, backend: str, facts: Mapping[str, str], added: Sequence[str] = ()) -> str:
+    """Return the address of a built kernel, from the `key` of its `Source`. `added` is what plugins add."""
     environment = {"format": STORE_FORMAT, "polyfuse": version(), "backend": backend, "facts": facts}
+    if added:
+        environment["added"] = tuple(added)
     return digest("kernel", source_key, stable_json(environment))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polyfuse.base.settings import Settings
+from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.session import session_for
 from polyfuse.compiler.stages import compile_aten
 from polyfuse.frontend.capture import compile_graph
@@ -28,5 +29,9 @@ def compile_fx_graph(
     """
     session = session_for(Settings.resolve(mode, options))
     return compile_graph(
-        gm, example_inputs, inner=lambda graph: compile_aten(graph, session), settings=session.settings
+        gm,
+        example_inputs,
+        inner=lambda graph: compile_aten(graph, session),
+        settings=session.settings,
+        more=OfferedRewrites(session.extensions),
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from polyfuse.base import log
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
-from polyfuse.plugin import Backend, PluginManager
+from polyfuse.plugin import Backend, Extensions, PluginManager, Traits
 from polyfuse.workers import BuildPool
 
 __all__ = ["CompileSession", "forget_sessions", "session_for"]
@@ -23,6 +23,7 @@ class CompileSession:
     Attributes:
         settings: the options.
         plugins: the backends installed.
+        extensions: what plugins add besides code generators.
         pool: builds kernels.
         store: keeps built kernels.
     """
@@ -32,6 +33,7 @@ class CompileSession:
     ) -> None:
         self.settings = settings
         self.plugins = plugins
+        self.extensions = Extensions(plugins)
         self.pool = pool
         self.store = store
         self._observers: list[tuple[str, Callable[..., object]]] | None = None
@@ -47,6 +49,12 @@ class CompileSession:
                 except Exception as error:
                     self._observers.remove(observer)
                     log.warn_once("plugin", f"plugin {observer[0]!r} raised {error!r} in polyfuse_decision")
+
+    def traits(self, device: str) -> Traits:
+        """What the first backend for a device says about it."""
+        for backend in self.backends(device.partition(":")[0]):
+            return backend.traits(device)
+        return Traits()
 
     def backends(self, device_type: str) -> Iterator[Backend]:
         """Usable backends for a device type, in the order in which they are asked."""
@@ -64,11 +72,16 @@ def session_for(settings: Settings) -> CompileSession:
         found = _SESSIONS.get(key)
         if found is None:
             log.configure(settings.log)
-            found = CompileSession(
-                settings, PluginManager(settings), BuildPool(settings), KernelStore.open(settings)
-            )
-            _SESSIONS[key] = found
+            found = _SESSIONS[key] = _new_session(settings)
         return found
+
+
+def _new_session(settings: Settings) -> CompileSession:
+    plugins = PluginManager(settings)
+    facts = Extensions(plugins).key_facts()
+    # where a plugin cannot say what its results depend on, what earlier sessions stored may be stale
+    store = KernelStore.temporary() if facts is None else KernelStore.open(settings)
+    return CompileSession(settings, plugins, BuildPool(settings, facts or ()), store)
 
 
 def forget_sessions() -> None:

@@ -72,7 +72,7 @@ def _compile(aten: AtenGraph, session: CompileSession) -> CompiledModule:
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
     lowering = LoweringReport()
     with clock.stage("lower"):
-        graph = lower_graph(aten, settings, lowering)
+        graph = lower_graph(aten, settings, lowering, session.extensions, session.traits)
     built = compile_graph(graph, session, dump, clock)
     record(_report(aten, lowering, built, clock))
     return built.module

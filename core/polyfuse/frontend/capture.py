@@ -20,17 +20,22 @@ from polyfuse.base.settings import Settings
 from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, before_autograd, decomposition_table
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
-from polyfuse.frontend.rewrites import rewrite_graph
+from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
 from polyfuse.torch_compat import aot, decomp, dynamo, fake, fx, shapes
 
 __all__ = ["compile_graph", "compile_traced"]
 
 
 def compile_graph(
-    gm: Any, example_inputs: Sequence[Any], *, inner: InnerCompiler, settings: Settings
+    gm: Any,
+    example_inputs: Sequence[Any],
+    *,
+    inner: InnerCompiler,
+    settings: Settings,
+    more: MoreRewrites | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
-    graph.
+    graph. `more` are rewrites that run after those of this room.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """
@@ -38,9 +43,9 @@ def compile_graph(
         return dynamo.flatten_inputs(
             gm,
             example_inputs,
-            lambda flat, inputs: compile_graph(flat, inputs, inner=inner, settings=settings),
+            lambda flat, inputs: compile_graph(flat, inputs, inner=inner, settings=settings, more=more),
         )
-    session = _Capture(inner, settings, dynamo.graph_ordinal())
+    session = _Capture(inner, settings, dynamo.graph_ordinal(), more)
     dynamo.count_aot("total")
     try:
         options = aot.partition_options(own_cse=settings.graph_rewrites, memory_budget=None)
@@ -71,12 +76,13 @@ def compile_traced(
     kind: GraphKind = "inference",
     name: str = "graph",
     static: Sequence[int] = (),
+    more: MoreRewrites | None = None,
 ) -> BoxedCallable:
     """Compile a functional ATen graph made elsewhere, such as by `torch.export`; nodes must carry fake
     values.
     """
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
-    graph = _prepare(module, kind, settings, name=name, mode=mode, static=static)
+    graph = _prepare(module, kind, settings, more, name=name, mode=mode, static=static)
     return fx.mark_boxed(inner(graph))
 
 
@@ -88,6 +94,7 @@ class _Capture:
     settings: Settings
     ordinal: int
     """Which of the graphs of one Dynamo compile this is."""
+    more: MoreRewrites | None = None
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
         return self._compile(gm, inputs, "inference")
@@ -106,7 +113,7 @@ class _Capture:
     ) -> tuple[GraphModule, GraphModule]:
         """Simplify the joint graph, so that less is saved, then split it."""
         if self.settings.graph_rewrites:
-            rewrite_graph(joint, self.settings, stage="joint")
+            rewrite_graph(joint, self.settings, stage="joint", more=self.more)
         return aot.min_cut_partition(joint, inputs, **kwargs)
 
     def _name(self, kind: GraphKind) -> str:
@@ -120,6 +127,7 @@ class _Capture:
             gm,
             kind,
             self.settings,
+            self.more,
             name=self._name(kind),
             mode=mode,
             static=dynamo.static_input_indices() if kind != "backward" else (),
@@ -133,10 +141,18 @@ class _Capture:
         return fx.mark_boxed(compiled)
 
 
-def _prepare(gm: GraphModule, kind: GraphKind, settings: Settings, *, mode: Any, **about: Any) -> AtenGraph:
+def _prepare(
+    gm: GraphModule,
+    kind: GraphKind,
+    settings: Settings,
+    more: MoreRewrites | None,
+    *,
+    mode: Any,
+    **about: Any,
+) -> AtenGraph:
     rewrites: tuple[tuple[str, int], ...] = ()
     if settings.graph_rewrites:
-        rewrites = rewrite_graph(gm, settings, stage=kind)
+        rewrites = rewrite_graph(gm, settings, stage=kind, more=more)
     return describe(gm, kind, fake_mode=mode, rewrites=rewrites, **about)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 from torch.fx import GraphModule
 
@@ -15,7 +16,10 @@ from polyfuse.frontend.rewrites_noop import remove_copies, remove_identity_views
 from polyfuse.frontend.rewrites_views import merge_views, spell_as_permute, spell_as_view
 from polyfuse.torch_compat import ops
 
-__all__ = ["PASSES", "remove_dead", "rewrite_graph"]
+__all__ = ["PASSES", "MoreRewrites", "remove_dead", "rewrite_graph"]
+
+MoreRewrites: TypeAlias = Callable[[Rewriting], Sequence[tuple[str, int]]]
+"""Rewrites from elsewhere: how often each applied, by name."""
 
 
 def remove_dead(state: Rewriting) -> int:
@@ -53,10 +57,17 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
 
 _FOLDING: Final = ("lifted-scalars", "fold-constants", "fold-uniform")
 
+_TIDYING: Final[tuple[tuple[str, Pass], ...]] = (
+    ("merge-duplicates-again", merge_duplicates),
+    ("remove-dead-at-last", remove_dead),
+)
 
-def rewrite_graph(module: GraphModule, settings: Settings, *, stage: Stage) -> tuple[tuple[str, int], ...]:
-    """Run every rewrite on `module`, in place; returns how often each one applied, leaving out those that did
-    not.
+
+def rewrite_graph(
+    module: GraphModule, settings: Settings, *, stage: Stage, more: MoreRewrites | None = None
+) -> tuple[tuple[str, int], ...]:
+    """Run every rewrite on `module`, in place, and `more` after them; returns how often each one applied,
+    leaving out those that did not.
 
     `settings.fuel` limits the number of rewrites of one graph. Dropping dead calls costs none.
     """
@@ -70,6 +81,10 @@ def rewrite_graph(module: GraphModule, settings: Settings, *, stage: Stage) -> t
             counts.append((name, done))
         if settings.verify >= 2:
             module.graph.lint()
+    others = [(name, done) for name, done in more(state) if done] if more is not None else []
+    if others:
+        counts += others
+        counts += [(name, done) for name, function in _TIDYING if (done := function(state))]
     module.graph.lint()
     module.recompile()
     return tuple(counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,13 +18,15 @@ from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.nodes import Opaque, Origin, View
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
-from polyfuse.lowering.context import LoweringContext, Readers, origins_of, tensors_in
+from polyfuse.lowering.context import Readers, origins_of, tensors_in
 from polyfuse.lowering.effects import is_token
 from polyfuse.lowering.extern import host_object
 from polyfuse.lowering.fallback import run_eagerly
-from polyfuse.lowering.registry import Lowering, Registry
+from polyfuse.lowering.offered import OpenContext, combined
+from polyfuse.lowering.registry import Registry
 from polyfuse.lowering.report import LoweringReport
 from polyfuse.lowering.value import TensorValue
+from polyfuse.plugin import Extensions, Lowering, Traits
 from polyfuse.symbolic import Index
 from polyfuse.torch_compat import fx, ops, shapes
 
@@ -31,24 +34,41 @@ _log = get_logger("lowering")
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def lower_graph(aten: AtenGraph, settings: Settings, report: LoweringReport | None = None) -> Graph:
-    """Lower a functional ATen graph. `report`, where given, is filled with what became of each operator.
+def lower_graph(
+    aten: AtenGraph,
+    settings: Settings,
+    report: LoweringReport | None = None,
+    extensions: Extensions | None = None,
+    traits: Callable[[str], Traits] | None = None,
+) -> Graph:
+    """Lower a functional ATen graph. `report`, where given, is filled with what became of each operator;
+    `extensions` are what plugins offer, `traits` those of a device.
 
     Raises:
         UnsupportedError: with the option `strict`, an operator could not be lowered as it should be.
     """
-    return _Lowerer(aten, settings, LoweringReport() if report is None else report, families.registry()).run()
+    found = LoweringReport() if report is None else report
+    lowerer = _Lowerer(aten, settings, found, families.registry(), extensions)
+    if traits is not None:
+        lowerer.ctx.traits = traits
+    return lowerer.run()
 
 
 class _Lowerer:
     """One run over one graph."""
 
     def __init__(
-        self, aten: AtenGraph, settings: Settings, report: LoweringReport, registry: Registry
+        self,
+        aten: AtenGraph,
+        settings: Settings,
+        report: LoweringReport,
+        registry: Registry,
+        extensions: Extensions | None,
     ) -> None:
         self.aten = aten
         self.registry = registry
-        self.ctx = LoweringContext(settings, aten.shape_env, report)
+        self.extensions = extensions
+        self.ctx = OpenContext(settings, aten.shape_env, report)
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
         self.rows: dict[Node, Lowering | None] = {}
@@ -99,7 +119,13 @@ class _Lowerer:
         forced = self.ctx.settings.force_fallback
         if forced and (name in forced or name.rpartition(".")[0] in forced):
             return None
-        return self.registry.get(name)
+        own = self.registry.get(name)
+        device = _device_type(node) if self.extensions is not None else ""
+        if self.extensions is not None and device:
+            offers = self.extensions.lowerings(device).get(name)
+            if offers:
+                return combined(name, offers, own, self.extensions)
+        return own
 
     def _add_reader(self, found: Readers, node: Node, user: Node) -> None:
         row = self.rows.get(user)
@@ -212,7 +238,8 @@ class _Lowerer:
         try:
             result = self._native(row, node, fake, args, kwargs)
         except (UnsupportedError, TypeError) as error:
-            if ctx.settings.strict and not _is_beyond_kernels(args, fake):
+            native = name in self.registry
+            if ctx.settings.strict and native and not _is_beyond_kernels(args, fake):
                 raise UnsupportedError(
                     f"{name} ({node.name}) cannot be lowered: {error}", "unset strict"
                 ) from error
@@ -274,6 +301,15 @@ class _Lowerer:
 
 def _is_getitem(node: Node) -> bool:
     return node.op == "call_function" and ops.op_name(node.target) == "operator.getitem"
+
+
+def _device_type(node: Node) -> str:
+    """The type of device that a call computes on: that of the first tensor among its results or arguments."""
+    for value in (node.meta.get("val"), *(n.meta.get("val") for n in node.all_input_nodes)):
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, torch.Tensor):
+                return item.device.type
+    return ""
 
 
 def _is_size_arithmetic(node: Node) -> bool:

@@ -3,32 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from polyfuse.plugin.lowering import Lowering
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
-
-
-@dataclass(frozen=True)
-class Lowering:
-    """How one operator is lowered.
-
-    Attributes:
-        function: ``function(ctx, node, *args, **kwargs)``; arguments are values in place of traced nodes. It
-        returns
-            a `TensorValue`, a tuple of them (None for a result nobody reads), or raises `UnsupportedError`.
-        view: its result is another look at its first argument, so its readers are that argument's readers.
-        library: it becomes a call of an eager operator by choice: tensor arguments must be stored.
-        passes: how often it reads each element of its arguments.
-        stores: positions of tensor arguments it reads at many or data-dependent places: stored before it.
-    """
-
-    function: Function
-    view: bool = False
-    library: bool = False
-    passes: int = 1
-    stores: tuple[int, ...] = ()
 
 
 class Registry:

@@ -11,33 +11,41 @@ from polyfuse.plugin.api import API_VERSION, check_api
 from polyfuse.plugin.backend import Backend, Config, HostCall, Launchable, Source
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
 from polyfuse.plugin.discovery import ENTRY_POINT_GROUP
+from polyfuse.plugin.extensions import Extensions, Offered
 from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.lowering import Lowering, LoweringContext, TensorValue
 from polyfuse.plugin.manager import PluginManager, PluginState, State
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
-
-__all__ = [
 from polyfuse.plugin.rewriting import Rewrite, RewriteContext
 from polyfuse.plugin.traits import Traits
+
+__all__ = [
     "API_VERSION",
     "ENTRY_POINT_GROUP",
     "Backend",
     "Claim",
     "Config",
+    "Extensions",
     "Finding",
     "HostCall",
     "Launchable",
+    "Lowering",
+    "LoweringContext",
     "Manifest",
     "No",
     "Offer",
+    "Offered",
     "PluginManager",
     "PluginState",
     "Requires",
+    "Rewrite",
+    "RewriteContext",
     "Source",
     "State",
+    "TensorValue",
+    "Traits",
     "Yes",
     "all_of",
     "check_api",
     "hookimpl",
 ]
-    "TensorValue",
-    "Traits",

@@ -14,7 +14,9 @@ import pluggy
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.plugin.lowering import Lowering
     from polyfuse.plugin.manifest import Finding, Manifest
+    from polyfuse.plugin.rewriting import Rewrite
 
 __all__ = [
     "PROJECT",
@@ -58,53 +60,61 @@ def polyfuse_manifest() -> Manifest:  # type: ignore[empty-body]
 
 
 @hookspec
-def polyfuse_lowerings() -> Mapping[str, Callable[..., object]]:  # type: ignore[empty-body]
-    """Offer ways to express operators in the loop representation.
-
-    Arguments: none.
-    Called: not yet; to be once, when a session first lowers a graph. Answers are merged over the core's own
-    table, so a plugin can bring the lowering of a custom operator or replace an existing one.
-    Errors: the plugin's answer is left out.
-
-    Example::
-
-        @hookimpl
-        def polyfuse_lowerings():
-            from polyfuse_mine.lowerings import lower_swiglu
-            return {"mylib.swiglu.default": lower_swiglu}
-    """
-
-
-@hookspec
-def polyfuse_rewrites() -> Sequence[object]:  # type: ignore[empty-body]
-    """Offer rewrites of the captured graph, applied after the core's own.
-
-    Arguments: none.
-    Called: not yet; to be once, when a session first rewrites a graph.
-    Errors: the plugin's answer is left out.
-
-    Example::
-
-        @hookimpl
-        def polyfuse_rewrites():
-            from polyfuse_mine.rewrites import RULES
-            return RULES
-    """
-
-
-@hookspec
 def polyfuse_cache_key(settings: Settings) -> Sequence[str]:  # type: ignore[empty-body]
-    """Add facts on which compiled graphs depend beyond the backends' own descriptions.
+    """Add facts on which compiled kernels and graphs depend beyond the backends' own descriptions.
 
     Arguments: `settings`, the session's options.
-    Called: not yet; to be once, when a session first computes the key of a graph.
-    Errors: nothing is cached in that session, because a stale hit would be worse.
+    Called: once, when a session starts; the answers of all plugins are part of every key.
+    Errors: nothing is kept between runs in that session, because a stale hit would be worse.
 
     Example::
 
         @hookimpl
         def polyfuse_cache_key(settings):
-            return [f"mine lowerings {TABLE_VERSION}"]
+            return [f"lowerings {TABLE_VERSION}"]
+    """
+
+
+# --- when a device type is first met ------------------------------------------------------------------------
+
+
+@hookspec
+def polyfuse_rewrites(device_type: str) -> Sequence[Rewrite]:  # type: ignore[empty-body]
+    """Offer rewrites of the captured graph, applied after the core's own.
+
+    Arguments: `device_type`, such as `cpu`: they see the calls that make tensors there.
+    Called: once for each device type of a session, of the plugin whose backend is first in order there, and
+    of plugins without a code generator.
+    Errors: the plugin's answer is left out. A rewrite that raises, or that returns what cannot take the
+    call's place, leaves the call as it is, with one warning.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_rewrites(device_type):
+            from polyfuse_mine.rewrites import exact_reciprocal
+            return [Rewrite("exact-reciprocal", ("aten.div.Tensor",), exact_reciprocal)]
+    """
+
+
+@hookspec
+def polyfuse_lowerings(  # type: ignore[empty-body]
+    device_type: str,
+) -> Mapping[str, Lowering | Callable[..., object]]:
+    """Offer ways to express operators in the representation.
+
+    Arguments: `device_type`, such as `cpu`: they serve calls that make tensors there.
+    Called: once for each device type of a session, of the same plugins. The answers come before the core's
+    own table, so a plugin can bring the lowering of a custom operator or replace an existing one.
+    Errors: the plugin's answer is left out. Where a lowering raises, or returns what does not fit the call,
+    the next one of that operator takes its place, with one warning unless it was `UnsupportedError`.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_lowerings(device_type):
+            from polyfuse_mine.lowerings import swiglu
+            return {"mylib.swiglu.default": swiglu}
     """
 
 

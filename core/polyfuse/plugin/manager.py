@@ -95,7 +95,9 @@ class PluginManager:
             usable = {
                 item.name: item.manifest
                 for item in self.states()
-                if item.manifest is not None and item.state in (State.AVAILABLE, State.LOADED)
+                if item.manifest is not None
+                and item.manifest.load
+                and item.state in (State.AVAILABLE, State.LOADED)
             }
         if self.settings.backends:
             return tuple(
@@ -148,6 +150,8 @@ class PluginManager:
             backend = self._load(name)
             if backend is None:
                 state = self.state(name)
+                if state.manifest is not None and not state.manifest.load:
+                    raise BackendUnavailableError(f"plugin {name!r} brings no code generator")
                 raise BackendUnavailableError(f"backend {name!r} is {state.state.value}: {state.reason}")
             return backend
 
@@ -225,7 +229,7 @@ class PluginManager:
         if name in self._backends:
             return self._backends[name]
         state = self._states[name]
-        if state.state is not State.AVAILABLE or state.manifest is None:
+        if state.state is not State.AVAILABLE or state.manifest is None or not state.manifest.load:
             return None
         try:
             backend = _make(state.manifest, self.settings)

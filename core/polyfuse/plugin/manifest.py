@@ -39,7 +39,8 @@ class Manifest:
     """A plugin's identity card.
 
     `load` is a dotted path `"package.module:attribute"`. The attribute is called with the session's
-    `Settings` and returns a `Backend`; a class derived from `Backend` serves as it is.
+    `Settings` and returns a `Backend`; a class derived from `Backend` serves as it is. It is empty, and so is
+    `device_types`, for a plugin that brings no code generator, only lowerings or rewrites.
 
     `priority` orders backends for a device type, higher first. A device type that is in `device_types` but
     not in `priority` is served only when the user names this backend. In both, `"*"` stands for every device
@@ -52,8 +53,8 @@ class Manifest:
     version: str
     distribution: str
     api: tuple[int, int]
-    device_types: tuple[str, ...]
-    load: str
+    device_types: tuple[str, ...] = ()
+    load: str = ""
     priority: Mapping[str, int] = field(default_factory=dict)
     offers: tuple[Offer, ...] = (Offer.KERNELS,)
     requires: Requires = Requires()

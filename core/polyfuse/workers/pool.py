@@ -33,7 +33,8 @@ class BuildPool:
     outcome, never an exception out of `submit`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, key_facts: Sequence[str] = ()) -> None:
+        self._key_facts = tuple(key_facts)
         self._workers = settings.build_worker_count()
         self._timeout = float(settings.build_timeout)
         self._lock = threading.RLock()
@@ -50,7 +51,7 @@ class BuildPool:
         except Exception as error:
             failure = _as_build_error(backend, error, "describing itself")
             return BuildFuture(dict.fromkeys(by_key, _finished(dict.fromkeys(by_key, failure))), _no_load)
-        cache_keys = {key: kernel_key(key, backend.name, facts) for key in by_key}
+        cache_keys = {key: kernel_key(key, backend.name, facts, self._key_facts) for key in by_key}
         with self._lock:
             self._restart_after_fork()
             units = self._pending_or_stored(by_key, cache_keys, store)

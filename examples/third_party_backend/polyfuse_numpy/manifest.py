@@ -1,4 +1,6 @@
-"""What the backend is. Polyfuse reads this in every session, so it imports only the plugin interface."""
+"""What the plugin is, and its hooks. Polyfuse reads this in every session, so it imports only the plugin
+interface.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def polyfuse_manifest() -> Manifest:
         api=(1, 0),
         device_types=("cpu",),
         load="polyfuse_numpy.backend:NumpyBackend",
-        offers=(Offer.KERNELS,),
+        offers=(Offer.KERNELS, Offer.LOWERINGS, Offer.REWRITES),
         requires=Requires(packages=("numpy>=1.26",)),
         summary="Kernels as NumPy programs: an example",
     )
@@ -27,3 +29,25 @@ def polyfuse_doctor() -> list[Finding]:
     import numpy
 
     return [Finding("numpy", True, f"{numpy.__version__} at {numpy.__path__[0]}")]
+
+
+@hookimpl
+def polyfuse_lowerings() -> dict[str, object]:
+    """Bring the lowerings of operators."""
+    from polyfuse_numpy.lowerings import LOWERINGS
+
+    return LOWERINGS
+
+
+@hookimpl
+def polyfuse_rewrites() -> tuple[object, ...]:
+    """Bring rewrites of the captured graph."""
+    from polyfuse_numpy.rewrites import REWRITES
+
+    return REWRITES
+
+
+@hookimpl
+def polyfuse_cache_key() -> list[str]:
+    """Say which lowerings and rewrites these are: with others, what was stored is not used."""
+    return ["lowerings and rewrites of 0.1.0"]

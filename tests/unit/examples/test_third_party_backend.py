@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tomllib
@@ -15,7 +16,7 @@ from polyfuse import cli
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
-from polyfuse.plugin import PluginManager, State
+from polyfuse.plugin import Extensions, PluginManager, State
 from polyfuse.testing.conformance import run
 
 EXAMPLE = ROOT / "examples" / "third_party_backend"
@@ -83,3 +84,42 @@ def test_a_model_runs_and_what_it_refuses_goes_to_the_next(installed) -> None:
     (report,) = last_reports()
     assert {launch.backend for launch in report.launches} == {"numpy", "interpreter"}
     assert any(d.kind == "backend" and d.reason == "no reduction argmax" for d in report.decisions)
+
+
+def test_its_operator_becomes_part_of_a_kernel(installed) -> None:
+    torch._dynamo.reset()
+    forget_sessions()
+    swiglu = importlib.import_module("polyfuse_numpy.operators").swiglu
+
+    def function(gate, up):
+        return swiglu(gate * 2, up) / 8
+
+    arguments = torch.randn(5, 6), torch.randn(5, 6)
+    reports = {}
+    for name in ("numpy", "interpreter"):
+        reset_reports()
+        torch._dynamo.reset()
+        options = {"backends": [name], "strict": True}
+        found = torch.compile(function, backend="polyfuse", options=options)(*arguments)
+        torch.testing.assert_close(found, function(*arguments))
+        (reports[name],) = last_reports()
+    ours, others = reports["numpy"], reports["interpreter"]
+    assert ours.calls == () and ours.kernels == 1 and ("numpy.exact-reciprocal", 1) in ours.rewrites
+    assert others.calls == ("polyfuse_numpy.swiglu.default",), "it is not in charge, so it adds nothing"
+    assert not [name for name, _ in others.rewrites if name.startswith("numpy")]
+
+
+@pytest.mark.parametrize(("divisor", "changed"), [(8, 1), (-0.25, 1), (3.0, 0), (2.0**200, 0), (1e-45, 0)])
+def test_division_becomes_multiplication_where_that_is_exact(installed, divisor, changed) -> None:
+    torch._dynamo.reset()
+    reset_reports()
+    x = torch.tensor([1.0, -0.0, torch.inf, torch.nan, 3e38, 1e-45, 7.25])
+    options = {"backends": ["numpy"], "strict": True}
+    found = torch.compile(lambda x: x / divisor, backend="polyfuse", options=options)(x)
+    torch.testing.assert_close(found, x / divisor, rtol=0, atol=0, equal_nan=True)
+    assert dict(last_reports()[-1].rewrites).get("numpy.exact-reciprocal", 0) == changed
+
+
+def test_what_it_adds_is_part_of_the_keys(installed) -> None:
+    facts = Extensions(PluginManager(Settings())).key_facts()
+    assert facts is not None and "numpy: lowerings and rewrites of 0.1.0" in facts

@@ -1,0 +1,172 @@
+"""Lowerings that plugins offer: the context they get, and what happens where one does not work.
+
+An offered lowering comes before the core's own of the same operator. Where it refuses, raises, or returns
+what does not fit the call, the next one is tried and what it left in the graph is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from polyfuse.base.errors import PolyfuseError, UnsupportedError, VerifyError
+from polyfuse.base.log import get_logger
+from polyfuse.ir.expr import Expr
+from polyfuse.ir.graph import Graph, reads
+from polyfuse.ir.nodes import Node
+from polyfuse.ir.types import DType
+from polyfuse.ir.verify import verify_expr, verify_graph
+from polyfuse.lowering import extern, pointwise, reduction
+from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.plugin import Extensions, Lowering, Offered
+from polyfuse.rewrite import simplify
+from polyfuse.symbolic import Index, IndexLike
+
+__all__ = ["OpenContext", "combined"]
+
+_log = get_logger("lowering")
+
+
+class OpenContext(LoweringContext):
+    """The context with all that `polyfuse.plugin.LoweringContext` promises."""
+
+    def axes(self, value: TensorValue) -> tuple[IndexLike, ...]:
+        """The index variables of a lazy body of `value`."""
+        return axes_of(value.size)
+
+    def elementwise(
+        self, node: Any, operands: Sequence[Any], body: Callable[..., Expr], compute: DType | None = None
+    ) -> TensorValue:
+        """The result of `node`: `body` of its broadcast operands."""
+        return pointwise.elementwise(self, node, operands, body, compute)
+
+    def reduce(
+        self,
+        kind: str,
+        size: Sequence[IndexLike],
+        dims: Sequence[int],
+        values: Callable[[Sequence[IndexLike]], tuple[Expr, ...]],
+        results: Sequence[TensorValue | None],
+    ) -> tuple[Expr, ...]:
+        """Reduce `dims` of an iteration space."""
+        return reduction.reduce(self, kind, size, dims, values, results)
+
+    def call(self, node: Any, op: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+        """A library call whose results are those of `node`."""
+        return extern.call(self, node.meta["val"], op, args, kwargs)
+
+
+def combined(
+    name: str, offers: Sequence[Offered[Lowering]], own: Lowering | None, extensions: Extensions
+) -> Lowering:
+    """One row for all lowerings of an operator. What it says of its arguments holds for each of them."""
+    rows = [offer.item for offer in offers] + ([own] if own is not None else [])
+    return Lowering(
+        _Chain(name, tuple(offers), own, extensions),
+        view=all(row.view for row in rows),
+        library=any(row.library for row in rows),
+        passes=max(row.passes for row in rows),
+        stores=tuple(sorted({position for row in rows for position in row.stores})),
+    )
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """Tries the offered lowerings of one operator, then the core's own."""
+
+    name: str
+    offers: tuple[Offered[Lowering], ...]
+    own: Lowering | None
+    extensions: Extensions
+
+    def __call__(self, ctx: LoweringContext, node: Any, *args: Any, **kwargs: Any) -> Any:
+        declined = ""
+        for offer in self.offers:
+            nodes, buffers = len(ctx.nodes), len(ctx.buffers)
+            try:
+                result = offer.item.function(ctx, node, *args, **kwargs)
+                return _accepted(ctx, node.meta.get("val"), result, nodes)
+            except UnsupportedError as error:
+                _log.info("plugin %r does not lower %s: %s", offer.plugin, self.name, error)
+                declined = f"plugin {offer.plugin!r} declined: {error.cause}"
+            except Exception as error:
+                if ctx.settings.strict:
+                    raise PolyfuseError(
+                        f"plugin {offer.plugin!r} failed to lower {self.name}: {error!r}", "unset strict"
+                    ) from error
+                self.extensions.plugins.note_trouble(offer.plugin, error, f"lowering {self.name}")
+                declined = f"plugin {offer.plugin!r} failed to lower it"
+            _take_back(ctx, nodes, buffers)
+        if self.own is None:
+            raise UnsupportedError(declined)
+        return self.own.function(ctx, node, *args, **kwargs)
+
+
+def _accepted(ctx: LoweringContext, fake: Any, result: Any, first: int) -> Any:
+    """What a plugin's lowering returned, simplified, if it fits the call and the nodes it made are right."""
+    if isinstance(fake, (tuple, list)):
+        if not isinstance(result, (tuple, list)) or len(result) != len(fake):
+            raise PolyfuseError(f"the call has {len(fake)} results, and the lowering returned something else")
+        pairs = [(f, r) for f, r in zip(fake, result, strict=True) if r is not None]
+    else:
+        pairs = [(fake, result)]
+    for traced, value in pairs:
+        if isinstance(traced, torch.Tensor):
+            _check(ctx, traced, value)
+    for node in ctx.nodes[first:]:
+        _verify(ctx, node)
+    return result
+
+
+def _check(ctx: LoweringContext, fake: torch.Tensor, value: Any) -> None:
+    if not isinstance(value, TensorValue):
+        raise PolyfuseError(f"the lowering returned a {type(value).__name__} in place of a value")
+    wanted = ctx.template(fake)
+    for what in ("torch_dtype", "device", "size", "stride"):
+        if getattr(value, what) != getattr(wanted, what):
+            raise PolyfuseError(
+                f"the lowering's {what} is {getattr(value, what)}, the call's {getattr(wanted, what)}"
+            )
+    if value.body is not None:
+        axes = [a for a in axes_of(value.size) if isinstance(a, Index)]
+        verify_expr(value.body, axes, ctx.buffers)
+        value.body = simplify(value.body)
+    elif value.view is None:
+        raise PolyfuseError("the lowering returned a value without content")
+
+
+def _verify(ctx: LoweringContext, node: Node) -> None:
+    """Check one node by itself; what it reads counts as written.
+
+    Raises:
+        VerifyError: it breaks a rule.
+    """
+    names = dict.fromkeys((*reads(node), *node.writes()))
+    known = {n: replace(ctx.buffers[n], kind="constant") for n in names if n in ctx.buffers}
+    hints = dict.fromkeys(ctx.bound_symbols, 0) | ctx.sizes.hints
+    verify_graph(Graph("of a plugin", "inference", (), (), known, (node,), ctx.objects, hints))
+
+
+def _take_back(ctx: LoweringContext, nodes: int, buffers: int) -> None:
+    """Drop what a lowering left that did not work: nodes that are wrong, or that write to what has a content.
+    The others may hold arguments that were stored on the way, and go away if nobody reads them.
+    """
+    written = set(list(ctx.buffers)[:buffers])
+    kept: list[Node] = []
+    for node in ctx.nodes[nodes:]:
+        if _is_right(ctx, node) and not written.intersection(node.writes()):
+            kept.append(node)
+            written.update(node.writes())
+    ctx.nodes[nodes:] = kept
+
+
+def _is_right(ctx: LoweringContext, node: Node) -> bool:
+    try:
+        _verify(ctx, node)
+    except VerifyError:
+        return False
+    return True
