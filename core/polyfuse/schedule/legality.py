@@ -10,6 +10,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import LoopNode
 from polyfuse.plugin import Backend, Traits
 from polyfuse.schedule.diagnose import mismatch
+from polyfuse.schedule.footprint import keeps_more_alive
 from polyfuse.schedule.score import touched_bytes
 from polyfuse.schedule.space import Match, Space, match_spaces
 from polyfuse.schedule.units import Member, Unit, UnitAccess, remap
@@ -79,6 +80,8 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
     found = _common_space(rules, first, second)
     if isinstance(found, str):
         return found
+    if dependent and keeps_more_alive(rules.graph, first, second, rules.hint):
+        return "it would keep what the first reads alive beside what the second writes, and save little"
     if (
         not dependent
         and not shares_reads(found.first[1], found.second[1])

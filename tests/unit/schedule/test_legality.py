@@ -288,3 +288,19 @@ def test_loop_order_alone_does_not_stop_a_fusion() -> None:
     i, j = axes(24, 16)
     m.pointwise("b", (i, j), apply("neg", m.load("x", j, i)))
     assert len(m.schedule("a", "b").steps) == 1
+
+
+@pytest.mark.parametrize(("rows", "apart"), [(1 << 22, True), (1 << 16, False)])
+def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(rows: int, apart: bool) -> None:
+    count = 1 << 19
+    m = Maker()
+    for name in ("x", "y", "z"):
+        m.buffer(name, count, kind="input")
+    m.buffer("row", count)
+    m.buffer("table", 16 * rows)
+    (i,) = axes(count)
+    m.pointwise("row", (i,), apply("add", apply("add", m.load("x", i), m.load("y", i)), m.load("z", i)))
+    (i,) = axes(count)
+    m.pointwise("table", (i,), m.load("row", i))
+    reason = "it would keep what the first reads alive beside what the second writes, and save little"
+    assert (reason in reasons(m.schedule("table"))) is apart
