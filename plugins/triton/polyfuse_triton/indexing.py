@@ -1,0 +1,216 @@
+"""Index expressions as Triton text.
+
+An address is a scalar plus a vector: what depends on the program and on loop counters is one number for a
+whole tile, and only the steps inside the tile are arithmetic on vectors. The scalar is computed with 64 bits
+where 32 might not do; the steps inside a tile nearly always fit in 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.symbolic import (
+    Atom,
+    IndexLike,
+    bounds,
+    free_axes,
+    free_symbols,
+    is_nonnegative,
+    of_atom,
+)
+
+__all__ = ["Address", "Indexer", "Variable", "fits_deep", "fits_i32", "known_range"]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """What an axis is in the text.
+
+    Attributes:
+        text: its value: a scalar, or a vector along a tile dimension.
+        dims: tile dimensions along which it varies; empty for a scalar.
+        base: for a vector: the scalar it begins with, empty for zero.
+        lane: for a vector: its steps from the beginning on, which are below `block`.
+        block: extent of the tile.
+        wide: whether it has 64 bits.
+    """
+
+    text: str
+    dims: frozenset[str] = frozenset()
+    base: str = ""
+    lane: str = ""
+    block: int = 0
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Address:
+    """An index in two parts, either of which may be empty."""
+
+    scalar: str
+    vector: str
+    dims: frozenset[str]
+
+    def of(self, pointer: str) -> str:
+        """The text of an element's address."""
+        return " + ".join([pointer, *(_grouped(t) for t in (self.scalar, self.vector) if t)])
+
+    def text(self) -> str:
+        """Both parts as one number."""
+        parts = [t for t in (self.scalar, self.vector) if t]
+        return " + ".join(_grouped(t) for t in parts) if len(parts) > 1 else parts[0] if parts else "0"
+
+
+def _grouped(text: str) -> str:
+    """A part of an address, in parentheses where it is more than one name or product."""
+    return f"({text})" if " + " in text or " - " in text or text.startswith("-") else text
+
+
+def known_range(index: IndexLike) -> tuple[int, int] | None:
+    """Inclusive bounds where both are known."""
+    low, high = bounds(index)
+    return None if low is None or high is None else (low, high)
+
+
+def fits_i32(span: tuple[float, float] | None) -> bool:
+    """Whether every value of a range is a 32-bit integer."""
+    return span is not None and span[0] >= -(1 << 31) and span[1] < 1 << 31
+
+
+def fits_deep(index: IndexLike) -> bool:
+    """Whether an index, and every index inside its functions, is computed with 32 bits: sizes are given in
+    64.
+    """
+    if free_symbols(index) or not fits_i32(known_range(index)):
+        return False
+    if isinstance(index, int):
+        return True
+    inside = (a for monomial, _ in index.terms for atom in monomial if _is_function(atom) for a in atom.args)
+    return all(fits_deep(a) for a in inside)
+
+
+def _is_function(atom: Atom) -> bool:
+    return atom.kind not in ("axis", "sym", "host")
+
+
+class Indexer:
+    """Turns indices into text. `find` gives the variable of an axis or of an indirect value by its name, and
+    thereby learns which are used.
+    """
+
+    def __init__(self, find: Callable[[str], Variable], sizes: Mapping[str, str]) -> None:
+        self._find = find
+        self._sizes = sizes
+
+    def address(self, index: IndexLike) -> Address:
+        """An index as a scalar and a vector."""
+        wide = not fits_deep(index)
+        if isinstance(index, int):
+            return Address(str(index) if index else "", "", frozenset())
+        scalars: list[tuple[str, int]] = []
+        vectors: list[tuple[str, int]] = []
+        dims: frozenset[str] = frozenset()
+        for monomial, factor in index.terms:
+            found = self._dims(monomial)
+            if not found:
+                scalars.append((self._product(monomial, wide), factor))
+                continue
+            dims |= found
+            split = self._split(monomial, factor, wide)
+            if split is None:
+                vectors.append((self._product(monomial, wide), factor))
+                continue
+            base, lane = split
+            if base:
+                scalars.append((base, factor))
+            vectors.append((lane, factor))
+        constant = index.const
+        if constant and not scalars and vectors:
+            return Address(str(constant), _sum(vectors, 0), dims)
+        return Address(_sum(scalars, constant), _sum(vectors, 0), dims)
+
+    def value(self, index: IndexLike) -> tuple[str, frozenset[str], bool]:
+        """An index as one number: its text, the dimensions it varies along, and whether it has 64 bits."""
+        wide = not fits_deep(index)
+        if isinstance(index, int):
+            return str(index), frozenset(), wide
+        terms = [(self._product(m, wide), factor) for m, factor in index.terms]
+        dims = frozenset[str]().union(*(self._dims(m) for m, _ in index.terms))
+        return _sum(terms, index.const), dims, wide
+
+    def _dims(self, monomial: tuple[Atom, ...]) -> frozenset[str]:
+        names = {name for atom in monomial for name in free_axes(of_atom(atom))}
+        return frozenset[str]().union(*(self._find(name).dims for name in names))
+
+    def _split(self, monomial: tuple[Atom, ...], factor: int, wide: bool) -> tuple[str, str] | None:
+        """The scalar and the vector of a term that is linear in one vector variable, else None."""
+        places = [k for k, atom in enumerate(monomial) if self._atom_dims(atom)]
+        if len(places) != 1 or monomial[places[0]].kind != "axis":
+            return None
+        variable = self._find(monomial[places[0]].name)
+        if not variable.lane:
+            return None
+        rest = (*monomial[: places[0]], *monomial[places[0] + 1 :])
+        others = [self._atom(atom, wide) for atom in rest]
+        lane = variable.lane
+        if not rest and abs(factor) * variable.block >= 1 << 31:
+            lane = f"tl.cast({lane}, tl.int64)"
+        base = ""
+        if variable.base:
+            narrow = wide and not variable.wide
+            base = " * ".join([f"tl.cast({variable.base}, tl.int64)" if narrow else variable.base, *others])
+        return base, " * ".join([lane, *others])
+
+    def _atom_dims(self, atom: Atom) -> frozenset[str]:
+        return self._dims((atom,))
+
+    def _product(self, monomial: tuple[Atom, ...], wide: bool) -> str:
+        return " * ".join(self._atom(atom, wide) for atom in monomial)
+
+    def _atom(self, atom: Atom, wide: bool) -> str:
+        if atom.kind == "axis":
+            found = self._find(atom.name)
+            return f"tl.cast({found.text}, tl.int64)" if wide and not found.wide else found.text
+        if atom.kind == "sym":
+            return self._sizes.get(atom.name, atom.name)
+        if atom.kind == "host":
+            raise UnsupportedError(
+                f"the size {atom.name} can only be computed by the host", "pass it to the kernel as an argument"
+            )
+        texts = [self._inside(a, wide) for a in atom.args]
+        if atom.kind in ("floordiv", "mod"):
+            if is_nonnegative(atom.args[0]) and is_nonnegative(atom.args[1]):
+                return f"({texts[0]} {'//' if atom.kind == 'floordiv' else '%'} {texts[1]})"
+            return f"index_{'div' if atom.kind == 'floordiv' else 'mod'}({texts[0]}, {texts[1]})"
+        name = "tl.minimum" if atom.kind == "min" else "tl.maximum"
+        text = texts[0]
+        for other in texts[1:]:
+            text = f"{name}({text}, {other})"
+        return text
+
+    def _inside(self, index: IndexLike, wide: bool) -> str:
+        """An operand of a function."""
+        if isinstance(index, int):
+            return str(index)
+        terms = [(self._product(m, wide), factor) for m, factor in index.terms]
+        text = _sum(terms, index.const)
+        return text if len(terms) == 1 and not index.const and terms[0][1] == 1 else f"({text})"
+
+
+def _sum(terms: list[tuple[str, int]], constant: int) -> str:
+    parts: list[str] = []
+    for text, factor in terms:
+        product = text if abs(factor) == 1 else f"{text} * {abs(factor)}"
+        sign = "-" if factor < 0 else "+"
+        if not parts and factor < 0 and abs(factor) != 1:
+            parts.append(f"{text} * {factor}")
+        elif not parts:
+            # a leading minus would be computed apart
+            parts.append(product if factor > 0 else f"{text} * -1")
+        else:
+            parts.append(f"{sign} {product}")
+    if constant:
+        parts.append(str(constant) if not parts else f"{'-' if constant < 0 else '+'} {abs(constant)}")
+    return " ".join(parts)

@@ -1,0 +1,148 @@
+"""What Triton's interpreter lacks, so that kernels can be checked without a GPU.
+
+Importing this module supplies the functions of libdevice, computed by torch, and corrects the interpreter:
+numbers are rounded when they are narrowed to bf16 or 8 bits, and reductions and scans with functions of our
+own run on whole arrays, pairwise as a GPU does it, rather than element by element in Python.
+
+It is imported only where `TRITON_INTERPRET` is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+__all__ = ["libdevice_names"]
+
+
+# --- libdevice ----------------------------------------------------------------------------------------------
+
+
+def _through_torch(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """A function of torch as one of the interpreter's."""
+
+    def call(*operands: Any) -> Any:
+        shape = numpy.broadcast_shapes(*(o.handle.data.shape for o in operands))
+        arrays = [numpy.broadcast_to(o.handle.data, shape) for o in operands]
+        found = function(*(torch.from_numpy(numpy.array(a)) for a in arrays)).numpy()
+        first = operands[0]
+        block = next((o.type.shape for o in operands if o.type.is_block()), None)
+        kind = first.dtype if block is None else tl.block_type(first.dtype, list(shape))
+        return tl.tensor(interpreter.TensorHandle(found, first.dtype), kind)
+
+    return call
+
+
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    name: getattr(torch, name)
+    for name in (
+        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos"),
+        *("atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma"),
+        *("atan2", "hypot", "pow", "copysign", "rsqrt", "floor", "ceil", "trunc"),
+    )
+}
+_FUNCTIONS["rint"] = torch.round
+_FUNCTIONS["cospi"] = lambda a: torch.cos(a.double() * torch.pi).to(a.dtype)
+_FUNCTIONS["sqrt"] = torch.sqrt
+# torch's own is not exact on vectors
+_FUNCTIONS["fmod"] = lambda a, b: torch.from_numpy(numpy.fmod(a.numpy(), b.numpy()))
+
+globals().update({name: _through_torch(function) for name, function in _FUNCTIONS.items()})
+
+
+def libdevice_names() -> tuple[str, ...]:
+    """The functions that exist here."""
+    return tuple(_FUNCTIONS)
+
+
+# --- corrections --------------------------------------------------------------------------------------------
+
+
+_NARROW = {
+    tl.bfloat16: (torch.bfloat16, torch.uint16),
+    tl.float8e4nv: (torch.float8_e4m3fn, torch.uint8),
+    tl.float8e5: (torch.float8_e5m2, torch.uint8),
+}
+_WIDE = {tl.float32: torch.float32, tl.float64: torch.float64, tl.float16: torch.float16}
+
+
+def _rounding(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A conversion between floating-point types that rounds to nearest, where the interpreter cuts off, and
+    keeps the smallest numbers, where it loses them.
+    """
+
+    def convert(self: Any, source: Any, target: Any, *mode: Any) -> Any:
+        kind, given = target.scalar, source.dtype.scalar
+        data = torch.from_numpy(numpy.array(source.data))
+        if kind in _NARROW and given in (tl.float32, tl.float64):
+            narrow, bits = _NARROW[kind]
+            found = data.to(torch.float32).to(narrow).view(bits)
+        elif given in _NARROW and kind in _WIDE:
+            found = data.view(_NARROW[given][0]).to(_WIDE[kind])
+        else:
+            return plain(self, source, target, *mode)
+        return interpreter.TensorHandle(found.numpy().reshape(source.data.shape), kind)
+
+    return convert
+
+
+def _arrays(values: Sequence[Any]) -> list[Any]:
+    return [value.handle.data for value in values]
+
+
+def _combined(combine: Any, kinds: Sequence[Any], left: Sequence[Any], right: Sequence[Any]) -> list[Any]:
+    """The combine function on whole arrays."""
+    given = [_tensor(a, kind) for side in (left, right) for a, kind in zip(side, kinds, strict=True)]
+    found = combine.fn(*given)
+    found = found if isinstance(found, tuple) else (found,)
+    return [f.handle.data for f in found]
+
+
+def _tensor(data: Any, kind: Any) -> Any:
+    block = tl.block_type(kind, list(data.shape)) if data.shape else kind
+    return tl.tensor(interpreter.TensorHandle(data, kind), block)
+
+
+def _reduce(self: Any, operands: Sequence[Any]) -> list[Any]:
+    """Pairwise reduction along an axis of a length that is a power of two."""
+    kinds = [o.dtype for o in operands]
+    data = _arrays(operands)
+    if self.axis is None:
+        data = [d.reshape(-1) for d in data]
+    axis = 0 if self.axis is None else self.axis
+    while data[0].shape[axis] > 1:
+        half = data[0].shape[axis] // 2
+        left = [numpy.take(d, range(half), axis) for d in data]
+        right = [numpy.take(d, range(half, 2 * half), axis) for d in data]
+        data = _combined(self.combine_fn, kinds, left, right)
+    if not self.keep_dims:
+        data = [d.reshape(d.shape[:axis] + d.shape[axis + 1 :]) for d in data]
+    return [self.to_tensor(d if d.shape else d.item(), kind) for d, kind in zip(data, kinds, strict=True)]
+
+
+def _scan(self: Any, operands: Sequence[Any]) -> list[Any]:
+    """Inclusive scan by doubling distances."""
+    kinds = [o.dtype for o in operands]
+    data = _arrays(operands)
+    length, step = data[0].shape[self.axis], 1
+    shape = [1] * data[0].ndim
+    shape[self.axis] = length
+    place = numpy.arange(length).reshape(shape)
+    while step < length:
+        before = [numpy.roll(d, step, self.axis) for d in data]
+        joined = _combined(self.combine_fn, kinds, before, data)
+        data = [numpy.where(place >= step, new, old) for new, old in zip(joined, data, strict=True)]
+        step *= 2
+    return [self.to_tensor(d, kind) for d, kind in zip(data, kinds, strict=True)]
+
+
+interpreter.ReduceOps.generic_reduce = _reduce
+interpreter.ScanOps.generic_scan = _scan
+interpreter.InterpreterBuilder.create_fp_ext = _rounding(interpreter.InterpreterBuilder.create_fp_ext)
+interpreter.InterpreterBuilder.create_fp_trunc = _rounding(interpreter.InterpreterBuilder.create_fp_trunc)
+interpreter.InterpreterBuilder.create_fp_to_fp = _rounding(interpreter.InterpreterBuilder.create_fp_to_fp)

@@ -1,0 +1,166 @@
+"""A Kernel as the text of one Triton function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.plugin import Source
+from polyfuse_triton.facts import analyse
+from polyfuse_triton.memory import MemoryScope
+from polyfuse_triton.places import Places, renamed
+from polyfuse_triton.plan import Plan
+from polyfuse_triton.reductions import Accumulator, reduce_whole
+from polyfuse_triton.scans import Scan
+from polyfuse_triton.writer import Writer
+
+__all__ = ["KernelText", "kernel_text"]
+
+_PLAIN = re.compile(r"(in|out|inout|io|s|u|zuf|ks)\d+")
+"""Names of arguments that no name in a kernel's text is like."""
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """The text of one kernel, its parameters' names, and its launch grid."""
+
+    text: str
+    parameters: tuple[str, ...]
+    constants: tuple[tuple[str, int], ...]
+    grid: int | str
+
+
+def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
+    """The function of a kernel, named `Source.SYMBOL`."""
+    arguments = {a.name: a.name if _PLAIN.fullmatch(a.name) else f"a{k}_" for k, a in enumerate(kernel.args)}
+    facts = analyse(kernel)
+    places = Places(plan, facts, arguments)
+    moved = renamed(kernel, plan, facts)
+    out = Writer()
+    constants = tuple((dim.constant, dim.block) for dim in plan.dims)
+    parameters = [*arguments.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
+    with out.indented(), out.apart() as lines:
+        _Sections(moved, MemoryScope(moved, analyse(moved), plan, places, out, arguments)).write()
+    out.line("@triton.jit")
+    out.line(f"def {Source.SYMBOL}({', '.join(parameters)}):")
+    with out.indented():
+        for line in places.lines(lines):
+            out.line(line)
+        if not lines:
+            out.line("pass")
+    out.add(lines)
+    return KernelText(out.text(), tuple(arguments.values()), constants, places.grid())
+
+
+class _Sections:
+    """Writes the sections of a kernel in order."""
+
+    def __init__(self, kernel: Kernel, scope: MemoryScope) -> None:
+        self._kernel = kernel
+        self._scope = scope
+        self._plan = scope.plan
+        self._looping = scope.plan.walks or bool(scope.plan.serial)
+
+    def write(self) -> None:
+        """All sections."""
+        for number, section in enumerate(self._kernel.sections):
+            if section.looped and self._looping:
+                self._loop(number, section)
+            else:
+                self._straight(section)
+
+    def _straight(self, section: Section) -> None:
+        """A section without a loop in the text: it runs once, or its tile holds all of it."""
+        scope = self._scope
+        for stmt in section.body:
+            if stmt.op == "reduce":
+                self._bind(stmt, reduce_whole(scope, stmt))
+            elif stmt.op == "scan":
+                self._bind(stmt, Scan(scope, stmt).step())
+            else:
+                self._plain(stmt, section.looped)
+
+    def _plain(self, stmt: Stmt, looped: bool) -> None:
+        if stmt.op == "store":
+            self._scope.store(stmt, looped)
+        else:
+            self._scope.values[stmt.targets[0]] = self._scope.evaluate(stmt)
+
+    def _bind(self, stmt: Stmt, found: tuple[object, ...]) -> None:
+        self._scope.values.update(zip(stmt.targets, found, strict=True))
+
+    def _loop(self, number: int, section: Section) -> None:
+        """A section as a loop over pieces of its reduction axes."""
+        scope, out = self._scope, self._scope.out
+        scope.before_loop(section.body)
+        self._note_reads(number)
+        # what is the same at every turn of the loop and known by now
+        outer_values, outer_done = dict(scope.values), dict(scope.done)
+        accumulators: list[tuple[Stmt, Accumulator]] = []
+        scans: list[Scan] = []
+        heads = self._heads()
+        with out.apart() as body, _depth(out, len(heads)):
+            for stmt in section.body:
+                if stmt.op == "reduce":
+                    accumulators.append((stmt, Accumulator(scope, stmt)))
+                    accumulators[-1][1].step()
+                elif stmt.op == "scan":
+                    scans.append(Scan(scope, stmt))
+                    self._bind(stmt, scans[-1].step())
+                else:
+                    self._plain(stmt, True)
+        for item in (*(a for _, a in accumulators), *scans):
+            for line in item.begin():
+                out.line(line)
+        self._write_loop(heads, body)
+        scope.values, scope.done = outer_values, outer_done
+        for stmt, accumulator in accumulators:
+            self._bind(stmt, accumulator.finish())
+
+    def _heads(self) -> list[str]:
+        """The loops around a section's body, outermost first."""
+        scope, plan = self._scope, self._plan
+        heads = []
+        for number, name in enumerate(plan.serial):
+            size = scope.places.extent(scope.facts.sizes[name])
+            heads.append(f"for q{number} in range(0, {size}):")
+        if plan.walks:
+            assert plan.reduced is not None
+            extent = scope.places.extent(plan.reduced.extent)
+            heads.append(f"for r0 in range(0, {extent}, {plan.reduced.constant}):")
+        return heads
+
+    def _write_loop(self, heads: list[str], body: list[str]) -> None:
+        out = self._scope.out
+        for depth, head in enumerate(heads):
+            with _depth(out, depth):
+                out.line(head)
+        with _depth(out, len(heads)):
+            for line in self._scope.places.loop_lines(body):
+                out.line(line)
+            if not body:
+                out.line("pass")
+        out.add(body)
+
+    def _note_reads(self, number: int) -> None:
+        """Which buffers later loops read again: their lines are worth keeping, those of others are not."""
+        later = {
+            a.buffer
+            for a in self._scope.facts.accesses
+            if a.looped and not a.is_store and a.section > number
+        }
+        here = {a.buffer for a in self._scope.facts.accesses if a.section == number and not a.is_store}
+        self._scope.fresh_reads = frozenset(here & later)
+        self._scope.last_reads = frozenset(here - later)
+
+
+@contextmanager
+def _depth(out: Writer, levels: int) -> Iterator[None]:
+    """Indent by some levels."""
+    with ExitStack() as stack:
+        for _ in range(levels):
+            stack.enter_context(out.indented())
+        yield

@@ -1,0 +1,158 @@
+"""Loads and stores as Triton text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import IndexLike
+from polyfuse_triton.scope import Scope, Value
+
+__all__ = ["MemoryScope"]
+
+_HARDWARE: dict[str, tuple[DType, ...]] = {
+    "add": (DType.f32, DType.f64, DType.f16, DType.bf16, DType.i32, DType.i64, DType.u32, DType.u64),
+    "min": (DType.i32, DType.i64, DType.u32, DType.u64),
+    "max": (DType.i32, DType.i64, DType.u32, DType.u64),
+}
+"""Types that each kind of update has an instruction for."""
+
+
+class MemoryScope(Scope):
+    """A place that knows how to reach memory.
+
+    What one thread has stored another may load: between them stands a barrier. What was stored at a point and
+    is loaded at the same point again is taken from its register.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._local_names = {local.name for local in self.kernel.locals}
+        self._stored: set[str] = set()
+        self._loaded: dict[str, set[IndexLike]] = {}
+        self._versions: dict[str, int] = {}
+        self.fresh_reads: frozenset[str] = frozenset()
+        self.last_reads: frozenset[str] = frozenset()
+
+    # --- loads ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, stmt: Stmt) -> Value:
+        if stmt.op != "load":
+            return super().evaluate(stmt)
+        buffer, index, count, masked = stmt.attrs
+        operands = tuple(self.value(name) for name in stmt.args)
+        key = self._key(buffer, index, operands)
+        found = self.done.get(key)
+        if found is not None:
+            return found
+        if buffer in self._local_names:
+            return self._again(stmt)
+        if buffer in self._stored:
+            self.barrier()
+        if buffer in self.facts.written:
+            self._loaded.setdefault(buffer, set()).add(index)
+        indirect = operands[:count]
+        address = self.indexer(indirect).address(index)
+        dims = address.dims.union(*(v.dims for v in operands[count:]))
+        pointer = self.spread(address.of(self.arguments[buffer]), address.dims, dims)
+        masks = list(self.places.mask(dims))
+        extra = ""
+        if masked:
+            masks.insert(0, self.typed(operands[count]))
+            extra = f", other={self.typed(operands[count + 1])}"
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        text = f"tl.load({pointer}{mask}{extra}{self._policy(buffer, dims)})"
+        return self.define(text, Value("", stmt.dtype, dims), key)
+
+    def _key(self, buffer: str, index: IndexLike, operands: tuple[Value, ...]) -> Any:
+        given = tuple((v.text, v.dtype, repr(v.constant)) for v in operands)
+        return ("load", buffer, self._versions.get(buffer, 0), index, given)
+
+    def _again(self, stmt: Stmt) -> Value:
+        """A row that an earlier section kept: computed again."""
+        stored = self.facts.locals_stored.get(stmt.attrs[0])
+        if stored is None or len(self.facts.local_places[stmt.attrs[0]]) != 1:
+            raise UnsupportedError(
+                f"kernel {self.kernel.name} reads a row at another place than it wrote it",
+                "let the scheduler split it",
+            )
+        return self.value(stored)
+
+    def _policy(self, buffer: str, dims: frozenset[str]) -> str:
+        """How long a loaded line is worth keeping in caches."""
+        if not self.plan.walks or "r" not in dims:
+            return ""
+        if buffer in self.last_reads:
+            return ', eviction_policy="evict_first"'
+        return ', eviction_policy="evict_last"' if buffer in self.fresh_reads else ""
+
+    def barrier(self) -> None:
+        """Wait for all threads of the program, so that each sees what the others stored."""
+        self.out.line("tl.debug_barrier()")
+        self._stored.clear()
+        self._loaded.clear()
+
+    def before_loop(self, body: tuple[Stmt, ...]) -> None:
+        """Wait where a loop loads what was stored before it, or stores what was loaded."""
+        loads = {s.attrs[0] for s in body if s.op == "load"}
+        stores = {s.attrs[0] for s in body if s.op == "store"}
+        if loads & self._stored or stores & set(self._loaded):
+            self.barrier()
+
+    # --- stores -----------------------------------------------------------------------------------------------
+
+    def store(self, stmt: Stmt, looped: bool) -> None:
+        """Write a store."""
+        buffer, index, count, mode, masked = stmt.attrs
+        operands = tuple(self.value(name) for name in stmt.args)
+        value, indirect = operands[0], operands[1 : 1 + count]
+        if buffer in self._local_names:
+            self.done[self._key(buffer, index, ())] = value
+            return
+        self._turn(buffer, index)
+        address = self.indexer(indirect).address(index)
+        mask = (operands[1 + count],) if masked else ()
+        dims = address.dims.union(value.dims, *(m.dims for m in mask))
+        if mode != "set":
+            # every point counts, whether or not its place differs
+            dims |= {d.name for d in self.plan.dims if looped or d is not self.plan.reduced}
+            self._update(stmt, address, value, mask, dims)
+            return
+        pointer = self.spread(address.of(self.arguments[buffer]), address.dims, dims)
+        masks = [*(self.typed(m) for m in mask), *self.places.mask(dims)]
+        text = f", mask={' & '.join(masks)}" if masks else ""
+        self.out.line(f"tl.store({pointer}, {self.typed(value)}{text})")
+        if not masked and not count:
+            self.done[self._key(buffer, index, ())] = value
+
+    def _turn(self, buffer: str, index: IndexLike) -> None:
+        """Note that a buffer's content changes."""
+        if self._loaded.get(buffer, {index}) - {index}:
+            self.barrier()
+        self._stored.add(buffer)
+        self._versions[buffer] = self._versions.get(buffer, 0) + 1
+
+    def _update(
+        self, stmt: Stmt, address: Any, value: Value, mask: tuple[Value, ...], dims: frozenset[str]
+    ) -> None:
+        """An atomic update."""
+        buffer, mode = stmt.attrs[0], stmt.attrs[3]
+        if self.kernel.deterministic and stmt.dtype.is_float and mode in ("add", "mul"):
+            raise UnsupportedError(
+                f"kernel {self.kernel.name} adds to one place from several threads, in any order",
+                "switch deterministic algorithms off, or let eager mode do it",
+            )
+        masks = [*(self.typed(m) for m in mask), *self.places.mask(dims)]
+        if stmt.dtype in _HARDWARE.get(mode, ()):
+            pointer = self.spread(address.of(self.arguments[buffer]), address.dims, dims)
+            text = f", mask={' & '.join(masks)}" if masks else ""
+            self.out.line(f'tl.atomic_{mode}({pointer}, {self.typed(value)}{text}, sem="relaxed")')
+            return
+        offset = self.spread(address.text(), address.dims, dims)
+        values = self.spread(self.typed(value), value.dims, dims)
+        condition = " & ".join(masks) if masks else "tl.full((), True, tl.int1)"
+        had = frozenset[str]().union(*(m.dims for m in mask), (d for d in dims if self.places.mask((d,))))
+        condition = self.spread(condition, had, dims)
+        self.out.line(f'atomic_update({self.arguments[buffer]}, {offset}, {values}, {condition}, "{mode}")')

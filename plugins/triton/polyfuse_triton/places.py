@@ -1,0 +1,199 @@
+"""Where a program and its tile stand: the names of axes in the text, and how each is found."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.symbolic import IndexLike, axis, free_symbols, is_less, python_text, substitute, symbol
+from polyfuse_triton.facts import Facts
+from polyfuse_triton.indexing import Indexer, Variable
+from polyfuse_triton.plan import Dim, Plan
+
+__all__ = ["Places", "renamed"]
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+def renamed(kernel: Kernel, plan: Plan, facts: Facts) -> Kernel:
+    """The kernel with its axes in terms of the plan's: ``x``, ``y``, ``z``, ``r`` for tile dimensions, ``g0``,
+    ``g1``, ... for axes outside the tile, and ``q0``, ... for axes walked one by one.
+    """
+    mapping: dict[str, IndexLike] = {}
+    for prefix, names in (("g", plan.grid), ("q", plan.serial)):
+        for number, name in enumerate(names):
+            size = facts.sizes[name]
+            mapping[name] = 0 if size == 1 else axis(f"{prefix}{number}", size)
+    for dim in plan.dims:
+        rest: IndexLike = axis(dim.name, dim.extent)
+        for name in reversed(dim.axes[1:]):
+            mapping[name] = rest % facts.sizes[name]
+            rest = rest // facts.sizes[name]
+        mapping[dim.axes[0]] = rest
+
+    def moved(stmt: Stmt) -> Stmt:
+        if stmt.op in ("load", "store"):
+            buffer, index, *others = stmt.attrs
+            if buffer in local_names:
+                # the place in a row is only compared, and is the same wherever rows are laid out alike
+                return stmt
+            return replace(stmt, attrs=(buffer, substitute(index, mapping), *others))
+        if stmt.op == "index":
+            return replace(stmt, attrs=(substitute(stmt.attrs[0], mapping),))
+        return stmt
+
+    local_names = {local.name for local in kernel.locals}
+    sections = tuple(Section(s.looped, tuple(moved(stmt) for stmt in s.body)) for s in kernel.sections)
+    return replace(kernel, sections=sections)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One thing that the number of a program says: `count` values of `name`."""
+
+    name: str
+    count: IndexLike
+
+
+class Places:
+    """Axes as names, and the lines that define them.
+
+    Which lines are needed is only known once the statements that use them have been written: `lines` gives
+    those that some text needs.
+    """
+
+    def __init__(self, plan: Plan, facts: Facts, arguments: Mapping[str, str]) -> None:
+        self.plan = plan
+        self._facts = facts
+        self._arguments = arguments
+        self._variables: dict[str, Variable] = {}
+        self._definitions: dict[str, str] = {}
+        self._inside: dict[str, str] = {}
+        self._place_programs()
+        for position, dim in enumerate(plan.dims):
+            self._place_dim(position, dim)
+        for number, name in enumerate(plan.serial):
+            wide = not isinstance(facts.sizes[name], int)
+            self._variables[f"q{number}"] = Variable(f"q{number}", wide=wide)
+
+    # --- what texts ask for -----------------------------------------------------------------------------------
+
+    def variable(self, name: str) -> Variable:
+        """What an axis is in the text."""
+        return self._variables[name]
+
+    def mask(self, dims: Iterable[str]) -> tuple[str, ...]:
+        """Names of the masks that keep a tile inside some dimensions."""
+        chosen = set(dims)
+        return tuple(f"{d.name}m" for d in self.plan.dims if d.name in chosen and not d.is_full)
+
+    def lines(self, texts: Iterable[str]) -> list[str]:
+        """Definitions for all of the program that some lines need, in order."""
+        return self._needed(self._definitions, texts)
+
+    def loop_lines(self, texts: Iterable[str]) -> list[str]:
+        """Definitions for each turn of the loop over ``r`` that some lines need."""
+        return self._needed(self._inside, texts)
+
+    def extent(self, size: IndexLike) -> str:
+        """A size as text."""
+        if isinstance(size, int):
+            return str(size)
+        return Indexer(self.variable, self._arguments).value(size)[0]
+
+    def grid(self) -> int | str:
+        """The number of programs, as a Python expression over size arguments."""
+        counts = [step.count for step in self._steps()]
+        static = 1
+        texts: list[str] = []
+        for count in counts:
+            if isinstance(count, int):
+                static *= count
+            else:
+                texts.append(f"({_host_text(count, self._arguments)})")
+        if not texts or static == 0:
+            return static
+        return " * ".join([*texts, *([str(static)] if static != 1 else [])])
+
+    # --- definitions ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _needed(definitions: Mapping[str, str], texts: Iterable[str]) -> list[str]:
+        wanted = {word for text in texts for word in _WORD.findall(text)}
+        found: list[str] = []
+        for name in reversed(definitions):
+            if name in wanted:
+                text = definitions[name]
+                wanted |= set(_WORD.findall(text))
+                found.append(f"{name} = {text}")
+        return found[::-1]
+
+    def _steps(self) -> Sequence[_Step]:
+        """What the number of a program counts, fastest first."""
+        steps = []
+        for dim in reversed(self.plan.tiles):
+            count: IndexLike = 1 if dim.is_one else (dim.extent + (dim.block - 1)) // dim.block
+            if isinstance(dim.extent, int) and dim.extent == 0:
+                count = 0
+            steps.append(_Step(f"{dim.name}b", count))
+        for number in reversed(range(len(self.plan.grid))):
+            steps.append(_Step(f"g{number}", self._facts.sizes[self.plan.grid[number]]))
+        return steps
+
+    def _place_programs(self) -> None:
+        steps = [s for s in self._steps() if not (isinstance(s.count, int) and s.count <= 1)]
+        rest, number = "tl.program_id(0)", 0
+        for step in steps[:-1]:
+            if rest.startswith("tl."):
+                self._definitions["program"] = rest
+                rest = "program"
+            count = self._count(step)
+            self._definitions[step.name] = f"{rest} % {count}"
+            number += 1
+            self._definitions[f"program{number}"] = f"{rest} // {count}"
+            rest = f"program{number}"
+        if steps:
+            self._definitions[steps[-1].name] = rest
+        for k in range(len(self.plan.grid)):
+            self._variables[f"g{k}"] = Variable(f"g{k}")
+
+    def _count(self, step: _Step) -> str:
+        if isinstance(step.count, int):
+            return str(step.count)
+        # as many as there are programs at most, which 32 bits can count
+        name = f"{step.name}_count"
+        self._definitions[name] = f"tl.cast({self.extent(step.count)}, tl.int32)"
+        return name
+
+    def _place_dim(self, position: int, dim: Dim) -> None:
+        n, constant = dim.name, dim.constant
+        rank = len(self.plan.dims)
+        along = "" if rank == 1 else "[" + ", ".join(":" if k == position else "None" for k in range(rank)) + "]"
+        arange = f"tl.arange(0, {constant}){along}"
+        wide = not is_less(dim.extent, (1 << 31) - dim.block)
+        dims = frozenset((n,))
+        looped = dim is self.plan.reduced and self.plan.walks
+        if dim.is_one or (dim is self.plan.reduced and not looped):
+            self._definitions[n] = arange
+            self._definitions[f"{n}m"] = f"{n} < {self.extent(dim.extent)}"
+            self._variables[n] = Variable(n, dims, "", n, dim.block)
+            return
+        self._definitions[f"{n}l"] = arange
+        inside = self._inside if looped else self._definitions
+        if not looped:
+            inside[f"{n}0"] = f"tl.cast({n}b, tl.int64) * {constant}" if wide else f"{n}b * {constant}"
+        inside[n] = f"{n}0 + {n}l"
+        if isinstance(dim.extent, int) and not wide:
+            inside[f"{n}m"] = f"{n} < {dim.extent}"
+        else:
+            # what is left is counted as a scalar, so that vectors stay at 32 bits
+            left = f"tl.minimum({self.extent(dim.extent)} - {n}0, {constant})"
+            inside[f"{n}m"] = f"{n}l < tl.cast({left}, tl.int32)"
+        self._variables[n] = Variable(n, dims, f"{n}0", f"{n}l", dim.block, wide)
+
+
+def _host_text(index: IndexLike, arguments: Mapping[str, str]) -> str:
+    """A size as a Python expression over the kernel's parameters."""
+    return python_text(substitute(index, {s: symbol(arguments[s]) for s in free_symbols(index)}))

@@ -1,0 +1,71 @@
+"""Rows that one section computes and a later one reads: kept in registers, or computed again.
+
+A tile that holds all that is reduced keeps every value by itself. A program that loops cannot: it computes
+again what a later section needs. That is impossible for the results of scans, and for what was loaded from
+memory that the kernel has changed since.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse_triton.facts import Facts
+
+__all__ = ["Rows", "kept_rows"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a kernel keeps.
+
+    Attributes:
+        must_stay: whether some row cannot be computed again.
+        revisits: whether several sections run through the same rows.
+    """
+
+    must_stay: bool
+    revisits: bool
+
+
+def kept_rows(kernel: Kernel, facts: Facts) -> Rows:
+    """What a kernel keeps."""
+    names = {local.name for local in kernel.locals}
+    must_stay = False
+    for section in kernel.sections:
+        for stmt in section.body:
+            if stmt.op == "load" and stmt.attrs[0] in names:
+                must_stay = must_stay or not _again(stmt, facts, names)
+    looped = sum(section.looped for section in kernel.sections)
+    return Rows(must_stay, looped > 1)
+
+
+def _again(stmt: Stmt, facts: Facts, local_names: set[str]) -> bool:
+    """Whether what a statement computes can be computed in a later section."""
+    pending, seen = [stmt], set[int]()
+    while pending:
+        current = pending.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if current.op == "scan":
+            return False
+        if current.op == "reduce":
+            continue
+        if current.op == "load":
+            buffer = current.attrs[0]
+            if buffer in local_names:
+                stored = facts.locals_stored.get(buffer)
+                if stored is None or not _same_place(buffer, facts):
+                    return False
+                pending.append(facts.defined[stored][0])
+                continue
+            if buffer in facts.written:
+                return False
+        pending.extend(facts.defined[name][0] for name in current.args)
+    return True
+
+
+def _same_place(buffer: str, facts: Facts) -> bool:
+    """Whether a local is read where it was stored, so that a point reads what it computed itself."""
+    return len(facts.local_places.get(buffer, ())) == 1

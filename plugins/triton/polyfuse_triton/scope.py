@@ -1,0 +1,214 @@
+"""A place in a kernel's text: the values that are known there, and the statements that define new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import IndexLike
+from polyfuse_triton.dtypes import inline_literal, literal, triton_type
+from polyfuse_triton.facts import Facts
+from polyfuse_triton.indexing import Indexer, Variable, fits_i32
+from polyfuse_triton.ops import cast_text, is_infix, operation_text
+from polyfuse_triton.places import Places
+from polyfuse_triton.plan import Plan
+from polyfuse_triton.spans import Span, span_of
+from polyfuse_triton.writer import Writer
+
+__all__ = ["Scope", "Value"]
+
+_KEPT_TYPES = (DType.f32, DType.f64, DType.i32, DType.i64)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value in the text.
+
+    Attributes:
+        text: a name, or a plain number.
+        dtype: its type in the IR.
+        dims: tile dimensions it varies along; a scalar has none.
+        narrow: whether it is an i64 that is held in 32 bits.
+        constant: the number it is, where it is one.
+        span: bounds, where they are known.
+    """
+
+    text: str
+    dtype: DType
+    dims: frozenset[str] = frozenset()
+    narrow: bool = False
+    constant: bool | int | float | None = None
+    span: Span | None = None
+
+
+class Scope:
+    """Values by name, and what has been computed already by what it is.
+
+    A scope is entered for the body of a loop and left behind it; what was defined inside is forgotten then.
+    """
+
+    def __init__(
+        self, kernel: Kernel, facts: Facts, plan: Plan, places: Places, out: Writer, arguments: dict[str, str]
+    ) -> None:
+        self.kernel = kernel
+        self.facts = facts
+        self.plan = plan
+        self.places = places
+        self.out = out
+        self.arguments = arguments
+        self.values: dict[str, Value] = {}
+        self.done: dict[Any, Value] = {}
+        self._count = 0
+
+    # --- names ------------------------------------------------------------------------------------------------
+
+    def name(self) -> str:
+        """A new name."""
+        self._count += 1
+        return f"v{self._count - 1}"
+
+    def define(self, text: str, value: Value, key: Any = None) -> Value:
+        """Give a computed text a name. `key` says what it is, so that it is not computed twice."""
+        found = replace(value, text=self.name())
+        self.out.line(f"{found.text} = {text}")
+        if key is not None:
+            self.done[key] = found
+        return found
+
+    def typed(self, value: Value) -> str:
+        """A value's text with the type that the IR gives it."""
+        if value.constant is not None:
+            key = ("const", value.dtype, repr(value.constant))
+            found = self.done.get(key)
+            if found is None:
+                found = self.define(literal(value.constant, value.dtype), replace(value, constant=None), key)
+            return found.text
+        if value.narrow:
+            return f"{value.text}.to(tl.int64)"
+        return value.text
+
+    def shape(self, dims: Iterable[str]) -> str:
+        """The shape of a tensor that varies along some tile dimensions."""
+        chosen = set(dims)
+        return "[" + ", ".join(d.constant if d.name in chosen else "1" for d in self.plan.dims) + "]"
+
+    def spread(self, text: str, had: frozenset[str], wanted: frozenset[str]) -> str:
+        """A text broadcast from some tile dimensions to more."""
+        return text if wanted <= had else f"tl.broadcast_to({text}, {self.shape(had | wanted)})"
+
+    # --- statements -------------------------------------------------------------------------------------------
+
+    def statement(self, stmt: Stmt) -> Value:
+        """Compute a statement that gives one value at each point by itself."""
+        operands = tuple(self.value(name) for name in stmt.args)
+        key = (stmt.op, stmt.dtype, operands, tuple(repr(a) for a in stmt.attrs))
+        if stmt.op == "const":
+            return Value("", stmt.dtype, constant=stmt.attrs[0], span=span_of(stmt, ()))
+        found = self.done.get(key)
+        if found is None:
+            found = self.done[key] = self._compute(stmt, operands)
+        return found
+
+    def value(self, name: str) -> Value:
+        """A value by its name in the IR; what a section before computed at each point of its loop is computed
+        again.
+        """
+        found = self.values.get(name)
+        if found is None:
+            stmt, _ = self.facts.defined[name]
+            if stmt.op in ("scan", "reduce"):
+                raise UnsupportedError(
+                    f"kernel {self.kernel.name} reads {name} of another loop", "keep it in a local"
+                )
+            found = self.values[name] = self.evaluate(stmt)
+        return found
+
+    def evaluate(self, stmt: Stmt) -> Value:
+        """Compute a statement; accesses of memory are a matter of the class derived from this one."""
+        return self.statement(stmt)
+
+    def _compute(self, stmt: Stmt, operands: Sequence[Value]) -> Value:
+        dims = frozenset[str]().union(*(v.dims for v in operands))
+        span = span_of(stmt, [v.span for v in operands])
+        plain = Value("", stmt.dtype, dims, span=span)
+        if stmt.op in ("index", "size"):
+            return self._index(stmt.attrs[0], span)
+        if stmt.op == "cast":
+            return self._cast(stmt, operands[0], plain)
+        if stmt.op == "bitcast":
+            text = f"{self.typed(operands[0])}.to({triton_type(stmt.dtype)}, bitcast=True)"
+            return self.define(text, plain)
+        if stmt.op == "rand":
+            texts = ", ".join(self.typed(v) for v in operands)
+            return self.define(f"random_{stmt.attrs[0]}({texts})", plain)
+        return self._operation(stmt, operands, plain)
+
+    def _index(self, index: IndexLike, span: Span | None) -> Value:
+        text, dims, wide = self.indexer().value(index)
+        return self.define(text, Value("", DType.i64, dims, narrow=not wide, span=span))
+
+    def _cast(self, stmt: Stmt, operand: Value, plain: Value) -> Value:
+        if operand.dtype is stmt.dtype:
+            return operand
+        if operand.narrow and stmt.dtype is not DType.i64:
+            # 32 bits of the same number: whatever it becomes is the same, and one conversion is saved
+            source = DType.i32
+            if stmt.dtype is DType.i32:
+                return replace(operand, dtype=DType.i32, narrow=False)
+            return self.define(cast_text(operand.text, source, stmt.dtype), plain)
+        if stmt.dtype is DType.i64 and fits_i32(plain.span) and operand.dtype in _KEPT_TYPES:
+            text = self.typed(operand)
+            if operand.dtype is not DType.i32:
+                return self.define(cast_text(text, operand.dtype, DType.i32), replace(plain, narrow=True))
+            return replace(operand, dtype=DType.i64, narrow=True)
+        return self.define(cast_text(self.typed(operand), operand.dtype, stmt.dtype), plain)
+
+    def _operation(self, stmt: Stmt, operands: Sequence[Value], plain: Value) -> Value:
+        given = operands[1:] if stmt.op == "where" else operands
+        dtype = given[-1].dtype
+        narrow = dtype is DType.i64 and all(v.narrow or _small(v) for v in given) and self._any_narrow(given)
+        if narrow and stmt.dtype is DType.i64:
+            narrow = fits_i32(plain.span)
+        texts = [self.typed(operands[0])] if stmt.op == "where" else []
+        constants = sum(v.constant is not None for v in given)
+        for value in given:
+            inline = None
+            if value.constant is not None and constants < len(given):
+                inline = inline_literal(value.constant, dtype)
+            if inline is not None and (is_infix(stmt.op, dtype) or narrow):
+                texts.append(inline)
+            elif narrow:
+                texts.append(value.text)
+            else:
+                texts.append(self.typed(value))
+        if narrow and constants == len(given):
+            texts = [self.typed(v) for v in operands]
+            narrow = False
+        text = operation_text(stmt.op, dtype, texts)
+        return self.define(text, replace(plain, narrow=narrow and stmt.dtype is DType.i64))
+
+    @staticmethod
+    def _any_narrow(values: Sequence[Value]) -> bool:
+        return any(v.narrow for v in values)
+
+    # --- places -----------------------------------------------------------------------------------------------
+
+    def indexer(self, indirect: Sequence[Value] = ()) -> Indexer:
+        """Text of indices here; `@k` stands for the k-th indirect value."""
+
+        def find(name: str) -> Variable:
+            if name.startswith("@"):
+                value = indirect[int(name[1:])]
+                text = self.typed(value) if value.constant is not None else value.text
+                return Variable(text, value.dims, wide=not value.narrow)
+            return self.places.variable(name)
+
+        return Indexer(find, self.arguments)
+
+
+def _small(value: Value) -> bool:
+    return value.constant is not None and abs(int(value.constant)) < 1 << 31

@@ -1,0 +1,173 @@
+"""Tiles of kernels with loops.
+
+Where memory is contiguous along what is reduced, a program has one row or a few short ones; where it is
+contiguous along a parallel axis, a tile covers a piece of that axis too, so that loads read whole lines. Rows
+that fit in registers are loaded once (`persistent`); longer ones are walked in pieces, again in each section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.symbolic import product
+from polyfuse_triton.facts import Access, Facts
+from polyfuse_triton.plan import Dim, Plan, power_of_two
+from polyfuse_triton.rows import Rows
+from polyfuse_triton.target import Target
+from polyfuse_triton.tile_pointwise import contiguous_weights, grown, per_thread
+
+__all__ = ["reduction_plan"]
+
+_WARP = 32
+_ROW = 16384
+"""Longest row, in numbers of four bytes, that is kept in registers where several sections need it."""
+_ROW_ONCE = 4096
+"""The same where one section needs it: a loop loses nothing."""
+_ROW_FORCED = 65536
+"""The same where nothing else is possible."""
+_TILE = 2048
+"""Points of a tile of several short rows."""
+_COLUMNS_KEPT = 64
+"""Longest column that a tile holds along a contiguous parallel axis."""
+
+
+def reduction_plan(
+    kernel: Kernel, facts: Facts, target: Target, rows: Rows, persistent: bool | None = None
+) -> Plan:
+    """The plan of a kernel with looped sections; `persistent` decides where it is not None."""
+    looped = [a for a in facts.accesses if a.looped]
+    scans = any(stmt.op == "scan" for section in kernel.sections for stmt in section.body)
+    shape = _Shape(facts, target, looped, rows, scans)
+    lead = shape.lead()
+    if lead in facts.axes:
+        return shape.columns(lead, persistent)
+    return shape.rows_of(persistent)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    facts: Facts
+    target: Target
+    looped: Sequence[Access]
+    rows: Rows
+    scans: bool
+
+    def lead(self) -> str:
+        """The axis along which most of what loops access is contiguous."""
+        weights = contiguous_weights(self.looped, self.facts)
+        best, most = self.facts.raxes[-1], 0.0
+        for axis in (*self.facts.axes, *self.facts.raxes):
+            if weights[axis] > most * 1.01 and self.facts.hints[axis] > 1:
+                best, most = axis, weights[axis]
+        return best
+
+    # --- rows along what is reduced ---------------------------------------------------------------------------
+
+    def rows_of(self, persistent: bool | None) -> Plan:
+        """One row or several for each program."""
+        facts = self.facts
+        length = product(facts.sizes[r] for r in facts.raxes)
+        if persistent is None:
+            persistent = isinstance(length, int) and power_of_two(length) <= self._longest_row()
+        if persistent and isinstance(length, int):
+            return self._whole_rows(length)
+        return self._walked_rows()
+
+    def _longest_row(self) -> int:
+        if self.rows.must_stay:
+            return _ROW_FORCED
+        big = [a for a in self.looped if not a.is_store and self.facts.share(a) > 0.5]
+        bytes_of_point = max(4, sum(max(4, size) for size in {a.buffer: a.itemsize for a in big}.values()))
+        limit = _ROW if self.rows.revisits or self.scans else _ROW_ONCE
+        if self.scans:
+            limit //= 2
+        return power_of_two(limit * 4 // bytes_of_point // 2 + 1)
+
+    def _whole_rows(self, length: int) -> Plan:
+        facts = self.facts
+        block = power_of_two(max(1, length))
+        count = facts.points(facts.axes)
+        side = max(1, _TILE // block)
+        while side > 1 and count < 2 * self.target.processors * side:
+            side //= 2
+        reduced = Dim("r", facts.raxes, length, block)
+        tiles, grid = self._tile_of_rows(side)
+        elements = block * (tiles[0].block if tiles else 1)
+        warps = max(1, min(16, elements // (_WARP * 8)))
+        if elements > 16384:
+            warps = 32
+        return Plan(tiles, reduced, grid, (), True, warps, 1)
+
+    def _tile_of_rows(self, side: int) -> tuple[tuple[Dim, ...], tuple[str, ...]]:
+        """The tile dimension over rows, where a tile has several, and the axes outside."""
+        facts = self.facts
+        side = min(side, power_of_two(max(1, facts.points(facts.axes))))
+        if side == 1 or not facts.axes:
+            return (), facts.axes
+        group, _ = grown(facts, facts.axes, facts.axes[-1], 4 * side, waste=2.0)
+        block = min(side, power_of_two(facts.points(group)))
+        rest = tuple(a for a in facts.axes if a not in group)
+        return (Dim("x", group, product(facts.sizes[a] for a in group), block),), rest
+
+    def _walked_rows(self) -> Plan:
+        facts = self.facts
+        wanted = 8 * _WARP * per_thread(self.looped, facts)
+        group = self._joined(wanted)
+        extent = facts.points(group)
+        block = min(wanted, power_of_two(max(1, extent)))
+        side = 1
+        count = facts.points(facts.axes)
+        while side * block < wanted and count >= 4 * self.target.processors * side:
+            side *= 2
+        tiles, grid = self._tile_of_rows(side)
+        reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)
+        serial = tuple(r for r in facts.raxes if r not in group)
+        elements = block * (tiles[0].block if tiles else 1)
+        warps = max(1, min(8, elements // (_WARP * 4)))
+        return Plan(tiles, reduced, grid, serial, False, warps, 1)
+
+    def _joined(self, wanted: int) -> tuple[str, ...]:
+        """Reduction axes that are walked as one: from the innermost outwards until that is long enough."""
+        facts = self.facts
+        group = [facts.raxes[-1]]
+        for name in reversed(facts.raxes[:-1]):
+            if facts.points(tuple(group)) >= wanted and not self.scans:
+                break
+            if any(not isinstance(facts.sizes[r], int) for r in group) and not self.scans:
+                break
+            group.insert(0, name)
+        return tuple(group)
+
+    # --- columns across what is reduced -----------------------------------------------------------------------
+
+    def columns(self, lead: str, persistent: bool | None) -> Plan:
+        """A piece of a contiguous parallel axis for each program."""
+        facts = self.facts
+        widest = max((a.itemsize for a in self.looped if facts.share(a) > 0.5), default=4)
+        side = max(16, min(128, 256 // widest))
+        parts = grown(facts, facts.axes, lead, side, waste=1.5)[0]
+        extent = facts.points(parts)
+        side = min(side, power_of_two(max(1, extent)))
+        least = max(8, 32 // widest)
+        while side > least and facts.points(facts.axes) < 2 * self.target.processors * side:
+            side //= 2
+        length = product(facts.sizes[r] for r in facts.raxes)
+        whole = power_of_two(length) if isinstance(length, int) else 0
+        if persistent is None:
+            limit = _ROW_FORCED // side if self.rows.must_stay else _COLUMNS_KEPT
+            persistent = 0 < whole <= limit
+        x = Dim("x", parts, product(facts.sizes[a] for a in parts), side)
+        grid = tuple(a for a in facts.axes if a not in parts)
+        if persistent and whole:
+            reduced, serial = Dim("r", facts.raxes, length, whole), ()
+        else:
+            persistent = False
+            group = self._joined(_COLUMNS_KEPT)
+            extent = facts.points(group)
+            block = min(max(8, 4096 // side), power_of_two(max(1, extent)))
+            reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)
+            serial = tuple(r for r in facts.raxes if r not in group)
+        warps = max(1, min(16 if persistent else 8, side * reduced.block // (_WARP * 8)))
+        return Plan((x,), reduced, grid, serial, persistent, warps, 1)

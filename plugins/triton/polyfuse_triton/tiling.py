@@ -1,0 +1,106 @@
+"""The choice of a plan: which axes a tile covers, how large it is, and what else is worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Config
+from polyfuse_triton.facts import analyse
+from polyfuse_triton.plan import Dim, Plan, power_of_two
+from polyfuse_triton.rows import kept_rows
+from polyfuse_triton.target import Target
+from polyfuse_triton.tile_pointwise import pointwise_plan
+from polyfuse_triton.tile_reduction import reduction_plan
+
+__all__ = ["candidates", "choose_plan"]
+
+_LARGEST_TILE = 1 << 17
+_PERSISTENT, _LOOPED = 1, 2
+"""Values of a configuration's ``rows``."""
+
+
+def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) -> Plan:
+    """The plan for a kernel; a configuration overrides what it names."""
+    facts = analyse(kernel)
+    if not any(section.looped for section in kernel.sections):
+        return _overridden(pointwise_plan(facts, target), config)
+    rows = kept_rows(kernel, facts)
+    wanted = (config or Config()).get("rows")
+    persistent = None if wanted == 0 else wanted == _PERSISTENT
+    plan = _overridden(reduction_plan(kernel, facts, target, rows, persistent), config)
+    if rows.must_stay and not plan.persistent:
+        raise UnsupportedError(
+            f"kernel {kernel.name} computes rows that can neither be computed again nor fit in registers",
+            "let the scheduler split it",
+        )
+    return plan
+
+
+def candidates(kernel: Kernel, target: Target) -> tuple[Config, ...]:
+    """Configurations worth a try, the one that is used without trying first."""
+    facts = analyse(kernel)
+    if not facts.axes and not facts.raxes:
+        return ()
+    default = choose_plan(kernel, target)
+    found: dict[Config, None] = {_config_of(default): None}
+    for config in _around(default):
+        try:
+            plan = choose_plan(kernel, target, config)
+        except UnsupportedError:
+            continue
+        if plan.elements <= _LARGEST_TILE and plan.elements >= 32:
+            found.setdefault(_config_of(plan), None)
+    return tuple(found)
+
+
+def _config_of(plan: Plan) -> Config:
+    values = {dim.name: dim.block for dim in plan.dims}
+    if plan.reduced is not None:
+        values["rows"] = _PERSISTENT if plan.persistent else _LOOPED
+    return Config.of(**values, warps=plan.num_warps, stages=plan.num_stages)
+
+
+def _around(plan: Plan) -> Iterator[Config]:
+    """The plan with one thing changed."""
+    base = dict(_config_of(plan).values)
+    for dim in plan.dims:
+        if plan.persistent and dim is plan.reduced:
+            continue
+        for factor in (2, 0.5, 4, 0.25):
+            block = int(dim.block * factor)
+            if block >= 1:
+                yield Config.of(**{**base, dim.name: block})
+                if factor > 1:
+                    yield Config.of(**{**base, dim.name: block, "warps": min(16, plan.num_warps * 2)})
+    for warps in (1, 2, 4, 8, 16):
+        if warps != plan.num_warps and plan.elements >= warps * 32:
+            yield Config.of(**{**base, "warps": warps})
+    if plan.reduced is not None:
+        yield Config.of(rows=_LOOPED if plan.persistent else _PERSISTENT)
+        if not plan.persistent:
+            for stages in (1, 2, 3, 4):
+                yield Config.of(**{**base, "stages": stages})
+
+
+def _overridden(plan: Plan, config: Config | None) -> Plan:
+    if config is None:
+        return plan
+
+    def dim(old: Dim) -> Dim:
+        block = config.get(old.name)
+        if not block or (plan.persistent and old is plan.reduced):
+            return old
+        return replace(old, block=power_of_two(block))
+
+    return replace(
+        plan,
+        tiles=tuple(dim(d) for d in plan.tiles),
+        reduced=None if plan.reduced is None else dim(plan.reduced),
+        num_warps=config.get("warps") or plan.num_warps,
+        num_stages=config.get("stages") or plan.num_stages,
+    )
+
+
