@@ -134,6 +134,13 @@ class Settings:
     reuse_buffers: bool = _option(
         True, "Give the storage of a dead intermediate to a later one.", affects_code=True
     )
+    memory_pools: bool = _option(
+        False,
+        "Lay the intermediate tensors of a graph without gradients out in one block of memory for each device: "
+        "fewer allocations, and memory is used again whatever the sizes, but the block is held until the last "
+        "of them is dead.",
+        affects_code=True,
+    )
     inplace: bool = _option(
         True, "Let a kernel write its result over an input that dies there.", affects_code=True
     )

@@ -76,6 +76,8 @@ def _table(states: tuple[PluginState, ...]) -> Table:
 def _devices(state: PluginState) -> str:
     if state.manifest is None:
         return ""
+    if not state.manifest.load:
+        return "no code generator"
     priority = state.manifest.priority
     return ", ".join(
         f"{device} ({priority[device]})" if device in priority else f"{device} (by name)"

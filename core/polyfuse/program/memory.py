@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from polyfuse.ir.nodes import Buffer
 from polyfuse.symbolic import IndexLike, free_symbols
@@ -96,20 +97,43 @@ class MemoryPlan:
     allocated: int
 
 
-def plan_memory(lifetimes: Sequence[Lifetime], steps: int, reuse: bool = True) -> MemoryPlan:
+class Block(Protocol):
+    """Memory that is held for some steps besides that of single buffers."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def first(self) -> int:
+        """The step in which it is allocated."""
+
+    @property
+    def last(self) -> int:
+        """The step after which it is released."""
+
+
+def plan_memory(
+    lifetimes: Sequence[Lifetime], steps: int, reuse: bool = True, blocks: Sequence[Block] = ()
+) -> MemoryPlan:
     """Decide reuse for buffers in the order of their first writes.
 
     Args:
         lifetimes: in the order in which the buffers come into being.
         steps: number of steps of the program.
         reuse: whether storage is shared other than where the scheduler decided so.
+        blocks: other memory that the program holds.
     """
     live = _live_bytes(lifetimes, steps)
+    for block in blocks:
+        for step in range(block.first, block.last + 1):
+            live[step] += block.size
     peak = max(live, default=0)
     takes = {b.name: b.takes for b in lifetimes if b.takes}
     if reuse:
         _share(lifetimes, live, peak, takes)
     fresh = sum(b.size for b in lifetimes if b.allocated and b.name not in takes)
+    fresh += sum(block.size for block in blocks)
     return MemoryPlan(takes, peak, fresh)
 
 
@@ -151,6 +175,7 @@ def _share(lifetimes: Sequence[Lifetime], live: list[int], peak: int, takes: dic
 
 
 __all__ = [
+    "Block",
     "Lifetime",
     "MemoryPlan",
     "ReuseKey",

@@ -11,7 +11,15 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, View
-from polyfuse.program.memory import Lifetime, MemoryPlan, plan_memory, reuse_key, storage_bytes
+from polyfuse.program.memory import (
+    Lifetime,
+    MemoryPlan,
+    itemsize,
+    plan_memory,
+    reuse_key,
+    storage_bytes,
+)
+from polyfuse.program.pools import Place, Pool, plan_pools
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -72,10 +80,18 @@ class _Planner:
         self.shared = _shared_storage(schedule)
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = _lifetimes(self)
-        self.memory = plan_memory(self.lifetimes, len(schedule.steps), settings.reuse_buffers)
+        pooled = settings.memory_pools and self.graph.kind == "inference"
+        self.places = plan_pools(self.lifetimes, self.graph.buffers) if pooled else {}
+        self.memory = plan_memory(
+            [item for item in self.lifetimes if item.name not in self.places],
+            len(schedule.steps),
+            settings.reuse_buffers,
+            tuple(dict.fromkeys(place.pool for place in self.places.values())),
+        )
         self.taken = {old: new for new, old in self.memory.takes.items()}
         self.dead: set[str] = set()
         self.bound: dict[str, None] = {item.name: None for item in self.inputs if item.kind == "tensor"}
+        self.pool_names: dict[Pool, str] = {}
         self.repeated = _repeated_views(self.graph, schedule)
         self.views: dict[View, str] = {}
         self.steps: list[Step] = []
@@ -95,6 +111,7 @@ class _Planner:
             else:
                 self._call(step.node, dying)
             self._free(dying)
+            self._free_pools(position)
         self.origins = ()
         # what would be forgotten after the last launch goes with the return anyway
         while len(self.steps) > prologue_end and isinstance(self.steps[-1], Free):
@@ -176,6 +193,9 @@ class _Planner:
                 "report it with the dumped schedule",
             )
         self.bound[name] = None
+        if name in self.places:
+            self._carve(name, self.places[name])
+            return ""
         old = self.memory.takes.get(name)
         if old is None:
             self._add(Allocate(name, buffer.size, buffer.stride, buffer.torch_dtype, buffer.device))
@@ -186,6 +206,22 @@ class _Planner:
         self._add(Reuse(name, old, buffer.size, buffer.stride, same))
         self._forget(old)
         return old
+
+    def _carve(self, name: str, place: Place) -> None:
+        """Make a buffer a part of its pool; the first one of a pool allocates that."""
+        buffer, pool = self.graph.buffers[name], place.pool
+        if pool not in self.pool_names:
+            self.pool_names[pool] = self._temporary("pool")
+            self._add(Allocate(self.pool_names[pool], (pool.size,), (1,), "uint8", pool.device))
+        offset = place.offset // itemsize(buffer)
+        view = View(self.pool_names[pool], buffer.size, buffer.stride, offset, buffer.dtype)
+        self._add(MakeView(name, view))
+
+    def _free_pools(self, position: int) -> None:
+        """Release the pools whose last buffer died in this step."""
+        done = tuple(name for pool, name in self.pool_names.items() if pool.last == position)
+        if done:
+            self._add(Free(done))
 
     def _call(self, node: ExternCall, dying: Sequence[str]) -> None:
         for view in views_in((node.args, tuple(value for _, value in node.kwargs))):

@@ -25,7 +25,10 @@ def test_backends(capsys, monkeypatch):
     rows = json.loads(capsys.readouterr().out)
     assert isinstance(rows, list)
     cli.main(["backends"])
-    assert "distribution" in capsys.readouterr().out or not rows
+    table = capsys.readouterr().out
+    assert "distribution" in table or not rows
+    (line,) = [line for line in table.splitlines() if " quantized " in line]
+    assert "no code generator" in line
 
 
 def test_doctor(capsys):

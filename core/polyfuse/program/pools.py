@@ -1,0 +1,126 @@
+"""Intermediate tensors laid out in one block of memory for each device, by the option `memory_pools`.
+
+In place of handing whole storages on, every buffer gets a range of bytes in a pool, such that buffers which
+live at the same time do not overlap. A program then makes one allocation where it made many, and sizes need
+not be equal for memory to be used again; but a pool is held from the first of its buffers to the last.
+
+Only buffers of known size take part whose storage nobody else knows: neither results nor what operators
+share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.nodes import Buffer
+from polyfuse.program.memory import Lifetime, itemsize, storage_size
+
+__all__ = ["ALIGNMENT", "Place", "Pool", "plan_pools"]
+
+ALIGNMENT = 64
+"""Of every buffer in a pool, in bytes: a cache line, and more than any vector load needs."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One block of memory.
+
+    Attributes:
+        name: its variable.
+        device: where it is.
+        size: bytes.
+        first, last: the steps between which it is in use.
+    """
+
+    name: str
+    device: str
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a buffer lies: `offset` bytes from the start of a pool."""
+
+    pool: Pool
+    offset: int
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Buffers at one place: each is written over the one before, by decision of the scheduler."""
+
+    names: tuple[str, ...]
+    size: int
+    first: int
+    last: int
+
+
+def plan_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, Place]:
+    """The places of the buffers that share pools, by name; a device with a single one gets no pool."""
+    places: dict[str, Place] = {}
+    for number, (device, groups) in enumerate(_groups(lifetimes, buffers).items()):
+        if len(groups) > 1:
+            offsets = _offsets(groups)
+            size = max(offset + group.size for group, offset in zip(groups, offsets, strict=True))
+            first, last = min(g.first for g in groups), max(g.last for g in groups)
+            pool = Pool(f"pool_{number}", device, size, first, last)
+            for group, offset in zip(groups, offsets, strict=True):
+                places.update(dict.fromkeys(group.names, Place(pool, offset)))
+    return places
+
+
+def _groups(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, list[_Group]]:
+    """What can lie in a pool, by device."""
+    chains: dict[str, list[Lifetime]] = {}
+    start: dict[str, str] = {}
+    for item in lifetimes:
+        start[item.name] = start.get(item.takes, item.takes) if item.takes else item.name
+        chains.setdefault(start[item.name], []).append(item)
+    found: dict[str, list[_Group]] = {}
+    for chain in chains.values():
+        sizes = [_bytes(buffers[item.name]) for item in chain]
+        fits = all(item.allocated and item.poolable and item.last is not None for item in chain)
+        if fits and all(size is not None and size > 0 for size in sizes):
+            size = max(_aligned(size) for size in sizes if size is not None)
+            last = max(item.last for item in chain if item.last is not None)
+            group = _Group(tuple(item.name for item in chain), size, chain[0].first, last)
+            found.setdefault(buffers[chain[0].name].device, []).append(group)
+    return found
+
+
+def _offsets(groups: Sequence[_Group]) -> list[int]:
+    """An offset for each group, large ones first: the lowest that is free while the group lives."""
+    offsets: dict[int, int] = {}
+    for number in sorted(range(len(groups)), key=lambda n: (-groups[n].size, groups[n].first)):
+        group = groups[number]
+        taken = sorted(
+            (offset, offset + groups[other].size)
+            for other, offset in offsets.items()
+            if groups[other].first <= group.last and group.first <= groups[other].last
+        )
+        offsets[number] = _gap(taken, group.size)
+    return [offsets[number] for number in range(len(groups))]
+
+
+def _gap(taken: Iterable[tuple[int, int]], size: int) -> int:
+    """The lowest offset of so many free bytes, where `taken` are ranges in the order of their starts."""
+    offset = 0
+    for start, end in taken:
+        if start - offset >= size:
+            break
+        offset = max(offset, end)
+    return offset
+
+
+def _bytes(buffer: Buffer) -> int | None:
+    """Bytes of a storage, if they are known before the program runs and kernels know the type."""
+    elements = storage_size(buffer.size, buffer.stride)
+    known = isinstance(elements, int) and buffer.dtype is not None
+    return elements * itemsize(buffer) if known and isinstance(elements, int) else None
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,218 @@
+"""Intermediate tensors in one block: no overlap while they live, aligned, and equal results."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.ir.nodes import Buffer
+from polyfuse.ir.types import DType
+from polyfuse.program import memory_plan
+from polyfuse.program.memory import Lifetime, reuse_key, storage_bytes
+from polyfuse.program.pools import ALIGNMENT, plan_pools
+from polyfuse.program.steps import Allocate, Free, MakeView
+from polyfuse.symbolic import symbol
+from program_builder import Builder, add, add_one
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    reset_reports()
+    yield
+
+
+def buffer(name: str, count: int, dtype: DType = DType.f32, device: str = "cpu") -> Buffer:
+    return Buffer(name, dtype, device, (count,), (1,), str(dtype.torch).removeprefix("torch."))
+
+
+def lifetime(item: Buffer, first: int, last: int | None, takes: str = "", **facts: bool) -> Lifetime:
+    known = {"poolable": True, "allocated": True, **facts}
+    return Lifetime(item.name, reuse_key(item), storage_bytes(item, {}), first, last, takes=takes, **known)
+
+
+def placed(*items: tuple[Buffer, Lifetime]):
+    return plan_pools([life for _, life in items], {item.name: item for item, _ in items})
+
+
+def _rounded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_lives_at_once_does_not_overlap(seed: int) -> None:
+    random.seed(seed)
+    items = []
+    for i in range(30):
+        item = buffer(f"b{i}", random.randint(1, 400), random.choice([DType.f32, DType.i8, DType.f64]))
+        first = random.randrange(40)
+        items.append((item, lifetime(item, first, first + random.randrange(12))))
+    places = placed(*items)
+    (pool,) = {place.pool for place in places.values()}
+    assert len(places) == 30
+    ranges = [(life, places[item.name].offset, storage_bytes(item, {})) for item, life in items]
+    for k, (life, start, size) in enumerate(ranges):
+        assert start % ALIGNMENT == 0 and start + size <= pool.size
+        for other, begin, length in ranges[:k]:
+            together = life.first <= (other.last or 0) and other.first <= (life.last or 0)
+            assert not together or start + size <= begin or begin + length <= start
+    live = [
+        sum(
+            -(-size // ALIGNMENT) * ALIGNMENT
+            for life, _, size in ranges
+            if life.first <= t <= (life.last or 0)
+        )
+        for t in range(60)
+    ]
+    assert max(live) <= pool.size <= sum(_rounded(size) for _, _, size in ranges)
+
+
+def test_sizes_need_not_be_equal_for_memory_to_be_used_again() -> None:
+    large, small, late = buffer("large", 256), buffer("small", 16), buffer("late", 100)
+    places = placed(
+        (large, lifetime(large, 0, 1)), (small, lifetime(small, 2, 3)), (late, lifetime(late, 2, 4))
+    )
+    assert places["large"].pool.size == 1024
+    assert (places["large"].pool.first, places["large"].pool.last) == (0, 4)
+    assert {name: place.offset for name, place in places.items()} == {"large": 0, "late": 0, "small": 448}
+
+
+def test_what_is_written_over_another_lies_in_its_place() -> None:
+    a, b, c = buffer("a", 16), buffer("b", 16), buffer("c", 16)
+    places = placed((a, lifetime(a, 0, 1)), (b, lifetime(b, 1, 2, takes="a")), (c, lifetime(c, 0, 2)))
+    assert places["a"] == places["b"] != places["c"]
+
+
+@pytest.mark.parametrize(
+    "facts", [{"poolable": False}, {"allocated": False}, {"last": None}], ids=["shared", "made", "result"]
+)
+def test_what_others_know_of_stays_out_with_what_is_written_over_it(facts) -> None:
+    a, b, c, d = (buffer(name, 16) for name in "abcd")
+    last = facts.pop("last", 2)
+    places = placed(
+        (a, lifetime(a, 0, 1)),
+        (b, lifetime(b, 1, last, takes="a", **facts)),
+        (c, lifetime(c, 0, 2)),
+        (d, lifetime(d, 0, 2)),
+    )
+    assert set(places) == {"c", "d"}
+
+
+def test_devices_have_pools_of_their_own_and_a_single_buffer_has_none() -> None:
+    items = [buffer(f"b{i}", 8, device=f"cuda:{i % 2}") for i in range(4)] + [buffer("alone", 8)]
+    places = placed(*((item, lifetime(item, 0, 1)) for item in items))
+    assert set(places) == {"b0", "b1", "b2", "b3"}
+    assert places["b0"].pool == places["b2"].pool != places["b1"].pool
+    assert places["b0"].pool.device == "cuda:0"
+
+
+def test_sizes_that_are_not_known_and_odd_types_stay_out() -> None:
+    s0 = symbol("s0")
+    odd = Buffer("odd", None, "cpu", (4,), (1,), "complex64")
+    unknown = Buffer("unknown", DType.f32, "cpu", (s0,), (1,), "float32")
+    empty = buffer("empty", 0)
+    a, b = buffer("a", 4), buffer("b", 4)
+    items = [
+        (item, Lifetime(item.name, reuse_key(item), 64, 0, 1, True, True))
+        for item in (odd, unknown, empty, a, b)
+    ]
+    assert set(placed(*items)) == {"a", "b"}
+
+
+def steps_of(b: Builder):
+    """A chain of three kernels on sizes that differ, then a call."""
+    b.tensor("x", (4, 6))
+    b.launch(add_one, [b.buffer("a", (4, 6))], ["x"])
+    b.launch(lambda o, i: o.copy_(i[:2]), [b.buffer("part", (2, 6), dtype=DType.f64)], ["a"])
+    b.launch(lambda o, i: o.copy_(i.t()), [b.buffer("turned", (6, 2), (1, 6))], ["part"])
+    b.launch(add, [b.buffer("more", (6, 2), (1, 6))], ["turned", "turned"], inplace=[("more", "turned")])
+    b.call("aten.mm.default", [b.view("more", (2, 6), (6, 1)), b.view("more")], [b.buffer("p", (2, 2))])
+    b.output("p")
+    return b
+
+
+def test_a_program_allocates_once_and_gives_the_same() -> None:
+    b = steps_of(Builder())
+    steps = b.program(memory_pools=True).steps
+    allocations = [step for step in steps if isinstance(step, Allocate)]
+    assert [(step.dtype, step.size) for step in allocations] == [("uint8", (256,))]
+    carved = {step.name for step in steps if isinstance(step, MakeView)}
+    assert carved >= {"a", "part", "turned", "more"}
+    frees = [name for step in steps if isinstance(step, Free) for name in step.names]
+    assert sorted(frees) == sorted(set(frees))
+    x = torch.randn(4, 6)
+    expected = b.module()([x])
+    torch.testing.assert_close(b.module(memory_pools=True)([x]), expected)
+    plans = [memory_plan(b.schedule(), Settings(memory_pools=on)) for on in (False, True)]
+    assert plans[1].allocated == 256 and not plans[1].takes
+
+
+def test_carved_tensors_have_the_planned_addresses() -> None:
+    b = Builder()
+    seen = []
+    b.tensor("x", (5,))
+
+    def look(o, i):
+        seen.append((o.data_ptr(), o.untyped_storage().data_ptr(), o.stride(), o.dtype))
+        add_one(o, i)
+
+    for name, before in (("a", "x"), ("b", "a"), ("c", "b"), ("d", "c")):
+        b.launch(look, [b.buffer(name, (5,))], [before])
+    b.output("d")
+    module = b.module(memory_pools=True)
+    module([torch.randn(5)])
+    bases = {base for _, base, _, _ in seen[:3]}
+    assert len(bases) == 1
+    (base,) = bases
+    assert [address - base for address, _, _, _ in seen[:3]] == [0, 64, 0]
+    assert seen[3][1] != base, "a result is no part of the pool"
+
+
+def test_a_pool_is_released_after_its_last_buffer() -> None:
+    b = Builder()
+    b.tensor("x", (4,))
+    for name, before in (("a", "x"), ("b", "a"), ("c", "b")):
+        b.launch(add_one, [b.buffer(name, (4,))], [before])
+    b.call("aten.sin.default", [b.view("c")], [b.buffer("d", (4,))])
+    b.call("aten.cos.default", [b.view("d")], [b.buffer("e", (4,))])
+    b.output("e")
+    text = b.text(memory_pools=True)
+    lines = text.splitlines()
+    release = next(n for n, line in enumerate(lines) if "del " in line and "pool_" in line)
+    assert release < next(
+        n for n, line in enumerate(lines) if "cos" in line and "=" in line and "e =" in line
+    )
+
+
+def model(x, y):
+    a = torch.softmax(x @ y, -1)
+    b = torch.relu(a @ y.t()) + x
+    return (b @ y).cumsum(0).sum(-1), b.sum()
+
+
+def test_models_agree_and_training_keeps_to_handing_on() -> None:
+    x, y = torch.randn(16, 8), torch.randn(8, 8)
+    options = {"backends": ["interpreter"], "memory_pools": True, "strict": True}
+    with torch.no_grad():
+        compiled = torch.compile(model, backend="polyfuse", options=options, dynamic=False)
+        torch.testing.assert_close(compiled(x, y), model(x, y))
+    torch._dynamo.reset()
+    x.requires_grad_()
+    expected = torch.autograd.grad(model(x, y)[1], x)
+    compiled = torch.compile(model, backend="polyfuse", options=options, dynamic=False)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x, y)[1], x), expected)
+    assert [report.eager for report in last_reports()] == [""] * len(last_reports())
+
+
+def test_graphs_of_unknown_sizes_go_on_as_before() -> None:
+    options = {"backends": ["interpreter"], "memory_pools": True, "strict": True}
+    compiled = torch.compile(model, backend="polyfuse", options=options, dynamic=True)
+    with torch.no_grad():
+        for rows in (16, 5):
+            x, y = torch.randn(rows, 8), torch.randn(8, 8)
+            torch.testing.assert_close(compiled(x, y), model(x, y))
