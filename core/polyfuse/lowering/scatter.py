@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.expr import Expr, const
+from polyfuse.ir.expr import Expr, const, loads
 from polyfuse.ir.nodes import Scatter
 from polyfuse.ir.types import DType
 from polyfuse.lowering.conditions import all_of
@@ -92,6 +92,26 @@ def accumulation_type(dtype: DType, mode: str) -> DType:
     return dtype.compute
 
 
+_LARGE = 8
+"""A target so many times as large as what is put into it outlives what that is computed from."""
+
+
+def store_rows(ctx: LoweringContext, rows: Any, target: TensorValue) -> None:
+    """Store a computed value that goes into a much larger target, before that exists.
+
+    Fused, all that the value is computed from would stay alive beside the target. The scheduler may still
+    fuse the two.
+    """
+    if not isinstance(rows, TensorValue) or rows.body is None or rows.view is not None:
+        return
+    count, extent = product(rows.size), product(target.size)
+    if not isinstance(count, int) or not isinstance(extent, int) or extent < _LARGE * count:
+        return
+    sources = {load.attrs[0] for load in loads(rows.body)}
+    if len(sources) > 1:
+        ctx.realize(rows, "goes into a much larger tensor")
+
+
 def _scatter(
     ctx: LoweringContext,
     node: Any,
@@ -135,6 +155,7 @@ def index_put(
     if any(i is not None and i.dtype is DType.bool for i in indices):
         return _masked_put(ctx, node, base, indices, values, accumulate)
     given = [i for i in indices if i is not None]
+    store_rows(ctx, values, base)
     axes = axes_of(_put_shape(base.size, indices, given))
     places = advanced_places(ctx, base.size, indices, axes, device)
 
@@ -217,6 +238,7 @@ def scatter(
 ) -> TensorValue:
     if 0 in indices.size:
         return _unchanged(ctx, node, base)
+    store_rows(ctx, source, base)
     axes, places = _along(ctx, base, dim, indices)
     return _scatter(
         ctx,
@@ -235,6 +257,7 @@ def scatter_add(
 ) -> TensorValue:
     if 0 in indices.size:
         return _unchanged(ctx, node, base)
+    store_rows(ctx, source, base)
     axes, places = _along(ctx, base, dim, indices)
     return _scatter(
         ctx, node, base, axes, places, lambda kind: _source(ctx, source, axes, kind, base.device), "add"
@@ -268,6 +291,7 @@ def scatter_reduce(
     if result.dtype is None or base.dtype is None:
         raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
     kind = accumulation_type(result.dtype, mode)
+    store_rows(ctx, source, base)
     axes, places = _along(ctx, base, dim, indices)
     target = copy_for_writing(ctx, result, base.at(axes_of(result.size)), kind, "scattered into")
     if not include_self:

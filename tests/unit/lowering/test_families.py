@@ -390,3 +390,15 @@ def test_scattering_nothing() -> None:
         ]
 
     check(fn, torch.randn(5), torch.randn(2, 0))
+
+
+@pytest.mark.parametrize("rows", [64, 4])
+def test_what_goes_into_a_much_larger_tensor_is_stored_before_it(rows: int) -> None:
+    def f(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return x.index_put((i,), a + b, accumulate=True)
+
+    i = torch.randint(0, rows, (4,))
+    args = (torch.zeros(rows, 8), torch.randn(4, 8), torch.randn(4, 8), i)
+    record = check(f, *args)
+    stored = "goes into a much larger tensor" in record.report.realized.values()
+    assert stored is (rows == 64)
