@@ -13,6 +13,7 @@
     │   └── DuplicateBackendError
     ├── KernelBuildError        compiling a kernel's source failed
     ├── KernelLoadError         a built kernel cannot be loaded
+    ├── KernelLaunchError       a device refused to start a kernel
     └── CacheError              an artifact store cannot be used
 
 A message is one sentence: the cause, then what to do about it.
@@ -32,6 +33,7 @@ __all__ = [
     "InputLayoutError",
     "InvalidOptionError",
     "KernelBuildError",
+    "KernelLaunchError",
     "KernelLoadError",
     "ParseError",
     "PolyfuseError",
@@ -136,6 +138,14 @@ class KernelBuildError(PolyfuseError):
 
 class KernelLoadError(PolyfuseError):
     """A built kernel cannot be loaded into this process, most often because a shared library is missing."""
+
+
+class KernelLaunchError(PolyfuseError, RuntimeError):
+    """A device refused to start a kernel, or its arguments are not what the kernel was compiled for.
+
+    The message names the kernel and gives the words of the driver. An error of an earlier kernel may surface
+    here too: with the option `debug_sync` it shows at its cause.
+    """
 
 
 class CacheError(PolyfuseError):

@@ -57,6 +57,12 @@ free.
 """
 
 
+def current_device(device_type: str) -> Callable[[], int]:
+    """The cheapest function that gives the index of the current device of a type."""
+    fast: Callable[[], int] | None = getattr(torch._C, f"_{device_type}_getDevice", None)
+    return fast if fast is not None else torch.get_device_module(device_type).current_device
+
+
 def tensor_data_ptr_address() -> int | None:
     """Address of C function `void* f(PyObject* tensor)` giving a tensor's data pointer; None where torch has
     none.
@@ -65,8 +71,3 @@ def tensor_data_ptr_address() -> int | None:
     """
     address = getattr(_guards, "_torchinductor_pyobject_tensor_data_ptr", None)
     return address if isinstance(address, int) else None
-
-
-def raw_cuda_stream(device_index: int) -> int:
-    """The current CUDA stream of a device as a raw handle."""
-    return int(torch._C._cuda_getCurrentRawStream(device_index))

@@ -9,13 +9,18 @@ from pathlib import Path
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
-from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, Traits
+from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Traits, Yes
+from polyfuse_triton.artifact import read_unit
+from polyfuse_triton.launcher import LauncherSource
 from polyfuse_triton.target import Target, driver_major, targets_of
+from polyfuse_triton.timing import device_milliseconds
 from polyfuse_triton.traits import traits_of
 
 __all__ = ["TritonBackend"]
 
 _VERSION = "1"
+# A few values kept in memory cost nothing that can be measured.
+_SPILLS_TAKEN = 32
 
 
 class TritonBackend(Backend):
@@ -29,6 +34,10 @@ class TritonBackend(Backend):
         # At once: without a GPU this backend is of no use, and the next one should know it.
         self.targets: tuple[Target, ...] = targets_of(settings)
         self._driver = driver_major()
+        self._launcher = LauncherSource(settings)
+        if not settings.plugin_option("triton", "target", ""):
+            # There is a GPU to launch on: by the time that the first kernel is built, the launcher is too.
+            self._launcher.start()
 
     @property
     def target(self) -> Target:
@@ -70,9 +79,24 @@ class TritonBackend(Backend):
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """Launchers of a built folder's kernels, by key."""
-        from polyfuse_triton.launcher import load
+        return self._launcher.load(folder)
 
-        return load(folder)
+    def review(self, folder: Path, key: str) -> Claim:
+        """A kernel that keeps values in memory for want of registers is slow."""
+        spilled = max((v.spilled_bytes for v in read_unit(folder)[key].variants), default=0)
+        if spilled > _SPILLS_TAKEN:
+            return No(f"each thread spills {spilled} bytes of registers")
+        return Yes()
+
+    def synchronize(self) -> None:
+        """Wait for the current GPU."""
+        import torch
+
+        torch.cuda.synchronize()
+
+    def benchmark(self, launchable: Launchable, args: Sequence[object]) -> float:
+        """Milliseconds of a launch, by the GPU's clock and with cold caches."""
+        return device_milliseconds(launchable, args, self.target)
 
     def describe(self) -> Mapping[str, str]:
         """Triton, the architectures, the driver where it decides on the assembler, and this backend."""

@@ -1,0 +1,480 @@
+// Starts kernels: one Python callable for each, made without Python.h and without CUDA's headers, so that any
+// C++ compiler builds this file, once, for every Python. See native.py, which fills the structures below.
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "launcher.h"
+
+namespace {
+
+struct {
+  int (*cuInit)(unsigned);
+  int (*cuCtxGetCurrent)(Handle*);
+  int (*cuCtxSetCurrent)(Handle);
+  int (*cuCtxPushCurrent_v2)(Handle);
+  int (*cuCtxPopCurrent_v2)(Handle*);
+  int (*cuCtxGetDevice)(int*);
+  int (*cuDeviceGet)(int*, int);
+  int (*cuDeviceGetAttribute)(int*, int, int);
+  int (*cuDevicePrimaryCtxRetain)(Handle*, int);
+  int (*cuModuleLoadData)(Handle*, const void*);
+  int (*cuModuleUnload)(Handle);
+  int (*cuModuleGetFunction)(Handle*, Handle, const char*);
+  int (*cuFuncSetAttribute)(Handle, int, int);
+  int (*cuLaunchKernel)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle,
+                        void**, void**);
+  int (*cuLaunchKernelEx)(const LaunchConfig*, Handle, void**, void**);
+  int (*cuGetErrorName)(int, const char**);
+  int (*cuGetErrorString)(int, const char**);
+} cu;
+
+struct Entry { const char* name; void** place; bool needed; };
+const Entry ENTRIES[] = {
+#define NEEDED(name) {#name, (void**)&cu.name, true}
+    NEEDED(cuInit), NEEDED(cuCtxGetCurrent), NEEDED(cuCtxSetCurrent), NEEDED(cuCtxPushCurrent_v2),
+    NEEDED(cuCtxPopCurrent_v2), NEEDED(cuCtxGetDevice), NEEDED(cuDeviceGet), NEEDED(cuDeviceGetAttribute),
+    NEEDED(cuDevicePrimaryCtxRetain), NEEDED(cuModuleLoadData), NEEDED(cuModuleUnload),
+    NEEDED(cuModuleGetFunction), NEEDED(cuFuncSetAttribute), NEEDED(cuLaunchKernel),
+    NEEDED(cuGetErrorName), NEEDED(cuGetErrorString),
+#undef NEEDED
+    // since CUDA 11.8; only clusters and cooperative launches ask for it
+    {"cuLaunchKernelEx", (void**)&cu.cuLaunchKernelEx, false},
+};
+
+pf_services services;
+int type_slot = 1;  // where a PyObject keeps its type: depends on whether this Python has a GIL
+bool ending = false;
+char problem[512];
+
+struct Variant { int arch, shared, threads, scratch, scratch_align; char* code; };
+struct Slot { Handle context, module, function; int device; const Variant* variant; };
+struct Kernel {
+  char *name, *symbol, *codes, *arguments, *guard;
+  int count, ctas, variants, slots;
+  bool cooperative;
+  int64_t* programs;
+  int lengths[4];
+  Variant* variant;
+  Slot slot[MAX_DEVICES];
+  PyObject* label;
+  pf_method method;
+};
+union Value { void* p; int64_t i; int32_t n; float f; double d; };
+
+const char* const CAPSULE = "polyfuse kernel";
+
+void raise(PyObject* type, const char* cause, const char* fix) {
+  if (PyObject* error = PyObject_CallFunction(type, "ss", cause, fix)) {
+    PyErr_SetObject(type, error);
+    Py_DecRef(error);
+  }
+}
+
+void raise_driver(PyObject* type, const Kernel* k, const char* doing, int status, const char* fix) {
+  const char *name = nullptr, *words = nullptr;
+  cu.cuGetErrorName(status, &name);
+  cu.cuGetErrorString(status, &words);
+  char cause[768];
+  snprintf(cause, sizeof cause, "kernel %s could not be %s: %s (%s)", k->name, doing, words ? words : "no reason",
+           name ? name : "unknown error");
+  raise(type, cause, fix);
+}
+
+// The name of argument `i`, for messages.
+const char* argument_name(const Kernel* k, int i, char* into, size_t size) {
+  const char* at = k->arguments;
+  for (; i > 0 && at; --i) at = strchr(at, ',') ? strchr(at, ',') + 1 : nullptr;
+  snprintf(into, size, "%.*s", at ? (int)strcspn(at, ",") : 1, at ? at : "?");
+  return into;
+}
+
+int64_t floor_div(int64_t a, int64_t b) {
+  int64_t q = a / b;
+  return q * b != a && (a < 0) != (b < 0) ? q - 1 : q;
+}
+
+// Runs a postfix program; false where a number does not fit or a divisor is zero.
+bool evaluate(const int64_t* word, int length, const Value* values, int64_t* result) {
+  int64_t stack[MAX_STACK];
+  int top = -1;
+  for (const int64_t* end = word + length; word < end;) {
+    const int64_t op = *word++;
+    if (op == CONST) { stack[++top] = *word++; continue; }
+    if (op == ARG) { stack[++top] = values[*word++].i; continue; }
+    if (op == NEG) { stack[top] = -stack[top]; continue; }
+    const int64_t b = stack[top--], a = stack[top];
+    int64_t& out = stack[top];
+    switch (op) {
+      case ADD: if (__builtin_add_overflow(a, b, &out)) return false; break;
+      case SUB: if (__builtin_sub_overflow(a, b, &out)) return false; break;
+      case MUL: if (__builtin_mul_overflow(a, b, &out)) return false; break;
+      case DIV: if (b == 0) return false; out = floor_div(a, b); break;
+      case MOD: if (b == 0) return false; out = a - floor_div(a, b) * b; break;
+      case MIN: out = a < b ? a : b; break;
+      case MAX: out = a < b ? b : a; break;
+      case LT: out = a < b; break;
+      case LE: out = a <= b; break;
+      case GT: out = a > b; break;
+      case GE: out = a >= b; break;
+      case EQ: out = a == b; break;
+      case NE: out = a != b; break;
+      case AND: out = a && b; break;
+      case OR: out = a || b; break;
+    }
+  }
+  *result = stack[0];
+  return true;
+}
+
+void raise_argument(const Kernel* k, int i, const char* what) {
+  char name[64], cause[512];
+  argument_name(k, i, name, sizeof name);
+  snprintf(cause, sizeof cause, "argument %s of kernel %s %s", name, k->name, what);
+  raise(services.launch_error, cause, "call it with arguments like those it was compiled for");
+}
+
+// Converts one argument. Letters: p pointer (a tensor, or an address), i int32, l int64, f float, d double; in
+// capitals, pointers and integers that must be multiples of 16. A whole number is kept in 64 bits, of which
+// a kernel that wants 32 reads the lower half.
+bool convert(const Kernel* k, int i, PyObject* a, Value* out) {
+  const char code = k->codes[i];
+  switch (code) {
+    case 'p': case 'P':
+      if (((void**)a)[type_slot] == (void*)&PyLong_Type) {
+        out->p = PyLong_AsVoidPtr(a);
+        if (!out->p && PyErr_Occurred()) return false;
+      } else {
+        if (!services.tensor_data) {
+          raise_argument(k, i, "is no address, and this torch has no quick way to a tensor's");
+          return false;
+        }
+        try {
+          out->p = services.tensor_data(a);
+        } catch (...) {
+          PyErr_Clear();
+          raise_argument(k, i, "is no tensor with memory");
+          return false;
+        }
+        if (PyErr_Occurred()) return false;
+      }
+      break;
+    case 'i': case 'I': case 'l': case 'L':
+      out->i = PyLong_AsLongLong(a);
+      if (out->i == -1 && PyErr_Occurred()) return false;
+      if ((code == 'i' || code == 'I') && out->i != (int32_t)out->i) {
+        raise_argument(k, i, "does not fit in 32 bits");
+        return false;
+      }
+      break;
+    case 'f': out->f = (float)PyFloat_AsDouble(a); return !PyErr_Occurred();
+    case 'd': out->d = PyFloat_AsDouble(a); return !PyErr_Occurred();
+  }
+  if ((code == 'P' || code == 'I' || code == 'L') && (out->i & 15)) {
+    raise_argument(k, i, "is no multiple of 16, for which it was compiled");
+    return false;
+  }
+  return true;
+}
+
+const Variant* variant_for(const Kernel* k, int arch) {
+  const Variant* best = nullptr;
+  for (int i = 0; i < k->variants; ++i) {
+    const Variant* v = &k->variant[i];
+    if (v->arch == arch) return v;
+    // code before 9.0 runs on later GPUs of the same major version
+    const bool runs = arch < 90 && v->arch / 10 == arch / 10 && v->arch < arch;
+    if (runs && (!best || best->arch < v->arch)) best = v;
+  }
+  return best;
+}
+
+// Makes a context current on a thread that has none.
+bool enter_context(Handle* context) {
+  PyObject* index = PyObject_CallFunction(services.current_device, nullptr);
+  if (!index) return false;
+  const int ordinal = (int)PyLong_AsLongLong(index);
+  Py_DecRef(index);
+  int device = 0;
+  int status = cu.cuInit(0);
+  if (!status) status = cu.cuDeviceGet(&device, ordinal);
+  if (!status) status = cu.cuDevicePrimaryCtxRetain(context, device);
+  if (!status) status = cu.cuCtxSetCurrent(*context);
+  if (status) {
+    const char* words = nullptr;
+    cu.cuGetErrorString(status, &words);
+    raise(services.load_error, words ? words : "the driver fails", "check `nvidia-smi`");
+  }
+  return !status;
+}
+
+// Loads the code into the current context.
+Slot* load(Kernel* k, Handle context) {
+  int device = 0, major = 0, minor = 0;
+  int status = cu.cuCtxGetDevice(&device);
+  if (!status) status = cu.cuDeviceGetAttribute(&major, MAJOR, device);
+  if (!status) status = cu.cuDeviceGetAttribute(&minor, MINOR, device);
+  if (status) {
+    raise_driver(services.load_error, k, "loaded", status, "check `nvidia-smi`");
+    return nullptr;
+  }
+  const Variant* v = variant_for(k, major * 10 + minor);
+  if (!v || k->slots == MAX_DEVICES) {
+    char cause[512];
+    snprintf(cause, sizeof cause, "kernel %s has no code for device %d, of compute capability %d.%d", k->name, device,
+             major, minor);
+    raise(services.load_error, cause, "name its architecture in the option `triton.target`, or leave it empty");
+    return nullptr;
+  }
+  Slot* slot = &k->slot[k->slots];
+  *slot = {context, nullptr, nullptr, device, v};
+  status = cu.cuModuleLoadData(&slot->module, v->code);
+  if (!status) {
+    status = cu.cuModuleGetFunction(&slot->function, slot->module, k->symbol);
+    if (!status && v->shared > USUAL_SHARED)
+      status = cu.cuFuncSetAttribute(slot->function, MAX_DYNAMIC_SHARED, v->shared);
+    if (!status && k->ctas > 8) status = cu.cuFuncSetAttribute(slot->function, NON_PORTABLE_CLUSTER, 1);
+    if (status) cu.cuModuleUnload(slot->module);
+  }
+  if (status) {
+    raise_driver(services.load_error, k, "loaded", status, "delete it from the cache and compile again");
+    return nullptr;
+  }
+  ++k->slots;
+  return slot;
+}
+
+Slot* slot_here(Kernel* k) {
+  Handle context = nullptr;
+  if (cu.cuCtxGetCurrent(&context) || !context) {
+    if (!enter_context(&context)) return nullptr;
+  }
+  for (int i = 0; i < k->slots; ++i)
+    if (k->slot[i].context == context) return &k->slot[i];
+  return load(k, context);
+}
+
+bool stream_of(int device, Handle* stream) {
+  if (services.stream && services.stream(device, stream) == 0) return true;
+  PyObject* number = PyObject_CallFunction(services.python_stream, "i", device);
+  if (!number) return false;
+  *stream = PyLong_AsVoidPtr(number);
+  Py_DecRef(number);
+  return *stream || !PyErr_Occurred();
+}
+
+int start(const Kernel* k, const Slot* slot, const int64_t* grid, Handle stream, void** parameters) {
+  const Variant* v = slot->variant;
+  const unsigned x = (unsigned)grid[0] * k->ctas, y = (unsigned)grid[1], z = (unsigned)grid[2];
+  if (k->ctas == 1 && !k->cooperative)
+    return cu.cuLaunchKernel(slot->function, x, y, z, v->threads, 1, 1, v->shared, stream, parameters, nullptr);
+  LaunchAttribute attributes[3];
+  memset(attributes, 0, sizeof attributes);
+  unsigned count = 0;
+  if (k->cooperative) {
+    attributes[count].id = COOPERATIVE;
+    attributes[count++].value.words[0] = 1;
+  }
+  if (k->ctas > 1) {
+    attributes[count].id = CLUSTER_DIMENSION;
+    int* shape = attributes[count++].value.words;
+    shape[0] = k->ctas, shape[1] = shape[2] = 1;
+    attributes[count].id = CLUSTER_SCHEDULING;
+    attributes[count++].value.words[0] = 1;  // spread
+  }
+  const LaunchConfig config = {{x, y, z}, {(unsigned)v->threads, 1, 1}, (unsigned)v->shared, stream, attributes, count};
+  return cu.cuLaunchKernelEx(&config, slot->function, parameters, nullptr);
+}
+
+// Global scratch memory for one launch: a tensor, freed when the launch is in the stream.
+PyObject* scratch_for(const Kernel* k, const Slot* slot, const int64_t* grid, Value* out) {
+  const Variant* v = slot->variant;
+  const int64_t bytes = grid[0] * grid[1] * grid[2] * k->ctas * v->scratch + v->scratch_align;
+  PyObject* tensor = PyObject_CallFunction(services.allocate, "L", (long long)bytes);
+  if (!tensor) return nullptr;
+  PyObject* address = PyObject_CallMethod(tensor, "data_ptr", nullptr);
+  if (!address) { Py_DecRef(tensor); return nullptr; }
+  const int64_t at = (int64_t)PyLong_AsVoidPtr(address);
+  Py_DecRef(address);
+  out->i = (at + v->scratch_align - 1) / v->scratch_align * v->scratch_align;
+  return tensor;
+}
+
+bool launch(Kernel* k, PyObject* const* args) {
+  Value values[k->count + 2];
+  void* parameters[k->count + 2];
+  for (int i = 0; i < k->count; ++i) {
+    if (!convert(k, i, args[i], &values[i])) return false;
+    parameters[i] = &values[i];
+  }
+  int64_t grid[3], ok = 1;
+  const int64_t* program = k->programs;
+  for (int i = 0; i < 4; program += k->lengths[i++]) {
+    int64_t* into = i < 3 ? &grid[i] : &ok;
+    if (k->lengths[i] && !evaluate(program, k->lengths[i], values, into)) {
+      char cause[512];
+      snprintf(cause, sizeof cause, "the grid of kernel %s does not fit in 64 bits", k->name);
+      raise(services.launch_error, cause, "use smaller sizes");
+      return false;
+    }
+  }
+  if (!ok) {
+    char cause[1024];
+    snprintf(cause, sizeof cause, "kernel %s was compiled for sizes of which %s", k->name, k->guard);
+    raise(services.launch_error, cause, "use smaller sizes, or compile with dynamic=False");
+    return false;
+  }
+  if (grid[0] <= 0 || grid[1] <= 0 || grid[2] <= 0) return true;
+  if (grid[0] > INT32_MAX / k->ctas || grid[1] > 65535 || grid[2] > 65535) {
+    char cause[512];
+    snprintf(cause, sizeof cause, "kernel %s would need a grid of %lld by %lld by %lld programs", k->name,
+             (long long)grid[0], (long long)grid[1], (long long)grid[2]);
+    raise(services.launch_error, cause, "a device takes 2147483647 by 65535 by 65535; use smaller sizes");
+    return false;
+  }
+  Slot* slot = slot_here(k);
+  if (!slot) return false;
+  Handle stream = nullptr;
+  if (!stream_of(slot->device, &stream)) return false;
+  PyObject* scratch = nullptr;
+  values[k->count].p = values[k->count + 1].p = nullptr;
+  parameters[k->count] = &values[k->count];
+  parameters[k->count + 1] = &values[k->count + 1];
+  if (slot->variant->scratch && !(scratch = scratch_for(k, slot, grid, &values[k->count]))) return false;
+  // The driver waits when its queue is full, and what it waits for may need Python.
+  void* thread = PyEval_SaveThread();
+  const int status = start(k, slot, grid, stream, parameters);
+  PyEval_RestoreThread(thread);
+  if (scratch) Py_DecRef(scratch);
+  if (status) {
+    raise_driver(services.launch_error, k, "launched", status,
+                 "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause");
+    return false;
+  }
+  return true;
+}
+
+bool recorded() {
+  PyObject* flag = PyDict_GetItem(services.profiler, services.profiler_key);
+  return flag && PyObject_IsTrue(flag) > 0;
+}
+
+bool launch_recorded(Kernel* k, PyObject* const* args) {
+  PyObject* range = PyObject_CallFunction(services.annotate, "O", k->label);
+  PyObject* entered = range ? PyObject_CallMethod(range, "__enter__", nullptr) : nullptr;
+  if (!entered) {
+    if (range) Py_DecRef(range);
+    return false;
+  }
+  Py_DecRef(entered);
+  bool good = launch(k, args);
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyObject* none = (PyObject*)&_Py_NoneStruct;
+  PyObject* left = PyObject_CallMethod(range, "__exit__", "OOO", none, none, none);
+  Py_DecRef(range);
+  if (left) Py_DecRef(left);
+  else if (type) PyErr_Clear();
+  else good = false;
+  if (type) PyErr_Restore(type, value, trace);
+  return good;
+}
+
+PyObject* call(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+  Kernel* k = (Kernel*)PyCapsule_GetPointer(self, CAPSULE);
+  if (!k) return nullptr;
+  if (count != k->count)
+    return PyErr_Format(PyExc_TypeError, "kernel %s takes %d arguments, got %zd", k->name, k->count, count);
+  if (!(recorded() ? launch_recorded(k, args) : launch(k, args))) return nullptr;
+  Py_IncRef((PyObject*)&_Py_NoneStruct);
+  return (PyObject*)&_Py_NoneStruct;
+}
+
+void destroy(PyObject* capsule) {
+  Kernel* k = (Kernel*)PyCapsule_GetPointer(capsule, CAPSULE);
+  for (int i = 0; i < k->slots && !ending; ++i) {
+    Handle previous;
+    if (cu.cuCtxPushCurrent_v2(k->slot[i].context)) continue;
+    cu.cuModuleUnload(k->slot[i].module);
+    cu.cuCtxPopCurrent_v2(&previous);
+  }
+  for (int i = 0; i < k->variants; ++i) free(k->variant[i].code);
+  Py_DecRef(k->label);
+  free(k->variant), free(k->programs), free(k->name), free(k->symbol), free(k->codes), free(k->arguments);
+  free(k->guard), free(k);
+}
+
+void hold(const pf_services& s, void (*change)(PyObject*)) {
+  PyObject* const all[] = {s.python_stream, s.current_device, s.allocate,     s.load_error,
+                           s.launch_error,  s.profiler,       s.profiler_key, s.annotate};
+  for (PyObject* item : all) change(item);
+}
+
+}  // namespace
+
+#define VISIBLE extern "C" __attribute__((visibility("default")))
+
+// Returns null, or what is missing.
+VISIBLE const char* pf_setup(const pf_services* offered) {
+  const pf_services old = services;
+  services = *offered;
+  hold(services, Py_IncRef);
+  if (old.driver) hold(old, Py_DecRef);
+  services.driver = strdup(offered->driver);
+  void* library = dlopen(services.driver, RTLD_NOW | RTLD_LOCAL);
+  if (!library) {
+    snprintf(problem, sizeof problem, "%s", dlerror());
+    return problem;
+  }
+  for (const Entry& entry : ENTRIES) {
+    *entry.place = dlsym(library, entry.name);
+    if (!*entry.place && entry.needed) {
+      snprintf(problem, sizeof problem, "%s has no %s", services.driver, entry.name);
+      return problem;
+    }
+  }
+  PyObject* one = PyLong_FromLong(1);
+  type_slot = ((void**)one)[1] == (void*)&PyLong_Type ? 1 : 3;
+  Py_DecRef(one);
+  return nullptr;
+}
+
+// A callable that launches the kernel on the current device.
+VISIBLE PyObject* pf_kernel(const pf_spec* spec) {
+  Kernel* k = (Kernel*)calloc(1, sizeof(Kernel));
+  k->name = strdup(spec->name), k->symbol = strdup(spec->symbol), k->codes = strdup(spec->codes);
+  k->arguments = strdup(spec->arguments), k->guard = strdup(spec->guard);
+  k->count = (int)strlen(spec->codes), k->ctas = spec->ctas, k->cooperative = spec->cooperative;
+  int words = 0;
+  for (int i = 0; i < 4; ++i) words += k->lengths[i] = spec->lengths[i];
+  k->programs = (int64_t*)malloc(words * sizeof(int64_t) + 1);
+  memcpy(k->programs, spec->programs, words * sizeof(int64_t));
+  k->variants = spec->variants;
+  k->variant = (Variant*)calloc(spec->variants + 1, sizeof(Variant));
+  for (int i = 0; i < spec->variants; ++i) {
+    const pf_variant& v = spec->variant[i];
+    char* code = (char*)malloc(v.size + 1);
+    memcpy(code, v.code, v.size);
+    k->variant[i] = {v.arch, v.shared, v.threads, v.scratch, v.scratch_align, code};
+  }
+  k->label = PyUnicode_FromString(spec->name);
+  k->method = {k->name, call, METH_FASTCALL, nullptr};
+  PyObject* capsule = PyCapsule_New(k, CAPSULE, destroy);
+  PyObject* function = capsule ? PyCFunction_NewEx(&k->method, capsule, nullptr) : nullptr;
+  if (capsule) Py_DecRef(capsule);
+  return function;
+}
+
+// Loads a kernel's code into the current context, so that a damaged file shows now. Returns None, or null
+// with an error.
+VISIBLE PyObject* pf_prepare(PyObject* function_self) {
+  Kernel* k = (Kernel*)PyCapsule_GetPointer(function_self, CAPSULE);
+  if (!k || !slot_here(k)) return nullptr;
+  Py_IncRef((PyObject*)&_Py_NoneStruct);
+  return (PyObject*)&_Py_NoneStruct;
+}
+
+// The process is ending: the driver may be gone before the last kernel is.
+VISIBLE void pf_end(void) { ending = true; }

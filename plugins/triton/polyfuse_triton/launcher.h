@@ -1,0 +1,93 @@
+// What launcher.cpp uses of Python's stable ABI and of the driver's API, declared by hand, and the structures
+// that native.py fills.
+#pragma once
+#include <stdint.h>
+
+extern "C" {
+// Python's stable ABI.
+struct _object;
+typedef _object PyObject;
+typedef intptr_t Py_ssize_t;
+typedef PyObject* (*pf_fastcall)(PyObject*, PyObject* const*, Py_ssize_t);
+struct pf_method { const char* name; pf_fastcall call; int flags; const char* doc; };
+PyObject* PyCFunction_NewEx(pf_method*, PyObject*, PyObject*);
+PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
+void* PyCapsule_GetPointer(PyObject*, const char*);
+PyObject* PyLong_FromLong(long);
+long long PyLong_AsLongLong(PyObject*);
+void* PyLong_AsVoidPtr(PyObject*);
+double PyFloat_AsDouble(PyObject*);
+PyObject* PyUnicode_FromString(const char*);
+PyObject* PyDict_GetItem(PyObject*, PyObject*);
+int PyObject_IsTrue(PyObject*);
+PyObject* PyObject_CallFunction(PyObject*, const char*, ...);
+PyObject* PyObject_CallMethod(PyObject*, const char*, const char*, ...);
+PyObject* PyErr_Occurred(void);
+PyObject* PyErr_Format(PyObject*, const char*, ...);
+void PyErr_SetObject(PyObject*, PyObject*);
+void PyErr_Fetch(PyObject**, PyObject**, PyObject**);
+void PyErr_Restore(PyObject*, PyObject*, PyObject*);
+void PyErr_Clear(void);
+void Py_IncRef(PyObject*);
+void Py_DecRef(PyObject*);
+void* PyEval_SaveThread(void);
+void PyEval_RestoreThread(void*);
+extern PyObject* PyExc_TypeError;
+extern char PyLong_Type;
+extern char _Py_NoneStruct;
+
+// The driver's API, as far as it is used.
+typedef void* Handle;
+struct LaunchAttribute { int id; int padding; union { int words[16]; char bytes[64]; } value; };
+struct LaunchConfig {
+  unsigned grid[3], block[3], shared;
+  Handle stream;
+  LaunchAttribute* attributes;
+  unsigned count;
+};
+}
+
+enum { METH_FASTCALL = 0x80 };
+enum { NO_ERROR = 0 };
+enum { MAJOR = 75, MINOR = 76 };                                            // CUdevice_attribute
+enum { MAX_DYNAMIC_SHARED = 8, NON_PORTABLE_CLUSTER = 14 };                 // CUfunction_attribute
+enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5 };    // CUlaunchAttributeID
+enum { MAX_DEVICES = 64, MAX_STACK = 32, USUAL_SHARED = 48 * 1024 };
+
+// Postfix programs over the arguments; expressions.py writes them.
+enum Op { CONST, ARG, ADD, SUB, MUL, DIV, MOD, MIN, MAX, LT, LE, GT, GE, EQ, NE, AND, OR, NEG };
+
+extern "C" {
+// What the process offers, filled by native.py.
+struct pf_services {
+  const char* driver;                      // path or name of the driver's library
+  void* (*tensor_data)(PyObject*);         // address of a tensor's elements; null: only addresses are taken
+  int (*stream)(int32_t, void**);          // current stream of a device; null: ask python_stream
+  PyObject* python_stream;                 // index -> handle
+  PyObject* current_device;                // () -> index, with the device initialised
+  PyObject* allocate;                      // bytes -> tensor on the current device
+  PyObject* load_error;                    // classes of errors, called with cause and fix
+  PyObject* launch_error;
+  PyObject* profiler;                      // dictionary
+  PyObject* profiler_key;                  // whose value there says whether torch's profiler records
+  PyObject* annotate;                      // name -> context manager
+};
+// One architecture of a kernel.
+struct pf_variant {
+  int arch, shared, threads, scratch, scratch_align;
+  const void* code;
+  int64_t size;
+};
+// One kernel. Everything is copied.
+struct pf_spec {
+  const char* name;                        // for people
+  const char* symbol;                      // in the code
+  const char* codes;                       // a letter for each argument, see `convert`
+  const char* arguments;                   // their names, joined by commas
+  const char* guard;                       // its text
+  const int64_t* programs;                 // grid x, y, z and the guard, one after another
+  int lengths[4];
+  int ctas, cooperative, variants;
+  const pf_variant* variant;
+};
+}

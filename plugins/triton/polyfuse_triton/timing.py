@@ -1,0 +1,47 @@
+"""Timing a launch on the device itself, with cold caches."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polyfuse_triton.target import Target
+
+__all__ = ["device_milliseconds"]
+
+_BUDGET_MS = 25.0
+_FEWEST, _MOST = 5, 100
+
+
+def device_milliseconds(launch: Callable[..., object], args: Sequence[object], target: Target) -> float:
+    """The median of several launches, each after the last cache was overwritten.
+
+    The overwriting also keeps the device busy while the host queues the launch, so that only the kernel's own
+    time lies between the two events.
+    """
+    import torch
+
+    launch(*args)
+    torch.cuda.synchronize()
+    flush = torch.empty(max(2 * target.l2_bytes, 64 << 20), dtype=torch.uint8, device="cuda")
+    samples = _sample(torch.cuda, launch, args, flush, _FEWEST)
+    # what a sample costs is mostly the flush, about as long as a launch that reads as much
+    wanted = int(_BUDGET_MS / max(statistics.median(samples) + 0.05, 0.001))
+    samples += _sample(torch.cuda, launch, args, flush, min(wanted, _MOST) - _FEWEST)
+    return statistics.median(samples)
+
+
+def _sample(
+    cuda: Any, launch: Callable[..., object], args: Sequence[object], flush: Any, count: int
+) -> list[float]:
+    pairs: list[tuple[Any, Any]] = []
+    for _ in range(count):
+        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        flush.zero_()
+        start.record()
+        launch(*args)
+        end.record()
+        pairs.append((start, end))
+    cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in pairs]
