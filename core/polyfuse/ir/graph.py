@@ -21,12 +21,15 @@ class GraphInput:
         kind: ``"tensor"``, ``"symint"``, ``"object"`` (passed through to extern calls untouched), ``"none"``.
         value: the index that a symint input stands for.
         static: whether it is a parameter or buffer of the model, at the same address in every call.
+        address: what is known of a tensor's address: ``"aligned"`` (a multiple of what devices ask for),
+            ``"traced"`` (so it was when traced, and it has to be checked), ``"any"``.
     """
 
     name: str
     kind: str
     value: IndexLike | None = None
     static: bool = False
+    address: str = "traced"
 
 
 @dataclass(frozen=True)

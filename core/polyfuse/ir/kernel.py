@@ -29,7 +29,8 @@ class KernelArg:
         kind: ``"in"``, ``"out"``, ``"inout"`` (pointer to elements), or ``"size"`` (i64 shape symbol).
         dtype: element type; i64 for sizes.
         numel: extent in elements that may be accessed, from the pointer on (buffers); None for sizes.
-        aligned: whether the pointer is known to be aligned to 64 bytes.
+        aligned: whether the address is known to be a multiple of what the backend asks for
+            (`Traits.alignment`).
         hint: example value of a size.
     """
 

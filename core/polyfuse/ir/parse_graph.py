@@ -229,5 +229,9 @@ class GraphReader(StatementReader):
         kind = self.tokens.name()
         value = self.index() if self.tokens.skip("=") else None
         static = self.tokens.skip("static")
+        address = "traced"
+        if self.tokens.skip("at"):
+            address = self.tokens.name()
+            self.tokens.expect("address")
         self.tokens.end_line()
-        return GraphInput(name, kind, value, static)
+        return GraphInput(name, kind, value, static, address)

@@ -215,7 +215,8 @@ class Printer:
         line = f"input {name_text(declared.name)}: {declared.kind}"
         if declared.value is not None:
             line += f" = {self.scope.index(declared.value)}"
-        return line + (" static" if declared.static else "")
+        address = "" if declared.address == "traced" else f" at {declared.address} address"
+        return line + (" static" if declared.static else "") + address
 
     # Values.
 

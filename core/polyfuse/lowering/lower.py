@@ -164,7 +164,8 @@ class _Lowerer:
                 result.dtype, result.torch_dtype, result.device, result.size, stride, "input", name
             )
             result.settle(View(name, result.size, stride))
-            self.inputs.append(GraphInput(name, "tensor", static=described.static))
+            address = _address(described, result, ctx.traits(result.device).alignment)
+            self.inputs.append(GraphInput(name, "tensor", static=described.static, address=address))
             return result
         if isinstance(value, _NUMBERS) and not isinstance(value, (bool, float)):
             index = ctx.sizes.index(value)
@@ -310,6 +311,15 @@ def _device_type(node: Node) -> str:
             if isinstance(item, torch.Tensor):
                 return item.device.type
     return ""
+
+
+def _address(described: Any, value: TensorValue, alignment: int) -> str:
+    """What is known of an input's address, where devices ask for multiples of `alignment` bytes."""
+    start = value.offset * value.torch_dtype.itemsize
+    if alignment and (start % alignment) != 0:
+        return "any"
+    # what a forward keeps for its backward alone is memory of its own
+    return "aligned" if described.donated and alignment else "traced"
 
 
 def _is_size_arithmetic(node: Node) -> bool:

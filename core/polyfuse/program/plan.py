@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from polyfuse.base.errors import IRError
 from polyfuse.base.settings import Settings
-from polyfuse.ir.graph import Graph, views_in
+from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, View
 from polyfuse.program.memory import (
@@ -76,7 +76,9 @@ class _Planner:
         self.settings = settings
         self.observe = observe
         self.removed = frozenset(schedule.removed)
-        self.inputs = tuple(_program_input(item, self.graph) for item in self.graph.inputs)
+        self.alignments = _assumed_alignments(schedule)
+        self.inputs = tuple(_program_input(item, self.graph, self.alignments) for item in self.graph.inputs)
+        self.device = _accelerator(self.graph)
         self.shared = _shared_storage(schedule)
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = _lifetimes(self)
@@ -128,7 +130,7 @@ class _Planner:
             steps=(*symbols, *always, *steps),
             kernels=self.kernels.entries(),
             constants=tuple((name, name) for name in _used_constants(self.graph, self.schedule)),
-            device=_accelerator(self.graph),
+            device=self.device,
             profile=self.settings.profile,
             symbol_hints=tuple(sorted(self.graph.symbol_hints.items())),
         )
@@ -179,7 +181,9 @@ class _Planner:
                     renamed[taken] = name
         # an operand whose storage was taken over in this very step is at the same address under its new name
         operands = tuple(renamed.get(o, o) if isinstance(o, str) else o for o in launch.operands)
-        self._add(LaunchKernel(self.kernels.name_of(launch), operands))
+        device = self.graph.buffers[launch.writes[0]].device if launch.writes else self.device
+        elsewhere = device if device != self.device and not device.startswith("cpu") else ""
+        self._add(LaunchKernel(self.kernels.name_of(launch), operands, elsewhere))
         self._after(launch.writes, launch.kernel.device)
 
     def _ensure(self, name: str) -> str:
@@ -276,7 +280,7 @@ class _Planner:
         if buffer is None or buffer.kind == "object" or node.aliases:
             return
         if self.settings.size_asserts and not any(n == 0 for n in buffer.size):
-            self._add(Conform(name, buffer.size, buffer.stride))
+            self._add(Conform(name, buffer.size, buffer.stride, self.alignments.get(name, 0)))
 
     def _after(self, written: Iterable[str], device: str) -> None:
         """Whatever the settings ask for after something was launched."""
@@ -387,14 +391,33 @@ def is_whole(view: View, buffer: Buffer) -> bool:
     ) or buffer.kind == "object"
 
 
-def _program_input(item: Any, graph: Graph) -> ProgramInput:
+def _program_input(item: GraphInput, graph: Graph, alignments: Mapping[str, int]) -> ProgramInput:
     buffer = graph.buffers.get(item.name)
     if item.kind != "tensor" or buffer is None:
         kind = "object" if item.kind == "tensor" else item.kind
         return ProgramInput(item.name, kind, value=item.value, static=item.static)
     return ProgramInput(
-        item.name, "tensor", buffer.size, buffer.stride, buffer.torch_dtype, buffer.device, item.static
+        item.name,
+        "tensor",
+        buffer.size,
+        buffer.stride,
+        buffer.torch_dtype,
+        buffer.device,
+        item.static,
+        alignments.get(item.name, 0) if item.address == "traced" else 0,
+        item.name in graph.mutated_inputs(),
     )
+
+
+def _assumed_alignments(schedule: Schedule) -> dict[str, int]:
+    """Bytes of which a buffer's address must be a multiple, for those of which some kernel assumes it."""
+    found: dict[str, int] = {}
+    for step in schedule.steps:
+        if isinstance(step, Launch) and step.alignment:
+            for arg, operand in zip(step.kernel.args, step.operands, strict=True):
+                if arg.aligned and isinstance(operand, str):
+                    found[operand] = max(found.get(operand, 0), step.alignment)
+    return found
 
 
 def _shared_storage(schedule: Schedule) -> frozenset[str]:

@@ -117,7 +117,10 @@ class _Printer:
         rows.append(")")
         position = {item.name: i for i, item in enumerate(self.program.inputs)}
         checks = tuple((position[c.name], c.size, c.stride) for c in self.program.checks)
-        return [*rows, f"CHECKS = {checks!r}"]
+        aligned = tuple(
+            (position[i.name], i.alignment, i.mutated, i.static) for i in self.program.inputs if i.alignment
+        )
+        return [*rows, f"CHECKS = {checks!r}", f"ALIGNED = {aligned!r}", f"DEVICE = {self.program.device!r}"]
 
     # Names.
 
@@ -216,11 +219,7 @@ class _Printer:
         if names:
             self._line(f"({names[0]},) = args" if len(names) == 1 else f"{', '.join(names)} = args")
         self._line("args.clear()")
-        if self.program.device:
-            guard = self.constant(
-                f"{self.helper('device_guard')}({self.program.device!r})", f"on_{self.program.device}"
-            )
-            self._open(f"with {guard}():")
+        self._alignment_check()
         if self.program.profile:
             self._open(f"with {self.helper('record_function')}({'polyfuse ' + self.program.name!r}):")
         origins: tuple[Origin, ...] = ()
@@ -232,6 +231,16 @@ class _Printer:
                 self._line(f"{MARK}{_origin_text(step.origins)}")
                 origins = step.origins
             self._step(step)
+
+    def _alignment_check(self) -> None:
+        """Turn aside where an input is not where kernels take it to be; parameters are looked at once."""
+        varying = [i for i in self.program.inputs if i.alignment and not i.static]
+        if varying:
+            addresses = " | ".join(f"{self.variable(i.name)}.data_ptr()" for i in varying)
+            alignment = max(i.alignment for i in varying)
+            self._line(f"if ({addresses}) & {alignment - 1}:")
+            names = ("None" if i.kind == "none" else self.variable(i.name) for i in self.program.inputs)
+            self._line(f"    return {self.helper('realigned')}(call, [{', '.join(names)}], ALIGNED)")
 
     def _plain_symbols(self) -> set[str]:
         """Symbols that are an input's very value: the input is unpacked under the symbol's name."""
@@ -263,7 +272,7 @@ class _Printer:
         self._flush()
         if isinstance(step, LaunchKernel):
             operands = (self.variable(o) if isinstance(o, str) else self.index(o) for o in step.operands)
-            self._marked(f"{step.kernel}({', '.join(operands)})", step.kernel)
+            self._guarded(f"{step.kernel}({', '.join(operands)})", step.kernel, step.device)
         elif isinstance(step, ExternStep):
             self._extern(step)
         elif isinstance(step, Return):
@@ -307,7 +316,8 @@ class _Printer:
             self._line(f"{new} = {text}; del {old}  # same storage")
         else:
             name = self.variable(step.name)
-            self._line(f"{name} = {self.helper('conform')}({name}, {layout})")
+            aligned = f", {step.alignment}" if step.alignment else ""
+            self._line(f"{name} = {self.helper('conform')}({name}, {layout}{aligned})")
 
     def _extern(self, step: ExternStep) -> None:
         out = ", out=True" if step.out == "out" else ""
@@ -331,6 +341,16 @@ class _Printer:
                 self._line("del _")
         else:
             self._marked(f"{names[0]} = {call}", step.op)
+
+    def _guarded(self, line: str, label: str, device: str) -> None:
+        """A launch, with another device current than the program's own if one is given."""
+        if device:
+            guard = self.constant(f"{self.helper('device_guard')}({device!r})", f"on_{device}")
+            self._line(f"with {guard}():")
+            self.indent += "    "
+        self._marked(line, label)
+        if device:
+            self.indent = self.indent[:-4]
 
     def _marked(self, line: str, label: str) -> None:
         """A launch or call, marked for the profiler if that is asked for."""

@@ -109,10 +109,13 @@ class MakeView(Step):
 
 @dataclass(frozen=True)
 class LaunchKernel(Step):
-    """Run a generated kernel: `kernel` names an entry of the program's kernel table."""
+    """Run a generated kernel: `kernel` names an entry of the program's kernel table. `device` is the one to
+    be current meanwhile, where that is not the program's own.
+    """
 
     kernel: str
     operands: tuple[str | IndexLike, ...]
+    device: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,11 +138,14 @@ class ExternStep(Step):
 
 @dataclass(frozen=True)
 class Conform(Step):
-    """Check that an operator returned the layout that was predicted for it; copy into that layout if not."""
+    """Check that an operator returned the layout that was predicted for it; copy into that layout if not.
+    With `alignment`, its address must be a multiple of so many bytes.
+    """
 
     name: str
     size: tuple[IndexLike, ...]
     stride: tuple[IndexLike, ...]
+    alignment: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,6 +179,8 @@ class ProgramInput:
         kind: ``"tensor"``, ``"symint"``, ``"object"`` or ``"none"``.
         size, stride, dtype, device: what a tensor must be; dtype is torch's, without ``torch.``.
         static: whether it has the same address in every call.
+        alignment: bytes of which kernels take its address to be a multiple; 0 where that is sure.
+        mutated: whether the program writes to it.
         value: the size that a symint stands for.
     """
 
@@ -183,6 +191,8 @@ class ProgramInput:
     dtype: str = ""
     device: str = ""
     static: bool = False
+    alignment: int = 0
+    mutated: bool = False
     value: IndexLike | None = None
 
 

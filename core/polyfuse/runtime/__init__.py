@@ -1,6 +1,6 @@
 """All that compiled programs need when they run. Nothing here knows the compiler."""
 
-from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe, set_observer
+from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe, realigned, set_observer
 from polyfuse.runtime.explain import line_map
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native import (
@@ -29,6 +29,7 @@ __all__ = [
     "load",
     "observe",
     "operator",
+    "realigned",
     "record_function",
     "reinterpret_tensor",
     "set_observer",

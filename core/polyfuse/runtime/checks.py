@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.torch_compat.bindings import assert_size_stride
 
-__all__ = ["Observer", "assert_finite", "assert_layout", "conform", "observe", "set_observer"]
+__all__ = [
+    "Aligned",
+    "Observer",
+    "assert_finite",
+    "assert_layout",
+    "conform",
+    "misplaced",
+    "observe",
+    "realigned",
+    "set_observer",
+]
+
+Aligned = Sequence[tuple[int, int, bool, bool]]
+"""Of inputs that kernels take to be aligned: position, bytes, whether the program writes to them, and whether
+they are at the same address in every call."""
 
 Observer = Callable[[str, torch.Tensor], None]
 
@@ -33,8 +48,11 @@ def assert_finite(tensor: torch.Tensor, label: str) -> None:
             )
 
 
-def conform(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
-    """The tensor itself if it has this layout, else a copy that has it.
+def conform(
+    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], alignment: int = 1
+) -> torch.Tensor:
+    """The tensor itself if it has this layout and starts at a multiple of `alignment` bytes, else a copy that
+    does.
 
     An operator may choose other strides when it runs than it announced when it was traced.
     """
@@ -46,9 +64,44 @@ def conform(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) ->
                 f"an operator returned the shape {tuple(tensor.shape)} where {tuple(size)} was announced",
                 "correct the operator's fake (meta) implementation",
             ) from None
-        copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
-        return copy.copy_(tensor)
+        return _copy(tensor, size, stride)
+    if alignment > 1 and tensor.data_ptr() % alignment:
+        return _copy(tensor, size, stride)
     return tensor
+
+
+def _copy(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    copy = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
+
+
+def _moved(tensor: torch.Tensor) -> torch.Tensor:
+    """The same layout, repeated elements and gaps included, in memory of its own."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.detach().as_strided((extent,), (1,)).clone()
+    return memory.as_strided(tensor.shape, tensor.stride())
+
+
+def misplaced(args: Sequence[Any], aligned: Aligned) -> bool:
+    """Whether an input that stays where it is, such as a parameter, is not at such an address."""
+    return any(static and args[at].data_ptr() % alignment for at, alignment, _, static in aligned)
+
+
+def realigned(call: Callable[[list[Any]], Any], args: list[Any], aligned: Aligned) -> Any:
+    """Run a program with copies in place of the inputs that are not at such addresses; what it writes to them
+    is copied back.
+    """
+    written: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for position, alignment, mutated, _ in aligned:
+        tensor = args[position]
+        if tensor.data_ptr() % alignment:
+            args[position] = copy = _moved(tensor)
+            if mutated:
+                written.append((tensor, copy))
+    results = call(args)
+    for tensor, copy in written:
+        tensor.copy_(copy)
+    return results
 
 
 def set_observer(observer: Observer | None) -> Observer | None:

@@ -16,6 +16,7 @@ __all__ = [
     "assert_size_stride",
     "device_guard",
     "empty_strided_cpu",
+    "on_device",
     "operator",
     "record_function",
     "reinterpret_tensor",
@@ -59,6 +60,27 @@ def device_guard(device: str) -> Callable[[], AbstractContextManager[Any]]:
         return nullcontext
     module = torch.get_device_module(where)
     return lambda: module.device(where.index)
+
+
+def on_device(call: Callable[[list[Any]], Any], device: str) -> Callable[[list[Any]], Any]:
+    """`call` with the device current while it runs; where only one exists, or it is the processor, `call`
+    itself.
+    """
+    where = torch.device(device) if device else torch.device("cpu")
+    if where.type == "cpu" or where.index is None:
+        return call
+    module = torch.get_device_module(where)
+    if module.device_count() < 2:
+        return call
+    index, current = where.index, bindings.current_device(where.type)
+
+    def run(args: list[Any]) -> Any:
+        if current() == index:
+            return call(args)
+        with module.device(index):
+            return call(args)
+
+    return run
 
 
 def synchronize(device: str) -> None:

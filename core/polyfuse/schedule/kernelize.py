@@ -35,7 +35,7 @@ WORTH_KEEPING = 10
 @dataclass(frozen=True)
 class KernelContext:
     """What kernel construction needs to know of its surroundings; `traits` are those of a backend on a
-    device.
+    device, `aligned` the buffers at round addresses.
     """
 
     graph: Graph
@@ -45,6 +45,7 @@ class KernelContext:
     reorder: bool
     numerics: str
     traits: Callable[[str, str], Traits]
+    aligned: frozenset[str] = frozenset()
 
 
 def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
@@ -305,6 +306,7 @@ def _finish(
                 if stmt.op == "store" and stmt.attrs[3] != "set":
                     kinds.add("load")
     rename: dict[str, str] = {}
+    aligned = context.aligned if context.traits(unit.backend, unit.device).alignment else frozenset()
     args: list[KernelArg] = []
     operands: list[str | IndexLike] = []
     for kind, wanted in (("in", {"load"}), ("inout", {"load", "store"}), ("out", {"store"})):
@@ -316,7 +318,8 @@ def _finish(
             assert info.dtype is not None
             rename[buffer] = f"{kind}{number}"
             number += 1
-            args.append(KernelArg(rename[buffer], kind, info.dtype, _extent(info.size, info.stride)))
+            extent = _extent(info.size, info.stride)
+            args.append(KernelArg(rename[buffer], kind, info.dtype, extent, buffer in aligned))
             operands.append(buffer)
     sections = tuple(
         Section(

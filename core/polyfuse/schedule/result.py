@@ -39,6 +39,7 @@ class Launch:
         backend: name of the backend that claimed it first.
         reads, writes: buffers, each once.
         inplace: (output, dying input) pairs where the output takes the input's storage over.
+        alignment: bytes of which the addresses are multiples that the kernel takes to be aligned.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Launch:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     inplace: tuple[tuple[str, str], ...] = ()
+    alignment: int = 0
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from polyfuse.ir.nodes import ExternCall, LoopNode, Node
 from polyfuse.plugin import Backend, No
 from polyfuse.rewrite import simplifier
 from polyfuse.schedule.access import accesses
+from polyfuse.schedule.alignment import aligned_buffers
 from polyfuse.schedule.deps import dependencies, live_nodes, storage_roots
 from polyfuse.schedule.fuse import Fuel, fuse, link, order_units
 from polyfuse.schedule.kernelize import KernelContext, build_kernel
@@ -71,7 +72,14 @@ def schedule_graph(
     removed = kernel_local(graph, units, roots)
     decisions.extend(Decision("local", name, "", "only one kernel needs it") for name in sorted(removed))
     context = KernelContext(
-        graph, removed, hint, simplifier(settings.numerics), settings.loop_ordering, settings.numerics, traits
+        graph,
+        removed,
+        hint,
+        simplifier(settings.numerics),
+        settings.loop_ordering,
+        settings.numerics,
+        traits,
+        aligned_buffers(graph, settings.size_asserts),
     )
     steps = [_step(unit, i, context) for i, unit in enumerate(units)]
     last = last_uses(graph, steps, removed, roots)
@@ -153,7 +161,14 @@ def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
     nodes = tuple(m.node for m in unit.members)
     used = {o for o in operands if isinstance(o, str)}
     return Launch(
-        f"launch{number}", kernel, operands, nodes, unit.backend, tuple(b for b in reads if b in used), writes
+        f"launch{number}",
+        kernel,
+        operands,
+        nodes,
+        unit.backend,
+        tuple(b for b in reads if b in used),
+        writes,
+        alignment=context.traits(unit.backend, unit.device).alignment,
     )
 
 

@@ -1,0 +1,44 @@
+"""Which buffers start at round addresses, so that kernels may load several elements at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import Buffer, ExternCall
+
+__all__ = ["aligned_buffers"]
+
+_ROUND = 64
+"""What torch's allocators align to, at least."""
+
+
+def aligned_buffers(graph: Graph, checked: bool) -> frozenset[str]:
+    """Buffers that start where an allocation does.
+
+    Inputs are taken to lie as they did when traced, and results of operators as allocated: the host program
+    checks both and copies what does not. It looks at results only if `checked`.
+    """
+    inputs = {item.name for item in graph.inputs if item.kind == "tensor" and item.address != "any"}
+    elsewhere: set[str] = set()
+    for node in graph.nodes:
+        if isinstance(node, ExternCall) and (
+            node.aliases or (node.out in ("single", "tuple") and not checked)
+        ):
+            elsewhere.update(node.outputs)
+
+    def is_aligned(buffer: Buffer) -> bool:
+        if buffer.kind == "temp":
+            return buffer.name not in elsewhere
+        if buffer.kind == "constant":
+            return _starts_round(graph.objects.get(buffer.name))
+        return buffer.name in inputs
+
+    return frozenset(buffer.name for buffer in graph.buffers.values() if is_aligned(buffer))
+
+
+def _starts_round(tensor: Any) -> bool:
+    try:
+        return tensor is not None and tensor.data_ptr() % _ROUND == 0
+    except RuntimeError:  # a tensor without memory of its own
+        return False
