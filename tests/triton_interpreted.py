@@ -25,7 +25,6 @@ from polyfuse_triton.header import HEADER
 from polyfuse_triton.meta import KernelMeta
 from polyfuse_triton.target import known_target
 
-
 _LOCK = threading.Lock()
 """The interpreter replaces parts of Triton while it runs."""
 
@@ -55,6 +54,9 @@ class InterpretedTriton(TritonBackend):
             path.stem: _launcher(path.read_text(), KernelMeta.parse(path.with_suffix(".json").read_text()))
             for path in sorted(folder.glob("*.py"))
         }
+
+    def synchronize(self) -> None:
+        pass
 
     def describe(self) -> Mapping[str, str]:
         return {"interpreted": "1"}

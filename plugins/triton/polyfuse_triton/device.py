@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 
+libdevice: Any
 if triton.knobs.runtime.interpret:
-    from polyfuse_triton import interpret as libdevice
+    from polyfuse_triton import interpret
+
+    libdevice = interpret
 else:
-    from triton.language.extra.cuda import libdevice
+    from triton.language.extra import cuda
+
+    libdevice = cuda.libdevice
 
 __all__ = ["libdevice"]

@@ -185,4 +185,3 @@ def _local_places(kernel: Kernel) -> dict[str, frozenset[IndexLike]]:
             if stmt.op in ("load", "store") and stmt.attrs[0] in names:
                 found.setdefault(stmt.attrs[0], set()).add(stmt.attrs[1])
     return {name: frozenset(places) for name, places in found.items()}
-

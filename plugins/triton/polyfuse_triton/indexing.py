@@ -177,7 +177,8 @@ class Indexer:
             return self._sizes.get(atom.name, atom.name)
         if atom.kind == "host":
             raise UnsupportedError(
-                f"the size {atom.name} can only be computed by the host", "pass it to the kernel as an argument"
+                f"the size {atom.name} can only be computed by the host",
+                "pass it to the kernel as an argument",
             )
         texts = [self._inside(a, wide) for a in atom.args]
         if atom.kind in ("floordiv", "mod"):

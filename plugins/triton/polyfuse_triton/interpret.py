@@ -9,6 +9,7 @@ It is imported only where `TRITON_INTERPRET` is set.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -141,6 +142,28 @@ def _scan(self: Any, operands: Sequence[Any]) -> list[Any]:
     return [self.to_tensor(d, kind) for d, kind in zip(data, kinds, strict=True)]
 
 
+def _adding_bf16(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Atomic updates that know bf16 too, one element after the other."""
+
+    def update(self: Any, kind: Any, pointer: Any, value: Any, mask: Any, *order: Any) -> Any:
+        if pointer.get_element_ty() != tl.bfloat16:
+            return plain(self, kind, pointer, value, mask, *order)
+        places = pointer.data.reshape(-1)
+        added = torch.from_numpy(numpy.array(value.data)).view(torch.bfloat16).reshape(-1)
+        found = numpy.zeros(places.shape, numpy.uint16)
+        for k in numpy.flatnonzero(numpy.broadcast_to(mask.data, pointer.data.shape)):
+            word = ctypes.c_uint16.from_address(int(places[k]))
+            found[k] = word.value
+            old = torch.tensor([word.value], dtype=torch.uint16).view(torch.bfloat16)
+            word.value = int((old + added[k : k + 1]).view(torch.uint16).item())
+        return interpreter.TensorHandle(found.reshape(pointer.data.shape), tl.bfloat16)
+
+    return update
+
+
+interpreter.InterpreterBuilder.create_atomic_rmw = _adding_bf16(
+    interpreter.InterpreterBuilder.create_atomic_rmw
+)
 interpreter.ReduceOps.generic_reduce = _reduce
 interpreter.ScanOps.generic_scan = _scan
 interpreter.InterpreterBuilder.create_fp_ext = _rounding(interpreter.InterpreterBuilder.create_fp_ext)

@@ -15,6 +15,7 @@ from polyfuse_triton.places import Places, renamed
 from polyfuse_triton.plan import Plan
 from polyfuse_triton.reductions import Accumulator, reduce_whole
 from polyfuse_triton.scans import Scan
+from polyfuse_triton.scope import Value
 from polyfuse_triton.writer import Writer
 
 __all__ = ["KernelText", "kernel_text"]
@@ -89,7 +90,7 @@ class _Sections:
         else:
             self._scope.values[stmt.targets[0]] = self._scope.evaluate(stmt)
 
-    def _bind(self, stmt: Stmt, found: tuple[object, ...]) -> None:
+    def _bind(self, stmt: Stmt, found: tuple[Value, ...]) -> None:
         self._scope.values.update(zip(stmt.targets, found, strict=True))
 
     def _loop(self, number: int, section: Section) -> None:
@@ -112,9 +113,9 @@ class _Sections:
                     self._bind(stmt, scans[-1].step())
                 else:
                     self._plain(stmt, True)
-        for item in (*(a for _, a in accumulators), *scans):
-            for line in item.begin():
-                out.line(line)
+        begins = [line for _, a in accumulators for line in a.begin()]
+        for line in (*begins, *(line for scan in scans for line in scan.begin())):
+            out.line(line)
         self._write_loop(heads, body)
         scope.values, scope.done = outer_values, outer_done
         for stmt, accumulator in accumulators:
@@ -148,9 +149,7 @@ class _Sections:
     def _note_reads(self, number: int) -> None:
         """Which buffers later loops read again: their lines are worth keeping, those of others are not."""
         later = {
-            a.buffer
-            for a in self._scope.facts.accesses
-            if a.looped and not a.is_store and a.section > number
+            a.buffer for a in self._scope.facts.accesses if a.looped and not a.is_store and a.section > number
         }
         here = {a.buffer for a in self._scope.facts.accesses if a.section == number and not a.is_store}
         self._scope.fresh_reads = frozenset(here & later)

@@ -6,7 +6,6 @@ is the precise version of each function, never the fast one.
 
 from __future__ import annotations
 
-
 import triton
 import triton.language as tl
 
@@ -218,28 +217,27 @@ def sigmoid(a: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def digamma(a: tl.tensor) -> tl.tensor:
-    """The derivative of lgamma: reflected at one half, raised by recurrence, then the asymptotic series."""
+    """The derivative of lgamma as eager mode finds it: reflected at zero, raised to ten, then a series."""
     x = a.to(tl.float64)
-    below = x < 0.5
+    below = x < 0
+    part = x - libdevice.trunc(x)
+    total = tl.where(below, -3.141592653589793 / libdevice.tan(part * 3.141592653589793), x - x)
     y = tl.where(below, 1 - x, x)
-    total = below.to(tl.float64) * 0
-    for _ in tl.static_range(12):
-        short = y < 12
+    for _ in tl.static_range(10):
+        short = y < 10
         total = tl.where(short, total - 1 / y, total)
         y = tl.where(short, y + 1, y)
     inverse = 1 / (y * y)
-    series = -691.0 / 32760.0 + inverse / 12.0
-    series = 1.0 / 132.0 + inverse * series
-    series = -1.0 / 240.0 + inverse * series
-    series = 1.0 / 252.0 + inverse * series
-    series = -1.0 / 120.0 + inverse * series
-    series = 1.0 / 12.0 + inverse * series
-    total = total + libdevice.log(y) - 0.5 / y - inverse * series
-    # tangents repeat: reduced first, so that large arguments keep their fraction
-    part = x - libdevice.rint(x)
-    turned = 3.141592653589793238
-    reflected = total - turned / libdevice.tan(part * turned)
-    found = tl.where(below, reflected, total)
+    series = inverse * 0.08333333333333333 - 0.021092796092796094
+    series = series * inverse + 0.007575757575757576
+    series = series * inverse - 0.004166666666666667
+    series = series * inverse + 0.003968253968253968
+    series = series * inverse - 0.008333333333333333
+    series = series * inverse + 0.08333333333333333
+    found = libdevice.log(y) - 0.5 / y - series * inverse + total
+    found = tl.where(y == 10, total + 2.251752589066721, found)
+    # neither infinity is smaller than itself
+    found = tl.where(x == float("inf"), x, found)
     found = tl.where(below & (part == 0), float("nan"), found)
     found = tl.where(x == 0, tl.where(x.to(tl.int64, bitcast=True) < 0, float("inf"), float("-inf")), found)
     return found.to(a.dtype)
@@ -262,7 +260,7 @@ def to_f8e4m3_nan(a: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def to_f8e5m2(a: tl.tensor) -> tl.tensor:
-    """Rounded to nearest; what is too large becomes infinite, as in eager mode, and not the largest number."""
+    """Rounded to nearest; what is too large becomes infinite, as in eager mode, not the largest number."""
     rounded = a.to(tl.float8e5).to(tl.int8, bitcast=True)
     infinite = tl.where(a > 0, 124, -4).to(tl.int8)
     return tl.where(tl.abs(a) >= 61440.0, infinite, rounded).to(tl.float8e5, bitcast=True)

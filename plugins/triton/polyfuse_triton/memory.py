@@ -36,7 +36,7 @@ class MemoryScope(Scope):
         self.fresh_reads: frozenset[str] = frozenset()
         self.last_reads: frozenset[str] = frozenset()
 
-    # --- loads ------------------------------------------------------------------------------------------------
+    # --- loads -----------------------------------------------------------------------------------------
 
     def evaluate(self, stmt: Stmt) -> Value:
         if stmt.op != "load":
@@ -101,7 +101,7 @@ class MemoryScope(Scope):
         if loads & self._stored or stores & set(self._loaded):
             self.barrier()
 
-    # --- stores -----------------------------------------------------------------------------------------------
+    # --- stores ----------------------------------------------------------------------------------------
 
     def store(self, stmt: Stmt, looped: bool) -> None:
         """Write a store."""

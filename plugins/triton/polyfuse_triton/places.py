@@ -18,8 +18,8 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 def renamed(kernel: Kernel, plan: Plan, facts: Facts) -> Kernel:
-    """The kernel with its axes in terms of the plan's: ``x``, ``y``, ``z``, ``r`` for tile dimensions, ``g0``,
-    ``g1``, ... for axes outside the tile, and ``q0``, ... for axes walked one by one.
+    """The kernel with its axes in terms of the plan's: ``x``, ``y``, ``z``, ``r`` for tile dimensions,
+    ``g0``, ``g1``, ... for axes outside the tile, and ``q0``, ... for axes walked one by one.
     """
     mapping: dict[str, IndexLike] = {}
     for prefix, names in (("g", plan.grid), ("q", plan.serial)):
@@ -78,7 +78,7 @@ class Places:
             wide = not isinstance(facts.sizes[name], int)
             self._variables[f"q{number}"] = Variable(f"q{number}", wide=wide)
 
-    # --- what texts ask for -----------------------------------------------------------------------------------
+    # --- what texts ask for ----------------------------------------------------------------------------
 
     def variable(self, name: str) -> Variable:
         """What an axis is in the text."""
@@ -117,13 +117,13 @@ class Places:
             return static
         return " * ".join([*texts, *([str(static)] if static != 1 else [])])
 
-    # --- definitions ------------------------------------------------------------------------------------------
+    # --- definitions -----------------------------------------------------------------------------------
 
     @staticmethod
     def _needed(definitions: Mapping[str, str], texts: Iterable[str]) -> list[str]:
         wanted = {word for text in texts for word in _WORD.findall(text)}
         found: list[str] = []
-        for name in reversed(definitions):
+        for name in reversed(tuple(definitions)):
             if name in wanted:
                 text = definitions[name]
                 wanted |= set(_WORD.findall(text))
@@ -144,16 +144,19 @@ class Places:
 
     def _place_programs(self) -> None:
         steps = [s for s in self._steps() if not (isinstance(s.count, int) and s.count <= 1)]
-        rest, number = "tl.program_id(0)", 0
-        for step in steps[:-1]:
-            if rest.startswith("tl."):
+        rest = "tl.program_id(0)"
+        for number, step in enumerate(steps[:-1]):
+            if not number:
                 self._definitions["program"] = rest
                 rest = "program"
             count = self._count(step)
             self._definitions[step.name] = f"{rest} % {count}"
-            number += 1
-            self._definitions[f"program{number}"] = f"{rest} // {count}"
+            later = f"{rest} // {count}"
+            if number == len(steps) - 2:
+                rest = later
+                continue
             rest = f"program{number}"
+            self._definitions[rest] = later
         if steps:
             self._definitions[steps[-1].name] = rest
         for k in range(len(self.plan.grid)):
@@ -170,7 +173,8 @@ class Places:
     def _place_dim(self, position: int, dim: Dim) -> None:
         n, constant = dim.name, dim.constant
         rank = len(self.plan.dims)
-        along = "" if rank == 1 else "[" + ", ".join(":" if k == position else "None" for k in range(rank)) + "]"
+        places = ", ".join(":" if k == position else "None" for k in range(rank))
+        along = "" if rank == 1 else f"[{places}]"
         arange = f"tl.arange(0, {constant}){along}"
         wide = not is_less(dim.extent, (1 << 31) - dim.block)
         dims = frozenset((n,))

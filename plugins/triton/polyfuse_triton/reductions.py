@@ -46,7 +46,7 @@ def _held(dtype: DType) -> DType:
 
 @dataclass(frozen=True)
 class _Operand:
-    """A value made ready: spread over the tile, with points beyond the end replaced by what changes nothing."""
+    """A value made ready: spread over the tile, points beyond the end replaced by what changes nothing."""
 
     text: str
     narrow: bool
@@ -116,17 +116,17 @@ def _finish(scope: MemoryScope, stmt: Stmt, texts: Sequence[str], narrow: bool) 
     if kind == "sum":
         if narrow:
             # a sum of many numbers of 32 bits may need more
-            found = scope.define(f"tl.sum({texts[0]}.to(tl.int64), {axis}{keep})", Value("", stmt.dtype, dims))
-            return (found,)
+            text = f"tl.sum({texts[0]}.to(tl.int64), {axis}{keep})"
+            return (scope.define(text, Value("", stmt.dtype, dims)),)
         return (_narrowed(scope, scope.define(_sum(texts[0], axis, keep, held_type), value)),)
     if kind == "prod" and narrow:
         text = f"tl.reduce({texts[0]}.to(tl.int64), {axis}, combine_mul{keep})"
         return (scope.define(text, Value("", stmt.dtype, dims)),)
     if kind in ("min", "max") and not held_type.is_float and held_type.itemsize >= 4:
-        found = scope.define(f"tl.{kind}({texts[0]}, {axis}{keep})", value)
+        text = f"tl.{kind}({texts[0]}, {axis}{keep})"
     else:
-        found = scope.define(f"tl.reduce({texts[0]}, {axis}, {_FUNCTION[kind]}{keep})", value)
-    return (_narrowed(scope, found),)
+        text = f"tl.reduce({texts[0]}, {axis}, {_FUNCTION[kind]}{keep})"
+    return (_narrowed(scope, scope.define(text, value)),)
 
 
 def _sum(text: str, axis: int, keep: str, dtype: DType) -> str:
@@ -148,8 +148,6 @@ def _axis(scope: MemoryScope) -> int:
 
 def _keep(scope: MemoryScope) -> str:
     return ", keep_dims=True" if len(scope.plan.dims) > 1 else ""
-
-
 
 
 def _count(scope: MemoryScope, dtype: DType) -> str:

@@ -45,9 +45,7 @@ class Scan:
         scope.out.line(f"{', '.join(names)} = tl.associative_scan({given}, {axis}, {function})")
         if self._carried:
             names = self._carry(names, function, axis)
-        return tuple(
-            self._held(Value(n, t, full)) for n, t in zip(names, self._results(), strict=True)
-        )
+        return tuple(self._held(Value(n, t, full)) for n, t in zip(names, self._results(), strict=True))
 
     def begin(self) -> list[str]:
         """The lines that stand before the loop."""

@@ -64,7 +64,7 @@ class Scope:
         self.done: dict[Any, Value] = {}
         self._count = 0
 
-    # --- names ------------------------------------------------------------------------------------------------
+    # --- names -----------------------------------------------------------------------------------------
 
     def name(self) -> str:
         """A new name."""
@@ -100,7 +100,7 @@ class Scope:
         """A text broadcast from some tile dimensions to more."""
         return text if wanted <= had else f"tl.broadcast_to({text}, {self.shape(had | wanted)})"
 
-    # --- statements -------------------------------------------------------------------------------------------
+    # --- statements ------------------------------------------------------------------------------------
 
     def statement(self, stmt: Stmt) -> Value:
         """Compute a statement that gives one value at each point by itself."""
@@ -195,7 +195,7 @@ class Scope:
     def _any_narrow(values: Sequence[Value]) -> bool:
         return any(v.narrow for v in values)
 
-    # --- places -----------------------------------------------------------------------------------------------
+    # --- places ----------------------------------------------------------------------------------------
 
     def indexer(self, indirect: Sequence[Value] = ()) -> Indexer:
         """Text of indices here; `@k` stands for the k-th indirect value."""

@@ -68,7 +68,7 @@ def contiguous_weights(accesses: Iterable[Access], facts: Facts) -> dict[str, fl
 
 
 def per_thread(accesses: Sequence[Access], facts: Facts) -> int:
-    """Points for each thread: two loads of 16 bytes of the narrowest data, fewer where there is much of it."""
+    """Points for each thread: two loads of 16 bytes of the narrowest data, fewer of many buffers."""
     full = [a for a in accesses if facts.share(a) > 0.5]
     narrow = min((a.itemsize for a in full), default=4)
     count = max(4, min(16, 32 // narrow))

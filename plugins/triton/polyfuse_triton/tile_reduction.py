@@ -63,7 +63,7 @@ class _Shape:
                 best, most = axis, weights[axis]
         return best
 
-    # --- rows along what is reduced ---------------------------------------------------------------------------
+    # --- rows along what is reduced --------------------------------------------------------------------
 
     def rows_of(self, persistent: bool | None) -> Plan:
         """One row or several for each program."""
@@ -140,7 +140,7 @@ class _Shape:
             group.insert(0, name)
         return tuple(group)
 
-    # --- columns across what is reduced -----------------------------------------------------------------------
+    # --- columns across what is reduced ----------------------------------------------------------------
 
     def columns(self, lead: str, persistent: bool | None) -> Plan:
         """A piece of a contiguous parallel axis for each program."""
@@ -161,7 +161,8 @@ class _Shape:
         x = Dim("x", parts, product(facts.sizes[a] for a in parts), side)
         grid = tuple(a for a in facts.axes if a not in parts)
         if persistent and whole:
-            reduced, serial = Dim("r", facts.raxes, length, whole), ()
+            reduced = Dim("r", facts.raxes, length, whole)
+            serial: tuple[str, ...] = ()
         else:
             persistent = False
             group = self._joined(_COLUMNS_KEPT)

@@ -102,5 +102,3 @@ def _overridden(plan: Plan, config: Config | None) -> Plan:
         num_warps=config.get("warps") or plan.num_warps,
         num_stages=config.get("stages") or plan.num_stages,
     )
-
-
