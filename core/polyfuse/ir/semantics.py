@@ -199,9 +199,11 @@ def scan(kind: str, operands: tuple[Tensor, ...], dtype: DType) -> tuple[Tensor,
 
 
 def gather(storage: Tensor, index: Tensor) -> Tensor:
-    """Elements of a flat storage."""
+    """Elements of a flat storage, copied: what is stored later does not change what was loaded."""
     twin = _twin(storage)
-    return twin[index].view(storage.dtype) if twin is not storage else storage[index]
+    # an index without dimensions would give a view
+    found = twin[index] if index.dim() else twin[index.reshape(1)].reshape(())
+    return found if twin is storage else found.view(storage.dtype)
 
 
 def where(condition: Tensor, value: Tensor, other: Tensor) -> Tensor:

@@ -187,3 +187,35 @@ def test_random_numbers_match_the_published_generator():
     normal = draw("normal", seeds, offsets)
     assert abs(normal.mean()) < 0.03 and abs(normal.std() - 1) < 0.03
     assert draw("bits", seeds, offsets).unique().numel() == 20000
+
+
+def plain(buffers: tuple[KernelArg, ...], *body: Stmt) -> Kernel:
+    """A kernel without loops."""
+    return Kernel("plain", "cpu", (), (), buffers, (), (Section(False, body),))
+
+
+def fetch(target: str, buffer: str, place: int, dtype: DType) -> Stmt:
+    return Stmt((target,), "load", (), dtype, (buffer, place, 0, False))
+
+
+def put(value: str, buffer: str, place: int, dtype: DType) -> Stmt:
+    return Stmt((), "store", (value,), dtype, (buffer, place, 0, "set", False))
+
+
+@pytest.mark.parametrize("dtype", [F, DType.u16, DType.bool])
+def test_what_is_loaded_stays_when_its_place_is_written_to(dtype):
+    """A kernel without loops exchanges two elements in place; another writes a result over its operand."""
+    kernel = plain(
+        (KernelArg("x", "inout", dtype, 2),),
+        fetch("a", "x", 0, dtype),
+        fetch("b", "x", 1, dtype),
+        put("b", "x", 0, dtype),
+        put("a", "x", 1, dtype),
+    )
+    x = torch.tensor([0, 3]).to(dtype.torch)
+    run_kernel(kernel, [x])
+    assert torch.equal(x, torch.tensor([3, 0]).to(dtype.torch))
+    arguments = (KernelArg("x", "in", dtype, 1), KernelArg("y", "out", dtype, 1))
+    same = torch.ones(1).to(dtype.torch)
+    run_kernel(plain(arguments, fetch("a", "x", 0, dtype), put("a", "y", 0, dtype)), [same, same])
+    assert same.tolist() == [1]
