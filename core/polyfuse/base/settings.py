@@ -30,12 +30,11 @@ __all__ = ["MODES", "Settings", "child_environment", "environment", "option_info
 
 PREFIX = "POLYFUSE_"
 
-# The names that `torch.compile` knows. No shipped backend has anything to choose by timing or to replay yet,
-# so they all mean the defaults.
+# The names that `torch.compile` knows. No shipped backend has anything to choose by timing yet.
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
-    "reduce-overhead": {},
-    "max-autotune": {},
+    "reduce-overhead": {"device_graphs": True},
+    "max-autotune": {"device_graphs": True},
     "max-autotune-no-cudagraphs": {},
 }
 
@@ -143,6 +142,21 @@ class Settings:
     )
     inplace: bool = _option(
         True, "Let a kernel write its result over an input that dies there.", affects_code=True
+    )
+
+    # Launching.
+    device_graphs: bool = _option(
+        False,
+        "Record the work of a compiled graph once and launch it as one from then on, where its device can do "
+        "that (CUDA graphs). `mode=\"reduce-overhead\"` and `mode=\"max-autotune\"` ask for it.",
+        affects_code=True,
+    )
+    max_device_graphs: int = _option(
+        32,
+        "How many different sizes of one graph's inputs are recorded; calls with further ones are launched "
+        "kernel by kernel.",
+        minimum=1,
+        affects_code=True,
     )
 
     # Building.

@@ -34,6 +34,8 @@ def explain_graph(report: GraphReport) -> str:
         f" {_bytes(report.bytes_after)} compiled",
         "  seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.stage_seconds),
     ]
+    if report.recording is not None:
+        lines.append(f"  device graph: {report.recording.text()}")
     if report.rewrites:
         lines.append(
             "  rewrites: " + ", ".join(f"{name} {count}" for name, count in report.rewrites if count)

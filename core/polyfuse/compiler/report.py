@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
+from polyfuse.runtime.device_graphs import GraphStatus
 from polyfuse.schedule import Decision
 
 __all__ = ["GraphReport", "LaunchReport", "last_reports", "record", "reset_reports"]
@@ -54,6 +55,7 @@ class GraphReport:
         calls: operators called from the library, in order.
         rewrites: rewrites of the captured graph, as (pass, how many).
         eager: why the whole graph runs in eager mode; empty if it does not.
+        recording: what becomes of recording its work, kept up to date; None where that was not asked for.
     """
 
     name: str
@@ -72,6 +74,7 @@ class GraphReport:
     calls: tuple[str, ...] = ()
     rewrites: tuple[tuple[str, int], ...] = ()
     eager: str = ""
+    recording: GraphStatus | None = None
 
 
 _LOCK = threading.Lock()

@@ -164,6 +164,7 @@ def _report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Cloc
         launches,
         calls,
         aten.rewrites,
+        recording=built.module.graph_status,
     )
 
 

@@ -35,10 +35,11 @@ class GraphInput:
 @dataclass(frozen=True)
 class GraphOutput:
     """One result: a `View` of a buffer, a size (`Index` or number), None, or a host object of the object
-    table."""
+    table. `saved` ones are kept for the backward; the caller never sees them."""
 
     value: Any
     kind: str = "tensor"
+    saved: bool = False
 
 
 @dataclass(frozen=True)

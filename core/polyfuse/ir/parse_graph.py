@@ -184,7 +184,7 @@ class GraphReader(StatementReader):
         outputs: list[GraphOutput] = []
         while tokens.skip("output"):
             word = tokens.name()
-            outputs.append(GraphOutput(self.value(), word))
+            outputs.append(GraphOutput(self.value(), word, tokens.skip("saved")))
             tokens.end_line()
         tokens.expect("}")
         return Graph(

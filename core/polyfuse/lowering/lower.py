@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -200,7 +201,8 @@ class _Lowerer:
         for position, argument in enumerate(output_args(self.aten.module)):
             value = self.ctx.env[argument] if isinstance(argument, Node) else argument
             keep = position >= len(described) or described[position].keep_strides
-            results.append(self._result(value, keep))
+            saved = position < len(described) and described[position].saved
+            results.append(replace(self._result(value, keep), saved=saved))
         return tuple(results)
 
     def _result(self, value: Any, keep_strides: bool) -> GraphOutput:

@@ -11,6 +11,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, View
+from polyfuse.program.device_graphs import graph_facts
 from polyfuse.program.memory import (
     Lifetime,
     MemoryPlan,
@@ -133,6 +134,9 @@ class _Planner:
             device=self.device,
             profile=self.settings.profile,
             symbol_hints=tuple(sorted(self.graph.symbol_hints.items())),
+            recording=graph_facts(
+                self.schedule, self.inputs, _unused_inputs(self.graph, self.schedule), self.settings
+            ),
         )
 
     def _prologue(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -120,6 +121,8 @@ class _Printer:
         aligned = tuple(
             (position[i.name], i.alignment, i.mutated, i.static) for i in self.program.inputs if i.alignment
         )
+        if self.program.recording is not None:
+            rows.append(f"GRAPH = {asdict(self.program.recording)!r}")
         return [*rows, f"CHECKS = {checks!r}", f"ALIGNED = {aligned!r}", f"DEVICE = {self.program.device!r}"]
 
     # Names.

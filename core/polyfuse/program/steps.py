@@ -7,6 +7,7 @@ from typing import Any
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Origin, View
+from polyfuse.runtime.device_graphs import GraphFacts
 from polyfuse.symbolic import IndexLike
 
 
@@ -227,6 +228,7 @@ class Program:
         device: the device to be current while the program runs; ``""`` if all is on the processor.
         profile: whether launches are marked for the profiler.
         symbol_hints: example values of shape symbols.
+        recording: what a recording of its work has to know; None if it is not to be recorded.
     """
 
     name: str
@@ -239,6 +241,7 @@ class Program:
     device: str = ""
     profile: bool = False
     symbol_hints: tuple[tuple[str, int], ...] = ()
+    recording: GraphFacts | None = None
 
     def launches(self) -> tuple[LaunchKernel, ...]:
         """The kernel launches, in order."""

@@ -1,0 +1,156 @@
+"""Whether a program's work can be recorded and replayed by its device, and what a recording has to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from polyfuse.base.settings import Settings
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import ExternCall
+from polyfuse.lowering.fallback import OBJECT_CALL, Rebuilt
+from polyfuse.program.steps import ProgramInput
+from polyfuse.runtime.device_graphs import GraphFacts
+from polyfuse.schedule.result import Call, Schedule
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.device_graphs import unsafe_to_record
+from polyfuse.torch_compat.user_kernels import UserKernel
+
+__all__ = ["graph_facts"]
+
+UNSAFE: Final = frozenset(
+    {
+        "aten._fused_moving_avg_obs_fq_helper",
+        "aten._fused_moving_avg_obs_fq_helper_functional",
+        "aten.multinomial",
+        "aten._local_scalar_dense",
+        "aten._assert_scalar",
+        "fbgemm.dense_to_jagged",
+        "fbgemm.jagged_to_padded_dense",
+    }
+)
+"""Operators, whatever their overload, that wait for the device or choose what to do by what they find there.
+"""
+
+UNSAFE_IF_DETERMINISTIC: Final = frozenset(
+    {
+        "aten.index_put",
+        "aten.index_put_",
+        "aten._unsafe_index_put",
+        "aten._index_put_impl_",
+        "aten.masked_scatter",
+        "aten.scatter",
+        "aten.scatter_",
+        "aten.scatter_add",
+        "aten.scatter_add_",
+        "aten.scatter_reduce",
+        "aten.scatter_reduce_",
+    }
+)
+"""The same for those that do it under `torch.use_deterministic_algorithms`."""
+
+
+def graph_facts(
+    schedule: Schedule, inputs: Sequence[ProgramInput], unused: Sequence[str], settings: Settings
+) -> GraphFacts | None:
+    """What a recording of the program needs to know; None if recording is not asked for.
+
+    Args:
+        schedule: what the program does.
+        inputs: its inputs.
+        unused: inputs that it does not look at.
+        settings: whether to record at all.
+    """
+    if not settings.device_graphs:
+        return None
+    graph = schedule.graph
+    devices = _devices(schedule, inputs, unused)
+    mutated = set(graph.mutated_inputs())
+    positions = [
+        (i, item) for i, item in enumerate(inputs) if item.kind == "tensor" and item.name not in unused
+    ]
+    return GraphFacts(
+        device=next(iter(devices), "cpu"),
+        fixed=tuple(i for i, item in positions if item.static),
+        varying=tuple(i for i, item in positions if not item.static),
+        mutated=tuple(i for i, item in positions if item.name in mutated),
+        carried=_carried(graph, [i for i, item in positions if not item.static]),
+        saved=tuple(i for i, output in enumerate(graph.outputs) if output.saved),
+        refused=_refusal(schedule, inputs, devices, settings),
+        limit=settings.max_device_graphs,
+    )
+
+
+def _devices(schedule: Schedule, inputs: Sequence[ProgramInput], unused: Sequence[str]) -> Mapping[str, str]:
+    """Devices that the program computes on, each with the name of a buffer there."""
+    found: dict[str, str] = {}
+    removed = {*schedule.removed, *unused}
+    touched = {name for step in schedule.steps for name in (*step.reads, *step.writes)}
+    touched.update(schedule.graph.output_buffers())
+    for buffer in schedule.graph.buffers.values():
+        if buffer.name in touched and buffer.name not in removed and buffer.device:
+            found.setdefault(buffer.device, buffer.name)
+    return found
+
+
+def _carried(graph: Graph, varying: Sequence[int]) -> tuple[int, ...]:
+    """Inputs of a backward that its forward saved."""
+    if graph.kind != "backward":
+        return ()
+    return tuple(i for i in varying if not graph.inputs[i].name.startswith("tangents"))
+
+
+def _refusal(
+    schedule: Schedule, inputs: Sequence[ProgramInput], devices: Mapping[str, str], settings: Settings
+) -> str:
+    """Why the program cannot be recorded; empty if nothing is known to be in the way."""
+    if len(devices) > 1:
+        places = " and ".join(f"{device} ({name})" for device, name in devices.items())
+        return f"it computes on {places}"
+    for option in ("nan_asserts", "debug_sync"):
+        if getattr(settings, option):
+            return f"the option {option} waits for the device"
+    for item in inputs:
+        if item.kind == "object":
+            return f"input {item.name} is not a plain tensor"
+    return next(_faults(schedule), "")
+
+
+def _faults(schedule: Schedule) -> Iterator[str]:
+    for step in schedule.steps:
+        if not isinstance(step, Call):
+            continue
+        name, fault = _fault(step.node, schedule.graph)
+        if fault:
+            place = next((o.source for o in step.node.origins if o.source), "")
+            yield f"{name} {fault}" + (f" ({place})" if place else "")
+
+
+def _fault(call: ExternCall, graph: Graph) -> tuple[str, str]:
+    """The name of what is called, and what is wrong with recording it."""
+    target: Any = None
+    if call.op.startswith(OBJECT_CALL):
+        target = graph.objects.get(call.op.removeprefix(OBJECT_CALL))
+        if isinstance(target, UserKernel):
+            return call.op, ""
+        target = target.target if isinstance(target, Rebuilt) else target
+    else:
+        target = ops.maybe_op(call.op)
+    name = ops.op_name(target) if target is not None else call.op
+    if call.symbols:
+        return name, "makes a size depend on data"
+    if target is None:
+        return name, "is unknown"
+    facts = ops.facts(target)
+    if facts.data_dependent:
+        return name, "makes a size depend on data"
+    base = name if name.count(".") < 2 else name.rpartition(".")[0]
+    if base in UNSAFE or unsafe_to_record(target):
+        return name, "cannot be recorded"
+    if base in UNSAFE_IF_DETERMINISTIC and torch.are_deterministic_algorithms_enabled():
+        return name, "cannot be recorded while algorithms have to be deterministic"
+    if facts.is_higher_order or (facts.effects and not facts.mutates and not facts.is_random):
+        return name, "does more than compute on the device"
+    return name, ""

@@ -1,0 +1,209 @@
+"""Recording a compiled program's work once and launching it as one from then on.
+
+The first call with new sizes runs as it is: kernels are loaded, libraries choose their algorithms. The
+second is recorded; what follows are replays, as long as a recording fits: the tensors that it reads where
+they are, are there, and nobody holds what it would overwrite (`graph_memory`). Where none fits another one
+is made, up to a limit, or the call runs as it is, which is always right.
+
+Results belong to the caller. One that is still held when the program runs again is handed out as a copy from
+then on, unless `torch.compiler.cudagraph_mark_step_begin` said that results of earlier steps are no longer
+needed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from polyfuse.base.log import get_logger, warn_once
+from polyfuse.runtime.graph_device import Program
+from polyfuse.runtime.graph_memory import GraphMemory, Recorded, Slot, graph_memory
+from polyfuse.runtime.graph_recording import GraphFacts, Recording, make_recording, treat
+
+__all__ = ["GraphFacts", "GraphStatus", "recorded_program"]
+
+INSTANCES = 4
+"""Most recordings for the same sizes: for inputs in other places, or results still needed."""
+
+_log = get_logger("runtime")
+
+
+@dataclass
+class GraphStatus:
+    """What became of recording one program.
+
+    Attributes:
+        refused: why it is not recorded at all; empty if it is.
+        recordings: how many were made.
+        replays: calls that were replays.
+        plain: calls that ran as they are.
+        reason: why the last of those was not a replay, once something was recorded.
+    """
+
+    refused: str = ""
+    recordings: int = 0
+    replays: int = 0
+    plain: int = 0
+    reason: str = ""
+
+    def text(self) -> str:
+        """One line for people."""
+        if self.refused:
+            return f"not recorded: {self.refused}"
+        counts = f"recorded {self.recordings} times, {self.replays} calls replayed, {self.plain} not"
+        return f"{counts}; the last of these: {self.reason}" if self.reason else counts
+
+
+def recorded_program(
+    program: Program,
+    facts: GraphFacts,
+    sizes: Sequence[int],
+    generators: Sequence[torch.Generator],
+    name: str,
+    status: GraphStatus,
+) -> Program:
+    """`program`, recorded and replayed where that is possible.
+
+    Args:
+        sizes: positions of the inputs that are numbers.
+        generators: random number generators that the program was given.
+        name: of the program, for messages.
+        status: told what happens.
+    """
+    memory = None
+    if not facts.refused:
+        memory = graph_memory(facts.device)
+    if memory is None:
+        status.refused = facts.refused or f"torch cannot record the work of {facts.device}"
+        _log.info("%s is %s", name, status.text())
+        return program
+    return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory)
+
+
+class _Runner:
+    """Chooses for each call: replay, record, or run as it is."""
+
+    def __init__(
+        self,
+        program: Program,
+        facts: GraphFacts,
+        sizes: tuple[int, ...],
+        generators: tuple[torch.Generator, ...],
+        name: str,
+        status: GraphStatus,
+        memory: GraphMemory,
+    ) -> None:
+        self.program = program
+        self.facts = facts
+        self.sizes = sizes
+        self.generators = generators
+        self.name = name
+        self.status = status
+        self.memory = memory
+        self.variants: dict[tuple[int, ...], list[Recording]] = {}
+        self.copied: set[int] = set()
+        """Positions of results that callers keep, and so get as copies."""
+        self.made: list[Recorded] = []
+        weakref.finalize(self, memory.retire, self.made)
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        memory = self.memory
+        with memory.lock:
+            if self.status.refused or memory.device.is_recording():
+                return self._plain(args, "")
+            key = tuple(args[i] for i in self.sizes)
+            recordings = self.variants.get(key)
+            if recordings is None:
+                return self._first(key, args)
+            memory.begin()
+            found: list[tuple[Recorded, Slot]] = []
+            for recording in recordings:
+                if recording.fits(args):
+                    blockers = memory.blockers(recording)
+                    if not blockers:
+                        return self._replay(recording, args)
+                    found.extend(blockers)
+            if found and not any(slot.saved for _, slot in found):
+                news = [recorded.owner(slot) for recorded, slot in found]
+                if any(news):
+                    reason = "a caller held results that it would overwrite, and gets copies from now on"
+                    return self._plain(args, reason)
+            return self._record(recordings, args)
+
+    def _first(self, key: tuple[int, ...], args: list[Any]) -> Sequence[Any]:
+        """A call with sizes not seen before."""
+        if len(self.variants) < self.facts.limit:
+            self.variants[key] = []
+            return self._plain(args, "")
+        warn_once(
+            "runtime",
+            f"{self.name} was called with more than {self.facts.limit} different sizes; further ones are not"
+            " recorded: raise the option max_device_graphs, or pad inputs to fewer sizes",
+            key=f"sizes of {self.name}",
+        )
+        return self._plain(args, "its sizes are beyond the limit on recordings")
+
+    def _plain(self, args: list[Any], reason: str) -> Sequence[Any]:
+        """Run the program as it is."""
+        self.status.plain += 1
+        if reason:
+            self.status.reason = reason
+            _log.debug("%s runs without a recording: %s", self.name, reason)
+        return self.program(args)
+
+    def _replay(self, recording: Recording, args: list[Any]) -> Sequence[Any]:
+        results = recording.replay(args, self.copied)
+        self.status.replays += 1
+        if recording.slots:
+            self.memory.handed_out(recording)
+        return results
+
+    def _record(self, recordings: list[Recording], args: list[Any]) -> Sequence[Any]:
+        if len(recordings) >= INSTANCES:
+            reason = f"{INSTANCES} recordings for its sizes did not fit"
+            warn_once(
+                "runtime",
+                f"{self.name} runs without a recording: {reason}, since its inputs are in other places or the"
+                " backward passes of earlier calls are yet to come",
+                key=f"instances of {self.name}",
+            )
+            return self._plain(args, reason)
+        memory = self.memory
+        treatment = treat(self.facts, args, memory, [r.treatment for r in recordings])
+        if treatment.refused:
+            return self._plain(args, treatment.refused)
+        try:
+            recording = make_recording(
+                self.program, self.facts, memory, args, treatment, self.generators, _Owner(self.copied)
+            )
+        except Exception as error:
+            return self._give_up(args, error)
+        recordings.append(recording)
+        self.made.append(recording)
+        self.status.recordings += 1
+        return self._replay(recording, args)
+
+    def _give_up(self, args: list[Any], error: Exception) -> Sequence[Any]:
+        """The program does something that cannot be recorded. What was recorded of it stays unused."""
+        words = str(error).strip().splitlines()
+        reason = f"recording failed with {type(error).__name__}: {words[0] if words else ''}"
+        self.status.refused = reason
+        warn_once("runtime", f"{self.name} runs without a recording: {reason}", key=f"failure of {self.name}")
+        _log.debug("recording %s failed", self.name, exc_info=error)
+        return self.program(args)
+
+
+class _Owner:
+    """Told of results that callers keep: these are copied from now on."""
+
+    def __init__(self, copied: set[int]) -> None:
+        self.copied = copied
+
+    def __call__(self, slot: Slot) -> bool:
+        new = {window.position for window in slot.windows} - self.copied
+        self.copied |= new
+        return bool(new)

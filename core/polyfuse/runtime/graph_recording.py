@@ -1,0 +1,354 @@
+"""One recording of a compiled program: how its inputs get in and its results out.
+
+Recorded work reads and writes fixed addresses. An input whose tensor is at the same address in every call (a
+parameter, what another recording computes) is read where it is, and the address is compared at each call;
+any other is copied into a buffer of the recording first. Results are handed out as new tensors on the
+recording's memory, or as copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polyfuse.runtime.graph_device import Program
+from polyfuse.runtime.graph_memory import GraphMemory, Recorded, Slot, Window
+from polyfuse.torch_compat import bindings
+from polyfuse.torch_compat.device_graphs import (
+    backward_may_repeat,
+    copy_all,
+    outside_inference,
+    same_addresses,
+    storage_at,
+)
+
+__all__ = ["GraphFacts", "Recording", "Treatment", "make_recording", "treat"]
+
+COPY_LIMIT = 256 << 20
+"""Bytes of inputs beyond which copying them costs more than launching kernel by kernel."""
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What must be known of a program to record it.
+
+    Attributes:
+        device: where it computes, as text.
+        fixed: positions of tensor inputs that are at the same address in every call.
+        varying: positions of the other tensor inputs that it reads.
+        mutated: positions of inputs that it writes to.
+        carried: positions of inputs that a forward saved for this backward.
+        saved: positions of results that are kept for a backward, which the caller never sees.
+        refused: why it is not to be recorded; empty if it may be.
+        limit: how many different sizes are recorded.
+    """
+
+    device: str
+    fixed: tuple[int, ...] = ()
+    varying: tuple[int, ...] = ()
+    mutated: tuple[int, ...] = ()
+    carried: tuple[int, ...] = ()
+    saved: tuple[int, ...] = ()
+    refused: str = ""
+    limit: int = 32
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """What becomes of each tensor input of a recording.
+
+    Attributes:
+        fixed: read where they are; `addresses` says where.
+        copied: copied into buffers.
+        returned: those of the copied ones that are copied back, since the program writes to them.
+        slots: fixed input -> the slot of another recording that it is in.
+        refused: why it is better not to record this call; empty if nothing speaks against it.
+    """
+
+    fixed: tuple[int, ...]
+    addresses: tuple[int, ...]
+    copied: tuple[int, ...]
+    returned: tuple[int, ...]
+    slots: dict[int, Slot] = field(default_factory=dict)
+    refused: str = ""
+
+
+def treat(
+    facts: GraphFacts, args: Sequence[Any], memory: GraphMemory, earlier: Sequence[Treatment]
+) -> Treatment:
+    """Decide what becomes of the inputs, given what became of them in recordings that do not fit."""
+    where = {i: args[i].data_ptr() for i in (*facts.fixed, *facts.varying)}
+    moved = {i for t in earlier for i, a in zip(t.fixed, t.addresses, strict=True) if where[i] != a}
+    slots: dict[int, Slot] = {}
+    fixed = list(facts.fixed)
+    for i in facts.varying:
+        slot = memory.slot_at(where[i]) if where[i] else None
+        if slot is not None:
+            slots[i] = slot
+            fixed.append(i)
+        elif i not in moved and (where[i] in memory.static or i in facts.mutated):
+            fixed.append(i)
+    for i in facts.fixed:
+        memory.static[where[i]] = None
+    copied = tuple(i for i in facts.varying if i not in fixed)
+    return Treatment(
+        tuple(fixed),
+        tuple(where[i] for i in fixed),
+        copied,
+        tuple(i for i in copied if i in facts.mutated),
+        slots,
+        _refusal(facts, args, copied, slots, earlier),
+    )
+
+
+def _refusal(
+    facts: GraphFacts,
+    args: Sequence[Any],
+    copied: Sequence[int],
+    slots: dict[int, Slot],
+    earlier: Sequence[Treatment],
+) -> str:
+    if facts.carried and not slots and any(i in copied for i in facts.carried):
+        return "what the forward saved is not in recorded memory"
+    if any(t.slots[i].saved for t in earlier for i in t.slots if i in copied):
+        return "what the forward saved is not in recorded memory"
+    total = sum(args[i].numel() * args[i].element_size() for i in copied)
+    if total > COPY_LIMIT:
+        return f"{total >> 20} MiB of inputs would be copied at every call"
+    for i in copied:
+        if _overlaps(args[i]):
+            return f"elements of input {i} share memory"
+        if args[i].is_conj() or args[i].is_neg():
+            return f"input {i} is a lazily conjugated or negated tensor"
+    return ""
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements may share memory other than by repetition (a stride of zero)."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with repeated elements (a stride of zero) taken once, so that it can be written."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+@dataclass(eq=False)
+class Recording(Recorded):
+    """A recording with its inputs and results.
+
+    Attributes:
+        treatment: of the inputs.
+        buffers: one for each copied input; `targets` are the same with repeated elements taken once.
+        repeated: whether some input has repeated elements.
+        constants: the results; None where a slot or an input gives them.
+        passed: results that are inputs, or views of them: (result, input, layout or None for the very
+            tensor).
+    """
+
+    treatment: Treatment
+    buffers: tuple[torch.Tensor, ...]
+    targets: tuple[torch.Tensor, ...]
+    repeated: bool
+    constants: tuple[Any, ...]
+    passed: tuple[tuple[int, int, Window | None], ...]
+
+    def fits(self, args: Sequence[Any]) -> bool:
+        """Whether every input that is read where it is, is there."""
+        treatment = self.treatment
+        if not same_addresses(args, treatment.addresses, treatment.fixed):
+            return False
+        return not self.consumed or not backward_may_repeat()
+
+    def replay(self, args: list[Any], copied_results: Collection[int]) -> tuple[Any, ...]:
+        """Do the recorded work on `args`, which is emptied; results called for come as copies."""
+        treatment = self.treatment
+        if treatment.copied:
+            sources = [args[i] for i in treatment.copied]
+            copy_all(self.targets, [_once(s) for s in sources] if self.repeated else sources)
+        held = {i: args[i] for _, i, _ in self.passed}
+        returned = [args[i] for i in treatment.returned]
+        args.clear()
+        self.graph.replay()
+        if returned:
+            position = {i: k for k, i in enumerate(treatment.copied)}
+            copy_all(returned, [self.buffers[position[i]] for i in treatment.returned])
+        return self._results(held, copied_results)
+
+    def _results(self, held: dict[int, torch.Tensor], copied: Collection[int]) -> tuple[Any, ...]:
+        results = list(self.constants)
+        for slot in self.slots:
+            slot.hold()
+            as_copy = copied and any(window.position in copied for window in slot.windows)
+            for position, tensor in slot.copies() if as_copy else slot.tensors():
+                results[position] = tensor
+        for position, number, window in self.passed:
+            base = held[number]
+            results[position] = base if window is None else _view_of(base, window)
+        return tuple(results)
+
+
+def _view_of(base: torch.Tensor, window: Window) -> torch.Tensor:
+    if base.dtype == window.dtype:
+        return bindings.reinterpret_tensor(base, window.size, window.stride, window.offset)
+    with torch.no_grad():
+        start = base.storage_offset() * base.element_size() // window.dtype.itemsize
+        made = torch.empty(0, dtype=window.dtype, device=base.device)
+        return made.set_(base.untyped_storage(), start + window.offset, window.size, window.stride)
+
+
+def make_recording(
+    program: Program,
+    facts: GraphFacts,
+    memory: GraphMemory,
+    args: list[Any],
+    treatment: Treatment,
+    generators: Sequence[torch.Generator],
+    owner: Callable[[Slot], bool],
+) -> Recording:
+    """Record `program` for `args`, which stay as they are. Nothing is computed: replay it.
+
+    Raises whatever the program or the device raises; `args` can be used all the same.
+    """
+    with outside_inference():
+        buffers = tuple(_buffer_like(args[i]) for i in treatment.copied)
+        targets = tuple(_once(b) for b in buffers)
+    given = list(args)
+    for i, buffer in zip(treatment.copied, buffers, strict=True):
+        given[i] = buffer
+    inputs = {given[i].untyped_storage().data_ptr(): i for i in (*facts.fixed, *facts.varying)}
+    layouts = {i: _layout_of(given[i]) for i in (*facts.fixed, *facts.varying)}
+    pool, protected = memory.pool_for_recording()
+    consumed = _consume(facts, args, treatment)
+    try:
+        graph, results = memory.device.record(program, given, pool.handle, generators)
+    finally:
+        _bring_back(args, layouts, consumed)
+    constants, passed, slots = _sort_results(results, inputs, layouts, facts)
+    del results
+    for slot in slots:
+        slot.settle()
+    counts: dict[Slot, int] = {}
+    for i in consumed:
+        counts[treatment.slots[i]] = counts.get(treatment.slots[i], 0) + 1
+    recording = Recording(
+        graph,
+        pool,
+        slots,
+        protected - frozenset(counts),
+        counts,
+        owner,
+        treatment,
+        buffers,
+        targets,
+        any(t is not b for t, b in zip(targets, buffers, strict=True)),
+        constants,
+        passed,
+    )
+    memory.add(recording)
+    return recording
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where a tensor is, without the tensor."""
+
+    dtype: torch.dtype
+    device: torch.device
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    storage: int
+    nbytes: int
+
+
+def _layout_of(tensor: torch.Tensor) -> _Layout:
+    storage = tensor.untyped_storage()
+    layout = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
+    return _Layout(tensor.dtype, tensor.device, *layout, storage.data_ptr(), storage.nbytes())
+
+
+def _buffer_like(tensor: torch.Tensor) -> torch.Tensor:
+    buffer = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    _once(buffer).copy_(_once(tensor))
+    return buffer
+
+
+def _consume(facts: GraphFacts, args: list[Any], treatment: Treatment) -> tuple[int, ...]:
+    """Let go of saved inputs that only this backward will ever read, so that their memory can serve it once
+    it has read them; returns which. The list no longer holds them.
+    """
+    if not facts.carried or backward_may_repeat():
+        return ()
+    counts: dict[Slot, list[int]] = {}
+    for i, slot in treatment.slots.items():
+        counts.setdefault(slot, []).append(i)
+    found: list[int] = []
+    for slot, positions in counts.items():
+        if slot.saved and slot.owned and slot.holders == len(positions):
+            found.extend(positions)
+            slot.release()
+    for i in found:
+        args[i] = None
+    return tuple(found)
+
+
+def _bring_back(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence[int]) -> None:
+    """Nothing was computed yet, so what was let go is still where it was."""
+    for i in consumed:
+        at = layouts[i]
+        with outside_inference():
+            made = torch.empty(0, dtype=at.dtype, device=at.device)
+            args[i] = made.set_(storage_at(at.storage, at.nbytes, at.device), at.offset, at.size, at.stride)
+
+
+def _sort_results(
+    results: Sequence[Any], inputs: dict[int, int], layouts: dict[int, _Layout], facts: GraphFacts
+) -> tuple[tuple[Any, ...], tuple[tuple[int, int, Window | None], ...], tuple[Slot, ...]]:
+    """Constants, inputs passed on, and the slots of everything else."""
+    constants: list[Any] = []
+    passed: list[tuple[int, int, Window | None]] = []
+    storages: dict[int, tuple[torch.UntypedStorage, list[Window]]] = {}
+    device = torch.device(facts.device)
+    for position, result in enumerate(results):
+        constants.append(None if isinstance(result, torch.Tensor) else result)
+        if not isinstance(result, torch.Tensor):
+            continue
+        device = result.device
+        storage = result.untyped_storage()
+        window = Window(
+            position,
+            result.dtype,
+            tuple(result.shape),
+            tuple(result.stride()),
+            result.storage_offset(),
+        )
+        number = inputs.get(storage.data_ptr()) if storage.nbytes() else None
+        if number is None:
+            storages.setdefault(storage._cdata, (storage, []))[1].append(window)
+            continue
+        base = layouts[number]
+        same = (base.dtype, base.size, base.stride, base.offset)
+        if same == (window.dtype, window.size, window.stride, window.offset):
+            passed.append((position, number, None))
+        else:
+            start = base.offset * base.dtype.itemsize // window.dtype.itemsize
+            moved = Window(position, window.dtype, window.size, window.stride, window.offset - start)
+            passed.append((position, number, moved))
+    slots = tuple(
+        Slot(storage, windows, device, all(w.position in facts.saved for w in windows))
+        for storage, windows in storages.values()
+    )
+    return tuple(constants), tuple(passed), slots
