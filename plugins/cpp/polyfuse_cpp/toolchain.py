@@ -9,6 +9,7 @@ Generated code declares ``omp_get_thread_num`` and friends by hand (feature ``om
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from polyfuse.base.errors import BackendUnavailableError
+from polyfuse.base.errors import BackendUnavailableError, KernelBuildError
 from polyfuse.base.process import run_program
 from polyfuse_cpp.isa import Isa
 
@@ -129,9 +130,28 @@ def build_library(
     libraries: Sequence[str] = (),
     name: str = "",
 ) -> None:
-    """Build *source* into *output*; `KernelBuildError` holds the command and all that the compiler said."""
-    command = build_command(toolchain, isa, str(source), str(output), libraries=libraries)
-    run_program(command, timeout=_BUILD_SECONDS, name=name or source.name)
+    """Build *source* into *output*; `KernelBuildError` holds the command and all that the compiler said.
+
+    A quick linker that is installed may still not work with this compiler: where the build fails with it, the
+    compiler's own is tried, and kept to if that helps.
+    """
+    plain = dataclasses.replace(toolchain, linker="")
+    choices = [plain] if toolchain in _QUICK_LINKER_FAILS or plain == toolchain else [toolchain, plain]
+    for choice in choices:
+        command = build_command(choice, isa, str(source), str(output), libraries=libraries)
+        try:
+            run_program(command, timeout=_BUILD_SECONDS, name=name or source.name)
+        except KernelBuildError:
+            if choice is choices[-1]:
+                raise
+        else:
+            if choice is not choices[0]:
+                _QUICK_LINKER_FAILS.add(toolchain)
+            return
+
+
+_QUICK_LINKER_FAILS: set[Toolchain] = set()
+"""Compilers that link without their quick linker alone, as this process found out."""
 
 
 def _quick_linker(target: str) -> str:
