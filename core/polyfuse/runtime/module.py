@@ -14,6 +14,7 @@ import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned
+from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor
 from polyfuse.runtime.native import on_device
 
@@ -42,6 +43,7 @@ class CompiledModule:
         filename: under which tracebacks and debuggers know it.
         namespace: the globals of the program.
         output_strides: strides that the compiler chose for results, where it may; None if it changed none.
+        graph_status: what becomes of recording its work; None where that was not asked for.
     """
 
     _boxed_call = True
@@ -60,6 +62,7 @@ class CompiledModule:
         self.filename = filename
         self.output_strides = output_strides
         self.namespace = namespace
+        self.graph_status = GraphStatus() if namespace.get("GRAPH") is not None else None
         self._pending = dict(kernels)
         self._lock = threading.Lock()
         self._run: Callable[[list[Any]], tuple[Any, ...]] = self._first_run
@@ -104,8 +107,18 @@ class CompiledModule:
         if misplaced(args, aligned):
             # the other inputs the program checks by itself, at each call
             call = partial(realigned, call, aligned=aligned)
-        self._run = on_device(call, self.namespace["DEVICE"])
+        self._run = self._recorded(on_device(call, self.namespace["DEVICE"]))
         return self._run(args)
+
+    def _recorded(self, program: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """The program, with its work recorded and replayed if that was asked for."""
+        facts = self.namespace.get("GRAPH")
+        if facts is None or self.graph_status is None:
+            return program
+        sizes = [i for i, row in enumerate(self.namespace["INPUTS"]) if row[1] == "symint"]
+        objects = [self.namespace[variable] for variable in self.namespace["OBJECTS"]]
+        generators = [o for o in objects if isinstance(o, torch.Generator)]
+        return recorded_program(program, GraphFacts(**facts), sizes, generators, self.name, self.graph_status)
 
     def _check_inputs(self, args: Sequence[Any]) -> None:
         """Check once: number, types and devices of inputs, and the layout of parameters."""
