@@ -80,3 +80,15 @@ class ProcessBackend(ToyBackend):
     name = "toy-process"
     spawns_compiler = False
     worker = "toy_backend:build_files"
+
+
+def note_start(options: Mapping[str, object]) -> None:
+    """What `StartedBackend` has its workers do first: leave a line."""
+    with open(f"{options['count']}.started", "a") as stream:
+        stream.write(f"{os.getpid()}\n")
+
+
+class StartedBackend(ProcessBackend):
+    """The same, with workers that prepare themselves."""
+
+    worker_start = "toy_backend:note_start"

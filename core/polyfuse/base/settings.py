@@ -30,12 +30,12 @@ __all__ = ["MODES", "Settings", "child_environment", "environment", "option_info
 
 PREFIX = "POLYFUSE_"
 
-# The names that `torch.compile` knows. No shipped backend has anything to choose by timing yet.
+# The names that `torch.compile` knows.
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
     "reduce-overhead": {"device_graphs": True},
-    "max-autotune": {"device_graphs": True},
-    "max-autotune-no-cudagraphs": {},
+    "max-autotune": {"device_graphs": True, "tune_kernels": True},
+    "max-autotune-no-cudagraphs": {"tune_kernels": True},
 }
 
 
@@ -157,6 +157,19 @@ class Settings:
         "kernel by kernel.",
         minimum=1,
         affects_code=True,
+    )
+
+    # Tuning.
+    tune_kernels: bool = _option(
+        False,
+        "Build each kernel in several configurations, time them on this machine, and use the fastest; what was "
+        "measured is remembered.",
+        affects_code=True,
+    )
+    tune_seconds: int = _option(
+        10,
+        "Seconds after which the search for a kernel's best configuration begins no further round.",
+        minimum=0,
     )
 
     # Building.

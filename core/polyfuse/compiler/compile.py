@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.session import session_for
@@ -28,6 +30,8 @@ def compile_fx_graph(
         InvalidOptionError: an option or mode that does not exist.
     """
     session = session_for(Settings.resolve(mode, options))
+    device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
+    session.expect(device_types, len(gm.graph.nodes))
     return compile_graph(
         gm,
         example_inputs,

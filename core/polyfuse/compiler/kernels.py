@@ -1,20 +1,22 @@
-"""Kernels of a schedule to callables: emission, builds in the background, and the next backend where one
-fails.
+"""Kernels of a schedule to callables: emission, builds in the background, and what takes the place of a
+kernel that fails: another configuration of it, then the next backend.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.log import get_logger, warn_once
+from polyfuse.cache import Located
 from polyfuse.compiler.session import CompileSession
+from polyfuse.compiler.tuning import Race, race_for
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
-from polyfuse.plugin import Backend, Source
+from polyfuse.plugin import Backend, Config, Launchable, Source
 from polyfuse.program.steps import Program, ProgramKernel
 from polyfuse.schedule import Launch, Schedule
 from polyfuse.workers import BuildFuture
@@ -23,13 +25,17 @@ __all__ = ["Emitted", "PendingKernel", "emit_kernels", "pending_kernels", "submi
 
 _log = get_logger("compiler")
 
+# How many configurations are looked at when the first one is not good.
+_CONFIGS_TRIED = 8
+
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source of one kernel and who wrote it."""
+    """The source of one kernel and who wrote it; with a race, its configuration is still to be chosen."""
 
     backend: Backend
     source: Source
+    race: Race | None = None
 
 
 def emit_kernels(schedule: Schedule, session: CompileSession) -> dict[tuple[str, Kernel], Emitted]:
@@ -65,7 +71,7 @@ def _emit(kernel: Kernel, backends: Iterable[Backend], session: CompileSession) 
     failure: Exception | None = None
     for backend in backends:
         try:
-            return Emitted(backend, backend.emit(kernel))
+            return _configured(backend, kernel, session)
         except Exception as error:
             if session.settings.strict:
                 raise
@@ -75,6 +81,23 @@ def _emit(kernel: Kernel, backends: Iterable[Backend], session: CompileSession) 
         f"no backend could generate code for kernel {kernel.name} ({failure})",
         "set strict to see the first failure",
     )
+
+
+def _configured(backend: Backend, kernel: Kernel, session: CompileSession) -> Emitted:
+    """The kernel as its backend would have it, or as an earlier race decided."""
+    chosen: Config | Race | None = None
+    if session.settings.tune_kernels:
+        try:
+            chosen = race_for(backend, kernel, session)
+        except Exception as error:
+            session.plugins.note_trouble(backend.name, error, "offering configurations")
+    if isinstance(chosen, Config):
+        return Emitted(backend, backend.emit(kernel, chosen))
+    return Emitted(backend, backend.emit(kernel), chosen)
+
+
+def _start_builds(session: CompileSession, backend: Backend, sources: Sequence[Source]) -> BuildFuture:
+    return session.pool.submit(backend, sources, session.store)
 
 
 def submit(emitted: dict[tuple[str, Kernel], Emitted], session: CompileSession) -> dict[str, BuildFuture]:
@@ -100,10 +123,14 @@ class PendingKernel:
     def result(self) -> Callable[..., Any]:
         """The callable kernel.
 
-        Where its backend failed, the next one that claims it takes its place, and the interpretation of the
-        kernel in the end; with `strict`, the failure is raised.
+        Where it could not be built as it should be, other configurations of it are tried. Where its backend
+        failed, the next one that claims it takes its place, and the interpretation of the kernel in the end;
+        with `strict`, the failure is raised.
         """
-        outcome = self.future.outcomes()[self.emitted.source.key]
+        source, future = self._chosen()
+        outcome = future.outcomes()[source.key]
+        if isinstance(outcome, PolyfuseError) or not _is_good(self.emitted.backend, future, source):
+            outcome = self._otherwise(outcome)
         if not isinstance(outcome, PolyfuseError):
             return outcome
         if self.session.settings.strict:
@@ -119,6 +146,44 @@ class PendingKernel:
         _warn_of_replacement(failed, kernel, outcome, "an interpreter")
         return partial(_interpret, kernel)
 
+    def _chosen(self) -> tuple[Source, BuildFuture]:
+        """The source to use and its build, after the race if there is one."""
+        backend, source, race = self.emitted.backend, self.emitted.source, self.emitted.race
+        if race is None:
+            return source, self.future
+        try:
+            config = race.run()
+        except Exception as error:
+            self.session.plugins.note_trouble(backend.name, error, "timing configurations")
+            return source, self.future
+        if config is None:
+            return source, self.future
+        winner = backend.emit(self.launch.kernel, config)
+        return winner, _start_builds(self.session, backend, [winner])
+
+    def _otherwise(self, outcome: Launchable | PolyfuseError) -> Launchable | PolyfuseError:
+        """The kernel in another configuration, if one can be built as it should be; else any that can be
+        built, at first the one that there was.
+        """
+        backend, kernel = self.emitted.backend, self.launch.kernel
+        try:
+            sources = [backend.emit(kernel, config) for config in backend.configs(kernel)[1:_CONFIGS_TRIED]]
+            if not sources:
+                return outcome
+            future = _start_builds(self.session, backend, sources)
+            for source in sources:
+                found = future.outcomes()[source.key]
+                if isinstance(found, PolyfuseError):
+                    continue
+                if _is_good(backend, future, source):
+                    _log.info("kernel %s is built in another configuration", kernel.name)
+                    return found
+                if isinstance(outcome, PolyfuseError):
+                    outcome = found
+        except Exception as error:
+            self.session.plugins.note_trouble(backend.name, error, "building in other configurations")
+        return outcome
+
     def _from(self, backend: Backend) -> Callable[..., Any] | None:
         """The kernel as another backend makes it, or None if that fails too."""
         try:
@@ -131,6 +196,21 @@ class PendingKernel:
             _log.info("%s", found)
             return None
         return found
+
+
+def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
+    """Whether what was built is as its backend wants it."""
+    place = future.places()[source.key]
+    if not isinstance(place, Located):
+        return False
+    try:
+        verdict = backend.review(place.folder, place.source_key)
+    except Exception as error:
+        _log.info("backend %r raised %r over %s", backend.name, error, source.name)
+        return True
+    if not verdict:
+        _log.info("kernel %s is not as it should be: %s", source.name, verdict)
+    return bool(verdict)
 
 
 def _interpret(kernel: Kernel, *operands: Any) -> None:

@@ -11,10 +11,15 @@ from collections.abc import Callable, Iterable, Iterator
 from polyfuse.base import log
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
+from polyfuse.cache.timings import TimingStore
 from polyfuse.plugin import Backend, Extensions, PluginManager, Traits
 from polyfuse.workers import BuildPool
 
 __all__ = ["CompileSession", "forget_sessions", "session_for"]
+
+
+# About as many operators of a captured graph become one kernel.
+_OPERATORS_PER_KERNEL = 8
 
 
 class CompileSession:
@@ -26,6 +31,7 @@ class CompileSession:
         extensions: what plugins add besides code generators.
         pool: builds kernels.
         store: keeps built kernels.
+        timings: keeps what configurations of kernels took.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class CompileSession:
         self.extensions = Extensions(plugins)
         self.pool = pool
         self.store = store
+        self.timings = TimingStore(store.root)
         self._observers: list[tuple[str, Callable[..., object]]] | None = None
 
     def observe(self, decisions: Iterable[object]) -> None:
@@ -55,6 +62,16 @@ class CompileSession:
         for backend in self.backends(device.partition(":")[0]):
             return backend.traits(device)
         return Traits()
+
+    def expect(self, device_types: Iterable[str], operators: int) -> None:
+        """Prepare to build kernels for a graph of so many operators on these types of device."""
+        for device_type in device_types:
+            try:
+                first = next(iter(self.backends(device_type)), None)
+            except Exception:  # whoever needs the backend will meet it again
+                continue
+            if first is not None:
+                self.pool.prepare(first, 1 + operators // _OPERATORS_PER_KERNEL)
 
     def backends(self, device_type: str) -> Iterator[Backend]:
         """Usable backends for a device type, in the order in which they are asked."""

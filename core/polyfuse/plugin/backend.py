@@ -6,6 +6,7 @@ for a simple backend. Per kernel, the core calls them in the order in which they
 
 from __future__ import annotations
 
+import platform
 import statistics
 import time
 from abc import ABC, abstractmethod
@@ -118,6 +119,14 @@ class Backend(ABC):
     # `build`. The module should import little; `options` is what `worker_options` returned.
     worker: ClassVar[str] = ""
 
+    # "package.module:function", called as `function(options)` when a worker process starts, before it has
+    # anything to build: to import and prepare what every build needs.
+    worker_start: ClassVar[str] = ""
+
+    # Characters of source below which a kernel shares a unit with others, because starting a compiler costs
+    # more than the kernel itself. 1: every kernel is a unit of its own.
+    min_unit: ClassVar[int] = 1500
+
     # As in the manifest; the manager writes it there.
     name: str = ""
 
@@ -152,6 +161,12 @@ class Backend(ABC):
         """Return candidate tilings, the best guess first. Empty: this kernel has nothing to choose."""
         return ()
 
+    def neighbours(self, kernel: Kernel, config: Config) -> Sequence[Config]:
+        """Return the tilings that lie around one: those that differ in one decision. A search by timing goes
+        from the fastest of `configs` to the fastest of these, until none is faster.
+        """
+        return ()
+
     @abstractmethod
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """Return the kernel's source. Pure and deterministic: equal kernels give equal text."""
@@ -175,6 +190,14 @@ class Backend(ABC):
         """Load a folder that `build` filled, possibly in another process, and return its kernels by
         `Source.key`. Raise `KernelLoadError` when it cannot be loaded."""
 
+    def review(self, folder: Path, key: str) -> Claim:
+        """Say whether a built kernel is as it should be, by what its build left in the folder.
+
+        No, with the reason, for one that works but had to give something up, such as values that did not fit
+        in registers: other `configs` are then tried.
+        """
+        return Yes()
+
     def host(self, kernel: Kernel) -> HostCall | None:
         """Say how a native host program calls the kernel, or None: it is called through the launchable."""
         return None
@@ -195,6 +218,12 @@ class Backend(ABC):
             samples.append(time.perf_counter() - start)
             spent += samples[-1]
         return statistics.median(samples) * 1e3
+
+    def machine(self) -> Mapping[str, str]:
+        """Return what timings depend on besides `describe`: the exact model of the device. By default, the
+        name of this machine.
+        """
+        return {"machine": platform.node()}
 
     def describe(self) -> Mapping[str, str]:
         """Return the facts on which built kernels depend: versions, flags, the device's abilities.

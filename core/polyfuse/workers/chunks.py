@@ -11,24 +11,25 @@ from typing import Final
 
 from polyfuse.plugin import Source
 
-__all__ = ["MAX_UNIT", "MIN_UNIT", "divide"]
+__all__ = ["MAX_UNIT", "divide"]
 
-# In characters of source. Below the first, a unit of its own costs more than it saves even when a processor
-# is idle; above the second, units are no longer balanced well among processors.
-MIN_UNIT: Final = 1_500
+# In characters of source: above it, units are no longer balanced well among processors.
 MAX_UNIT: Final = 40_000
 
 
-def divide(sources: Sequence[Source], workers: int) -> tuple[tuple[Source, ...], ...]:
+def divide(sources: Sequence[Source], workers: int, min_unit: int) -> tuple[tuple[Source, ...], ...]:
     """Divide sources into units of nearly equal size, at most one each for `workers` unless they grow too
-    big.
+    big. Below `min_unit` characters of source, a unit of its own costs more than it saves even when a
+    processor is idle; where that is 1, every source is a unit of its own.
 
     Deterministic: the same sources in any order give the same units.
     """
     if not sources:
         return ()
+    if min_unit <= 1:
+        return tuple((source,) for source in sorted(sources, key=lambda item: (-len(item.text), item.key)))
     total = sum(len(source.text) for source in sources)
-    wanted = min(workers, max(1, total // MIN_UNIT))
+    wanted = min(workers, max(1, total // min_unit))
     count = min(len(sources), max(wanted, -(-total // MAX_UNIT)))
     units: list[list[Source]] = [[] for _ in range(count)]
     sizes = [0] * count

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
@@ -26,10 +27,20 @@ def main() -> int:
     # The protocol keeps the real output to itself: whatever a library prints goes to the error stream.
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    _start(sys.argv[1:])
     for line in sys.stdin:
         channel.write(json.dumps(_answer(json.loads(line))) + "\n")
         channel.flush()
     return 0
+
+
+def _start(arguments: Sequence[str]) -> None:
+    if len(arguments) == 2:
+        try:
+            _resolve(arguments[0])(json.loads(arguments[1]))
+        except Exception:
+            # the first build will meet the same, and report it
+            traceback.print_exc()
 
 
 def _answer(request: Mapping[str, object]) -> Mapping[str, object]:
@@ -58,8 +69,13 @@ def _answer(request: Mapping[str, object]) -> Mapping[str, object]:
 
 @cache
 def _function(path: str) -> Callable[[Sequence[Source], Path, object], None]:
+    found: Callable[[Sequence[Source], Path, object], None] = _resolve(path)
+    return found
+
+
+def _resolve(path: str) -> Callable[..., None]:
     module, _, attribute = path.partition(":")
-    found: Callable[[Sequence[Source], Path, object], None] = getattr(import_module(module), attribute)
+    found: Callable[..., None] = getattr(import_module(module), attribute)
     return found
 
 

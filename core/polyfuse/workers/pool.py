@@ -56,7 +56,9 @@ class BuildPool:
             self._restart_after_fork()
             units = self._pending_or_stored(by_key, cache_keys, store)
             missing = [source for key, source in by_key.items() if key not in units]
-            for chunk in divide(missing, self._workers):
+            self._built += len(missing)
+            self._found += len(units)
+            for chunk in divide(missing, self._workers, backend.min_unit):
                 names = {source.key: cache_keys[source.key] for source in chunk}
                 future = self._threads.submit(self._build_unit, backend, chunk, names, store)
                 for key in names:
@@ -65,6 +67,27 @@ class BuildPool:
                 future.add_done_callback(partial(self._forget_pending, tuple(names.values())))
         ordered = {key: units[key] for key in by_key}
         return BuildFuture(ordered, partial(self._load, backend, by_key, cache_keys, store))
+
+    def prepare(self, backend: Backend, kernels: int) -> None:
+        """Start workers for about as many kernels as will soon be submitted, and return at once.
+
+        Starting one takes as long as building a few kernels, which passes while the graph is still lowered.
+        Where everything so far was found in the store, a single one is started.
+        """
+        if not backend.worker or not backend.worker_start or backend.spawns_compiler:
+            return
+        with self._lock:
+            self._restart_after_fork()
+            most = 1 if self._found and not self._built else self._workers
+            wanted = min(most, kernels) - self._prepared
+            self._prepared += max(0, wanted)
+            for _ in range(wanted):
+                self._threads.submit(self._start_worker, backend)
+
+    def unload(self, backend: Backend, folder: Path) -> None:
+        """Forget the launchables of a unit: the candidate lost. Whoever still holds one may go on."""
+        with self._lock:
+            self._loaded.pop((backend.name, folder), None)
 
     def close(self) -> None:
         """Wait for running builds, and end the workers."""
@@ -79,11 +102,18 @@ class BuildPool:
 
     # Building.
 
+    def _start_worker(self, backend: Backend) -> None:
+        try:
+            self._processes.start(backend.worker_start, backend.worker_options())
+        except Exception as error:
+            _log.info("a build worker could not be started: %s", error)
+
     def _start(self) -> None:
         self._process_id = os.getpid()
         self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="polyfuse-build")
         self._processes = WorkerProcesses()
         self._pending: dict[str, _Unit] = {}
+        self._prepared = self._found = self._built = 0
         self._loaded: dict[tuple[str, Path], Mapping[str, Launchable]] = {}
 
     def _restart_after_fork(self) -> None:

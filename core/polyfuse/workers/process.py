@@ -21,12 +21,16 @@ __all__ = ["WorkerProcess", "WorkerProcesses"]
 
 
 class WorkerProcess:
-    """One child that builds what it is told, one request at a time."""
+    """One child that builds what it is told, one request at a time.
 
-    def __init__(self) -> None:
+    `start` and `options` name a function that it calls first.
+    """
+
+    def __init__(self, start: str = "", options: Mapping[str, object] | None = None) -> None:
+        first = [start, json.dumps(dict(options or {}))] if start else []
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "polyfuse.workers.main"],
+            [sys.executable, "-m", "polyfuse.workers.main", *first],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -136,6 +140,11 @@ class WorkerProcesses:
             worker.build(function, sources, folder, options, timeout)
         finally:
             self._give_back(worker)
+
+    def start(self, function: str, options: Mapping[str, object]) -> None:
+        """Start one more worker, which calls a function and then waits for work."""
+        worker = WorkerProcess(function, options)
+        self._give_back(worker)
 
     def close(self) -> None:
         """End all waiting workers; those at work end when they are given back."""

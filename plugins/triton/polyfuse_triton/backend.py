@@ -28,6 +28,9 @@ class TritonBackend(Backend):
 
     spawns_compiler = False
     worker = "polyfuse_triton.toolchain:build_in_worker"
+    worker_start = "polyfuse_triton.toolchain:warm_up"
+    # A worker that runs already starts no compiler for a kernel.
+    min_unit = 1
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -59,6 +62,12 @@ class TritonBackend(Backend):
         from polyfuse_triton.codegen import configs
 
         return configs(kernel, self.target)
+
+    def neighbours(self, kernel: Kernel, config: Config) -> Sequence[Config]:
+        """Tilings that differ from one in one thing."""
+        from polyfuse_triton.codegen import neighbours
+
+        return neighbours(kernel, config, self.target)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as a Triton program, with its `KernelMeta` as meta."""
@@ -97,6 +106,10 @@ class TritonBackend(Backend):
     def benchmark(self, launchable: Launchable, args: Sequence[object]) -> float:
         """Milliseconds of a launch, by the GPU's clock and with cold caches."""
         return device_milliseconds(launchable, args, self.target)
+
+    def machine(self) -> Mapping[str, str]:
+        """The model of the GPU: one architecture has many."""
+        return {"gpu": self.target.model or self.target.name}
 
     def describe(self) -> Mapping[str, str]:
         """Triton, the architectures, the driver where it decides on the assembler, and this backend."""

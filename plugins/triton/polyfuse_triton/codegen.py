@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.nodes import Node
 from polyfuse.plugin import Claim, Config, Source
+from polyfuse_triton import tiling
 from polyfuse_triton.claims import claim_of
 from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.kernel import kernel_text
@@ -14,7 +15,7 @@ from polyfuse_triton.meta import KernelMeta, MetaArg
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import candidates, choose_plan
 
-__all__ = ["claims", "configs", "emit"]
+__all__ = ["claims", "configs", "emit", "neighbours"]
 
 
 def claims(node: Node, target: Target) -> Claim:
@@ -25,6 +26,11 @@ def claims(node: Node, target: Target) -> Claim:
 def configs(kernel: Kernel, target: Target) -> Sequence[Config]:
     """Tilings, the best guess first."""
     return candidates(kernel, target)
+
+
+def neighbours(kernel: Kernel, config: Config, target: Target) -> Sequence[Config]:
+    """Tilings that differ from one in one thing."""
+    return tiling.neighbours(kernel, target, config)
 
 
 def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:

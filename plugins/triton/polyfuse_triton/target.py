@@ -25,6 +25,7 @@ class Target:
         shared_bytes: most shared memory that one program may ask for.
         l2_bytes: size of the last cache.
         warp: threads that run in step.
+        model: the chip's name; empty where none is at hand.
     """
 
     arch: int
@@ -32,6 +33,7 @@ class Target:
     shared_bytes: int
     l2_bytes: int
     warp: int = 32
+    model: str = ""
 
     @property
     def name(self) -> str:
@@ -114,6 +116,7 @@ def _present() -> tuple[Target, ...]:
                 facts.multi_processor_count,
                 int(facts.shared_memory_per_block_optin),
                 int(facts.L2_cache_size),
+                model=str(facts.name),
             )
     if not found:
         raise BackendUnavailableError(

@@ -15,7 +15,7 @@ from polyfuse_triton.target import Target
 from polyfuse_triton.tile_pointwise import pointwise_plan
 from polyfuse_triton.tile_reduction import reduction_plan
 
-__all__ = ["candidates", "choose_plan"]
+__all__ = ["candidates", "choose_plan", "neighbours"]
 
 _LARGEST_TILE = 1 << 17
 _PERSISTENT, _LOOPED = 1, 2
@@ -45,15 +45,23 @@ def candidates(kernel: Kernel, target: Target) -> tuple[Config, ...]:
     if not facts.axes and not facts.raxes:
         return ()
     default = choose_plan(kernel, target)
-    found: dict[Config, None] = {_config_of(default): None}
-    for config in _around(default):
+    return tuple(dict.fromkeys((_config_of(default), *_possible(kernel, target, default))))
+
+
+def neighbours(kernel: Kernel, target: Target, config: Config) -> tuple[Config, ...]:
+    """Configurations that differ from one in one thing."""
+    return tuple(dict.fromkeys(_possible(kernel, target, choose_plan(kernel, target, config))))
+
+
+def _possible(kernel: Kernel, target: Target, plan: Plan) -> Iterator[Config]:
+    """Configurations around a plan that can be built."""
+    for config in _around(plan):
         try:
-            plan = choose_plan(kernel, target, config)
+            changed = choose_plan(kernel, target, config)
         except UnsupportedError:
             continue
-        if plan.elements <= _LARGEST_TILE and plan.elements >= 32:
-            found.setdefault(_config_of(plan), None)
-    return tuple(found)
+        if 32 <= changed.elements <= _LARGEST_TILE:
+            yield _config_of(changed)
 
 
 def _config_of(plan: Plan) -> Config:

@@ -13,10 +13,24 @@ from polyfuse.base.errors import KernelBuildError
 from polyfuse.base.settings import environment
 from polyfuse.plugin import Source
 from polyfuse_triton.artifact import Artifact, Variant, entry_name, write_unit
-from polyfuse_triton.meta import KernelMeta
+from polyfuse_triton.meta import KernelMeta, MetaArg
 from polyfuse_triton.target import shared_limit
 
-__all__ = ["build", "build_in_worker"]
+__all__ = ["build", "build_in_worker", "warm_up"]
+
+
+_TRIAL = """@triton.jit
+def trial(out0):
+    tl.store(out0, tl.erf(tl.load(out0)))
+"""
+
+
+def warm_up(options: Mapping[str, Any]) -> None:
+    """Compile something, so that what Triton loads and looks up at first is there when a kernel comes."""
+    from polyfuse_triton.pipeline import compile_kernel, function_of
+
+    meta = KernelMeta((MetaArg("out0", "ptr", "*fp32"),), (), num_warps=1, num_stages=1, grid=(1, 1, 1))
+    compile_kernel(function_of(_TRIAL, "trial"), meta, options["archs"][0], int(options["driver"]), False)
 
 
 def build_in_worker(sources: Sequence[Source], folder: Path, options: Mapping[str, Any]) -> None:

@@ -8,14 +8,24 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from polyfuse.base.errors import KernelBuildError, KernelLoadError
-from polyfuse.base.settings import child_environment
-from polyfuse.plugin import Source
+from polyfuse.base.errors import (
+    BackendUnavailableError,
+    InvalidOptionError,
+    KernelBuildError,
+    KernelLoadError,
+)
+from polyfuse.base.settings import Settings, child_environment
+from polyfuse.ir.types import DType
+from polyfuse.plugin import PluginManager, Source, State
 from polyfuse.workers.process import WorkerProcess
-from polyfuse_triton.artifact import entry_name, read_unit
-from polyfuse_triton.meta import KernelMeta
-from polyfuse_triton.target import shared_limit
+from polyfuse_triton.artifact import Artifact, Variant, entry_name, read_unit, write_unit
+from polyfuse_triton.backend import TritonBackend
+from polyfuse_triton.doctor import findings
+from polyfuse_triton.dtypes import pointer_type
+from polyfuse_triton.meta import KernelMeta, MetaArg
+from polyfuse_triton.target import known_target, shared_limit, targets_of
 from triton_sources import ADD_ONE, META, source
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -134,7 +144,7 @@ def test_spills_are_counted(tmp_path):
     one = source(MANY_VALUES, constexprs=(("XBLOCK", 4096),), num_warps=1)
     toolchain.build([one], tmp_path, options(90))
     variant = read_unit(tmp_path)[one.key].variants[0]
-    assert variant.spilled_bytes > 0 and variant.registers == 255
+    assert variant.spilled_bytes > 0 and variant.registers > 0
 
 
 def test_an_interpreting_triton_compiles_nothing(tmp_path, monkeypatch):
@@ -226,3 +236,91 @@ def test_meta_is_text_and_back():
 
 def test_shared_memory_of_unknown_chips_is_that_of_the_nearest():
     assert shared_limit(87) == shared_limit(86) and shared_limit(91) == shared_limit(90)
+
+
+def test_pointer_types_are_those_of_triton(tmp_path):
+    copy = ADD_ONE.replace("tl.load(in0 + i, mask) + 1", "tl.load(in0 + i, mask)")
+    sources = []
+    for dtype in DType:
+        pointer = pointer_type(dtype)
+        args = (MetaArg("in0", "ptr", pointer), MetaArg("out0", "ptr", pointer), META.args[2])
+        sources.append(source(copy, args=args))
+    toolchain.build(sources, tmp_path, options(90))
+    assert len(read_unit(tmp_path)) == len(DType)
+
+
+class TestTargets:
+    def test_names_are_read(self):
+        assert known_target(" SM_90a ").arch == 90 and known_target("sm_80").processors == 108
+        settings = Settings.resolve(None, {"triton.target": "sm_80, sm_90,sm_80"})
+        assert [target.name for target in targets_of(settings)] == ["sm_80", "sm_90"]
+
+    @pytest.mark.parametrize("name", ["sm_70", "90", "sm_", "compute_90", "sm_x"])
+    def test_others_are_refused(self, name):
+        with pytest.raises(InvalidOptionError, match="no architecture"):
+            known_target(name)
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    def test_without_a_gpu_the_backend_declines_in_one_sentence(self):
+        with pytest.raises(
+            BackendUnavailableError, match=r"^(this torch is built without|no NVIDIA GPU)[^.\n]*$"
+        ):
+            TritonBackend(Settings())
+        manager = PluginManager(Settings())
+        assert manager.backends("cuda")[0].name != "triton"
+        assert manager.state("triton").state is State.REFUSED
+
+    def test_the_kinds_of_gpu_here_each_once(self, monkeypatch):
+        chips = [(9, 0, "H200"), (8, 6, "A40"), (9, 0, "H200"), (7, 5, "T4")]
+
+        def properties(index: int) -> object:
+            major, minor, name = chips[index]
+            return SimpleNamespace(
+                major=major, minor=minor, name=name, multi_processor_count=100 + index,
+                shared_memory_per_block_optin=1000, L2_cache_size=2000,
+            )  # fmt: skip
+
+        monkeypatch.setattr(torch.version, "cuda", "13.0")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(chips))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+        found = targets_of(Settings())
+        assert [(t.arch, t.processors, t.model) for t in found] == [(90, 100, "H200"), (86, 101, "A40")]
+        chips[:] = [(7, 5, "T4")]
+        with pytest.raises(BackendUnavailableError, match=r"older than compute capability 8\.0"):
+            targets_of(Settings())
+
+
+class TestBackend:
+    def backend(self, **options: object) -> TritonBackend:
+        return TritonBackend(Settings.resolve(None, {"triton.target": "sm_90", **options}))
+
+    def test_what_it_says_of_itself(self):
+        facts = self.backend().describe()
+        assert facts["targets"] == "sm_90" and facts["triton"]
+        assert self.backend(**{"triton.debug": "1"}).describe() != facts
+        assert self.backend().machine() == {"gpu": "sm_90"}
+        assert self.backend().worker_options()["archs"] == [90]
+
+    def test_spills_are_held_against_a_kernel(self, tmp_path):
+        backend, meta = self.backend(), META
+        for spilled in (0, 16, 4000):
+            variant = Variant(90, "x.cubin", 0, 4, 255, spilled)
+            write_unit(tmp_path, [Artifact("key", "fused", "k_fused", meta, (variant,))], "test")
+            assert bool(backend.review(tmp_path, "key")) is (spilled < 1000)
+        assert "spills 4000 bytes" in str(backend.review(tmp_path, "key"))
+
+    def test_it_builds_here_too(self, tmp_path):
+        backend, one = self.backend(), source()
+        backend.build([one], tmp_path)
+        assert backend.review(tmp_path, one.key)
+
+    def test_the_doctor_compiles_something(self):
+        settings = Settings.resolve(None, {"triton.target": "sm_90"})
+        found = {finding.subject: finding for finding in findings(settings)}
+        assert found["targets"].detail.startswith("sm_90")
+        assert found["trial build"].ok and "sm_90" in found["trial build"].detail
+        assert "assembler" in found and found["launcher"].ok
+
+    def test_warm_up_compiles_something(self):
+        toolchain.warm_up(options(90))

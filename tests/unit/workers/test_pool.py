@@ -11,8 +11,8 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.plugin import Launchable
 from polyfuse.workers import BuildPool
-from polyfuse.workers.chunks import MAX_UNIT, MIN_UNIT, divide
-from toy_backend import ProcessBackend, ToyBackend, source
+from polyfuse.workers.chunks import MAX_UNIT, divide
+from toy_backend import ProcessBackend, StartedBackend, ToyBackend, source
 
 SETTINGS = Settings(build_workers=2, build_timeout=30)
 
@@ -142,12 +142,83 @@ def test_a_store_that_goes_bad_does_not_stop_the_build(tmp_path, warnings_seen):
 
 
 def test_division():
-    assert divide([], 4) == ()
+    assert divide([], 4, 1500) == ()
     tiny = [source(f"t{i}") for i in range(20)]
-    assert len(divide(tiny, 8)) == 1
-    middle = [source(f"{i}" + "x" * MIN_UNIT) for i in range(9)]
-    units = divide(middle, 4)
+    assert len(divide(tiny, 8, 1500)) == 1
+    middle = [source(f"{i}" + "x" * 1500) for i in range(9)]
+    units = divide(middle, 4, 1500)
     assert sorted(len(unit) for unit in units) == [2, 2, 2, 3]
-    assert units == divide(middle[::-1], 4)
+    assert units == divide(middle[::-1], 4, 1500)
     big = [source(f"{i}" + "x" * MAX_UNIT) for i in range(3)]
-    assert len(divide(big, 1)) == 3
+    assert len(divide(big, 1, 1500)) == 3
+    # where starting a build costs nothing, each is on its own, the longest first
+    assert [len(unit) for unit in divide([*tiny, *big], 2, 1)] == [1] * 23
+    assert {unit[0].key for unit in divide([*tiny, *big], 2, 1)[:3]} == {item.key for item in big}
+
+
+def test_each_kernel_is_a_unit_where_the_backend_wants_it(tmp_path):
+    class Lone(ToyBackend):
+        min_unit = 1
+
+    with BuildPool(SETTINGS) as pool:
+        backend = Lone(SETTINGS)
+        pool.submit(backend, [source(f"t{i}") for i in range(4)], KernelStore(tmp_path)).result()
+        assert backend.loads == 4
+
+
+class TestPreparation:
+    def test_workers_start_before_there_is_work(self, tmp_path):
+        backend = StartedBackend(SETTINGS, tmp_path / "count")
+        with BuildPool(SETTINGS) as pool:
+            pool.prepare(backend, 5)
+            pool.prepare(backend, 5)
+            wait_for(lambda: started(tmp_path) == 2)
+            item = source("text")
+            assert launch(pool.submit(backend, [item], KernelStore(tmp_path)).result()[item.key]) == "text"
+        # no more than may build at once, and the build used one of them
+        assert started(tmp_path) == 2
+
+    def test_a_start_that_fails_costs_nothing(self, tmp_path):
+        class Failing(StartedBackend):
+            worker_start = "toy_backend:no_such_function"
+
+        with BuildPool(SETTINGS) as pool:
+            backend, item = Failing(SETTINGS, tmp_path / "count"), source("text")
+            pool.prepare(backend, 1)
+            assert launch(pool.submit(backend, [item], KernelStore(tmp_path)).result()[item.key]) == "text"
+
+    def test_backends_that_start_compilers_have_nothing_to_prepare(self, tmp_path):
+        with BuildPool(SETTINGS) as pool:
+            pool.prepare(ToyBackend(SETTINGS, tmp_path / "count"), 4)
+            assert pool._prepared == 0
+
+    def test_where_all_is_in_the_store_one_is_enough(self, tmp_path):
+        store, backend = KernelStore(tmp_path), StartedBackend(SETTINGS, tmp_path / "count")
+        with BuildPool(SETTINGS) as pool:
+            pool.submit(backend, [source("text")], store).result()
+        with BuildPool(SETTINGS) as pool:
+            pool.submit(backend, [source("text")], store).result()
+            pool.prepare(backend, 4)
+            assert pool._prepared == 1
+
+
+def test_what_is_unloaded_is_loaded_again_when_wanted(tmp_path):
+    backend, item, store = ToyBackend(SETTINGS), source("text"), KernelStore(tmp_path)
+    with BuildPool(SETTINGS) as pool:
+        future = pool.submit(backend, [item], store)
+        future.result()
+        pool.unload(backend, future.places()[item.key].folder)
+        pool.submit(backend, [item], store).result()
+    assert backend.loads == 2
+
+
+def started(folder: Path) -> int:
+    path = folder / "count.started"
+    return len(path.read_text().split()) if path.exists() else 0
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

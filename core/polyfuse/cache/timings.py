@@ -1,0 +1,87 @@
+"""Measured candidates: what each configuration of a kernel took on a machine, so that nothing is timed twice.
+
+One small file for each kernel and machine. It holds text and numbers only, no built code: what is remembered
+of a configuration is its text, and building it again is the kernel store's business.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from polyfuse.base.digest import digest, stable_json
+from polyfuse.base.files import atomic_write, read_text
+from polyfuse.base.version import version
+
+__all__ = ["LOST", "Measured", "TimingStore", "timing_key"]
+
+LOST: Final = math.inf
+"""The time of a candidate that could not be built, did not run, or was not good enough to be timed."""
+
+# Raised when measurements of earlier versions mean something else.
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of one kernel.
+
+    Attributes:
+        milliseconds: time of each configuration, by its text; `LOST` if it does not count.
+        best: the configuration chosen once the search was over; None while it is not.
+    """
+
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+    best: str | None = None
+
+
+class TimingStore:
+    """Measurements under one root folder."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "timings"
+
+    def read(self, key: str) -> Measured:
+        """Return what is known; nothing, where a file is missing or damaged."""
+        text = read_text(self._path(key))
+        try:
+            stored = json.loads(text) if text else {}
+            times = {str(name): LOST if ms is None else float(ms) for name, ms in stored["times"].items()}
+            best = stored["best"]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return Measured()
+        return Measured(times, best if best in times else None)
+
+    def write(self, key: str, measured: Measured) -> None:
+        """Remember. A folder that cannot be written costs the memory, nothing else."""
+        times = {name: None if ms == LOST else ms for name, ms in measured.milliseconds.items()}
+        try:
+            atomic_write(self._path(key), stable_json({"times": times, "best": measured.best}))
+        except OSError:
+            return
+
+    def _path(self, key: str) -> Path:
+        return self._folder / key[:2] / f"{key}.json"
+
+
+def timing_key(kernel: str, backend: str, facts: Mapping[str, str], machine: Mapping[str, str]) -> str:
+    """Return the address of a kernel's measurements.
+
+    Args:
+        kernel: the kernel's own address, with its example sizes.
+        backend: who generates the code.
+        facts: its `describe()`.
+        machine: its `machine()`.
+    """
+    environment = {
+        "format": _FORMAT,
+        "polyfuse": version(),
+        "backend": backend,
+        "facts": dict(facts),
+        "machine": dict(machine),
+    }
+    return digest("timing", kernel, stable_json(environment))

@@ -1,0 +1,241 @@
+"""The choice of a configuration: by timing where that is asked for, and where the first one is no good."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fake_plugins import plugin
+from ir_samples import gather_kernel, softmax_kernel
+from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.settings import Settings
+from polyfuse.cache.timings import LOST, Measured
+from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions, session_for
+from polyfuse.compiler.tuning import sample_operands
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Claim, Config, Launchable, No, Source, Yes, manager
+from polyfuse.reference.backend import InterpreterBackend
+
+
+class Tunable(InterpreterBackend):
+    """The interpreter with blocks of 4, 8, 16 ... that change nothing but the time, least at `best`."""
+
+    best: ClassVar[int] = 64
+    bad: ClassVar[tuple[int, ...]] = ()
+    spilling: ClassVar[tuple[int, ...]] = ()
+    failing: ClassVar[tuple[int, ...]] = ()
+    timed: ClassVar[list[int]] = []
+    built: ClassVar[list[int]] = []
+
+    def configs(self, kernel: Kernel) -> Sequence[Config]:
+        return [Config.of(block=8), Config.of(block=4), Config.of(block=16)]
+
+    def neighbours(self, kernel: Kernel, config: Config) -> Sequence[Config]:
+        block = config.get("block")
+        return [Config.of(block=block // 2), Config.of(block=block * 2)]
+
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        plain = super().emit(kernel)
+        return Source(
+            plain.name, plain.text, plain.language, meta=str((config or Config.of(block=8)).get("block"))
+        )
+
+    def build(self, sources: Sequence[Source], folder: Path) -> None:
+        type(self).built += [int(source.meta) for source in sources]
+        for source in sources:
+            if int(source.meta) in self.bad:
+                raise KernelBuildError("out of registers", "use smaller blocks", name=source.name)
+            (folder / f"{source.key}.block").write_text(source.meta)
+        super().build(sources, folder)
+
+    def load(self, folder: Path) -> Mapping[str, Launchable]:
+        found = dict(super().load(folder))
+        for key in found:
+            object.__setattr__(found[key], "block", int((folder / f"{key}.block").read_text()))
+        return found
+
+    def review(self, folder: Path, key: str) -> Claim:
+        block = int((folder / f"{key}.block").read_text())
+        return No("it spills") if block in self.spilling else Yes()
+
+    def benchmark(self, launchable: Launchable, args: Sequence[object]) -> float:
+        launchable(*args)
+        block: int = launchable.block  # type: ignore[attr-defined]
+        type(self).timed.append(block)
+        if block in self.failing:
+            raise RuntimeError("out of resources")
+        return 1.0 + abs(block - self.best) / 64
+
+
+@pytest.fixture
+def tunable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Tunable]]:
+    kind = type("Fresh", (Tunable,), {"timed": [], "built": []})
+    home = ModuleType("tunable_backend")
+    home.kind = kind  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+    point = plugin(monkeypatch, load="tunable_backend:kind", priority={"cpu": 1000}, options={})
+    real = manager.find_candidates
+    monkeypatch.setattr(manager, "find_candidates", lambda points: (*real(None), *real([point])))
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    yield kind
+    forget_sessions()
+
+
+def compiled(**options: object) -> Any:
+    forget_sessions()
+    torch.compiler.reset()
+    settings = {"build_workers": 1, "strict": True, **options}
+    return torch.compile(lambda x: torch.relu(x) * 2, backend="polyfuse", options=settings)
+
+
+def run(**options: object) -> None:
+    x = torch.randn(5, 7)
+    torch.testing.assert_close(compiled(**options)(x), torch.relu(x) * 2)
+    assert last_reports()[-1].launches[0].backend == "toy"
+
+
+def best_known() -> tuple[dict[str, float], str | None]:
+    session = session_for(Settings.resolve(None, {"build_workers": 1, "strict": True, "tune_kernels": True}))
+    (path,) = (session.store.root / "timings").rglob("*.json")
+    measured = session.timings.read(path.stem)
+    return dict(measured.milliseconds), measured.best
+
+
+def test_without_tuning_the_first_guess_is_used_untimed(tunable):
+    run()
+    assert tunable.built == [8] and tunable.timed == []
+
+
+def test_the_search_descends_to_the_best(tunable):
+    run(tune_kernels=True)
+    # 8, 4, 16; then around 16: 32; around 32: 64; around 64: 128, which is slower
+    assert tunable.timed == [8, 4, 16, 32, 64, 128]
+    times, best = best_known()
+    assert best == "block=64" and times["block=64"] == 1.0 and len(times) == 6
+
+
+def test_the_mode_of_torch_asks_for_it(tunable):
+    x = torch.randn(3)
+    function = torch.compile(lambda x: x.sin() + 1, backend="polyfuse", mode="max-autotune-no-cudagraphs")
+    torch.testing.assert_close(function(x), x.sin() + 1)
+    assert 64 in tunable.timed
+
+
+def test_nothing_is_timed_twice(tunable):
+    run(tune_kernels=True)
+    tunable.timed.clear(), tunable.built.clear()
+    run(tune_kernels=True)
+    assert tunable.timed == [] and tunable.built == []
+    # the built kernels are gone, the measurements are not
+    root = session_for(Settings.resolve(None, {})).store.root
+    shutil.rmtree(root / "kernels")
+    run(tune_kernels=True)
+    assert tunable.timed == [] and tunable.built == [64]
+
+
+def test_a_search_that_was_cut_short_goes_on(tunable):
+    run(tune_kernels=True, tune_seconds=0)
+    assert tunable.timed == [8, 4, 16]
+    times, best = best_known()
+    assert best == "block=16"
+    session = session_for(Settings.resolve(None, {}))
+    (path,) = (session.store.root / "timings").rglob("*.json")
+    session.timings.write(path.stem, Measured(times))
+    tunable.timed.clear()
+    run(tune_kernels=True)
+    assert tunable.timed == [32, 64, 128]
+
+
+def test_candidates_that_fail_spill_or_do_not_run_lose(tunable, monkeypatch):
+    monkeypatch.setattr(tunable, "bad", (32,))
+    monkeypatch.setattr(tunable, "spilling", (16,))
+    monkeypatch.setattr(tunable, "failing", (8,))
+    run(tune_kernels=True)
+    times, best = best_known()
+    assert best == "block=4" and times["block=16"] == LOST and times["block=8"] == LOST
+    assert 16 not in tunable.timed
+
+
+def test_where_all_lose_the_first_guess_stays(tunable, monkeypatch):
+    monkeypatch.setattr(tunable, "failing", (4, 8, 16))
+    run(tune_kernels=True)
+    assert best_known()[1] is None
+
+
+def test_one_configuration_is_no_choice(tunable, monkeypatch):
+    monkeypatch.setattr(tunable, "configs", lambda self, kernel: [Config.of(block=8)])
+    run(tune_kernels=True)
+    assert tunable.timed == []
+
+
+def test_a_backend_that_cannot_time_is_used_as_it_is(tunable, monkeypatch):
+    def broken(self: object) -> Mapping[str, str]:
+        raise OSError("no clock")
+
+    monkeypatch.setattr(tunable, "machine", broken)
+    run(tune_kernels=True)
+    assert tunable.built == [8]
+
+
+class TestSecondGuesses:
+    def test_another_configuration_replaces_one_that_fails_to_build(self, tunable, monkeypatch):
+        monkeypatch.setattr(tunable, "bad", (8,))
+        run()
+        assert tunable.built[0] == 8 and set(tunable.built[1:]) == {4, 16}
+
+    def test_and_one_that_spills(self, tunable, monkeypatch):
+        monkeypatch.setattr(tunable, "spilling", (8, 4))
+        run()
+        assert set(tunable.built) == {8, 4, 16}
+
+    def test_one_that_spills_is_better_than_none(self, tunable, monkeypatch):
+        monkeypatch.setattr(tunable, "spilling", (8, 16))
+        monkeypatch.setattr(tunable, "bad", (4,))
+        run()
+
+    def test_where_none_can_be_built_the_next_backend_has_it(self, tunable, monkeypatch):
+        monkeypatch.setattr(tunable, "bad", (4, 8, 16))
+        x = torch.randn(5, 7)
+        torch.testing.assert_close(compiled(strict=False)(x), torch.relu(x) * 2)
+        with pytest.raises(KernelBuildError, match="out of registers"):
+            compiled()(x)
+
+
+class TestSamples:
+    def test_buffers_have_their_extent_and_type(self):
+        kernel = softmax_kernel()
+        operands = sample_operands(kernel)
+        assert len(operands) == len(kernel.args)
+        for arg, value in zip(kernel.args, operands, strict=True):
+            if arg.kind == "size":
+                assert value == arg.hint
+            else:
+                assert isinstance(value, torch.Tensor) and value.dtype == arg.dtype.torch
+                assert arg.kind == "out" or not arg.dtype.is_float or value.abs().sum() > 0
+
+    def test_whole_numbers_may_be_indices(self):
+        kernel = gather_kernel()
+        integers = [
+            v for v in sample_operands(kernel) if isinstance(v, torch.Tensor) and not v.is_floating_point()
+        ]
+        assert integers and all(not v.any() for v in integers)
+
+    def test_the_users_random_numbers_stay_what_they_are(self):
+        torch.manual_seed(3)
+        expected = torch.rand(4)
+        torch.manual_seed(3)
+        first = sample_operands(softmax_kernel())
+        assert torch.equal(torch.rand(4), expected)
+        for a, b in zip(first, sample_operands(softmax_kernel()), strict=True):
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
