@@ -68,8 +68,8 @@ class Treatment:
         refused: why it is better not to record this call; empty if nothing speaks against it.
     """
 
-    fixed: tuple[int, ...]
-    addresses: tuple[int, ...]
+    fixed: list[int]
+    addresses: list[int]
     copied: tuple[int, ...]
     returned: tuple[int, ...]
     slots: dict[int, Slot] = field(default_factory=dict)
@@ -95,8 +95,8 @@ def treat(
         memory.static[where[i]] = None
     copied = tuple(i for i in facts.varying if i not in fixed)
     return Treatment(
-        tuple(fixed),
-        tuple(where[i] for i in fixed),
+        fixed,
+        [where[i] for i in fixed],
         copied,
         tuple(i for i in copied if i in facts.mutated),
         slots,

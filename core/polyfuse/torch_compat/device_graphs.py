@@ -173,14 +173,15 @@ def forbid_access(storage: torch.UntypedStorage, tensor: torch.Tensor, message: 
         torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
-def _same_addresses(args: Sequence[Any], addresses: Sequence[int], positions: Sequence[int]) -> bool:
+def _same_addresses(args: list[Any], addresses: list[int], positions: list[int]) -> bool:
     return all(args[i].data_ptr() == p for i, p in zip(positions, addresses, strict=True))
 
 
-same_addresses: Callable[[Sequence[Any], Sequence[int], Sequence[int]], bool] = getattr(
+same_addresses: Callable[[list[Any], list[int], list[int]], bool] = getattr(
     torch._C, "_tensors_data_ptrs_at_indices_equal", _same_addresses
 )
-"""`(args, addresses, positions) -> bool`: whether the tensors at `positions` begin at `addresses`."""
+"""`(args, addresses, positions) -> bool`: whether the tensors at `positions` begin at `addresses`. Older
+torches take lists alone."""
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -189,7 +190,7 @@ class TestInAWorker:
             f"build_in_worker([source()], Path({str(tmp_path)!r}), {options(90, driver=13)!r})\n"
             "assert 'torch' not in sys.modules"
         )
-        path = f"{Path(__file__).parents[2]}"
+        path = os.pathsep.join((f"{Path(__file__).parents[2]}", os.environ.get("PYTHONPATH", "")))
         env = child_environment(LD_LIBRARY_PATH=str(tmp_path), PYTHONPATH=path)
         subprocess.run([sys.executable, "-c", script], check=True, env=env, timeout=300)
         assert len(read_unit(tmp_path)) == 1
