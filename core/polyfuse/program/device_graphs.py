@@ -138,17 +138,14 @@ def _fault(call: ExternCall, graph: Graph) -> tuple[str, str]:
         target = target.target if isinstance(target, Rebuilt) else target
     else:
         target = ops.maybe_op(call.op)
-    name = ops.op_name(target) if target is not None else call.op
-    if call.symbols:
-        return name, "makes a size depend on data"
     if target is None:
-        return name, "is unknown"
-    facts = ops.facts(target)
-    if facts.data_dependent:
-        return name, "makes a size depend on data"
+        return call.op, "is unknown"
+    name, facts = ops.op_name(target), ops.facts(target)
     base = name if name.count(".") < 2 else name.rpartition(".")[0]
     if base in UNSAFE or unsafe_to_record(target):
         return name, "cannot be recorded"
+    if call.symbols or facts.data_dependent:
+        return name, "makes a size depend on data"
     if base in UNSAFE_IF_DETERMINISTIC and torch.are_deterministic_algorithms_enabled():
         return name, "cannot be recorded while algorithms have to be deterministic"
     if facts.is_higher_order or (facts.effects and not facts.mutates and not facts.is_random):

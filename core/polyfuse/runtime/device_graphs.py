@@ -29,6 +29,9 @@ __all__ = ["GraphFacts", "GraphStatus", "recorded_program"]
 INSTANCES = 4
 """Most recordings for the same sizes: for inputs in other places, or results still needed."""
 
+PATIENCE = 3
+"""Calls that run as they are, in the hope that a caller lets go of what it got before it gets copies."""
+
 _log = get_logger("runtime")
 
 
@@ -107,6 +110,7 @@ class _Runner:
         self.variants: dict[tuple[int, ...], list[Recording]] = {}
         self.copied: set[int] = set()
         """Positions of results that callers keep, and so get as copies."""
+        self.patience = PATIENCE
         self.made: list[Recorded] = []
         weakref.finalize(self, memory.retire, self.made)
 
@@ -120,19 +124,26 @@ class _Runner:
             if recordings is None:
                 return self._first(key, args)
             memory.begin()
-            found: list[tuple[Recorded, Slot]] = []
+            kept: list[tuple[Recorded, Slot]] = []
             for recording in recordings:
                 if recording.fits(args):
                     blockers = memory.blockers(recording)
                     if not blockers:
                         return self._replay(recording, args)
-                    found.extend(blockers)
-            if found and not any(slot.saved for _, slot in found):
-                news = [recorded.owner(slot) for recorded, slot in found]
-                if any(news):
-                    reason = "a caller held results that it would overwrite, and gets copies from now on"
-                    return self._plain(args, reason)
+                    if not any(slot.saved for _, slot in blockers):
+                        kept.extend(blockers)
+            if kept and self._wait_for(kept):
+                reason = "a caller held results that it would overwrite, and gets copies from now on"
+                return self._plain(args, reason)
             return self._record(recordings, args)
+
+    def _wait_for(self, kept: Sequence[tuple[Recorded, Slot]]) -> bool:
+        """Whether what callers hold is likely to be let go of: from now on they get copies, so that only what
+        they have already is in the way.
+        """
+        news = [recorded.owner(slot) for recorded, slot in kept]
+        self.patience = PATIENCE if any(news) else self.patience - 1
+        return self.patience > 0
 
     def _first(self, key: tuple[int, ...], args: list[Any]) -> Sequence[Any]:
         """A call with sizes not seen before."""
