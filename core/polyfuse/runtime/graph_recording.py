@@ -165,7 +165,7 @@ class Recording(Recorded):
     constants: tuple[Any, ...]
     passed: tuple[tuple[int, int, Window | None], ...]
 
-    def fits(self, args: Sequence[Any]) -> bool:
+    def fits(self, args: list[Any]) -> bool:
         """Whether every input that is read where it is, is there."""
         treatment = self.treatment
         if not same_addresses(args, treatment.addresses, treatment.fixed):

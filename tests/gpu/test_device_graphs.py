@@ -1,0 +1,360 @@
+"""Recording and replaying on a real device: what ordinary memory cannot show.
+
+The bookkeeping is tested in `tests/unit/runtime`, on a made-up device that does all the harm a real one may
+do.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.runtime.device_graphs import GraphStatus
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    reset_reports()
+    torch.manual_seed(5)
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.synchronize()
+
+
+def compiled(fn: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(
+        fn, backend="polyfuse", dynamic=dynamic, options={"device_graphs": True, **options}
+    )
+    return made
+
+
+def status(kind: str = "") -> GraphStatus:
+    found = [r.recording for r in last_reports() if kind in ("", r.kind)][-1]
+    assert found is not None, [r.eager for r in last_reports()]
+    return found
+
+
+def same(actual: object, expected: object) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
+
+
+def affine(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w).softmax(-1) + 1
+
+
+def inputs(rows: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, 128, device="cuda"), torch.randn(128, 128, device="cuda")
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(64, 256),
+            nn.LayerNorm(256),
+            nn.GELU(),
+            nn.Linear(256, 256),
+            nn.Tanh(),
+            nn.Linear(256, 16),
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+def test_replays_give_what_eager_mode_gives() -> None:
+    run = compiled(affine)
+    for _ in range(6):
+        x, w = inputs()
+        result = run(x, w)
+        same(result, affine(x, w))
+        del result
+    assert status().replays == 5, status().text()
+
+
+def test_results_that_are_held_stay_as_they_are() -> None:
+    run = compiled(affine)
+    kept = []
+    for _ in range(8):
+        x, w = inputs()
+        kept.append((run(x, w), affine(x, w)))
+    for actual, expected in kept:
+        same(actual, expected)
+
+
+def test_training() -> None:
+    model = Net().cuda()
+    reference = copy.deepcopy(model)
+    run = compiled(model)
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, reference)]
+    for _ in range(8):
+        x = torch.randn(32, 64, device="cuda")
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        actual, expected = run(x), reference(x)
+        same(actual, expected)
+        actual.backward()
+        expected.backward()
+        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            same(mine.grad, theirs.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert status("forward").replays >= 6, status("forward").text()
+    assert status("backward").replays >= 6, status("backward").text()
+
+
+def test_gradients_that_add_up() -> None:
+    model = Net().cuda()
+    reference = copy.deepcopy(model)
+    run = compiled(model)
+    for _ in range(8):
+        x = torch.randn(32, 64, device="cuda")
+        run(x).backward()
+        reference(x).backward()
+        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            same(mine.grad, theirs.grad)
+
+
+def test_forwards_that_wait_for_their_backward() -> None:
+    model = Net().cuda()
+    reference = copy.deepcopy(model)
+    run = compiled(model)
+    for _ in range(5):
+        model.zero_grad()
+        reference.zero_grad()
+        batches = [torch.randn(32, 64, device="cuda") for _ in range(3)]
+        sum(run(x) for x in batches).backward()  # type: ignore[union-attr]
+        sum(reference(x) for x in batches).backward()  # type: ignore[union-attr]
+        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            same(mine.grad, theirs.grad)
+
+
+def test_random_numbers_follow_the_seed() -> None:
+    run = compiled(lambda x: nn.functional.dropout(x, 0.5) * 2)
+    x = torch.ones(4096, device="cuda")
+    for _ in range(3):
+        run(x)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(11)
+        drawn.append([run(x).clone() for _ in range(3)])
+    assert status().replays >= 6, status().text()
+    for first, second in zip(*drawn, strict=True):
+        assert torch.equal(first, second)
+    assert not torch.equal(drawn[0][0], drawn[0][1])
+
+
+def test_random_numbers_are_those_of_eager_mode() -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+    run = compiled(fn)
+    x = torch.zeros(1000, device="cuda")
+    for _ in range(2):
+        run(x)
+    torch.manual_seed(7)
+    actual = [run(x).clone() for _ in range(3)]
+    torch.manual_seed(7)
+    expected = [fn(x) for _ in range(3)]
+    same(actual, expected)
+
+
+def test_memory_does_not_grow() -> None:
+    run = compiled(affine)
+    x, w = inputs(1024)
+    for _ in range(4):
+        run(x, w)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(20):
+        run(x, w)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_sizes_share_memory() -> None:
+    """Recordings whose results are dead let others have their memory."""
+    run = compiled(lambda x: (x * 2 + 1).cos(), dynamic=True)
+    size = 4 << 20
+    reserved = []
+    for extra in range(6):
+        x = torch.randn(size + extra * 512, device="cuda")
+        for _ in range(3):
+            run(x)
+        del x
+        torch.cuda.synchronize()
+        reserved.append(torch.cuda.memory_reserved())
+    assert status().recordings == 6, status().text()
+    # inputs have buffers of their own; results, as large as they, are in shared memory
+    assert reserved[-1] - reserved[1] < 6 * 4 * size
+
+
+def test_recorded_memory_is_given_back() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    run = compiled(affine)
+    x, w = inputs(4096)
+    for _ in range(3):
+        run(x, w)
+    del run, x, w
+    torch._dynamo.reset()
+    gc.collect()
+    # what is gone is noticed with the next recorded call
+    other = compiled(lambda y: y + 1)
+    for _ in range(3):
+        other(torch.zeros(8, device="cuda"))
+    del other
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before <= 64 << 20
+
+
+def test_another_stream() -> None:
+    run = compiled(affine)
+    args = inputs()
+    for _ in range(3):
+        run(*args)
+    side = torch.cuda.Stream()
+    for number in range(6):
+        x, w = inputs(64)
+        expected = affine(x, w)
+        if number % 2:
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                result = run(x, w).clone()
+            torch.cuda.current_stream().wait_stream(side)
+        else:
+            result = run(x, w).clone()
+        same(result, expected)
+
+
+def test_what_cannot_be_recorded_runs_as_it_is() -> None:
+    @torch.library.custom_op("polyfuse_gpu_tests::looks", mutates_args=())
+    def looks(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum().item() > 0 else x * 3
+
+    @looks.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    run = compiled(lambda x: looks(x.abs()) + 1)
+    for _ in range(4):
+        x = torch.randn(16, device="cuda")
+        same(run(x), x.abs() * 2 + 1)
+    assert "recording failed" in status().text()
+    # the device and its random numbers are as they were
+    torch.manual_seed(1)
+    first = torch.rand(4, device="cuda")
+    torch.manual_seed(1)
+    assert torch.equal(first, torch.rand(4, device="cuda"))
+    good = compiled(affine)
+    for _ in range(3):
+        x, w = inputs()
+        same(good(x, w), affine(x, w))
+    assert status().recordings == 1, status().text()
+
+
+def test_inside_a_recording_of_the_user() -> None:
+    run = compiled(affine)
+    x, w = inputs()
+    for _ in range(3):
+        run(x, w)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = run(x, w)
+    x.normal_()
+    graph.replay()
+    same(result, affine(x, w))
+
+
+def test_the_end_of_a_step() -> None:
+    run = compiled(affine)
+    held: list[torch.Tensor] = []
+    for _ in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        x, w = inputs()
+        result = run(x, w)
+        same(result, affine(x, w))
+        held.append(result)
+    assert status().replays == 4, status().text()
+    with pytest.raises(RuntimeError, match="earlier step"):
+        held[1].sum().item()
+
+
+def test_a_library_that_keeps_workspaces() -> None:
+    def fn(x: torch.Tensor, w: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.mm(x, w)
+        image = y.view(1, 1, *y.shape)
+        return y, torch.nn.functional.conv2d(image, k, padding=1).relu()
+
+    run = compiled(fn)
+    k = torch.randn(8, 1, 3, 3, device="cuda")
+    for _ in range(6):
+        x, w = inputs(128)
+        same(run(x, w, k), fn(x, w, k))
+        torch.mm(torch.randn(512, 512, device="cuda"), torch.randn(512, 512, device="cuda"))
+    assert status().replays >= 4, status().text()
+
+
+def test_hand_written_kernels_are_recorded() -> None:
+    triton = pytest.importorskip("triton")
+    from hand_written_kernels import add_kernel
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        add_kernel[(triton.cdiv(x.numel(), 64),)](x.sin(), y, out, x.numel(), BLOCK=64)
+        return out * 2
+
+    run = compiled(fn)
+    for _ in range(5):
+        x, y = torch.randn(1000, device="cuda"), torch.randn(1000, device="cuda")
+        result = run(x, y)
+        same(result, fn(x, y))
+        del result
+    assert status().replays == 4, status().text()
+
+
+def test_a_mode_asks_for_it() -> None:
+    run = torch.compile(affine, backend="polyfuse", mode="reduce-overhead")
+    for _ in range(4):
+        x, w = inputs()
+        result = run(x, w)
+        same(result, affine(x, w))
+        del result
+    assert status().replays == 3, status().text()
+
+
+def test_several_devices_are_not_recorded() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two graphics processors")
+    run = compiled(lambda x, y: (x + 1, y + 1))
+    for _ in range(3):
+        x, y = torch.randn(4, device="cuda:0"), torch.randn(4, device="cuda:1")
+        same(run(x, y), (x + 1, y + 1))
+    assert "it computes on" in status().text()
+
+
+def test_a_device_other_than_the_current_one() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two graphics processors")
+    run = compiled(affine)
+    for _ in range(4):
+        x, w = (t.to("cuda:1") for t in inputs())
+        result = run(x, w)
+        same(result, affine(x, w))
+        del result
+    assert status().replays == 3, status().text()
