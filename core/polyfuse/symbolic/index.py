@@ -210,7 +210,9 @@ def exact(terms: Mapping[Monomial, int], const: int) -> IndexLike:
 
 
 def _rejoin(terms: Mapping[Monomial, int]) -> IndexLike | None:
-    """``b*(x // b) + x % b`` is ``x``: splitting an axis and joining it again must leave no trace."""
+    """``b*(x // b) + x % b`` is ``x``, and ``b*((x // b) % c) + x % b`` is ``x % (b*c)``: splitting an axis
+    and joining it again must leave no trace.
+    """
     for monomial, coefficient in terms.items():
         if len(monomial) != 1 or monomial[0].kind != "mod":
             continue
@@ -224,6 +226,26 @@ def _rejoin(terms: Mapping[Monomial, int]) -> IndexLike | None:
             for m, _ in quotient.terms:
                 del rest[m]
             return make(rest, 0) + x * coefficient
+        digit = _higher_digit(rest, x, b, coefficient)
+        if digit is not None:
+            count = digit[0].args[1]
+            del rest[digit]
+            return make(rest, 0) + x % (b * count) * coefficient
+    return None
+
+
+def _higher_digit(
+    terms: Mapping[Monomial, int], x: IndexLike, b: IndexLike, coefficient: int
+) -> Monomial | None:
+    """The term ``coefficient*b * ((x // b) % c)``, which makes ``x % (b*c)`` of ``x % b``."""
+    if not isinstance(b, int):
+        return None
+    for monomial, factor in terms.items():
+        if len(monomial) != 1 or monomial[0].kind != "mod" or factor != coefficient * b:
+            continue
+        inner = monomial[0].args[0]
+        if isinstance(monomial[0].args[1], int) and not isinstance(inner, int) and inner == x // b:
+            return monomial
     return None
 
 

@@ -225,3 +225,14 @@ def test_only_named_variables_are_replaced():
     assert substitute(index, {"z": 3}) is index
     assert substitute(index, {"i": m, "m": i}) is 12 * m + i
     assert substitute((i + 1) // 2, {"i": 3}) == 2
+
+
+def test_digits_of_an_axis_join():
+    x = axis("x", 4096)
+    assert 16 * ((x // 16) % 8) + x % 16 == x % 128
+    assert 3 * (16 * ((x // 16) % 8) + x % 16) + x // 128 == 3 * (x % 128) + x // 128
+    assert 256 * (x // 256) + 16 * ((x // 16) % 16) + x % 16 == x
+    # digits of something else, or at another place, stay
+    assert str(16 * ((x // 32) % 8) + x % 16) == "16*((x // 32) % 8) + (x % 16)"
+    for value in (0, 15, 16, 127, 128, 4095):
+        assert evaluate(16 * ((x // 16) % 8) + x % 16, {"x": value}) == value % 128
