@@ -52,6 +52,13 @@ UNSAFE_IF_DETERMINISTIC: Final = frozenset(
 """The same for those that do it under `torch.use_deterministic_algorithms`."""
 
 
+_OPTIONS_IN_THE_WAY: Final = {
+    "nan_asserts": "waits for the device",
+    "debug_sync": "waits for the device",
+    "profile": "looks at every launch",
+}
+
+
 def graph_facts(
     schedule: Schedule, inputs: Sequence[ProgramInput], unused: Sequence[str], settings: Settings
 ) -> GraphFacts | None:
@@ -109,9 +116,9 @@ def _refusal(
     if len(devices) > 1:
         places = " and ".join(f"{device} ({name})" for device, name in devices.items())
         return f"it computes on {places}"
-    for option in ("nan_asserts", "debug_sync"):
+    for option, does in _OPTIONS_IN_THE_WAY.items():
         if getattr(settings, option):
-            return f"the option {option} waits for the device"
+            return f"the option {option} {does}"
     for item in inputs:
         if item.kind == "object":
             return f"input {item.name} is not a plain tensor"

@@ -131,7 +131,7 @@ def test_branches_on_data() -> None:
     assert "higher_order.cond" in refusal(fn, torch.randn(3))
 
 
-@pytest.mark.parametrize("option", ["nan_asserts"])
+@pytest.mark.parametrize("option", ["nan_asserts", "debug_sync", "profile"])
 def test_options_that_wait_for_the_device(option: str) -> None:
     assert f"the option {option}" in refusal(lambda x: x + 1, torch.randn(3), **{option: True})
 
