@@ -23,9 +23,15 @@ CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "POLYFUSE_CACHE_DIR", "TRITON_CACH
 
 
 def compiled(function: F, backend: str, *, dynamic: bool | None = False, **options: Any) -> F:
-    """`function` compiled by `backend`; eager is the function itself."""
+    """`function` compiled by `backend`; eager is the function itself.
+
+    `"inductor:reduce-overhead"` names a mode too.
+    """
     if backend == EAGER:
         return function
+    backend, _, mode = backend.partition(":")
+    if mode:
+        options["mode"] = mode
     return torch.compile(function, backend=resolved(backend), dynamic=dynamic, **options)
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polyfuse_bench.backends import EAGER, cache_environment, empty_caches
-from polyfuse_bench.child import ChildFailed, run_child
+from polyfuse_bench.child import TASKS, ChildFailed, first_line, run_child
+from polyfuse_bench.devices import CPU
 from polyfuse_bench.timing import DEFAULT_EFFORT, Effort
 
 Row = dict[str, Any]
@@ -36,11 +40,12 @@ class Selection:
     backends: tuple[str, ...]
     only: tuple[str, ...] = ()
     modes: tuple[str, ...] = ("forward", "train")
-    sizes: tuple[str, ...] = ("small", "large")
+    sizes: tuple[str, ...] = ()
     model_size: str = "real"
     batch: int | None = None
     seq: int | None = None
     dtype: str = "float32"
+    device: str = CPU
     repeats: int = 3
     effort: Effort = DEFAULT_EFFORT
 
@@ -53,6 +58,7 @@ class Selection:
             "batch": self.batch,
             "seq": self.seq,
             "dtype": self.dtype,
+            "device": self.device,
         }
 
     @property
@@ -61,13 +67,20 @@ class Selection:
 
 
 def kernels(selection: Selection) -> Plan:
-    from polyfuse_bench.kernels import KERNELS
+    from polyfuse_bench.kernels import HUGE, KERNELS, SIZES
 
     effort = dataclasses.asdict(selection.effort)
     tasks = [
-        {"kind": "kernel", "name": name, "size": size, "backends": selection.backends, "effort": effort}
+        {
+            "kind": "kernel",
+            "name": name,
+            "size": size,
+            "backends": selection.backends,
+            "effort": effort,
+            "device": selection.device,
+        }
         for name in _chosen(KERNELS, selection.only, "kernel")
-        for size in selection.sizes
+        for size in selection.sizes or (SIZES if selection.device == CPU else (HUGE,))
     ]
     return [functools.partial(_contest_row, task) for task in tasks]
 
@@ -127,10 +140,22 @@ def _chosen(known: Mapping[str, Any], only: Sequence[str], what: str) -> list[st
 
 
 def _contest_row(task: Mapping[str, Any]) -> Row:
+    if task.get("device", CPU) != CPU:
+        return _own_row(task)
     try:
         return dict(run_child(task))
     except ChildFailed as failure:
         return {**task, "timings": [], "errors": {}, "failures": {"all": str(failure)}}
+
+
+def _own_row(task: Mapping[str, Any]) -> Row:
+    """In this process: opening an accelerator for each row would take longer than the rows."""
+    torch.compiler.reset()
+    try:
+        return dict(importlib.import_module(TASKS[task["kind"]]).measure(task))
+    except Exception as error:
+        failure = f"{type(error).__name__}: {first_line(error)}"
+        return {**task, "timings": [], "errors": {}, "failures": {"all": failure}}
 
 
 def _compile_row(selection: Selection, task: Mapping[str, Any]) -> Row:
@@ -178,4 +203,4 @@ def _memory_row(selection: Selection, task: Mapping[str, Any]) -> Row:
 
 
 def _row_head(task: Mapping[str, Any]) -> Row:
-    return {key: task[key] for key in ("name", "mode", "size", "batch", "seq", "dtype")}
+    return {key: task[key] for key in ("name", "mode", "size", "batch", "seq", "dtype", "device")}

@@ -9,7 +9,7 @@ from typing import Any
 from polyfuse_bench.backends import EAGER
 from polyfuse_bench.child import first_line
 from polyfuse_bench.tensors import clone_tree, relative_error
-from polyfuse_bench.timing import Effort, compare
+from polyfuse_bench.timing import Effort, compare, nothing
 
 
 def contest(
@@ -18,12 +18,14 @@ def contest(
     effort: Effort,
     *,
     written: Callable[[str], Any] | None = None,
+    wait: Callable[[], Any] = nothing,
 ) -> dict[str, Any]:
     """Timings, errors and failures of each backend.
 
     `prepare(backend)` answers a call that does the work. Eager is always prepared first: its result is the
     reference for the others' errors. A backend that raises is left out of the timing. Work that writes into
-    its arguments gives no result: `written(backend)` then answers what to compare.
+    its arguments gives no result: `written(backend)` then answers what to compare. `wait` returns when a
+    device has done all that it was given.
     """
     ordered = [EAGER, *(name for name in backends if name != EAGER)]
     calls: dict[str, Callable[[], Any]] = {}
@@ -44,7 +46,7 @@ def contest(
             errors[name] = relative_error(result, expected)
         if name in backends:
             calls[name] = call
-    comparison = compare(calls, effort)
+    comparison = compare(calls, effort, wait)
     return {
         "timings": [dataclasses.asdict(timing) for timing in comparison.timings],
         "errors": errors,

@@ -9,6 +9,7 @@ import torch
 
 from polyfuse_bench.backends import compiled
 from polyfuse_bench.contest import contest
+from polyfuse_bench.devices import CPU, waiter
 from polyfuse_bench.kernels import KERNELS, runner
 from polyfuse_bench.kernels.case import Arguments
 from polyfuse_bench.tensors import bytes_in, clone_tree
@@ -18,8 +19,10 @@ from polyfuse_bench.timing import Effort
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     """The row of `task["name"]` at `task["size"]` for `task["backends"]`."""
     case = KERNELS[task["name"]]
+    device = task.get("device", CPU)
     torch.manual_seed(0)
-    arguments = case.arguments(task["size"])
+    with torch.device(device):
+        arguments = case.arguments(task["size"])
     owned: dict[str, Arguments] = {}
 
     def prepare(backend: str) -> Any:
@@ -30,12 +33,16 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
 
     with torch.set_grad_enabled(case.backward):
         written = owned.get if case.mutates else None
-        outcome = contest(task["backends"], prepare, Effort(**task["effort"]), written=written)
+        outcome = contest(
+            task["backends"], prepare, Effort(**task["effort"]), written=written, wait=waiter(device)
+        )
+        moved_bytes = bytes_in(arguments) + bytes_in(case.function(*arguments))
     return {
         "name": case.name,
         "group": case.group,
         "size": task["size"],
         "train": case.backward,
         "argument_bytes": bytes_in(arguments),
+        "moved_bytes": moved_bytes,
         **outcome,
     }

@@ -11,6 +11,7 @@ from torch import nn
 
 from polyfuse_bench.backends import compiled
 from polyfuse_bench.contest import contest
+from polyfuse_bench.devices import CPU, waiter
 from polyfuse_bench.models import Prepared, Size, family, flatten_outputs, prepare
 from polyfuse_bench.timing import Effort
 
@@ -28,6 +29,7 @@ def prepared_model(task: Mapping[str, Any]) -> Prepared:
         seq=task.get("seq"),
         train=task["mode"] == TRAIN,
         dtype=getattr(torch, task.get("dtype", "float32")),
+        device=task.get("device", CPU),
     )
 
 
@@ -55,13 +57,16 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         return step(prepared, model, compiled(model, backend), mode)
 
     with torch.set_grad_enabled(mode == TRAIN):
-        outcome = contest(task["backends"], contender, Effort(**task["effort"]))
+        outcome = contest(
+            task["backends"], contender, Effort(**task["effort"]), wait=waiter(task.get("device", CPU))
+        )
     return {
         "name": task["name"],
         "group": prepared.family.kind,
         "mode": mode,
         "shapes": {name: list(value.shape) for name, value in prepared.inputs.items()},
         "dtype": task.get("dtype", "float32"),
+        "batch": task.get("batch"),
         "parameters": sum(parameter.numel() for parameter in prepared.model.parameters()),
         **outcome,
     }

@@ -73,7 +73,7 @@ def performance_page(results: Path) -> str | None:
             ("compile", _compile_section),
             ("memory", _memory_section),
         )
-        if (content := read_results(kind, results)) is not None
+        for content in _variants(kind, results)
         for section in [make(content)]
     ]
     if not sections:
@@ -89,9 +89,20 @@ def performance_page(results: Path) -> str | None:
     return "\n".join([*head, *(line for section in sections for line in section)]).rstrip() + "\n"
 
 
+def _variants(kind: str, results: Path) -> list[dict[str, Any]]:
+    """The results of a kind: those of the CPU, then those of devices and variants, by name."""
+    others = sorted(path.stem for path in results.glob(f"{kind}-*.json"))
+    return [content for name in (kind, *others) if (content := read_results(name, results)) is not None]
+
+
+def _place(content: dict[str, Any]) -> str:
+    """The device in a heading; nothing for the CPU."""
+    return f" on {content['device_name']}" if content.get("device_name") else ""
+
+
 def _models_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        "## Models",
+        f"## Models{_place(content)}",
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients.",
@@ -100,13 +111,23 @@ def _models_section(content: dict[str, Any]) -> list[str]:
     ]
     for mode in _in_order(row["mode"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["mode"] == mode]
-        lines += [f"### {mode}", "", *_timing_table(rows, "model", lambda row: row["name"]), ""]
+        lines += [f"### {mode}", "", *_timing_table(rows, "model", _model_label), ""]
     return lines
+
+
+def _model_label(row: Row) -> str:
+    """The name, and what is not usual about the row."""
+    parts = [row["name"]]
+    if row.get("batch"):
+        parts.append(f"batch {row['batch']}")
+    if row.get("dtype", "float32") != "float32":
+        parts.append(row["dtype"])
+    return ", ".join(parts)
 
 
 def _kernels_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        "## Kernels",
+        f"## Kernels{_place(content)}",
         "",
         "One fused function each; *train* cases run the gradients too.",
         "",
@@ -115,13 +136,34 @@ def _kernels_section(content: dict[str, Any]) -> list[str]:
     for size in _in_order(row["size"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["size"] == size]
         lines += [f"### {size}", "", *_timing_table(rows, "kernel", lambda row: row["name"]), ""]
+    if content.get("copy_rate"):
+        lines += _bandwidth_table(content)
     return lines
+
+
+def _bandwidth_table(content: dict[str, Any]) -> list[str]:
+    """Bytes that must move (arguments and results, once each) per second, beside the device's copy."""
+    rate = content["copy_rate"]
+    table = []
+    for row in content["rows"]:
+        medians = {timing["name"]: timing["median"] for timing in row["timings"]}
+        if row.get("train") or POLYFUSE not in medians or not row.get("moved_bytes"):
+            continue
+        reached = row["moved_bytes"] / medians[POLYFUSE]
+        table.append([row["name"], f"{reached / 1e12:.2f} TB/s", f"{reached / rate:.0%}"])
+    return [
+        f"### Bandwidth, beside a copy's {rate / 1e12:.2f} TB/s",
+        "",
+        *_markdown(["kernel", "Polyfuse", "of the copy"], table),
+        "",
+    ]
 
 
 def _timing_table(rows: Sequence[Row], what: str, label: Callable[[Row], str]) -> list[str]:
     """Medians, the ratios to eager and Inductor, and their geometric means in the last row."""
     names = _in_order(timing["name"] for row in rows for timing in row["timings"])
-    compared = [name for name in names if name != POLYFUSE] if POLYFUSE in names else []
+    mine = next((name for name in names if name.partition(":")[0] == POLYFUSE), None)
+    compared = [name for name in names if name != mine] if mine else []
     header = [
         what,
         *(_title(name) for name in names),
@@ -134,12 +176,12 @@ def _timing_table(rows: Sequence[Row], what: str, label: Callable[[Row], str]) -
         medians = {timing["name"]: timing["median"] for timing in row["timings"]}
         cells = [label(row), *(_time(medians[name]) if name in medians else "failed" for name in names)]
         for name in compared:
-            if name in medians and POLYFUSE in medians:
-                ratios[name].append(medians[name] / medians[POLYFUSE])
+            if name in medians and mine in medians:
+                ratios[name].append(medians[name] / medians[mine])
                 cells.append(f"{ratios[name][-1]:.2f}×")
             else:
                 cells.append("")
-        error = row["errors"].get(POLYFUSE, row["errors"].get(names[-1]) if names else None)
+        error = row["errors"].get(mine or (names[-1] if names else ""))
         table.append([*cells, _error(error)])
     means = [f"**{mean:.2f}×**" if (mean := geometric_mean(ratios[name])) else "" for name in compared]
     return _markdown(header, [*table, ["**geometric mean**", *([""] * len(names)), *means, ""]])
@@ -147,7 +189,7 @@ def _timing_table(rows: Sequence[Row], what: str, label: Callable[[Row], str]) -
 
 def _compile_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        "## Compile time",
+        f"## Compile time{_place(content)}",
         "",
         "From `torch.compile` to the first result in a fresh process. *cold*: every cache empty; *warm*: a",
         "second process with the first one's caches.",
@@ -184,7 +226,7 @@ def _memory_section(content: dict[str, Any]) -> list[str]:
         for row in content["rows"]
     ]
     return [
-        "## Peak memory",
+        f"## Peak memory{_place(content)}",
         "",
         "Of one compiled call, above what is held before it. *resident*: the operating system's high-water",
         "mark; *torch*: live allocations of torch's CPU allocator.",
@@ -287,7 +329,8 @@ def _in_order(values: Iterable[str]) -> list[str]:
 
 
 def _title(name: str) -> str:
-    return TITLES.get(name, name)
+    backend, _, mode = name.partition(":")
+    return " ".join(filter(None, (TITLES.get(backend, backend), mode)))
 
 
 def _time(seconds: float) -> str:

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from polyfuse_bench import campaigns, report
 from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, POLYFUSE
+from polyfuse_bench.devices import CPU, copy_rate, device_name
 from polyfuse_bench.results import write_results
 from polyfuse_bench.timing import QUICK, Effort
 
@@ -40,15 +41,23 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     """Run one campaign, showing each row as it comes, and write its file."""
     effort = QUICK if options.quick else Effort()
     plan = campaigns.CAMPAIGNS[kind](_selection(options, effort))
+    place = () if options.device == CPU else (options.device,)
+    facts: dict[str, Any] = {
+        "backends": options.backends,
+        "effort": dataclasses.asdict(effort),
+        "device": options.device,
+        "device_name": device_name(options.device),
+    }
+    if place and kind == "kernels":
+        facts["copy_rate"] = copy_rate(options.device)
     rows: list[dict[str, Any]] = []
     for row in _progress(kind, plan):
         rows.append(row)
         CONSOLE.print(report.one_line(kind, row), highlight=False)
         if options.out is not None:
             # a long run that is interrupted keeps the rows it has
-            facts = {"backends": options.backends, "effort": dataclasses.asdict(effort)}
             write_results(kind, rows, path=options.out, **facts)
-    _keep(kind, rows, options, backends=options.backends, effort=dataclasses.asdict(effort))
+    _keep("-".join(filter(None, (kind, *place, options.label))), rows, options, **facts)
 
 
 def _selection(options: argparse.Namespace, effort: Effort) -> campaigns.Selection:
@@ -61,6 +70,7 @@ def _selection(options: argparse.Namespace, effort: Effort) -> campaigns.Selecti
         batch=options.batch,
         seq=options.seq,
         dtype=options.dtype,
+        device=options.device,
         repeats=options.repeats,
         effort=effort,
     )
@@ -129,11 +139,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     measured = parser.add_argument_group("kernels, models, compile, memory")
     measured.add_argument("--modes", type=_names, default=("forward", "train"))
-    measured.add_argument("--sizes", type=_names, default=("small", "large"), help="kernel sizes")
+    measured.add_argument("--sizes", type=_names, default=(), help="small,large on the CPU; huge elsewhere")
     measured.add_argument("--tiny", action="store_true", help="tiny models in place of real widths")
     measured.add_argument("--batch", type=int)
     measured.add_argument("--seq", type=int)
     measured.add_argument("--dtype", default="float32")
+    measured.add_argument("--device", default=CPU, help="cpu, cuda")
+    measured.add_argument("--label", default="", help="ending of the result file's name, for variants")
     measured.add_argument("--repeats", type=int, default=3, help="cold starts of each backend")
     operators = parser.add_argument_group("opdb")
     operators.add_argument("--dtypes", type=_names, default=("float32", "int64", "bfloat16"))

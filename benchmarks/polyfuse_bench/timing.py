@@ -62,9 +62,13 @@ class Comparison:
         return other.median / mine.median if mine and other else None
 
 
-def compare(calls: Mapping[str, Call], effort: Effort = DEFAULT_EFFORT) -> Comparison:
-    """Time every call of `calls` in interleaved rounds."""
-    repeats = {name: _calibrate(call, effort) for name, call in calls.items()}
+def nothing() -> None:
+    """What to wait for on a device whose calls return when they are done."""
+
+
+def compare(calls: Mapping[str, Call], effort: Effort = DEFAULT_EFFORT, wait: Call = nothing) -> Comparison:
+    """Time every call of `calls` in interleaved rounds; a sample ends when `wait` returns."""
+    repeats = {name: _calibrate(call, effort, wait) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     collecting = gc.isenabled()
@@ -75,7 +79,7 @@ def compare(calls: Mapping[str, Call], effort: Effort = DEFAULT_EFFORT) -> Compa
         for round_number in range(effort.rounds):
             turn = round_number % len(names)
             for name in names[turn:] + names[:turn]:
-                samples[name].append(_sample(calls[name], repeats[name]))
+                samples[name].append(_sample(calls[name], repeats[name], wait))
             if round_number >= 2 and time.perf_counter() - began > effort.max_seconds:
                 break
     finally:
@@ -89,13 +93,13 @@ def geometric_mean(values: Sequence[float]) -> float | None:
     return statistics.geometric_mean(values) if values else None
 
 
-def _calibrate(call: Call, effort: Effort) -> int:
+def _calibrate(call: Call, effort: Effort, wait: Call) -> int:
     """Warm `call` up and answer how often it must run for one sample to last `min_sample_seconds`."""
     began = time.perf_counter()
     count = 0
     fastest = float("inf")
     while True:
-        seconds = _sample(call, 1)
+        seconds = _sample(call, 1, wait)
         fastest = min(fastest, seconds)
         count += 1
         spent = time.perf_counter() - began
@@ -104,10 +108,12 @@ def _calibrate(call: Call, effort: Effort) -> int:
     return max(1, round(effort.min_sample_seconds / max(fastest, 1e-9)))
 
 
-def _sample(call: Call, repeats: int) -> float:
+def _sample(call: Call, repeats: int, wait: Call) -> float:
+    wait()
     began = time.perf_counter()
     for _ in range(repeats):
         call()
+    wait()
     return (time.perf_counter() - began) / repeats
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Arguments = tuple[Any, ...]
+Choice = TypeVar("Choice")
 
 # The two regimes of a CPU kernel: the call's own cost, and memory traffic beyond the second-level cache.
 SMALL = "small"
 LARGE = "large"
 SIZES = (SMALL, LARGE)
+# Several times the second-level cache of an accelerator.
+HUGE = "huge"
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,8 @@ class KernelCase:
 
 
 def rows_by_columns(size: str) -> tuple[int, int]:
-    """The shape of a row-wise kernel: 16x64 is all overhead, 2048x1024 in float32 is 8 MiB."""
-    return (16, 64) if size == SMALL else (2048, 1024)
+    """The shape of a row-wise kernel: 16x64 is all overhead, 2048x1024 is 8 MiB, 16384x4096 256 MiB."""
+    return of(size, (16, 64), (2048, 1024), (16384, 4096))
 
 
 def matrix(size: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -43,7 +46,12 @@ def matrix(size: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def images(size: str, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(*((1, 4, 16, 16) if size == SMALL else (8, 64, 56, 56))).to(dtype)
+    return torch.randn(*of(size, (1, 4, 16, 16), (8, 64, 56, 56), (64, 64, 112, 112))).to(dtype)
+
+
+def of(size: str, small: Choice, large: Choice, huge: Choice) -> Choice:
+    """The one of three that goes with a size."""
+    return {SMALL: small, LARGE: large, HUGE: huge}[size]
 
 
 def runner(case: KernelCase, function: Callable[..., Any], arguments: Arguments) -> Callable[[], Any]:

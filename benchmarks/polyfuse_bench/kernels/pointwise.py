@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from polyfuse_bench.kernels.case import SMALL, Arguments, KernelCase, matrix
+from polyfuse_bench.kernels.case import Arguments, KernelCase, matrix, of
 
 
 def bias_gelu_residual(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -106,18 +106,23 @@ def against_transposed(size: str) -> Arguments:
 
 
 def attention_heads(size: str) -> Arguments:
-    return (torch.randn(*((1, 16, 4, 16) if size == SMALL else (4, 512, 16, 64))),)
+    return (torch.randn(*of(size, (1, 16, 4, 16), (4, 512, 16, 64), (16, 2048, 32, 64))),)
 
 
 def rotary_arguments(size: str) -> Arguments:
-    batch, heads, sequence, width = (1, 2, 16, 16) if size == SMALL else (2, 16, 512, 64)
+    batch, heads, sequence, width = of(size, (1, 2, 16, 16), (2, 16, 512, 64), (8, 32, 4096, 64))
     angles = torch.randn(1, 1, sequence, width)
     query, key = (torch.randn(batch, heads, sequence, width) for _ in range(2))
     return query, key, angles.cos(), angles.sin()
 
 
 def adam_arguments(size: str) -> Arguments:
-    shapes = [(16, 64), (64,)] * 2 if size == SMALL else [(768, 768), (768,), (3072, 768), (3072,)] * 2
+    shapes = of(
+        size,
+        [(16, 64), (64,)] * 2,
+        [(768, 768), (768,), (3072, 768), (3072,)] * 2,
+        [(2048, 2048), (2048,), (8192, 2048), (8192,)] * 8,
+    )
     parameters, gradients, means = ([torch.randn(shape) for shape in shapes] for _ in range(3))
     return parameters, gradients, means, [torch.rand(shape) for shape in shapes]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from polyfuse_bench.kernels.case import Arguments, KernelCase, matrix, rows_by_columns
+from polyfuse_bench.kernels.case import Arguments, KernelCase, matrix, of, rows_by_columns
 
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
@@ -100,8 +100,7 @@ def pair_with_weight_and_bias(size: str) -> Arguments:
 
 
 def logits_and_target(size: str) -> Arguments:
-    rows, columns = rows_by_columns(size)
-    shape = (rows, columns) if size == "small" else (256, 8192)
+    shape = of(size, rows_by_columns(size), (256, 8192), (8192, 32768))
     return torch.randn(shape), torch.randint(0, shape[1], (shape[0],))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from polyfuse_bench.kernels.case import SMALL, Arguments, KernelCase, images, matrix
+from polyfuse_bench.kernels.case import Arguments, KernelCase, images, matrix, of
 
 
 def max_pool(x: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ def image_with_statistics(size: str) -> Arguments:
 
 
 def indices_and_table(size: str) -> Arguments:
-    rows, width, count = (64, 32, 16) if size == SMALL else (8192, 768, 2048)
+    rows, width, count = of(size, (64, 32, 16), (8192, 768, 2048), (65536, 1024, 131072))
     return torch.randint(0, rows, (count,)), torch.randn(rows, width)
 
 

@@ -70,11 +70,13 @@ def prepare(
     train: bool = False,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    device: str = "cpu",
 ) -> Prepared:
-    """Build `family` with random weights and inputs, the same for the same seed."""
+    """Build `family` with random weights and inputs, the same for the same seed on every device."""
     torch.manual_seed(seed)
-    model = family.build(size).to(dtype)
+    model = family.build(size).to(device, dtype)
     inputs = make_inputs(family, model, size, batch=batch, seq=seq, dtype=dtype, seed=seed + 1)
+    inputs = {name: value.to(device) for name, value in inputs.items()}
     # The first call installs hooks under a lock, which no compiler can trace.
     model.eval()
     with torch.no_grad():
