@@ -26,7 +26,7 @@ from polyfuse.lowering import LoweringReport, lower_graph
 from polyfuse.program import Program, bytes_moved, plan, python_text
 from polyfuse.program.traffic import step_bytes
 from polyfuse.runtime.module import CompiledModule, load
-from polyfuse.schedule import Call, Launch, Schedule, schedule_graph
+from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError, schedule_graph
 from polyfuse.schedule.draw import dot
 
 __all__ = ["Built", "Clock", "compile_aten", "compile_graph"]
@@ -70,12 +70,34 @@ def _compile(aten: AtenGraph, session: CompileSession) -> CompiledModule:
     dump = Dump.open(settings, aten.name)
     dump.write("aten", aten.text)
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
-    lowering = LoweringReport()
-    with clock.stage("lower"):
-        graph = lower_graph(aten, settings, lowering, session.extensions, session.traits)
-    built = compile_graph(graph, session, dump, clock)
+    eager: dict[str, str] = {}
+    while True:
+        lowering = LoweringReport()
+        with clock.stage("lower"):
+            graph = lower_graph(aten, settings, lowering, session.extensions, session.traits, eager)
+        try:
+            built = compile_graph(graph, session, dump, clock)
+            break
+        except UnclaimedError as error:
+            refused = _traced_nodes(error)
+            if settings.strict or refused.keys() <= eager.keys():
+                raise
+            eager.update(refused)
     record(_report(aten, lowering, built, clock))
     return built.module
+
+
+def _traced_nodes(error: UnclaimedError) -> dict[str, str]:
+    """The traced nodes that nodes without a backend come from, with the reasons; none where no backend serves
+    the device at all.
+    """
+    if all(why == NO_BACKEND for _, why in error.nodes):
+        return {}
+    return {
+        origin.fx: f"no backend generates code for it ({why})"
+        for node, why in error.nodes
+        for origin in node.origins
+    }
 
 
 def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Clock) -> Built:

@@ -213,11 +213,20 @@ class LoweringContext:
         result = self.temporary(value.dtype, device, value.size)
         result.torch_dtype = value.torch_dtype
         buffer = self.add_buffer(value.dtype, value.torch_dtype, device, result.size, result.stride)
-        where = Opaque(text=f"torch.device({device!r})")
-        op, kwargs = "aten._to_copy.default", (("device", where),)
-        self.emit(ExternCall(self.fresh("call"), op, (view,), kwargs, (buffer.name,), origins=self.origins))
+        where = ("device", Opaque(text=f"torch.device({device!r})"))
+        if value.device == "cpu":
+            # read now and passed by value, as eager mode does: a copy would wait for the device
+            number = self.add_buffer(None, value.torch_dtype, "cpu", (), (), "object")
+            self._call("aten._local_scalar_dense.default", (view,), (), number.name)
+            dtype = ("dtype", Opaque(text=str(value.torch_dtype)))
+            self._call("aten.full.default", ((), number.view()), (dtype, where), buffer.name)
+        else:
+            self._call("aten._to_copy.default", (view,), (where,), buffer.name)
         result.settle(buffer.view())
         return result
+
+    def _call(self, op: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], result: str) -> None:
+        self.emit(ExternCall(self.fresh("call"), op, args, kwargs, (result,), origins=self.origins))
 
     # Realising.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,15 +41,18 @@ def lower_graph(
     report: LoweringReport | None = None,
     extensions: Extensions | None = None,
     traits: Callable[[str], Traits] | None = None,
+    eager: Mapping[str, str] | None = None,
 ) -> Graph:
     """Lower a functional ATen graph. `report`, where given, is filled with what became of each operator;
-    `extensions` are what plugins offer, `traits` those of a device.
+    `extensions` are what plugins offer, `traits` those of a device, and `eager` names traced nodes that are
+    left to eager operators, with the reasons.
 
     Raises:
         UnsupportedError: with the option `strict`, an operator could not be lowered as it should be.
     """
     found = LoweringReport() if report is None else report
     lowerer = _Lowerer(aten, settings, found, families.registry(), extensions)
+    lowerer.eager = eager or {}
     if traits is not None:
         lowerer.ctx.traits = traits
     return lowerer.run()
@@ -73,6 +76,7 @@ class _Lowerer:
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
         self.rows: dict[Node, Lowering | None] = {}
+        self.eager: Mapping[str, str] = {}
 
     def run(self) -> Graph:
         nodes = list(self.aten.module.graph.nodes)
@@ -114,7 +118,7 @@ class _Lowerer:
             self.ctx.readers[node] = found
 
     def _row(self, node: Node) -> Lowering | None:
-        if node.op != "call_function":
+        if node.op != "call_function" or node.name in self.eager:
             return None
         name = ops.op_name(node.target)
         forced = self.ctx.settings.force_fallback
@@ -237,6 +241,7 @@ class _Lowerer:
             forced = (
                 "asked for by the option force_fallback" if name in self.registry else "it has no lowering"
             )
+            forced = self.eager.get(node.name, forced)
             return run_eagerly(ctx, node, args, kwargs, forced)
         try:
             result = self._native(row, node, fake, args, kwargs)

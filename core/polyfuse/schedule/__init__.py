@@ -1,6 +1,6 @@
 """Scheduling: dependencies, fusion, order, lifetimes, kernels."""
 
-from polyfuse.schedule.result import Call, Decision, Launch, Schedule
+from polyfuse.schedule.result import NO_BACKEND, Call, Decision, Launch, Schedule, UnclaimedError
 from polyfuse.schedule.schedule import schedule_graph
 
-__all__ = ["Call", "Decision", "Launch", "Schedule", "schedule_graph"]
+__all__ = ["NO_BACKEND", "Call", "Decision", "Launch", "Schedule", "UnclaimedError", "schedule_graph"]

@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall, Node
 from polyfuse.symbolic import IndexLike
+
+NO_BACKEND = "none is installed for its device"
+"""Why a node is not claimed where nobody was asked."""
+
+
+class UnclaimedError(UnsupportedError):
+    """No backend generates code for some nodes: `nodes` has each with the reasons."""
+
+    def __init__(self, nodes: Sequence[tuple[Node, str]]) -> None:
+        node, why = nodes[0]
+        more = f" and {len(nodes) - 1} other nodes" if len(nodes) > 1 else ""
+        super().__init__(
+            f"no backend generates code for {node.name}{more} ({why})",
+            "enable another backend, the interpreter for instance",
+        )
+        self.nodes = tuple(nodes)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
-from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
@@ -19,7 +18,7 @@ from polyfuse.schedule.fuse import Fuel, fuse, link, order_units
 from polyfuse.schedule.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.legality import Rules
 from polyfuse.schedule.lifetimes import inplace_pairs, kernel_local, last_uses
-from polyfuse.schedule.result import Call, Decision, Launch, Schedule
+from polyfuse.schedule.result import NO_BACKEND, Call, Decision, Launch, Schedule, UnclaimedError
 from polyfuse.schedule.space import fresh_axes
 from polyfuse.schedule.split import split_reductions
 from polyfuse.schedule.units import Unit, call_unit, loop_unit
@@ -39,7 +38,7 @@ def schedule_graph(
         backends: backends for a device type, in the order in which they are asked.
 
     Raises:
-        UnsupportedError: no backend claims a node.
+        UnclaimedError: no backend claims some of the nodes.
     """
     decisions: list[Decision] = []
     hint = _hints(graph)
@@ -53,16 +52,22 @@ def schedule_graph(
     fresh = fresh_axes()
     by_name: dict[str, Backend] = {}
     units: list[Unit] = []
+    unclaimed: list[tuple[Node, str]] = []
     for position, node in enumerate(graph.nodes):
         if not alive[position]:
             continue
         if isinstance(node, LoopNode):
             device = _device_of(graph, node)
             backend = _claim(node, backends(device.split(":")[0]), decisions, settings.strict)
+            if isinstance(backend, str):
+                unclaimed.append((node, backend))
+                continue
             by_name[backend.name] = backend
             units.append(loop_unit(node, position, backend.name, backend.group(node), device, fresh))
         else:
             units.append(call_unit(node, position))
+    if unclaimed:
+        raise UnclaimedError(unclaimed)
     link(units, deps)
     traits = cache(lambda name, device: by_name[name].traits(device))
     rules = Rules(graph, settings, by_name, traits, roots, hint, fresh)
@@ -111,7 +116,10 @@ def _device_of(graph: Graph, node: Node) -> str:
     return graph.buffers[node.writes()[0]].device
 
 
-def _claim(node: LoopNode, backends: Iterable[Backend], decisions: list[Decision], strict: bool) -> Backend:
+def _claim(
+    node: LoopNode, backends: Iterable[Backend], decisions: list[Decision], strict: bool
+) -> Backend | str:
+    """The first backend that claims a node, or the reasons of all that refuse it."""
     reasons: list[str] = []
     for backend in backends:
         try:
@@ -131,11 +139,7 @@ def _claim(node: LoopNode, backends: Iterable[Backend], decisions: list[Decision
         reason = getattr(answer, "reason", "no reason given")
         reasons.append(f"{backend.name}: {reason}")
         decisions.append(Decision("backend", backend.name, node.name, reason))
-    why = "; ".join(reasons) or "none is installed for its device"
-    raise UnsupportedError(
-        f"no backend generates code for {node.name} ({why})",
-        "enable another backend, the interpreter for instance",
-    )
+    return "; ".join(reasons) or NO_BACKEND
 
 
 def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:

@@ -1,0 +1,97 @@
+"""The whole way of CUDA tensors, from capture to results, on devices made of host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import fake_device
+
+CASES = [
+    ["training_step", "cuda:0"],
+    ["training_step", "cuda:1"],
+    ["number_of_the_processor", "cuda:0"],
+    ["copies"],
+    ["two_devices_training"],
+    ["odd_addresses", "cuda:0"],
+    ["memory", "cuda:1"],
+    ["sizes_known_when_called", "cuda:0"],
+    ["random_numbers", "cuda:0"],
+    ["optimizer", "cuda:0"],
+    ["side_stream", "cuda:0"],
+]
+pytestmark = pytest.mark.skipif(bool(fake_device.unavailable()), reason=fake_device.unavailable())
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """What every case gave, from one process."""
+    found: dict[str, Any] = fake_device.run("fake_device.cases:every_case", CASES)
+    return found
+
+
+@pytest.fixture
+def answer(answers: dict[str, Any], request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What one case gave."""
+    found: dict[str, Any] = answers[request.param]
+    assert "failed" not in found, found["failed"]
+    return found
+
+
+def case(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("answer", names, indirect=True)
+
+
+@case("training_step cuda:0", "training_step cuda:1")
+def test_training_leaves_the_current_device_alone(
+    answer: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    assert answer["device"] in request.node.name
+    assert answer["current"] == [0, 0]
+    assert answer["kernels"] and not answer["eager"]
+
+
+@case("number_of_the_processor cuda:0")
+def test_numbers_of_the_processor_are_passed_without_waiting(answer: dict[str, Any]) -> None:
+    assert answer == {"devices": ["cuda:0"] * 3, "waited": 0, "graphs": 1}
+
+
+@case("copies")
+def test_tensors_move_between_devices(answer: dict[str, Any]) -> None:
+    assert answer["kernels"] and not answer["eager"]
+
+
+@case("two_devices_training")
+def test_a_model_on_two_devices_trains(answer: dict[str, Any]) -> None:
+    assert not answer["eager"]
+
+
+@case("odd_addresses cuda:0")
+def test_tensors_at_odd_addresses(answer: dict[str, Any]) -> None:
+    assert answer == {"graphs": 1, "eager": []}
+
+
+@case("memory cuda:1")
+def test_a_chain_needs_two_tensors_on_its_own_device(answer: dict[str, Any]) -> None:
+    assert answer["made"] == [0, 2]
+
+
+@case("sizes_known_when_called cuda:0")
+def test_one_graph_for_all_sizes(answer: dict[str, Any]) -> None:
+    assert answer["graphs"] == 1
+
+
+@case("random_numbers cuda:0")
+def test_random_numbers(answer: dict[str, Any]) -> None:
+    assert 0.4 < answer["share"] < 0.6 and answer["values"] == [0.0, 2.0]
+
+
+@case("optimizer cuda:0")
+def test_optimizer_steps(answer: dict[str, Any]) -> None:
+    assert not answer["eager"]
+
+
+@case("side_stream cuda:0")
+def test_the_stream_of_the_caller_is_used(answer: dict[str, Any]) -> None:
+    assert answer["streams"] == [0, 1, 0]

@@ -1,0 +1,50 @@
+"""The process with fake devices: loads them, makes torch believe, calls one function."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FAKE: Any = None
+"""The loaded library: `fake_current_device()`, `fake_allocations(device)`, and others."""
+
+
+def main() -> None:
+    global FAKE
+    task = json.loads(sys.argv[1])
+    # before torch, which looks for devices once
+    FAKE = ctypes.CDLL(task["library"], mode=ctypes.RTLD_GLOBAL)
+    for name in ("fake_current_device", "fake_exchange_device", "fake_current_stream", "fake_allocations"):
+        getattr(FAKE, name).restype = ctypes.c_int64
+    sys.modules["fake_device.start"] = sys.modules["__main__"]
+    _believe()
+    module, _, function = task["function"].partition(":")
+    called: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    Path(sys.argv[2]).write_text(json.dumps(called(*task["arguments"])))
+
+
+def _believe() -> None:
+    import torch
+
+    cuda: Any = torch.cuda
+    cuda._lazy_init = lambda: None
+    cuda.device_count = lambda: 2
+    cuda.current_device = lambda: FAKE.fake_current_device()
+    cuda._exchange_device = lambda index: FAKE.fake_exchange_device(index)
+    cuda._maybe_exchange_device = lambda index: FAKE.fake_exchange_device(index)
+    cuda.synchronize = lambda device=None: None
+
+    def empty_strided(size: Any, stride: Any, dtype: Any) -> Any:
+        return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
+
+    # in this torch the fast function refuses devices that it was not built for
+    torch._C._dynamo.guards._empty_strided_cuda = empty_strided
+
+
+if __name__ == "__main__":
+    main()

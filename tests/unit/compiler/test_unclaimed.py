@@ -1,0 +1,64 @@
+"""What no backend generates code for runs as eager operators; the rest of the graph is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from polyfuse.backend import polyfuse
+from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+from polyfuse.plugin import Claim, No
+from polyfuse.reference.backend import InterpreterBackend
+
+
+@pytest.fixture
+def picky(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter, without sines."""
+    claims = InterpreterBackend.claims
+
+    def without_sines(self: InterpreterBackend, node: Any) -> Claim:
+        return No("it has no sine") if "sin." in str(node) else claims(self, node)
+
+    monkeypatch.setattr(InterpreterBackend, "claims", without_sines)
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    yield
+    forget_sessions()
+
+
+def _compile(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend=polyfuse, options={"backends": ["interpreter"], **options})
+
+
+def test_only_the_refused_operators_run_in_eager_mode(picky: None) -> None:
+    def model(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.exp(x).sum(-1), torch.sin(y + 1) * 2 + y.sin()
+
+    x, y = torch.randn(3, 4), torch.randn(5)
+    for actual, expected in zip(_compile(model)(x, y), model(x, y), strict=True):
+        torch.testing.assert_close(actual, expected)
+    (report,) = last_reports()
+    assert not report.eager and report.kernels
+    reasons = dict(report.fallbacks)
+    assert "aten.exp.default" not in reasons
+    assert "it has no sine" in reasons["aten.sin.default"]
+
+
+def test_with_strict_it_is_an_error(picky: None) -> None:
+    with pytest.raises(Exception, match="it has no sine"):
+        _compile(lambda x: x.sin(), strict=True)(torch.randn(3))
+
+
+def test_where_nobody_serves_a_device_the_graph_runs_in_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyfuse.compiler.session import CompileSession
+
+    monkeypatch.setattr(CompileSession, "backends", lambda self, device_type: iter(()))
+    reset_reports()
+    torch.compiler.reset()
+    x = torch.randn(4)
+    torch.testing.assert_close(_compile(lambda x: x.cos() + 1)(x), x.cos() + 1)
+    assert "none is installed" in last_reports()[-1].eager
