@@ -210,7 +210,10 @@ class Settings:
         affects_code=True,
     )
     profile: bool = _option(
-        False, "Mark every kernel of the compiled program for the profiler.", affects_code=True
+        False,
+        "Mark every kernel of the compiled program for the profiler, and print when the process ends what each "
+        "kernel took and how fast it moved memory.",
+        affects_code=True,
     )
     benchmark_harness: bool = _option(
         False, "Make each dumped program a script that times itself on random inputs."

@@ -12,12 +12,14 @@ from typing import Any
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import Located
+from polyfuse.compiler.naming import emit_named
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.tuning import Race, race_for
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
 from polyfuse.plugin import Backend, Config, Launchable, Source
 from polyfuse.program.steps import Program, ProgramKernel
+from polyfuse.runtime.profile import metered
 from polyfuse.schedule import Launch, Schedule
 from polyfuse.workers import BuildFuture
 
@@ -92,8 +94,8 @@ def _configured(backend: Backend, kernel: Kernel, session: CompileSession) -> Em
         except Exception as error:
             session.plugins.note_trouble(backend.name, error, "offering configurations")
     if isinstance(chosen, Config):
-        return Emitted(backend, backend.emit(kernel, chosen))
-    return Emitted(backend, backend.emit(kernel), chosen)
+        return Emitted(backend, emit_named(backend, kernel, chosen))
+    return Emitted(backend, emit_named(backend, kernel), chosen)
 
 
 def _start_builds(session: CompileSession, backend: Backend, sources: Sequence[Source]) -> BuildFuture:
@@ -121,6 +123,14 @@ class PendingKernel:
     session: CompileSession
 
     def result(self) -> Callable[..., Any]:
+        """The callable kernel; with the option `profile`, one that measures itself."""
+        kernel, source, found = self.launch.kernel, self.emitted.source, self._found()
+        if not self.session.settings.profile:
+            return found
+        uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args]
+        return metered(source.name, source.key, kernel.device.partition(":")[0], uses, found)
+
+    def _found(self) -> Callable[..., Any]:
         """The callable kernel.
 
         Where it could not be built as it should be, other configurations of it are tried. Where its backend
@@ -158,7 +168,7 @@ class PendingKernel:
             return source, self.future
         if config is None:
             return source, self.future
-        winner = backend.emit(self.launch.kernel, config)
+        winner = emit_named(backend, self.launch.kernel, config)
         return winner, _start_builds(self.session, backend, [winner])
 
     def _otherwise(self, outcome: Launchable | PolyfuseError) -> Launchable | PolyfuseError:
@@ -167,7 +177,7 @@ class PendingKernel:
         """
         backend, kernel = self.emitted.backend, self.launch.kernel
         try:
-            sources = [backend.emit(kernel, config) for config in backend.configs(kernel)[1:_CONFIGS_TRIED]]
+            sources = [emit_named(backend, kernel, config) for config in backend.configs(kernel)[1:_CONFIGS_TRIED]]
             if not sources:
                 return outcome
             future = _start_builds(self.session, backend, sources)
@@ -187,7 +197,7 @@ class PendingKernel:
     def _from(self, backend: Backend) -> Callable[..., Any] | None:
         """The kernel as another backend makes it, or None if that fails too."""
         try:
-            source = backend.emit(self.launch.kernel)
+            source = emit_named(backend, self.launch.kernel)
         except Exception as error:
             self.session.plugins.note_trouble(backend.name, error, "generating code")
             return None

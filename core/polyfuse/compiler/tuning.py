@@ -18,6 +18,7 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.log import get_logger
 from polyfuse.cache import Located
 from polyfuse.cache.timings import LOST, Measured, timing_key
+from polyfuse.compiler.naming import emit_named
 from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.kernel import Kernel, KernelArg
@@ -177,7 +178,7 @@ def _begin(
         if str(config) in tried or config in sources:
             continue
         try:
-            sources[config] = backend.emit(kernel, config)
+            sources[config] = emit_named(backend, kernel, config)
         except Exception as error:
             _log.info("backend %r cannot emit %s with %s: %s", backend.name, kernel.name, config, error)
     if not sources:
