@@ -13,7 +13,11 @@ from polyfuse_bench.results import RESULTS, read_results
 from polyfuse_bench.timing import geometric_mean
 
 Row = dict[str, Any]
-SWEEPS = ("opdb", "opdb-dynamic", "opdb-gradients", "opdb-gradients-dynamic")
+SWEEPS = tuple(
+    f"{kind}{device}"
+    for device in ("", "-cuda")
+    for kind in ("opdb", "opdb-dynamic", "opdb-gradients", "opdb-gradients-dynamic")
+)
 TITLES = {EAGER: "eager", INDUCTOR: "Inductor", POLYFUSE: "Polyfuse"}
 
 
@@ -290,7 +294,7 @@ def _parity_section(content: dict[str, Any]) -> list[str]:
     what = "Gradients" if settings["gradients"] else "Results"
     sizes = "dynamic" if settings["dynamic"] else "static"
     return [
-        f"### {what}, {sizes} sizes",
+        f"### {what}, {sizes} sizes{_place(content)}",
         "",
         f"{_title(settings['backend'])}, the first {settings['samples']} samples of each operator and dtype.",
         *_facts(content),

@@ -102,6 +102,7 @@ def _operators(options: argparse.Namespace) -> None:
         only=tuple(options.only or ()),
         shards=options.shards,
         timeout=options.timeout,
+        device=options.device,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=CONSOLE, transient=True) as progress:
@@ -116,7 +117,10 @@ def _operators(options: argparse.Namespace) -> None:
         rows = sweep.run_sweep(settings, show)
     CONSOLE.print(sweep.summary_table(rows))
     kind = "opdb" + "-gradients" * options.gradients + "-dynamic" * options.dynamic
-    _keep(kind, rows, options, settings=dataclasses.asdict(settings))
+    if options.device != CPU:
+        kind += f"-{options.device}"
+    facts = {"settings": dataclasses.asdict(settings), "device_name": device_name(options.device)}
+    _keep(kind, rows, options, **facts)
 
 
 def _keep(kind: str, rows: Sequence[Any], options: argparse.Namespace, **facts: Any) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import fake_device
 
+OPERATORS = ["add", "softmax", "nn.functional.embedding", "cumsum", "index_put", "sort", "to"]
 CASES = [
     ["training_step", "cuda:0"],
     ["training_step", "cuda:1"],
@@ -20,6 +21,7 @@ CASES = [
     ["random_numbers", "cuda:0"],
     ["optimizer", "cuda:0"],
     ["side_stream", "cuda:0"],
+    ["operators", "cuda:0", OPERATORS],
 ]
 pytestmark = pytest.mark.skipif(bool(fake_device.unavailable()), reason=fake_device.unavailable())
 
@@ -95,3 +97,8 @@ def test_optimizer_steps(answer: dict[str, Any]) -> None:
 @case("side_stream cuda:0")
 def test_the_stream_of_the_caller_is_used(answer: dict[str, Any]) -> None:
     assert answer["streams"] == [0, 1, 0]
+
+
+@case("operators cuda:0")
+def test_operators_of_the_database(answer: dict[str, Any]) -> None:
+    assert len(answer) >= len(OPERATORS) and set(answer.values()) == {"agree"}

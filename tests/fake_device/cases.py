@@ -35,15 +35,16 @@ def _check(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
-def every_case(cases: list[list[str]]) -> dict[str, Any]:
+def every_case(cases: list[list[Any]]) -> dict[str, Any]:
     """Each case `[function, arguments...]` in turn: what it returns, or how it failed."""
     found: dict[str, Any] = {}
     for name, *arguments in cases:
         reset_reports()
+        label = " ".join([name, *arguments[:1]])
         try:
-            found[" ".join([name, *arguments])] = globals()[name](*arguments)
+            found[label] = globals()[name](*arguments)
         except Exception:
-            found[" ".join([name, *arguments])] = {"failed": traceback.format_exc()[-4000:]}
+            found[label] = {"failed": traceback.format_exc()[-4000:]}
     return found
 
 
@@ -248,3 +249,12 @@ def side_stream(device: str) -> dict[str, Any]:
             FAKE.fake_set_stream(0, stream)
             _check(compiled(x), x * 2)
     return {"streams": seen}
+
+
+def operators(device: str, names: list[str]) -> dict[str, Any]:
+    """The check of operators that sweeps of the database make."""
+    from polyfuse_bench.opdb.check import CheckSettings, check, items
+
+    settings = CheckSettings("polyfuse", samples=1, gradients=True, device=device)
+    with patch.dict("os.environ", {"POLYFUSE_BACKENDS": "interpreter"}):
+        return {item.op: check(item, settings).status for item in items(["float32"], names, device)}

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from polyfuse_bench.backends import resolved
 from polyfuse_bench.child import first_line
+from polyfuse_bench.devices import CPU
 from polyfuse_bench.opdb.compare import difference
 from polyfuse_bench.opdb.exclusions import EXCLUDED
 from polyfuse_bench.opdb.status import AGREE, DRAWS, GOOD, MISMATCH, RAISES, SKIP, STATUSES
@@ -67,6 +68,7 @@ class CheckSettings:
     samples: int = 2
     dynamic: bool = False
     gradients: bool = False
+    device: str = CPU
 
 
 @dataclass
@@ -86,15 +88,15 @@ class _Tally:
         self.samples += 1
 
 
-def items(dtypes: Sequence[str], only: Sequence[str] = ()) -> list[Item]:
-    """Every entry that supports each dtype on the CPU, in the database's order."""
+def items(dtypes: Sequence[str], only: Sequence[str] = (), device: str = CPU) -> list[Item]:
+    """Every entry that supports each dtype on the device, in the database's order."""
     wanted = [getattr(torch, name) for name in dtypes]
     return [
         Item(index, full_name(entry), str(dtype).removeprefix("torch."))
         for index, entry in enumerate(op_db)
         if not only or entry.name in only or full_name(entry) in only
         for dtype in wanted
-        if dtype in entry.supported_dtypes("cpu")
+        if dtype in entry.supported_dtypes(device)
     ]
 
 
@@ -112,7 +114,7 @@ def check(item: Item, settings: CheckSettings) -> Outcome:
     gradients = settings.gradients and entry.supports_autograd and dtype.is_floating_point
     tally = _Tally()
     torch.manual_seed(0)
-    samples = entry.sample_inputs("cpu", dtype, requires_grad=gradients)
+    samples = entry.sample_inputs(settings.device, dtype, requires_grad=gradients)
     for sample in itertools.islice(samples, settings.samples):
         arguments = (sample.input, *sample.args), dict(sample.kwargs)
         _check_sample(entry.op, arguments, gradients, settings, tally)
@@ -205,7 +207,7 @@ def _cotangent(output: torch.Tensor) -> torch.Tensor:
     """A gradient to start from that is the same in every precision."""
     count = max(output.numel(), 1)
     ramp = torch.linspace(0.5, 1.5, count, dtype=torch.float64)[: output.numel()].reshape(output.shape)
-    return ramp.to(output.dtype)
+    return ramp.to(output.device, output.dtype)
 
 
 def _higher(arguments: Any) -> Any:

@@ -18,8 +18,10 @@ from typing import Any
 from rich.table import Table
 
 from polyfuse_bench.child import child_environment, ending
+from polyfuse_bench.devices import CPU
 from polyfuse_bench.opdb.check import CheckSettings, Item, Outcome, items
 from polyfuse_bench.opdb.status import CRASH, STATUSES, TIMEOUT
+from polyfuse_bench.opdb.worker import DEVICE_LOST
 
 # A worker is replaced after this many items, which bounds the memory that compiled code holds.
 ITEMS_PER_WORKER = 150
@@ -41,17 +43,18 @@ class SweepSettings:
     only: tuple[str, ...] = ()
     shards: int = 2
     timeout: float = 120.0
+    device: str = CPU
 
     @property
     def check(self) -> CheckSettings:
-        return CheckSettings(self.backend, self.samples, self.dynamic, self.gradients)
+        return CheckSettings(self.backend, self.samples, self.dynamic, self.gradients, self.device)
 
 
 def run_sweep(
     settings: SweepSettings, progress: Progress = lambda done, total, outcome: None
 ) -> list[Outcome]:
     """Check every item and answer the outcomes in the database's order."""
-    everything = items(settings.dtypes, settings.only)
+    everything = items(settings.dtypes, settings.only, settings.device)
     outcomes: dict[Item, Outcome] = {}
     lock = threading.Lock()
 
@@ -101,7 +104,7 @@ def _run_worker(
         with errors.open("w") as sink:
             worker = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
         settled, stuck = _follow(worker, log, batch, settings, record)
-        if settled < len(batch):
+        if settled < len(batch) and worker.returncode != DEVICE_LOST:
             record(batch[settled], _post_mortem(batch[settled], worker.returncode, stuck, settings, errors))
             settled += 1
         return settled

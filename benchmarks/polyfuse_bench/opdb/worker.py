@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import sys
 import warnings
@@ -15,8 +16,12 @@ from typing import Any, TextIO
 
 import torch
 
+from polyfuse_bench.devices import waiter
 from polyfuse_bench.opdb.check import CheckSettings, Item, Outcome, check
 from polyfuse_bench.opdb.status import RAISES, TIMEOUT
+
+# The status of a worker whose device works no more; what it wrote is valid, and another one goes on.
+DEVICE_LOST = 86
 
 
 class OutOfTime(BaseException):
@@ -31,7 +36,23 @@ def main() -> None:
     signal.signal(signal.SIGALRM, _out_of_time)
     with Path(sys.argv[2]).open("a") as log:
         for item in (Item(**entry) for entry in task["items"]):
-            _say(log, {"outcome": dataclasses.asdict(_guarded(item, settings, task["timeout"]))})
+            outcome = _guarded(item, settings, task["timeout"])
+            lost = _lost_device(settings.device)
+            if lost and outcome.status != RAISES:
+                outcome = Outcome(item.op, item.dtype, RAISES, lost)
+            _say(log, {"outcome": dataclasses.asdict(outcome)})
+            if lost:
+                # an ordinary exit would wait for the device
+                os._exit(DEVICE_LOST)
+
+
+def _lost_device(device: str) -> str:
+    """How a device fails after an illegal access or a failed assertion of a kernel; empty while it works."""
+    try:
+        waiter(device)()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    return ""
 
 
 def _guarded(item: Item, settings: CheckSettings, timeout: float) -> Outcome:
