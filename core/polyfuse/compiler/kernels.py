@@ -177,7 +177,8 @@ class PendingKernel:
         """
         backend, kernel = self.emitted.backend, self.launch.kernel
         try:
-            sources = [emit_named(backend, kernel, config) for config in backend.configs(kernel)[1:_CONFIGS_TRIED]]
+            configs = backend.configs(kernel)[1:_CONFIGS_TRIED]
+            sources = [emit_named(backend, kernel, config) for config in configs]
             if not sources:
                 return outcome
             future = _start_builds(self.session, backend, sources)
