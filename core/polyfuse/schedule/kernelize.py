@@ -367,7 +367,7 @@ def _extent(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike
 def _symbols(
     space: Space, sections: Sequence[Section], args: Sequence[KernelArg], locals_: Sequence[Local]
 ) -> Mapping[str, IndexLike]:
-    """Shape symbols the kernel's loops and indices use, by name."""
+    """Shape symbols that the kernel's loops, indices and extents use, by name."""
     found: dict[str, IndexLike] = {}
 
     def note(index: object) -> None:
@@ -384,6 +384,8 @@ def _symbols(
                 note(attr)
     for local in locals_:
         note(local.size)
+    for arg in args:
+        note(arg.numel)
     return dict(sorted(found.items()))
 
 

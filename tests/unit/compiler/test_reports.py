@@ -110,6 +110,41 @@ def test_dumps_hold_every_stage_and_parse(tmp_path: Path) -> None:
     assert "__main__" in (folder / "program.py").read_text()
 
 
+def test_a_text_that_cannot_be_made_costs_only_itself(tmp_path: Path, monkeypatch) -> None:
+    from polyfuse.compiler import stages
+
+    def broken(schedule):
+        raise ValueError("no pen")
+
+    monkeypatch.setattr(stages, "dot", broken)
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(
+        compiled(lambda x: torch.softmax(x, -1), x, dump=str(tmp_path), strict=True), x.softmax(-1)
+    )
+    (folder,) = tmp_path.iterdir()
+    assert "ValueError: no pen" in (folder / "schedule.dot").read_text()
+    assert "launch" in (folder / "schedule.txt").read_text() and (folder / "program.py").exists()
+
+
+def test_a_dump_that_cannot_be_written_costs_only_itself(tmp_path: Path, warnings_seen) -> None:
+    (tmp_path / "file").touch()
+    x = torch.randn(4, 8)
+    found = compiled(lambda x: torch.softmax(x, -1), x, dump=str(tmp_path / "file"), strict=True)
+    torch.testing.assert_close(found, x.softmax(-1))
+    (warning,) = warnings_seen()
+    assert "nothing is dumped" in warning and "`dump`" in warning
+
+
+def test_dumping_changes_nothing(tmp_path: Path) -> None:
+    x = torch.randn(4, 8)
+    for options in ({}, {"dump": str(tmp_path)}):
+        torch._dynamo.reset()
+        compiled(lambda x: torch.softmax(x * 2, -1) @ x.t(), x, **options)
+    first, second = last_reports()
+    assert (first.launches, first.decisions, first.calls) == (second.launches, second.decisions, second.calls)
+    assert (first.kernels, first.distinct_kernels) == (second.kernels, second.distinct_kernels)
+
+
 def test_plugins_can_watch_decisions(monkeypatch) -> None:
     session = session_for(Settings.resolve(None, {"backends": ("interpreter",), "max_fusion_size": 17}))
     seen: list[object] = []

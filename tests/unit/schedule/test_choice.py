@@ -7,6 +7,7 @@ import logging
 import torch
 
 from polyfuse.ir.expr import apply, load
+from polyfuse.ir.nodes import Scatter
 from polyfuse.ir.types import DType
 from polyfuse.program import bytes_moved
 from polyfuse.schedule.axes import loop_order, merge_axes
@@ -14,7 +15,7 @@ from polyfuse.schedule.draw import dot
 from polyfuse.schedule.score import distance, score, shared_bytes
 from polyfuse.schedule.space import fresh_axes
 from polyfuse.schedule.units import loop_unit
-from polyfuse.symbolic import axis_size
+from polyfuse.symbolic import axis, axis_size
 from schedule_builder import Anything, Maker, axes, reasons, run
 
 
@@ -214,6 +215,19 @@ def test_an_addition_moves_three_buffers() -> None:
     (i,) = axes(8)
     m.pointwise("z", (i,), apply("add", m.load("x", i), m.load("y", i)))
     assert bytes_moved(m.schedule("z")) == (3 * 8 * 4, 3 * 8 * 4)
+
+
+def test_a_scatter_moves_what_it_touches() -> None:
+    """A combining store reads its target too; no more of a large target is touched than there are points."""
+    for mode, size, moved in (("set", 4, 4 + 8), ("add", 4, 4 + 4 + 8), ("add", 64, 8 + 8 + 8)):
+        m = Maker()
+        m.buffer("at", 8, dtype=DType.i64, kind="input")
+        m.buffer("x", 8, kind="input")
+        m.buffer("y", size, kind="input")
+        (i,) = axes(8)
+        place = axis("@0", size)
+        m.nodes.append(Scatter("n0", (i,), (), "y", place, (m.load("at", i),), m.load("x", i), mode))
+        assert bytes_moved(m.schedule())[0] == 4 * moved + 8 * 8
 
 
 def test_inside_a_kernel_only_results_are_stored_and_numbering_is_dense() -> None:

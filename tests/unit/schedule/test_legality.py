@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from polyfuse.ir.expr import apply, const, load
-from polyfuse.ir.nodes import Scan, Scatter
+from polyfuse.ir.nodes import Origin, Scan, Scatter
 from polyfuse.ir.types import DType
 from polyfuse.plugin import No, Yes
 from polyfuse.schedule import Launch
@@ -304,3 +306,68 @@ def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(rows
     m.pointwise("table", (i,), m.load("row", i))
     reason = "it would keep what the first reads alive beside what the second writes, and save little"
     assert (reason in reasons(m.schedule("table"))) is apart
+
+
+def test_a_sum_is_read_only_after_its_loop() -> None:
+    """Reader and sum have the same iteration space: in one loop, it would read what is not complete."""
+    m = Maker()
+    m.buffer("x", 16, 8, kind="input")
+    m.buffer("total", 16)
+    m.buffer("again", 16)
+    (i,), (r,) = axes(16), axes(8, prefix="r")
+    m.reduce("total", (i,), (r,), "sum", m.load("x", i, r))
+    m.reduce("again", (i,), (r,), "sum", apply("mul", m.load("x", i, r), m.load("total", i)))
+    schedule = m.schedule("again")
+    x = torch.randn(16, 8)
+    wanted = (x * x.sum(1, keepdim=True)).sum(1)
+    torch.testing.assert_close(run(schedule, {"x": x})["again"], wanted)
+
+
+def test_buffers_that_share_storage_are_not_told_apart_by_their_names() -> None:
+    """`v` is a view of `a`: to write `a` and read `v` in one kernel would need to know which part it is."""
+    m = Maker()
+    m.buffer("x", 8, kind="input")
+    for name in ("a", "v", "y"):
+        m.buffer(name, 8)
+    (i,) = axes(8)
+    m.pointwise("a", (i,), apply("exp", m.load("x", i)))
+    m.call("aten.alias.default", ("v",), "a", aliases=("a",))
+    m.pointwise("y", (i,), apply("add", m.load("v", i), m.load("x", i)))
+    m.pointwise("a", (i,), apply("neg", m.load("x", i)))
+    schedule = m.schedule("y", "a")
+    assert any(
+        "a and v share storage" in reason or "v and a share storage" in reason for reason in reasons(schedule)
+    )
+    assert sum(isinstance(step, Launch) for step in schedule.steps) == 3
+
+
+class TestLists:
+    """Entries of a list share a kernel only where they do the same to equally much data."""
+
+    @staticmethod
+    def together(second: str, size: int = 8) -> list[int]:
+        m = Maker()
+        for k, (op, count) in enumerate((("exp", 8), (second, size))):
+            m.buffer(f"x{k}", count, 4, kind="input")
+            (i, j), (r,) = axes(count, 4), axes(4, prefix="r")
+            if op == "sum":
+                m.buffer(f"y{k}", count)
+                m.reduce(f"y{k}", (i,), (r,), "sum", m.load(f"x{k}", i, r))
+            else:
+                m.buffer(f"y{k}", count, 4)
+                m.pointwise(f"y{k}", (i, j), apply(op, m.load(f"x{k}", i, j)))
+                # what is listed is what an operator was asked for, not what it came to
+                m.nodes[-1] = replace(m.nodes[-1], origins=(Origin(f"aten.{op}.default", op),))
+        return [len(step.nodes) for step in m.schedule("y0", "y1", list_fusion=True).steps]
+
+    def test_the_same(self) -> None:
+        assert self.together("exp") == [2]
+
+    def test_another_operator(self) -> None:
+        assert self.together("sin") == [1, 1]
+
+    def test_a_reduction(self) -> None:
+        assert self.together("sum") == [1, 1]
+
+    def test_another_size(self) -> None:
+        assert self.together("exp", 9) == [1, 1]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import pytest
 import torch
 
+from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import apply, const
+from polyfuse.ir.graph import Graph, GraphOutput
+from polyfuse.ir.nodes import Node
 from polyfuse.ir.types import DType
-from polyfuse.schedule import Call, Launch
+from polyfuse.schedule import Call, Launch, schedule_graph
 from polyfuse.schedule.deps import dependencies, live_nodes, stable_order, storage_roots
 from polyfuse.schedule.fuse import link
 from polyfuse.schedule.space import fresh_axes
@@ -217,3 +223,55 @@ def test_empty_kernels_are_scheduled_and_do_nothing() -> None:
     i, j = axes(0, 4)
     m.pointwise("y", (i, j), apply("exp", m.load("x", i, j)))
     assert run(m.schedule("y"), {"x": torch.empty(0, 4)})["y"].shape == (0, 4)
+
+
+def test_a_size_alone_keeps_the_call_that_defines_it() -> None:
+    """Nobody reads what the call finds, only how much it is."""
+    m = Maker()
+    count = symbol("u0", 0, 100)
+    m.buffer("x", 4, kind="input")
+    m.buffer("found", count, 1, dtype=DType.i64)
+    m.buffer("dead", count, 1, dtype=DType.i64)
+    m.call("aten.nonzero.default", ("found",), "x", symbols=(("u0", "size:0:0"),))
+    m.call("aten.nonzero.default", ("dead",), "x", symbols=(("u1", "size:0:0"),))
+    results = (GraphOutput(2 * count, "size"),)
+    graph = Graph("g", "inference", tuple(m.inputs), results, m.buffers, tuple(m.nodes), {}, {})
+    schedule = schedule_graph(graph, Settings(), lambda device: (m.backend(Settings()),))
+    assert [step.writes for step in schedule.steps] == [("found",)]
+
+
+def test_what_writes_to_a_constant_stays() -> None:
+    m = Maker()
+    m.buffer("k", 4, kind="constant")
+    (i,) = axes(4)
+    m.pointwise("k", (i,), const(2.0, DType.f32))
+    assert [step.writes for step in m.schedule().steps] == [("k",)]
+
+
+def test_an_unknown_kind_of_node_is_an_error() -> None:
+    @dataclass(frozen=True)
+    class Odd(Node):
+        def writes(self) -> tuple[str, ...]:
+            return ("y",)
+
+    m = Maker()
+    m.buffer("y", 4)
+    m.nodes.append(Odd("n0"))
+    with pytest.raises(TypeError, match="does not know Odd"):
+        m.schedule("y")
+
+
+def test_a_buffer_that_is_changed_where_it_was_made_keeps_its_storage() -> None:
+    """All its accesses are in one kernel, but there are two versions of it."""
+    m = Maker()
+    m.buffer("x", 8, kind="input")
+    m.buffer("a", 8)
+    m.buffer("y", 8)
+    (i,) = axes(8)
+    m.pointwise("a", (i,), apply("exp", m.load("x", i)))
+    m.pointwise("a", (i,), apply("add", m.load("a", i), const(1.0, DType.f32)))
+    m.pointwise("y", (i,), apply("neg", m.load("a", i)))
+    schedule = m.schedule("y")
+    assert len(schedule.steps) == 1 and schedule.removed == ()
+    x = torch.randn(8)
+    torch.testing.assert_close(run(schedule, {"x": x})["y"], -(x.exp() + 1))

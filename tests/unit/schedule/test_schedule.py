@@ -10,6 +10,7 @@ import torch
 from polyfuse.ir.expr import apply, const, load
 from polyfuse.ir.nodes import Scatter
 from polyfuse.ir.types import DType
+from polyfuse.ir.verify import verify_kernel
 from polyfuse.schedule import Launch
 from polyfuse.symbolic import IndexLike, axis, axis_size, symbol
 from schedule_builder import Maker, axes, run
@@ -209,3 +210,95 @@ def test_order_is_deterministic(repeat: int) -> None:
     first = softmax_graph(8, 8).schedule("y")
     second = softmax_graph(8, 8).schedule("y")
     assert first.steps == second.steps and first.decisions == second.decisions
+
+
+def test_a_fused_unit_is_the_union_of_its_members() -> None:
+    """Members stand in program order, whatever the order in which they were fused; arguments are only what
+    the outside has or needs.
+    """
+    m = Maker()
+    m.buffer("x", 64, kind="input")
+    m.buffer("z", 64, kind="input")
+    for name in ("a", "b", "c", "y"):
+        m.buffer(name, 64)
+    (i,) = axes(64)
+    m.pointwise("a", (i,), apply("exp", m.load("x", i)))
+    m.pointwise("b", (i,), apply("sin", m.load("z", i)))
+    m.pointwise("c", (i,), apply("mul", m.load("b", i), m.load("z", i)))
+    m.pointwise("y", (i,), apply("add", m.load("a", i), m.load("c", i)))
+    schedule = m.schedule("y", "b")
+    (step,) = schedule.steps
+    assert isinstance(step, Launch)
+    fused = [(d.first, d.second) for d in schedule.decisions if d.kind == "fuse"]
+    assert fused[0] != ("n0", "n3"), "the last member is not fused in order"
+    assert [node.name for node in step.nodes] == ["n0", "n1", "n2", "n3"]
+    assert set(step.writes) == {"b", "y"} and schedule.removed == ("a", "c")
+    assert sorted(arg.kind for arg in step.kernel.args) == ["in", "in", "out", "out"]
+
+
+def test_axes_are_split_where_one_side_counts_in_larger_steps() -> None:
+    """Rows of 12 beside tables of 3 by 4 and 6 by 2: what is copied is lined up by places, not by axes."""
+    for size, other in (((12,), (3, 4)), ((3, 4), (12,)), ((6, 4), (2, 3, 4)), ((2, 12), (6, 4))):
+        m = Maker()
+        count = torch.Size(size).numel()
+        m.buffer("x", *size, kind="input")
+        m.buffer("a", *size)
+        m.buffer("b", *other)
+        place = axes(*size)
+        m.pointwise("a", place, apply("exp", m.load("x", *place)))
+        place = axes(*other)
+        flat = sum(var * torch.Size(other[d + 1 :]).numel() for d, var in enumerate(place))
+        m.pointwise("b", place, apply("neg", load("a", flat, DType.f32)))
+        schedule = m.schedule("a", "b")
+        assert len(schedule.steps) == 1, (size, other)
+        x = torch.randn(size)
+        torch.testing.assert_close(run(schedule, {"x": x})["b"].reshape(count), -x.exp().reshape(count))
+
+
+def test_a_column_that_every_row_reads_is_split_like_the_rows() -> None:
+    """Neither side is contiguous, and the shared dimension is two on one side."""
+    m = Maker()
+    m.buffer("x", 12, 5, kind="input")
+    m.buffer("a", 12, 5)
+    m.buffer("b", 5, 3, 4)
+    i, j = axes(12, 5)
+    m.pointwise("a", (i, j), apply("exp", m.load("x", i, j)))
+    k, p, q = axes(5, 3, 4)
+    m.pointwise("b", (k, p, q), apply("neg", load("a", (p * 4 + q) * 5 + k, DType.f32)))
+    schedule = m.schedule("a", "b")
+    x = torch.randn(12, 5)
+    wanted = -x.exp().t().reshape(5, 3, 4)
+    assert len(schedule.steps) == 1
+    torch.testing.assert_close(run(schedule, {"x": x})["b"], wanted)
+
+
+def test_a_sum_over_one_element_is_still_a_loop() -> None:
+    m = Maker()
+    m.buffer("x", 4, 1, kind="input")
+    m.buffer("total", 4)
+    (i,), (r,) = axes(4), axes(1, prefix="r")
+    m.reduce("total", (i,), (r,), "sum", m.load("x", i, r))
+    x = torch.randn(4, 1)
+    torch.testing.assert_close(run(m.schedule("total"), {"x": x})["total"], x[:, 0])
+
+
+def test_sizes_that_only_the_extent_of_an_argument_has_are_arguments_too() -> None:
+    """A kernel that fills a part of something larger of unknown size, such as a concatenation."""
+    s0, s1 = symbol("s0", 2), symbol("s1", 2)
+    m = Maker()
+    m.hints.update(s0=3, s1=4)
+    m.buffer("x", s0, kind="input")
+    m.buffer("other", s1, kind="input")
+    m.buffer("y", s0 + s1)
+    (i,) = axes(s0)
+    m.pointwise("y", (i,), apply("exp", m.load("x", i)))
+    (i,) = axes(s1)
+    m.pointwise("y", (i,), m.load("other", i), i + s0)
+    schedule = m.schedule("y")
+    for step in schedule.steps:
+        assert isinstance(step, Launch)
+        verify_kernel(step.kernel)
+        assert [arg.name for arg in step.kernel.args if arg.kind == "size"] == ["s0", "s1"]
+    x, other = torch.randn(5), torch.randn(6)
+    out = run(schedule, {"x": x, "other": other}, {"s0": 5, "s1": 6})
+    torch.testing.assert_close(out["y"], torch.cat((x.exp(), other)))
