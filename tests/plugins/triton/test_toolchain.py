@@ -134,11 +134,14 @@ def test_what_the_assembler_says_is_shown_with_its_command(tmp_path):
     assert caught.value.command[0].endswith("ptxas") and "--gpu-name=sm_80" in caught.value.command
 
 
-def test_more_shared_memory_than_there_is(tmp_path):
-    with pytest.raises(KernelBuildError, match="bytes of shared memory, and sm_80 has") as caught:
-        changes = {"constexprs": (("XBLOCK", 256),), "num_warps": 8, "num_stages": 3}
-        toolchain.build([source(MATMUL, **changes)], tmp_path, options(80))
-    assert caught.value.name == "fused_add_one"
+def test_more_shared_memory_than_there_is(tmp_path, monkeypatch):
+    one = source(MATMUL, constexprs=(("XBLOCK", 64),))
+    toolchain.build([one], tmp_path, options(80))
+    needed = read_unit(tmp_path)[one.key].variants[0].shared_bytes
+    assert 0 < needed < shared_limit(80)
+    monkeypatch.setattr(toolchain, "shared_limit", lambda arch: needed - 1)
+    with pytest.raises(KernelBuildError, match=rf"needs {needed} bytes of shared memory, and sm_80 has"):
+        toolchain.build([one], tmp_path, options(80))
 
 
 def test_spills_are_counted(tmp_path):
