@@ -60,21 +60,32 @@ def from_sympy(expr: Any, bounds: Bounds) -> IndexLike:
 def host_text(expr: Any) -> str:
     """A sympy expression as Python text, for what the index algebra has no word for."""
     name = type(expr).__name__
+    if name == "Piecewise":
+        return _cases(expr.args)
     parts = [host_text(a) for a in expr.args]
     if not parts:
         return str(expr)
     forms = {
         "FloorDiv": "({} // {})",
         "CleanDiv": "({} // {})",
+        "CeilDiv": "(-(-{} // {}))",
         "Mod": "({} % {})",
         "PythonMod": "({} % {})",
         "IntTrueDiv": "({} / {})",
         "FloatTrueDiv": "({} / {})",
         "ModularIndexing": "({} // {} % {})",
+        "LShift": "({} << {})",
+        "RShift": "({} >> {})",
+        "BitwiseFn_bitwise_and": "({} & {})",
+        "BitwiseFn_bitwise_or": "({} | {})",
+        "BitwiseFn_bitwise_xor": "({} ^ {})",
+        "Identity": "{}",
         "TruncToInt": "math.trunc({})",
+        "TruncToFloat": "float(math.trunc({}))",
         "FloorToInt": "math.floor({})",
         "CeilToInt": "math.ceil({})",
         "RoundToInt": "round({})",
+        "RoundDecimal": "round({}, {})",
         "ToFloat": "float({})",
         "PowByNatural": "({} ** {})",
         "FloatPow": "({} ** {})",
@@ -87,6 +98,7 @@ def host_text(expr: Any) -> str:
         "StrictGreaterThan": "({} > {})",
         "GreaterThan": "({} >= {})",
         "Abs": "abs({})",
+        "Not": "(not {})",
     }
     if name in forms:
         return forms[name].format(*parts)
@@ -100,3 +112,12 @@ def host_text(expr: Any) -> str:
     raise ValueError(
         f"the size expression {expr} uses {name}, which has no host form; report the model that made it"
     )
+
+
+def _cases(pairs: Any) -> str:
+    """The first value whose condition holds; what a boolean is as a number is written like this."""
+    value, condition = pairs[0]
+    text = host_text(value)
+    if len(pairs) == 1 or condition == sympy.true:
+        return text
+    return f"({text} if {host_text(condition)} else {_cases(pairs[1:])})"

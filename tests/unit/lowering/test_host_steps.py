@@ -1,0 +1,58 @@
+"""What the host does beside launching kernels: reads numbers, copies, writes results into their places."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from lowered import check
+
+
+@pytest.mark.parametrize("number", [torch.tensor(5), torch.tensor(True), torch.tensor([[3]])])
+def test_numbers_read_from_tensors(number: torch.Tensor) -> None:
+    def function(n: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        count = int(n.item())
+        torch._check(count >= 0)
+        torch._check(count < 100)
+        return torch.zeros(count + 1).sum() + x * count + torch.arange(count + 2).sum()
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        check(function, number, torch.randn(3), native=False)
+
+
+@pytest.mark.parametrize("target", [torch.float32, torch.float64, torch.bfloat16, torch.int32], ids=str)
+def test_copies_into_other_types_and_layouts(target: torch.dtype) -> None:
+    """Written where the target lies, converted, broadcast, and with the target's strides."""
+
+    def function(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        a.copy_(x.t())
+        a[1:, ::2].copy_(x[0, :1])
+        return a.t() + a.new_empty(a.shape).copy_(x[:, 0]).t()
+
+    for stride in ((4, 1), (1, 6), (8, 2)):
+        a = torch.empty_strided((6, 4), stride, dtype=target).fill_(1)
+        check(function, a, 10 * torch.randn(4, 6), numerics="eager")
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_index_assignment_with_gaps_in_the_list(accumulate: bool) -> None:
+    i, j = torch.tensor([0, 2, 2]), torch.tensor([1, 3, 3])
+    values, rows = torch.tensor([1.0, 2.0, 2.0]), torch.randn(3, 5)
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        put = torch.ops.aten.index_put.default
+        return [
+            put(x, [None, j[:1], i[:1]], values[:1], accumulate),
+            put(x[0], [i, None], rows[:1], accumulate),
+            put(x, [None, i], rows[:1].expand(3, 5), accumulate),
+            put(x[:, :, 0], [i[:2], j[:2]], values[0], accumulate),
+        ]
+
+    check(function, torch.randn(3, 4, 5))
+
+
+def test_the_result_of_a_library_call_goes_into_its_part_of_a_concatenation() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        product = x @ y
+        return torch.cat([product, y, x.exp()], 0), torch.stack([product, y], 1)
+
+    check(function, torch.randn(4, 4), torch.randn(4, 4))
