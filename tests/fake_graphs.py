@@ -86,6 +86,7 @@ class FakeDevice:
         self.recording = False
         self.fail: Exception | None = None
         self.generators: list[torch.Generator] = []
+        self.graphs: list[FakeGraph] = []
 
     def new_pool(self) -> FakePool:
         self.pools.append(FakePool())
@@ -120,6 +121,7 @@ class FakeDevice:
                 _spread(alias).copy_(value)  # nothing was computed
         self.recorded += 1
         graph = FakeGraph(self, program, seen, targets, pool, self.recorded, free, own)
+        self.graphs.append(graph)
         return graph, given
 
     def _place(

@@ -29,6 +29,9 @@ __all__ = ["GraphFacts", "GraphStatus", "recorded_program"]
 INSTANCES = 4
 """Most recordings for the same sizes: for inputs in other places, or results still needed."""
 
+WORTH = 16
+"""Replays after which making a recording has paid."""
+
 PATIENCE = 3
 """Calls that run as they are, in the hope that a caller lets go of what it got before it gets copies."""
 
@@ -175,6 +178,8 @@ class _Runner:
 
     def _record(self, recordings: list[Recording], args: list[Any]) -> Sequence[Any]:
         if len(recordings) >= INSTANCES:
+            self._drop_one(recordings, args)
+        if len(recordings) >= INSTANCES:
             reason = f"{INSTANCES} recordings for its sizes did not fit"
             warn_once(
                 "runtime",
@@ -197,6 +202,15 @@ class _Runner:
         self.made.append(recording)
         self.status.recordings += 1
         return self._replay(recording, args)
+
+    def _drop_one(self, recordings: list[Recording], args: list[Any]) -> None:
+        """Forget a recording that served for a while, and whose inputs have moved since."""
+        for recording in recordings:
+            if recording.replays >= WORTH and not recording.fits(args):
+                recordings.remove(recording)
+                self.made.remove(recording)
+                self.memory.retire([recording])
+                return
 
     def _give_up(self, args: list[Any], error: Exception) -> Sequence[Any]:
         """The program does something that cannot be recorded. What was recorded of it stays unused."""

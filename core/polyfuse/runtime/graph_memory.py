@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from polyfuse.runtime.graph_device import DeviceGraph, GraphDevice, graph_device
-from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.device_graphs import (
     forbid_access,
     outside_inference,
@@ -34,7 +33,10 @@ from polyfuse.torch_compat.device_graphs import (
     storage_use,
 )
 
-__all__ = ["GraphMemory", "Pool", "Recorded", "Slot", "Window", "forget_graph_memory", "graph_memory"]
+__all__ = ["GraphMemory", "Hold", "Pool", "Recorded", "Slot", "Window", "forget_graph_memory", "graph_memory"]
+
+_MANY = 16
+"""Recordings with results in callers' hands beyond which it is looked who has none any more."""
 
 _OVER = (
     "this tensor is a result of a compiled function in an earlier step, and its memory was needed again;"
@@ -53,18 +55,48 @@ class Window:
     offset: int
 
 
+@dataclass
+class Hold:
+    """A recording's results at hand, while it has a storage at every one of its addresses.
+
+    Attributes:
+        complete: whether it has. If not, the others are empty, so that they keep no memory from the pool.
+        ready: all results; None where the caller gets a new tensor.
+        fresh: those, as (position, tensor to make it like, size, stride).
+    """
+
+    complete: bool = False
+    ready: list[Any] = field(default_factory=list)
+    fresh: list[tuple[int, torch.Tensor, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+
+    def drop(self) -> None:
+        """Some storage is given up."""
+        self.complete = False
+        self.ready.clear()
+        self.fresh.clear()
+
+
 class Slot:
     """One storage that a recording writes to, with the results that lie in it.
+
+    What only a backward will read is released all at once, so of these slots one is watched for all.
 
     Attributes:
         address, nbytes: where it is.
         windows: the results in it.
         saved: whether it only carries what a backward needs.
         owned: whether the pool knows that it is in use: what was allocated in the recording, until given up.
+        hold: of the recording.
+        templates: a tensor for each result.
     """
 
     def __init__(
-        self, storage: torch.UntypedStorage, windows: Sequence[Window], device: torch.device, saved: bool
+        self,
+        storage: torch.UntypedStorage,
+        windows: Sequence[Window],
+        device: torch.device,
+        saved: bool,
+        hold: Hold,
     ) -> None:
         self.address = storage.data_ptr()
         self.nbytes = storage.nbytes()
@@ -72,39 +104,38 @@ class Slot:
         self.device = device
         self.saved = saved
         self.owned = True
-        self._storage: torch.UntypedStorage | None = storage
-        self._templates: tuple[torch.Tensor, ...] = ()
+        self.hold = hold
+        self.templates: tuple[torch.Tensor, ...] = ()
+        self.watched: Slot = self
+        self._storage: torch.UntypedStorage | None = None
+        self._key = 0
         self._base = 0
         self._dress(storage)
 
     def _dress(self, storage: torch.UntypedStorage) -> None:
         with outside_inference():
-            self._templates = tuple(
+            self.templates = tuple(
                 torch.empty(0, dtype=w.dtype, device=self.device).set_(storage, w.offset, w.size, w.stride)
                 for w in self.windows
             )
-        self._storage = storage
+        self._storage, self._key = storage, storage._cdata
 
     def settle(self) -> None:
         """From now on, more holders than there are at this moment are others."""
         if self._storage is not None:
-            self._base = storage_use(self._storage._cdata)
-
-    @property
-    def holders(self) -> int:
-        """How many tensors of others are in this memory."""
-        return storage_use(self._storage._cdata) - self._base if self._storage is not None else 0
+            self._base = storage_use(self._key)
 
     @property
     def alive(self) -> bool:
         """Whether somebody else holds a tensor in this memory."""
-        return self._storage is not None and storage_use(self._storage._cdata) > self._base
+        watched = self.watched
+        return watched._storage is not None and storage_use(watched._key) > watched._base
 
     def contains(self, address: int) -> bool:
         """Whether an address is in this memory."""
         return self.address <= address < self.address + self.nbytes
 
-    def hold(self) -> None:
+    def restore(self) -> None:
         """Have a storage at the address again, after it was given up."""
         if self._storage is None:
             storage = storage_at(self.address, self.nbytes, self.device)
@@ -114,24 +145,20 @@ class Slot:
 
     def release(self) -> None:
         """Give the memory up: it is the pool's, once others who hold it have let go."""
-        self._storage, self._templates, self.owned = None, (), False
+        self._storage, self.templates, self.owned = None, (), False
+        self.hold.drop()
 
     def expire(self) -> None:
         """Take the memory from those who still hold it; what they do with it is an error from now on."""
         if self._storage is not None:
-            forbid_access(self._storage, self._templates[0], _OVER)
+            forbid_access(self._storage, self.templates[0], _OVER)
             self.release()
-
-    def tensors(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """A new tensor for each result, by its position: others may do with it what they like."""
-        for window, template in zip(self.windows, self._templates, strict=True):
-            yield window.position, bindings.reinterpret_tensor(template, window.size, window.stride, 0)
 
     def copies(self) -> Iterator[tuple[int, torch.Tensor]]:
         """Each result in memory of its own; those that shared memory share it again."""
         with outside_inference():
             if len(self.windows) == 1:
-                window, template = self.windows[0], self._templates[0]
+                window, template = self.windows[0], self.templates[0]
                 copy = torch.empty_strided(window.size, window.stride, dtype=window.dtype, device=self.device)
                 yield window.position, copy.copy_(template)
                 return
@@ -161,19 +188,30 @@ class Recorded:
         graph: the recorded work.
         pool: where its memory comes from.
         slots: what it writes and hands out.
-        protected: slots of others that share no memory with it.
-        consumed: slots of others whose memory it uses once it has read them, with the number of inputs that
-            are in each: nobody else may hold them when it runs.
+        hold: the results at hand.
+        spared: slots of others that it does not harm: it shares no memory with them, or uses their memory
+            only after it has read them for the last time.
         owner: told of slots that callers hold for so long that the results are better copied; returns whether
             that is news.
+        exposed: other recording -> its slots that this one may overwrite.
     """
 
     graph: DeviceGraph
     pool: Pool
     slots: tuple[Slot, ...]
-    protected: frozenset[Slot]
-    consumed: dict[Slot, int]
+    hold: Hold
+    spared: frozenset[Slot]
     owner: Callable[[Slot], bool]
+    exposed: dict[Recorded, tuple[Slot, ...]] = field(default_factory=dict, kw_only=True)
+
+    def may_overwrite(self, other: Recorded) -> tuple[Slot, ...]:
+        """The slots of another recording (or its own) that it may overwrite, those of a group once."""
+        found = self.exposed.get(other)
+        if found is None:
+            found = self.exposed[other] = tuple(
+                dict.fromkeys(slot.watched for slot in other.slots if slot not in self.spared)
+            )
+        return found
 
 
 class GraphMemory:
@@ -198,28 +236,27 @@ class GraphMemory:
         if number != self._step:
             self._step = number
             for recorded in self._live:
-                for slot in recorded.slots:
-                    if slot.alive:
-                        slot.expire()
+                # of a group, the watched one would be gone before the others are asked
+                for slot in [slot for slot in recorded.slots if slot.alive]:
+                    slot.expire()
             self._live.clear()
         self.device.follow()
 
     def blockers(self, wanted: Recorded) -> list[tuple[Recorded, Slot]]:
         """The slots that somebody holds and a replay of `wanted` would destroy."""
         found: list[tuple[Recorded, Slot]] = []
-        for other in list(self._live):
-            alive = [slot for slot in other.slots if slot.alive]
-            if not alive:
-                del self._live[other]
-            elif other.pool is wanted.pool:
-                for slot in alive:
-                    if slot.holders <= wanted.consumed.get(slot, 0) or slot in wanted.protected:
-                        continue
-                    found.append((other, slot))
+        for other in self._live:
+            if other.pool is wanted.pool:
+                for slot in wanted.may_overwrite(other):
+                    if slot.alive:
+                        found.append((other, slot))
         return found
 
     def handed_out(self, recorded: Recorded) -> None:
         """Results of a recording went to a caller."""
+        if len(self._live) > _MANY:
+            for other in [r for r in self._live if not any(slot.alive for slot in r.slots)]:
+                del self._live[other]
         self._live[recorded] = None
 
     def slot_at(self, address: int) -> Slot | None:
@@ -237,12 +274,12 @@ class GraphMemory:
         """
         for pool in self._pools:
             slots = [slot for recorded in pool.recordings for slot in recorded.slots]
-            alive = [slot for slot in slots if slot.alive]
+            alive = frozenset(slot for slot in slots if slot.alive)
             if all(slot.owned for slot in alive):
                 for slot in slots:
-                    if slot.owned and not slot.alive:
+                    if slot.owned and slot not in alive:
                         slot.release()
-                return pool, frozenset(alive)
+                return pool, alive
         pool = Pool(self.device.new_pool())
         self._pools.append(pool)
         return pool, frozenset()
@@ -266,6 +303,8 @@ class GraphMemory:
             if recorded not in waiting:
                 self._live.pop(recorded, None)
                 recorded.pool.recordings.remove(recorded)
+                for other in recorded.pool.recordings:
+                    other.exposed.pop(recorded, None)
                 recorded.graph.reset()
                 if not recorded.pool.recordings:
                     self._pools.remove(recorded.pool)

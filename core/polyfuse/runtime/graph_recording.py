@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from polyfuse.runtime.graph_device import Program
-from polyfuse.runtime.graph_memory import GraphMemory, Recorded, Slot, Window
+from polyfuse.runtime.graph_memory import GraphMemory, Hold, Recorded, Slot, Window
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.device_graphs import (
     backward_may_repeat,
@@ -154,8 +154,9 @@ class Recording(Recorded):
         buffers: one for each copied input; `targets` are the same with repeated elements taken once.
         repeated: whether some input has repeated elements.
         constants: the results; None where a slot or an input gives them.
-        passed: results that are inputs, or views of them: (result, input, layout or None for the very
-            tensor).
+        passed: results that are inputs or views of them: (result, input, layout or None for itself).
+        consumes: whether it uses the memory of what its forward saved, so that it can only run once for it.
+        replays: how often it ran.
     """
 
     treatment: Treatment
@@ -164,13 +165,31 @@ class Recording(Recorded):
     repeated: bool
     constants: tuple[Any, ...]
     passed: tuple[tuple[int, int, Window | None], ...]
+    consumes: bool
+    replays: int = 0
+
+    def _prepare(self) -> None:
+        """Have all results at hand. Callers get new tensors, since they may do with them what they like; what
+        only a backward reads may be the same tensor every time, but for the one that is watched.
+        """
+        hold = self.hold
+        hold.drop()
+        hold.ready.extend(self.constants)
+        for slot in self.slots:
+            slot.restore()
+            for window, template in zip(slot.windows, slot.templates, strict=True):
+                if slot.watched is slot:
+                    hold.fresh.append((window.position, template, window.size, window.stride))
+                else:
+                    hold.ready[window.position] = template
+        hold.complete = True
 
     def fits(self, args: list[Any]) -> bool:
         """Whether every input that is read where it is, is there."""
         treatment = self.treatment
         if not same_addresses(args, treatment.addresses, treatment.fixed):
             return False
-        return not self.consumed or not backward_may_repeat()
+        return not self.consumes or not backward_may_repeat()
 
     def replay(self, args: list[Any], copied_results: Collection[int]) -> tuple[Any, ...]:
         """Do the recorded work on `args`, which is emptied; results called for come as copies."""
@@ -178,22 +197,28 @@ class Recording(Recorded):
         if treatment.copied:
             sources = [args[i] for i in treatment.copied]
             copy_all(self.targets, [_once(s) for s in sources] if self.repeated else sources)
-        held = {i: args[i] for _, i, _ in self.passed}
+        held = {i: args[i] for _, i, _ in self.passed} if self.passed else {}
         returned = [args[i] for i in treatment.returned]
         args.clear()
         self.graph.replay()
+        self.replays += 1
         if returned:
             position = {i: k for k, i in enumerate(treatment.copied)}
             copy_all(returned, [self.buffers[position[i]] for i in treatment.returned])
         return self._results(held, copied_results)
 
     def _results(self, held: dict[int, torch.Tensor], copied: Collection[int]) -> tuple[Any, ...]:
-        results = list(self.constants)
-        for slot in self.slots:
-            slot.hold()
-            as_copy = copied and any(window.position in copied for window in slot.windows)
-            for position, tensor in slot.copies() if as_copy else slot.tensors():
-                results[position] = tensor
+        if not self.hold.complete:
+            self._prepare()
+        results = list(self.hold.ready)
+        if copied:
+            for slot in self.slots:
+                if any(window.position in copied for window in slot.windows):
+                    for position, tensor in slot.copies():
+                        results[position] = tensor
+        for position, template, size, stride in self.hold.fresh:
+            if position not in copied:
+                results[position] = bindings.reinterpret_tensor(template, size, stride, 0)
         for position, number, window in self.passed:
             base = held[number]
             results[position] = base if window is None else _view_of(base, window)
@@ -236,19 +261,17 @@ def make_recording(
         graph, results = memory.device.record(program, given, pool.handle, generators)
     finally:
         _bring_back(args, layouts, consumed)
-    constants, passed, slots = _sort_results(results, inputs, layouts, facts)
+    hold = Hold()
+    constants, passed, slots = _sort_results(results, inputs, layouts, facts, hold)
     del results
     for slot in slots:
         slot.settle()
-    counts: dict[Slot, int] = {}
-    for i in consumed:
-        counts[treatment.slots[i]] = counts.get(treatment.slots[i], 0) + 1
     recording = Recording(
         graph,
         pool,
         slots,
-        protected - frozenset(counts),
-        counts,
+        hold,
+        protected,
         owner,
         treatment,
         buffers,
@@ -256,6 +279,7 @@ def make_recording(
         any(t is not b for t, b in zip(targets, buffers, strict=True)),
         constants,
         passed,
+        bool(consumed),
     )
     memory.add(recording)
     return recording
@@ -290,19 +314,13 @@ def _consume(facts: GraphFacts, args: list[Any], treatment: Treatment) -> tuple[
     """Let go of saved inputs that only this backward will ever read, so that their memory can serve it once
     it has read them; returns which. The list no longer holds them.
     """
-    if not facts.carried or backward_may_repeat():
+    saved = {i: slot for i, slot in treatment.slots.items() if slot.saved}
+    if not facts.carried or backward_may_repeat() or not all(slot.owned for slot in saved.values()):
         return ()
-    counts: dict[Slot, list[int]] = {}
-    for i, slot in treatment.slots.items():
-        counts.setdefault(slot, []).append(i)
-    found: list[int] = []
-    for slot, positions in counts.items():
-        if slot.saved and slot.owned and slot.holders == len(positions):
-            found.extend(positions)
-            slot.release()
-    for i in found:
+    for i, slot in saved.items():
+        slot.release()
         args[i] = None
-    return tuple(found)
+    return tuple(saved)
 
 
 def _bring_back(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence[int]) -> None:
@@ -315,7 +333,11 @@ def _bring_back(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence
 
 
 def _sort_results(
-    results: Sequence[Any], inputs: dict[int, int], layouts: dict[int, _Layout], facts: GraphFacts
+    results: Sequence[Any],
+    inputs: dict[int, int],
+    layouts: dict[int, _Layout],
+    facts: GraphFacts,
+    hold: Hold,
 ) -> tuple[tuple[Any, ...], tuple[tuple[int, int, Window | None], ...], tuple[Slot, ...]]:
     """Constants, inputs passed on, and the slots of everything else."""
     constants: list[Any] = []
@@ -348,7 +370,10 @@ def _sort_results(
             moved = Window(position, window.dtype, window.size, window.stride, window.offset - start)
             passed.append((position, number, moved))
     slots = tuple(
-        Slot(storage, windows, device, all(w.position in facts.saved for w in windows))
+        Slot(storage, windows, device, all(w.position in facts.saved for w in windows), hold)
         for storage, windows in storages.values()
     )
+    saved = [slot for slot in slots if slot.saved]
+    for slot in saved:
+        slot.watched = saved[0]
     return tuple(constants), tuple(passed), slots

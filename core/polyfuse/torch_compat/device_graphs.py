@@ -72,6 +72,7 @@ class TorchGraphs:
         with torch.cuda.device(self.index):
             if self._side is None:
                 self._side = torch.cuda.Stream(self.index)
+            torch.cuda.current_blas_handle()  # a thread's first one cannot be made while recording
             # what earlier work needed may be needed for the pool now
             torch.cuda.synchronize(self.index)
             torch.cuda.empty_cache()
@@ -153,9 +154,8 @@ def outside_inference() -> Iterator[None]:
         yield
 
 
-def storage_use(address: int) -> int:
-    """How many hold the storage whose `_cdata` is `address`: tensors, and Python's own object for it."""
-    return int(torch._C._storage_Use_Count(address))
+storage_use: Callable[[int], int] = torch._C._storage_Use_Count
+"""How many hold the storage whose `_cdata` is the argument: tensors, and Python's own object for it."""
 
 
 def storage_at(address: int, nbytes: int, device: torch.device) -> torch.UntypedStorage:

@@ -10,7 +10,9 @@ import torch
 from lowered import Lowered, check, compiled
 
 from hand_written import interpreted_kernels
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.nodes import ExternCall, Pointwise
+from polyfuse.torch_compat.user_kernels import Dynamic, UserKernel, mutated_arguments
 
 triton = pytest.importorskip("triton", reason="hand-written kernels need Triton")
 
@@ -274,3 +276,69 @@ def test_the_whole_way(launches: list[str]) -> None:
         torch.testing.assert_close(got, fn(x, y))
         torch.testing.assert_close(mine, y)
     assert launches.count("add_kernel") == 4
+
+
+class Kernel:
+    """Notes how it is launched."""
+
+    def __init__(self, arg_names: list[str], configs: tuple[dict[str, int], ...] = ()) -> None:
+        self.arg_names = arg_names
+        self.configs = [triton.Config(c) for c in configs]
+        self.launches: list[Any] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *args, **options: self.launches.append((grid, args, options))
+
+
+def test_arguments_are_given_by_position_as_far_as_that_goes() -> None:
+    kernel = Kernel(["x", "n", "BLOCK", "y"])
+    x = torch.zeros(2)
+    call = UserKernel(kernel, ("x",), (("BLOCK", 8), ("n", 3), ("num_warps", 2)), ((1, 2, Dynamic(1)),))
+    call(x, 7)
+    assert kernel.launches == [((1, 2, 7), (x, 3, 8), {"num_warps": 2})]
+
+
+def test_a_tensor_descriptor_is_made_of_its_tensor() -> None:
+    kernel = Kernel(["x", "y"])
+    description = ("stable", ([Dynamic(2), 16],))
+    call = UserKernel(kernel, ("x", "y"), (), ((1, 1, 1),), (("x", description),))
+    x, y = torch.zeros(32, 32), torch.zeros(3)
+    call(x, y, 8)
+    ((_, (descriptor, other), _),) = kernel.launches
+    assert descriptor.base is x and descriptor.block_shape == [8, 16]
+    assert other is y
+
+
+def test_each_configuration_has_its_grid() -> None:
+    kernel = Kernel(["x"], ({"BLOCK": 16}, {"BLOCK": 64}))
+    call = UserKernel(kernel, ("x",), (), ((Dynamic(1), 1, 1), (2, 1, 1)))
+    call(torch.zeros(1), 9)
+    ((grid, _, _),) = kernel.launches
+    assert grid({"BLOCK": 16, "x": None}) == (9, 1, 1)
+    assert grid({"BLOCK": 64}) == (2, 1, 1)
+    with pytest.raises(UnsupportedError, match="configuration"):
+        grid({"BLOCK": 32})
+
+
+def test_one_grid_for_all_configurations() -> None:
+    kernel = Kernel(["x"], ({"BLOCK": 16}, {"BLOCK": 64}))
+    UserKernel(kernel, ("x",), (), ((5, 1, 1), (5, 1, 1)))(torch.zeros(1))
+    assert kernel.launches[0][0] == (5, 1, 1)
+
+
+def test_which_arguments_are_written_is_read_from_the_code() -> None:
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    number = kernel_side_table.add_kernel(add_kernel)
+    constants = kernel_side_table.add_constant_args({"BLOCK": 16, "n": 10})
+    tensors = {name: torch.zeros(10) for name in ("x", "y", "out")}
+    assert mutated_arguments(number, constants, tensors, {}) == ("out",)
+
+
+def test_if_it_cannot_be_read_all_are_taken_for_written() -> None:
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    number = kernel_side_table.add_kernel(add_kernel)
+    constants = kernel_side_table.add_constant_args({})  # too few arguments
+    tensors = {name: torch.zeros(10) for name in ("x", "y", "out")}
+    assert mutated_arguments(number, constants, tensors, {}) == ("x", "y", "out")

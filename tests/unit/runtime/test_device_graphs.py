@@ -169,6 +169,26 @@ def test_parameters_that_move_are_followed_for_a_while(device: FakeDevice, warni
     assert sum("in other places" in w for w in warnings_seen()) == 1
 
 
+@torch.no_grad()
+def test_parameters_that_move_now_and_then_are_followed_for_good(
+    device: FakeDevice, warnings_seen: Seen
+) -> None:
+    model = torch.nn.Linear(8, 4)
+    run = compiled(model)
+    keep = []
+    for _ in range(7):
+        for _ in range(18):
+            x = torch.randn(2, 8)
+            result = run(x)
+            same(result, torch.nn.functional.linear(x, model.weight, model.bias))
+            del result
+        keep.append(model.weight.data)
+        model.weight.data = torch.randn(4, 8)
+    assert device.recorded == 7
+    assert device.forgotten == 3
+    assert not warnings_seen()
+
+
 def test_an_input_that_is_written_to(device: FakeDevice) -> None:
     def fn(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         state.mul_(2).add_(x)
@@ -492,3 +512,26 @@ def test_what_was_not_asked_for_is_not_reported(device: FakeDevice) -> None:
     run(*fresh())
     assert report().recording is None
     assert device.recorded == 0
+
+
+def test_memory_of_dead_results_is_used_again(device: FakeDevice) -> None:
+    first = compiled(affine)
+    second = compiled(lambda x: x.cos() * 2)
+    for _ in range(3):
+        first(*fresh())
+    for _ in range(2):
+        second(torch.randn(4, 8))
+    (graph,) = [g for g in device.graphs if g.number == 2]
+    assert [block.number for block in graph.harmed] == [1]
+
+
+def test_memory_of_results_in_use_is_not(device: FakeDevice) -> None:
+    first = compiled(affine)
+    second = compiled(lambda x: x.cos() * 2)
+    first(*fresh())
+    held = first(*fresh())
+    for _ in range(2):
+        second(torch.randn(4, 8))
+    (graph,) = [g for g in device.graphs if g.number == 2]
+    assert not graph.harmed
+    del held

@@ -310,3 +310,22 @@ def test_training_and_inference_take_turns(device: FakeDevice) -> None:
         run(x).backward()
         reference(x).backward()
         same(state(model), state(reference))
+
+
+def test_what_was_saved_is_given_up_as_the_backward_reads_it(device: FakeDevice) -> None:
+    _, run, _ = pair()
+    for _ in range(3):
+        run(torch.randn(5, 8)).backward()
+    forward, backward = device.graphs
+    saved = [block for block in forward.own if block.number == forward.number]
+    assert len([block for block in backward.harmed if block in saved]) >= 3
+
+
+def test_what_is_kept_for_another_backward_is_not_given_up(device: FakeDevice) -> None:
+    _, run, _ = pair()
+    for _ in range(3):
+        loss = run(torch.randn(5, 8))
+        loss.backward(retain_graph=True)
+        loss.backward()
+        del loss
+    assert not [block for block in device.graphs[1].harmed if block in device.graphs[0].own]
