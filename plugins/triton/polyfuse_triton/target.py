@@ -111,11 +111,13 @@ def _present() -> tuple[Target, ...]:
         facts = torch.cuda.get_device_properties(index)
         arch = facts.major * 10 + facts.minor
         if arch >= OLDEST and arch not in found:
+            usual = known_target(f"sm_{arch}")
             found[arch] = Target(
                 arch,
                 facts.multi_processor_count,
-                int(facts.shared_memory_per_block_optin),
-                int(facts.L2_cache_size),
+                # names that torch gave to its properties over time
+                int(getattr(facts, "shared_memory_per_block_optin", usual.shared_bytes)),
+                int(getattr(facts, "L2_cache_size", usual.l2_bytes)),
                 model=str(facts.name),
             )
     if not found:
