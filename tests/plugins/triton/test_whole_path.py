@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,3 +95,27 @@ def test_candidates_all_compile(backend, tmp_path):
     sources = [made.emit(large, config) for config in (*configs[:3], around[-1])]
     made.build(sources, tmp_path)
     assert all(made.review(tmp_path, source.key) for source in sources)
+
+
+def test_neither_generating_nor_loading_imports_triton(backend, tmp_path):
+    """A later process finds machine code in the store, and needs no compiler to launch it."""
+    made, _ = backend
+    one = made.emit(kernel())
+    made.build([one], tmp_path)
+    script = (
+        "import sys; from pathlib import Path\n"
+        "from polyfuse.base.settings import Settings; from polyfuse.ir.parse import parse_kernel\n"
+        "from polyfuse_triton.backend import TritonBackend; from polyfuse_triton.artifact import read_unit\n"
+        "backend = TritonBackend(Settings.resolve(None, {'triton.target': 'sm_90'}))\n"
+        "source = backend.emit(parse_kernel(sys.stdin.read()))\n"
+        "folder = Path(sys.argv[1])\n"
+        "assert source.key in read_unit(folder) and backend.review(folder, source.key) and backend.describe()\n"
+        "assert 'triton' not in sys.modules\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        input=text(kernel()),
+        text=True,
+        check=True,
+        timeout=300,
+    )

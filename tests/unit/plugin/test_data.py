@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import polyfuse.plugin as door
 from polyfuse.base.settings import Settings
@@ -32,6 +33,8 @@ def test_backend_defaults():
     assert backend.can_fuse([], []) == Yes() and backend.host(None) is None and backend.configs(None) == ()
     assert backend.group(None) is None
     assert backend.benchmark(lambda *_: None, ()) >= 0
+    assert backend.neighbours(None, Config()) == () and backend.review(Path(), "key") == Yes()
+    assert list(backend.machine()) == ["machine"] and backend.min_unit > 1 and not backend.worker_start
 
 
 def test_everything_named_public_exists():
