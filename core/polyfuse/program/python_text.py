@@ -109,11 +109,13 @@ class _Printer:
             return example_value(index, hints)
 
         rows = ["INPUTS = ("]
+        free = _devices_unchecked(self.program)
         for item in self.program.inputs:
             size, stride = tuple(map(example, item.size)), tuple(map(example, item.stride))
             if item.kind == "symint" and item.value is not None:
                 size = (example(item.value),)
-            row = (self.variable(item.name), item.kind, item.dtype, item.device, size, stride)
+            device = "" if item.name in free else item.device
+            row = (self.variable(item.name), item.kind, item.dtype, device, size, stride)
             rows.append(f"    {row!r},")
         rows.append(")")
         position = {item.name: i for i, item in enumerate(self.program.inputs)}
@@ -417,3 +419,22 @@ def _origin_text(origins: tuple[Origin, ...]) -> str:
     places = "; ".join(sources[:_SHOWN_SOURCES])
     more = len(sources) - _SHOWN_SOURCES
     return f"{shown} at {places}" + (f" and {more} more lines" if more > 0 else "")
+
+
+def _devices_unchecked(program: Program) -> set[str]:
+    """Scalar inputs that go to eager operators and nowhere else.
+
+    Operators return some of these on other devices than they were traced with (the seeds of attention are on
+    the CPU or on the device, as the operator finds useful), and take them back from there.
+    """
+    found = {i.name for i in program.inputs if i.kind == "tensor" and not i.size}
+    for step in program.steps:
+        if isinstance(step, LaunchKernel):
+            found.difference_update(o for o in step.operands if isinstance(o, str))
+        elif isinstance(step, MakeView):
+            found.discard(step.view.buffer)
+        elif isinstance(step, Reuse):
+            found.discard(step.old)
+        elif isinstance(step, BindSymbol):
+            found.discard(step.read.name)
+    return found

@@ -91,6 +91,7 @@ def _random_input(
     if kind != "tensor":
         return None
     torch_dtype: torch.dtype = getattr(torch, dtype)
+    device = device or "cpu"
     storage = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if 0 not in size else 0
     makers: Mapping[bool, Callable[[], torch.Tensor]] = {
         True: lambda: torch.randn(storage, device=device).to(torch_dtype),

@@ -133,7 +133,8 @@ class CompiledModule:
                 continue
             if not isinstance(value, torch.Tensor):
                 raise not_a_tensor(name, value)
-            if str(value.dtype) != f"torch.{dtype}" or value.device.type != device.split(":")[0]:
+            elsewhere = device and value.device.type != device.split(":")[0]
+            if str(value.dtype) != f"torch.{dtype}" or elsewhere:
                 raise InputLayoutError(
                     f"input {name} is {value.dtype} on {value.device} where torch.{dtype} on {device} was"
                     " expected",

@@ -483,3 +483,16 @@ def test_program_text(golden: Callable[[str, str], None]) -> None:
     b.call("aten.sort.default", [b.view("buf2")], ["buf3", ""], out="tuple", source=lines[3])
     b.output("buf3", View("buf3", (s0,), (1,), 2 * s0), s0)
     golden("program/small.py.txt", python_text(b.program(), harness=True))
+
+
+def test_a_scalar_for_operators_alone_may_be_on_another_device() -> None:
+    b = Builder()
+    x, seed = b.tensor("x", (3,)), b.tensor("seed", ())
+    b.buffers["seed"] = replace(b.buffers["seed"], device="meta")
+    b.call("aten.add.Tensor", [b.view(x), b.view(seed)], [b.buffer("y", (3,))])
+    b.output("y")
+    inputs = [torch.ones(3), torch.tensor(2.0)]
+    close(b.module()(list(inputs))[0], torch.full((3,), 3.0))
+    b.launch(lambda wrote, read: None, [b.buffer("z", ())], ["seed"])
+    with pytest.raises(InputLayoutError, match=r"input seed is torch.float32 on cpu where .* on meta"):
+        b.module()(list(inputs))
