@@ -12,14 +12,8 @@ from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, View
 from polyfuse.program.device_graphs import graph_facts
-from polyfuse.program.memory import (
-    Lifetime,
-    MemoryPlan,
-    itemsize,
-    plan_memory,
-    reuse_key,
-    storage_bytes,
-)
+from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
+from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
 from polyfuse.program.pools import Place, Pool, plan_pools
 from polyfuse.program.steps import (
     Allocate,
@@ -80,9 +74,8 @@ class _Planner:
         self.alignments = _assumed_alignments(schedule)
         self.inputs = tuple(_program_input(item, self.graph, self.alignments) for item in self.graph.inputs)
         self.device = _accelerator(self.graph)
-        self.shared = _shared_storage(schedule)
         self.kept = frozenset(self.graph.output_buffers())
-        self.lifetimes = _lifetimes(self)
+        self.lifetimes = lifetimes(schedule, settings)
         pooled = settings.memory_pools and self.graph.kind == "inference"
         self.places = plan_pools(self.lifetimes, self.graph.buffers) if pooled else {}
         self.memory = plan_memory(
@@ -130,13 +123,11 @@ class _Planner:
             checks=once,
             steps=(*symbols, *always, *steps),
             kernels=self.kernels.entries(),
-            constants=tuple((name, name) for name in _used_constants(self.graph, self.schedule)),
+            constants=tuple((name, name) for name in used_constants(self.schedule)),
             device=self.device,
             profile=self.settings.profile,
             symbol_hints=tuple(sorted(self.graph.symbol_hints.items())),
-            recording=graph_facts(
-                self.schedule, self.inputs, _unused_inputs(self.graph, self.schedule), self.settings
-            ),
+            recording=graph_facts(self.schedule, self.inputs, unused_inputs(self.schedule), self.settings),
         )
 
     def _prologue(self) -> int:
@@ -145,7 +136,7 @@ class _Planner:
             for item in self.inputs:
                 if item.kind == "tensor":
                     self._add(AssertFinite(item.name, f"input {item.name}"))
-        unused = _unused_inputs(self.graph, self.schedule)
+        unused = unused_inputs(self.schedule)
         if unused:
             self._add(Free(unused))
             for name in unused:
@@ -157,7 +148,7 @@ class _Planner:
 
         A parameter is the same object in every call, so once is enough for it.
         """
-        unused = _unused_inputs(self.graph, self.schedule)
+        unused = unused_inputs(self.schedule)
         once: list[AssertLayout] = []
         always: list[AssertLayout] = []
         for item in self.inputs if self.settings.size_asserts else ():
@@ -422,78 +413,6 @@ def _assumed_alignments(schedule: Schedule) -> dict[str, int]:
                 if arg.aligned and isinstance(operand, str):
                     found[operand] = max(found.get(operand, 0), step.alignment)
     return found
-
-
-def _shared_storage(schedule: Schedule) -> frozenset[str]:
-    """Buffers that may share storage with others through an operator's results."""
-    shared: set[str] = set()
-    for step in schedule.steps:
-        if isinstance(step, Call) and step.node.aliases:
-            shared.update(step.node.aliases)
-            shared.update(step.node.outputs)
-    return frozenset(shared)
-
-
-def _lifetimes(planner: _Planner) -> list[Lifetime]:
-    """The lifetime of every buffer that gets memory in this program, by first write."""
-    schedule, graph = planner.schedule, planner.graph
-    last = {name: i for i, names in enumerate(schedule.last_use) for name in names}
-    found: dict[str, Lifetime] = {}
-    for position, step in enumerate(schedule.steps):
-        made_by_operator = isinstance(step, Call) and step.node.out in ("single", "tuple")
-        inplace = dict(step.inplace) if isinstance(step, Launch) and planner.settings.inplace else {}
-        for name in _touched(step):
-            buffer = graph.buffers.get(name)
-            if name in found or name in planner.removed or buffer is None or buffer.kind != "temp":
-                continue
-            if isinstance(step, Call) and step.node.out == "none" and name in step.node.outputs:
-                continue
-            own = name not in planner.shared and name not in planner.kept
-            made = made_by_operator and name in step.writes
-            # an operator may return less than it announced: what nobody reads is not looked at
-            checked = planner.settings.size_asserts and name not in schedule.last_use[position]
-            takes = inplace.get(name, "")
-            if takes and not _may_take(found.get(takes), position, reuse_key(buffer), found):
-                takes = ""
-            found[name] = Lifetime(
-                name=name,
-                key=reuse_key(buffer),
-                size=storage_bytes(buffer, graph.symbol_hints),
-                first=position,
-                last=None if name in planner.kept else last.get(name),
-                poolable=own and (checked or not made),
-                allocated=not made,
-                takes=takes,
-            )
-    return list(found.values())
-
-
-def _may_take(old: Lifetime | None, position: int, key: object, found: dict[str, Lifetime]) -> bool:
-    """Whether the storage of `old` can really be handed over at this step."""
-    if old is None or not old.poolable or old.first >= position or old.last != position or old.key != key:
-        return False
-    return all(other.takes != old.name for other in found.values())
-
-
-def _touched(step: Launch | Call) -> Iterator[str]:
-    if isinstance(step, Launch):
-        yield from (o for o in step.operands if isinstance(o, str))
-    yield from step.reads
-    yield from step.writes
-
-
-def _used(graph: Graph, schedule: Schedule) -> set[str]:
-    return {name for step in schedule.steps for name in _touched(step)} | set(graph.output_buffers())
-
-
-def _unused_inputs(graph: Graph, schedule: Schedule) -> tuple[str, ...]:
-    used = _used(graph, schedule)
-    return tuple(i.name for i in graph.inputs if i.kind == "tensor" and i.name not in used)
-
-
-def _used_constants(graph: Graph, schedule: Schedule) -> tuple[str, ...]:
-    used = _used(graph, schedule)
-    return tuple(b.name for b in graph.buffers.values() if b.kind == "constant" and b.name in used)
 
 
 def _repeated_views(graph: Graph, schedule: Schedule) -> frozenset[View]:

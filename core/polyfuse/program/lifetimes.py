@@ -1,0 +1,89 @@
+"""What the buffers of a program go through: who touches them, when they come into being, when they die."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from polyfuse.base.settings import Settings
+from polyfuse.program.memory import Lifetime, reuse_key, storage_bytes
+from polyfuse.schedule.result import Call, Launch, Schedule
+
+__all__ = ["lifetimes", "unused_inputs", "used_constants"]
+
+
+def lifetimes(schedule: Schedule, settings: Settings) -> list[Lifetime]:
+    """The lifetime of every buffer that gets memory in a schedule's program, by first write."""
+    graph = schedule.graph
+    removed, kept = frozenset(schedule.removed), frozenset(graph.output_buffers())
+    shared = _shared_storage(schedule)
+    last = {name: i for i, names in enumerate(schedule.last_use) for name in names}
+    found: dict[str, Lifetime] = {}
+    for position, step in enumerate(schedule.steps):
+        made_by_operator = isinstance(step, Call) and step.node.out in ("single", "tuple")
+        inplace = dict(step.inplace) if isinstance(step, Launch) and settings.inplace else {}
+        for name in _touched(step):
+            buffer = graph.buffers.get(name)
+            if name in found or name in removed or buffer is None or buffer.kind != "temp":
+                continue
+            if isinstance(step, Call) and step.node.out == "none" and name in step.node.outputs:
+                continue
+            own = name not in shared and name not in kept
+            made = made_by_operator and name in step.writes
+            # an operator may return less than it announced: what nobody reads is not looked at
+            checked = settings.size_asserts and name not in schedule.last_use[position]
+            takes = inplace.get(name, "")
+            if takes and not _may_take(found.get(takes), position, reuse_key(buffer), found):
+                takes = ""
+            found[name] = Lifetime(
+                name=name,
+                key=reuse_key(buffer),
+                size=storage_bytes(buffer, graph.symbol_hints),
+                first=position,
+                last=None if name in kept else last.get(name),
+                poolable=own and (checked or not made),
+                allocated=not made,
+                takes=takes,
+            )
+    return list(found.values())
+
+
+def _used(schedule: Schedule) -> set[str]:
+    names = {name for step in schedule.steps for name in _touched(step)}
+    return names | set(schedule.graph.output_buffers())
+
+
+def unused_inputs(schedule: Schedule) -> tuple[str, ...]:
+    """Tensors among the inputs that no step reads and that are no result."""
+    used = _used(schedule)
+    return tuple(i.name for i in schedule.graph.inputs if i.kind == "tensor" and i.name not in used)
+
+
+def used_constants(schedule: Schedule) -> tuple[str, ...]:
+    """Constants that some step reads or that are results."""
+    used = _used(schedule)
+    buffers = schedule.graph.buffers.values()
+    return tuple(b.name for b in buffers if b.kind == "constant" and b.name in used)
+
+
+def _touched(step: Launch | Call) -> Iterator[str]:
+    if isinstance(step, Launch):
+        yield from (o for o in step.operands if isinstance(o, str))
+    yield from step.reads
+    yield from step.writes
+
+
+def _shared_storage(schedule: Schedule) -> frozenset[str]:
+    """Buffers that may share storage with others through an operator's results."""
+    shared: set[str] = set()
+    for step in schedule.steps:
+        if isinstance(step, Call) and step.node.aliases:
+            shared.update(step.node.aliases)
+            shared.update(step.node.outputs)
+    return frozenset(shared)
+
+
+def _may_take(old: Lifetime | None, position: int, key: object, found: dict[str, Lifetime]) -> bool:
+    """Whether the storage of `old` can really be handed over at this step."""
+    if old is None or not old.poolable or old.first >= position or old.last != position or old.key != key:
+        return False
+    return all(other.takes != old.name for other in found.values())
