@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +98,128 @@ def _begin() -> None:
 def in_interpreter(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function in the process where Triton interprets."""
     return _pool().submit(function, *args).result()
+
+
+# --- what tests call there ----------------------------------------------------------------------------------
+
+
+def kit_faults(group: str, quick: bool) -> list[str]:
+    """Cells of a part of the conformance kit that do not pass."""
+    from polyfuse.testing import (
+        large_cases,
+        memory_cases,
+        reduction_cases,
+        scalar_cases,
+        section_cases,
+    )
+    from polyfuse.testing.conformance import Run
+
+    makers = {
+        "scalar": scalar_cases.scalar_cases,
+        "reduction": reduction_cases.reduction_cases,
+        "memory": memory_cases.memory_cases,
+        "section": section_cases.section_cases,
+        "large": large_cases.large_cases,
+    }
+    run = Run(InterpretedTriton(Settings()))
+    matrix = run.matrix(tuple(makers[group](quick)), contract=group == "section")
+    assert matrix.cells
+    return [f"{c.label}: {c.status}: {c.reason}" for c in matrix.cells if c.status != "pass"]
+
+
+def tiling_faults(group: str, seed: int) -> list[str]:
+    """Some cases of the kit, each with a tiling chosen at random, whose results are wrong."""
+    import random
+    import tempfile
+
+    from polyfuse.base.errors import UnsupportedError
+    from polyfuse.plugin import Config
+    from polyfuse.testing import memory_cases, reduction_cases, section_cases
+    from polyfuse.testing.launch import check
+
+    makers = {
+        "memory": memory_cases.memory_cases,
+        "reduction": reduction_cases.reduction_cases,
+        "section": section_cases.section_cases,
+    }
+    backend, choose = InterpretedTriton(Settings()), random.Random(seed)
+    faults: list[str] = []
+    cases = list(makers[group](True))
+    for case in choose.sample(cases, min(24, len(cases))):
+        config = Config.of(
+            x=choose.choice([0, 1, 2, 16, 64]),
+            y=choose.choice([0, 1, 8]),
+            r=choose.choice([0, 4, 16, 64]),
+            rows=choose.choice([0, 1, 2]),
+        )
+        try:
+            source = backend.emit(case.kernel, config)
+        except UnsupportedError:
+            continue
+        with tempfile.TemporaryDirectory() as name:
+            backend.build([source], Path(name))
+            found = check(case, backend.load(Path(name))[source.key], backend)
+        faults += [f"{case.kernel.name} with {config}: {fault}" for fault in found.values()]
+    return faults
+
+
+def whole_path_faults(names: Sequence[str]) -> list[str]:
+    """Functions of the benchmark set, compiled with this backend for the CPU, that differ from eager mode."""
+    import copy
+    import warnings
+
+    import torch
+    from polyfuse_bench.kernels import KERNELS, runner
+
+    _offer()
+    faults: list[str] = []
+    for name in names:
+        case = KERNELS[name]
+        torch._dynamo.reset()
+        arguments = case.arguments("small")
+        compiled = torch.compile(case.function, backend="polyfuse", options={"backends": "interpreted"})
+        results = []
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", UserWarning)
+            for function in (compiled, case.function):
+                given = copy.deepcopy(arguments)
+                torch.manual_seed(7)
+                found = runner(case, function, given)()
+                results.append(torch.utils._pytree.tree_leaves(given if case.mutates else found))
+        faults += [f"{name}: {w.message}" for w in seen if "polyfuse" in str(w.message)]
+        for got, wanted in zip(*results, strict=True):
+            near = 2e-2 if wanted.dtype is torch.bfloat16 else 1e-4
+            if not torch.allclose(got.double(), wanted.double(), near, near, equal_nan=True):
+                faults.append(f"{name}: off by {(got.double() - wanted.double()).abs().max()}")
+    return faults
+
+
+@cache
+def _offer() -> None:
+    """Let new sessions find this backend under the name `interpreted`."""
+    import sys
+    from dataclasses import replace
+    from types import ModuleType
+
+    import fake_plugins
+    from polyfuse.plugin import discovery, hookimpl, manager
+
+    manifest = replace(
+        fake_plugins.MANIFEST,
+        name="interpreted",
+        load="triton_interpreted:InterpretedTriton",
+        options={},
+        priority={"cpu": 1000},
+    )
+
+    @hookimpl
+    def polyfuse_manifest() -> object:
+        return manifest
+
+    module = ModuleType("fake_interpreted_manifest")
+    module.polyfuse_manifest = polyfuse_manifest  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    point = fake_plugins.entry_point("interpreted", module.__name__, "polyfuse-interpreted")
+    everything = [*metadata.entry_points(group=discovery.ENTRY_POINT_GROUP), point]
+    find = discovery.find_candidates
+    manager.find_candidates = lambda _: find(everything)  # type: ignore[attr-defined]

@@ -14,6 +14,7 @@ from polyfuse_triton.memory import MemoryScope
 from polyfuse_triton.places import Places, renamed
 from polyfuse_triton.plan import Plan
 from polyfuse_triton.reductions import Accumulator, reduce_whole
+from polyfuse_triton.rows import buffers_read
 from polyfuse_triton.scans import Scan
 from polyfuse_triton.scope import Value
 from polyfuse_triton.writer import Writer
@@ -148,12 +149,13 @@ class _Sections:
 
     def _note_reads(self, number: int) -> None:
         """Which buffers later loops read again: their lines are worth keeping, those of others are not."""
-        later = {
-            a.buffer for a in self._scope.facts.accesses if a.looped and not a.is_store and a.section > number
-        }
-        here = {a.buffer for a in self._scope.facts.accesses if a.section == number and not a.is_store}
-        self._scope.fresh_reads = frozenset(here & later)
-        self._scope.last_reads = frozenset(here - later)
+        reads = [
+            buffers_read(self._kernel, self._scope.facts, k) if section.looped else frozenset[str]()
+            for k, section in enumerate(self._kernel.sections)
+        ]
+        here, later = reads[number], frozenset[str]().union(*reads[number + 1 :])
+        self._scope.fresh_reads = here & later
+        self._scope.last_reads = here - later
 
 
 @contextmanager

@@ -175,7 +175,10 @@ class Places:
         rank = len(self.plan.dims)
         places = ", ".join(":" if k == position else "None" for k in range(rank))
         along = "" if rank == 1 else f"[{places}]"
-        arange = f"tl.arange(0, {constant}){along}"
+        arange = f"tl.arange(0, {constant})"
+        if self.plan.apart and position == rank - 1:
+            arange = f"tl.max_contiguous({arange}, 1)"
+        arange += along
         wide = not is_less(dim.extent, (1 << 31) - dim.block)
         dims = frozenset((n,))
         looped = dim is self.plan.reduced and self.plan.walks

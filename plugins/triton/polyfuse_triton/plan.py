@@ -57,6 +57,8 @@ class Plan:
         serial: reduction axes that a program walks one value at a time, outermost first.
         persistent: whether a tile holds all that is reduced; else a program loops over it.
         num_warps, num_stages: for Triton's compiler.
+        apart: whether each thread has single points, neighbours going to neighbouring threads, rather than
+            several neighbours: for accesses that cannot be made wide.
     """
 
     tiles: tuple[Dim, ...]
@@ -66,6 +68,7 @@ class Plan:
     persistent: bool
     num_warps: int
     num_stages: int
+    apart: bool = False
 
     @property
     def dims(self) -> tuple[Dim, ...]:

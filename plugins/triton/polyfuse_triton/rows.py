@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from polyfuse.ir.kernel import Kernel, Stmt
 from polyfuse_triton.facts import Facts
 
-__all__ = ["Rows", "kept_rows"]
+__all__ = ["Rows", "buffers_read", "kept_rows"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,40 @@ def kept_rows(kernel: Kernel, facts: Facts) -> Rows:
                 must_stay = must_stay or not _again(stmt, facts, names)
     looped = sum(section.looped for section in kernel.sections)
     return Rows(must_stay, looped > 1)
+
+
+def buffers_read(kernel: Kernel, facts: Facts, number: int) -> frozenset[str]:
+    """Buffers that a section loads, for what it computes again too."""
+    names = {local.name for local in kernel.locals}
+    pending = list(kernel.sections[number].body)
+    found, seen = set[str](), set[int]()
+    while pending:
+        stmt = pending.pop()
+        if id(stmt) in seen or stmt.op != "load":
+            continue
+        seen.add(id(stmt))
+        stored = facts.locals_stored.get(stmt.attrs[0])
+        if stmt.attrs[0] not in names:
+            found.add(stmt.attrs[0])
+        elif stored is not None:
+            pending.extend(_behind(stored, facts))
+    return frozenset(found)
+
+
+def _behind(name: str, facts: Facts) -> list[Stmt]:
+    """The loads that a value is computed from."""
+    pending, found, seen = [name], list[Stmt](), set[str]()
+    while pending:
+        current = pending.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        stmt, _ = facts.defined[current]
+        if stmt.op == "load":
+            found.append(stmt)
+        if stmt.op not in ("reduce", "scan"):
+            pending.extend(stmt.args)
+    return found
 
 
 def _again(stmt: Stmt, facts: Facts, local_names: set[str]) -> bool:

@@ -8,6 +8,7 @@ divisions and no vector arithmetic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from polyfuse.symbolic import product
@@ -25,6 +26,8 @@ _WASTE = 1.125
 """How much larger than the data tiles may be."""
 _TURNED = 8
 """The least extent along which a second contiguous axis counts."""
+_WIDEST, _LINE = 16, 128
+"""Bytes of the widest access, and of a cache line."""
 _BUSY = 4
 """Programs for each multiprocessor, below which smaller tiles are better."""
 
@@ -54,7 +57,41 @@ def pointwise_plan(facts: Facts, target: Target) -> Plan:
         elements *= dim.block
     warps = max(1, min(warps, elements // _WARP))
     inside = {a for dim in tiles for a in dim.axes}
-    return Plan(tuple(tiles), None, _rest(facts.axes, inside), (), True, warps, 1)
+    apart = _better_apart(facts, group, elements // (warps * _WARP))
+    return Plan(tuple(tiles), None, _rest(facts.axes, inside), (), True, warps, 1, apart)
+
+
+def _better_apart(facts: Facts, group: Sequence[str], count: int) -> bool:
+    """Whether threads should have single points rather than `count` neighbours: what is read in steps, or
+    from odd places, then takes fewer lines of the cache at a time.
+    """
+    narrow = min((a.itemsize for a in facts.accesses), default=4)
+    count = min(count, _WIDEST // narrow)
+    together, apart = (sum(_lines(a, facts, group, n) for a in facts.accesses) for n in (count, 1))
+    return together > 1.5 * apart
+
+
+def _lines(access: Access, facts: Facts, group: Sequence[str], count: int) -> float:
+    """Cache lines that an access asks for at each point, where a thread has `count` neighbouring points."""
+    step = access.strides.get(group[-1])
+    if access.indirect or not step:
+        return 0.0
+    size = access.itemsize
+    wide = _width(access, facts, group, min(count, _WIDEST // size)) if step == 1 else 1
+    lines = min(_WARP, max(1.0, _WARP * count * abs(step) * size / _LINE))
+    return lines / (_WARP * wide)
+
+
+def _width(access: Access, facts: Facts, group: Sequence[str], most: int) -> int:
+    """Neighbouring elements that are read at once: as many as everything that moves an address allows."""
+    index = access.index
+    steps = [index if isinstance(index, int) else index.const]
+    steps += [step for axis, step in access.strides.items() if axis != group[-1] and step is not None]
+    extent = facts.sizes[group[-1]]
+    if len(group) > 1 and isinstance(extent, int):
+        # each row of a joined dimension begins at another place
+        steps.append(extent)
+    return math.gcd(most, *steps)
 
 
 def contiguous_weights(accesses: Iterable[Access], facts: Facts) -> dict[str, float]:

@@ -20,6 +20,8 @@ __all__ = ["candidates", "choose_plan", "neighbours"]
 _LARGEST_TILE = 1 << 17
 _PERSISTENT, _LOOPED = 1, 2
 """Values of a configuration's ``rows``."""
+_APART, _TOGETHER = 1, 2
+"""Values of a configuration's ``apart``."""
 
 
 def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) -> Plan:
@@ -68,6 +70,8 @@ def _config_of(plan: Plan) -> Config:
     values = {dim.name: dim.block for dim in plan.dims}
     if plan.reduced is not None:
         values["rows"] = _PERSISTENT if plan.persistent else _LOOPED
+    else:
+        values["apart"] = _APART if plan.apart else _TOGETHER
     return Config.of(**values, warps=plan.num_warps, stages=plan.num_stages)
 
 
@@ -86,7 +90,9 @@ def _around(plan: Plan) -> Iterator[Config]:
     for warps in (1, 2, 4, 8, 16):
         if warps != plan.num_warps and plan.elements >= warps * 32:
             yield Config.of(**{**base, "warps": warps})
-    if plan.reduced is not None:
+    if plan.reduced is None:
+        yield Config.of(**{**base, "apart": _TOGETHER if plan.apart else _APART})
+    else:
         yield Config.of(rows=_LOOPED if plan.persistent else _PERSISTENT)
         if not plan.persistent:
             for stages in (1, 2, 3, 4):
@@ -109,4 +115,5 @@ def _overridden(plan: Plan, config: Config | None) -> Plan:
         reduced=None if plan.reduced is None else dim(plan.reduced),
         num_warps=config.get("warps") or plan.num_warps,
         num_stages=config.get("stages") or plan.num_stages,
+        apart=config.get("apart") == _APART if config.get("apart") else plan.apart,
     )
