@@ -253,14 +253,15 @@ def _runs_along(access: Access, name: str, lane: str, facts: Facts) -> bool:
 
 
 def is_apart(access: Access, name: str, facts: Facts) -> bool:
-    """Whether two points that differ on axis `name` never store to one element."""
-    if any(name in facts.depends[v] for v in access.indirect):
-        return False
+    """Whether two points that differ on axis `name` never store to one element.
+
+    So it is where the place on that axis is what remains of the address by some number of which all else,
+    the places that data name included, are multiples.
+    """
     step = coefficient(access.index, name)
     if not isinstance(step, int) or step == 0:
         return False
     size = facts.sizes[name]
-    rest: IndexLike = access.index
     for axis_name in free_axes(access.index):
         factor = coefficient(access.index, axis_name)
         if factor is None:
@@ -273,5 +274,4 @@ def is_apart(access: Access, name: str, facts: Facts) -> bool:
                 return False
         elif factor != span and not (not isinstance(factor, int) and factor % span == 0):
             return False
-    del rest
     return True

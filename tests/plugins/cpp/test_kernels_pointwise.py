@@ -8,6 +8,8 @@ import torch
 from cpp_kernels import KernelBuilder, compiled
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
+from polyfuse_cpp.facts import analyse
+from polyfuse_cpp.tiling import choose_plan
 
 f32, i64, boolean = DType.f32, DType.i64, DType.bool
 ISAS = ("", "avx2", "scalar")
@@ -163,6 +165,25 @@ def test_scatter(columns: int, mode: str, threads: int) -> None:
     name = {"add": "sum", "max": "amax", "min": "amin", "mul": "prod"}[mode]
     want = o.double().scatter_reduce(0, ids[:, None].expand(rows, columns), v.double(), name).float()
     with_threads(threads, lambda: compiled(k.build())(v, ids, o))
+    torch.testing.assert_close(o, want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [1, 7, 16, 50])
+def test_scatter_with_a_place_for_each_element(columns: int) -> None:
+    from polyfuse.symbolic import axis
+
+    rows = 40000 // columns
+    k = KernelBuilder({"x0": rows, "x1": columns})
+    k.arg("v"), k.arg("ids", i64), k.arg("o", kind="inout")
+    s = k.section()
+    flat = k["x0"] * columns + k["x1"]
+    s.store("o", axis("@0", 10) * columns + k["x1"], s.load("v", flat), s.load("ids", flat), mode="add")
+    kernel = k.build()
+    # however rows collide, columns never do: with enough of them threads need no atomic operations
+    assert choose_plan(kernel, analyse(kernel), 16).along is (columns >= 32)
+    v, ids, o = torch.rand(rows, columns), torch.randint(0, 10, (rows, columns)), torch.ones(10, columns)
+    want = o.double().scatter_add(0, ids, v.double()).float()
+    with_threads(2, lambda: compiled(kernel)(v, ids, o))
     torch.testing.assert_close(o, want, rtol=1e-3, atol=1e-5)
 
 
