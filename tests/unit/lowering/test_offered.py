@@ -195,6 +195,11 @@ def malformed_node(ctx, node, value):
     return result
 
 
+def no_node(ctx, node, value):
+    ctx.emit("y = relu(x)")
+    return value
+
+
 def overwrites_its_argument(ctx, node, value):
     view = ctx.realize(value)
     ctx.emit(
@@ -213,6 +218,7 @@ FAULTY = [
     several,
     beyond_its_axes,
     malformed_node,
+    no_node,
     overwrites_its_argument,
 ]
 
