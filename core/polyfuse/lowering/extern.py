@@ -3,6 +3,7 @@ sight."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,8 +33,12 @@ def argument(ctx: LoweringContext, value: Any) -> Any:
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return Opaque(text=str(value))
     if isinstance(value, complex):
-        return Opaque(text=f"complex({value.real!r}, {value.imag!r})".replace("inf", "float('inf')"))
+        return Opaque(text=f"complex({_float_text(value.real)}, {_float_text(value.imag)})")
     return host_object(ctx, value)
+
+
+def _float_text(value: float) -> str:
+    return repr(value) if math.isfinite(value) else f"float('{value}')"
 
 
 def host_object(ctx: LoweringContext, value: Any) -> Opaque:

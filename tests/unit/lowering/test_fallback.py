@@ -120,5 +120,12 @@ def test_strict_leaves_complex_numbers_to_eager() -> None:
     assert record.report.fallbacks
 
 
+def test_complex_numbers_that_are_not_finite() -> None:
+    x = torch.randn(3, dtype=torch.complex64)
+    numbers = [complex("nan+nanj"), complex(float("-inf"), 0.5), complex(-0.0, float("inf"))]
+    check(lambda x: [torch.where(x.real > 0, x, torch.full_like(x, n)) for n in numbers], x, native=False)
+    check(lambda x: torch.logaddexp(x, x * 2), x, native=False)
+
+
 def test_integer_powers_by_eager() -> None:
     check(lambda x: x**x, torch.tensor([1, 2, 3]), native=False)
