@@ -44,6 +44,19 @@ class FakePool:
     blocks: list[Block] = field(default_factory=list)
     kept: list[torch.UntypedStorage] = field(default_factory=list)
 
+    def free(self) -> list[Block]:
+        """Blocks in memory that nobody uses."""
+        used = {block.memory.data_ptr() for block in self.blocks if block.in_use}
+        return [block for block in self.blocks if block.memory.data_ptr() not in used]
+
+    def take(self, nbytes: int, taken: Sequence[Block]) -> torch.Tensor:
+        """Memory that nobody uses if there is some of this size, new memory otherwise."""
+        addresses = {block.memory.data_ptr() for block in taken}
+        for block in self.free():
+            if block.memory.numel() == nbytes and block.memory.data_ptr() not in addresses:
+                return block.memory
+        return torch.empty(nbytes, dtype=torch.uint8)
+
 
 @dataclass(eq=False)
 class FakeGraph:
@@ -54,6 +67,7 @@ class FakeGraph:
     pool: FakePool
     number: int
     harmed: list[Block]
+    spared: set[int]
     own: list[Block]
     live: bool = True
 
@@ -62,7 +76,9 @@ class FakeGraph:
         self.device.replays += 1
         results = self.program(list(self.args))
         values = [r.clone() if isinstance(r, torch.Tensor) else r for r in results]
-        later = [b for b in self.pool.blocks if b.number > self.number]
+        later = [
+            b for b in self.pool.blocks if b.number > self.number and b.memory.data_ptr() not in self.spared
+        ]
         for block in (*self.harmed, *later):
             block.scribble()
         for target, value in zip(self.targets, values, strict=True):
@@ -110,17 +126,17 @@ class FakeDevice:
             error, self.fail = self.fail, None
             args.clear()
             raise error
-        free = [b for b in pool.blocks if not b.in_use]
         results = program(args)
         # what inputs let go of while the program ran, the pool could use as well
-        free += [b for b in pool.blocks if not b.in_use and b not in free]
+        free = pool.free()
+        spared = {b.memory.data_ptr() for b in pool.blocks} - {b.memory.data_ptr() for b in free}
         with torch.inference_mode(False):
             own, given, targets = self._place(results, inputs, pool)
         for alias, value in zip(seen, before, strict=True):
             if isinstance(alias, torch.Tensor):
                 _spread(alias).copy_(value)  # nothing was computed
         self.recorded += 1
-        graph = FakeGraph(self, program, seen, targets, pool, self.recorded, free, own)
+        graph = FakeGraph(self, program, seen, targets, pool, self.recorded, free, spared, own)
         self.graphs.append(graph)
         return graph, given
 
@@ -138,10 +154,9 @@ class FakeDevice:
                 continue
             source = result.untyped_storage()
             if source.data_ptr() not in own:
-                memory = torch.empty(source.nbytes(), dtype=torch.uint8)
+                memory = pool.take(source.nbytes(), [block for block, _ in own.values()])
                 storage = storage_at(memory.data_ptr(), source.nbytes(), torch.device("cpu"))
                 block = Block(memory, self.recorded + 1)
-                pool.blocks.append(block)
                 own[source.data_ptr()] = block, storage
             block, storage = own[source.data_ptr()]
             given.append(_window(storage, result))
@@ -151,6 +166,7 @@ class FakeDevice:
             # the block only watches who holds the storage
             block.storage = storage._cdata
             pool.kept.append(storage)
+            pool.blocks.append(block)
             holders = [g for g in given if isinstance(g, torch.Tensor)]
             block.base = storage_use(storage._cdata) - sum(
                 1 for g in holders if g.untyped_storage()._cdata == storage._cdata

@@ -263,7 +263,7 @@ class GraphMemory:
         """The slot in somebody's hands that an address is in."""
         for recorded in self._live:
             for slot in recorded.slots:
-                if slot.alive and slot.contains(address):
+                if slot.contains(address) and slot.alive:
                     return slot
         return None
 

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.runtime.graph_device import Program
 from polyfuse.runtime.graph_memory import GraphMemory, Hold, Recorded, Slot, Window
 from polyfuse.torch_compat import bindings
@@ -90,6 +92,7 @@ def treat(
             slots[i] = slot
             fixed.append(i)
         elif i not in moved and (where[i] in memory.static or i in facts.mutated):
+            # a seed that a recorded forward left on the processor is among these
             fixed.append(i)
     for i in facts.fixed:
         memory.static[where[i]] = None
@@ -119,6 +122,8 @@ def _refusal(
     if total > COPY_LIMIT:
         return f"{total >> 20} MiB of inputs would be copied at every call"
     for i in copied:
+        if args[i].device != torch.device(facts.device):
+            return f"input {i} is on {args[i].device}"
         if _overlaps(args[i]):
             return f"elements of input {i} share memory"
         if args[i].is_conj() or args[i].is_neg():
@@ -145,6 +150,23 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+@dataclass(frozen=True)
+class Passed:
+    """A result that is an input, or a view of one.
+
+    Attributes:
+        position, number: of the result, and of the input.
+        window: how it lies in the input's storage, from where the input begins; None if it is the input
+            itself.
+        as_copy: whether the caller gets a copy, since the input is in memory that only backwards know of.
+    """
+
+    position: int
+    number: int
+    window: Window | None
+    as_copy: bool
+
+
 @dataclass(eq=False)
 class Recording(Recorded):
     """A recording with its inputs and results.
@@ -154,7 +176,7 @@ class Recording(Recorded):
         buffers: one for each copied input; `targets` are the same with repeated elements taken once.
         repeated: whether some input has repeated elements.
         constants: the results; None where a slot or an input gives them.
-        passed: results that are inputs or views of them: (result, input, layout or None for itself).
+        passed: results that are inputs or views of them.
         consumes: whether it uses the memory of what its forward saved, so that it can only run once for it.
         replays: how often it ran.
     """
@@ -164,7 +186,7 @@ class Recording(Recorded):
     targets: tuple[torch.Tensor, ...]
     repeated: bool
     constants: tuple[Any, ...]
-    passed: tuple[tuple[int, int, Window | None], ...]
+    passed: tuple[Passed, ...]
     consumes: bool
     replays: int = 0
 
@@ -197,7 +219,7 @@ class Recording(Recorded):
         if treatment.copied:
             sources = [args[i] for i in treatment.copied]
             copy_all(self.targets, [_once(s) for s in sources] if self.repeated else sources)
-        held = {i: args[i] for _, i, _ in self.passed} if self.passed else {}
+        held = {p.number: args[p.number] for p in self.passed} if self.passed else {}
         returned = [args[i] for i in treatment.returned]
         args.clear()
         self.graph.replay()
@@ -219,10 +241,18 @@ class Recording(Recorded):
         for position, template, size, stride in self.hold.fresh:
             if position not in copied:
                 results[position] = bindings.reinterpret_tensor(template, size, stride, 0)
-        for position, number, window in self.passed:
-            base = held[number]
-            results[position] = base if window is None else _view_of(base, window)
+        for passed in self.passed:
+            base = held[passed.number]
+            result = base if passed.window is None else _view_of(base, passed.window)
+            results[passed.position] = _copy_of(result) if passed.as_copy else result
         return tuple(results)
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    with outside_inference():
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        _once(copy).copy_(_once(tensor))
+        return copy
 
 
 def _view_of(base: torch.Tensor, window: Window) -> torch.Tensor:
@@ -248,12 +278,11 @@ def make_recording(
     Raises whatever the program or the device raises; `args` can be used all the same.
     """
     with outside_inference():
-        buffers = tuple(_buffer_like(args[i]) for i in treatment.copied)
+        buffers = tuple(_copy_of(args[i]) for i in treatment.copied)
         targets = tuple(_once(b) for b in buffers)
     given = list(args)
     for i, buffer in zip(treatment.copied, buffers, strict=True):
         given[i] = buffer
-    inputs = {given[i].untyped_storage().data_ptr(): i for i in (*facts.fixed, *facts.varying)}
     layouts = {i: _layout_of(given[i]) for i in (*facts.fixed, *facts.varying)}
     pool, protected = memory.pool_for_recording()
     consumed = _consume(facts, args, treatment)
@@ -262,7 +291,11 @@ def make_recording(
     finally:
         _bring_back(args, layouts, consumed)
     hold = Hold()
-    constants, passed, slots = _sort_results(results, inputs, layouts, facts, hold)
+    kept = frozenset(i for i, slot in treatment.slots.items() if slot.saved)
+    constants, passed, slots = _sort_results(results, layouts, kept, facts, hold)
+    for position in facts.saved:
+        if isinstance(constants[position], torch.Tensor):
+            memory.static[constants[position].data_ptr()] = None
     del results
     for slot in slots:
         slot.settle()
@@ -287,27 +320,25 @@ def make_recording(
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a tensor is, without the tensor."""
+    """Where a tensor is, without the tensor. As long as its storage is referred to, no other one is taken for
+    it, even if it has the same address.
+    """
 
     dtype: torch.dtype
     device: torch.device
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    storage: int
+    storage: StorageWeakRef
+    address: int
     nbytes: int
 
 
 def _layout_of(tensor: torch.Tensor) -> _Layout:
     storage = tensor.untyped_storage()
     layout = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
-    return _Layout(tensor.dtype, tensor.device, *layout, storage.data_ptr(), storage.nbytes())
-
-
-def _buffer_like(tensor: torch.Tensor) -> torch.Tensor:
-    buffer = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    _once(buffer).copy_(_once(tensor))
-    return buffer
+    place = storage.data_ptr(), storage.nbytes()
+    return _Layout(tensor.dtype, tensor.device, *layout, StorageWeakRef(storage), *place)
 
 
 def _consume(facts: GraphFacts, args: list[Any], treatment: Treatment) -> tuple[int, ...]:
@@ -329,26 +360,36 @@ def _bring_back(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence
         at = layouts[i]
         with outside_inference():
             made = torch.empty(0, dtype=at.dtype, device=at.device)
-            args[i] = made.set_(storage_at(at.storage, at.nbytes, at.device), at.offset, at.size, at.stride)
+            args[i] = made.set_(storage_at(at.address, at.nbytes, at.device), at.offset, at.size, at.stride)
 
 
 def _sort_results(
     results: Sequence[Any],
-    inputs: dict[int, int],
     layouts: dict[int, _Layout],
+    kept: Collection[int],
     facts: GraphFacts,
     hold: Hold,
-) -> tuple[tuple[Any, ...], tuple[tuple[int, int, Window | None], ...], tuple[Slot, ...]]:
-    """Constants, inputs passed on, and the slots of everything else."""
+) -> tuple[tuple[Any, ...], tuple[Passed, ...], tuple[Slot, ...]]:
+    """Constants, inputs passed on, and the slots of everything else.
+
+    What an operator leaves on the processor for its backward (seeds) is as constant as the recorded launches.
+    Inputs in `kept` are not to be seen by callers.
+    """
+    inputs = {layout.storage.cdata: i for i, layout in layouts.items()}
     constants: list[Any] = []
-    passed: list[tuple[int, int, Window | None]] = []
+    passed: list[Passed] = []
     storages: dict[int, tuple[torch.UntypedStorage, list[Window]]] = {}
     device = torch.device(facts.device)
     for position, result in enumerate(results):
-        constants.append(None if isinstance(result, torch.Tensor) else result)
-        if not isinstance(result, torch.Tensor):
+        is_tensor = isinstance(result, torch.Tensor)
+        if not is_tensor or (result.device != device and position in facts.saved):
+            constants.append(result)
             continue
-        device = result.device
+        if result.device != device:
+            raise UnsupportedError(f"result {position} is on {result.device}", "move it to the device")
+        if result.is_conj() or result.is_neg():
+            raise UnsupportedError(f"result {position} is lazily conjugated or negated", "resolve it")
+        constants.append(None)
         storage = result.untyped_storage()
         window = Window(
             position,
@@ -357,18 +398,18 @@ def _sort_results(
             tuple(result.stride()),
             result.storage_offset(),
         )
-        number = inputs.get(storage.data_ptr()) if storage.nbytes() else None
+        number = inputs.get(storage._cdata)
         if number is None:
             storages.setdefault(storage._cdata, (storage, []))[1].append(window)
             continue
         base = layouts[number]
         same = (base.dtype, base.size, base.stride, base.offset)
         if same == (window.dtype, window.size, window.stride, window.offset):
-            passed.append((position, number, None))
+            passed.append(Passed(position, number, None, number in kept))
         else:
             start = base.offset * base.dtype.itemsize // window.dtype.itemsize
             moved = Window(position, window.dtype, window.size, window.stride, window.offset - start)
-            passed.append((position, number, moved))
+            passed.append(Passed(position, number, moved, number in kept))
     slots = tuple(
         Slot(storage, windows, device, all(w.position in facts.saved for w in windows), hold)
         for storage, windows in storages.values()

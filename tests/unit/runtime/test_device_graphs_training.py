@@ -329,3 +329,23 @@ def test_what_is_kept_for_another_backward_is_not_given_up(device: FakeDevice) -
         loss.backward()
         del loss
     assert not [block for block in device.graphs[1].harmed if block in device.graphs[0].own]
+
+
+def test_gradients_in_memory_that_was_given_up(device: FakeDevice) -> None:
+    """They are results of the backward, though they begin where an input of it did."""
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Tanh(), nn.Linear(8, 8, bias=False), nn.Tanh())
+    reference = copy.deepcopy(model)
+    run = compiled(model)
+    kept = []
+    for _ in range(6):
+        x = torch.randn(8, 8)
+        model.zero_grad()
+        reference.zero_grad()
+        run(x).sum().backward()
+        reference(x).sum().backward()
+        kept.append([[p.grad for p in m.parameters()] for m in (model, reference)])
+    for mine, theirs in kept:
+        same(mine, theirs)
+    forward, backward = device.graphs[:2]
+    given_up = {block.memory.data_ptr() for block in forward.own}
+    assert given_up & {block.memory.data_ptr() for block in backward.own}
