@@ -64,6 +64,14 @@ def test_configurations() -> None:
         torch.testing.assert_close(run(x, y), fn(x, y))
 
 
+def test_a_device_other_than_the_current_one() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two graphics processors")
+    run = torch.compile(lambda x, y: add(x, y, torch.empty_like(x)) + 1, backend="polyfuse")
+    x, y = torch.randn(1000, device="cuda:1"), torch.randn(1000, device="cuda:1")
+    torch.testing.assert_close(run(x, y), x + y + 1)
+
+
 def test_an_operator_made_of_kernels() -> None:
     @torch.library.triton_op("polyfuse_gpu_tests::added", mutates_args={})
     def added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,8 @@ __all__ = ["Dynamic", "UserKernel", "kernel_constants", "kernel_in_table", "kern
 
 _log = get_logger("lowering")
 
+_PROCESSOR = torch.device("cpu")
+
 Grid = tuple[Any, Any, Any]
 
 
@@ -99,7 +101,16 @@ class UserKernel:
     descriptors: tuple[tuple[str, Any], ...] = ()
 
     def __call__(self, *flat: Any) -> None:
-        """Launch it."""
+        """Launch it, on the device that its tensors are on."""
+        where = next((value.device for value in flat if isinstance(value, torch.Tensor)), _PROCESSOR)
+        module = None if where.type == "cpu" else torch.get_device_module(where)
+        if module is None or module.current_device() == where.index:
+            self._launch(flat)
+        else:
+            with module.device(where.index):
+                self._launch(flat)
+
+    def _launch(self, flat: Sequence[Any]) -> None:
         values = dict(zip(self.names, flat, strict=False))
         for name, description in self.descriptors:
             values[name] = _descriptor(values[name], _filled(description, flat))
