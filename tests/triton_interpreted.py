@@ -223,3 +223,22 @@ def _offer() -> None:
     everything = [*metadata.entry_points(group=discovery.ENTRY_POINT_GROUP), point]
     find = discovery.find_candidates
     manager.find_candidates = lambda _: find(everything)  # type: ignore[attr-defined]
+
+
+def run_text(text: str, config: object, operands: Sequence[Any]) -> tuple[list[Any], list[Any], str]:
+    """Operands after a kernel given as text has run: interpreted as Triton, and by the reference; and its text."""
+    import tempfile
+
+    from polyfuse.ir.interpret import run_kernel
+    from polyfuse.ir.parse import parse
+
+    kernel = parse(text)
+    backend = InterpretedTriton(Settings())
+    source = backend.emit(kernel, config)  # type: ignore[arg-type]
+    found = [o.clone() if hasattr(o, "clone") else o for o in operands]
+    with tempfile.TemporaryDirectory() as name:
+        backend.build([source], Path(name))
+        backend.load(Path(name))[source.key](*found)
+    wanted = [o.clone() if hasattr(o, "clone") else o for o in operands]
+    run_kernel(kernel, wanted)
+    return found, wanted, source.text

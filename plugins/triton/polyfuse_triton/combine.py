@@ -24,6 +24,7 @@ __all__ = [
     "scan_max",
     "scan_min",
     "softmax_step",
+    "welford_even_step",
     "welford_step",
 ]
 
@@ -130,6 +131,16 @@ def welford_step(
     delta = value - mean
     moved = mean + delta / total
     return moved, m2 + delta * (value - moved), total
+
+
+@triton.jit
+def welford_even_step(
+    mean: tl.tensor, m2: tl.tensor, part: tl.tensor, value: tl.tensor
+) -> tuple[tl.tensor, tl.tensor]:
+    """One more value, which is the `part`-th part of all."""
+    delta = value - mean
+    moved = mean + delta * part
+    return moved, m2 + delta * (value - moved)
 
 
 @triton.jit

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel, Stmt
 from polyfuse.symbolic import IndexLike, atoms, axis_name, coefficient, evaluate, free_axes
+from polyfuse_triton.pressure import registers_of_point
 
 __all__ = ["Access", "Facts", "analyse"]
 
@@ -60,6 +61,7 @@ class Facts:
         locals_stored: the value stored to each local, where there is one such store.
         local_places: the indices at which each local is stored and loaded.
         written: arguments that are stored to.
+        registers: estimate of what one point of a tile needs.
     """
 
     axes: tuple[str, ...]
@@ -71,6 +73,7 @@ class Facts:
     locals_stored: Mapping[str, str]
     local_places: Mapping[str, frozenset[IndexLike]]
     written: frozenset[str]
+    registers: int
 
     def points(self, names: tuple[str, ...]) -> int:
         """Example number of points of some axes together."""
@@ -114,6 +117,7 @@ def analyse(kernel: Kernel) -> Facts:
         locals_stored=_locals_stored(kernel),
         local_places=_local_places(kernel),
         written=frozenset(a.buffer for a in accesses if a.is_store),
+        registers=registers_of_point(kernel),
     )
 
 

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.symbolic import (
     Atom,
+    Index,
     IndexLike,
+    Monomial,
     bounds,
+    exact,
     free_axes,
     free_symbols,
     is_nonnegative,
@@ -106,9 +109,11 @@ class Indexer:
 
     def address(self, index: IndexLike) -> Address:
         """An index as a scalar and a vector."""
-        wide = not fits_deep(index)
         if isinstance(index, int):
             return Address(str(index) if index else "", "", frozenset())
+        wide = not fits_deep(index)
+        bent = {m: f for m, f in index.terms if self._dims(m) and self._lane(m) is None}
+        wide_inside = wide and not self._steps_fit(index, bent)
         scalars: list[tuple[str, int]] = []
         vectors: list[tuple[str, int]] = []
         dims: frozenset[str] = frozenset()
@@ -118,18 +123,14 @@ class Indexer:
                 scalars.append((self._product(monomial, wide), factor))
                 continue
             dims |= found
-            split = self._split(monomial, factor, wide)
-            if split is None:
-                vectors.append((self._product(monomial, wide), factor))
+            if monomial in bent:
+                vectors.append((self._product(monomial, wide_inside), factor))
                 continue
-            base, lane = split
+            base, lane = self._split(monomial, wide, wide_inside)
             if base:
                 scalars.append((base, factor))
             vectors.append((lane, factor))
-        constant = index.const
-        if constant and not scalars and vectors:
-            return Address(str(constant), _sum(vectors, 0), dims)
-        return Address(_sum(scalars, constant), _sum(vectors, 0), dims)
+        return Address(_sum(scalars, index.const), _sum(vectors, 0), dims)
 
     def value(self, index: IndexLike) -> tuple[str, frozenset[str], bool]:
         """An index as one number: its text, the dimensions it varies along, and whether it has 64 bits."""
@@ -140,23 +141,38 @@ class Indexer:
         dims = frozenset[str]().union(*(self._dims(m) for m, _ in index.terms))
         return _sum(terms, index.const), dims, wide
 
-    def _dims(self, monomial: tuple[Atom, ...]) -> frozenset[str]:
+    def _dims(self, monomial: Monomial) -> frozenset[str]:
         names = {name for atom in monomial for name in free_axes(of_atom(atom))}
         return frozenset[str]().union(*(self._find(name).dims for name in names))
 
-    def _split(self, monomial: tuple[Atom, ...], factor: int, wide: bool) -> tuple[str, str] | None:
-        """The scalar and the vector of a term that is linear in one vector variable, else None."""
+    def _lane(self, monomial: Monomial) -> int | None:
+        """The place of the one vector variable that a term is linear in; None where there is no such."""
         places = [k for k, atom in enumerate(monomial) if self._atom_dims(atom)]
         if len(places) != 1 or monomial[places[0]].kind != "axis":
             return None
-        variable = self._find(monomial[places[0]].name)
-        if not variable.lane:
-            return None
-        rest = (*monomial[: places[0]], *monomial[places[0] + 1 :])
-        others = [self._atom(atom, wide) for atom in rest]
-        lane = variable.lane
-        if not rest and abs(factor) * variable.block >= 1 << 31:
-            lane = f"tl.cast({lane}, tl.int64)"
+        return places[0] if self._find(monomial[places[0]].name).lane else None
+
+    def _steps_fit(self, index: Index, bent: Mapping[Monomial, int]) -> bool:
+        """Whether the steps inside a tile, added up, fit in 32 bits."""
+        inside = exact(bent, 0)
+        if not fits_deep(inside):
+            return False
+        span = known_range(inside)
+        reach = max(map(abs, span)) if span is not None else 0
+        for monomial, factor in index.terms:
+            place = self._lane(monomial)
+            if place is not None and len(monomial) == 1:
+                # a step of an unknown size has 64 bits by itself
+                reach += abs(factor) * self._find(monomial[place].name).block
+        return reach < 1 << 31
+
+    def _split(self, monomial: Monomial, wide: bool, wide_inside: bool) -> tuple[str, str]:
+        """The scalar and the vector of a term that is linear in one vector variable."""
+        place = self._lane(monomial)
+        assert place is not None
+        variable = self._find(monomial[place].name)
+        others = [self._atom(atom, wide) for k, atom in enumerate(monomial) if k != place]
+        lane = f"tl.cast({variable.lane}, tl.int64)" if wide_inside and not others else variable.lane
         base = ""
         if variable.base:
             narrow = wide and not variable.wide
@@ -166,7 +182,7 @@ class Indexer:
     def _atom_dims(self, atom: Atom) -> frozenset[str]:
         return self._dims((atom,))
 
-    def _product(self, monomial: tuple[Atom, ...], wide: bool) -> str:
+    def _product(self, monomial: Monomial, wide: bool) -> str:
         return " * ".join(self._atom(atom, wide) for atom in monomial)
 
     def _atom(self, atom: Atom, wide: bool) -> str:

@@ -11,6 +11,7 @@ from polyfuse.ir.kernel import Kernel, Section, Stmt
 from polyfuse.plugin import Source
 from polyfuse_triton.facts import analyse
 from polyfuse_triton.memory import MemoryScope
+from polyfuse_triton.passes import with_fewer_passes
 from polyfuse_triton.places import Places, renamed
 from polyfuse_triton.plan import Plan
 from polyfuse_triton.reductions import Accumulator, reduce_whole
@@ -37,6 +38,8 @@ class KernelText:
 
 def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     """The function of a kernel, named `Source.SYMBOL`."""
+    if plan.walks or plan.serial:
+        kernel = with_fewer_passes(kernel)
     arguments = {a.name: a.name if _PLAIN.fullmatch(a.name) else f"a{k}_" for k, a in enumerate(kernel.args)}
     facts = analyse(kernel)
     places = Places(plan, facts, arguments)
@@ -44,8 +47,20 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     out = Writer()
     constants = tuple((dim.constant, dim.block) for dim in plan.dims)
     parameters = [*arguments.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
+
+    def write(prefix: str) -> None:
+        _Sections(moved, MemoryScope(moved, analyse(moved), plan, places, out, arguments, prefix)).write()
+
     with out.indented(), out.apart() as lines:
-        _Sections(moved, MemoryScope(moved, analyse(moved), plan, places, out, arguments)).write()
+        if places.worth_two_ways:
+            out.line(f"if {places.is_inside()}:")
+            with out.indented(), places.without_masks():
+                write("w")
+            out.line("else:")
+            with out.indented():
+                write("v")
+        else:
+            write("v")
     out.line("@triton.jit")
     out.line(f"def {Source.SYMBOL}({', '.join(parameters)}):")
     with out.indented():
@@ -70,9 +85,17 @@ class _Sections:
         """All sections."""
         for number, section in enumerate(self._kernel.sections):
             if section.looped and self._looping:
-                self._loop(number, section)
+                if self._has_effect(section):
+                    self._loop(number, section)
             else:
                 self._straight(section)
+
+    def _has_effect(self, section: Section) -> bool:
+        """Whether a loop does anything but fill rows, which are computed again where they are needed."""
+        rows = {local.name for local in self._kernel.locals}
+        return any(
+            s.op in ("reduce", "scan") or (s.op == "store" and s.attrs[0] not in rows) for s in section.body
+        )
 
     def _straight(self, section: Section) -> None:
         """A section without a loop in the text: it runs once, or its tile holds all of it."""

@@ -27,6 +27,7 @@ from polyfuse_triton.combine import (
     scan_max,
     scan_min,
     softmax_step,
+    welford_even_step,
     welford_step,
 )
 from polyfuse_triton.device import libdevice
@@ -72,6 +73,7 @@ __all__ = [
     "to_f8e4m3",
     "to_f8e4m3_nan",
     "to_f8e5m2",
+    "welford_even_step",
     "welford_step",
 ]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.kernel import Kernel, Section, Stmt
@@ -14,6 +15,8 @@ from polyfuse_triton.plan import Dim, Plan
 
 __all__ = ["Places", "renamed"]
 
+_WIDE = 16
+"""Elements of the widest access."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -71,6 +74,7 @@ class Places:
         self._variables: dict[str, Variable] = {}
         self._definitions: dict[str, str] = {}
         self._inside: dict[str, str] = {}
+        self._masked = True
         self._place_programs()
         for position, dim in enumerate(plan.dims):
             self._place_dim(position, dim)
@@ -86,8 +90,31 @@ class Places:
 
     def mask(self, dims: Iterable[str]) -> tuple[str, ...]:
         """Names of the masks that keep a tile inside some dimensions."""
-        chosen = set(dims)
+        chosen = set(dims) if self._masked else ()
         return tuple(f"{d.name}m" for d in self.plan.dims if d.name in chosen and not d.is_full)
+
+    @property
+    def worth_two_ways(self) -> bool:
+        """Whether a tile that lies inside the data should be told from one at its end.
+
+        A mask whose border may lie anywhere keeps accesses from being wide; without one they are.
+        """
+        dims = self.plan.dims
+        if len(dims) != 1 or dims[0] is self.plan.reduced or dims[0].is_full or dims[0].is_one:
+            return False
+        return not (isinstance(dims[0].extent, int) and dims[0].extent % _WIDE == 0)
+
+    def is_inside(self) -> str:
+        """The condition that the one dimension's tile lies inside the data."""
+        dim = self.plan.dims[0]
+        return f"{dim.name}0 + {dim.constant} <= {self.extent(dim.extent)}"
+
+    @contextmanager
+    def without_masks(self) -> Iterator[None]:
+        """What is written inside is for tiles that lie inside the data."""
+        self._masked = False
+        yield
+        self._masked = True
 
     def lines(self, texts: Iterable[str]) -> list[str]:
         """Definitions for all of the program that some lines need, in order."""
@@ -176,8 +203,8 @@ class Places:
         places = ", ".join(":" if k == position else "None" for k in range(rank))
         along = "" if rank == 1 else f"[{places}]"
         arange = f"tl.arange(0, {constant})"
-        if self.plan.apart and position == rank - 1:
-            arange = f"tl.max_contiguous({arange}, 1)"
+        if dim.together:
+            arange = f"tl.max_contiguous({arange}, {dim.together})"
         arange += along
         wide = not is_less(dim.extent, (1 << 31) - dim.block)
         dims = frozenset((n,))

@@ -23,12 +23,14 @@ class Dim:
         axes: the kernel's axes that it runs through as one, outermost first.
         extent: number of points of these together.
         block: points in a tile, a power of two.
+        together: most neighbouring points that one thread takes; 0 where Triton decides.
     """
 
     name: str
     axes: tuple[str, ...]
     extent: IndexLike
     block: int
+    together: int = 0
 
     @property
     def constant(self) -> str:
@@ -57,8 +59,6 @@ class Plan:
         serial: reduction axes that a program walks one value at a time, outermost first.
         persistent: whether a tile holds all that is reduced; else a program loops over it.
         num_warps, num_stages: for Triton's compiler.
-        apart: whether each thread has single points, neighbours going to neighbouring threads, rather than
-            several neighbours: for accesses that cannot be made wide.
     """
 
     tiles: tuple[Dim, ...]
@@ -68,7 +68,6 @@ class Plan:
     persistent: bool
     num_warps: int
     num_stages: int
-    apart: bool = False
 
     @property
     def dims(self) -> tuple[Dim, ...]:

@@ -213,6 +213,8 @@ class Accumulator:
         count = {"welford": 3, "online_softmax": 2}.get(self._kind, len(stmt.args))
         self._names = [scope.name() for _ in range(count)]
         self._narrow = False
+        # walked once, all points of a tile have been met equally often but for those beyond the end
+        self._evenly = self._kind == "welford" and scope.plan.walks and not scope.plan.serial
 
     def step(self) -> None:
         """Write the part inside the loop."""
@@ -226,7 +228,7 @@ class Accumulator:
         texts = [o.text for o in operands]
         names = ", ".join(self._names)
         if kind == "welford":
-            self._masked_step(f"welford_step({names}, {texts[0]})")
+            self._moments_step(texts[0])
         elif kind == "online_softmax":
             scope.out.line(f"{names} = softmax_step({names}, {texts[0]})")
         elif kind == "sum":
@@ -235,24 +237,32 @@ class Accumulator:
             given = ", ".join([*self._names, *texts])
             scope.out.line(f"{names} = {_FUNCTION[kind]}({given})")
 
-    def _masked_step(self, text: str) -> None:
+    def _moments_step(self, value: str) -> None:
         """A step that leaves points beyond the end alone."""
         scope = self._scope
+        mean, squares, count = self._names
         masks = scope.places.mask(("r",))
-        if not masks:
-            scope.out.line(f"{', '.join(self._names)} = {text}")
-            return
-        fresh = [scope.name() for _ in self._names]
-        scope.out.line(f"{', '.join(fresh)} = {text}")
-        for name, new in zip(self._names, fresh, strict=True):
-            scope.out.line(f"{name} = tl.where({masks[0]}, {new}, {name})")
+        fresh = [scope.name() for _ in self._names[: 2 if self._evenly else 3]]
+        if self._evenly:
+            scope.out.line(f"{count} = {count} + 1.0")
+            given = f"{mean}, {squares}, 1.0 / {count}, {value}"
+            scope.out.line(f"{', '.join(fresh)} = welford_even_step({given})")
+        else:
+            scope.out.line(f"{', '.join(fresh)} = welford_step({mean}, {squares}, {count}, {value})")
+        for name, new in zip(self._names, fresh, strict=False):
+            scope.out.line(f"{name} = tl.where({masks[0]}, {new}, {name})" if masks else f"{name} = {new}")
 
     def begin(self) -> list[str]:
         """The lines that stand before the loop; known after `step`."""
         shape = self._scope.shape(d.name for d in self._scope.plan.dims)
+        shapes = [shape] * len(self._names)
+        if self._evenly:
+            shapes[2] = "()"
         return [
             f"{name} = tl.full({shape}, {value}, {triton_type(dtype)})"
-            for name, value, dtype in zip(self._names, self._starts(), self._types(), strict=True)
+            for name, shape, value, dtype in zip(
+                self._names, shapes, self._starts(), self._types(), strict=True
+            )
         ]
 
     def _types(self) -> list[DType]:
@@ -285,9 +295,21 @@ class Accumulator:
             scope.out.line(f"{', '.join(names)} = finish_softmax({largest.text}, {total.text}, {lowest})")
             return tuple(Value(n, stmt.dtype, largest.dims) for n in names)
         if kind == "welford":
-            mean, squares, _ = _finish(scope, stmt, self._names, False)
+            counts = self._counts() if self._evenly else self._names[2]
+            mean, squares, _ = _finish(scope, stmt, [*self._names[:2], counts], False)
             return mean, squares, scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
         return _finish(scope, stmt, self._names, self._narrow)
+
+    def _counts(self) -> str:
+        """How often each point of a tile was met, where all were but for those beyond the end."""
+        scope, count = self._scope, self._names[2]
+        reduced = scope.plan.reduced
+        assert reduced is not None
+        text, had = count, frozenset[str]()
+        if not reduced.is_full:
+            last = scope.places.extent((reduced.extent - 1) % reduced.block + 1)
+            text, had = f"tl.where(rl < {last}, {count}, {count} - 1.0)", frozenset(("r",))
+        return scope.spread(text, had, frozenset(d.name for d in scope.plan.dims))
 
 
 def _wide(scope: MemoryScope, value: Value) -> Value:

@@ -52,7 +52,14 @@ class Scope:
     """
 
     def __init__(
-        self, kernel: Kernel, facts: Facts, plan: Plan, places: Places, out: Writer, arguments: dict[str, str]
+        self,
+        kernel: Kernel,
+        facts: Facts,
+        plan: Plan,
+        places: Places,
+        out: Writer,
+        arguments: dict[str, str],
+        prefix: str = "v",
     ) -> None:
         self.kernel = kernel
         self.facts = facts
@@ -62,6 +69,7 @@ class Scope:
         self.arguments = arguments
         self.values: dict[str, Value] = {}
         self.done: dict[Any, Value] = {}
+        self._prefix = prefix
         self._count = 0
 
     # --- names -----------------------------------------------------------------------------------------
@@ -69,7 +77,7 @@ class Scope:
     def name(self) -> str:
         """A new name."""
         self._count += 1
-        return f"v{self._count - 1}"
+        return f"{self._prefix}{self._count - 1}"
 
     def define(self, text: str, value: Value, key: Any = None) -> Value:
         """Give a computed text a name. `key` says what it is, so that it is not computed twice."""
@@ -88,7 +96,7 @@ class Scope:
                 found = self.define(literal(value.constant, value.dtype), replace(value, constant=None), key)
             return found.text
         if value.narrow:
-            return f"{value.text}.to(tl.int64)"
+            return f"tl.cast({value.text}, tl.int64)"
         return value.text
 
     def shape(self, dims: Iterable[str]) -> str:
@@ -105,7 +113,9 @@ class Scope:
     def statement(self, stmt: Stmt) -> Value:
         """Compute a statement that gives one value at each point by itself."""
         operands = tuple(self.value(name) for name in stmt.args)
-        key = (stmt.op, stmt.dtype, operands, tuple(repr(a) for a in stmt.attrs))
+        # a constant by its text: zeros of either sign are equal as numbers
+        given = tuple((v.text, v.dtype, repr(v.constant)) for v in operands)
+        key = (stmt.op, stmt.dtype, given, tuple(repr(a) for a in stmt.attrs))
         if stmt.op == "const":
             return Value("", stmt.dtype, constant=stmt.attrs[0], span=span_of(stmt, ()))
         found = self.done.get(key)
@@ -148,6 +158,8 @@ class Scope:
         return self._operation(stmt, operands, plain)
 
     def _index(self, index: IndexLike, span: Span | None) -> Value:
+        if isinstance(index, int):
+            return Value("", DType.i64, constant=index, span=span)
         text, dims, wide = self.indexer().value(index)
         return self.define(text, Value("", DType.i64, dims, narrow=not wide, span=span))
 
@@ -179,8 +191,10 @@ class Scope:
             inline = None
             if value.constant is not None and constants < len(given):
                 inline = inline_literal(value.constant, dtype)
-            if inline is not None and (is_infix(stmt.op, dtype) or narrow):
+            if inline is not None and is_infix(stmt.op, dtype):
                 texts.append(inline)
+            elif inline is not None and narrow:
+                texts.append(f"tl.full((), {inline}, tl.int32)")
             elif narrow:
                 texts.append(value.text)
             else:

@@ -8,7 +8,6 @@ divisions and no vector arithmetic.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from polyfuse.symbolic import product
@@ -16,7 +15,7 @@ from polyfuse_triton.facts import Access, Facts
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.target import Target
 
-__all__ = ["contiguous_weights", "grown", "per_thread", "pointwise_plan"]
+__all__ = ["REGISTERS", "contiguous_weights", "grown", "per_thread", "pointwise_plan"]
 
 _NAMES = "xyz"
 _WARP = 32
@@ -26,8 +25,8 @@ _WASTE = 1.125
 """How much larger than the data tiles may be."""
 _TURNED = 8
 """The least extent along which a second contiguous axis counts."""
-_WIDEST, _LINE = 16, 128
-"""Bytes of the widest access, and of a cache line."""
+REGISTERS = 96
+"""Registers of a thread that the values of its points may take."""
 _BUSY = 4
 """Programs for each multiprocessor, below which smaller tiles are better."""
 
@@ -48,6 +47,8 @@ def pointwise_plan(facts: Facts, target: Target) -> Plan:
     extent = facts.points(group)
     tiles: list[Dim] = []
     lead_block = min(block, power_of_two(max(1, extent)))
+    while beside and lead_block > 4 * _WARP and -(-extent // lead_block) * lead_block > extent * _WASTE:
+        lead_block //= 2
     if beside and lead_block < block:
         rows = min(block // lead_block, power_of_two(max(1, facts.hints[beside])))
         tiles.append(Dim("y", (beside,), facts.sizes[beside], rows))
@@ -57,41 +58,7 @@ def pointwise_plan(facts: Facts, target: Target) -> Plan:
         elements *= dim.block
     warps = max(1, min(warps, elements // _WARP))
     inside = {a for dim in tiles for a in dim.axes}
-    apart = _better_apart(facts, group, elements // (warps * _WARP))
-    return Plan(tuple(tiles), None, _rest(facts.axes, inside), (), True, warps, 1, apart)
-
-
-def _better_apart(facts: Facts, group: Sequence[str], count: int) -> bool:
-    """Whether threads should have single points rather than `count` neighbours: what is read in steps, or
-    from odd places, then takes fewer lines of the cache at a time.
-    """
-    narrow = min((a.itemsize for a in facts.accesses), default=4)
-    count = min(count, _WIDEST // narrow)
-    together, apart = (sum(_lines(a, facts, group, n) for a in facts.accesses) for n in (count, 1))
-    return together > 1.5 * apart
-
-
-def _lines(access: Access, facts: Facts, group: Sequence[str], count: int) -> float:
-    """Cache lines that an access asks for at each point, where a thread has `count` neighbouring points."""
-    step = access.strides.get(group[-1])
-    if access.indirect or not step:
-        return 0.0
-    size = access.itemsize
-    wide = _width(access, facts, group, min(count, _WIDEST // size)) if step == 1 else 1
-    lines = min(_WARP, max(1.0, _WARP * count * abs(step) * size / _LINE))
-    return lines / (_WARP * wide)
-
-
-def _width(access: Access, facts: Facts, group: Sequence[str], most: int) -> int:
-    """Neighbouring elements that are read at once: as many as everything that moves an address allows."""
-    index = access.index
-    steps = [index if isinstance(index, int) else index.const]
-    steps += [step for axis, step in access.strides.items() if axis != group[-1] and step is not None]
-    extent = facts.sizes[group[-1]]
-    if len(group) > 1 and isinstance(extent, int):
-        # each row of a joined dimension begins at another place
-        steps.append(extent)
-    return math.gcd(most, *steps)
+    return Plan(tuple(tiles), None, _rest(facts.axes, inside), (), True, warps, 1)
 
 
 def contiguous_weights(accesses: Iterable[Access], facts: Facts) -> dict[str, float]:
@@ -105,12 +72,12 @@ def contiguous_weights(accesses: Iterable[Access], facts: Facts) -> dict[str, fl
 
 
 def per_thread(accesses: Sequence[Access], facts: Facts) -> int:
-    """Points for each thread: two loads of 16 bytes of the narrowest data, fewer of many buffers."""
+    """Points for each thread: two loads of 16 bytes of the narrowest data, fewer that need many registers."""
     full = [a for a in accesses if facts.share(a) > 0.5]
     narrow = min((a.itemsize for a in full), default=4)
     count = max(4, min(16, 32 // narrow))
-    if len({a.buffer for a in full}) > 6:
-        count = max(4, count // 2)
+    while count > 1 and count * facts.registers > REGISTERS:
+        count //= 2
     return count
 
 
@@ -188,6 +155,8 @@ def _square(facts: Facts, leads: tuple[str, ...], target: Target) -> Plan:
     tiles = [Dim(n, (a,), facts.sizes[a], b) for n, a, b in zip(names, leads, blocks, strict=True)]
     elements = _product(blocks)
     warps = max(1, min(8, elements // (_WARP * 8)))
+    while warps < 16 and elements * facts.registers > warps * _WARP * REGISTERS:
+        warps *= 2
     return Plan(tuple(reversed(tiles)), None, _rest(facts.axes, set(leads)), (), True, warps, 1)
 
 

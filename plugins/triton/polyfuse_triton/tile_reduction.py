@@ -16,13 +16,15 @@ from polyfuse_triton.facts import Access, Facts
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.rows import Rows
 from polyfuse_triton.target import Target
-from polyfuse_triton.tile_pointwise import contiguous_weights, grown, per_thread
+from polyfuse_triton.tile_pointwise import REGISTERS, contiguous_weights, grown, per_thread
 
 __all__ = ["reduction_plan"]
 
 _WARP = 32
+_THREADS = 512
+"""Threads that share a long row."""
 _ROW = 16384
-"""Longest row, in numbers of four bytes, that is kept in registers where several sections need it."""
+"""Longest row that is kept in registers where several sections need it, if its values are few."""
 _ROW_ONCE = 4096
 """The same where one section needs it: a loop loses nothing."""
 _ROW_FORCED = 65536
@@ -78,12 +80,10 @@ class _Shape:
     def _longest_row(self) -> int:
         if self.rows.must_stay:
             return _ROW_FORCED
-        big = [a for a in self.looped if not a.is_store and self.facts.share(a) > 0.5]
-        bytes_of_point = max(4, sum(max(4, size) for size in {a.buffer: a.itemsize for a in big}.values()))
-        limit = _ROW if self.rows.revisits or self.scans else _ROW_ONCE
-        if self.scans:
+        limit = _ROW if self.rows.revisits else _ROW_ONCE
+        while limit * self.facts.registers > _THREADS * REGISTERS:
             limit //= 2
-        return power_of_two(limit * 4 // bytes_of_point // 2 + 1)
+        return limit
 
     def _whole_rows(self, length: int) -> Plan:
         facts = self.facts
@@ -95,10 +95,14 @@ class _Shape:
         reduced = Dim("r", facts.raxes, length, block)
         tiles, grid = self._tile_of_rows(side)
         elements = block * (tiles[0].block if tiles else 1)
-        warps = max(1, min(16, elements // (_WARP * 8)))
-        if elements > 16384:
-            warps = 32
+        warps = self._warps(max(1, min(16, elements // (_WARP * 8))), elements)
         return Plan(tiles, reduced, grid, (), True, warps, 1)
+
+    def _warps(self, count: int, elements: int) -> int:
+        """More warps where the values of a thread's points would not fit in its registers."""
+        while count < 32 and elements * self.facts.registers > count * _WARP * REGISTERS * 1.5:
+            count *= 2
+        return count
 
     def _tile_of_rows(self, side: int) -> tuple[tuple[Dim, ...], tuple[str, ...]]:
         """The tile dimension over rows, where a tile has several, and the axes outside."""
@@ -125,7 +129,7 @@ class _Shape:
         reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)
         serial = tuple(r for r in facts.raxes if r not in group)
         elements = block * (tiles[0].block if tiles else 1)
-        warps = max(1, min(8, elements // (_WARP * 4)))
+        warps = self._warps(max(1, min(8, elements // (_WARP * 4))), elements)
         return Plan(tiles, reduced, grid, serial, False, warps, 1)
 
     def _joined(self, wanted: int) -> tuple[str, ...]:
@@ -170,5 +174,6 @@ class _Shape:
             block = min(max(8, 4096 // side), power_of_two(max(1, extent)))
             reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)
             serial = tuple(r for r in facts.raxes if r not in group)
-        warps = max(1, min(16 if persistent else 8, side * reduced.block // (_WARP * 8)))
+        elements = side * reduced.block
+        warps = self._warps(max(1, min(16 if persistent else 8, elements // (_WARP * 8))), elements)
         return Plan((x,), reduced, grid, serial, persistent, warps, 1)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config
-from polyfuse_triton.facts import analyse
+from polyfuse_triton.facts import Facts, analyse
+from polyfuse_triton.lanes import with_neighbours
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.rows import kept_rows
 from polyfuse_triton.target import Target
@@ -20,19 +21,17 @@ __all__ = ["candidates", "choose_plan", "neighbours"]
 _LARGEST_TILE = 1 << 17
 _PERSISTENT, _LOOPED = 1, 2
 """Values of a configuration's ``rows``."""
-_APART, _TOGETHER = 1, 2
-"""Values of a configuration's ``apart``."""
 
 
 def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) -> Plan:
     """The plan for a kernel; a configuration overrides what it names."""
     facts = analyse(kernel)
     if not any(section.looped for section in kernel.sections):
-        return _overridden(pointwise_plan(facts, target), config)
+        return _overridden(pointwise_plan(facts, target), facts, config)
     rows = kept_rows(kernel, facts)
     wanted = (config or Config()).get("rows")
     persistent = None if wanted == 0 else wanted == _PERSISTENT
-    plan = _overridden(reduction_plan(kernel, facts, target, rows, persistent), config)
+    plan = _overridden(reduction_plan(kernel, facts, target, rows, persistent), facts, config)
     if rows.must_stay and not plan.persistent:
         raise UnsupportedError(
             f"kernel {kernel.name} computes rows that can neither be computed again nor fit in registers",
@@ -68,10 +67,11 @@ def _possible(kernel: Kernel, target: Target, plan: Plan) -> Iterator[Config]:
 
 def _config_of(plan: Plan) -> Config:
     values = {dim.name: dim.block for dim in plan.dims}
+    if plan.dims:
+        # a missing value is 0, which says nothing
+        values["together"] = 1 + max(dim.together for dim in plan.dims)
     if plan.reduced is not None:
         values["rows"] = _PERSISTENT if plan.persistent else _LOOPED
-    else:
-        values["apart"] = _APART if plan.apart else _TOGETHER
     return Config.of(**values, warps=plan.num_warps, stages=plan.num_stages)
 
 
@@ -90,18 +90,19 @@ def _around(plan: Plan) -> Iterator[Config]:
     for warps in (1, 2, 4, 8, 16):
         if warps != plan.num_warps and plan.elements >= warps * 32:
             yield Config.of(**{**base, "warps": warps})
-    if plan.reduced is None:
-        yield Config.of(**{**base, "apart": _TOGETHER if plan.apart else _APART})
-    else:
+    for count in (0, 1, 4):
+        if base.get("together", 1 + count) != 1 + count:
+            yield Config.of(**{**base, "together": 1 + count})
+    if plan.reduced is not None:
         yield Config.of(rows=_LOOPED if plan.persistent else _PERSISTENT)
         if not plan.persistent:
             for stages in (1, 2, 3, 4):
                 yield Config.of(**{**base, "stages": stages})
 
 
-def _overridden(plan: Plan, config: Config | None) -> Plan:
+def _overridden(plan: Plan, facts: Facts, config: Config | None) -> Plan:
     if config is None:
-        return plan
+        return with_neighbours(plan, facts)
 
     def dim(old: Dim) -> Dim:
         block = config.get(old.name)
@@ -109,11 +110,12 @@ def _overridden(plan: Plan, config: Config | None) -> Plan:
             return old
         return replace(old, block=power_of_two(block))
 
-    return replace(
+    changed = replace(
         plan,
         tiles=tuple(dim(d) for d in plan.tiles),
         reduced=None if plan.reduced is None else dim(plan.reduced),
         num_warps=config.get("warps") or plan.num_warps,
         num_stages=config.get("stages") or plan.num_stages,
-        apart=config.get("apart") == _APART if config.get("apart") else plan.apart,
     )
+    together = config.get("together")
+    return with_neighbours(changed, facts, together - 1 if together else None)

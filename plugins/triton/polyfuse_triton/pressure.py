@@ -1,0 +1,53 @@
+"""How many registers a point of a tile needs: an estimate that keeps tiles from being too large."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from polyfuse.ir.kernel import Kernel, Stmt
+
+__all__ = ["registers_of_point"]
+
+
+def registers_of_point(kernel: Kernel) -> int:
+    """The most 32-bit registers that one point's values take at a time, statements in their order.
+
+    A load that several sections repeat is one value, as it is where a tile holds whole rows.
+    """
+    statements = [stmt for section in kernel.sections for stmt in section.body]
+    names: dict[str, Any] = {}
+    last: dict[Any, int] = {}
+    widths: dict[Any, int] = {}
+    order: list[tuple[Any, ...]] = []
+    for place, stmt in enumerate(statements):
+        used = [names[name] for name in stmt.args]
+        made = []
+        for name in stmt.targets:
+            key = _key(stmt, name)
+            names[name] = key
+            if key not in widths:
+                widths[key] = _width(stmt)
+                made.append(key)
+        for key in (*used, *(names[t] for t in stmt.targets)):
+            last[key] = place
+        order.append(tuple(made))
+    live: set[Any] = set()
+    most = 0
+    for place, made_here in enumerate(order):
+        live.update(made_here)
+        most = max(most, sum(widths[key] for key in live))
+        live = {key for key in live if last[key] > place}
+    return most
+
+
+def _key(stmt: Stmt, name: str) -> Any:
+    if stmt.op == "load" and not stmt.args:
+        return ("load", stmt.attrs[0], repr(stmt.attrs[1]))
+    return name
+
+
+def _width(stmt: Stmt) -> int:
+    """Registers of a value; constants and flags take none to speak of."""
+    if stmt.op in ("const", "index", "reduce") or stmt.dtype.value == "bool":
+        return 0
+    return 2 if stmt.dtype.itemsize == 8 else 1

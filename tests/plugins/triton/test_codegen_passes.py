@@ -1,0 +1,126 @@
+"""Reductions over rows that do not fit in registers, joined so that memory is read once less."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from polyfuse.plugin import Config
+from triton_interpreted import in_interpreter, run_text
+
+LOOPED = Config.of(rows=2, r=16)
+
+
+def rows(m: int, n: int, body: str, outputs: str = "", local: str = "") -> str:
+    return (
+        f"kernel k on cuda {{\nnumerics fast\naxes p0{{{m}}} ~ {m}\nraxes r0{{{n}}} ~ {n}\n"
+        f"in in0: f32[{m * n}]\nout out0: f32[{m * n}]\n{outputs}{local}{body}\n}}"
+    )
+
+
+def softmax(m: int, n: int) -> str:
+    at = f"{n}*p0 + r0"
+    return rows(
+        m,
+        n,
+        f"""
+loop {{
+  v1 = load f32 in0[{at}]
+  v2 = reduce f32 max (v1)
+}}
+loop {{
+  v3 = load f32 in0[{at}]
+  v4 = sub f32 (v3, v2)
+  v5 = exp f32 (v4)
+  store f32 set row0[r0] = v5
+  v6 = reduce f32 sum (v5)
+}}
+loop {{
+  v7 = load f32 row0[r0]
+  v8 = div f32 (v7, v6)
+  store f32 set out0[{at}] = v8
+}}""",
+        local=f"local row0: f32[{n}]\n",
+    )
+
+
+def centred(m: int, n: int, share: float) -> str:
+    at = f"{n}*p0 + r0"
+    return rows(
+        m,
+        n,
+        f"""
+once {{
+  c1 = const f32 {share!r}
+}}
+loop {{
+  v1 = load f32 in0[{at}]
+  v2 = reduce f32 sum (v1)
+}}
+once {{
+  v3 = mul f32 (v2, c1)
+}}
+loop {{
+  v4 = load f32 in0[{at}]
+  v5 = sub f32 (v4, v3)
+  v6 = mul f32 (v5, v5)
+  v7 = reduce f32 sum (v6)
+}}
+once {{
+  store f32 set out1[p0] = v7
+  store f32 set out2[p0] = v2
+}}
+loop {{
+  v8 = load f32 in0[{at}]
+  v9 = sub f32 (v8, v3)
+  store f32 set out0[{at}] = v9
+}}""",
+        outputs=f"out out1: f32[{m}]\nout out2: f32[{m}]\n",
+    )
+
+
+@pytest.mark.parametrize("n", [1, 16, 37, 64])
+def test_softmax_takes_two_passes(n):
+    m = 7
+    x = torch.randn(m, n) * 30
+    x[1] = float("-inf")
+    x[2, 0] = float("-inf")
+    x[3, n // 2] = float("inf")
+    x[4, n - 1] = float("nan")
+    x[5] = -3.0e38
+    operands = [x.reshape(-1), torch.zeros(m * n)]
+    found, wanted, text = in_interpreter(run_text, softmax(m, n), LOOPED, operands)
+    assert text.count("tl.load(in0") == (2 if n > 16 else 1)
+    if n > 16:
+        assert "softmax_step" in text and "row0" not in text
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("n", [33, 64, 100])
+def test_sum_and_squared_differences_take_one_pass(n):
+    m = 5
+    x = torch.randn(m, n) + 100
+    share = torch.tensor(1 / n, dtype=torch.float32).item()
+    operands = [x.reshape(-1), torch.zeros(m * n), torch.zeros(m), torch.zeros(m)]
+    found, wanted, text = in_interpreter(run_text, centred(m, n, share), LOOPED, operands)
+    assert "welford" in text and text.count("tl.load(in0") == 2
+    for got, true in zip(found[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-4)
+
+
+def test_differences_from_something_else_than_the_mean_stay():
+    m, n = 3, 64
+    operands = [torch.randn(m * n), torch.zeros(m * n), torch.zeros(m), torch.zeros(m)]
+    found, wanted, text = in_interpreter(run_text, centred(m, n, 0.125), LOOPED, operands)
+    assert "welford" not in text and text.count("tl.load(in0") == 3
+    for got, true in zip(found[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-4)
+
+
+def test_rounding_of_eager_mode_keeps_the_passes_apart():
+    text = softmax(3, 64).replace("numerics fast", "numerics eager")
+    found, wanted, text = in_interpreter(run_text, text, LOOPED, [torch.randn(192), torch.zeros(192)])
+    assert "softmax_step" not in text
+    torch.testing.assert_close(found[1], wanted[1])
