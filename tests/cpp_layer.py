@@ -93,14 +93,20 @@ extern "C" void s_{op.name}({head}) {{
 
 
 def build(
-    level: Level, text: str, kernels: dict[str, str], features: tuple[str, ...] = tuple(FEATURES)
+    level: Level,
+    text: str,
+    kernels: dict[str, str],
+    features: tuple[str, ...] = tuple(FEATURES),
+    gathers: bool = True,
 ) -> dict[str, KernelCall]:
     """Compile *text* on the layer at *level*."""
     try:
         toolchain = find_toolchain()
     except Exception as error:
         pytest.skip(f"no C++ compiler: {error}")
-    source = prelude_for(features, lanes=level.lanes, register_bytes=level.isa.register_bytes)
+    source = prelude_for(
+        features, lanes=level.lanes, register_bytes=level.isa.register_bytes, gathers=gathers
+    )
     source += "using namespace pf;\n" + text + bindings_text(kernels)
     folder = Path(tempfile.mkdtemp(prefix="polyfuse-test-"))
     (folder / "k.cpp").write_text(source)

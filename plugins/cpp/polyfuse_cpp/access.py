@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from polyfuse.ir.kernel import Stmt
 from polyfuse.symbolic import IndexLike, coefficient, free_axes
 from polyfuse_cpp.address import fits_deep, index_text, safe_name
-from polyfuse_cpp.lanes import lane_index
+from polyfuse_cpp.lanes import lane_index, lane_offsets, lane_rise
 from polyfuse_cpp.scope import Scope
 
 __all__ = ["MemoryScope"]
@@ -78,17 +78,36 @@ class MemoryScope(Scope):
                 self.features.add("kernel")
                 return f"load_masked<Vec>({address}, {mask})"
             return f"load_n<Vec>({address}, {self.tail})" if self.tail else f"load<Vec>({address})"
+        around = lane_offsets(at, self.lane or "", self.lanes) if not self._is_vector(*indirect) else ()
+        if around:
+            self.features.add("window")
+            pattern = ", ".join(map(str, around))
+            return f"load_window<Vec, {pattern}>({address}{f', {mask}' if mask else ''})"
         if shape is not None and not mask_name:
             step = index_text(shape)
             if self.tail:
                 return f"load_strided_n<Vec>({address}, {step}, {self.tail})"
-            if shape in (2, 3, 4, -1):
-                self.features.add("tile")
-                return f"load_back<Vec>({address})" if shape == -1 else f"load_every<Vec, {step}>({address})"
+            if shape == -1:
+                self.features.add("window")
+                return f"load_back<Vec>({address})"
             return f"load_strided<Vec>({address}, {step})"
-        self.features.add("gather")
+        near = "" if mask_name else self._near(buffer, at, indirect)
         lanes = self._gather_index(at, indirect, copy)
+        if near:
+            self.features.add("window")
+            return f"load_near<Vec>({pointer}, {near}, {lanes})"
+        self.features.add("gather")
         return f"gather({pointer}, {lanes}{f', {mask}' if mask else ''})"
+
+    def _near(self, buffer: str, at: IndexLike, indirect: Sequence[str]) -> str:
+        """Text of the first and the last index of all lanes, where these rise by less than two vectors."""
+        if indirect or self.lane is None or self.lanes < 8 or self.facts.memory[buffer].itemsize > 4:
+            return ""
+        rise = lane_rise(at, self.lane, self.lanes - 1)
+        if rise is None or rise >= 2 * self.lanes:
+            return ""
+        last = f"({safe_name(self.lane)} + {f'{self.tail} - 1' if self.tail else self.lanes - 1})"
+        return f"{index_text(at)}, {index_text(at, {self.lane: last})}"
 
     def _is_zero(self, name: str) -> bool:
         found = self.env[name]

@@ -173,7 +173,12 @@ def _atom_text(atom: Atom, names: Mapping[str, str]) -> str:
         )
     arguments = [index_text(a, names) for a in atom.args]
     if atom.kind in ("floordiv", "mod"):
-        plain = is_nonnegative(atom.args[0]) and is_nonnegative(atom.args[1])
+        by = atom.args[1]
+        plain = is_nonnegative(atom.args[0]) and is_nonnegative(by)
+        if plain and isinstance(by, int) and is_power_of_two(by):
+            # compilers do not know that nothing is negative here
+            floor = atom.kind == "floordiv"
+            return f"(({arguments[0]}) {f'>> {by.bit_length() - 1}' if floor else f'& {by - 1}'})"
         if plain:
             sign = "/" if atom.kind == "floordiv" else "%"
             return f"(({arguments[0]}) {sign} ({arguments[1]}))"

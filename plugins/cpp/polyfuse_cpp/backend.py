@@ -14,7 +14,7 @@ from polyfuse.ir.ops import REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, Yes
 from polyfuse_cpp.bindings import bindings_text, load_library
 from polyfuse_cpp.facts import analyse
-from polyfuse_cpp.isa import Isa, choose_isa
+from polyfuse_cpp.isa import Isa, choose_isa, gathers_pay
 from polyfuse_cpp.kernel import kernel_text
 from polyfuse_cpp.ops import unsupported_op
 from polyfuse_cpp.prelude import headers_digest, prelude_for
@@ -91,7 +91,9 @@ class CppBackend(Backend):
             features.update(needed.split(","))
             texts.append(source.rendered())
         isa = self.isa
-        head = prelude_for(sorted(features), lanes=isa.lanes, register_bytes=isa.register_bytes)
+        head = prelude_for(
+            sorted(features), lanes=isa.lanes, register_bytes=isa.register_bytes, gathers=gathers_pay()
+        )
         unit = head + "\n".join(texts) + bindings_text(signatures, release_gil=False)
         path = folder / "kernels.cpp"
         path.write_text(unit, encoding="utf-8")
@@ -124,7 +126,7 @@ class CppBackend(Backend):
         """Compiler, instruction set, and the headers that every kernel is built with."""
         return {
             "compiler": self.toolchain.fingerprint,
-            "isa": self.isa.name,
+            "isa": self.isa.name if gathers_pay() else f"{self.isa.name} without gathers",
             "headers": headers_digest(),
             "cpp": _VERSION,
         }

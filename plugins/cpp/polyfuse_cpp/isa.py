@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polyfuse.base.errors import InvalidOptionError
 
-__all__ = ["ISAS", "Isa", "choose_isa", "detect_isa", "detect_isa_name"]
+__all__ = ["ISAS", "Isa", "choose_isa", "detect_isa", "detect_isa_name", "gathers_pay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,14 @@ def detect_isa_name() -> str:
     return _widest(platform.machine(), _cpu_flags()).name
 
 
+@cache
+def gathers_pay() -> bool:
+    """Whether this machine's own gathers are quicker than loads one by one: not those of AMD, nor of
+    Intel's processors that leak through them, where microcode holds them up.
+    """
+    return "AuthenticAMD" not in _cpu_facts("vendor_id") and "gds" not in _cpu_facts("bugs")
+
+
 def _widest(machine: str, flags: frozenset[str]) -> Isa:
     for isa in ISAS.values():
         if machine in isa.machines and flags.issuperset(isa.cpu_flags):
@@ -86,15 +94,28 @@ def _widest(machine: str, flags: frozenset[str]) -> Isa:
 
 def _cpu_flags() -> frozenset[str]:
     """CPU feature names as Linux spells them; elsewhere, what torch says of its own dispatch."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(value.split())
+    found = _cpu_facts("flags") or _cpu_facts("Features")
+    if found:
+        return found
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability().lower()
     return frozenset(ISAS[capability].cpu_flags) if capability in ISAS else frozenset()
+
+
+def _cpu_facts(key: str) -> frozenset[str]:
+    """Words that Linux has under a key about the first processor."""
+    for line in _cpu_text().splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return frozenset(value.split())
+    return frozenset()
+
+
+@cache
+def _cpu_text() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return text.partition("\n\n")[0]

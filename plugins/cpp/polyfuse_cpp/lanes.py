@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
-from polyfuse.symbolic import IndexLike, bounds, coefficient, free_axes, is_nonnegative
+from polyfuse.symbolic import (
+    IndexLike,
+    axis,
+    bounds,
+    coefficient,
+    free_axes,
+    is_nonnegative,
+    substitute,
+)
 from polyfuse.symbolic.index import Atom, make
 from polyfuse_cpp.address import index_text, is_power_of_two
 
-__all__ = ["lane_index"]
+__all__ = ["lane_index", "lane_offsets", "lane_rise"]
+
+_WINDOW = 4
+"""Vectors of memory from which the lanes of one may be put together."""
 
 
 def lane_index(
@@ -24,6 +36,59 @@ def lane_index(
         vectors: variables that are vectors already.
     """
     return _Lanes(lane, kind, names, vectors).vector(index)
+
+
+@lru_cache(maxsize=4096)
+def lane_offsets(index: IndexLike, lane: str, lanes: int) -> tuple[int, ...]:
+    """How far from the first lane each lane reads, where that is the same for every vector, grows from lane
+    to lane and stays within a few vectors; else nothing.
+
+    A vector begins at a multiple of its lanes.
+    """
+    if isinstance(index, int) or lanes == 1:
+        return ()
+    step = coefficient(index, lane)
+    if step is not None:
+        return tuple(step * k for k in range(lanes)) if isinstance(step, int) and 1 < step <= _WINDOW else ()
+    block = axis(lane, 1 << 40) * lanes
+    first = substitute(index, {lane: block})
+    found: list[int] = []
+    for k in range(lanes):
+        away = substitute(index, {lane: block + k}) - first
+        if not isinstance(away, int) or not (found[-1] if found else 0) <= away < _WINDOW * lanes:
+            return ()
+        found.append(away)
+    return tuple(found)
+
+
+def lane_rise(index: IndexLike, lane: str, steps: int) -> int | None:
+    """The most that an index rises over some steps of an axis; None where it may fall or is not known."""
+    if isinstance(index, int):
+        return 0
+    total = 0
+    for monomial, factor in index.terms:
+        if lane not in free_axes(make({monomial: factor}, 0)):
+            continue
+        rise = _atom_rise(monomial[0], lane, steps) if len(monomial) == 1 and factor > 0 else None
+        if rise is None:
+            return None
+        total += factor * rise
+    return total
+
+
+def _atom_rise(atom: Atom, lane: str, steps: int) -> int | None:
+    if atom.kind == "axis":
+        return steps
+    rises = [lane_rise(a, lane, steps) for a in atom.args]
+    known = [r for r in rises if r is not None]
+    if len(known) < len(rises):
+        return None
+    if atom.kind in ("min", "max"):
+        return max(known)
+    by = atom.args[-1]
+    if atom.kind == "floordiv" and isinstance(by, int) and by > 0:
+        return -(-known[0] // by)
+    return None
 
 
 class _Lanes:

@@ -28,7 +28,10 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "reduce": (),
     "atomic": (),
     "kernel": ("omp",),
-    "tile": (),
+    "shuffle": (),
+    "stream": (),
+    "tile": ("shuffle", "stream"),
+    "window": ("shuffle", "kernel"),
     "scan": (),
     "update": ("atomic", "kernel"),
     "fold": ("reduce", "kernel", "math_f32"),
@@ -38,7 +41,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
 
 _ORDER: tuple[str, ...] = (
     "omp", "reduce", "divide", "math_f32", "math_f64", "trig_f32", "hyper_f32", "special", "gather", "atomic",
-    "kernel", "tile", "scan", "update", "fold", "online",
+    "kernel", "shuffle", "stream", "tile", "window", "scan", "update", "fold", "online",
 )  # fmt: skip
 
 _OPS: dict[str, frozenset[str]] = {
@@ -95,7 +98,12 @@ def needed_headers(features: Iterable[str]) -> tuple[str, ...]:
     return CORE + tuple(name for name in _ORDER if name in wanted)
 
 
-def prelude_for(features: Iterable[str] = (), *, lanes: int = 1, register_bytes: int = 16) -> str:
-    """C++ text with the vector layer for *lanes* lanes on registers of *register_bytes* bytes."""
-    head = f"#define PF_W {lanes}\n#define PF_BYTES {register_bytes}\n"
+def prelude_for(
+    features: Iterable[str] = (), *, lanes: int = 1, register_bytes: int = 16, gathers: bool = True
+) -> str:
+    """C++ text with the vector layer for *lanes* lanes on registers of *register_bytes* bytes.
+
+    Without *gathers*, loads one by one take the place of the machine's own gathers.
+    """
+    head = f"#define PF_W {lanes}\n#define PF_BYTES {register_bytes}\n#define PF_GATHERS {int(gathers)}\n"
     return head + "".join(header_text(name) for name in needed_headers(features))

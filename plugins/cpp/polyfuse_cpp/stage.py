@@ -11,6 +11,7 @@ from polyfuse_cpp.address import index_text, safe_name, static_multiple
 from polyfuse_cpp.body import Frame
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.nest import emit_sections
+from polyfuse_cpp.streams import streamed_stores
 from polyfuse_cpp.tiling import Plan, is_apart
 from polyfuse_cpp.writer import Writer
 
@@ -50,6 +51,9 @@ class StageText:
     features: set[str]
     name: str
 
+    def __post_init__(self) -> None:
+        self.streamed = streamed_stores(self.facts, self.plan)
+
     def emit(self) -> None:
         """Write the function."""
         head = (
@@ -59,6 +63,9 @@ class StageText:
         with self.out.block(head):
             heap = self._scratch()
             self._items()
+            if self.streamed:
+                self.features.add("stream")
+                self.out.line("stream_end();")
             for name in heap:
                 self.out.line(f"scratch_free({name});")
 
@@ -114,6 +121,7 @@ class StageText:
             exclusive=exclusive,
             local_lanes=self.plan.lanes * self.plan.unroll if apart else 1,
             features=self.features,
+            streams=self.streamed,
         )
 
     def _never_collides(self, stmt: Stmt) -> bool:

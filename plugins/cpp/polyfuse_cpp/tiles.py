@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polyfuse.symbolic import coefficient, free_axes, product
+from polyfuse.symbolic import coefficient, product
 from polyfuse_cpp.address import index_text, safe_name, static_multiple
 from polyfuse_cpp.body import Frame
-from polyfuse_cpp.facts import Access
 from polyfuse_cpp.nest import emit_sections
 from polyfuse_cpp.ops import cost_of, vector_type
 from polyfuse_cpp.stage import StageText, blocks_text
@@ -23,23 +22,16 @@ _STREAMED_LONG, _STREAMED_DEEP = 256, 32
 them.
 """
 
-_STREAMED_BYTES = 4 << 20
-"""Size of a result from which on it is not worth a place in the caches: what a tile writes lies far apart, so
-that a line is long gone before its neighbour comes, and fetching it first costs as much as writing it."""
-
 _CHEAP = 16
 """Price of a tile's row up to which the rows are written side by side, and stay in registers."""
 
 _LINE = 64
-"""Bytes of a cache line, which only a whole one may bypass the caches."""
+"""Bytes of a cache line."""
 
 
 @dataclass
 class TiledText(StageText):
     """A stage with a second axis along which some accesses are contiguous."""
-
-    def __post_init__(self) -> None:
-        self.streamed = frozenset(id(a.stmt) for a in self.facts.accesses if self._is_streamed(a))
 
     def items_text(self) -> str:
         """How many blocks of tiles there are, as text."""
@@ -56,31 +48,6 @@ class TiledText(StageText):
         smallest = min(self.facts.memory[a.buffer].itemsize for a in self.plan.tiled)
         deep = max(self.plan.lanes, _LINE // smallest)
         return (_STREAMED_LONG, max(deep, _STREAMED_DEEP)) if self.streamed else (_LONG, deep)
-
-    def _is_streamed(self, access: Access) -> bool:
-        """Whether a result is large, and written in whole cache lines."""
-        plan, facts = self.plan, self.facts
-        size = facts.memory[access.buffer].itemsize
-        # a register is as wide as the lanes of four bytes
-        if (
-            access.mode != "set"
-            or access.indirect
-            or access.stmt.attrs[-1]
-            or plan.lanes * min(size, 4) % _LINE
-        ):
-            return False
-        if sum(a.buffer == access.buffer for a in facts.accesses) > 1:
-            return False
-        along = plan.tile if access in plan.tiled else plan.lane
-        if coefficient(access.index, along) != 1:
-            return False
-        elements = 1
-        for name in free_axes(access.index):
-            step = coefficient(access.index, name)
-            if name != along and (step is None or not static_multiple(step, _LINE // size)):
-                return False
-            elements *= facts.hints[name]
-        return elements * size >= _STREAMED_BYTES
 
     def _items(self) -> None:
         """Every item is a block of both axes; inside it, tiles as wide as a vector are turned over."""
@@ -106,8 +73,6 @@ class TiledText(StageText):
             outer, inner = reversed(loops) if self.streamed else loops
             with out.block(outer), out.block(inner):
                 self._tile(outside, hoisted)
-        if self.streamed:
-            out.line("stream_end();")
 
     def _tile(self, outside: Frame, hoisted: frozenset[int]) -> None:
         """One tile: a whole one, or one at an edge."""
@@ -166,7 +131,7 @@ class TiledText(StageText):
         with out.block(f"for (int k = 0; k < {'m' if edge else plan.lanes}; ++k)"):
             out.line(f"const i64 {side} = {side}_b + k;")
             frame = self._frame(plan.lane, 1, tail)
-            frame.env, frame.tiles, frame.streams = dict(outside.env), tiles, self.streamed
+            frame.env, frame.tiles = dict(outside.env), tiles
             emit_sections(self.kernel, plan, frame, hoisted)
         for line in after:
             out.line(line)

@@ -9,7 +9,7 @@ import torch
 
 from cpp_kernels import KernelBuilder, backend, compiled
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import symbol
+from polyfuse.symbolic import maximum, minimum, symbol
 
 f32, i64, boolean = DType.f32, DType.i64, DType.bool
 ISAS = ("", "avx2", "sse")
@@ -224,6 +224,54 @@ def test_scans_on_the_lanes(kind: str, dtype: DType, isa: str) -> None:
     o = torch.zeros_like(a)
     compiled(kernel, isa)(a, o)
     torch.testing.assert_close(o, {"sum": torch.cumsum, "prod": torch.cumprod}[kind](a, 1).to(dtype.torch))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [f32, DType.f16, i64, boolean])
+@pytest.mark.parametrize("size", [56, 61])
+def test_neighbouring_lanes_share_elements(dtype: DType, size: int, isa: str) -> None:
+    """As the gradient of a pooling reads: half as many elements as lanes, and some of them not there."""
+    rows, half = 3, (size - 1) // 2
+    k = KernelBuilder({"x0": rows, "x1": size})
+    k.arg("a", dtype), k.out("o", dtype), k.out("p", dtype)
+    s = k.section()
+    x0, x1 = k["x0"], k["x1"]
+    place, zero = (x1 + 1) // 2, s.const(False if dtype is boolean else 0, dtype)
+    inside = s.op("lt", s.index(place), s.const(half, i64))
+    s.store("o", x0 * size + x1, s.load("a", x0 * half + place, mask=inside, other=zero))
+    s.store("p", x0 * size + x1, s.load("a", x0 * half + x1 // 4))
+    kernel = k.build()
+    assert "gather(" not in backend(isa).emit(kernel).text
+    a = (torch.randn(rows, half) * 9).to(dtype.torch)
+    o, p = (torch.ones(rows, size).to(dtype.torch) for _ in range(2))
+    compiled(kernel, isa)(a, o, p)
+    lanes = torch.arange(size)
+    padded = torch.cat((a, torch.zeros(rows, 2).to(dtype.torch)), 1)
+    assert torch.equal(o, padded[:, (lanes + 1) // 2])
+    assert torch.equal(p, a[:, lanes // 4])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [f32, DType.bf16, DType.f64, DType.u8])
+@pytest.mark.parametrize("size", [64, 37])
+def test_clamped_neighbours(dtype: DType, size: int, isa: str) -> None:
+    """As an interpolation reads: no constant offsets, but lanes never turn back."""
+    count = size // 2
+    k = KernelBuilder({"x0": size})
+    k.arg("a", dtype), k.out("o", dtype), k.out("p", dtype)
+    s = k.section()
+    low = minimum(maximum((k["x0"] + 1) // 2 - 1, 0), count - 1)
+    s.store("o", k["x0"], s.load("a", low))
+    s.store("p", k["x0"], s.load("a", minimum(low * 3, count - 1)))
+    kernel = k.build()
+    wide = dtype is not DType.f64 and isa != "sse"
+    assert ("load_near" in backend(isa).emit(kernel).text) == wide
+    a = (torch.randn(count) * 9).to(dtype.torch)
+    o, p = (torch.zeros(size).to(dtype.torch) for _ in range(2))
+    compiled(kernel, isa)(a, o, p)
+    at = ((torch.arange(size) + 1) // 2 - 1).clamp(0, count - 1)
+    assert torch.equal(o, a[at])
+    assert torch.equal(p, a[(at * 3).clamp(max=count - 1)])
 
 
 def test_equal_kernels_have_equal_text() -> None:

@@ -52,7 +52,7 @@ UNARY: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float, tuple[floa
     "asinh": (torch.asinh, 2.5, (-10, 10)),
     "acosh": (torch.acosh, 3, (1, 10)),
     "atanh": (torch.atanh, 2.5, (-1, 1)),
-    "erf": (torch.erf, 1.5, (-4, 4)),
+    "erf": (torch.erf, 1.8, (-4, 4)),
     "erfc": (torch.erfc, 4, (-4, 10.2)),
     "erfinv": (torch.erfinv, 3.5, (-1, 1)),
     "sigmoid": (torch.sigmoid, 2.5, (-88, 88)),

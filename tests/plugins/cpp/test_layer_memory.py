@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 
 import pytest
@@ -56,14 +57,15 @@ extern "C" void fill_{dtype}({dtype}* o) {{
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("gathers", [True, False])
 @pytest.mark.parametrize("level", level_params())
-def test_moving_elements(level: Level) -> None:
+def test_moving_elements(level: Level, gathers: bool) -> None:
     texts, kernels = [], {}
     for dtype in MEMORY_TYPES:
         text, signatures = text_for(dtype)
         texts.append(text)
         kernels.update(signatures)
-    run = build(level, "".join(texts), kernels, ("gather",))
+    run = build(level, "".join(texts), kernels, ("gather",), gathers)
     # the last page of a mapping: one element too far is not ours (and usually faults)
     page = mmap.mmap(-1, mmap.PAGESIZE)
     edge = torch.frombuffer(page, dtype=torch.uint8)
@@ -108,6 +110,106 @@ def test_moving_elements(level: Level) -> None:
         run[f"fill_{dtype}"](out)
         ones = torch.tensor([i % 2 if i < max(level.lanes, 1) else 0 for i in range(16)]).to(torch_type)
         assert torch.equal(out, ones), dtype
+
+
+class Fenced:
+    """Memory between pages that must not be touched."""
+
+    def __init__(self) -> None:
+        self._page = mmap.PAGESIZE
+        self._pages = mmap.mmap(-1, 3 * self._page)
+        whole = torch.frombuffer(self._pages, dtype=torch.uint8)
+        self._middle = whole[self._page : 2 * self._page]
+        protect = ctypes.CDLL(None, use_errno=True).mprotect
+        for place in (0, 2 * self._page):
+            assert protect(ctypes.c_void_p(whole.data_ptr() + place), ctypes.c_size_t(self._page), 0) == 0
+
+    def tensor(self, a: torch.Tensor, at_end: bool) -> torch.Tensor:
+        """A copy that ends, or begins, where the memory does."""
+        size = a.numel() * a.element_size()
+        raw = self._middle[self._page - size :] if at_end else self._middle[:size]
+        raw.copy_(a.view(torch.uint8))
+        return raw.view(a.dtype)
+
+
+def patterns(lanes: int) -> dict[str, list[int]]:
+    """Offsets of lanes: steps, repeats, and what has no rule."""
+    uneven = [0]
+    for k in range(1, lanes):
+        uneven.append(min(uneven[-1] + k * 5 % 4, 4 * lanes - 1))
+    return {
+        "step2": [2 * k for k in range(lanes)],
+        "step4": [4 * k for k in range(lanes)],
+        "twice": [k // 2 for k in range(lanes)],
+        "shifted": [(k + 1) // 2 for k in range(lanes)],
+        "half_more": [3 * k // 2 for k in range(lanes)],
+        "same": [0] * lanes,
+        "uneven": uneven,
+    }
+
+
+@pytest.mark.parametrize("level", [p for p in level_params() if p.values[0].lanes > 1])
+def test_windows(level: Level) -> None:
+    dtypes = ("f32", "f64", "bf16", "i8", "i64", "bool")
+    texts, kernels = [], {}
+    known = patterns(level.lanes)
+    for dtype in dtypes:
+        for name, at in known.items():
+            pattern = ", ".join(map(str, at))
+            texts.append(
+                f'extern "C" void {name}_{dtype}(const {dtype}* a, {dtype}* o) {{\n'
+                f"  store(o, load_window<Vec, {pattern}>(a));\n}}\n"
+                f'extern "C" void masked_{name}_{dtype}(const {dtype}* a, const bool* m, {dtype}* o) {{\n'
+                f"  store(o, load_window<Vec, {pattern}>(a, load<Vec>(m)));\n}}\n"
+            )
+            kernels[f"{name}_{dtype}"] = "pp"
+            kernels[f"masked_{name}_{dtype}"] = "ppp"
+    run = build(level, "".join(texts), kernels, ("window",))
+    memory = Fenced()
+    for dtype in dtypes:
+        for name, at in known.items():
+            values = (torch.randn(at[-1] + 1) * 50).to(DTYPES[dtype])
+            index = torch.tensor(at)
+            out = torch.zeros(level.lanes, dtype=DTYPES[dtype])
+            for at_end in (False, True):
+                run[f"{name}_{dtype}"](memory.tensor(values, at_end), out)
+                assert torch.equal(out, values[index]), (name, dtype)
+            for trial in range(12):
+                mask = torch.rand(level.lanes) < 0.08 * trial
+                wanted = torch.where(mask, values[index], torch.zeros((), dtype=values.dtype))
+                valid = index[mask]
+                low, high = (int(valid[0]), int(valid[-1])) if valid.numel() else (0, 0)
+                for at_end in (False, True):
+                    held = memory.tensor(values[low : high + 1], at_end)
+                    run[f"masked_{name}_{dtype}"](held.data_ptr() - low * held.element_size(), mask, out)
+                    assert torch.equal(out, wanted), (name, dtype, mask)
+
+
+@pytest.mark.parametrize("level", [p for p in level_params() if p.values[0].lanes > 1])
+def test_lanes_that_read_near_each_other(level: Level) -> None:
+    dtypes = ("f32", "f16", "i16", "u8", "bool")
+    texts, kernels = [], {}
+    for dtype in dtypes:
+        texts.append(
+            f'extern "C" void near_{dtype}(const {dtype}* a, const i32* x, {dtype}* o, i64 n) {{\n'
+            "  store_n(o, load_near<Vec>(a, x[0], x[n - 1], load_n<Vec>(x, n)), n);\n}\n"
+        )
+        kernels[f"near_{dtype}"] = "pppi"
+    run = build(level, "".join(texts), kernels, ("window",))
+    memory = Fenced()
+    for dtype in dtypes:
+        for trial in range(20):
+            n = trial % level.lanes + 1
+            span = 2 * level.lanes if trial % 2 else level.lanes
+            index = torch.randint(0, span, (n,)).sort().values
+            values = (torch.randn(span) * 50).to(DTYPES[dtype])
+            low, high = int(index[0]), int(index[-1])
+            for at_end in (False, True):
+                held = memory.tensor(values[low : high + 1], at_end)
+                out = torch.zeros(n, dtype=DTYPES[dtype])
+                start = held.data_ptr() - low * held.element_size()
+                run[f"near_{dtype}"](start, index.to(torch.int32), out, n)
+                assert torch.equal(out, values[index]), (dtype, index)
 
 
 @pytest.mark.parametrize("level", level_params())

@@ -89,16 +89,26 @@ template <class H, class From> struct vector_cast<wide<H>, From> {
     }
   }
 };
+// One half of a narrowing conversion; compilers shuffle where one instruction would do.
+template <class H, class G> PF_INLINE H narrow_half(G a) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  typedef long long q8 __attribute__((vector_size(64))); typedef int d8 __attribute__((vector_size(32)));
+  if constexpr (!tr<typename tr<G>::elem>::is_float && !tr<typename tr<H>::elem>::is_float)
+    return (H)__builtin_ia32_pmovqd512_mask((q8)a, d8{}, (unsigned char)-1);
+  else
+#endif
+    return __builtin_convertvector(a, H);
+}
 template <class To, class G> struct vector_cast<To, wide<G>> {
   PF_INLINE To of(wide<G> a) {
     typedef typename tr<To>::elem E; typedef typename tr<G>::elem S;
     if constexpr (tr<S>::is_float && same<E, u32>::value) return each_lane<To>(convert_one<E, S>, a);
     else if constexpr (sizeof(E) == 4) {
       typedef typename half_shape<E>::type H;
-      return join_halves<To>(__builtin_convertvector(a.lo, H), __builtin_convertvector(a.hi, H));
+      return join_halves<To>(narrow_half<H>(a.lo), narrow_half<H>(a.hi));
     } else {
       return native_convert<To>(
-          join_halves<vi32>(__builtin_convertvector(a.lo, hi32), __builtin_convertvector(a.hi, hi32)));
+          join_halves<vi32>(narrow_half<hi32>(a.lo), narrow_half<hi32>(a.hi)));
     }
   }
 };

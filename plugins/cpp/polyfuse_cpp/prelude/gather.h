@@ -1,11 +1,44 @@
 // Indexed memory: gather(p, index[, mask]) and scatter(p, index, value[, mask]); index in elements, i32 or i64.
 // Lanes where the mask is false touch no memory and give zero.  Of equal scatter indices the last lane wins.
+// PF_GATHERS  whether the machine's own gathers are quicker than loads one by one
+#ifndef PF_GATHERS
+#define PF_GATHERS 1
+#endif
 namespace pf {
+#if PF_W > 1
+// A vector of the elements at lanes FROM, FROM + 1, ... of an index, named one by one: that compiles to loads that insert.
+template <int LANES> struct collector;
+#define PF_COLLECTOR(N, ...)                                                                              \
+  template <> struct collector<N> {                                                                       \
+    template <class V, int FROM, class T, class I> PF_INLINE V of(const T* p, I k) { return V{__VA_ARGS__}; } \
+  };
+#define PF_AT(i) load_one(p + lane(k, FROM + i))
+PF_COLLECTOR(1, PF_AT(0))
+PF_COLLECTOR(2, PF_AT(0), PF_AT(1))
+PF_COLLECTOR(4, PF_AT(0), PF_AT(1), PF_AT(2), PF_AT(3))
+PF_COLLECTOR(8, PF_AT(0), PF_AT(1), PF_AT(2), PF_AT(3), PF_AT(4), PF_AT(5), PF_AT(6), PF_AT(7))
+PF_COLLECTOR(16, PF_AT(0), PF_AT(1), PF_AT(2), PF_AT(3), PF_AT(4), PF_AT(5), PF_AT(6), PF_AT(7), PF_AT(8), PF_AT(9),
+             PF_AT(10), PF_AT(11), PF_AT(12), PF_AT(13), PF_AT(14), PF_AT(15))
+#endif
 template <class T, class I> PF_INLINE with<I, T> gather_lanes(const T* p, I index) {
-  with<I, T> r{};
+  typedef with<I, T> V;
+#if PF_W > 1
+  if constexpr (tr<I>::is_vec && !same<T, bool>::value) {
+#if PF_WIDE
+    if constexpr (sizeof(T) == 8) {
+      typedef decltype(V::lo) H;
+      return {collector<PF_HALF>::template of<H, 0>(p, index), collector<PF_HALF>::template of<H, PF_HALF>(p, index)};
+    } else
+#endif
+      return collector<PF_W>::template of<V, 0>(p, index);
+  } else
+#endif
+  {
+    V r{};
 #pragma GCC unroll 16
-  for (int i = 0; i < int(tr<I>::lanes); ++i) r = set_lane(r, i, load_one(p + lane(index, i)));
-  return r;
+    for (int i = 0; i < int(tr<I>::lanes); ++i) r = set_lane(r, i, load_one(p + lane(index, i)));
+    return r;
+  }
 }
 template <class T, class I, class M> PF_INLINE with<I, T> gather_lanes(const T* p, I index, M mask) {
   with<I, T> r{};
@@ -40,7 +73,7 @@ template <class T, class I> PF_INLINE with<I, T> gather_bits(const T* p, I index
 }
 #endif
 template <class T, class I> PF_INLINE with<I, T> gather(const T* p, I index) {
-#if PF_AVX512 && PF_W == 16 && PF_X86_BUILTINS
+#if PF_AVX512 && PF_W == 16 && PF_X86_BUILTINS && PF_GATHERS
   if constexpr (tr<I>::is_vec && sizeof(T) >= 4) return gather_bits(p, index, 0xffffu);
   else
 #endif
