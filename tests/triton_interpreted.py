@@ -226,7 +226,7 @@ def _offer() -> None:
 
 
 def run_text(text: str, config: object, operands: Sequence[Any]) -> tuple[list[Any], list[Any], str]:
-    """Operands after a kernel given as text has run: interpreted as Triton, and by the reference; and its text."""
+    """Operands after a kernel has run, interpreted as Triton and by the reference, and its text."""
     import tempfile
 
     from polyfuse.ir.interpret import run_kernel

@@ -135,9 +135,10 @@ class Settings:
     )
     memory_pools: bool = _option(
         False,
-        "Lay the intermediate tensors of a graph without gradients out in one block of memory for each device: "
-        "fewer allocations, and memory is used again whatever the sizes, but the block is held until the last "
-        "of them is dead.",
+        "Lay the intermediate tensors of a graph without gradients out in one block of memory for each "
+        "device: "
+        "fewer allocations, and memory is used again whatever the sizes, but the block is held until the "
+        "last of them is dead.",
         affects_code=True,
     )
     inplace: bool = _option(
@@ -148,7 +149,7 @@ class Settings:
     device_graphs: bool = _option(
         False,
         "Record the work of a compiled graph once and launch it as one from then on, where its device can do "
-        "that (CUDA graphs). `mode=\"reduce-overhead\"` and `mode=\"max-autotune\"` ask for it.",
+        'that (CUDA graphs). `mode="reduce-overhead"` and `mode="max-autotune"` ask for it.',
         affects_code=True,
     )
     max_device_graphs: int = _option(
@@ -162,8 +163,8 @@ class Settings:
     # Tuning.
     tune_kernels: bool = _option(
         False,
-        "Build each kernel in several configurations, time them on this machine, and use the fastest; what was "
-        "measured is remembered.",
+        "Build each kernel in several configurations, time them on this machine, and use the fastest; what "
+        "was measured is remembered.",
         affects_code=True,
     )
     tune_seconds: int = _option(
@@ -211,8 +212,8 @@ class Settings:
     )
     profile: bool = _option(
         False,
-        "Mark every kernel of the compiled program for the profiler, and print when the process ends what each "
-        "kernel took and how fast it moved memory.",
+        "Mark every kernel of the compiled program for the profiler, and print when the process ends what "
+        "each kernel took and how fast it moved memory.",
         affects_code=True,
     )
     benchmark_harness: bool = _option(

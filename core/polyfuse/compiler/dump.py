@@ -42,8 +42,8 @@ class Dump:
         except OSError as error:
             warn_once(
                 "compiler",
-                f"nothing is dumped, since {self.folder} cannot be written ({error}); name another folder with "
-                "the option `dump`",
+                f"nothing is dumped, since {self.folder} cannot be written ({error}); name another folder "
+                "with the option `dump`",
                 key=f"dump {self.folder.parent}",
             )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.kernel import Kernel, Section
-from polyfuse.symbolic import IndexLike, coefficient, free_axes
+from polyfuse.symbolic import coefficient, free_axes
 from polyfuse_cpp.address import index_text, static_multiple
 from polyfuse_cpp.facts import Access, Facts
 from polyfuse_cpp.ops import cost_of

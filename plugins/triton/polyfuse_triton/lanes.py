@@ -62,7 +62,8 @@ def _best(plan: Plan, lead: Dim, facts: Facts, count: int) -> int:
 def _cost(accesses: Sequence[Access], facts: Facts, group: Sequence[str], count: int) -> float:
     """Cache lines asked for at each point, and exchanges before stores that are narrower than loads."""
     lines = sum(_lines(a, facts, group, count) for a in accesses)
-    exchanges = sum(a.is_store and a.runs_along(group[-1]) and _WIDEST // a.itemsize < count for a in accesses)
+    narrow = [a for a in accesses if a.is_store and _WIDEST // a.itemsize < count]
+    exchanges = sum(bool(a.runs_along(group[-1])) for a in narrow)
     return lines + _EXCHANGE * exchanges
 
 
