@@ -87,7 +87,7 @@ def scalar_ops_page() -> str:
         lines.append(f"| `{row.name}` | {row.arity} | {types} | {gives} | {row.ulp or 'exact'} |")
     remarks = _remarks(ops)
     lines += ["", remarks["SCALAR_OPS"], ""]
-    for title, name in (("Reductions", "REDUCTIONS"), ("Scans", "SCANS")):
+    for title, name in (("Reductions", "REDUCTIONS"), ("Products", "CONTRACTIONS"), ("Scans", "SCANS")):
         lines += [f"## {title}", "", "| kind | operands | results |", "|---|:-:|:-:|"]
         lines += [f"| `{kind}` | {a} | {b} |" for kind, (a, b) in getattr(ops, name).items()]
         lines += ["", remarks[name], ""]

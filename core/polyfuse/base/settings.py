@@ -34,8 +34,8 @@ PREFIX = "POLYFUSE_"
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
     "reduce-overhead": {"device_graphs": True},
-    "max-autotune": {"device_graphs": True, "tune_kernels": True},
-    "max-autotune-no-cudagraphs": {"tune_kernels": True},
+    "max-autotune": {"device_graphs": True, "tune_kernels": True, "matrix_products": "fastest"},
+    "max-autotune-no-cudagraphs": {"tune_kernels": True, "matrix_products": "fastest"},
 }
 
 
@@ -161,6 +161,14 @@ class Settings:
     )
 
     # Tuning.
+    matrix_products: str = _option(
+        "library",
+        "Who computes matrix products and convolutions. `library`: what torch calls. `fastest`: a race on "
+        "this machine between that and what backends generate, together with what they fuse into it; results are "
+        'remembered. `generated`: the first backend that can. `mode="max-autotune"` asks for `fastest`.',
+        choices=("library", "fastest", "generated"),
+        affects_code=True,
+    )
     tune_kernels: bool = _option(
         False,
         "Build each kernel in several configurations, time them on this machine, and use the fastest; what "

@@ -17,6 +17,7 @@ from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.tuning import Race, race_for
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
+from polyfuse.kit import match
 from polyfuse.plugin import Backend, Config, Launchable, Source
 from polyfuse.program.steps import Program, ProgramKernel
 from polyfuse.runtime.profile import metered
@@ -88,7 +89,7 @@ def _emit(kernel: Kernel, backends: Iterable[Backend], session: CompileSession) 
 def _configured(backend: Backend, kernel: Kernel, session: CompileSession) -> Emitted:
     """The kernel as its backend would have it, or as an earlier race decided."""
     chosen: Config | Race | None = None
-    if session.settings.tune_kernels:
+    if session.settings.tune_kernels or _is_raced(kernel, session):
         try:
             chosen = race_for(backend, kernel, session)
         except Exception as error:
@@ -96,6 +97,11 @@ def _configured(backend: Backend, kernel: Kernel, session: CompileSession) -> Em
     if isinstance(chosen, Config):
         return Emitted(backend, emit_named(backend, kernel, chosen))
     return Emitted(backend, emit_named(backend, kernel), chosen)
+
+
+def _is_raced(kernel: Kernel, session: CompileSession) -> bool:
+    """Whether this is a matrix product, won in one configuration against the library."""
+    return session.settings.matrix_products == "fastest" and match(kernel) is not None
 
 
 def _start_builds(session: CompileSession, backend: Backend, sources: Sequence[Source]) -> BuildFuture:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.compiler.dump import Dump
 from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit
+from polyfuse.compiler.products import race_products
 from polyfuse.compiler.report import GraphReport, LaunchReport, record
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.graph import AtenGraph
@@ -28,6 +29,7 @@ from polyfuse.program.traffic import step_bytes
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError, schedule_graph
 from polyfuse.schedule.draw import dot
+from polyfuse.select.choose import choose
 
 __all__ = ["Built", "Clock", "compile_aten", "compile_graph"]
 
@@ -105,8 +107,11 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
     settings = session.settings
     dump.write("graph.ir", lambda: text(graph))
     _verify_graph(graph, settings.verify)
+    with clock.stage("select"):
+        chosen = choose(graph, settings, session.backends, partial(race_products, session))
     with clock.stage("schedule"):
-        schedule = schedule_graph(graph, settings, session.backends)
+        schedule = schedule_graph(chosen.graph, settings, session.backends, chosen.backends)
+    schedule = replace(schedule, decisions=(*chosen.decisions, *schedule.decisions))
     session.observe(schedule.decisions)
     dump.write("schedule", lambda: _schedule_text(schedule))
     dump.write("schedule.dot", lambda: dot(schedule))

@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from polyfuse.ir.ops import COMPUTED, FLOATS, INTEGERS, NUMBERS, RANDOM, REDUCTIONS, SCALAR_OPS, SCANS
+from polyfuse.ir.ops import (
+    COMPUTED,
+    CONTRACTIONS,
+    FLOATS,
+    INTEGERS,
+    NUMBERS,
+    RANDOM,
+    REDUCTIONS,
+    SCALAR_OPS,
+    SCANS,
+)
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import (
     IndexLike,
@@ -69,9 +79,12 @@ def operation_fault(op: str, operands: Sequence[DType], dtype: DType, attrs: tup
 
 def result_types(op: str, kind: str, operands: Sequence[DType]) -> tuple[DType, ...] | str:
     """The types that a reduction or scan gives, or what is wrong with it."""
+    if op == "reduce" and kind in CONTRACTIONS:
+        return _contracted(kind, operands)
     table, types = (REDUCTIONS, _REDUCED) if op == "reduce" else (SCANS, _SCANNED)
     if kind not in table:
-        return f"{op} kind {kind!r} is unknown; the kinds are {', '.join(table)}"
+        known = [*table, *(CONTRACTIONS if op == "reduce" else ())]
+        return f"{op} kind {kind!r} is unknown; the kinds are {', '.join(known)}"
     count, results = table[kind]
     if len(operands) != count:
         return f"{op} {kind} takes {count} operands, not {len(operands)}"
@@ -82,6 +95,26 @@ def result_types(op: str, kind: str, operands: Sequence[DType]) -> tuple[DType, 
             return f"{op} {kind} takes a position of type i64, not {operands[1]}"
         return (operands[0], DType.i64)
     return (operands[0],) * results
+
+
+def accumulates(operand: DType) -> DType:
+    """The type in which products of two values of type `operand` are added up."""
+    if operand.itemsize == 1 and operand.is_integer:
+        return DType.i32
+    return operand.compute
+
+
+def _contracted(kind: str, operands: Sequence[DType]) -> tuple[DType, ...] | str:
+    if len(operands) != 2:
+        return f"reduce {kind} takes 2 operands, not {len(operands)}"
+    left, right = operands
+    both = {left, right}
+    alike = left is right or all(t.is_eight_bit_float or t in (DType.i8, DType.u8) for t in both)
+    if DType.bool in both or not alike or left.is_float != right.is_float:
+        return f"reduce {kind} does not take {left} with {right}"
+    if kind == "dot_tf32" and left is not DType.f32:
+        return f"reduce {kind} takes f32, not {left}"
+    return (accumulates(left),)
 
 
 def index_fault(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
-from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.ops import CONTRACTIONS, SCALAR_OPS
+from polyfuse.ir.rules import accumulates
 from polyfuse.ir.types import DType
 
 _WIDE_UNSIGNED = (DType.u16, DType.u32, DType.u64)
@@ -129,6 +130,8 @@ def identity(kind: str, dtype: DType) -> Any:
 def reduce(kind: str, operands: tuple[Tensor, ...], dtype: DType) -> tuple[Tensor, ...]:
     """A reduction over the last dimension, which is dropped. `dtype` is the type of the first operand."""
     value = operands[0]
+    if kind in CONTRACTIONS:
+        return (_dot(value, operands[1], dtype),)
     if kind in ("sum", "prod", "xor_sum", "any", "all", "min", "max"):
         return (_fold(kind, value, dtype),)
     if kind in ("argmin", "argmax"):
@@ -144,6 +147,12 @@ def reduce(kind: str, operands: tuple[Tensor, ...], dtype: DType) -> tuple[Tenso
         total = (value - largest.unsqueeze(-1)).double().exp().sum(-1)
         return largest, total.to(value.dtype)
     raise IRError(f"reduction {kind!r} is unknown", "its kinds are those of polyfuse.ir.ops.REDUCTIONS")
+
+
+def _dot(left: Tensor, right: Tensor, dtype: DType) -> Tensor:
+    result = accumulates(dtype)
+    wide = torch.float64 if result.is_float else torch.int64
+    return (left.to(wide) * right.to(wide)).sum(-1).to(result.torch)
 
 
 def _fold(kind: str, value: Tensor, dtype: DType) -> Tensor:

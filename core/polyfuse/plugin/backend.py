@@ -127,6 +127,9 @@ class Backend(ABC):
     # more than the kernel itself. 1: every kernel is a unit of its own.
     min_unit: ClassVar[int] = 1500
 
+    # Whether what it generates for matrix products (`ops.CONTRACTIONS`) is worth timing against a library's.
+    races_products: ClassVar[bool] = False
+
     # As in the manifest; the manager writes it there.
     name: str = ""
 

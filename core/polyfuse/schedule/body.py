@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from polyfuse.ir.expr import Expr, apply, cast, index_value, reindex, rewrite, walk
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import LoopNode, Pointwise, Reduction, Scan, Scatter
+from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.rules import accumulates
 from polyfuse.ir.types import DType
 from polyfuse.schedule.units import Member
 from polyfuse.symbolic import IndexLike, free_axes, substitute
@@ -142,7 +144,9 @@ def _carry(build: _Builder, node: Reduction | Scan, rename: Mapping[str, IndexLi
 
 
 def result_type(kind: str, result: int, values: Sequence[Expr]) -> DType:
-    """Type of a reduction's or scan's result: the operand's, i64 for positions."""
+    """Type of a reduction's or scan's result: the operand's, i64 for positions, wider for products."""
+    if kind in CONTRACTIONS:
+        return accumulates(values[0].dtype)
     if result == 1 and len(values) == 2:
         return DType.i64
     return values[0].dtype

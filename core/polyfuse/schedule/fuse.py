@@ -168,7 +168,7 @@ def _list_candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, in
 
 
 def _merge(first: Unit, second: Unit, fusion: Fusion, alive: dict[int, Unit]) -> Unit:
-    merged = merge(fusion.first, fusion.second, fusion.space, first)
+    merged = merge(fusion.first, fusion.second, fusion.space, fusion.like or first)
     merged.before = (first.before | second.before) & ~merged.bits
     merged.after = (first.after | second.after) & ~merged.bits
     del alive[id(first)], alive[id(second)]

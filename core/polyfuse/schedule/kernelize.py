@@ -11,7 +11,7 @@ from polyfuse.ir.expr import Expr, load, walk
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
 from polyfuse.ir.nodes import LoopNode, Origin
-from polyfuse.ir.ops import REDUCTIONS, SCALAR_OPS, SCANS
+from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCALAR_OPS, SCANS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Traits
 from polyfuse.schedule.axes import flat_position, indices_in, merged_space
@@ -216,7 +216,7 @@ class _Layout:
             attrs = (effect.buffer, effect.index, effect.indirect, effect.kind, effect.masked)
             out.append(Stmt((), "store", args, dtype, attrs))
             return
-        count = (REDUCTIONS if effect.op == "reduce" else SCANS)[effect.kind][1]
+        count = ({**REDUCTIONS, **CONTRACTIONS} if effect.op == "reduce" else SCANS)[effect.kind][1]
         targets = tuple(self._name() for _ in range(count))
         pending: list[tuple[Expr, str]] = []
         for i, target in enumerate(targets):

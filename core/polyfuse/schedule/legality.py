@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
@@ -11,6 +11,7 @@ from polyfuse.ir.nodes import LoopNode
 from polyfuse.plugin import Backend, Traits
 from polyfuse.schedule.diagnose import mismatch
 from polyfuse.schedule.footprint import keeps_more_alive
+from polyfuse.schedule.products import leader
 from polyfuse.schedule.score import touched_bytes
 from polyfuse.schedule.space import Match, Space, match_spaces
 from polyfuse.schedule.units import Member, Unit, UnitAccess, remap
@@ -24,11 +25,14 @@ Half = tuple[tuple[Member, ...], tuple[UnitAccess, ...]]
 
 @dataclass(frozen=True)
 class Fusion:
-    """A legal fusion: both halves in the common space."""
+    """A legal fusion: both halves in the common space, and the unit whose backend generates it (None while
+    only the spaces were compared).
+    """
 
     first: Half
     second: Half
     space: Space
+    like: Unit | None = None
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,9 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         return "an extern call is not fused"
     if first.device != second.device:
         return f"they run on different devices, {first.device} and {second.device}"
-    if first.backend != second.backend:
-        return f"different backends generate them, {first.backend} and {second.backend}"
-    if first.group != second.group:
-        return "the backend does not put their iteration spaces into one kernel"
+    like = leader(rules.backends, first, second)
+    if isinstance(like, str):
+        return like
     if second.after & first.bits:
         return "the second must run before the first"
     size = len(first.members) + len(second.members)
@@ -80,6 +83,7 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
     found = _common_space(rules, first, second)
     if isinstance(found, str):
         return found
+    found = replace(found, like=like)
     if dependent and keeps_more_alive(rules.graph, first, second, rules.hint):
         return "it would keep what the first reads alive beside what the second writes, and save little"
     if (
@@ -88,7 +92,7 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         and not _without_sharing(rules, first, second)
     ):
         return _explained("they share no data", first, second)
-    answer = rules.backends[first.backend].can_fuse(
+    answer = rules.backends[like.backend].can_fuse(
         [m.node for m in first.members], [m.node for m in second.members]
     )
     return found if answer else getattr(answer, "reason", "the backend refuses")

@@ -30,12 +30,16 @@ UNBACKED_HINT = 4096
 
 
 def schedule_graph(
-    graph: Graph, settings: Settings, backends: Callable[[str], Iterable[Backend]]
+    graph: Graph,
+    settings: Settings,
+    backends: Callable[[str], Iterable[Backend]],
+    chosen: Mapping[str, Backend] | None = None,
 ) -> Schedule:
     """Order, fuse and lay out `graph`.
 
     Args:
         backends: backends for a device type, in the order in which they are asked.
+        chosen: backends of single nodes, by the node's name: those are not asked.
 
     Raises:
         UnclaimedError: no backend claims some of the nodes.
@@ -58,7 +62,9 @@ def schedule_graph(
             continue
         if isinstance(node, LoopNode):
             device = _device_of(graph, node)
-            backend = _claim(node, backends(device.split(":")[0]), decisions, settings.strict)
+            backend = (chosen or {}).get(node.name) or _claim(
+                node, backends(device.split(":")[0]), decisions, settings.strict
+            )
             if isinstance(backend, str):
                 unclaimed.append((node, backend))
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from polyfuse.ir.graph import Graph
+from polyfuse.schedule.products import has_product
 from polyfuse.schedule.units import Unit
 from polyfuse.symbolic import IndexLike, axis_size, free_axes, product
 
@@ -33,8 +34,12 @@ def distance(first: Unit, second: Unit) -> int:
 
 
 def score(graph: Graph, first: Unit, second: Unit, hint: Callable[[IndexLike], int]) -> Score:
-    """Larger is better: like kinds first, then bytes, then nearness."""
+    """Larger is better: what is done with the results of a matrix product first, then like kinds, then bytes,
+    then nearness.
+    """
     shared = shared_bytes(graph, first, second, hint)
+    if has_product(first) or has_product(second):
+        return 2, shared, -distance(first, second)
     alike = int(first.is_reduction == second.is_reduction and shared > 0)
     return alike, shared, -distance(first, second)
 

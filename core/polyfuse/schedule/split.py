@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from polyfuse.ir.expr import Expr, apply, const, guard, index_value, load, loads, reindex
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node, Reduction
-from polyfuse.ir.ops import REDUCTIONS
+from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, Traits
 from polyfuse.schedule.result import Decision
@@ -99,7 +99,7 @@ class _Splitter:
 
     def division(self, node: Reduction) -> _Division | None:
         """How `node` is divided; None where it stays whole."""
-        if node.kind == "online_softmax" and "" in node.outputs:
+        if node.kind in CONTRACTIONS or (node.kind == "online_softmax" and "" in node.outputs):
             return None
         traits = self._traits(node)
         wanted = self._wanted(node, traits) if traits.blocks else 0

@@ -1,0 +1,175 @@
+"""Matrix products recognised in a kernel: which axes are rows, columns, batch and depth, what makes the two
+operands, and what is done with each result.
+
+A kernel is a contraction if its one loop carries nothing but a reduction of kind ``dot`` or ``dot_tf32``
+(`polyfuse.ir.ops.CONTRACTIONS`), and each operand varies along some of its axes only: such operands are
+read as tiles that many results share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, free_axes
+
+__all__ = ["Contraction", "Operand", "match"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One side of the product.
+
+    Attributes:
+        body: the statements that compute it at one point, in order; those that do not depend on the depth
+            axes are among them.
+        value: the name of its value.
+        dtype: its type.
+    """
+
+    body: tuple[Stmt, ...]
+    value: str
+    dtype: DType
+
+    @property
+    def plain(self) -> Stmt | None:
+        """The load that is all there is to the operand: no mask, no indirect index, no arithmetic. None where
+        there is more to it.
+        """
+        if len(self.body) != 1 or self.body[0].op != "load":
+            return None
+        _, _, indirect, masked = self.body[0].attrs
+        return None if indirect or masked else self.body[0]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A kernel taken apart.
+
+    Attributes:
+        batch: parallel axes along which both operands vary, or neither.
+        rows, columns: parallel axes along which only the left, only the right operand varies. Either may be
+            empty: the product of a matrix and a vector, or of two vectors.
+        depth: the reduction axes.
+        left, right: the operands.
+        kind: `dot` or `dot_tf32`.
+        accumulator: the name of the sum.
+        dtype: its type.
+        epilogue: the statements that use it, with all else that is done once for each result, in order.
+        hints: example extent of every axis, by name.
+    """
+
+    batch: tuple[Index, ...]
+    rows: tuple[Index, ...]
+    columns: tuple[Index, ...]
+    depth: tuple[Index, ...]
+    left: Operand
+    right: Operand
+    kind: str
+    accumulator: str
+    dtype: DType
+    epilogue: tuple[Stmt, ...]
+    hints: Mapping[str, int]
+
+    def extent(self, axes: Iterable[Index]) -> int:
+        """How many points some axes span together, for the example sizes."""
+        return prod(self.hints[axis_name(a)] for a in axes)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Example extents: batch, rows, columns, depth."""
+        groups = (self.batch, self.rows, self.columns, self.depth)
+        batch, rows, columns, depth = (self.extent(axes) for axes in groups)
+        return batch, rows, columns, depth
+
+
+def match(kernel: Kernel) -> Contraction | None:
+    """`kernel` as a contraction, or None if it is none."""
+    found = _only_product(kernel)
+    if found is None:
+        return None
+    at, product = found
+    loop = kernel.sections[at].body
+    before = [stmt for section in kernel.sections[:at] for stmt in section.body]
+    after = [stmt for section in kernel.sections[at + 1 :] for stmt in section.body]
+    # a value of the loop that something else than the product uses would have to be computed twice
+    if any(stmt.op in ("store", "reduce", "scan") and stmt is not product for stmt in loop):
+        return None
+    left, right = (_operand([*before, *loop], name) for name in product.args)
+    used = _axes_used(left), _axes_used(right)
+    depth = {axis_name(a) for a in kernel.raxes}
+    if not all(depth & names for names in used):
+        return None
+    groups: dict[tuple[bool, bool], list[Index]] = {}
+    for axis in kernel.axes:
+        name = axis_name(axis)
+        groups.setdefault((name in used[0], name in used[1]), []).append(axis)
+    names = [axis_name(a) for a in (*kernel.axes, *kernel.raxes)]
+    hints = kernel.size_hints or tuple(_known(axis_size(a)) for a in (*kernel.axes, *kernel.raxes))
+    both = {id(axis) for axis in (*groups.get((True, True), ()), *groups.get((False, False), ()))}
+    return Contraction(
+        tuple(a for a in kernel.axes if id(a) in both),
+        tuple(groups.get((True, False), ())),
+        tuple(groups.get((False, True), ())),
+        kernel.raxes,
+        left,
+        right,
+        product.attrs[0],
+        product.targets[0],
+        product.dtype,
+        _epilogue(before, after),
+        dict(zip(names, hints, strict=True)),
+    )
+
+
+def _only_product(kernel: Kernel) -> tuple[int, Stmt] | None:
+    """The one loop's section and its product; None where the kernel is made otherwise."""
+    looped = [i for i, section in enumerate(kernel.sections) if section.looped]
+    if len(looped) != 1 or kernel.locals:
+        return None
+    carried = [s for s in kernel.sections[looped[0]].body if s.op in ("reduce", "scan")]
+    if len(carried) != 1 or carried[0].op != "reduce" or carried[0].attrs[0] not in CONTRACTIONS:
+        return None
+    return looped[0], carried[0]
+
+
+def _operand(statements: Sequence[Stmt], name: str) -> Operand:
+    body = _slice(statements, [name])
+    dtype = next(stmt.dtype for stmt in body if name in stmt.targets)
+    return Operand(body, name, dtype)
+
+
+def _epilogue(before: Sequence[Stmt], after: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """All that is stored, and what it needs; the accumulator is known from elsewhere."""
+    statements = [*before, *after]
+    stores = [stmt for stmt in statements if stmt.op == "store"]
+    kept = {id(s) for s in _slice(statements, [name for stmt in stores for name in stmt.args])}
+    return tuple(s for s in statements if s.op == "store" or id(s) in kept)
+
+
+def _slice(statements: Sequence[Stmt], names: Iterable[str]) -> tuple[Stmt, ...]:
+    """The statements that define some names, directly or not, in order."""
+    wanted = set(names)
+    out: list[Stmt] = []
+    for stmt in reversed(statements):
+        if stmt.op != "reduce" and wanted.intersection(stmt.targets):
+            wanted.update(stmt.args)
+            out.append(stmt)
+    return tuple(reversed(out))
+
+
+def _axes_used(operand: Operand) -> set[str]:
+    found: set[str] = set()
+    for stmt in operand.body:
+        for attr in stmt.attrs:
+            if isinstance(attr, Index):
+                found.update(free_axes(attr))
+    return found
+
+
+def _known(size: IndexLike) -> int:
+    return size if isinstance(size, int) else 1

@@ -1,0 +1,37 @@
+"""Kernels that a function becomes when backends generate its matrix products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from polyfuse.compiler import stages
+from polyfuse.ir.kernel import Kernel
+from polyfuse.schedule import Launch
+
+OPTIONS = {"backends": ["interpreter"], "matrix_products": "generated", "strict": True, "cache": False}
+
+
+def kernels_of(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -> list[Kernel]:
+    """The kernels of `function`, compiled for these arguments; its results are compared with eager mode's."""
+    found: list[Kernel] = []
+    schedule_graph = stages.schedule_graph
+
+    def spy(*given: Any) -> Any:
+        schedule = schedule_graph(*given)
+        found.extend(step.kernel for step in schedule.steps if isinstance(step, Launch))
+        return schedule
+
+    stages.schedule_graph = spy
+    try:
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="polyfuse", options=OPTIONS, dynamic=dynamic)
+        result = compiled(*args)
+    finally:
+        stages.schedule_graph = schedule_graph
+    half = any(a.dtype in (torch.bfloat16, torch.float16) for a in args)
+    limit = 3e-2 if half else 1e-4
+    torch.testing.assert_close(result, function(*args), rtol=limit, atol=limit)
+    return found
