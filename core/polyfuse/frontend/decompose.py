@@ -52,8 +52,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "losses": _names(
         "binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits huber_loss "
         "huber_loss_backward l1_loss mse_loss mse_loss_backward multi_margin_loss "
-        "nll_loss_forward nll_loss_backward nll_loss2d_forward "
-        "nll_loss2d_backward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss "
+        "nll_loss_forward nll_loss2d_forward smooth_l1_loss smooth_l1_loss_backward soft_margin_loss "
         "soft_margin_loss_backward"
     ),
     "normalisation": _names(
@@ -109,6 +108,8 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "masked_scatter": own_indexing.masked_scatter,
     "adaptive_max_pool2d_backward": own_indexing.adaptive_max_pool2d_backward,
     "adaptive_max_pool3d_backward": own_indexing.adaptive_max_pool3d_backward,
+    "nll_loss_backward": own_losses.nll_loss_backward,
+    "nll_loss2d_backward": own_losses.nll_loss_backward,
     "_fused_adam": own_decompositions.fused_adam,
     "_fused_adamw": own_decompositions.fused_adamw,
     "_fused_sgd": own_decompositions.fused_sgd,

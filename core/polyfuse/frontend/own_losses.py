@@ -1,11 +1,11 @@
-"""Decompositions of losses whose own in torch give other numbers than the operators do."""
+"""Decompositions of losses whose own in torch give other numbers than operators do, or need more memory."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["multilabel_margin_loss_forward"]
+__all__ = ["multilabel_margin_loss_forward", "nll_loss_backward"]
 
 _MEAN, _SUM = 1, 2
 """torch's numbers for the kinds of `reduction`."""
@@ -31,3 +31,29 @@ def multilabel_margin_loss_forward(x: Tensor, target: Tensor, reduction: int) ->
     elif x.dim() < 2:
         loss = loss.squeeze(0)
     return loss, is_label.to(x.dtype).reshape(target.shape)
+
+
+def nll_loss_backward(
+    grad: Tensor,
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Tensor,
+) -> Tensor:
+    """A choice at every element, of which nothing has to be stored, where torch writes into zeros.
+
+    `x` may be a row, rows, or planes.
+    """
+    dim = min(x.dim(), 2) - 1
+    shape = [-1 if d == dim else 1 for d in range(x.dim())]
+    label = (target[0] if x.dim() == 1 and target.dim() == 1 else target).unsqueeze(dim)
+    if reduction == _MEAN:
+        grad = grad / total_weight
+    elif reduction != _SUM and x.dim() > 1:
+        grad = grad.unsqueeze(dim)
+    if weight is not None:
+        grad = grad * weight.reshape(shape)
+    number = torch.arange(x.shape[dim], device=x.device).reshape(shape)
+    return torch.where((number == label) & (label != ignore_index), -grad, 0)

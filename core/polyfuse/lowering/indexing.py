@@ -9,11 +9,12 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, bitcast, const, index_value, load
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.inlined_reads import read_at
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.lowering.views import wrap
 from polyfuse.rewrite import cast, make, where
-from polyfuse.symbolic import IndexLike, axis, is_less, is_nonnegative
+from polyfuse.symbolic import IndexLike, axis, is_less, is_nonnegative, product
 
 Place = IndexLike | Expr
 """A position in one dimension: an index, or a value computed from data (i64)."""
@@ -75,10 +76,20 @@ def address(
     return index, tuple(indirect)
 
 
-def fetch(ctx: LoweringContext, source: TensorValue, places: Sequence[Place]) -> Expr:
-    """The element of a stored value at places that may depend on data, all of them in range."""
+def fetch(
+    ctx: LoweringContext, source: TensorValue, places: Sequence[Place], count: IndexLike | None = None
+) -> Expr:
+    """The element of a value at places that may depend on data, all of them in range.
+
+    The value is stored, unless it is an expression that `count` readers had better compute where they are.
+    """
     if source.dtype is None:
         raise UnsupportedError(f"{source.torch_dtype} is not a type that kernels compute in")
+    if count is not None:
+        known = [place if (at := known_place(place)) is None else at for place in places]
+        computed = read_at(ctx, source, known, count)
+        if computed is not None:
+            return computed
     view = ctx.realize(source, "read at places given by data")
     index, indirect = address(places, source.size, view.stride, view.offset)
     element = load(view.buffer, index, source.raw or source.dtype, indirect)
@@ -121,7 +132,7 @@ def index_select(
     return ctx.lazy(result, fetch(ctx, value, places))
 
 
-@lowers("aten.gather.default", stores=(0,))
+@lowers("aten.gather.default")
 def gather(
     ctx: LoweringContext,
     node: Any,
@@ -140,7 +151,7 @@ def gather(
     places[dim] = clamped(
         position_at(ctx, indices, axes[len(axes) - indices.rank :], result.device), value.size[dim]
     )
-    return ctx.lazy(result, fetch(ctx, value, places[: value.rank]))
+    return ctx.lazy(result, fetch(ctx, value, places[: value.rank], product(result.size)))
 
 
 def advanced_places(
@@ -170,7 +181,7 @@ def advanced_places(
     return places
 
 
-@lowers("aten.index.Tensor", stores=(0,))
+@lowers("aten.index.Tensor")
 def index_tensor(
     ctx: LoweringContext, node: Any, value: TensorValue, indices: Sequence[TensorValue | None]
 ) -> TensorValue:
@@ -180,4 +191,4 @@ def index_tensor(
     checked = [
         p if not isinstance(p, Expr) else clamped(p, n) for p, n in zip(places, value.size, strict=True)
     ]
-    return ctx.lazy(result, fetch(ctx, value, checked))
+    return ctx.lazy(result, fetch(ctx, value, checked, product(result.size)))

@@ -11,6 +11,7 @@ from polyfuse.ir.expr import Expr, const, index_value, loads
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.inlined_reads import only_term
 from polyfuse.lowering.layout import memory_order
 from polyfuse.lowering.numbers import size_number
 from polyfuse.lowering.pointwise import truth
@@ -74,6 +75,10 @@ def reduce(
     operands = values(place)
     if not raxes:
         return _of_one(kind, operands)
+    if kind == "sum" and len(raxes) == 1:
+        term = only_term(operands[0], raxes[0])
+        if term is not None:
+            return (term,)
     view = ctx.stored(first).view
     assert view is not None
     for result in results:
@@ -413,7 +418,15 @@ def log_softmax(
     ctx: LoweringContext, node: Any, value: TensorValue, dim: int, half_to_float: bool
 ) -> TensorValue:
     shifted, total, axes = _softmax_parts(ctx, node, value, dim)
-    return ctx.lazy(node.meta["val"], make("sub", shifted(axes), make("log", total)))
+    logarithm = make("log", total)
+    if value.rank and not ctx.traits(value.device).hoists:
+        # one for each row, so that whoever reads the result computes none
+        row = [1 if d == wrap(dim, value.rank) else n for d, n in enumerate(value.size)]
+        kept = ctx.temporary(logarithm.dtype, value.device, row)
+        kept.body, kept.origins = logarithm, ctx.origins
+        ctx.realize(kept, "one for each row")
+        logarithm = kept.expand_to(axes)
+    return ctx.lazy(node.meta["val"], make("sub", shifted(axes), logarithm))
 
 
 def _softmax_parts(
