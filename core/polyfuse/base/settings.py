@@ -165,7 +165,8 @@ class Settings:
         "library",
         "Who computes matrix products and convolutions. `library`: what torch calls. `fastest`: a race on "
         "this machine between that and what backends generate, together with what they fuse into it; what "
-        'won is remembered. `generated`: the first backend that can. `mode="max-autotune"` asks for `fastest`.',
+        'won is remembered. `generated`: the first backend that can. `mode="max-autotune"` asks for '
+        "`fastest`.",
         choices=("library", "fastest", "generated"),
         affects_code=True,
     )
