@@ -124,7 +124,9 @@ class _Printer:
             (position[i.name], i.alignment, i.mutated, i.static) for i in self.program.inputs if i.alignment
         )
         if self.program.recording is not None:
-            rows.append(f"GRAPH = {asdict(self.program.recording)!r}")
+            facts = asdict(self.program.recording)
+            del facts["names"]  # `INPUTS` has them
+            rows.append(f"GRAPH = {facts!r}")
         return [*rows, f"CHECKS = {checks!r}", f"ALIGNED = {aligned!r}", f"DEVICE = {self.program.device!r}"]
 
     # Names.

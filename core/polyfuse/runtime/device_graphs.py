@@ -48,6 +48,7 @@ class GraphStatus:
         replays: calls that were replays.
         plain: calls that ran as they are.
         reason: why the last of those was not a replay, once something was recorded.
+        again: why the last recording but the first for its sizes was made.
     """
 
     refused: str = ""
@@ -55,13 +56,16 @@ class GraphStatus:
     replays: int = 0
     plain: int = 0
     reason: str = ""
+    again: str = ""
 
     def text(self) -> str:
         """One line for people."""
         if self.refused:
             return f"not recorded: {self.refused}"
         counts = f"recorded {self.recordings} times, {self.replays} calls replayed, {self.plain} not"
-        return f"{counts}; the last of these: {self.reason}" if self.reason else counts
+        if self.reason:
+            counts += f"; the last of these: {self.reason}"
+        return f"{counts}; recorded anew: {self.again}" if self.again else counts
 
 
 def recorded_program(
@@ -177,19 +181,18 @@ class _Runner:
         return results
 
     def _record(self, recordings: list[Recording], args: list[Any]) -> Sequence[Any]:
+        again = self._misfit(recordings, args)
         if len(recordings) >= INSTANCES:
             self._drop_one(recordings, args)
         if len(recordings) >= INSTANCES:
-            reason = f"{INSTANCES} recordings for its sizes did not fit"
+            reason = f"{INSTANCES} recordings for its sizes did not fit: {again}"
             warn_once(
-                "runtime",
-                f"{self.name} runs without a recording: {reason}, since its inputs are in other places or the"
-                " backward passes of earlier calls are yet to come",
-                key=f"instances of {self.name}",
+                "runtime", f"{self.name} runs without a recording: {reason}", key=f"instances of {self.name}"
             )
             return self._plain(args, reason)
         memory = self.memory
-        treatment = treat(self.facts, args, memory, [r.treatment for r in recordings])
+        brief = [r.treatment for r in recordings if r.replays < WORTH]
+        treatment = treat(self.facts, args, memory, [r.treatment for r in recordings], brief)
         if treatment.refused:
             return self._plain(args, treatment.refused)
         try:
@@ -201,7 +204,25 @@ class _Runner:
         recordings.append(recording)
         self.made.append(recording)
         self.status.recordings += 1
+        if again:
+            self.status.again = again
+            _log.debug("%s is recorded anew: %s", self.name, again)
         return self._replay(recording, args)
+
+    def _misfit(self, recordings: Sequence[Recording], args: list[Any]) -> str:
+        """Why none of them fits, in words: why the latest does not. Empty if there is none."""
+        if not recordings:
+            return ""
+        last = recordings[-1]
+        found = last.misfit(args, self.facts)
+        if found:
+            return found
+        saved = any(slot.saved for _, slot in self.memory.blockers(last))
+        return (
+            "the backward passes of earlier calls are yet to come"
+            if saved
+            else "callers hold results of earlier calls"
+        )
 
     def _drop_one(self, recordings: list[Recording], args: list[Any]) -> None:
         """Forget a recording that served for a while, and whose inputs have moved since."""

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from polyfuse.torch_compat.device_graphs import graphs_of
+from polyfuse.torch_compat.cuda_graphs import graphs_of
 
 __all__ = ["DeviceGraph", "GraphDevice", "Program", "graph_device", "replace_graph_device"]
 
@@ -43,6 +43,7 @@ class GraphDevice(Protocol):
         """Record what `program(args)` gives the device, with its results in memory of the pool.
 
         Nothing is computed yet. `generators` are those that the program draws from, besides the device's own.
+        If it raises, all is as it was before, but for the pool, which is not recorded in again.
         """
 
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.runtime.graph_device import DeviceGraph, GraphDevice, graph_device
 from polyfuse.torch_compat.device_graphs import (
@@ -37,6 +38,9 @@ __all__ = ["GraphMemory", "Hold", "Pool", "Recorded", "Slot", "Window", "forget_
 
 _MANY = 16
 """Recordings with results in callers' hands beyond which it is looked who has none any more."""
+
+_MANY_STATIC = 4096
+"""Parameters known to stay where they are beyond which it is looked which of them are gone."""
 
 _OVER = (
     "this tensor is a result of a compiled function in an earlier step, and its memory was needed again;"
@@ -220,8 +224,8 @@ class GraphMemory:
     def __init__(self, device: GraphDevice) -> None:
         self.device = device
         self.lock = threading.RLock()
-        self.static: dict[int, None] = {}
-        """Addresses of parameters and buffers that recordings read."""
+        self._static: dict[int, StorageWeakRef] = {}
+        self._many_static = _MANY_STATIC
         self._pools: list[Pool] = []
         self._live: dict[Recorded, None] = {}
         self._leaving: deque[Recorded] = deque()
@@ -267,6 +271,18 @@ class GraphMemory:
                     return slot
         return None
 
+    def stays(self, tensor: torch.Tensor) -> None:
+        """A tensor is a parameter, a buffer or a constant: as long as it lives, it is where it is."""
+        if len(self._static) > self._many_static:
+            self._static = {a: ref for a, ref in self._static.items() if not ref.expired()}
+            self._many_static = max(_MANY_STATIC, 2 * len(self._static))
+        self._static[tensor.data_ptr()] = StorageWeakRef(tensor.untyped_storage())
+
+    def is_static(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is one of those, and not another one that came to lie at the address of one."""
+        found = self._static.get(tensor.data_ptr())
+        return found is not None and found.cdata == tensor.untyped_storage()._cdata and not found.expired()
+
     def pool_for_recording(self) -> tuple[Pool, frozenset[Slot]]:
         """A pool to make a recording in, and the slots that are protected from it.
 
@@ -283,6 +299,10 @@ class GraphMemory:
         pool = Pool(self.device.new_pool())
         self._pools.append(pool)
         return pool, frozenset()
+
+    def abandon(self, pool: Pool) -> None:
+        """A recording in a pool failed: what is recorded from now on is in another one."""
+        self._pools.remove(pool)
 
     def add(self, recorded: Recorded) -> None:
         """A recording was made."""
@@ -306,7 +326,7 @@ class GraphMemory:
                 for other in recorded.pool.recordings:
                     other.exposed.pop(recorded, None)
                 recorded.graph.reset()
-                if not recorded.pool.recordings:
+                if not recorded.pool.recordings and recorded.pool in self._pools:
                     self._pools.remove(recorded.pool)
         self._retired = waiting
 

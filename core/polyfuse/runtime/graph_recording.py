@@ -8,6 +8,7 @@ recording's memory, or as copies.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,9 @@ __all__ = ["GraphFacts", "Recording", "Treatment", "make_recording", "treat"]
 COPY_LIMIT = 256 << 20
 """Bytes of inputs beyond which copying them costs more than launching kernel by kernel."""
 
+RESTLESS_LIMIT = 32 << 20
+"""Bytes of parameters and buffers that are copied at every call because they do not stay where they are."""
+
 
 @dataclass(frozen=True)
 class GraphFacts:
@@ -46,6 +50,7 @@ class GraphFacts:
         saved: positions of results that are kept for a backward, which the caller never sees.
         refused: why it is not to be recorded; empty if it may be.
         limit: how many different sizes are recorded.
+        names: of all inputs, for messages.
     """
 
     device: str
@@ -56,6 +61,12 @@ class GraphFacts:
     saved: tuple[int, ...] = ()
     refused: str = ""
     limit: int = 32
+    names: tuple[str, ...] = ()
+
+    def name_of(self, position: int) -> str:
+        """What to call an input."""
+        name = self.names[position] if position < len(self.names) else ""
+        return f"input {position} ({name})" if name else f"input {position}"
 
 
 @dataclass(frozen=True)
@@ -79,24 +90,33 @@ class Treatment:
 
 
 def treat(
-    facts: GraphFacts, args: Sequence[Any], memory: GraphMemory, earlier: Sequence[Treatment]
+    facts: GraphFacts,
+    args: Sequence[Any],
+    memory: GraphMemory,
+    earlier: Sequence[Treatment],
+    brief: Sequence[Treatment] = (),
 ) -> Treatment:
-    """Decide what becomes of the inputs, given what became of them in recordings that do not fit."""
+    """Decide what becomes of the inputs, given what became of them in recordings that do not fit.
+
+    An input that should stay where it is, but was elsewhere in two recordings that hardly served (`brief`),
+    is copied as if nothing were known of it.
+    """
     where = {i: args[i].data_ptr() for i in (*facts.fixed, *facts.varying)}
     moved = {i for t in earlier for i, a in zip(t.fixed, t.addresses, strict=True) if where[i] != a}
     slots: dict[int, Slot] = {}
-    fixed = list(facts.fixed)
+    restless = _restless(facts, args, where, brief)
+    fixed = [i for i in facts.fixed if i not in restless]
     for i in facts.varying:
         slot = memory.slot_at(where[i]) if where[i] else None
         if slot is not None:
             slots[i] = slot
             fixed.append(i)
-        elif i not in moved and (where[i] in memory.static or i in facts.mutated):
+        elif i not in moved and (memory.is_static(args[i]) or i in facts.mutated):
             # a seed that a recorded forward left on the processor is among these
             fixed.append(i)
     for i in facts.fixed:
-        memory.static[where[i]] = None
-    copied = tuple(i for i in facts.varying if i not in fixed)
+        memory.stays(args[i])
+    copied = tuple(i for i in (*restless, *facts.varying) if i not in fixed)
     return Treatment(
         fixed,
         [where[i] for i in fixed],
@@ -105,6 +125,15 @@ def treat(
         slots,
         _refusal(facts, args, copied, slots, earlier),
     )
+
+
+def _restless(
+    facts: GraphFacts, args: Sequence[Any], where: dict[int, int], brief: Sequence[Treatment]
+) -> tuple[int, ...]:
+    """Parameters and buffers that do not stay where they are, if they are small enough to be copied."""
+    moves = Counter(i for t in brief for i, a in zip(t.fixed, t.addresses, strict=True) if where[i] != a)
+    found = tuple(i for i in facts.fixed if moves[i] > 1 and not _uncopyable(facts, args[i]))
+    return found if sum(args[i].nbytes for i in found) <= RESTLESS_LIMIT else ()
 
 
 def _refusal(
@@ -122,12 +151,20 @@ def _refusal(
     if total > COPY_LIMIT:
         return f"{total >> 20} MiB of inputs would be copied at every call"
     for i in copied:
-        if args[i].device != torch.device(facts.device):
-            return f"input {i} is on {args[i].device}"
-        if _overlaps(args[i]):
-            return f"elements of input {i} share memory"
-        if args[i].is_conj() or args[i].is_neg():
-            return f"input {i} is a lazily conjugated or negated tensor"
+        fault = _uncopyable(facts, args[i])
+        if fault:
+            return f"{facts.name_of(i)} {fault}"
+    return ""
+
+
+def _uncopyable(facts: GraphFacts, tensor: torch.Tensor) -> str:
+    """Why an input cannot be copied into a buffer of a recording; empty if it can."""
+    if tensor.device != torch.device(facts.device):
+        return f"is on {tensor.device}"
+    if _overlaps(tensor):
+        return "has elements that share memory"
+    if tensor.is_conj() or tensor.is_neg():
+        return "is a lazily conjugated or negated tensor"
     return ""
 
 
@@ -213,6 +250,15 @@ class Recording(Recorded):
             return False
         return not self.consumes or not backward_may_repeat()
 
+    def misfit(self, args: list[Any], facts: GraphFacts) -> str:
+        """Why it does not fit; empty if it does."""
+        for i, address in zip(self.treatment.fixed, self.treatment.addresses, strict=True):
+            if args[i].data_ptr() != address:
+                return f"{facts.name_of(i)} is in another place"
+        if self.consumes and backward_may_repeat():
+            return "its backward may run again"
+        return ""
+
     def replay(self, args: list[Any], copied_results: Collection[int]) -> tuple[Any, ...]:
         """Do the recorded work on `args`, which is emptied; results called for come as copies."""
         treatment = self.treatment
@@ -288,6 +334,9 @@ def make_recording(
     consumed = _consume(facts, args, treatment)
     try:
         graph, results = memory.device.record(program, given, pool.handle, generators)
+    except BaseException:
+        memory.abandon(pool)
+        raise
     finally:
         _bring_back(args, layouts, consumed)
     hold = Hold()
@@ -295,7 +344,7 @@ def make_recording(
     constants, passed, slots = _sort_results(results, layouts, kept, facts, hold)
     for position in facts.saved:
         if isinstance(constants[position], torch.Tensor):
-            memory.static[constants[position].data_ptr()] = None
+            memory.stays(constants[position])
     del results
     for slot in slots:
         slot.settle()

@@ -115,10 +115,12 @@ class CompiledModule:
         facts = self.namespace.get("GRAPH")
         if facts is None or self.graph_status is None:
             return program
-        sizes = [i for i, row in enumerate(self.namespace["INPUTS"]) if row[1] == "symint"]
+        inputs = self.namespace["INPUTS"]
+        sizes = [i for i, row in enumerate(inputs) if row[1] == "symint"]
         objects = [self.namespace[variable] for variable in self.namespace["OBJECTS"]]
         generators = [o for o in objects if isinstance(o, torch.Generator)]
-        return recorded_program(program, GraphFacts(**facts), sizes, generators, self.name, self.graph_status)
+        known = GraphFacts(**facts, names=tuple(row[0] for row in inputs))
+        return recorded_program(program, known, sizes, generators, self.name, self.graph_status)
 
     def _check_inputs(self, args: Sequence[Any]) -> None:
         """Check once: number, types and devices of inputs, and the layout of parameters."""

@@ -1,13 +1,11 @@
-"""Recording what a device is given to do, to launch it again as one: CUDA graphs; and the storage of tensors.
+"""What recording the work of a device needs of torch, whatever the device: the storage of tensors, mostly.
 
-`TorchGraphs` is the real thing behind `polyfuse.runtime.graph_device.GraphDevice`. The functions beside it
-deal with memory whose owner is not a tensor: a recording writes to the same addresses whoever holds tensors
-there.
+A recording writes to the same addresses whoever holds tensors there, so this is about memory whose owner is
+not a tensor.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +14,9 @@ from typing import Any
 import torch
 
 __all__ = [
-    "TorchGraphs",
     "backward_may_repeat",
     "copy_all",
     "forbid_access",
-    "graphs_of",
     "outside_inference",
     "same_addresses",
     "step_number",
@@ -28,107 +24,6 @@ __all__ = [
     "storage_use",
     "unsafe_to_record",
 ]
-
-Program = Callable[[list[Any]], Sequence[Any]]
-
-
-class TorchGraphs:
-    """Records the work given to one CUDA device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.index = device.index or 0
-        self._side: Any = None
-        self._last: Any = None
-        self._last_raw: int | None = None
-
-    def new_pool(self) -> Any:
-        """A pool of memory that recordings may share."""
-        return torch.cuda.graph_pool_handle()
-
-    def is_recording(self) -> bool:
-        """Whether somebody is recording what the current stream is given."""
-        return torch.cuda.is_current_stream_capturing()
-
-    def follow(self) -> None:
-        """Let the current stream wait for the one that used recorded memory last, if that is another."""
-        raw = int(torch._C._cuda_getCurrentRawStream(self.index))
-        if raw != self._last_raw:
-            current = torch.cuda.current_stream(self.index)
-            if self._last is not None:
-                current.wait_stream(self._last)
-            self._last, self._last_raw = current, raw
-
-    def record(
-        self, program: Program, args: list[Any], pool: Any, generators: Sequence[torch.Generator]
-    ) -> tuple[Any, Sequence[Any]]:
-        """Record `program(args)` without doing it. Returns the recording and the program's results.
-
-        Whatever the program raises, and what the device refuses to record, is raised on.
-        """
-        graph = torch.cuda.CUDAGraph()
-        for generator in generators:
-            graph.register_generator_state(generator)
-        with torch.cuda.device(self.index):
-            if self._side is None:
-                self._side = torch.cuda.Stream(self.index)
-            torch.cuda.current_blas_handle()  # a thread's first one cannot be made while recording
-            # what earlier work needed may be needed for the pool now
-            torch.cuda.synchronize(self.index)
-            torch.cuda.empty_cache()
-            with self._alone():
-                results = self._record(graph, program, args, pool)
-            torch.cuda.current_stream(self.index).wait_stream(self._side)
-        return graph, results
-
-    def _record(self, graph: Any, program: Program, args: list[Any], pool: Any) -> Sequence[Any]:
-        with torch.cuda.stream(self._side):
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                results = program(args)
-            except BaseException:
-                self._abandon(graph)
-                raise
-            try:
-                graph.capture_end()
-            except BaseException:
-                self._restore_generator()
-                raise
-        return results
-
-    def _abandon(self, graph: Any) -> None:
-        """End a recording that failed; it ends with an error, which says no more than that."""
-        try:
-            graph.capture_end()
-        except Exception:
-            self._restore_generator()
-
-    def _restore_generator(self) -> None:
-        """A recording that does not end well leaves the generator believing that it goes on."""
-        generator = torch.cuda.default_generators[self.index]
-        generator.graphsafe_set_state(generator.clone_state())
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Without what must not happen meanwhile: tensors collected, workspaces kept in the pool."""
-        collecting = gc.isenabled()
-        gc.disable()
-        torch._C._cuda_clearCublasWorkspaces()
-        try:
-            yield
-        finally:
-            torch._C._cuda_clearCublasWorkspaces()
-            if collecting:
-                gc.enable()
-
-
-def graphs_of(device: str) -> TorchGraphs | None:
-    """What records the work of a device, if torch can do that."""
-    where = torch.device(device)
-    if where.type != "cuda" or not torch.cuda.is_available():
-        return None
-    index = torch.cuda.current_device() if where.index is None else where.index
-    return TorchGraphs(torch.device(where.type, index))
 
 
 def unsafe_to_record(op: Any) -> bool:

@@ -153,20 +153,53 @@ def test_parameters_are_read_where_they_are(device: FakeDevice) -> None:
     assert device.recorded == 1
 
 
-@torch.no_grad()
-def test_parameters_that_move_are_followed_for_a_while(device: FakeDevice, warnings_seen: Seen) -> None:
-    model = torch.nn.Linear(8, 4)
+def moving(shape: tuple[int, int], calls: int) -> None:
+    """Run a layer whose weight is in another place at every call."""
+    model = torch.nn.Linear(shape[1], shape[0])
     run = compiled(model)
     keep = []
-    for _ in range(9):
-        x = torch.randn(2, 8)
+    for _ in range(calls):
+        x = torch.randn(2, shape[1])
         result = run(x)
         same(result, torch.nn.functional.linear(x, model.weight, model.bias))
         del result
         keep.append(model.weight.data)
-        model.weight.data = torch.randn(4, 8)
+        model.weight.data = torch.randn(shape)
+
+
+@torch.no_grad()
+def test_parameters_that_keep_moving_are_copied(device: FakeDevice, warnings_seen: Seen) -> None:
+    moving((4, 8), 9)
+    assert device.recorded == 3
+    assert status().replays == 8
+    assert "is in another place" in status().again
+    assert not warnings_seen()
+
+
+@torch.no_grad()
+def test_large_parameters_that_move_are_followed_for_a_while(
+    device: FakeDevice, warnings_seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from polyfuse.runtime import graph_recording
+
+    monkeypatch.setattr(graph_recording, "RESTLESS_LIMIT", 100)
+    moving((4, 8), 9)
     assert device.recorded == 4
-    assert sum("in other places" in w for w in warnings_seen()) == 1
+    assert sum("in another place" in w for w in warnings_seen()) == 1
+
+
+@torch.no_grad()
+def test_buffers_that_keep_moving_are_written_to(device: FakeDevice) -> None:
+    model = Parameters()
+    run = compiled(model)
+    for number in range(8):
+        x = torch.randn(2, 8)
+        model.seen = torch.tensor(float(number))
+        result = run(x)
+        same(model.seen, torch.tensor(number + 1.0))
+        same(result, model.linear(x) + number + 1)
+        del result
+    assert device.recorded == 3
 
 
 @torch.no_grad()
@@ -365,6 +398,22 @@ def test_a_recording_that_fails_leaves_the_program_as_it_was(device: FakeDevice,
     assert "operation not permitted while recording" in status().text()
     assert "more words" not in status().text()
     assert sum("not permitted" in w for w in warnings_seen()) == 1
+
+
+def test_after_a_failure_earlier_recordings_go_on_and_later_ones_are_elsewhere(device: FakeDevice) -> None:
+    functions = affine, lambda x, w: x @ w, lambda x, w: (x @ w).sin()
+    good, bad, late = (compiled(fn) for fn in functions)
+    for number in range(5):
+        if number == 1:
+            good(*fresh())
+            device.fail = RuntimeError("operation not permitted while recording")
+            bad(*fresh())
+        for run, fn in zip((good, bad, late), functions, strict=True):
+            args = fresh()
+            same(run(*args), fn(*args))
+    assert device.recorded == 2
+    assert len(device.pools) == 2
+    assert [len(pool.blocks) for pool in device.pools] == [1, 1]
 
 
 def test_nothing_is_recorded_inside_another_recording(device: FakeDevice) -> None:

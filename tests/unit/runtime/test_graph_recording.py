@@ -9,8 +9,10 @@ import torch
 
 from fake_graphs import FakeDevice
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.runtime import graph_memory
 from polyfuse.runtime.graph_memory import GraphMemory
 from polyfuse.runtime.graph_recording import GraphFacts, Recording, make_recording, treat
+from polyfuse.torch_compat.device_graphs import storage_at
 
 
 def recorded(facts: GraphFacts, memory: GraphMemory, results: list[Any]) -> Recording:
@@ -29,6 +31,35 @@ def test_a_seed_on_the_processor_is_constant_and_read_where_it_is() -> None:
     assert treat(backward, [seed], memory, []).fixed == [0]
     other = treat(backward, [torch.tensor(7)], memory, [])
     assert other.refused
+
+
+def test_a_parameter_that_is_gone_is_not_taken_for_what_is_in_its_place() -> None:
+    memory = GraphMemory(FakeDevice())
+    room = torch.zeros(4)
+
+    def at_the_place() -> torch.Tensor:
+        storage = storage_at(room.data_ptr(), 16, room.device)
+        return torch.empty(0).set_(storage, 0, (4,), (1,))
+
+    parameter = at_the_place()
+    treat(GraphFacts("cpu", fixed=(0,)), [parameter], memory, [])
+    varying = GraphFacts("cpu", varying=(0,))
+    assert treat(varying, [parameter.detach()], memory, []).fixed == [0]
+    assert treat(varying, [at_the_place()], memory, []).copied == (0,)
+    del parameter
+    assert treat(varying, [at_the_place()], memory, []).copied == (0,)
+
+
+def test_what_is_known_of_parameters_that_are_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_memory, "_MANY_STATIC", 3)
+    memory = GraphMemory(FakeDevice())
+    kept = [torch.zeros(1) for _ in range(4)]
+    for tensor in kept:
+        memory.stays(tensor)
+    for size in range(2, 40):
+        memory.stays(torch.zeros(size * 100))
+    assert all(memory.is_static(tensor) for tensor in kept)
+    assert len(memory._static) < 12
 
 
 def test_another_input_on_the_processor_is_a_reason_not_to_record() -> None:
