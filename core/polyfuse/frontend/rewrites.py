@@ -13,6 +13,7 @@ from polyfuse.frontend.rewrites_casts import merge_casts
 from polyfuse.frontend.rewrites_cse import merge_duplicates
 from polyfuse.frontend.rewrites_fold import fold_constants, fold_uniform, lifted_scalars, spell_as_full
 from polyfuse.frontend.rewrites_noop import remove_copies, remove_identity_views, remove_neutral_arithmetic
+from polyfuse.frontend.rewrites_scatter import scatter_into_sums
 from polyfuse.frontend.rewrites_softmax import spell_out_log_softmax
 from polyfuse.frontend.rewrites_views import merge_views, spell_as_permute, spell_as_view
 from polyfuse.torch_compat import ops
@@ -52,6 +53,7 @@ PASSES: Final[tuple[tuple[str, Pass], ...]] = (
     ("remove-identity-views", remove_identity_views),
     ("remove-neutral-arithmetic", remove_neutral_arithmetic),
     ("remove-copies", remove_copies),
+    ("scatter-into-sums", scatter_into_sums),
     ("merge-duplicates", merge_duplicates),
     ("remove-dead-again", remove_dead),
 )

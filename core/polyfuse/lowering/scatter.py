@@ -1,8 +1,9 @@
-"""Writes at places given by data: a copy of the operand, then a `Scatter` into it."""
+"""Writes at places given by data: a `Scatter` into the operand, or into a copy where that is still needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
@@ -18,6 +19,7 @@ from polyfuse.lowering.indexing import (
     in_range,
     position_at,
 )
+from polyfuse.lowering.overwriting import free_storage
 from polyfuse.lowering.pointwise import truth
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
@@ -112,22 +114,42 @@ def store_rows(ctx: LoweringContext, rows: Any, target: TensorValue) -> None:
         ctx.realize(rows, "goes into a much larger tensor")
 
 
-def _scatter(
-    ctx: LoweringContext,
-    node: Any,
-    base: TensorValue,
-    axes: Sequence[IndexLike],
-    places: Sequence[Place],
-    value: Callable[[DType], Expr],
-    mode: str,
-) -> TensorValue:
+@dataclass(frozen=True)
+class _Target:
+    """What is scattered into, and what the operator returns once that is done."""
+
+    result: TensorValue
+    target: TensorValue
+    kind: DType
+
+
+def _target(ctx: LoweringContext, node: Any, base: TensorValue, mode: str) -> _Target:
+    """The operand itself where its content is not needed any more, otherwise a copy. Taken before the other
+    operands are read: those that are computed from this one are stored first."""
     result = ctx.template(node.meta["val"])
     if result.dtype is None or base.dtype is None:
         raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
     kind = accumulation_type(result.dtype, mode)
-    target = copy_for_writing(ctx, result, base.at(axes_of(result.size)), kind, "scattered into")
-    scatter_into(ctx, target, axes, places, value(kind.compute), mode)
-    return _converted(ctx, result, target)
+    view = free_storage(ctx, node, base, result) if kind is result.dtype else None
+    if view is None:
+        body = base.at(axes_of(result.size))
+        return _Target(result, copy_for_writing(ctx, result, body, kind, "scattered into"), kind)
+    ctx.before_write(view.buffer)
+    target = TensorValue(result.dtype, result.torch_dtype, result.device, result.size, result.stride)
+    target.settle(view)
+    return _Target(result, target, kind)
+
+
+def _scatter(
+    ctx: LoweringContext,
+    into: _Target,
+    axes: Sequence[IndexLike],
+    places: Sequence[Place],
+    value: Expr,
+    mode: str,
+) -> TensorValue:
+    scatter_into(ctx, into.target, axes, places, value, mode)
+    return _converted(ctx, into.result, into.target)
 
 
 def _converted(ctx: LoweringContext, result: TensorValue, target: TensorValue) -> TensorValue:
@@ -155,14 +177,12 @@ def index_put(
     if any(i is not None and i.dtype is DType.bool for i in indices):
         return _masked_put(ctx, node, base, indices, values, accumulate)
     given = [i for i in indices if i is not None]
+    mode = "add" if accumulate else "set"
     store_rows(ctx, values, base)
+    into = _target(ctx, node, base, mode)
     axes = axes_of(_put_shape(base.size, indices, given))
     places = advanced_places(ctx, base.size, indices, axes, device)
-
-    def value(kind: DType) -> Expr:
-        return ctx.operand(values, axes, kind, device)
-
-    return _scatter(ctx, node, base, axes, places, value, "add" if accumulate else "set")
+    return _scatter(ctx, into, axes, places, ctx.operand(values, axes, into.kind.compute, device), mode)
 
 
 def _put_shape(
@@ -238,17 +258,11 @@ def scatter(
 ) -> TensorValue:
     if 0 in indices.size:
         return _unchanged(ctx, node, base)
+    mode = _COMBINE[reduce] if reduce else "set"
     store_rows(ctx, source, base)
+    into = _target(ctx, node, base, mode)
     axes, places = _along(ctx, base, dim, indices)
-    return _scatter(
-        ctx,
-        node,
-        base,
-        axes,
-        places,
-        lambda kind: _source(ctx, source, axes, kind, base.device),
-        _COMBINE[reduce] if reduce else "set",
-    )
+    return _scatter(ctx, into, axes, places, _source(ctx, source, axes, into.kind.compute, base.device), mode)
 
 
 @lowers("aten.scatter_add.default")
@@ -258,9 +272,10 @@ def scatter_add(
     if 0 in indices.size:
         return _unchanged(ctx, node, base)
     store_rows(ctx, source, base)
+    into = _target(ctx, node, base, "add")
     axes, places = _along(ctx, base, dim, indices)
     return _scatter(
-        ctx, node, base, axes, places, lambda kind: _source(ctx, source, axes, kind, base.device), "add"
+        ctx, into, axes, places, _source(ctx, source, axes, into.kind.compute, base.device), "add"
     )
 
 
@@ -287,13 +302,10 @@ def scatter_reduce(
     if 0 in indices.size:
         return _unchanged(ctx, node, base)
     mode = _COMBINE[reduce]
-    result = ctx.template(node.meta["val"])
-    if result.dtype is None or base.dtype is None:
-        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
-    kind = accumulation_type(result.dtype, mode)
     store_rows(ctx, source, base)
+    into = _target(ctx, node, base, mode)
+    result, target, kind = into.result, into.target, into.kind
     axes, places = _along(ctx, base, dim, indices)
-    target = copy_for_writing(ctx, result, base.at(axes_of(result.size)), kind, "scattered into")
     if not include_self:
         scatter_into(ctx, target, axes, places, neutral(mode, kind.compute), "set")
     scatter_into(ctx, target, axes, places, _source(ctx, source, axes, kind.compute, base.device), mode)

@@ -1,0 +1,126 @@
+"""Whether an operand's storage may be written to, in place of a copy: nobody needs what it holds any more."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from polyfuse.ir.expr import loads
+from polyfuse.ir.nodes import Buffer, ExternCall, View
+from polyfuse.lowering.context import LoweringContext, tensors_in
+from polyfuse.lowering.layout import storage_layout
+from polyfuse.lowering.value import TensorValue
+from polyfuse.symbolic import is_equal
+from polyfuse.torch_compat import ops
+
+_WRITE_BACK = "aten.copy_.default"
+
+
+def free_storage(ctx: LoweringContext, node: Node, base: TensorValue, result: TensorValue) -> View | None:
+    """Where `node`, which changes some elements of its first argument `base`, may write its `result`: to the
+    storage of `base`. None where the old content is needed.
+
+    That is storage of this graph's own that is read here for the last time, or that of an input which will
+    be overwritten later anyway.
+    """
+    source = node.args[0]
+    view = base.view
+    if view is None or base.raw is not None or not isinstance(source, Node):
+        return None
+    buffer = ctx.buffers[view.buffer]
+    if base.dtype is not result.dtype or buffer.dtype is not result.dtype or base.device != result.device:
+        return None
+    if view != buffer.view() or not _same_layout(view, result) or not _is_dense(ctx, view):
+        return None
+    if not (_is_dying(ctx, buffer.name) if buffer.kind == "temp" else _is_replaced(ctx, buffer, node)):
+        return None
+    others = [v for a in node.all_input_nodes if a is not source for v in tensors_in(ctx.env[a])]
+    readers = [value for value in others if _uses(value, buffer.name)]
+    if any(value.view is not None for value in readers):
+        return None
+    for value in readers:
+        ctx.realize(value, "reads what it is put into")
+    return view
+
+
+def _is_dying(ctx: LoweringContext, buffer: str) -> bool:
+    """Whether a buffer is memory that the program allocates, that no operator knows, and that is read now for
+    the last time."""
+    for made in ctx.nodes:
+        if isinstance(made, ExternCall):
+            if buffer in made.aliases or (buffer in made.outputs and made.out != "out"):
+                return False
+    return not _needed(ctx, buffer, None)
+
+
+def _is_replaced(ctx: LoweringContext, buffer: Buffer, node: Node) -> bool:
+    """Whether a buffer is an input that is overwritten later, and neither its old content nor that which
+    `node` would leave there is read after that."""
+    if buffer.kind != "input":
+        return False
+    owner = next((n for n in ctx.env if n.op == "placeholder" and n.name == buffer.name), None)
+    if owner is None or not _is_written_back(ctx, owner, node) or _needed(ctx, buffer.name, owner):
+        return False
+    return _stays_inside(node, owner)
+
+
+def _uses(value: TensorValue, buffer: str) -> bool:
+    """Whether a value is stored in a buffer, or reads it while it is an expression."""
+    if value.view is not None:
+        return value.view.buffer == buffer
+    return value.body is not None and any(e.attrs[0] == buffer for e in loads(value.body))
+
+
+def _same_layout(view: View, result: TensorValue) -> bool:
+    return len(view.size) == result.rank and all(
+        is_equal(n, m) and (n == 1 or is_equal(s, t))
+        for n, m, s, t in zip(view.size, result.size, view.stride, result.stride, strict=True)
+    )
+
+
+def _is_dense(ctx: LoweringContext, view: View) -> bool:
+    """Whether no two elements of a whole buffer share memory."""
+    return storage_layout(view.size, view.stride, ctx.sizes) == view.stride
+
+
+def _needed(ctx: LoweringContext, buffer: str, owner: Node | None) -> bool:
+    """Whether a value traced earlier, other than `owner`, still needs the content of a buffer."""
+    return any(
+        ctx.last_use.get(other, -1) > ctx.position
+        and any(_uses(value, buffer) for value in tensors_in(result))
+        for other, result in ctx.env.items()
+        if other is not owner
+    )
+
+
+def _is_written_back(ctx: LoweringContext, owner: Node, node: Node) -> bool:
+    """Whether all that is left to be done with a graph's input is to overwrite it."""
+    left = [user for user in owner.users if user not in ctx.env and user is not node]
+    return len(left) == 1 and _overwrites(left[0], owner)
+
+
+def _overwrites(user: Node, owner: Node) -> bool:
+    return (
+        user.op == "call_function"
+        and ops.op_name(user.target) == _WRITE_BACK
+        and user.args[0] is owner
+        and user.args[1] is not owner
+    )
+
+
+def _stays_inside(node: Node, owner: Node) -> bool:
+    """Whether nobody reads a result, or a view of it, after its storage is overwritten: the caller does not
+    get it, and no other input does."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        for user in waiting.pop().users:
+            if user.op != "call_function":
+                return False
+            if _overwrites(user, owner) or user in seen:
+                continue
+            facts = ops.facts(user.target)
+            if facts.mutates or facts.is_higher_order:
+                return False
+            if facts.is_view or ops.op_name(user.target) == "operator.getitem":
+                seen.add(user)
+                waiting.append(user)
+    return True
