@@ -16,6 +16,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 EAGER = "eager"
 INDUCTOR = "inductor"
 POLYFUSE = "polyfuse"
+# What torch.compile costs by itself: the traced graph, run operator by operator.
+DYNAMO = "dynamo"
 DEFAULT_BACKENDS = (EAGER, INDUCTOR, POLYFUSE)
 
 # Where each compiler keeps what it compiled. A cold start points every one of them at an empty folder.
@@ -37,6 +39,8 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
 
 def resolved(backend: str) -> str | Callable[..., Any]:
     """The name, or Polyfuse's entry itself where the checkout is on the path without being installed."""
+    if backend == DYNAMO:
+        return "eager"
     if backend != POLYFUSE or POLYFUSE in torch.compiler.list_backends(exclude_tags=()):
         return backend
     from polyfuse.backend import polyfuse

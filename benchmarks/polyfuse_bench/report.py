@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE
+from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.machine import Machine
 from polyfuse_bench.opdb.status import GOOD, SKIP, STATUSES
 from polyfuse_bench.results import RESULTS, read_results
@@ -18,7 +18,7 @@ SWEEPS = tuple(
     for device in ("", "-cuda")
     for kind in ("opdb", "opdb-dynamic", "opdb-gradients", "opdb-gradients-dynamic")
 )
-TITLES = {EAGER: "eager", INDUCTOR: "Inductor", POLYFUSE: "Polyfuse"}
+TITLES = {EAGER: "eager", DYNAMO: "Dynamo alone", INDUCTOR: "Inductor", POLYFUSE: "Polyfuse"}
 
 
 def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
