@@ -103,6 +103,7 @@ def _operators(options: argparse.Namespace) -> None:
         shards=options.shards,
         timeout=options.timeout,
         device=options.device,
+        limit=options.limit,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=CONSOLE, transient=True) as progress:
@@ -158,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     operators.add_argument("--gradients", action="store_true", help="compare gradients too")
     operators.add_argument("--shards", type=int, default=2)
     operators.add_argument("--timeout", type=float, default=120.0, help="seconds one operator may take")
+    operators.add_argument("--limit", type=float, default=0.0, help="seconds the sweep may take")
     return parser
 
 

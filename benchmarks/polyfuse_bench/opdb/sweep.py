@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,20 +21,28 @@ from rich.table import Table
 from polyfuse_bench.child import child_environment, ending
 from polyfuse_bench.devices import CPU
 from polyfuse_bench.opdb.check import CheckSettings, Item, Outcome, items
-from polyfuse_bench.opdb.status import CRASH, STATUSES, TIMEOUT
+from polyfuse_bench.opdb.status import CRASH, SKIP, STATUSES, TIMEOUT
 from polyfuse_bench.opdb.worker import DEVICE_LOST
 
 # A worker is replaced after this many items, which bounds the memory that compiled code holds.
 ITEMS_PER_WORKER = 150
 POLL_SECONDS = 0.2
 
+OUT_OF_TIME = "the sweep ended before its turn came"
+
 # Told after each item: how many are settled, of how many, and the outcome.
 Progress = Callable[[int, int, Outcome], None]
+Record = Callable[[Item, Outcome], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepSettings:
-    """What to sweep."""
+    """What to sweep.
+
+    Attributes:
+        timeout: seconds that one item may take.
+        limit: seconds after which the sweep ends with what it has; 0 for none.
+    """
 
     backend: str
     dtypes: tuple[str, ...] = ("float32", "int64", "bfloat16")
@@ -44,6 +53,7 @@ class SweepSettings:
     shards: int = 2
     timeout: float = 120.0
     device: str = CPU
+    limit: float = 0.0
 
     @property
     def check(self) -> CheckSettings:
@@ -57,6 +67,7 @@ def run_sweep(
     everything = items(settings.dtypes, settings.only, settings.device)
     outcomes: dict[Item, Outcome] = {}
     lock = threading.Lock()
+    end = time.monotonic() + settings.limit if settings.limit else math.inf
 
     def record(item: Item, outcome: Outcome) -> None:
         with lock:
@@ -64,7 +75,9 @@ def run_sweep(
             progress(len(outcomes), len(everything), outcome)
 
     shards = [
-        threading.Thread(target=_run_shard, args=(everything[number :: settings.shards], settings, record))
+        threading.Thread(
+            target=_run_shard, args=(everything[number :: settings.shards], settings, end, record)
+        )
         for number in range(settings.shards)
     ]
     for shard in shards:
@@ -74,18 +87,16 @@ def run_sweep(
     return [outcomes[item] for item in everything]
 
 
-def _run_shard(
-    mine: Sequence[Item], settings: SweepSettings, record: Callable[[Item, Outcome], None]
-) -> None:
+def _run_shard(mine: Sequence[Item], settings: SweepSettings, end: float, record: Record) -> None:
     left = list(mine)
-    while left:
-        done = _run_worker(left[:ITEMS_PER_WORKER], settings, record)
+    while left and time.monotonic() < end:
+        done = _run_worker(left[:ITEMS_PER_WORKER], settings, end, record)
         left = left[done:]
+    for item in left:
+        record(item, Outcome(item.op, item.dtype, SKIP, OUT_OF_TIME))
 
 
-def _run_worker(
-    batch: Sequence[Item], settings: SweepSettings, record: Callable[[Item, Outcome], None]
-) -> int:
+def _run_worker(batch: Sequence[Item], settings: SweepSettings, end: float, record: Record) -> int:
     """Run one worker to its end, or to the end of the item that kills it; answer how many are settled."""
     with tempfile.TemporaryDirectory(prefix="polyfuse-opdb-") as folder:
         task, log, errors = (Path(folder) / name for name in ("task.json", "log.jsonl", "errors.txt"))
@@ -103,8 +114,8 @@ def _run_worker(
         command = [sys.executable, "-m", "polyfuse_bench.opdb.worker", str(task), str(log)]
         with errors.open("w") as sink:
             worker = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
-        settled, stuck = _follow(worker, log, batch, settings, record)
-        if settled < len(batch) and worker.returncode != DEVICE_LOST:
+        settled, stuck = _follow(worker, log, batch, settings, end, record)
+        if settled < len(batch) and worker.returncode != DEVICE_LOST and time.monotonic() < end:
             record(batch[settled], _post_mortem(batch[settled], worker.returncode, stuck, settings, errors))
             settled += 1
         return settled
@@ -115,10 +126,13 @@ def _follow(
     log: Path,
     batch: Sequence[Item],
     settings: SweepSettings,
-    record: Callable[[Item, Outcome], None],
+    end: float,
+    record: Record,
 ) -> tuple[int, bool]:
-    """Record outcomes as they appear; kill a worker that makes no progress where no signal reaches it."""
-    settled, last_progress, stuck, partial = 0, time.monotonic(), False, ""
+    """Record outcomes as they appear; kill a worker that makes no progress where no signal reaches it, or
+    that is at work when the sweep ends.
+    """
+    settled, last_progress, partial = 0, time.monotonic(), ""
     with log.open() as lines:
         while True:
             ended = worker.poll() is not None
@@ -131,11 +145,13 @@ def _follow(
                 record(batch[settled], _outcome(content["outcome"]))
                 settled += 1
             if ended:
-                return settled, stuck
-            if time.monotonic() - last_progress > 1.5 * settings.timeout + 30:
-                stuck = True
+                return settled, False
+            now = time.monotonic()
+            stuck = now - last_progress > 1.5 * settings.timeout + 30
+            if stuck or now >= end:
                 worker.kill()
                 worker.wait()
+                return settled, stuck
             time.sleep(POLL_SECONDS)
 
 

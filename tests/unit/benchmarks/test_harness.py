@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from polyfuse_bench import report
+from polyfuse_bench.opdb import sweep
 from polyfuse_bench.opdb.compare import difference
 from polyfuse_bench.opdb.gate import GATE_OPERATORS
 from polyfuse_bench.results import read_results, write_results
@@ -105,3 +106,11 @@ def test_operator_results_go_between_their_marks(tmp_path: Path) -> None:
 
 
 _MEDIANS = {"eager": 4e-3, "inductor": 2e-3, "polyfuse": 1e-3}
+
+
+def test_a_sweep_that_runs_out_of_time_says_what_is_missing() -> None:
+    settings = sweep.SweepSettings("eager", ("float32",), only=("sin", "cos", "tan"), limit=0.1)
+    outcomes = sweep.run_sweep(settings)
+    assert [outcome.op for outcome in outcomes] == ["cos", "sin", "tan"]
+    assert {outcome.detail for outcome in outcomes} == {sweep.OUT_OF_TIME}
+    assert {outcome.status for outcome in outcomes} == {"skip"}
