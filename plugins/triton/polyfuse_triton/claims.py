@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import REDUCTIONS, SCANS, STORE_MODES
+from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Claim, No, Yes
 from polyfuse_triton.ops import unsupported_op
 from polyfuse_triton.target import Target
@@ -19,7 +19,7 @@ def claim_of(node: Node, target: Target) -> Claim:
     """All loop nodes on values of the IR's types; anything else is somebody else's."""
     if not isinstance(node, LoopNode):
         return No(f"{type(node).__name__} is not a loop")
-    if isinstance(node, Reduction) and node.kind not in REDUCTIONS:
+    if isinstance(node, Reduction) and node.kind not in REDUCTIONS and node.kind not in CONTRACTIONS:
         return No(f"the reduction {node.kind} is unknown")
     if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
         return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")

@@ -10,12 +10,20 @@ from polyfuse.plugin import Claim, Config, Source
 from polyfuse_triton import tiling
 from polyfuse_triton.claims import claim_of
 from polyfuse_triton.dtypes import pointer_type
-from polyfuse_triton.kernel import kernel_text
+from polyfuse_triton.kernel import KernelText, kernel_text
 from polyfuse_triton.meta import KernelMeta, MetaArg
+from polyfuse_triton.product_plan import ProductPlan, is_tile, product_of
+from polyfuse_triton.product_sums import as_sums
+from polyfuse_triton.product_text import product_text
+from polyfuse_triton.product_tiling import around, best_plans, is_possible, prefers_sums
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import candidates, choose_plan
 
 __all__ = ["claims", "configs", "emit", "neighbours"]
+
+
+_TILES_BESIDE_SUMS = 4
+"""Tilings with matrix instructions that are tried where ordinary loops are likely to do as well."""
 
 
 def claims(node: Node, target: Target) -> Claim:
@@ -25,23 +33,41 @@ def claims(node: Node, target: Target) -> Claim:
 
 def configs(kernel: Kernel, target: Target) -> Sequence[Config]:
     """Tilings, the best guess first."""
-    return candidates(kernel, target)
+    product = product_of(kernel)
+    if product is None:
+        return candidates(as_sums(kernel), target)
+    tiles = [plan.config() for plan in best_plans(product, target)]
+    if not prefers_sums(product):
+        return tiles
+    return [*candidates(as_sums(kernel), target), *tiles[:_TILES_BESIDE_SUMS]]
 
 
 def neighbours(kernel: Kernel, config: Config, target: Target) -> Sequence[Config]:
     """Tilings that differ from one in one thing."""
-    return tiling.neighbours(kernel, target, config)
+    product = product_of(kernel)
+    if product is None or not is_tile(config):
+        return tiling.neighbours(as_sums(kernel), target, config)
+    plans = around(ProductPlan.of(config))
+    return [plan.config() for plan in plans if is_possible(product, target, plan)]
 
 
 def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:
     """The kernel as a Triton function, and how to launch it."""
+    product = product_of(kernel) if config is None or is_tile(config) else None
+    if product is not None and (config is not None or not prefers_sums(product)):
+        tiles = ProductPlan.of(config) if config is not None else best_plans(product, target)[0]
+        return _source(kernel, product_text(kernel, product, tiles), tiles.warps, tiles.stages)
+    kernel = as_sums(kernel)
     plan = choose_plan(kernel, target, config)
-    found = kernel_text(kernel, plan)
+    return _source(kernel, kernel_text(kernel, plan), plan.num_warps, plan.num_stages)
+
+
+def _source(kernel: Kernel, found: KernelText, warps: int, stages: int) -> Source:
     meta = KernelMeta(
         args=tuple(_meta_arg(a, name) for a, name in zip(kernel.args, found.parameters, strict=True)),
         constexprs=found.constants,
-        num_warps=plan.num_warps,
-        num_stages=plan.num_stages,
+        num_warps=warps,
+        num_stages=stages,
         grid=(found.grid, 1, 1),
         fp_fusion=kernel.numerics == "fast",
     )

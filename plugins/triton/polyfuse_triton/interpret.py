@@ -161,6 +161,20 @@ def _adding_bf16(plain: Callable[..., Any]) -> Callable[..., Any]:
     return update
 
 
+def _multiplying(self: Any, a: Any, b: Any, c: Any, *how: Any) -> Any:
+    """Matrix products, narrow numbers as what they stand for, added up in the type of the result."""
+    left, right = (_numbers(operand, c.data.dtype) for operand in (a, b))
+    return interpreter.TensorHandle(numpy.matmul(left, right) + c.data, c.dtype.scalar)
+
+
+def _numbers(operand: Any, kind: Any) -> Any:
+    narrow = _NARROW.get(operand.dtype.scalar)
+    if narrow is None:
+        return operand.data.astype(kind)
+    return torch.from_numpy(numpy.array(operand.data)).view(narrow[0]).float().numpy().astype(kind)
+
+
+interpreter.InterpreterBuilder.create_dot = _multiplying
 interpreter.InterpreterBuilder.create_atomic_rmw = _adding_bf16(
     interpreter.InterpreterBuilder.create_atomic_rmw
 )

@@ -20,7 +20,7 @@ from polyfuse_triton.scans import Scan
 from polyfuse_triton.scope import Value
 from polyfuse_triton.writer import Writer
 
-__all__ = ["KernelText", "kernel_text"]
+__all__ = ["KernelText", "kernel_text", "parameter_names"]
 
 _PLAIN = re.compile(r"(in|out|inout|io|s|u|zuf|ks)\d+")
 """Names of arguments that no name in a kernel's text is like."""
@@ -36,11 +36,16 @@ class KernelText:
     grid: int | str
 
 
+def parameter_names(kernel: Kernel) -> dict[str, str]:
+    """The name of each argument in the kernel's text."""
+    return {a.name: a.name if _PLAIN.fullmatch(a.name) else f"a{k}_" for k, a in enumerate(kernel.args)}
+
+
 def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     """The function of a kernel, named `Source.SYMBOL`."""
     if plan.walks or plan.serial:
         kernel = with_fewer_passes(kernel)
-    arguments = {a.name: a.name if _PLAIN.fullmatch(a.name) else f"a{k}_" for k, a in enumerate(kernel.args)}
+    arguments = parameter_names(kernel)
     facts = analyse(kernel)
     places = Places(plan, facts, arguments)
     moved = renamed(kernel, plan, facts)
@@ -49,7 +54,8 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     parameters = [*arguments.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
 
     def write(prefix: str) -> None:
-        _Sections(moved, MemoryScope(moved, analyse(moved), plan, places, out, arguments, prefix)).write()
+        scope = MemoryScope(moved, analyse(moved), plan, places, out, arguments, prefix)
+        _Sections(moved, scope, places).write()
 
     with out.indented(), out.apart() as lines:
         if places.worth_two_ways:
@@ -75,8 +81,9 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
 class _Sections:
     """Writes the sections of a kernel in order."""
 
-    def __init__(self, kernel: Kernel, scope: MemoryScope) -> None:
+    def __init__(self, kernel: Kernel, scope: MemoryScope, places: Places) -> None:
         self._kernel = kernel
+        self._places = places
         self._scope = scope
         self._plan = scope.plan
         self._looping = scope.plan.walks or bool(scope.plan.serial)
@@ -164,7 +171,7 @@ class _Sections:
             with _depth(out, depth):
                 out.line(head)
         with _depth(out, len(heads)):
-            for line in self._scope.places.loop_lines(body):
+            for line in self._places.loop_lines(body):
                 out.line(line)
             if not body:
                 out.line("pass")

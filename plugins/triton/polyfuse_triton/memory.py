@@ -58,13 +58,17 @@ class MemoryScope(Scope):
         dims = address.dims.union(*(v.dims for v in operands[count:]))
         pointer = self.spread(address.of(self.arguments[buffer]), address.dims, dims)
         masks = list(self.places.mask(dims))
-        extra = ""
+        extra = self.elsewhere(dims, stmt.dtype) if masks else ""
         if masked:
             masks.insert(0, self.typed(operands[count]))
             extra = f", other={self.typed(operands[count + 1])}"
         mask = f", mask={' & '.join(masks)}" if masks else ""
         text = f"tl.load({pointer}{mask}{extra}{self._policy(buffer, dims)})"
         return self.define(text, Value("", stmt.dtype, dims), key)
+
+    def elsewhere(self, dims: frozenset[str], dtype: DType) -> str:
+        """What a load gives beyond the tile's end, as an argument: by default, anything."""
+        return ""
 
     def _key(self, buffer: str, index: IndexLike, operands: tuple[Value, ...]) -> Any:
         given = tuple((v.text, v.dtype, repr(v.constant)) for v in operands)

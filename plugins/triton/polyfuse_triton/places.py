@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from polyfuse.ir.kernel import Kernel, Section, Stmt
 from polyfuse.symbolic import IndexLike, axis, free_symbols, is_less, python_text, substitute, symbol
@@ -13,7 +14,7 @@ from polyfuse_triton.facts import Facts
 from polyfuse_triton.indexing import Indexer, Variable
 from polyfuse_triton.plan import Dim, Plan
 
-__all__ = ["Places", "renamed"]
+__all__ = ["Places", "Surroundings", "host_text", "needed", "renamed"]
 
 _WIDE = 16
 """Elements of the widest access."""
@@ -34,7 +35,8 @@ def renamed(kernel: Kernel, plan: Plan, facts: Facts) -> Kernel:
         for name in reversed(dim.axes[1:]):
             mapping[name] = rest % facts.sizes[name]
             rest = rest // facts.sizes[name]
-        mapping[dim.axes[0]] = rest
+        if dim.axes:
+            mapping[dim.axes[0]] = rest
 
     def moved(stmt: Stmt) -> Stmt:
         if stmt.op in ("load", "store"):
@@ -58,6 +60,34 @@ class _Step:
 
     name: str
     count: IndexLike
+
+
+class Surroundings(Protocol):
+    """What statements ask of the place where they stand."""
+
+    def variable(self, name: str) -> Variable:
+        """What an axis is in the text."""
+        ...
+
+    def mask(self, dims: Iterable[str]) -> tuple[str, ...]:
+        """Names of the masks that keep a tile inside some dimensions."""
+        ...
+
+    def extent(self, size: IndexLike) -> str:
+        """A size as text."""
+        ...
+
+
+def needed(definitions: Mapping[str, str], texts: Iterable[str]) -> list[str]:
+    """The definitions, as lines in order, that some texts need."""
+    wanted = {word for text in texts for word in _WORD.findall(text)}
+    found: list[str] = []
+    for name in reversed(tuple(definitions)):
+        if name in wanted:
+            text = definitions[name]
+            wanted |= set(_WORD.findall(text))
+            found.append(f"{name} = {text}")
+    return found[::-1]
 
 
 class Places:
@@ -118,11 +148,11 @@ class Places:
 
     def lines(self, texts: Iterable[str]) -> list[str]:
         """Definitions for all of the program that some lines need, in order."""
-        return self._needed(self._definitions, texts)
+        return needed(self._definitions, texts)
 
     def loop_lines(self, texts: Iterable[str]) -> list[str]:
         """Definitions for each turn of the loop over ``r`` that some lines need."""
-        return self._needed(self._inside, texts)
+        return needed(self._inside, texts)
 
     def extent(self, size: IndexLike) -> str:
         """A size as text."""
@@ -139,23 +169,12 @@ class Places:
             if isinstance(count, int):
                 static *= count
             else:
-                texts.append(f"({_host_text(count, self._arguments)})")
+                texts.append(f"({host_text(count, self._arguments)})")
         if not texts or static == 0:
             return static
         return " * ".join([*texts, *([str(static)] if static != 1 else [])])
 
     # --- definitions -----------------------------------------------------------------------------------
-
-    @staticmethod
-    def _needed(definitions: Mapping[str, str], texts: Iterable[str]) -> list[str]:
-        wanted = {word for text in texts for word in _WORD.findall(text)}
-        found: list[str] = []
-        for name in reversed(tuple(definitions)):
-            if name in wanted:
-                text = definitions[name]
-                wanted |= set(_WORD.findall(text))
-                found.append(f"{name} = {text}")
-        return found[::-1]
 
     def _steps(self) -> Sequence[_Step]:
         """What the number of a program counts, fastest first."""
@@ -228,6 +247,6 @@ class Places:
         self._variables[n] = Variable(n, dims, f"{n}0", f"{n}l", dim.block, wide)
 
 
-def _host_text(index: IndexLike, arguments: Mapping[str, str]) -> str:
+def host_text(index: IndexLike, arguments: Mapping[str, str]) -> str:
     """A size as a Python expression over the kernel's parameters."""
     return python_text(substitute(index, {s: symbol(arguments[s]) for s in free_symbols(index)}))

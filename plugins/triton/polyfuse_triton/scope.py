@@ -14,7 +14,7 @@ from polyfuse_triton.dtypes import inline_literal, literal, triton_type
 from polyfuse_triton.facts import Facts
 from polyfuse_triton.indexing import Indexer, Variable, fits_i32
 from polyfuse_triton.ops import cast_text, is_infix, operation_text
-from polyfuse_triton.places import Places
+from polyfuse_triton.places import Surroundings
 from polyfuse_triton.plan import Plan
 from polyfuse_triton.spans import Span, span_of
 from polyfuse_triton.writer import Writer
@@ -56,7 +56,7 @@ class Scope:
         kernel: Kernel,
         facts: Facts,
         plan: Plan,
-        places: Places,
+        places: Surroundings,
         out: Writer,
         arguments: dict[str, str],
         prefix: str = "v",

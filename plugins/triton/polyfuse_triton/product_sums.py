@@ -1,0 +1,46 @@
+"""Products as ordinary loops: each pair multiplied, then added up.
+
+That is what a matrix with one row or one column needs, where memory decides and no value is used twice, and
+it serves types that the GPU has no matrix instruction for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.ops import CONTRACTIONS
+
+__all__ = ["as_sums"]
+
+
+def as_sums(kernel: Kernel) -> Kernel:
+    """The kernel with every product as a multiplication and a sum; itself where it has none."""
+    if not any(_is_product(stmt) for section in kernel.sections for stmt in section.body):
+        return kernel
+    types = {t: stmt.dtype for section in kernel.sections for stmt in section.body for t in stmt.targets}
+
+    def rewritten(stmt: Stmt) -> Iterator[Stmt]:
+        if not _is_product(stmt):
+            yield stmt
+            return
+        result, operands = stmt.targets[0], []
+        for side, name in zip(("left", "right"), stmt.args, strict=True):
+            if types[name] is not stmt.dtype:
+                wide = f"{result}_{side}"
+                yield Stmt((wide,), "cast", (name,), stmt.dtype)
+                name = wide
+            operands.append(name)
+        yield Stmt((f"{result}_term",), "mul", tuple(operands), stmt.dtype)
+        yield Stmt((result,), "reduce", (f"{result}_term",), stmt.dtype, ("sum",))
+
+    sections = tuple(
+        Section(section.looped, tuple(new for stmt in section.body for new in rewritten(stmt)))
+        for section in kernel.sections
+    )
+    return replace(kernel, sections=sections)
+
+
+def _is_product(stmt: Stmt) -> bool:
+    return stmt.op == "reduce" and stmt.attrs[0] in CONTRACTIONS

@@ -1,0 +1,154 @@
+"""A matrix product as the text of one Triton function."""
+
+from __future__ import annotations
+
+from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.types import DType
+from polyfuse.kit.contraction import Operand
+from polyfuse.plugin import Source
+from polyfuse.symbolic import Index, free_axes
+from polyfuse_triton.dtypes import triton_type
+from polyfuse_triton.facts import analyse
+from polyfuse_triton.kernel import KernelText, parameter_names
+from polyfuse_triton.memory import MemoryScope
+from polyfuse_triton.places import renamed
+from polyfuse_triton.plan import Plan
+from polyfuse_triton.product_places import ProductPlaces, TilePlaces
+from polyfuse_triton.product_plan import Product, ProductPlan
+from polyfuse_triton.scope import Value
+from polyfuse_triton.writer import Writer
+
+__all__ = ["product_text"]
+
+_ACCURATE = 128
+"""Products of 8-bit numbers that Hopper may add up with few bits, as libraries have it."""
+
+
+def product_text(kernel: Kernel, found: Product, plan: ProductPlan) -> KernelText:
+    """The function of a product, named `Source.SYMBOL`."""
+    return _Writing(kernel, found, plan).text()
+
+
+class _OperandScope(MemoryScope):
+    """Where an operand's tile is computed: what lies beyond the depth's end counts for nothing."""
+
+    def elsewhere(self, dims: frozenset[str], dtype: DType) -> str:
+        """Zero where a mask is false."""
+        return ", other=0.0" if dtype.is_float else ", other=0"
+
+
+class _Writing:
+    def __init__(self, kernel: Kernel, found: Product, plan: ProductPlan) -> None:
+        self._kernel = kernel
+        self._found = found
+        self._plan = plan
+        self._arguments = parameter_names(kernel)
+        self._places = ProductPlaces(found, plan, self._arguments)
+        self._out = Writer()
+        # every tile has its axes under the same names
+        everything = plan.plan(found, "m", "n", "k")
+        self._moved = renamed(kernel, everything, analyse(kernel))
+        self._facts = analyse(self._moved)
+        self._varying = _depending(kernel, set(found.depth))
+        self._moved_statement = {
+            id(old): new
+            for before, after in zip(kernel.sections, self._moved.sections, strict=True)
+            for old, new in zip(before.body, after.body, strict=True)
+        }
+
+    def text(self) -> KernelText:
+        out, found = self._out, self._found.contraction
+        dims = self._places.dims
+        constants = [(dim.constant, dim.block) for dim in dims.values()]
+        constants.append(("GROUP", self._plan.group))
+        with out.indented(), out.apart() as lines:
+            self._write_sum()
+            scope = self._scope(MemoryScope, "mn", "c")
+            scope.values[found.accumulator] = Value("acc", found.dtype, frozenset("mn"))
+            for stmt in found.epilogue:
+                moved = self._moved_statement[id(stmt)]
+                if stmt.op == "store":
+                    scope.store(moved, False)
+                else:
+                    scope.values[stmt.targets[0]] = scope.evaluate(moved)
+        parameters = [*self._arguments.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
+        out.line("@triton.jit")
+        out.line(f"def {Source.SYMBOL}({', '.join(parameters)}):")
+        with out.indented():
+            for line in self._places.lines(lines):
+                out.line(line)
+        out.add(lines)
+        return KernelText(out.text(), tuple(self._arguments.values()), tuple(constants), self._places.grid())
+
+    def _write_sum(self) -> None:
+        """The loop over the depth, which leaves the sum in `acc`."""
+        out, found = self._out, self._found.contraction
+        left, right = self._scope(_OperandScope, "mk", "a"), self._scope(_OperandScope, "kn", "b")
+        for scope, operand in ((left, found.left), (right, found.right)):
+            for stmt in operand.body:
+                if stmt.targets[0] not in self._varying:
+                    scope.values[stmt.targets[0]] = scope.evaluate(self._moved_statement[id(stmt)])
+        kind = triton_type(found.dtype)
+        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
+        out.line(f"for k0 in range(0, {self._places.extent(self._places.dims['k'].extent)}, KBLOCK):")
+        with out.indented():
+            with out.apart() as body:
+                a = self._operand(left, found.left, "mk")
+                b = self._operand(right, found.right, "kn")
+                out.line(f"acc = tl.dot({a}, {b}, acc{self._precision()})")
+            for line in self._places.loop_lines(body):
+                out.line(line)
+            out.add(body)
+
+    def _operand(self, scope: MemoryScope, operand: Operand, dims: str) -> str:
+        """The text of a whole tile of an operand."""
+        value = scope.value(operand.value)
+        text, had = scope.typed(value), value.dims
+        masks = scope.places.mask("k")
+        if masks and not self._zero_beyond(operand):
+            # what is computed of nothing need not be nothing
+            zero = f"tl.full((), 0, {triton_type(operand.dtype)})"
+            text, had = f"tl.where({masks[0]}, {text}, {zero})", had | {"k"}
+        return scope.spread(text, had, frozenset(dims))
+
+    def _zero_beyond(self, operand: Operand) -> bool:
+        """Whether an operand is zero beyond the end of the depth by itself."""
+        defined = {stmt.targets[0]: stmt for stmt in operand.body}
+        stmt = defined[operand.value]
+        while stmt.op == "cast":
+            stmt = defined[stmt.args[0]]
+        if stmt.op != "load" or not _names(stmt) & set(self._found.depth):
+            return False
+        if not stmt.attrs[3]:
+            return True
+        other = defined[stmt.args[-1]]
+        return other.op == "const" and other.attrs[0] == 0
+
+    def _precision(self) -> str:
+        """How the instruction multiplies and adds."""
+        left, dtype = self._found.contraction.left.dtype, self._found.contraction.dtype
+        if left is DType.f32:
+            return f', input_precision="{"ieee" if self._found.is_exact else "tf32"}"'
+        if left.is_eight_bit_float:
+            return f", max_num_imprecise_acc={min(_ACCURATE, self._plan.k)}"
+        return "" if dtype is DType.f32 else f", out_dtype={triton_type(dtype)}"
+
+    def _scope(self, kind: type[MemoryScope], names: str, letter: str) -> MemoryScope:
+        plan: Plan = self._plan.plan(self._found, *names)
+        places = TilePlaces(self._places, names, letter)
+        return kind(self._moved, self._facts, plan, places, self._out, self._arguments, letter)
+
+
+def _names(stmt: Stmt) -> set[str]:
+    """Axes in a statement's own text."""
+    return {name for attr in stmt.attrs if isinstance(attr, Index) for name in free_axes(attr)}
+
+
+def _depending(kernel: Kernel, axes: set[str]) -> frozenset[str]:
+    """Values that depend on some axes."""
+    found: set[str] = set()
+    for section in kernel.sections:
+        for stmt in section.body:
+            if found.intersection(stmt.args) or _names(stmt) & axes:
+                found.update(stmt.targets)
+    return frozenset(found)

@@ -1,0 +1,184 @@
+"""The choice of a product's tiles: candidates, ranked by an estimate of their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from polyfuse_triton.plan import power_of_two
+from polyfuse_triton.product_plan import Product, ProductPlan
+from polyfuse_triton.target import Target
+
+__all__ = ["around", "best_plans", "is_possible", "prefers_sums"]
+
+_SIDES = (16, 32, 64, 128, 256)
+_DEPTH_BYTES = (32, 64, 128, 256, 512)
+_GOOD_DEPTH = 128
+"""Bytes of depth that a tile should have: as much as shared memory is arranged in."""
+_ACCUMULATOR = 128
+"""Most results that a thread holds."""
+_REGISTERS = 248
+"""Registers of a thread."""
+_EPILOGUE = 8
+"""Statements after the product that need registers of their own."""
+_SCATTERED = 32
+"""Most elements of an operand that a thread loads in a turn, each by an address of its own."""
+_CANDIDATES = 12
+_GROUP = 8
+_RESERVED = 2048
+"""Shared memory that is not the operands'."""
+_CLOCK = 1.7e9
+_LATENCY = 0.8e-6
+"""Seconds from asking memory to the answer."""
+_STEP = 25e-9
+"""Seconds that a turn of the loop costs besides its work."""
+_LAUNCH = 2e-6
+"""Seconds in which a program begins and ends."""
+
+
+def prefers_sums(found: Product) -> bool:
+    """Whether ordinary loops may be as fast: with one row or column no value is used twice, and with
+    little depth there is little to multiply.
+    """
+    _, rows, columns, depth = found.shape
+    return min(rows, columns) == 1 or depth < found.shortest_depth // 2
+
+
+def best_plans(found: Product, target: Target) -> tuple[ProductPlan, ...]:
+    """Plans worth a try, the one that is expected to be the fastest first."""
+    model = _Model(found, target)
+    ranked = sorted(
+        _all(found, target), key=lambda plan: (model.seconds(plan), plan.k, plan.warps, plan.stages)
+    )
+    chosen: list[ProductPlan] = []
+    for plan in ranked:
+        # of each size of tile, a few ways to run it
+        if sum((p.m, p.n) == (plan.m, plan.n) for p in chosen) < 3:
+            chosen.append(plan)
+        if len(chosen) == _CANDIDATES:
+            break
+    return tuple(chosen)
+
+
+def around(plan: ProductPlan) -> Iterator[ProductPlan]:
+    """Plans that differ from one in one thing."""
+    for name in ("m", "n", "k"):
+        value = getattr(plan, name)
+        yield from (replace(plan, **{name: other}) for other in (value * 2, value // 2))
+    yield from (replace(plan, warps=warps) for warps in (4, 8) if warps != plan.warps)
+    yield from (replace(plan, stages=plan.stages + step) for step in (1, -1) if plan.stages + step > 1)
+    yield from (replace(plan, group=group) for group in (1, 4, 8, 16) if group != plan.group)
+
+
+def is_possible(found: Product, target: Target, plan: ProductPlan) -> bool:
+    """Whether a plan can be built, as far as that is known beforehand."""
+    if min(plan.m, plan.n) < 16 or max(plan.m, plan.n, plan.k) > 256 or plan.k < found.shortest_depth:
+        return False
+    threads = 32 * plan.warps
+    held = plan.m * plan.n // threads
+    if held > _most_held(found) or held < 4:
+        return False
+    sides = ((found.contraction.left, plan.m), (found.contraction.right, plan.n))
+    if any(operand.plain is None and side * plan.k > _SCATTERED * threads for operand, side in sides):
+        return False
+    if _registers(found, plan) > _REGISTERS:
+        return False
+    return _shared(found, plan) + _RESERVED <= target.shared_bytes
+
+
+def _registers(found: Product, plan: ProductPlan) -> int:
+    """An estimate of a thread's registers: results, and where operands are loaded from."""
+    threads = 32 * plan.warps
+    held = plan.m * plan.n // threads * max(4, found.contraction.dtype.itemsize) // 4
+    if len(found.contraction.epilogue) > _EPILOGUE:
+        held *= 2
+    copies = (plan.m + plan.n) * plan.k * found.itemsize // (16 * threads)
+    return held + 4 * copies + 40
+
+
+def _all(found: Product, target: Target) -> Iterator[ProductPlan]:
+    """Every plan that makes sense for the sizes."""
+    _, rows, columns, depth = found.shape
+    most = [power_of_two(max(16, size)) for size in (rows, columns)]
+    deepest = max(found.shortest_depth, power_of_two(depth))
+    for m in (side for side in _SIDES if side <= most[0]):
+        for n in (side for side in _SIDES if side <= most[1]):
+            for k in (size // found.itemsize for size in _DEPTH_BYTES):
+                if k > deepest or (k * found.itemsize > _GOOD_DEPTH and min(m, n) > 64):
+                    continue
+                for warps in (4, 8):
+                    for stages in (2, 3, 4, 5):
+                        if (stages - 1) * k >= 2 * deepest:
+                            continue
+                        plan = ProductPlan(m, n, k, _GROUP, warps, stages)
+                        if is_possible(found, target, plan):
+                            yield plan
+
+
+def _most_held(found: Product) -> int:
+    """Most results of a thread."""
+    if found.is_exact:
+        return 32
+    return _ACCUMULATOR * 4 // max(4, found.contraction.dtype.itemsize)
+
+
+def _shared(found: Product, plan: ProductPlan) -> int:
+    """Bytes of shared memory that the operands of all stages take."""
+    return plan.stages * (plan.m + plan.n) * plan.k * found.itemsize
+
+
+@dataclass(frozen=True)
+class _Model:
+    """An estimate of a plan's time from what a multiprocessor computes and what memory delivers."""
+
+    found: Product
+    target: Target
+
+    def seconds(self, plan: ProductPlan) -> float:
+        """Expected duration."""
+        found, target = self.found, self.target
+        batch, rows, columns, depth = found.shape
+        tiles = batch * -(-rows // plan.m) * -(-columns // plan.n)
+        turns = -(-depth // plan.k)
+        loaded = (plan.m + plan.n) * plan.k * found.itemsize
+        resident = self._resident(plan)
+        rounds = -(-tiles // target.processors)
+        together = min(resident, rounds)
+        compute = 2.0 * plan.m * plan.n * plan.k * turns / (self._rate() * self._efficiency(plan))
+        inflight = together * max(1, plan.stages - 1) * loaded
+        delivered = min(inflight / _LATENCY, 64.0 * _CLOCK)
+        memory = turns * loaded / delivered
+        step = turns * _STEP / together
+        on_one = rounds * (max(compute, memory) + step)
+        unique = batch * (rows * depth + depth * columns) * found.itemsize
+        from_device = unique / 3.5e12 * (target.processors / 132)
+        start = -(-rounds // resident) * _LAUNCH
+        return max(on_one, from_device) + start
+
+    def _resident(self, plan: ProductPlan) -> int:
+        """Programs of one multiprocessor at a time."""
+        by_registers = 65536 // (_registers(self.found, plan) * 32 * plan.warps)
+        by_shared = self.target.shared_bytes // (_shared(self.found, plan) + _RESERVED)
+        return max(1, min(by_registers, by_shared, 64 // plan.warps))
+
+    def _rate(self) -> float:
+        """Operations of one multiprocessor in a second, at best."""
+        found = self.found
+        if found.is_exact:
+            return 256 * _CLOCK
+        if found.itemsize == 8:
+            return 256 * _CLOCK
+        newer = self.target.arch >= 90
+        return (4096 if newer else 2048) * _CLOCK * 2 / found.itemsize
+
+    def _efficiency(self, plan: ProductPlan) -> float:
+        """How much of that a tile gets: little of small ones, whose operands are read again and again."""
+        shared = plan.m * plan.n / (plan.m + plan.n)
+        good = shared / (shared + 24)
+        if plan.stages < 3:
+            good *= 0.85
+        if plan.k * self.found.itemsize < _GOOD_DEPTH:
+            good *= 0.8
+        if self.target.arch >= 90 and plan.m < 64:
+            good *= 0.5
+        return good
