@@ -31,6 +31,7 @@ class TritonBackend(Backend):
     worker_start = "polyfuse_triton.toolchain:warm_up"
     # A worker that runs already starts no compiler for a kernel.
     min_unit = 1
+    races_products = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
