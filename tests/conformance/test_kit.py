@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.errors import KernelBuildError, PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Pointwise
 from polyfuse.plugin import Claim, Config, Launchable, No, Source
 from polyfuse.reference.backend import InterpreterBackend
+from polyfuse.testing import conformance
 from polyfuse.testing.case import EXACT, Tolerance
 from polyfuse.testing.compare import difference
 from polyfuse.testing.conformance import Run
-from polyfuse.testing.matrix import Matrix, Status
+from polyfuse.testing.matrix import Cell, Matrix, Status
 from polyfuse.testing.memory_cases import memory_cases
 from polyfuse.testing.scalar_cases import scalar_cases
 
@@ -142,6 +144,39 @@ def test_writing_beside_a_buffer_is_found():
     cases = [c for c in memory_cases(True) if c.parts[0].row == "contiguous"]
     (cell,) = matrix_of(Spilling, cases).failures()
     assert cell.reason == "memory beside the buffer out0 was written to"
+
+
+def test_processes_share_the_cases():
+    matrix = conformance.run("interpreter", quick=True, jobs=2)
+    labels = [part.label for case in conformance.all_cases(True) for part in case.parts]
+    found = [cell.label for cell in matrix.cells if cell.group != "contract"]
+    assert sorted(found) == sorted(labels)
+    assert list(dict.fromkeys(found)) == list(dict.fromkeys(labels))
+    assert matrix.ok and matrix.facts
+    assert any(cell.group == "contract" for cell in matrix.cells)
+
+
+def dies(backend, quick, device, number, jobs):
+    """In place of a share of the cases."""
+    if number == 1:
+        os._exit(9)
+    return Matrix(backend, (Cell("group", f"of process {number}", "", Status.PASS),))
+
+
+def test_a_process_that_dies_takes_its_own_cells_with_it(monkeypatch):
+    monkeypatch.setattr(conformance, "_share", dies)
+    cases = [*scalar_cases(True)][:5]
+    monkeypatch.setattr(conformance, "all_cases", lambda quick: iter(cases))
+    matrix = conformance.run("anybody", quick=True, jobs=3)
+    lost = {part.label for number in (1, 4) for part in cases[number].parts}
+    assert {cell.label for cell in matrix.failures()} == lost
+    assert "died" in matrix.failures()[0].reason
+    assert matrix.count(Status.PASS) == 2
+
+
+def test_a_backend_that_is_not_there_is_an_error_in_any_number_of_processes():
+    with pytest.raises(PolyfuseError, match="nobody"):
+        conformance.run("nobody", quick=True, jobs=2)
 
 
 def test_markdown_and_table_show_every_status(capsys):

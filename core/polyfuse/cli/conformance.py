@@ -17,11 +17,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="leave out what differs only in type or size")
     parser.add_argument("--markdown", action="store_true", help="print Markdown, for the support matrix")
     parser.add_argument("--device", default="cpu", help="the device to run on; cpu when not given")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="processes that share the cases; 1 when not given"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the kit and print the matrix; the status is 1 when something failed."""
-    matrix = run_conformance(arguments.name, arguments.quick, arguments.device)
+    matrix = run_conformance(arguments.name, arguments.quick, arguments.device, arguments.jobs)
     if arguments.markdown:
         print(matrix.markdown(), end="")
     else:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 from polyfuse.base.errors import KernelBuildError
@@ -37,10 +40,46 @@ def all_cases(quick: bool = False) -> Iterator[Case]:
     yield from large_cases(quick)
 
 
-def run(backend: str | Backend, quick: bool = False, device: str = "cpu") -> Matrix:
-    """Run the whole kit for a backend, given as an object or by its name."""
-    made = PluginManager(Settings.resolve()).backend(backend) if isinstance(backend, str) else backend
-    return Run(made, device).matrix(tuple(all_cases(quick)))
+def run(backend: str | Backend, quick: bool = False, device: str = "cpu", jobs: int = 1) -> Matrix:
+    """Run the whole kit for a backend, given as an object or by its name.
+
+    A backend given by its name can be run in several processes (`jobs`), each with a part of the cases.
+    """
+    if isinstance(backend, str):
+        return _in_processes(backend, quick, device, jobs) if jobs > 1 else _share(backend, quick, device)
+    return Run(backend, device).matrix(tuple(all_cases(quick)))
+
+
+def _share(backend: str, quick: bool, device: str, number: int = 0, jobs: int = 1) -> Matrix:
+    """The outcome of every case of a number modulo `jobs`; the first process checks the contract."""
+    made = PluginManager(Settings.resolve()).backend(backend)
+    return Run(made, device).matrix(tuple(all_cases(quick))[number::jobs], contract=number == 0)
+
+
+def _in_processes(backend: str, quick: bool, device: str, jobs: int) -> Matrix:
+    start = time.perf_counter()
+    # one executor for each process: a process that dies takes only its own part with it
+    context = multiprocessing.get_context("spawn")
+    pools = [ProcessPoolExecutor(1, mp_context=context) for _ in range(jobs)]
+    futures = [pool.submit(_share, backend, quick, device, number, jobs) for number, pool in enumerate(pools)]
+    cases = tuple(all_cases(quick))
+    parts: list[Matrix] = []
+    for number, future in enumerate(futures):
+        try:
+            parts.append(future.result())
+        except BrokenProcessPool:
+            reason = "the process that ran it and others died"
+            lost = [_cell(part, Status.FAIL, reason) for case in cases[number::jobs] for part in case.parts]
+            parts.append(Matrix(backend, tuple(lost)))
+    for pool in pools:
+        pool.shutdown()
+    labels = dict.fromkeys(part.label for case in cases for part in case.parts)
+    rank = {label: number for number, label in enumerate(labels)}
+    cells = sorted(
+        (cell for part in parts for cell in part.cells), key=lambda cell: rank.get(cell.label, len(rank))
+    )
+    facts = next((part.facts for part in parts if part.facts), {})
+    return Matrix(backend, tuple(cells), facts, time.perf_counter() - start)
 
 
 class Run:

@@ -27,16 +27,17 @@ __all__ = ["conformance_tests"]
 
 
 def conformance_tests(
-    backend: str | Callable[[], Backend], quick: bool = False, device: str = "cpu"
+    backend: str | Callable[[], Backend], quick: bool = False, device: str = "cpu", jobs: int = 1
 ) -> Callable[..., None]:
     """Return a parametrised test function with one test for each cell of the matrix.
 
-    `backend` is a name, or a function that makes a backend; nothing of it is touched before tests run.
+    `backend` is a name, or a function that makes a backend; nothing of it is touched before tests run. A name
+    can be run in several processes (`jobs`).
     """
 
     @cache
     def matrix() -> Matrix:
-        return run(backend if isinstance(backend, str) else backend(), quick, device)
+        return run(backend if isinstance(backend, str) else backend(), quick, device, jobs)
 
     @cache
     def by_label() -> dict[str, Cell]:
