@@ -15,6 +15,7 @@ import torch
 
 from polyfuse_bench.backends import EAGER, cache_environment, empty_caches
 from polyfuse_bench.child import TASKS, ChildFailed, first_line, run_child
+from polyfuse_bench.compile_time import keep_byte_code
 from polyfuse_bench.devices import CPU
 from polyfuse_bench.timing import DEFAULT_EFFORT, Effort
 
@@ -163,6 +164,7 @@ def _compile_row(selection: Selection, task: Mapping[str, Any]) -> Row:
     cold: dict[str, list[float]] = {name: [] for name in selection.compilers}
     warm: dict[str, list[float]] = {name: [] for name in selection.compilers}
     failures: dict[str, str] = {}
+    keep_byte_code()
     for _ in range(selection.repeats):
         for name in selection.compilers:
             if name in failures:

@@ -61,8 +61,10 @@ def run_child(
 
 
 def child_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment with this package on the path."""
+    """The environment with this package on the path, and with byte code kept, as it is of installed
+    packages."""
     merged = dict(os.environ if environment is None else environment)
+    merged.pop("PYTHONDONTWRITEBYTECODE", None)
     merged["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SOURCE_ROOT), merged.get("PYTHONPATH"))))
     return merged
 

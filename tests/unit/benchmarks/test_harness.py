@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from polyfuse_bench import report
+from polyfuse_bench.child import child_environment
+from polyfuse_bench.compile_time import keep_byte_code
 from polyfuse_bench.opdb import sweep
 from polyfuse_bench.opdb.compare import difference
 from polyfuse_bench.opdb.gate import GATE_OPERATORS
@@ -114,3 +116,14 @@ def test_a_sweep_that_runs_out_of_time_says_what_is_missing() -> None:
     assert [outcome.op for outcome in outcomes] == ["cos", "sin", "tan"]
     assert {outcome.detail for outcome in outcomes} == {sweep.OUT_OF_TIME}
     assert {outcome.status for outcome in outcomes} == {"skip"}
+
+
+def test_children_find_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert "PYTHONDONTWRITEBYTECODE" not in child_environment()
+    keep_byte_code()
+    import polyfuse.compiler.stages as stages
+    import polyfuse_cpp.kernel as kernel
+
+    for module in (stages, kernel):
+        assert module.__cached__ is not None and Path(module.__cached__).stat().st_size > 0
