@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from polyfuse.ir.kernel import Kernel, Stmt
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Operand
@@ -24,9 +27,64 @@ _ACCURATE = 128
 """Products of 8-bit numbers that Hopper may add up with few bits, as libraries have it."""
 
 
+_ALIGNED, _UNALIGNED = f"aligned_{Source.SYMBOL}", f"unaligned_{Source.SYMBOL}"
+_LONGEST = 1 << 20
+"""Longest rows whose steps, as many as a tile has, surely fit in 32 bits."""
+
+
 def product_text(kernel: Kernel, found: Product, plan: ProductPlan) -> KernelText:
     """The function of a product, named `Source.SYMBOL`."""
-    return _Writing(kernel, found, plan).text()
+    writing = _Writing(kernel, found, plan)
+    strides = sizes_in_strides(kernel)
+    text = writing.function(Source.SYMBOL)
+    if strides:
+        slow = replace(plan, k=found.shortest_depth)
+        rest = _Writing(kernel, found, slow).function(_UNALIGNED)
+        text = writing.function(_ALIGNED) + rest + _two_ways(writing, strides, slow)
+    names = tuple(writing.arguments.values())
+    return KernelText(text, names, writing.constants, writing.places.grid())
+
+
+def _two_ways(writing: _Writing, strides: Mapping[str, bool], slow: ProductPlan) -> str:
+    """The function that looks at its sizes: rows that begin at multiples of 16 elements are copied in wide
+    pieces. Others take little at a time, because every element has an address of its own.
+    """
+    out, given = Writer(), writing.arguments
+    names = [given[name] for name in strides]
+    conditions = [f"({name} % 16 == 0) & ({name} < {_LONGEST})" for name in names]
+    out.line("@triton.jit")
+    out.line(writing.head(Source.SYMBOL))
+    with out.indented():
+        constants = [name for name, _ in writing.constants]
+        aligned = dict(given)
+        for name, alone in strides.items():
+            size = f"tl.cast({given[name]}, tl.int32)" if alone else given[name]
+            aligned[name] = f"{size} // 16 * 16"
+        out.line(f"if {' & '.join(conditions)}:")
+        with out.indented():
+            out.line(f"{_ALIGNED}({', '.join([*aligned.values(), *constants])})")
+        out.line("else:")
+        with out.indented():
+            constants = [str(slow.k) if name == "KBLOCK" else name for name in constants]
+            out.line(f"{_UNALIGNED}({', '.join([*given.values(), *constants])})")
+    return out.text()
+
+
+def sizes_in_strides(kernel: Kernel) -> dict[str, bool]:
+    """Size arguments that multiply an axis in some address, and whether each does so without another: then
+    steps inside a tile fit in 32 bits if the sizes do with room.
+    """
+    found: dict[str, bool] = {}
+    for section in kernel.sections:
+        for stmt in section.body:
+            if stmt.op not in ("load", "store") or not isinstance(stmt.attrs[1], Index):
+                continue
+            for monomial, _ in stmt.attrs[1].terms:
+                sizes = [atom.name for atom in monomial if atom.kind == "sym"]
+                if len(sizes) < len(monomial):
+                    for name in sizes:
+                        found[name] = found.get(name, True) and len(sizes) == 1
+    return found
 
 
 class _OperandScope(MemoryScope):
@@ -42,8 +100,10 @@ class _Writing:
         self._kernel = kernel
         self._found = found
         self._plan = plan
-        self._arguments = parameter_names(kernel)
-        self._places = ProductPlaces(found, plan, self._arguments)
+        self.arguments = parameter_names(kernel)
+        self.places = ProductPlaces(found, plan, self.arguments)
+        dims = ((dim.constant, dim.block) for dim in self.places.dims.values())
+        self.constants = (*dims, ("GROUP", plan.group))
         self._out = Writer()
         # every tile has its axes under the same names
         everything = plan.plan(found, "m", "n", "k")
@@ -56,11 +116,15 @@ class _Writing:
             for old, new in zip(before.body, after.body, strict=True)
         }
 
-    def text(self) -> KernelText:
-        out, found = self._out, self._found.contraction
-        dims = self._places.dims
-        constants = [(dim.constant, dim.block) for dim in dims.values()]
-        constants.append(("GROUP", self._plan.group))
+    def head(self, name: str) -> str:
+        """The line that begins a function with all parameters."""
+        constants = (f"{constant}: tl.constexpr" for constant, _ in self.constants)
+        return f"def {name}({', '.join([*self.arguments.values(), *constants])}):"
+
+    def function(self, name: str) -> str:
+        """The text of a function that computes the product."""
+        out, found = Writer(), self._found.contraction
+        self._out = out
         with out.indented(), out.apart() as lines:
             self._write_sum()
             scope = self._scope(MemoryScope, "mn", "c")
@@ -71,14 +135,13 @@ class _Writing:
                     scope.store(moved, False)
                 else:
                     scope.values[stmt.targets[0]] = scope.evaluate(moved)
-        parameters = [*self._arguments.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
         out.line("@triton.jit")
-        out.line(f"def {Source.SYMBOL}({', '.join(parameters)}):")
+        out.line(self.head(name))
         with out.indented():
-            for line in self._places.lines(lines):
+            for line in self.places.lines(lines):
                 out.line(line)
         out.add(lines)
-        return KernelText(out.text(), tuple(self._arguments.values()), tuple(constants), self._places.grid())
+        return out.text()
 
     def _write_sum(self) -> None:
         """The loop over the depth, which leaves the sum in `acc`."""
@@ -90,13 +153,13 @@ class _Writing:
                     scope.values[stmt.targets[0]] = scope.evaluate(self._moved_statement[id(stmt)])
         kind = triton_type(found.dtype)
         out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
-        out.line(f"for k0 in range(0, {self._places.extent(self._places.dims['k'].extent)}, KBLOCK):")
+        out.line(f"for k0 in range(0, {self.places.extent(self.places.dims['k'].extent)}, KBLOCK):")
         with out.indented():
             with out.apart() as body:
                 a = self._operand(left, found.left, "mk")
                 b = self._operand(right, found.right, "kn")
                 out.line(f"acc = tl.dot({a}, {b}, acc{self._precision()})")
-            for line in self._places.loop_lines(body):
+            for line in self.places.loop_lines(body):
                 out.line(line)
             out.add(body)
 
@@ -135,8 +198,8 @@ class _Writing:
 
     def _scope(self, kind: type[MemoryScope], names: str, letter: str) -> MemoryScope:
         plan: Plan = self._plan.plan(self._found, *names)
-        places = TilePlaces(self._places, names, letter)
-        return kind(self._moved, self._facts, plan, places, self._out, self._arguments, letter)
+        places = TilePlaces(self.places, names, letter)
+        return kind(self._moved, self._facts, plan, places, self._out, self.arguments, letter)
 
 
 def _names(stmt: Stmt) -> set[str]:

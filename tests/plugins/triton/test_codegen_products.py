@@ -84,6 +84,8 @@ def test_prologues(prologue, k):
     "case",
     [
         Case("s0~37", "s1~50", "s2~41"),
+        Case("s0~37", "s1~48", "s2~64"),
+        Case("s0~37", "s1~48", "s2~40", "s3~2", right_by_rows=False),
         Case("s0~1", 64, 64),
         Case("s0~37", 64, "s2~41", "s3~3"),
         Case(64, 64, "s2~64", epilogue="bias_gelu"),
