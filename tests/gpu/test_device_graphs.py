@@ -415,3 +415,23 @@ def test_a_device_other_than_the_current_one() -> None:
         same(result, affine(x, w))
         del result
     assert status().replays == 3, status().text()
+
+
+def test_recordings_on_two_devices_in_turn() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two graphics processors")
+    model = Net().to("cuda:0")
+    other = copy.deepcopy(model).to("cuda:1")
+    references = copy.deepcopy(model), copy.deepcopy(other)
+    runs = compiled(model), compiled(other)
+    for _ in range(6):
+        for run, mine, theirs in zip(runs, (model, other), references, strict=True):
+            x = torch.randn(32, 64, device=next(mine.parameters()).device)
+            mine.zero_grad()
+            theirs.zero_grad()
+            run(x).backward()
+            theirs(x).backward()
+            for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+                same(a.grad, b.grad)
+    statuses = [r.recording for r in last_reports() if r.recording is not None]
+    assert len(statuses) == 4 and all(s.replays >= 4 for s in statuses), [s.text() for s in statuses]

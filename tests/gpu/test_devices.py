@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -153,6 +154,53 @@ def test_one_graph_on_two_devices() -> None:
     y, _ = inputs("cuda:1")
     for actual, expected in zip(compiled(function)(x, y), function(x, y), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@two_devices
+def test_training_of_one_graph_on_two_devices() -> None:
+    """Layers on both devices, forward and backward each one graph, kernels on both sides of the transfer."""
+
+    class Halves(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Linear(64, 128, device="cuda:0")
+            self.second = torch.nn.Linear(128, 32, device="cuda:1")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            near = torch.nn.functional.gelu(self.first(x))
+            far = torch.softmax(self.second(near.to("cuda:1")).float(), -1)
+            return far.square().mean() + near.mean().to("cuda:1")
+
+    model = Halves()
+    reference = copy.deepcopy(model)
+    run = compiled(model)
+    for _ in range(3):
+        x = torch.randn(50, 64, device="cuda:0")
+        for module, function in ((model, run), (reference, reference)):
+            module.zero_grad()
+            function(x).backward()
+        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            assert mine.grad is not None and mine.grad.device == mine.device
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+    devices = {launch.backend for report in last_reports() for launch in report.launches}
+    assert devices == {"triton"} and torch.cuda.current_device() == 0
+
+
+@two_devices
+def test_random_numbers_of_each_device() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.nn.functional.dropout(x, 0.5), torch.rand_like(y) + y
+
+    x, y = torch.ones(1 << 16, device="cuda:0"), torch.zeros(1 << 16, device="cuda:1")
+    run = compiled(function)
+    drawn = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        drawn.append([t.clone() for _ in range(2) for t in run(x, y)])
+    assert all(torch.equal(a, b) for a, b in zip(*drawn, strict=True))
+    kept, uniform, *others = drawn[0]
+    assert abs((kept > 0).float().mean().item() - 0.5) < 0.02 and abs(uniform.mean().item() - 0.5) < 0.02
+    assert not torch.equal(kept, others[0]) and not torch.equal(uniform, others[1])
 
 
 def test_the_peak_of_memory_is_not_above_eager_mode() -> None:

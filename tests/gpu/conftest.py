@@ -1,0 +1,53 @@
+"""Each test on a device begins with the same state, whatever became of the one before."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from polyfuse.base.log import reset_warned
+from polyfuse.compiler.report import reset_reports
+from polyfuse.runtime.graph_memory import forget_graph_memory
+
+_lost: list[str] = []
+"""The test after which the device did not answer any more, if there was one."""
+
+
+@pytest.fixture(autouse=True)
+def same_state(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing compiled, recorded or warned of before; the same seed; nothing running.
+
+    After an illegal access the driver refuses all further work of the process: the test that made it fails,
+    and those behind it are skipped with the reason.
+    """
+    if _lost:
+        pytest.skip(f"the device was lost in {_lost[0]}")
+    _begin()
+    yield
+    torch._dynamo.reset()
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        _lost.append(request.node.nodeid)
+        pytest.fail(f"the device was lost: {str(error).splitlines()[0]}", pytrace=False)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _begin() -> None:
+    torch._dynamo.reset()
+    reset_reports()
+    reset_warned()
+    for index in range(torch.cuda.device_count()):
+        forget_graph_memory(f"cuda:{index}")
+    torch.use_deterministic_algorithms(False)
+    torch.set_grad_enabled(True)
+    torch.set_default_dtype(torch.float32)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    torch.cuda.set_device(0)
+    torch.cuda.set_stream(torch.cuda.default_stream())
+    torch.cuda.set_sync_debug_mode("default")
+    torch.manual_seed(0)
