@@ -1,0 +1,303 @@
+// The kernel: one group of four warps feeds tiles to the others through a ring in shared memory; those multiply
+// and finish the results. Blocks stay and take tile after tile.
+//
+// In terms of the result, x are the rows and y the columns of what the multiplier makes.
+constexpr int THREADS = 128 * (CONSUMERS + 1);
+constexpr int GROUP_ROWS = 64 * BLOCKS;                               // rows of a group of warps
+constexpr int BX = PINGPONG ? GROUP_ROWS : GROUP_ROWS * CONSUMERS;  // rows of a tile
+constexpr int DEPTH = 128 / BYTES;                                    // of a stage
+constexpr int X_BYTES = BX * 128, Y_BYTES = BY * 128;
+constexpr int STEPS = 4;                                              // products in a stage, of 32 bytes each
+constexpr int PITCH = CHUNK + 4;
+constexpr int STAGING = 16 * PITCH * 4;  // bytes that each warp has to turn its results round
+constexpr int CLUSTER = CX * CY * SPLIT;
+constexpr int SHARERS = CX + CY - 1;
+constexpr bool TURNS = CONSUMERS > 1 && PINGPONG;
+
+struct Ring {
+  u32 full, empty, x, y;  // addresses: barriers, tiles
+  int stage = 0;
+  u32 phase = 0;
+  PF_INLINE void next() {
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+  PF_INLINE void skip(int count) {
+    stage += count;
+    phase ^= (stage / STAGES) & 1;
+    stage %= STAGES;
+  }
+  PF_INLINE u32 full_bar() const { return full + 8 * stage; }
+  PF_INLINE u32 empty_bar() const { return empty + 8 * stage; }
+  PF_INLINE u32 x_tile() const { return x + X_BYTES * stage; }
+  PF_INLINE u32 y_tile() const { return y + Y_BYTES * stage; }
+};
+
+// The tiles of one block, in an order that keeps what they share in the cache.
+struct Tiles {
+  int across, down, count, at;
+  int x, y, batch;
+  PF_INLINE Tiles(const Args& args) {
+    across = (extent_x(args) + BX * CX - 1) / (BX * CX);
+    down = (extent_y(args) + BY * CY - 1) / (BY * CY);
+    count = across * down * batches(args);
+    at = blockIdx.x / CLUSTER;
+    place();
+  }
+  PF_INLINE bool valid() const { return at < count; }
+  PF_INLINE void next() {
+    at += gridDim.x / CLUSTER;
+    place();
+  }
+  PF_INLINE void place() {
+    const int each = across * down, width = RASTER * down;
+    batch = at / each;
+    const int rest = at - batch * each, group = rest / width, in = rest - group * width;
+    const int first = group * RASTER, size = min(across - first, RASTER);
+    x = first + in % size;
+    y = in / size;
+  }
+};
+
+// Copies one operand's part of a stage: rows `first` to `first + COUNT` of the tile at `tile`.
+template <bool ALONG, int COUNT, int B>
+PF_INLINE void feed(u32 tile, const TensorMap* map, u32 bar, u16 others, int first, int row, int k, const int (&b)[B]) {
+  if constexpr (ALONG) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 64)
+      copy_tile(tile + (first + i) * 128, map, bar, others, row + first + i, k, b);
+  } else {
+    copy_tile(tile + first * 128, map, bar, others, k, row + first, b);
+  }
+}
+
+PF_INLINE void produce(Ring ring, const TensorMap* map_x, const TensorMap* map_y, const Args& args, u32 block,
+                       int begin, int end) {
+  const int rx = block % CX, ry = block / CX % CY;
+  u16 row_blocks = 0, column_blocks = 0;  // with which blocks the tiles of x, of y are shared
+#pragma unroll
+  for (int i = 0; i < CY; ++i) row_blocks |= CY > 1 ? 1 << (rx + i * CX) : 0;
+#pragma unroll
+  for (int i = 0; i < CX; ++i) column_blocks |= CX > 1 ? 1 << (i + ry * CX) : 0;
+  for (Tiles tiles(args); tiles.valid(); tiles.next()) {
+    int bx[X_BATCHES], by[Y_BATCHES];
+    operand_batches(args, tiles.batch, bx, by);
+    const int x = (tiles.x * CX + rx) * BX, y = (tiles.y * CY + ry) * BY;
+    for (int k = begin; k < end; ++k, ring.next()) {
+      barrier_wait(ring.empty_bar(), ring.phase ^ 1);
+      barrier_expect(ring.full_bar(), X_BYTES + Y_BYTES);
+      feed<X_ALONG, BX / CY>(ring.x_tile(), map_x, ring.full_bar(), row_blocks, ry * (BX / CY), x, k * DEPTH, bx);
+      feed<Y_ALONG, BY / CX>(ring.y_tile(), map_y, ring.full_bar(), column_blocks, rx * (BY / CX), y, k * DEPTH, by);
+    }
+  }
+}
+
+// The tile may be overwritten, as far as this group of warps is concerned.
+PF_INLINE void release(u32 bar, u32 block) {
+  const u32 thread = threadIdx.x % 128;
+  if constexpr (CX * CY == 1) {
+    if (thread == 0) barrier_arrive(bar);
+  } else {
+    const bool shares = thread % CX == block % CX || thread / CX == block / CX;
+    if (thread < CX * CY && shares) barrier_arrive_at(bar, thread);
+  }
+}
+
+typedef Acc Results[BLOCKS][BY / 2];
+
+PF_INLINE void keep(Results& r) {
+#pragma unroll
+  for (int m = 0; m < BLOCKS; ++m)
+#pragma unroll
+    for (int i = 0; i < BY / 2; ++i) asm volatile("" : PF_ACC_OPERAND(r[m][i])::"memory");
+}
+
+// The sum over the stages of a tile. `row`: the group's first row within the tile.
+PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block) {
+  if (stages <= 0) {
+#pragma unroll
+    for (int m = 0; m < BLOCKS; ++m)
+#pragma unroll
+      for (int i = 0; i < BY / 2; ++i) sum[m][i] = 0;
+    return;
+  }
+  u32 last = 0;
+  keep(sum);
+  for (int k = 0; k < stages; ++k) {
+    barrier_wait(ring.full_bar(), ring.phase);
+    const u64 x = tile_place<X_ALONG, DEPTH>(ring.x_tile() + row * 128);
+    const u64 y = tile_place<Y_ALONG, DEPTH>(ring.y_tile());
+    products_fence();
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+      for (int m = 0; m < BLOCKS; ++m)
+        product(sum[m], x + m * (64 * 128 / 16) + s * (X_ALONG ? 128 : 2), y + s * (Y_ALONG ? 128 : 2),
+                s > 0 || k > 0);
+    products_commit();
+    if (k > 0) {
+      products_wait<1>();
+      release(last, block);
+    }
+    last = ring.empty_bar();
+    ring.next();
+  }
+  products_wait<0>();
+  keep(sum);
+  release(last, block);
+}
+
+// Turns 16 rows of a warp round, CHUNK columns at a time, so that each thread finishes VEC neighbours in memory.
+PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batch, int x0, int y0) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  constexpr int UNITS = 16 * CHUNK / VEC;
+#pragma unroll
+  for (int m = 0; m < BLOCKS; ++m)
+#pragma unroll
+    for (int c = 0; c < BY / CHUNK; ++c) {
+#pragma unroll
+      for (int j = 0; j < CHUNK / 8; ++j) {
+        const u32 to = staging + ((lane / 4) * PITCH + j * 8 + lane % 4 * 2) * 4;
+        const Acc* from = &sum[m][(c * (CHUNK / 8) + j) * 4];
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), PF_ACC_IN(from[0]), PF_ACC_IN(from[1]) : "memory");
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + 8 * PITCH * 4), PF_ACC_IN(from[2]),
+                     PF_ACC_IN(from[3]) : "memory");
+      }
+      __syncwarp();
+#pragma unroll UNROLL
+      for (int i = 0; i < (UNITS + 31) / 32; ++i) {
+        const int unit = i * 32 + lane;
+        if (UNITS % 32 && unit >= UNITS) continue;
+        const int row = VEC_X ? unit % (16 / VEC) * VEC : unit / (CHUNK / VEC);
+        const int column = VEC_X ? unit / (16 / VEC) : unit % (CHUNK / VEC) * VEC;
+        const int x = x0 + m * 64 + warp * 16 + row, y = y0 + c * CHUNK + column;
+        if (x < extent_x(args) && y < extent_y(args)) {
+          Acc value[VEC];
+          const u32 at = staging + (row * PITCH + column) * 4;
+#pragma unroll
+          for (int v = 0; v < VEC; ++v) {
+            if constexpr (!VEC_X && VEC % 4 == 0) {
+              if (v % 4 == 0)
+                asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                             : PF_ACC_OUT(value[v]), PF_ACC_OUT(value[v + 1]), PF_ACC_OUT(value[v + 2]),
+                               PF_ACC_OUT(value[v + 3])
+                             : "r"(at + v * 4) : "memory");
+            } else {
+              asm volatile("ld.shared.b32 %0, [%1];" : PF_ACC_OUT(value[v])
+                           : "r"(at + v * 4 * (VEC_X ? PITCH : 1)) : "memory");
+            }
+          }
+          finish(args, batch, x, y, value);
+        }
+      }
+      __syncwarp();
+    }
+}
+
+// The blocks of a cluster have each summed a part of the depth: they add up the parts, a share of the tile each.
+constexpr int PART_PITCH = BY + 4;
+PF_INLINE void store_part(u32 base, Results& sum, int row) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+  for (int m = 0; m < BLOCKS; ++m)
+#pragma unroll
+    for (int j = 0; j < BY / 8; ++j) {
+      const u32 to = base + ((row + m * 64 + warp * 16 + lane / 4) * PART_PITCH + j * 8 + lane % 4 * 2) * 4;
+      const Acc* from = &sum[m][j * 4];
+      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), PF_ACC_IN(from[0]), PF_ACC_IN(from[1]) : "memory");
+      asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + 8 * PART_PITCH * 4), PF_ACC_IN(from[2]),
+                   PF_ACC_IN(from[3]) : "memory");
+    }
+}
+PF_INLINE void finish_parts(const Args& args, u32 base, u32 block, int batch, int x0, int y0) {
+  constexpr int UNITS = BX * BY / VEC;
+  for (int unit = block * (128 * CONSUMERS) + threadIdx.x - 128; unit < UNITS; unit += SPLIT * 128 * CONSUMERS) {
+    const int row = VEC_X ? unit % (BX / VEC) * VEC : unit / (BY / VEC);
+    const int column = VEC_X ? unit / (BX / VEC) : unit % (BY / VEC) * VEC;
+    if (x0 + row >= extent_x(args) || y0 + column >= extent_y(args)) continue;
+    Acc value[VEC];
+#pragma unroll
+    for (int v = 0; v < VEC; ++v) value[v] = 0;
+#pragma unroll
+    for (int part = 0; part < SPLIT; ++part) {
+      u32 there;
+      asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there)
+                   : "r"(base + (row * PART_PITCH + column) * 4), "r"(part));
+#pragma unroll
+      for (int v = 0; v < VEC; ++v) {
+        Acc one;
+        asm volatile("ld.shared::cluster.b32 %0, [%1];" : PF_ACC_OUT(one)
+                     : "r"(there + v * 4 * (VEC_X ? PART_PITCH : 1)) : "memory");
+        value[v] += one;
+      }
+    }
+    finish(args, batch, x0 + row, y0 + column, value);
+  }
+}
+
+PF_INLINE void consume(Ring ring, const Args& args, u32 block, u32 staging, int stages) {
+  const int group = threadIdx.x / 128 - 1, row = TURNS ? 0 : group * GROUP_ROWS;
+  const int rx = block % CX, ry = block / CX % CY;
+  Tiles tiles(args);
+  if (TURNS && group) tiles.next(), ring.skip(stages);
+  for (; tiles.valid(); tiles.next()) {
+    Results sum;
+    multiply(ring, sum, stages, row, block);
+    const int x = (tiles.x * CX + rx) * BX, y = (tiles.y * CY + ry) * BY;
+    finish_tile(args, staging, sum, tiles.batch, x + row, y);
+    if (TURNS) tiles.next(), ring.skip(stages);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) PF_CLUSTER
+POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_y,
+                const __grid_constant__ Args args) {
+  extern __shared__ u8 memory[];
+  const u32 base = (shared_address(memory) + 1023) & ~1023u;
+  Ring ring;
+  ring.x = base;
+  ring.y = base + STAGES * X_BYTES;
+  const u32 staging = base + STAGES * (X_BYTES + Y_BYTES);
+  ring.full = staging + (SPLIT > 1 ? 0 : CONSUMERS * 4 * STAGING);
+  ring.empty = ring.full + 8 * STAGES;
+  const u32 block = CLUSTER > 1 ? block_of_cluster() : 0;
+  if (threadIdx.x == 0) {
+    map_prefetch(&map_x);
+    map_prefetch(&map_y);
+    for (int i = 0; i < STAGES; ++i) {
+      barrier_init(ring.full + 8 * i, 1);
+      barrier_init(ring.empty + 8 * i, (TURNS ? 1 : CONSUMERS) * SHARERS);
+    }
+    barriers_ready();
+  }
+  if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();
+  else __syncthreads();
+  const int all = (depth(args) + DEPTH - 1) / DEPTH, each = (all + SPLIT - 1) / SPLIT;
+  const int begin = SPLIT > 1 ? min(all, (int)block * each) : 0, end = SPLIT > 1 ? min(all, begin + each) : all;
+  if constexpr (SPLIT > 1) {
+    Tiles tiles(args);  // one for each cluster
+    if (threadIdx.x < 128) {
+      if (threadIdx.x == 0) produce(ring, &map_x, &map_y, args, 0, begin, end);
+      __syncwarp();
+      cluster_arrive(), cluster_wait();
+    } else {
+      const int row = (threadIdx.x / 128 - 1) * GROUP_ROWS;
+      Results sum;
+      multiply(ring, sum, end - begin, row, 0);
+      warps_sync(1, 128 * CONSUMERS);  // the ring is read to its end: the parts take its place
+      store_part(base, sum, row);
+      cluster_arrive(), cluster_wait();
+      finish_parts(args, base, block, tiles.batch, tiles.x * BX, tiles.y * BY);
+    }
+    cluster_arrive(), cluster_wait();
+  } else {
+    if (threadIdx.x < 128) {
+      if constexpr (CONSUMERS > 1) fewer_registers<40>();
+      if (threadIdx.x == 0) produce(ring, &map_x, &map_y, args, block, 0, all);
+    } else {
+      if constexpr (CONSUMERS > 1) more_registers<232>();
+      consume(ring, args, block, staging + (threadIdx.x / 32 - 4) * STAGING, all);
+    }
+    // others may still signal a block that is done
+    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();
+  }
+}

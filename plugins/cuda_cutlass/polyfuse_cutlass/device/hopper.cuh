@@ -1,0 +1,86 @@
+// What Hopper has for matrix products: barriers in shared memory, the copy engine, and groups of four warps that
+// multiply. Addresses of shared memory are numbers of 32 bits.
+#ifndef PF_HOPPER
+#define PF_HOPPER
+PF_INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+PF_INLINE void barrier_init(u32 bar, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+PF_INLINE void barrier_expect(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+PF_INLINE void barrier_arrive(u32 bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+// At the same barrier of another block of the cluster.
+PF_INLINE void barrier_arrive_at(u32 bar, u32 block) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(block) : "memory");
+}
+PF_INLINE void barrier_wait(u32 bar, u32 parity) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@done bra READY;\n"
+      "bra AGAIN;\nREADY:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+PF_INLINE void barriers_ready() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+PF_INLINE u32 block_of_cluster() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+PF_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+PF_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+PF_INLINE void warps_sync(int bar, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(threads) : "memory");
+}
+template <int COUNT> PF_INLINE void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> PF_INLINE void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+PF_INLINE void map_prefetch(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"((u64)map) : "memory");
+}
+#define PF_COPY "cp.async.bulk.tensor."
+#define PF_COPY_WAY ".shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+// Copies a box of a tensor. `others`: the blocks of the cluster that get it too, as bits; 0: only this one.
+PF_INLINE void copy_tile(u32 to, const TensorMap* map, u32 bar, u16 others, int c0, int c1, const int (&b)[1]) {
+  if (others)
+    asm volatile(PF_COPY "3d" PF_COPY_WAY ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(to),
+                 "l"((u64)map), "r"(bar), "h"(others), "r"(c0), "r"(c1), "r"(b[0]) : "memory");
+  else
+    asm volatile(PF_COPY "3d" PF_COPY_WAY " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(to), "l"((u64)map), "r"(bar),
+                 "r"(c0), "r"(c1), "r"(b[0]) : "memory");
+}
+PF_INLINE void copy_tile(u32 to, const TensorMap* map, u32 bar, u16 others, int c0, int c1, const int (&b)[2]) {
+  if (others)
+    asm volatile(PF_COPY "4d" PF_COPY_WAY ".multicast::cluster [%0], [%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(to),
+                 "l"((u64)map), "r"(bar), "h"(others), "r"(c0), "r"(c1), "r"(b[0]), "r"(b[1]) : "memory");
+  else
+    asm volatile(PF_COPY "4d" PF_COPY_WAY " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to), "l"((u64)map), "r"(bar),
+                 "r"(c0), "r"(c1), "r"(b[0]), "r"(b[1]) : "memory");
+}
+PF_INLINE void copy_tile(u32 to, const TensorMap* map, u32 bar, u16 others, int c0, int c1, const int (&b)[3]) {
+  if (others)
+    asm volatile(PF_COPY "5d" PF_COPY_WAY ".multicast::cluster [%0], [%1, {%4, %5, %6, %7, %8}], [%2], %3;" ::"r"(to),
+                 "l"((u64)map), "r"(bar), "h"(others), "r"(c0), "r"(c1), "r"(b[0]), "r"(b[1]), "r"(b[2]) : "memory");
+  else
+    asm volatile(PF_COPY "5d" PF_COPY_WAY " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to), "l"((u64)map),
+                 "r"(bar), "r"(c0), "r"(c1), "r"(b[0]), "r"(b[1]), "r"(b[2]) : "memory");
+}
+
+PF_INLINE void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+PF_INLINE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> PF_INLINE void products_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+// Where a tile lies for the multiplier: rows of 128 bytes, swizzled. `ALONG` says that a row runs along rows or
+// columns of the result instead of the depth; such rows are in slabs of `DEPTH` rows.
+template <bool ALONG, int DEPTH> PF_INLINE u64 tile_place(u32 address) {
+  constexpr u64 SLAB = ALONG ? DEPTH * 128 / 16 : 1;
+  return (u64)((address & 0x3ffff) >> 4) | SLAB << 16 | (u64)(1024 / 16) << 32 | (u64)1 << 62;
+}
+#endif

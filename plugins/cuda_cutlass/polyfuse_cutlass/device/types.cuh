@@ -1,0 +1,92 @@
+// Types, conversions and memory accesses of generated kernels. No header is included: NVRTC needs none.
+#ifndef PF_TYPES
+#define PF_TYPES
+#define PF_INLINE __device__ __forceinline__
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+struct f8e4m3 { u8 bits; };
+struct f8e5m2 { u8 bits; };
+struct alignas(64) TensorMap { u64 words[16]; };
+
+// The value of what is in memory: narrow floats as f32, everything else as it is.
+template <class T> PF_INLINE T value_of(T x) { return x; }
+PF_INLINE f32 value_of(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+PF_INLINE f32 value_of(f16 x) {
+  f32 r;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x.bits));
+  return r;
+}
+PF_INLINE u32 halves_of(u16 pair, bool e4m3) {
+  u32 r;
+  if (e4m3) asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(r) : "h"(pair));
+  else asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(r) : "h"(pair));
+  return r;
+}
+PF_INLINE f32 value_of(f8e4m3 x) { return value_of(f16{(u16)halves_of(x.bits, true)}); }
+PF_INLINE f32 value_of(f8e5m2 x) { return value_of(f16{(u16)halves_of(x.bits, false)}); }
+PF_INLINE bool value_of(bool x) { return x; }
+
+// A value as it is kept in memory.
+template <class T> struct memory_form {
+  template <class V> static PF_INLINE T of(V x) { return (T)x; }
+};
+template <> struct memory_form<bf16> {
+  static PF_INLINE bf16 of(f32 x) {
+    u16 r;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x));
+    return {r};
+  }
+};
+template <> struct memory_form<f16> {
+  static PF_INLINE f16 of(f32 x) {
+    u16 r;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x));
+    return {r};
+  }
+};
+
+// N elements that lie side by side, read or written with as few accesses as their alignment allows.
+template <class T, int N> struct Pack { T item[N]; };
+template <int BYTES> struct Words { typedef u8 type; };
+template <> struct Words<2> { typedef u16 type; };
+template <> struct Words<4> { typedef u32 type; };
+template <> struct Words<8> { typedef uint2 type; };
+template <> struct Words<16> { typedef uint4 type; };
+template <bool LASTING, class W> PF_INLINE W read_word(const W* p) {
+  if constexpr (LASTING) return __ldg(p);
+  else return *p;
+}
+// LASTING: nothing writes there while the kernel runs.
+template <int N, bool LASTING, class T> PF_INLINE void read(const T* p, Pack<T, N>& into) {
+  constexpr int BYTES = N * sizeof(T), STEP = BYTES < 16 ? BYTES : 16;
+  typedef typename Words<STEP>::type W;
+  union Both { Pack<T, N> pack; W word[BYTES / STEP]; PF_INLINE Both() {} } both;
+#pragma unroll
+  for (int i = 0; i < BYTES / STEP; ++i) both.word[i] = read_word<LASTING>((const W*)p + i);
+  into = both.pack;
+}
+template <int N, class T> PF_INLINE void write(T* p, const Pack<T, N>& from) {
+  constexpr int BYTES = N * sizeof(T), STEP = BYTES < 16 ? BYTES : 16;
+  typedef typename Words<STEP>::type W;
+  union Both { Pack<T, N> pack; W word[BYTES / STEP]; PF_INLINE Both() {} } both;
+  both.pack = from;
+#pragma unroll
+  for (int i = 0; i < BYTES / STEP; ++i) ((W*)p)[i] = both.word[i];
+}
+// One element that nothing writes while the kernel runs.
+template <class T> PF_INLINE T lasting(const T* p) {
+  Pack<T, 1> one;
+  read<1, true>(p, one);
+  return one.item[0];
+}
+#endif

@@ -1,0 +1,229 @@
+"""The epilogue as one CUDA function: from a few sums that lie side by side to what is stored.
+
+A value that is the same for all neighbours is a scalar, any other an array with an element for each. Loads
+and stores of neighbours in memory become one access.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
+from polyfuse_cutlass.ops import cast_text, literal, operation_text, unsupported_op
+from polyfuse_cutlass.problem import Problem, divides, extent
+from polyfuse_cutlass.scope import index_text
+
+__all__ = ["Vector", "epilogue_text", "heavy", "refusal", "vector_of"]
+
+_WIDEST = 16
+_MOST = 8
+
+
+@dataclass(frozen=True)
+class Vector:
+    """What a thread finishes at once: `count` neighbours along the rows or along the columns."""
+
+    along_rows: bool
+    count: int
+
+
+def refusal(statements: Iterable[Stmt]) -> str:
+    """Why an epilogue cannot be expressed, or an empty text."""
+    types: dict[str, DType] = {}
+    for stmt in statements:
+        if stmt.op == "store":
+            if stmt.attrs[3] != "set":
+                return f"a store combines with what is there ({stmt.attrs[3]})"
+            if stmt.dtype.is_eight_bit_float:
+                return f"a result is stored as {stmt.dtype}"
+        elif stmt.op == "cast" and stmt.dtype.is_eight_bit_float:
+            return f"a value is converted to {stmt.dtype}"
+        elif stmt.op in SCALAR_OPS:
+            reason = unsupported_op(stmt.op, types.get(stmt.args[-1], stmt.dtype))
+            if reason:
+                return reason
+        elif stmt.op not in ("const", "cast", "bitcast", "index", "size", "load"):
+            return f"{stmt.op} is not computed in an epilogue"
+        for name in stmt.targets:
+            types[name] = stmt.dtype
+    return ""
+
+
+def heavy(problem: Problem) -> bool:
+    """Whether an epilogue computes so much that copies of its text cost more than waiting does."""
+    return sum(SCALAR_OPS[s.op].slow for s in problem.epilogue if s.op in SCALAR_OPS) > 0
+
+
+def vector_of(problem: Problem) -> Vector:
+    """What a thread finishes at once: as much as the first store writes in one access."""
+    first = next((s for s in problem.epilogue if s.op == "store"), None)
+    if first is None:
+        raise UnsupportedError("nothing is stored", "")
+    buffer, index, indirect = first.attrs[:3]
+    for along_rows, one in ((False, problem.columns), (True, problem.rows)):
+        if one is None or indirect or coefficient(index, axis_name(one)) != 1:
+            continue
+        count = min(_MOST, _WIDEST // first.dtype.itemsize)
+        while count > 1 and not _lined_up(problem, buffer, index, one, count):
+            count //= 2
+        return Vector(along_rows, count)
+    return Vector(problem.columns is None, 1)
+
+
+def _lined_up(problem: Problem, buffer: str, index: IndexLike, one: Index, count: int) -> bool:
+    """Whether `count` neighbours along an axis are one access, wherever a group of them begins."""
+    arg = next(a for a in problem.kernel.args if a.name == buffer)
+    if not arg.aligned or coefficient(index, axis_name(one)) != 1 or not divides(count, extent(one)):
+        return False
+    return divides(count, substitute(index, {axis_name(one): count * axis("group", extent(one))}))
+
+
+def epilogue_text(problem: Problem, vector: Vector) -> str:
+    """The function `finish`."""
+    writer = _Writer(problem, vector)
+    for stmt in problem.epilogue:
+        writer.statement(stmt)
+    return "\n".join(
+        [
+            "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC]) {",
+            *(f"  {line}" for line in (*_places(problem), *writer.lines)),
+            "}",
+        ]
+    )
+
+
+def _places(problem: Problem) -> list[str]:
+    """The axes' values, from the numbers of batch, row and column."""
+    lines = ["i64 rest = batch;"] if problem.batch else []
+    names = sizes(problem)
+    for number, one in enumerate(reversed(problem.batch)):
+        name, size = f"a_{axis_name(one)}", index_text(extent(one), names)
+        last = number + 1 == len(problem.batch)
+        lines.append(f"const i64 {name} = {'rest' if last else f'rest % ({size})'};")
+        if not last:
+            lines.append(f"rest /= {size};")
+    for place, tiled in (("x", problem.rows), ("y", problem.columns)):
+        if tiled is not None:
+            lines.append(f"const i64 a_{axis_name(tiled)} = {place};")
+    return lines
+
+
+def sizes(problem: Problem) -> dict[str, str]:
+    """What size arguments are called."""
+    return {arg.name: f"args.{arg.name}" for arg in problem.kernel.args if arg.kind == "size"}
+
+
+@dataclass
+class _Writer:
+    problem: Problem
+    vector: Vector
+    lines: list[str] = field(default_factory=list)
+    types: dict[str, DType] = field(default_factory=dict)
+    varies: dict[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problem = self.problem
+        one = problem.rows if self.vector.along_rows else problem.columns
+        self.along = axis_name(one) if one is not None else ""
+        self.axis = one
+        self.types[problem.accumulator] = problem.dtype
+        self.varies[problem.accumulator] = True
+        self.args = {arg.name: arg for arg in problem.kernel.args}
+        axes = (*problem.batch, *(a for a in (problem.rows, problem.columns) if a is not None))
+        self.names = {**sizes(problem), **{axis_name(a): f"a_{axis_name(a)}" for a in axes}}
+
+    def value(self, name: str) -> str:
+        """A value at neighbour `j`."""
+        if name == self.problem.accumulator:
+            return "sum[j]"
+        return f"v_{name}[j]" if self.varies[name] else f"v_{name}"
+
+    def place(self, index: IndexLike, indirect: tuple[str, ...], each: bool) -> str:
+        """An index at neighbour `j`, or at the first of them."""
+        names: Mapping[str, str] = self.names
+        if each and self.along:
+            names = {**names, self.along: f"({names[self.along]} + j)"}
+        values = {f"@{i}": f"(i64){self.value(name)}" for i, name in enumerate(indirect)}
+        return index_text(index, {**names, **values})
+
+    def statement(self, stmt: Stmt) -> None:
+        """One statement."""
+        if stmt.op == "store":
+            self._store(stmt)
+            return
+        (target,) = stmt.targets
+        varies = any(self.varies[name] for name in stmt.args) or any(
+            self.along in free_axes(a) for a in stmt.attrs if isinstance(a, Index)
+        )
+        self.types[target], self.varies[target] = stmt.dtype, varies
+        if stmt.op == "load" and varies and self._packed(stmt, 0):
+            kind = self.args[stmt.attrs[0]].dtype.value
+            lasting = "true" if self.args[stmt.attrs[0]].kind == "in" else "false"
+            at = self.place(stmt.attrs[1], (), False)
+            self.lines.append(f"Pack<{kind}, VEC> p_{target};")
+            self.lines.append(f"read<VEC, {lasting}>(args.{stmt.attrs[0]} + ({at}), p_{target});")
+            self._define(target, stmt.dtype, True, f"p_{target}.item[j]")
+            return
+        self._define(target, stmt.dtype, varies, self._text(stmt))
+
+    def _define(self, target: str, dtype: DType, varies: bool, text: str) -> None:
+        if varies:
+            self.lines += [
+                f"{dtype.value} v_{target}[VEC];",
+                "#pragma unroll",
+                f"for (int j = 0; j < VEC; ++j) v_{target}[j] = {text};",
+            ]
+        else:
+            self.lines.append(f"const {dtype.value} v_{target} = {text};")
+
+    def _text(self, stmt: Stmt) -> str:
+        values = [self.value(name) for name in stmt.args]
+        if stmt.op == "const":
+            return literal(stmt.attrs[0], stmt.dtype)
+        if stmt.op in ("index", "size"):
+            return self.place(stmt.attrs[0], (), True)
+        if stmt.op == "cast":
+            return cast_text(values[0], self.types[stmt.args[0]], stmt.dtype)
+        if stmt.op == "bitcast":
+            return f"same_bits<{stmt.dtype.value}>({values[0]})"
+        if stmt.op == "load":
+            buffer, index, count, masked = stmt.attrs
+            lasting = self.args[buffer].kind == "in"
+            at = f"args.{buffer}[{self.place(index, stmt.args[:count], True)}]"
+            read = f"lasting(&{at})" if lasting else at
+            return f"{values[count]} ? {read} : {values[count + 1]}" if masked else read
+        return operation_text(stmt.op, self.types[stmt.args[-1]], values)
+
+    def _packed(self, stmt: Stmt, skip: int) -> bool:
+        """Whether an access of neighbours is one."""
+        buffer, index, indirect = stmt.attrs[:3]
+        masked = stmt.attrs[-1]
+        if indirect or masked or self.vector.count == 1 or self.axis is None:
+            return False
+        return _lined_up(self.problem, buffer, index, self.axis, self.vector.count)
+
+    def _store(self, stmt: Stmt) -> None:
+        buffer, index, count, _mode, masked = stmt.attrs
+        kind = self.args[buffer].dtype
+        value = cast_text(self.value(stmt.args[0]), self.types[stmt.args[0]], kind)
+        if self._packed(stmt, 1):
+            self.lines += [
+                "{",
+                f"  Pack<{kind.value}, VEC> p;",
+                "#pragma unroll",
+                f"  for (int j = 0; j < VEC; ++j) p.item[j] = {value};",
+                f"  write<VEC>(args.{buffer} + ({self.place(index, (), False)}), p);",
+                "}",
+            ]
+            return
+        at = self.place(index, stmt.args[1 : 1 + count], True)
+        condition = f"if ({self.value(stmt.args[-1])}) " if masked else ""
+        self.lines += [
+            "#pragma unroll",
+            f"for (int j = 0; j < VEC; ++j) {condition}args.{buffer}[{at}] = {value};",
+        ]

@@ -1,0 +1,253 @@
+"""The Hopper kernel of a problem as text: constants, the products' instructions, and the fixed parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.types import DType
+from polyfuse.plugin import Source
+from polyfuse.symbolic import IndexLike, axis_name, bounds, product, python_text
+from polyfuse_cutlass.epilogue import Vector, epilogue_text, heavy, sizes, vector_of
+from polyfuse_cutlass.meta import KernelMeta, MetaArg, TensorMap
+from polyfuse_cutlass.problem import COPY_ALIGNMENT, Matrix, Problem, divides, extent
+from polyfuse_cutlass.scope import index_text
+from polyfuse_cutlass.tiling import Tiling
+
+__all__ = ["LANGUAGE", "check", "hopper_source"]
+
+LANGUAGE = "cuda"
+_PARTS = ("types.cuh", "math.cuh", "hopper.cuh")
+_MAP_TYPES: Mapping[DType, int] = MappingProxyType(
+    {
+        DType.bf16: 9,
+        DType.f16: 6,
+        DType.f32: 11,
+        DType.i8: 0,
+        DType.u8: 0,
+        DType.f8e4m3: 0,
+        DType.f8e5m2: 0,
+    }
+)
+_PRODUCT_TYPES: Mapping[DType, str] = MappingProxyType(
+    {
+        DType.bf16: "bf16",
+        DType.f16: "f16",
+        DType.f32: "tf32",
+        DType.i8: "s8",
+        DType.u8: "u8",
+        DType.f8e4m3: "e4m3",
+        DType.f8e5m2: "e5m2",
+    }
+)
+_REFUSED = "another backend, or the library, computes it"
+_MOST_BATCHES = 3
+
+
+def check(problem: Problem) -> None:
+    """Raise `UnsupportedError` where the hardware cannot take the operands as they lie."""
+    for matrix in (problem.left, problem.right):
+        dtype = matrix.dtype
+        if dtype not in _PRODUCT_TYPES or (dtype is DType.f32 and problem.kind != "dot_tf32"):
+            raise UnsupportedError(f"the multipliers take no {dtype} operands", _REFUSED)
+        if matrix.along and (matrix.row not in (0, 1) or dtype.itemsize != 2):
+            raise UnsupportedError(
+                f"an operand of {dtype} has no neighbours in memory along the depth", _REFUSED
+            )
+        step = COPY_ALIGNMENT // dtype.itemsize
+        if not matrix.arg.aligned or not divides(step, matrix.offset):
+            raise UnsupportedError("an operand's address may not be a multiple of 16 bytes", _REFUSED)
+        others = (matrix.depth if matrix.along else matrix.row, *matrix.batch)
+        if not all(divides(step, stride) for stride in others):
+            raise UnsupportedError(
+                "an operand's rows are not known to begin at multiples of 16 bytes", _REFUSED
+            )
+        if len(matrix.batches) > _MOST_BATCHES:
+            raise UnsupportedError("an operand has too many batch axes", _REFUSED)
+        if any((bounds(stride)[0] or 0) < 0 for stride in others):
+            raise UnsupportedError("an operand is walked backwards", _REFUSED)
+
+
+def hopper_source(problem: Problem, tiling: Tiling) -> Source:
+    """The kernel of `problem` cut by `tiling`."""
+    if tiling.swap:
+        problem = problem.swapped
+    check(problem)
+    along = problem.left.along, problem.right.along
+    fault = tiling.fault(problem.left.dtype.itemsize, along)
+    if fault:
+        raise UnsupportedError(fault, "choose another tiling")
+    vector = vector_of(problem)
+    text = "\n".join(
+        [
+            *(_part(name) for name in _PARTS),
+            f"namespace in_{Source.SYMBOL} {{",
+            *_constants(problem, tiling, vector),
+            _args(problem),
+            _extents(problem),
+            _product(problem, tiling.columns),
+            epilogue_text(problem, vector),
+            _part("gemm.cuh"),
+            "}",
+            "#undef PF_CLUSTER",
+            "#undef PF_ACC_OPERAND",
+            "#undef PF_ACC_IN",
+            "#undef PF_ACC_OUT",
+            "",
+        ]
+    )
+    return Source(problem.kernel.name, text, LANGUAGE, meta=_meta(problem, tiling).text())
+
+
+@cache
+def _part(name: str) -> str:
+    return (Path(__file__).parent / "device" / name).read_text(encoding="utf-8").rstrip()
+
+
+def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
+    numbers = {
+        "BLOCKS": tiling.blocks,
+        "BY": tiling.columns,
+        "CONSUMERS": tiling.consumers,
+        "STAGES": tiling.stages,
+        "CX": tiling.across,
+        "CY": tiling.down,
+        "SPLIT": tiling.split,
+        "RASTER": tiling.raster,
+        "CHUNK": tiling.chunk,
+        "VEC": vector.count,
+        "BYTES": problem.left.dtype.itemsize,
+        "X_BATCHES": max(1, len(problem.left.batches)),
+        "Y_BATCHES": max(1, len(problem.right.batches)),
+        "UNROLL": 1 if heavy(problem) else 4,
+    }
+    truths = {
+        "PINGPONG": tiling.turns,
+        "X_ALONG": problem.left.along,
+        "Y_ALONG": problem.right.along,
+        "VEC_X": vector.along_rows,
+    }
+    letter = "r" if problem.dtype.is_integer else "f"
+    cluster = f"__cluster_dims__({tiling.cluster}, 1, 1)" if tiling.cluster > 1 else ""
+    return [
+        *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
+        *(f"constexpr bool {name} = {str(value).lower()};" for name, value in truths.items()),
+        f"typedef {problem.dtype.value} Acc;",
+        f'#define PF_ACC_OPERAND(a) "+{letter}"(a)',
+        f'#define PF_ACC_IN(a) "{letter}"(a)',
+        f'#define PF_ACC_OUT(a) "={letter}"(a)',
+        f"#define PF_CLUSTER {cluster}".rstrip(),
+    ]
+
+
+def _args(problem: Problem) -> str:
+    lines = []
+    for arg in problem.kernel.args:
+        if arg.kind == "size":
+            lines.append(f"  i64 {arg.name};")
+        else:
+            lines.append(f"  {'const ' if arg.kind == 'in' else ''}{arg.dtype.value}* {arg.name};")
+    return "\n".join(["struct Args {", *lines, "};"])
+
+
+def _extents(problem: Problem) -> str:
+    names = sizes(problem)
+    lines = [
+        f"PF_INLINE int {name}(const Args& args) {{ return (int)({index_text(value, names)}); }}"
+        for name, value in (
+            ("extent_x", extent(problem.rows)),
+            ("extent_y", extent(problem.columns)),
+            ("depth", extent(problem.depth)),
+            ("batches", product(extent(a) for a in problem.batch)),
+        )
+    ]
+    lines += [
+        "// Where an operand's matrices of a batch are, along each batch axis that it has.",
+        "PF_INLINE void operand_batches(const Args& args, int batch, int (&bx)[X_BATCHES], "
+        "int (&by)[Y_BATCHES]) {",
+        "  bx[0] = by[0] = 0;",
+    ]
+    places = {
+        ("bx", axis_number): place for place, axis_number in enumerate(reversed(problem.left.batches))
+    } | {("by", axis_number): place for place, axis_number in enumerate(reversed(problem.right.batches))}
+    for number in reversed(range(len(problem.batch))):
+        size = f"(int)({index_text(extent(problem.batch[number]), names)})"
+        for operand in ("bx", "by"):
+            if (operand, number) in places:
+                lines.append(f"  {operand}[{places[operand, number]}] = batch % {size};")
+        lines.append(f"  batch /= {size};")
+    return "\n".join([*lines, "}"])
+
+
+def _product(problem: Problem, columns: int) -> str:
+    """The function `product`: one instruction on a tile of 64 rows."""
+    count = columns // 2
+    left, right = (_PRODUCT_TYPES[m.dtype] for m in (problem.left, problem.right))
+    result = "s32" if problem.dtype.is_integer else "f32"
+    depth = 32 // problem.left.dtype.itemsize
+    rest = f"%{count}, %{count + 1}, more"
+    if not problem.dtype.is_integer:
+        rest += ", 1, 1"
+    if problem.left.dtype.itemsize == 2:
+        rest += f", {int(problem.left.along)}, {int(problem.right.along)}"
+    sums = ", ".join(f"%{i}" for i in range(count))
+    operands = ", ".join(f"PF_ACC_OPERAND(d[{i}])" for i in range(count))
+    shape = f"m64n{columns}k{depth}.{result}.{left}.{right}"
+    return f"""// d += a * b, or d = a * b where not `more`
+PF_INLINE void product(Acc (&d)[{count}], u64 a, u64 b, int more) {{
+  asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{count + 2}, 0;\\n"
+               "wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, {rest};\\n}}"
+               : {operands} : "l"(a), "l"(b), "r"(more));
+}}"""
+
+
+def _map(problem: Problem, matrix: Matrix, rows: IndexLike, box: int) -> TensorMap:
+    size = matrix.dtype.itemsize
+    number = [arg.name for arg in problem.kernel.args].index(matrix.arg.name)
+    depth = extent(problem.depth)
+    batches = tuple(reversed(matrix.batches))
+    inner, outer, stride = (rows, depth, matrix.depth) if matrix.along else (depth, rows, matrix.row)
+    extents: list[IndexLike] = [inner, outer, *(extent(problem.batch[i]) for i in batches)]
+    strides: list[IndexLike] = [stride, *(matrix.batch[i] for i in batches)]
+    boxes = [128 // size, 128 // size if matrix.along else box, *(1 for _ in batches)]
+    if not batches:
+        extents.append(1)
+        strides.append(COPY_ALIGNMENT // size)
+        boxes.append(1)
+    return TensorMap(
+        number,
+        python_text(matrix.offset * size),
+        _MAP_TYPES[matrix.dtype],
+        tuple(python_text(n) for n in extents),
+        tuple(python_text(n * size) if n != 0 else str(COPY_ALIGNMENT) for n in strides),
+        tuple(boxes),
+    )
+
+
+def _meta(problem: Problem, tiling: Tiling) -> KernelMeta:
+    rows, columns = extent(problem.rows), extent(problem.columns)
+    over = tiling.rows * tiling.across, tiling.columns * tiling.down
+    tiles = [f"-(-({python_text(n)}) // {step})" for n, step in zip((rows, columns), over, strict=True)]
+    batch = python_text(product(extent(a) for a in problem.batch))
+    return KernelMeta(
+        args=tuple(MetaArg(arg.name, arg.kind != "size") for arg in problem.kernel.args),
+        maps=(
+            _map(problem, problem.left, rows, tiling.rows // tiling.down),
+            _map(problem, problem.right, columns, tiling.columns // tiling.across),
+        ),
+        tiles=f"{tiles[0]} * {tiles[1]} * ({batch})",
+        cluster=tiling.cluster,
+        lasting=tiling.split == 1,
+        threads=tiling.threads,
+        shared=tiling.shared_bytes,
+        fuse=problem.kernel.numerics != "eager",
+    )
+
+
+def axis_names(problem: Problem) -> tuple[str, ...]:
+    """Names of all axes of a problem."""
+    axes = (*problem.batch, problem.rows, problem.columns, problem.depth)
+    return tuple(axis_name(a) for a in axes if a is not None)

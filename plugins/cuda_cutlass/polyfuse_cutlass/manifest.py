@@ -1,0 +1,44 @@
+"""The CUTLASS backend's manifest: what it is, before anything of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polyfuse.plugin.api import API_VERSION
+from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.manifest import Finding, Manifest, Offer
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+
+__all__ = ["polyfuse_doctor", "polyfuse_manifest"]
+
+
+@hookimpl
+def polyfuse_manifest() -> Manifest:
+    """Introduce the backend."""
+    return Manifest(
+        name="cutlass",
+        version="0.1.0",
+        distribution="polyfuse",
+        api=API_VERSION,
+        device_types=("cuda",),
+        load="polyfuse_cutlass.backend:CutlassBackend",
+        # behind those that compute everything: it is asked for what they leave, and for matrix products
+        priority={"cuda": 50},
+        offers=(Offer.KERNELS,),
+        options={
+            "target": "Architecture to compile for: `sm_90`; empty: that of the GPUs of this machine.",
+            "compiler": "`nvcc` or `nvrtc`, the compiler of kernels; empty: nvcc where there is one.",
+        },
+        summary="Matrix products for Hopper GPUs, generated as CUDA C++",
+    )
+
+
+@hookimpl
+def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:
+    """Report on the GPUs and the compiler."""
+    from polyfuse_cutlass.doctor import findings
+
+    return findings(settings)

@@ -1,0 +1,158 @@
+"""The tilings of a problem: which are possible, and which are likely to be fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Config, Source
+from polyfuse_cutlass.epilogue import refusal
+from polyfuse_cutlass.hopper import check, hopper_source
+from polyfuse_cutlass.problem import Problem, problem_of
+from polyfuse_cutlass.target import Target
+from polyfuse_cutlass.tiling import SHARED_LIMIT, Tiling
+
+__all__ = ["configs", "emit", "estimate", "neighbours"]
+
+_MOST = 10
+_MOST_STAGES = 12
+_FEW_COLUMNS = 128
+"""Results with fewer columns than this get tiles that are no wider."""
+
+
+def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:
+    """The kernel's source, by a configuration or the best guess."""
+    problem = _accepted(kernel)
+    tiling = Tiling.of(config) if config is not None else _ranked(problem, target)[0]
+    return hopper_source(problem, tiling)
+
+
+def configs(kernel: Kernel, target: Target) -> tuple[Config, ...]:
+    """Tilings worth timing, the best guess first. Raises `UnsupportedError` for what is not generated."""
+    return tuple(t.config for t in _ranked(_accepted(kernel), target)[:_MOST])
+
+
+def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, ...]:
+    """Tilings that differ from one in one thing."""
+    problem, tiling = _accepted(kernel), Tiling.of(config)
+    changed = [replace(tiling, raster=n) for n in (tiling.raster // 2, tiling.raster * 2) if n]
+    changed.append(replace(tiling, stages=tiling.stages - 1))
+    if tiling.split > 1:
+        changed += [replace(tiling, split=tiling.split * 2), replace(tiling, split=tiling.split // 2)]
+    else:
+        changed += [
+            replace(tiling, across=3 - tiling.across, down=1),
+            replace(tiling, down=3 - tiling.down, across=1),
+        ]
+    return tuple(t.config for t in changed if t != tiling and not _fault(problem, t))
+
+
+def _accepted(kernel: Kernel) -> Problem:
+    problem = problem_of(kernel)
+    reason = refusal(problem.epilogue)
+    if reason:
+        raise UnsupportedError(reason, "another backend computes it")
+    check(problem)
+    return problem
+
+
+def _fault(problem: Problem, tiling: Tiling) -> str:
+    if tiling.stages < 2 or tiling.split > 8:
+        return "too few stages, or too many parts"
+    seen = problem.swapped if tiling.swap else problem
+    return tiling.fault(seen.left.dtype.itemsize, (seen.left.along, seen.right.along))
+
+
+def _ranked(problem: Problem, target: Target) -> list[Tiling]:
+    found = [t for t in _candidates(problem) if not _fault(problem, t)]
+    if not found:
+        raise UnsupportedError("no tiling fits the operands", "another backend computes it")
+    return sorted(dict.fromkeys(found), key=lambda t: estimate(problem, t, target))
+
+
+def _candidates(problem: Problem) -> Iterator[Tiling]:
+    for swap in (False, True):
+        _, rows, columns, depth = problem.shape
+        if swap:
+            rows, columns = columns, rows
+        for tiling in _wide(swap):
+            if columns > _FEW_COLUMNS // 2 or tiling.columns <= 64:
+                yield _filled(tiling)
+        if columns <= _FEW_COLUMNS:
+            few = _round_up(columns, 8) if columns <= 32 else _round_up(columns, 32)
+            for consumers in (1, 2):
+                for split in (1, 2, 4, 8):
+                    if split * 256 <= max(depth, 256):
+                        yield _filled(Tiling(1, few, consumers, split=split, swap=swap))
+
+
+def _wide(swap: bool) -> Iterator[Tiling]:
+    yield Tiling(1, 256, across=2, swap=swap)
+    yield Tiling(1, 256, swap=swap)
+    yield Tiling(2, 128, down=2, swap=swap)
+    yield Tiling(2, 128, across=2, swap=swap)
+    for across in (2, 1):
+        yield Tiling(2, 128, turns=True, across=across, swap=swap)
+        yield Tiling(1, 256, turns=True, across=across, swap=swap)
+        yield Tiling(1, 192, across=across, swap=swap)
+        yield Tiling(1, 128, across=across, swap=swap)
+        yield Tiling(1, 128, turns=True, across=across, swap=swap)
+    for split in (2, 4):
+        yield Tiling(1, 128, split=split, swap=swap)
+        yield Tiling(1, 64, split=split, swap=swap)
+    yield Tiling(1, 64, swap=swap)
+    yield Tiling(1, 64, consumers=1, swap=swap)
+
+
+def _filled(tiling: Tiling) -> Tiling:
+    """With as many stages as there is room for."""
+    fixed = replace(tiling, stages=0).shared_bytes
+    return replace(tiling, stages=min(_MOST_STAGES, (SHARED_LIMIT - fixed) // tiling.stage_bytes))
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+# --- how long a tiling is likely to take, in cycles of a multiprocessor -------------------------------------
+
+_MULTIPLIES = 2048
+"""16-bit products of a multiprocessor in a cycle."""
+_LEAST_PRODUCT = 28
+"""Cycles that a product of 64 rows takes at least, however few its columns."""
+_CACHE_BYTES = 40
+_MEMORY_BYTES = 18
+"""Bytes that a multiprocessor's share of the last cache, of memory, moves in a cycle."""
+_START = 2500
+_FINISHED = 20
+"""Results finished in a cycle."""
+
+
+def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
+    """Cycles that a tiling is likely to take."""
+    batch, rows, columns, depth = problem.shape
+    if tiling.swap:
+        rows, columns = columns, rows
+    size = problem.left.dtype.itemsize
+    clusters = (
+        -(-rows // (tiling.rows * tiling.across)) * -(-columns // (tiling.columns * tiling.down)) * batch
+    )
+    room = max(1, target.processors // tiling.cluster)
+    waves = -(-clusters // room)
+    stages = -(-depth * size // 128) / tiling.split
+    per_product = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_PRODUCT)
+    products = stages * 4 * (tiling.rows // 64) * per_product
+    busy = min(1.0, clusters * tiling.cluster / target.processors)
+    fed = stages * 128 * (tiling.rows / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
+    finish = tiling.rows * tiling.columns / _FINISHED / (tiling.split if tiling.split > 1 else 1)
+    latency = _START + (1500 if tiling.split > 1 else 0)
+    each = max(products, fed) + (finish * 0.15 if tiling.turns else finish)
+    moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
+    slower = 1.02 if tiling.swap else 1.0  # results of one thread lie in several rows
+    return (
+        slower * max(waves * each, moved / (_MEMORY_BYTES * target.processors) / max(busy, 0.05))
+        + latency
+        + finish
+    )

@@ -1,0 +1,122 @@
+"""How a problem is cut for Hopper: tiles, clusters, stages, and which choices are worth trying."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfuse.plugin import Config
+
+__all__ = ["SHARED_LIMIT", "Tiling"]
+
+SHARED_LIMIT = 232448
+"""Bytes of shared memory that a block may have."""
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """One way.
+
+    Attributes:
+        blocks: pieces of 64 rows that a group of warps multiplies at once.
+        columns: of a tile.
+        consumers: groups of warps that multiply.
+        turns: whether the groups take tiles in turn, one multiplying while the other finishes; else they
+            share each tile.
+        stages: of the ring.
+        across, down: blocks of a cluster along rows and along columns; they share operands.
+        split: blocks of a cluster that each add up a part of the depth.
+        raster: tiles along the rows that are taken before the next column.
+        swap: whether rows and columns change places: the columns of a tile may be few.
+    """
+
+    blocks: int = 1
+    columns: int = 256
+    consumers: int = 2
+    turns: bool = False
+    stages: int = 4
+    across: int = 1
+    down: int = 1
+    split: int = 1
+    raster: int = 8
+    swap: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return 64 * self.blocks * (1 if self.turns else self.consumers)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.across * self.down * self.split
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * (self.consumers + 1)
+
+    @property
+    def chunk(self) -> int:
+        """Columns that a warp turns round at once."""
+        return next(n for n in (32, 16, 8) if self.columns % n == 0)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage, its barriers with it."""
+        return (self.rows + self.columns) * 128 + 16
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of a block."""
+        staging = 0 if self.split > 1 else self.consumers * 4 * 16 * (self.chunk + 4) * 4
+        return 1024 + self.stages * self.stage_bytes + staging
+
+    @property
+    def config(self) -> Config:
+        """As the core passes it round."""
+        return Config.of(
+            blocks=self.blocks,
+            columns=self.columns,
+            consumers=self.consumers,
+            turns=int(self.turns),
+            stages=self.stages,
+            across=self.across,
+            down=self.down,
+            split=self.split,
+            raster=self.raster,
+            swap=int(self.swap),
+        )
+
+    @staticmethod
+    def of(config: Config) -> Tiling:
+        """What `config` wrote."""
+        values = dict(config.values)
+        return Tiling(
+            **{name: values[name] for name in values if name not in ("turns", "swap")},
+            turns=bool(values["turns"]),
+            swap=bool(values["swap"]),
+        )
+
+    def fault(self, bytes_of: int, along: tuple[bool, bool]) -> str:
+        """What is impossible about it, or an empty text. `along`: of the operand that goes with the rows, and
+        of the other.
+        """
+        if self.shared_bytes > SHARED_LIMIT:
+            return f"{self.shared_bytes} bytes of shared memory are more than {SHARED_LIMIT}"
+        if self.blocks * self.columns > 256:
+            return "a thread would hold more than 128 sums"
+        if (along[0] and self.rows % (64 * self.down)) or self.rows % (8 * self.down):
+            return f"{self.rows} rows cannot be shared by {self.down} blocks"
+        if (along[1] and self.columns % (64 * self.across)) or self.columns % (8 * self.across):
+            return f"{self.columns} columns cannot be shared by {self.across} blocks"
+        if self.rows // self.down > 256 or self.columns // self.across > 256:
+            return "a copy moves at most 256 rows"
+        if self.split > 1 and (
+            self.turns
+            or self.across * self.down > 1
+            or self.rows * (self.columns + 4) * 4 > self.stages * (self.rows + self.columns) * 128
+        ):
+            return "parts of sums have no room"
+        if bytes_of != 2 and any(along):
+            return "only 16-bit operands may run along rows or columns"
+        return ""

@@ -1,0 +1,127 @@
+"""Compiling kernels: with nvcc, or where there is none with the NVRTC library that torch's CUDA wheels bring.
+
+Runs in a build worker, without a GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from polyfuse.base.errors import BackendUnavailableError, KernelBuildError, PolyfuseError
+from polyfuse.base.process import run_program
+from polyfuse.base.settings import environment
+from polyfuse.plugin import Source
+from polyfuse_cutlass import nvrtc
+from polyfuse_cutlass.artifact import Artifact, write_unit
+from polyfuse_cutlass.meta import KernelMeta
+
+__all__ = ["Compiler", "build_in_worker", "find_compiler"]
+
+_SECONDS = 120.0
+_FLAGS = ("-std=c++17",)
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_SERIAL = "wgmma.mma_async instructions are serialized"
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """What compiles kernels.
+
+    Attributes:
+        kind: `nvcc` or `nvrtc`.
+        path: the program; empty for the library.
+        version: for people and keys.
+    """
+
+    kind: str
+    path: str
+    version: str
+
+
+def find_compiler(kind: str = "") -> Compiler:
+    """The compiler of a kind, or nvcc where there is one, else NVRTC.
+
+    Raises `BackendUnavailableError` where there is neither.
+    """
+    path = _nvcc() if kind in ("", "nvcc") else None
+    if path:
+        return Compiler("nvcc", path, _nvcc_version(path))
+    if kind in ("", "nvrtc"):
+        version = nvrtc.version()
+        if version:
+            return Compiler("nvrtc", "", version)
+    raise BackendUnavailableError(
+        f"{kind or 'neither nvcc nor NVRTC'} was {'not ' if kind else ''}found",
+        "install the CUDA toolkit, or name its folder in CUDA_HOME",
+    )
+
+
+def _nvcc() -> str | None:
+    for name in (environment("NVCC"), "nvcc"):
+        if name and shutil.which(name):
+            return shutil.which(name)
+    for folder in (environment("CUDA_HOME"), environment("CUDA_PATH"), "/usr/local/cuda"):
+        program = Path(folder) / "bin" / "nvcc"
+        if folder and program.is_file():
+            return str(program)
+    return None
+
+
+@lru_cache(maxsize=4)
+def _nvcc_version(path: str) -> str:
+    try:
+        said = run_program([path, "--version"], timeout=30.0, name="asking nvcc for its version")
+    except PolyfuseError as error:
+        raise BackendUnavailableError(
+            f"{path} does not run ({error.cause})", "name another in NVCC"
+        ) from error
+    return next((line.strip() for line in said.splitlines() if " V" in line), said.strip()[-60:])
+
+
+def build_in_worker(sources: Sequence[Source], folder: Path, options: Mapping[str, Any]) -> None:
+    """Compile each source.
+
+    Args:
+        sources: kernels, with `KernelMeta` as their meta.
+        folder: to fill.
+        options: `compiler` and `path`, as `Compiler` has them, `version`, and `arch`.
+    """
+    compiler = Compiler(str(options["compiler"]), str(options["path"]), str(options["version"]))
+    made: list[Artifact] = []
+    for source in {s.key: s for s in sources}.values():
+        meta = KernelMeta.parse(source.meta)
+        file = f"{source.key}.cubin"
+        said = _compile(compiler, source, folder, file, str(options["arch"]), meta.fuse)
+        spilled = max((int(n) for pair in _SPILLS.findall(said) for n in pair), default=0)
+        made.append(Artifact(source.key, source.name, source.symbol, file, meta, spilled, _SERIAL in said))
+    write_unit(folder, made, f"{compiler.kind} {compiler.version}")
+
+
+def _compile(compiler: Compiler, source: Source, folder: Path, file: str, arch: str, fuse: bool) -> str:
+    """Compile one source into a file; what the compiler said."""
+    flags = [*_FLAGS, f"-fmad={'true' if fuse else 'false'}"]
+    if compiler.kind == "nvrtc":
+        code, said = nvrtc.compiled(source.rendered(), [*flags, f"-arch={arch}"], source.name)
+        (folder / file).write_bytes(code)
+        return said
+    text = folder / f"{source.key}.cu"
+    text.write_text(source.rendered(), encoding="utf-8")
+    number = arch.removeprefix("sm_")
+    command = [
+        *(compiler.path, "-cubin", "-Xptxas", "-v", f"-gencode=arch=compute_{number},code={arch}", *flags),
+        *("-o", file, text.name),
+    ]
+    try:
+        said = run_program(command, folder=folder, timeout=_SECONDS, name=source.name)
+    except KernelBuildError as error:
+        raise KernelBuildError(
+            error.cause, error.fix, command=error.command, output=error.output, name=source.name
+        ) from error
+    text.unlink()
+    return said
