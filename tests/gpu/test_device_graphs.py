@@ -435,3 +435,42 @@ def test_recordings_on_two_devices_in_turn() -> None:
                 same(a.grad, b.grad)
     statuses = [r.recording for r in last_reports() if r.recording is not None]
     assert len(statuses) == 4 and all(s.replays >= 4 for s in statuses), [s.text() for s in statuses]
+
+
+def test_profilers_show_the_kernels_of_a_replay() -> None:
+    run = compiled(lambda x: torch.softmax(x.sin() * 2, -1))
+    x = torch.randn(64, 1000, device="cuda")
+    for _ in range(3):
+        run(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run(x)
+        torch.cuda.synchronize()
+    names = {event.name for event in profile.events()}
+    assert any("softmax" in name for name in names), names
+
+
+def test_sizes_beyond_the_limit_run_as_they_are() -> None:
+    run = compiled(lambda x: (x * 2).sum(-1), dynamic=True, max_device_graphs=2)
+    for size in (5, 6, 7, 8) * 3:
+        x = torch.randn(3, size, device="cuda")
+        same(run(x), (x * 2).sum(-1))
+    assert status().recordings == 2
+    assert "beyond the limit" in status().text()
+
+
+def test_an_input_that_is_written_to() -> None:
+    def fn(state: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        state.mul_(0.5).add_(x)
+        return state.sum()
+
+    run = compiled(fn)
+    for reuse in (True, False):
+        state = torch.randn(100, device="cuda")
+        expected = state.clone()
+        for _ in range(5):
+            if not reuse:
+                state = state.clone()
+            x = torch.randn(100, device="cuda")
+            same(run(state, x), fn(expected, x))
+            same(state, expected)
+    assert status().replays >= 7, status().text()

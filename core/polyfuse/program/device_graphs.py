@@ -39,6 +39,7 @@ UNSAFE_IF_DETERMINISTIC: Final = frozenset(
         "aten.index_put",
         "aten.index_put_",
         "aten._unsafe_index_put",
+        "aten._unsafe_masked_index_put_accumulate",
         "aten._index_put_impl_",
         "aten.masked_scatter",
         "aten.scatter",

@@ -11,8 +11,11 @@ import torch
 from fake_graphs import FakeDevice, fake_graph_device
 from polyfuse.compiler.explain import explain_graph
 from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import ExternCall
 from polyfuse.ir.parse import parse_graph
 from polyfuse.ir.print import text
+from polyfuse.program.device_graphs import UNSAFE, UNSAFE_IF_DETERMINISTIC, _fault
 from polyfuse.runtime.module import CompiledModule
 
 
@@ -69,6 +72,23 @@ def test_the_first_fault_in_order_is_named() -> None:
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         found = refusal(lambda x: (x.nonzero(), torch.multinomial(x, 2)), torch.rand(5))
     assert "nonzero" in found
+
+
+@pytest.mark.parametrize("name", sorted(UNSAFE | UNSAFE_IF_DETERMINISTIC))
+def test_listed_operators_exist_and_are_meant_with_every_overload(name: str) -> None:
+    if not name.startswith("aten."):
+        pytest.skip("of a library that is not here")
+    packet = getattr(torch.ops.aten, name.removeprefix("aten."))
+    graph = Graph("graph", "inference", (), (), {}, ())
+    for overload in packet.overloads():
+        call = ExternCall("call", op=str(getattr(packet, overload)), args=(), kwargs=(), outputs=())
+        torch.use_deterministic_algorithms(name in UNSAFE_IF_DETERMINISTIC)
+        try:
+            assert "cannot be recorded" in _fault(call, graph)[1]
+        finally:
+            torch.use_deterministic_algorithms(False)
+        if name in UNSAFE_IF_DETERMINISTIC:
+            assert not _fault(call, graph)[1]
 
 
 def test_deterministic_algorithms() -> None:
