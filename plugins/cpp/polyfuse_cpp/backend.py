@@ -10,14 +10,17 @@ from polyfuse.base.settings import Settings, environment
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import REDUCTIONS, SCANS, STORE_MODES
+from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, Yes
 from polyfuse_cpp.bindings import bindings_text, load_library
 from polyfuse_cpp.facts import analyse
 from polyfuse_cpp.isa import Isa, choose_isa, gathers_pay
-from polyfuse_cpp.kernel import kernel_text
+from polyfuse_cpp.kernel import KernelText, kernel_text
 from polyfuse_cpp.ops import unsupported_op
 from polyfuse_cpp.prelude import headers_digest, prelude_for
+from polyfuse_cpp.product_plans import configs_of, nearby_plans, plan_of, product_plans
+from polyfuse_cpp.product_text import product_text
+from polyfuse_cpp.products import has_product, product_of
 from polyfuse_cpp.tiling import lane_choices
 from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 
@@ -31,6 +34,8 @@ _VERSION = "1"
 class CppBackend(Backend):
     """Kernels for the processor in C++."""
 
+    races_products = True
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.isa: Isa = choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))
@@ -43,7 +48,7 @@ class CppBackend(Backend):
         """All loop nodes on values of the IR's types; anything else is somebody else's."""
         if not isinstance(node, LoopNode):
             return No(f"{type(node).__name__} is not a loop")
-        if isinstance(node, Reduction) and node.kind not in REDUCTIONS:
+        if isinstance(node, Reduction) and node.kind not in (*REDUCTIONS, *CONTRACTIONS):
             return No(f"the reduction {node.kind} is unknown")
         if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
             return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
@@ -59,7 +64,11 @@ class CppBackend(Backend):
         return Yes()
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
-        """Other lane axes and, where something is accumulated, other numbers of vectors side by side."""
+        """Other lane axes and, where something is accumulated, other numbers of vectors side by side; for a
+        product of matrices, other tiles and other ways to read its operands.
+        """
+        if has_product(kernel):
+            return configs_of(product_plans(product_of(kernel), self.isa))
         if self.isa.lanes == 1:
             return ()
         facts = analyse(kernel)
@@ -71,12 +80,25 @@ class CppBackend(Backend):
             found.extend(Config.of(lane=place) for place in lanes)
         return found if len(found) > 1 else ()
 
+    def neighbours(self, kernel: Kernel, config: Config) -> Sequence[Config]:
+        """Other tiles and depths of a product of matrices."""
+        if not has_product(kernel):
+            return ()
+        return configs_of(nearby_plans(product_of(kernel), self.isa, plan_of(config)))
+
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel's text and, as meta, its signature and the headers it needs."""
-        chosen = config or Config()
-        found = kernel_text(kernel, self.isa.lanes, chosen.get("lane"), chosen.get("unroll"))
+        found = self._text(kernel, config)
         meta = f"{found.signature};{','.join(found.features)};{self.isa.name}"
         return Source(kernel.name, found.text, "c++", meta=meta)
+
+    def _text(self, kernel: Kernel, config: Config | None) -> KernelText:
+        if has_product(kernel):
+            product = product_of(kernel)
+            plan = plan_of(config) if config else product_plans(product, self.isa)[0]
+            return product_text(product, plan, self.isa)
+        chosen = config or Config()
+        return kernel_text(kernel, self.isa.lanes, chosen.get("lane"), chosen.get("unroll"))
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """One unit of all kernels, one library."""

@@ -11,6 +11,7 @@ from polyfuse_cpp.address import index_text, safe_name, static_multiple
 from polyfuse_cpp.body import Frame
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.nest import emit_sections
+from polyfuse_cpp.odometer import advance, start_at
 from polyfuse_cpp.streams import streamed_stores
 from polyfuse_cpp.tiling import Plan, is_apart
 from polyfuse_cpp.writer import Writer
@@ -142,33 +143,10 @@ class StageText:
 
     def _odometer(self, axes: Sequence[str], start: str) -> None:
         """Positions on `axes` at a flat position."""
-        moving = [a for a in axes if self.facts.sizes[a] != 1]
-        for name in axes:
-            if name not in moving:
-                self.out.line(f"const i64 {safe_name(name)} = 0;")
-        if not moving:
-            return
-        if len(moving) == 1:
-            self.out.line(f"i64 {safe_name(moving[0])} = {start};")
-            return
-        self.out.line(f"i64 rest = {start};")
-        for name in reversed(moving[1:]):
-            size = index_text(self.facts.sizes[name])
-            self.out.line(f"i64 {safe_name(name)} = rest % ({size});")
-            self.out.line(
-                f"rest /= {size};" if size.isidentifier() or size.isdigit() else f"rest /= ({size});"
-            )
-        self.out.line(f"i64 {safe_name(moving[0])} = rest;")
+        start_at(axes, self.facts.sizes, start, self.out)
 
     def _advance(self, axes: Sequence[str]) -> None:
-        moving = [a for a in axes if self.facts.sizes[a] != 1]
-        if not moving:
-            return
-        text = f"++{safe_name(moving[0])};"
-        for name in moving[1:]:
-            plain = safe_name(name)
-            text = f"if (++{plain} == {index_text(self.facts.sizes[name])}) {{ {plain} = 0; {text} }}"
-        self.out.line(text)
+        advance(axes, self.facts.sizes, self.out)
 
     # Lanes along a parallel axis: pieces of rows.
 

@@ -1,0 +1,241 @@
+// Products of matrices: tiles of results kept in registers, and operands laid out for them.
+namespace pf {
+// a * b + c, in one rounding where the machine has it.
+template <class V> PF_INLINE V add_product(V a, V b, V c) {
+#if PF_FMA
+  return fma(a, b, c);
+#else
+  return add(mul(a, b), c);
+#endif
+}
+
+// Memory of one thread that lasts from launch to launch: fresh memory would cost a fault for each page.
+struct product_memory { char* at; i64 bytes; };
+static thread_local product_memory product_kept;
+static __attribute__((unused)) void* product_scratch(i64 bytes) {
+  if (product_kept.bytes < bytes) {
+    if (product_kept.at) scratch_free(product_kept.at);
+    product_kept.at = (char*)scratch_new(bytes);
+    product_kept.bytes = bytes;
+  }
+  return product_kept.at;
+}
+
+// How results are shared out among threads: the tiles of rows in `down` parts, the panels of columns in `over` parts.
+struct product_parts { i64 down, over; };
+
+// The parts that leave least work to the thread that has most. Laying out a panel costs as much as `layout` / 16 tiles.
+static __attribute__((unused)) product_parts product_share(i64 batch, i64 tiles, i64 panels, i64 team, i64 layout) {
+  product_parts best{1, 1};
+  i64 least = -1;
+  for (i64 down = 1; down <= team && down <= tiles; ++down)
+    for (i64 over = 1; over <= panels && (over == 1 || down * over <= 2 * team); ++over) {
+      i64 turns = (batch * down * over + team - 1) / team;
+      i64 wide = (panels + over - 1) / over;
+      i64 work = turns * wide * ((tiles + down - 1) / down * 16 + layout);
+      if (least < 0 || work < least) { least = work; best = {down, over}; }
+    }
+  return best;
+}
+
+// Steps of a pass over the depth, of which one takes `most`: passes of like length, in whole vectors.
+static __attribute__((unused)) i64 product_pass(i64 depth, i64 most) {
+  const i64 count = (depth + most - 1) / most;
+  return ((depth + count - 1) / count + 15) / 16 * 16;
+}
+
+// A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is
+// at a[row * ROW + step * STEP]; a step of the right operand is C vectors at b, and the next step is `next` further.
+// Sums go to c, row after row; `first` tells that nothing was added up before.
+template <int R, int C, class T, int ROW, int STEP, bool AHEAD>
+static __attribute__((noinline)) void product_tile(const T* a, const T* b, i64 next, i64 depth, T* c, bool first) {
+  typedef typename shape<T>::vec V;
+  V sum[R * C];
+  if (first) {
+#pragma GCC unroll 32
+    for (int i = 0; i < R * C; ++i) sum[i] = V{};
+  } else {
+#pragma GCC unroll 32
+    for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + i * int(Vec::lanes));
+  }
+  for (i64 k = 0; k < depth; ++k) {
+    V right[C];
+#pragma GCC unroll 8
+    for (int j = 0; j < C; ++j) {
+      right[j] = load<Vec>(b + j * int(Vec::lanes));
+      if (AHEAD) __builtin_prefetch(b + 8 * next + j * int(Vec::lanes));
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      V left = fill<V>(a[i * ROW]);
+#pragma GCC unroll 8
+      for (int j = 0; j < C; ++j) sum[i * C + j] = add_product(left, right[j], sum[i * C + j]);
+    }
+    a += STEP;
+    b += next;
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
+}
+
+// Lanes of a vector that lie before an end which is `left` away.
+PF_INLINE i64 product_lanes(i64 left) { return index_max(0, index_min(left, int(Vec::lanes))); }
+
+// Layout of the left operand. A row whose steps are contiguous; up to a vector may be written past its end.
+template <class T, class S> PF_INLINE void product_row(T* to, const S* from, i64 depth) {
+  i64 k = 0;
+  for (; k + int(Vec::lanes) <= depth; k += int(Vec::lanes)) store(to + k, cast<T>(load<Vec>(from + k)));
+  if (k < depth) store(to + k, cast<T>(load_n<Vec>(from + k, depth - k)));
+}
+// R rows that are contiguous at each step, laid out step by step; up to a vector may be written past the end.
+template <int R, class T, class S>
+static __attribute__((unused)) void product_steps(T* to, const S* from, i64 next, i64 depth, i64 rows) {
+  const int lanes = int(Vec::lanes);
+  for (i64 k = 0; k < depth; ++k)
+    for (int i = 0; i < R; i += lanes)
+      store(to + k * R + i, cast<T>(load_n<Vec>(from + k * next + i, product_lanes(rows - i))));
+}
+
+// Layout of the right operand as a panel of C vectors for every step. Columns are contiguous in memory:
+template <int C, class T, class S>
+static __attribute__((unused)) void product_along(T* to, const S* from, i64 next, i64 depth, i64 columns) {
+  const int lanes = int(Vec::lanes);
+  if (columns >= C * lanes) {
+    for (i64 k = 0; k < depth; ++k)
+#pragma GCC unroll 8
+      for (int j = 0; j < C; ++j) store(to + (k * C + j) * lanes, cast<T>(load<Vec>(from + k * next + j * lanes)));
+    return;
+  }
+  for (i64 k = 0; k < depth; ++k)
+    for (int j = 0; j < C; ++j) {
+      const i64 count = product_lanes(columns - j * lanes);
+      store(to + (k * C + j) * lanes, cast<T>(load_n<Vec>(from + k * next + j * lanes, count)));
+    }
+}
+// Steps are contiguous in memory, and columns are `apart`:
+template <int C, class T, class S>
+static __attribute__((unused)) void product_across(T* to, const S* from, i64 apart, i64 depth, i64 columns) {
+  const int lanes = int(Vec::lanes);
+  for (int j = 0; j < C; ++j) {
+    const i64 rows = product_lanes(columns - j * lanes);
+    const S* const at = from + j * lanes * apart;
+    T* const into = to + j * lanes;
+#if PF_W > 1
+    i64 k = 0;
+    if (rows >= lanes)
+      for (; k + lanes <= depth; k += lanes) {
+        typename shape<S>::vec tile[lanes];
+        tile_load(tile, at + k, apart);
+#pragma GCC unroll 16
+        for (int i = 0; i < lanes; ++i) store(into + (k + i) * C * lanes, cast<T>(tile[i]));
+      }
+    for (; k < depth; k += lanes) {
+      const i64 count = index_min(lanes, depth - k);
+      typename shape<S>::vec edge[lanes] = {};
+      if (rows > 0) tile_load(edge, at + k, apart, rows, count);
+      for (int i = 0; i < count; ++i) store(into + (k + i) * C * lanes, cast<T>(edge[i]));
+    }
+#else
+    for (i64 k = 0; k < depth; ++k) into[k * C] = rows > 0 ? T(cast<T>(load_one(at + k))) : T(0);
+#endif
+  }
+}
+
+// Sums over the lanes of as many vectors as there are lanes: lane i of the result is the sum of v[i].
+#if PF_W > 1
+template <int S, class V> PF_INLINE V product_halves(V a, V b) {
+  typedef typename tr<V>::ivec I; typedef typename tr<I>::elem E;
+  const int n = int(tr<V>::lanes);
+  I k = lane_numbers<I>::make(), upper = (I)((k & fill<I>(E(S))) != fill<I>(E(0)));
+  I low = upper ? k + fill<I>(E(n - S)) : k, high = upper ? k + fill<I>(E(n)) : k + fill<I>(E(S));
+  return add(select_lanes(a, b, low), select_lanes(a, b, high));
+}
+template <int S, class V> PF_INLINE V product_fold(V* v) {
+#pragma GCC unroll 16
+  for (int i = 0; i < S; ++i) v[i] = product_halves<S>(v[i], v[i + S]);
+  if constexpr (S > 1) return product_fold<S / 2>(v);
+  else return v[0];
+}
+template <int N, class V, class T> PF_INLINE void product_sums(const V* v, T* to) {
+  const int n = int(tr<V>::lanes);
+#pragma GCC unroll 32
+  for (int at = 0; at < N; at += n) {
+    V part[n];
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) part[i] = at + i < N ? v[at + i] : V{};
+    raw_store(to + at, product_fold<n / 2>(part));
+  }
+}
+#if PF_WIDE
+template <int N, class H, class T> PF_INLINE void product_sums(const wide<H>* v, T* to) {
+  H part[N];
+#pragma GCC unroll 32
+  for (int i = 0; i < N; ++i) part[i] = add(v[i].lo, v[i].hi);
+  product_sums<N>(part, to);
+}
+#endif
+#else
+template <int N, class V, class T> PF_INLINE void product_sums(const V* v, T* to) {
+  for (int i = 0; i < N; ++i) to[i] = v[i];
+}
+#endif
+
+// How elements are multiplied along the depth: `lanes` steps at once, taken in and summed up.
+template <class T, class A, class B> struct product_step {
+  typedef typename shape<T>::vec V;
+  enum { steps = Vec::lanes };
+  typedef V left; typedef V right;
+  PF_INLINE V take(const A* p) { return cast<T>(load<Vec>(p)); }
+  PF_INLINE V take(const A* p, i64 n) { return cast<T>(load_n<Vec>(p, n)); }
+  PF_INLINE V take_right(const B* p) { return cast<T>(load<Vec>(p)); }
+  PF_INLINE V take_right(const B* p, i64 n) { return cast<T>(load_n<Vec>(p, n)); }
+  PF_INLINE V add_up(V a, V b, V sum) { return add_product(a, b, sum); }
+};
+
+// Results of R rows and C columns whose steps are contiguous in memory, at p[row] and q[column] from step `from` on:
+// nothing is laid out, and lanes run along the depth. Sums go to c, whose rows are `apart`.
+template <int R, int C, class T, class A, class B>
+static __attribute__((noinline)) void product_dots(const A* const* p, const B* const* q, i64 from, i64 depth, T* c,
+                                                   i64 apart, bool first) {
+  typedef product_step<T, A, B> step;
+  typedef typename shape<T>::vec V;
+  V sum[R * C];
+  const A* a[R];
+  const B* b[C];
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) sum[i] = V{};
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) a[i] = p[i] + from;
+#pragma GCC unroll 16
+  for (int j = 0; j < C; ++j) b[j] = q[j] + from;
+  i64 k = 0;
+  for (; k + int(step::steps) <= depth; k += int(step::steps)) {
+    typename step::left x[R];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) x[i] = step::take(a[i] + k);
+#pragma GCC unroll 16
+    for (int j = 0; j < C; ++j) {
+      typename step::right y = step::take_right(b[j] + k);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);
+    }
+  }
+  if (k < depth) {
+    typename step::left x[R];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) x[i] = step::take(a[i] + k, depth - k);
+#pragma GCC unroll 16
+    for (int j = 0; j < C; ++j) {
+      typename step::right y = step::take_right(b[j] + k, depth - k);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);
+    }
+  }
+  alignas(64) T total[(R * C + int(Vec::lanes) - 1) / int(Vec::lanes) * int(Vec::lanes)];
+  product_sums<R * C>(sum, total);
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 16
+    for (int j = 0; j < C; ++j) c[i * apart + j] = first ? total[i * C + j] : T(c[i * apart + j] + total[i * C + j]);
+}
+}  // namespace pf

@@ -1,0 +1,179 @@
+"""How a matrix product is run: which operand is laid out anew, and which tile of results is in registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from polyfuse.plugin import Config
+from polyfuse_cpp.isa import Isa
+from polyfuse_cpp.products import Product
+
+__all__ = ["ProductPlan", "Way", "configs_of", "nearby_plans", "plan_of", "product_plans"]
+
+_BLOCK_BYTES = 384 << 10
+"""What is laid out of the right operand at once: it stays in a processor's second cache."""
+
+_FEW = 256
+"""Rows beyond which an operand that is read once for each tile of rows is better laid out first."""
+
+
+class Way(IntEnum):
+    """How the right operand gets to the registers."""
+
+    PACKED = 0
+    """Laid out in panels, in which columns lie along the lanes."""
+
+    DIRECT = 1
+    """Read where it is: its columns are contiguous there."""
+
+    DOTS = 2
+    """Read where it is: its steps are contiguous there, as those of the left operand are; lanes run along the
+    depth."""
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """One way to run a product.
+
+    Attributes:
+        way: how the right operand is read.
+        rows: rows of a tile of results.
+        vectors: vectors of columns in a panel; a tile spans all of them unless lanes run along the depth.
+        columns: columns of a tile where lanes run along the depth.
+        depth: steps that are added up in registers before the sums go to memory.
+        panels: panels that are laid out at once.
+    """
+
+    way: Way
+    rows: int
+    vectors: int
+    columns: int
+    depth: int
+    panels: int
+
+    def config(self) -> Config:
+        """The plan as numbers."""
+        return Config.of(
+            way=int(self.way),
+            rows=self.rows,
+            vectors=self.vectors,
+            columns=self.columns,
+            depth=self.depth,
+            panels=self.panels,
+        )
+
+
+def plan_of(config: Config) -> ProductPlan:
+    """The plan that numbers stand for."""
+    return ProductPlan(
+        Way(config.get("way")),
+        config.get("rows"),
+        config.get("vectors"),
+        config.get("columns"),
+        config.get("depth"),
+        config.get("panels"),
+    )
+
+
+def product_plans(product: Product, isa: Isa) -> list[ProductPlan]:
+    """Plans worth trying, the best guess first."""
+    rows = product.extent(product.left.axes)
+    machine = _Machine(product, isa)
+    found = {way: list(machine.plans(way)) for way in _ways(product)}
+    order = sorted(found, key=lambda way: _rank(way, rows))
+    best = [found[way][0] for way in order]
+    others = [plan for way in order for plan in found[way][1:2]]
+    return [*best, *others]
+
+
+def nearby_plans(product: Product, isa: Isa, plan: ProductPlan) -> list[ProductPlan]:
+    """Plans of the same way with another tile, another depth or other panels."""
+    machine = _Machine(product, isa)
+    tiles = [p for p in machine.plans(plan.way) if p != plan]
+    deep = 32 << 10
+    near = [
+        machine.plan(plan.way, plan.rows, plan.vectors, plan.columns, depth)
+        for depth in (plan.depth // 2 // 16 * 16, plan.depth * 2)
+        if 64 <= depth <= deep and (depth < plan.depth or product.extent(product.depth) > plan.depth)
+    ]
+    return [*tiles[:3], *near]
+
+
+def _ways(product: Product) -> Iterator[Way]:
+    """The ways that the memory of the right operand allows."""
+    right, left = product.right, product.left
+    if right.index is not None and right.step == 1:
+        alike = right.memory is product.dtype or right.memory.itemsize < product.dtype.itemsize
+        if alike and (left.memory.is_float == right.memory.is_float):
+            yield Way.DOTS
+    if right.index is not None and right.apart == 1 and right.step is not None:
+        if right.memory is product.dtype:
+            yield Way.DIRECT
+    yield Way.PACKED
+
+
+def _rank(way: Way, rows: int) -> float:
+    """What comes first: few rows do not pay for a layout, many do."""
+    if way is Way.PACKED:
+        return 1.0
+    limit = _FEW if way is Way.DOTS else 32
+    return 0.0 if rows <= limit else 2.0
+
+
+class _Machine:
+    """The registers of a machine, and the tiles that they hold for one product."""
+
+    def __init__(self, product: Product, isa: Isa) -> None:
+        self.product, self.isa = product, isa
+        self.size = product.dtype.itemsize
+        self.registers = 32 if isa.name in ("avx512", "neon") else 16
+        self.each = max(1, isa.lanes * self.size // isa.register_bytes)
+
+    def plans(self, way: Way) -> Iterator[ProductPlan]:
+        """Plans of one way, the best guess first: the one whose tiles take the fewest cycles."""
+        rows = max(1, self.product.extent(self.product.left.axes))
+        ranked: list[tuple[float, int, ProductPlan]] = []
+        for width in (8, 4, 2) if way is Way.DOTS else (4, 3, 2, 1):
+            limit = (self.registers - self.each) // self.each
+            most = (limit - width) // width if way is not Way.DOTS else (limit - 1) // (width + 1)
+            if most < 1:
+                continue
+            tiles = -(-rows // most)
+            high = -(-rows // tiles)
+            # two multiplications and two loads in a cycle; eight sums hide what a multiplication takes
+            cycles = tiles * max(high * width, high + width, 8) / width
+            vectors = width if way is not Way.DOTS else max(1, -(-width // self.isa.lanes))
+            columns = width if way is Way.DOTS else 0
+            ranked.append((cycles, -high * width, self.plan(way, high, vectors, columns)))
+        if not ranked:
+            ranked.append((0.0, 0, self.plan(way, 1, 1, 1 if way is Way.DOTS else 0)))
+        yield from (plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
+
+    def plan(self, way: Way, rows: int, vectors: int, columns: int, depth: int = 0) -> ProductPlan:
+        """A plan with its depth, unless that is given, and as many panels as the second cache holds."""
+        depth = depth or self._depth(way, rows)
+        panel = depth * vectors * self.isa.lanes * self.size
+        panels = max(1, _BLOCK_BYTES // panel) if way is Way.PACKED else 1
+        return ProductPlan(way, rows, vectors, columns, depth, min(panels, 64))
+
+    def _depth(self, way: Way, rows: int) -> int:
+        """Steps of a pass: all where one tile holds all rows, else what the first cache holds of a tile's
+        rows.
+        """
+        product = self.product
+        alone = product.extent(product.left.axes) <= rows
+        most = 512 if way is Way.PACKED else 4096 if alone else 1024
+        steps = product.extent(product.depth)
+        fixed = all(isinstance(product.facts.sizes[name], int) for name in product.depth)
+        if not fixed:
+            return most
+        passes = -(-max(1, steps) // most)
+        each = -(-max(1, steps) // passes)
+        return (each + 15) // 16 * 16
+
+
+def configs_of(plans: Sequence[ProductPlan]) -> list[Config]:
+    """Plans as configurations, each once."""
+    return list(dict.fromkeys(plan.config() for plan in plans))

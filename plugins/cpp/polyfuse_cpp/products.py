@@ -1,0 +1,154 @@
+"""Matrix products in kernels: which operand runs along the lanes, and how both lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.types import DType
+from polyfuse.kit.contraction import Contraction, Operand, match
+from polyfuse.symbolic import Index, IndexLike, axis_name, coefficient, free_axes
+from polyfuse_cpp.facts import Facts, analyse
+
+__all__ = ["Product", "Side", "has_product", "product_of"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One operand and the parallel axes of its own.
+
+    Attributes:
+        operand: its statements.
+        axes: names of its axes, in the order in which they are counted, the last one fastest.
+        index: where it is loaded from, if the load is all there is to it.
+        buffer: the buffer of that load.
+        memory: the type of its elements there; otherwise that of the value.
+        step: elements from one step of the depth to the next, where that is one number for all.
+        apart: the same for the last axis.
+    """
+
+    operand: Operand
+    axes: tuple[str, ...]
+    index: IndexLike | None
+    buffer: str
+    memory: DType
+    step: IndexLike | None
+    apart: IndexLike | None
+
+
+@dataclass(frozen=True)
+class Product:
+    """A contraction, seen from the registers: `right` runs along the lanes, `left` is spread over them.
+
+    Attributes:
+        facts: what is known of the kernel.
+        batch: axes along which both operands vary, or neither.
+        left, right: the operands.
+        depth: axes that are summed over, the last one fastest.
+        dtype: the type of the sums.
+        accumulator: the name of a sum.
+        epilogue: what is done with each sum.
+    """
+
+    kernel: Kernel
+    facts: Facts
+    batch: tuple[str, ...]
+    left: Side
+    right: Side
+    depth: tuple[str, ...]
+    dtype: DType
+    accumulator: str
+    epilogue: tuple[Stmt, ...]
+
+    def extent(self, axes: Iterable[str]) -> int:
+        """How many points some axes span together, for the example sizes."""
+        points = 1
+        for name in axes:
+            points *= max(1, self.facts.hints[name])
+        return points
+
+
+def has_product(kernel: Kernel) -> bool:
+    """Whether a kernel holds a reduction of products."""
+    return any(s.op == "reduce" and s.attrs[0] in CONTRACTIONS for part in kernel.sections for s in part.body)
+
+
+def product_of(kernel: Kernel) -> Product:
+    """The product of a kernel.
+
+    Raises:
+        UnsupportedError: the kernel holds one, but is made otherwise than the generator can do.
+    """
+    found = match(kernel)
+    if found is None:
+        raise UnsupportedError(
+            "the loop holds more than one product", "let the library compute it, or split the kernel"
+        )
+    facts = analyse(kernel)
+    _check(found, facts)
+    rows, columns = _names(found.rows), _names(found.columns)
+    accesses = _accesses(found.epilogue)
+    swapped = not columns or (bool(rows) and _score(rows, accesses) > _score(columns, accesses))
+    if swapped:
+        rows, columns = columns, rows
+    if not columns:
+        raise UnsupportedError("the product has neither rows nor columns", "let the library compute it")
+    last = max(reversed(columns), key=lambda name: (_score((name,), accesses), facts.hints[name] >= 8))
+    columns = (*(name for name in columns if name != last), last)
+    depth = _names(found.depth)
+    left, right = (found.right, found.left) if swapped else (found.left, found.right)
+    return Product(
+        kernel,
+        facts,
+        _names(found.batch),
+        _side(left, rows, depth, facts),
+        _side(right, columns, depth, facts),
+        depth,
+        found.dtype,
+        found.accumulator,
+        found.epilogue,
+    )
+
+
+def _check(found: Contraction, facts: Facts) -> None:
+    operands = (*found.left.body, *found.right.body)
+    read = {s.attrs[0] for s in operands if s.op == "load"}
+    if read & facts.written:
+        raise UnsupportedError("a result is written over an operand", "let the library compute the product")
+    if any(s.op == "store" and s.attrs[3] != "set" for s in found.epilogue):
+        raise UnsupportedError("results of the product are added to memory", "split the kernel")
+
+
+def _names(axes: Sequence[Index]) -> tuple[str, ...]:
+    return tuple(axis_name(a) for a in axes)
+
+
+def _accesses(body: Sequence[Stmt]) -> list[tuple[IndexLike, float]]:
+    """Where the results are read and written, and how much that matters."""
+    weights = {"load": 1.0, "store": 2.0}
+    return [(s.attrs[1], weights[s.op]) for s in body if s.op in weights]
+
+
+def _score(names: Sequence[str], accesses: Sequence[tuple[IndexLike, float]]) -> float:
+    """How much of the memory traffic of the results is contiguous along one of some axes."""
+    return sum(w for index, w in accesses if any(coefficient(index, name) == 1 for name in names))
+
+
+def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts: Facts) -> Side:
+    plain = operand.plain
+    if plain is None:
+        return Side(operand, axes, None, "", operand.dtype, None, None)
+    index = plain.attrs[1]
+    moving = [name for name in depth if facts.sizes[name] != 1]
+    step = _factor(index, moving[0]) if len(moving) == 1 else None
+    apart = _factor(index, axes[-1]) if axes else None
+    return Side(operand, axes, index, plain.attrs[0], facts.memory[plain.attrs[0]], step, apart)
+
+
+def _factor(index: IndexLike, name: str) -> IndexLike | None:
+    """Elements from one place on an axis to the next, where that does not depend on the others."""
+    step = coefficient(index, name)
+    return None if step is None or free_axes(step) else step
