@@ -84,6 +84,13 @@ class Settings:
         choices=("fast", "eager"),
         affects_code=True,
     )
+    deterministic: str = _option(
+        "auto",
+        "`on`: equal results in every run, for which values that data put at one place are stored in order. "
+        "`auto`: as `torch.use_deterministic_algorithms` says while a graph is compiled.",
+        choices=("auto", "on", "off"),
+        affects_code=True,
+    )
 
     # Graph rewrites.
     constant_folding: bool = _option(

@@ -29,7 +29,7 @@ def compile_fx_graph(
     Raises:
         InvalidOptionError: an option or mode that does not exist.
     """
-    session = session_for(Settings.resolve(mode, options))
+    session = session_for(_decided(Settings.resolve(mode, options)))
     device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
     session.expect(device_types, len(gm.graph.nodes))
     return compile_graph(
@@ -39,3 +39,12 @@ def compile_fx_graph(
         settings=session.settings,
         more=OfferedRewrites(session.extensions),
     )
+
+
+def _decided(settings: Settings) -> Settings:
+    """Settings in which what follows torch's own switches is fixed, for the backward too, which may be
+    compiled later. Dynamo compiles anew when such a switch is turned."""
+    if settings.deterministic != "auto":
+        return settings
+    asked = torch.are_deterministic_algorithms_enabled()
+    return settings.with_options(deterministic="on" if asked else "off")

@@ -130,6 +130,8 @@ def _target(ctx: LoweringContext, node: Any, base: TensorValue, mode: str) -> _T
     if result.dtype is None or base.dtype is None:
         raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
     kind = accumulation_type(result.dtype, mode)
+    if _depends_on_the_run(ctx, result.device, kind, mode):
+        raise UnsupportedError("what data put at one place is stored in order by eager mode")
     view = free_storage(ctx, node, base, result) if kind is result.dtype else None
     if view is None:
         body = base.at(axes_of(result.size))
@@ -138,6 +140,14 @@ def _target(ctx: LoweringContext, node: Any, base: TensorValue, mode: str) -> _T
     target = TensorValue(result.dtype, result.torch_dtype, result.device, result.size, result.stride)
     target.settle(view)
     return _Target(result, target, kind)
+
+
+def _depends_on_the_run(ctx: LoweringContext, device: str, kind: DType, mode: str) -> bool:
+    """Whether results have to be the same in every run, but would not be on so wide a device, where the order
+    of stores to one place is any."""
+    if ctx.settings.deterministic != "on" or not ctx.traits(device).blocks:
+        return False
+    return mode == "set" or (kind.is_float and mode in ("add", "mul"))
 
 
 def _scatter(

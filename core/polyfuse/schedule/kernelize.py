@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from polyfuse.ir.expr import Expr, load, walk
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
-from polyfuse.ir.nodes import LoopNode, Origin
+from polyfuse.ir.nodes import LoopNode, Origin, Scatter
 from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCALAR_OPS, SCANS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Traits
@@ -35,7 +35,8 @@ WORTH_KEEPING = 10
 @dataclass(frozen=True)
 class KernelContext:
     """What kernel construction needs to know of its surroundings; `traits` are those of a backend on a
-    device, `aligned` the buffers at round addresses.
+    device, `aligned` the buffers at round addresses. With `deterministic`, what several points store to one
+    place is stored in order.
     """
 
     graph: Graph
@@ -46,6 +47,7 @@ class KernelContext:
     numerics: str
     traits: Callable[[str, str], Traits]
     aligned: frozenset[str] = frozenset()
+    deterministic: bool = False
 
 
 def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
@@ -348,6 +350,7 @@ def _finish(
         locals_,
         sections,
         hints,
+        deterministic=context.deterministic and any(isinstance(m.node, Scatter) for m in unit.members),
         numerics=context.numerics,
         origins=tuple(origins),
     )

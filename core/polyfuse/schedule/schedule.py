@@ -91,6 +91,7 @@ def schedule_graph(
         settings.numerics,
         traits,
         aligned_buffers(graph, settings.size_asserts),
+        settings.deterministic == "on",
     )
     steps = [_step(unit, i, context) for i, unit in enumerate(units)]
     last = last_uses(graph, steps, removed, roots)

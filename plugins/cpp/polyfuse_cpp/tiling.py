@@ -211,7 +211,9 @@ def _with_collisions(plan: Plan, facts: Facts, deterministic: bool) -> Plan:
     """Keep threads from storing to one element where that is cheap, or where the order of such stores
     matters.
     """
-    updates = [a for a in facts.accesses if a.is_store and a.mode != "set"]
+    updates = [
+        a for a in facts.accesses if a.is_store and (a.mode != "set" or (deterministic and a.indirect))
+    ]
     if not updates:
         return plan
     apart = all(is_apart(a, plan.lane, facts) for a in updates) if plan.lane and not plan.across else False
