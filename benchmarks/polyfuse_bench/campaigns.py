@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from polyfuse_bench.backends import EAGER, cache_environment, empty_caches
+from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, cache_environment, empty_caches
 from polyfuse_bench.child import TASKS, ChildFailed, first_line, run_child
 from polyfuse_bench.compile_time import keep_byte_code
 from polyfuse_bench.devices import CPU
@@ -98,6 +98,24 @@ def models(selection: Selection) -> Plan:
     return [functools.partial(_contest_row, task) for task in tasks]
 
 
+def linear(selection: Selection) -> Plan:
+    from polyfuse_bench.linear import CASES, CONTENDERS
+
+    chosen = selection.backends if selection.backends != DEFAULT_BACKENDS else CONTENDERS
+    tasks = [
+        {
+            "kind": "linear",
+            "name": name,
+            "backends": chosen,
+            "effort": dataclasses.asdict(selection.effort),
+            "dtype": selection.dtype,
+            "device": selection.device,
+        }
+        for name in _chosen(CASES, selection.only, "linear layer")
+    ]
+    return [functools.partial(_contest_row, task) for task in tasks]
+
+
 def compile_time(selection: Selection) -> Plan:
     return [
         functools.partial(_compile_row, selection, selection.model_task("compile", name, mode))
@@ -115,6 +133,7 @@ def memory(selection: Selection) -> Plan:
 CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "kernels": kernels,
     "models": models,
+    "linear": linear,
     "compile": compile_time,
     "memory": memory,
 }

@@ -23,6 +23,7 @@ SOURCE_ROOT = Path(__file__).resolve().parent.parent
 # A task's `kind` is the module whose `measure(task)` answers it.
 TASKS = {
     "kernel": "polyfuse_bench.kernel_timing",
+    "linear": "polyfuse_bench.linear",
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",
     "memory": "polyfuse_bench.memory",

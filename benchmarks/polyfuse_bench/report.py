@@ -74,6 +74,7 @@ def performance_page(results: Path) -> str | None:
         for kind, make in (
             ("models", _models_section),
             ("kernels", _kernels_section),
+            ("linear", _linear_section),
             ("compile", _compile_section),
             ("memory", _memory_section),
         )
@@ -145,6 +146,19 @@ def _kernels_section(content: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _linear_section(content: dict[str, Any]) -> list[str]:
+    return [
+        f"## Linear layers{_place(content)}",
+        "",
+        "Rows by inputs by outputs, with a bias and what follows. Both compilers choose implementations by timing",
+        "them. *over the best*: beside the faster of the others.",
+        "",
+        *_facts(content),
+        *_timing_table(content["rows"], "layer", lambda row: row["name"], best=True),
+        "",
+    ]
+
+
 def _bandwidth_table(content: dict[str, Any]) -> list[str]:
     """Bytes that must move (arguments and results, once each) per second, beside the device's copy."""
     rate = content["copy_rate"]
@@ -163,8 +177,12 @@ def _bandwidth_table(content: dict[str, Any]) -> list[str]:
     ]
 
 
-def _timing_table(rows: Sequence[Row], what: str, label: Callable[[Row], str]) -> list[str]:
-    """Medians, the ratios to eager and Inductor, and their geometric means in the last row."""
+def _timing_table(
+    rows: Sequence[Row], what: str, label: Callable[[Row], str], *, best: bool = False
+) -> list[str]:
+    """Medians, the ratios to eager and Inductor (and to the `best` of them), and their geometric means in
+    the last row.
+    """
     names = _in_order(timing["name"] for row in rows for timing in row["timings"])
     mine = next((name for name in names if name.partition(":")[0] == POLYFUSE), None)
     compared = [name for name in names if name != mine] if mine else []
@@ -172,9 +190,11 @@ def _timing_table(rows: Sequence[Row], what: str, label: Callable[[Row], str]) -
         what,
         *(_title(name) for name in names),
         *(f"over {_title(name)}" for name in compared),
+        *(("over the best",) if best else ()),
         "error",
     ]
     ratios: dict[str, list[float]] = {name: [] for name in compared}
+    bests: list[float] = []
     table = []
     for row in rows:
         medians = {timing["name"]: timing["median"] for timing in row["timings"]}
@@ -185,9 +205,15 @@ def _timing_table(rows: Sequence[Row], what: str, label: Callable[[Row], str]) -
                 cells.append(f"{ratios[name][-1]:.2f}×")
             else:
                 cells.append("")
+        if best:
+            others = [medians[name] for name in compared if name in medians]
+            cells.append(f"{min(others) / medians[mine]:.2f}×" if others and mine in medians else "")
+            if cells[-1]:
+                bests.append(min(others) / medians[mine])
         error = row["errors"].get(mine or (names[-1] if names else ""))
         table.append([*cells, _error(error)])
-    means = [f"**{mean:.2f}×**" if (mean := geometric_mean(ratios[name])) else "" for name in compared]
+    columns = [*(ratios[name] for name in compared), *([bests] if best else [])]
+    means = [f"**{mean:.2f}×**" if (mean := geometric_mean(column)) else "" for column in columns]
     return _markdown(header, [*table, ["**geometric mean**", *([""] * len(names)), *means, ""]])
 
 

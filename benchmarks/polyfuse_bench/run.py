@@ -1,4 +1,4 @@
-"""The command line: `python -m polyfuse_bench kernels|models|compile|memory|opdb|report|all`."""
+"""The command line: `python -m polyfuse_bench kernels|models|linear|compile|memory|opdb|report|all`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     commands = (
-        ("kernels", "models", "compile", "memory", "report") if options.what == "all" else (options.what,)
+        ("kernels", "models", "linear", "compile", "memory", "report")
+        if options.what == "all"
+        else (options.what,)
     )
     for command in commands:
         if command == "report":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from polyfuse_bench import report
+from polyfuse_bench import linear, report
 from polyfuse_bench.child import child_environment
 from polyfuse_bench.compile_time import keep_byte_code
 from polyfuse_bench.opdb import sweep
@@ -98,6 +98,27 @@ def test_pages_come_from_results(tmp_path: Path) -> None:
     text = pages[0].read_text()
     assert "| softmax | 4 ms | 2 ms | 1 ms | 4.00× | 2.00× |" in text
     assert "**2.00×**" in text
+
+
+def test_linear_layers_are_shown_beside_the_best_of_the_others(tmp_path: Path) -> None:
+    assert len(linear.CASES) == 30
+    medians = {"eager": 2e-3, "inductor:max-autotune": 4e-3, "polyfuse:max-autotune": 1e-3}
+    timings = [{"name": name, "median": median} for name, median in medians.items()]
+    row = {"name": "1x768x768-bias", "timings": timings, "errors": {}, "failures": {}}
+    write_results("linear", [row, {**row, "timings": timings[:2]}], path=tmp_path / "linear.json")
+    text = report.write_pages(tmp_path / "docs", tmp_path)[0].read_text()
+    assert "| 1x768x768-bias | 2 ms | 4 ms | 1 ms | 2.00× | 4.00× | 2.00× |" in text
+    assert text.count("**2.00×**") == 2 and "over the best" in text
+
+
+@pytest.mark.parametrize("then", sorted(linear.FUNCTIONS))
+def test_a_linear_layer_is_measured(then: str) -> None:
+    name = next(name for name, case in linear.CASES.items() if case.then == then)
+    effort = {"rounds": 1, "min_sample_seconds": 1e-4, "warmup_seconds": 1e-4, "max_seconds": 1.0}
+    task = {"name": name, "dtype": "float32", "backends": ("eager", "dynamo"), "effort": effort}
+    row = linear.measure(task)
+    assert [timing["name"] for timing in row["timings"]] == ["eager", "dynamo"]
+    assert row["errors"] == {"dynamo": 0.0} and not row["failures"]
 
 
 def test_operator_results_go_between_their_marks(tmp_path: Path) -> None:
