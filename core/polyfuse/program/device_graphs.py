@@ -9,7 +9,7 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import ExternCall
+from polyfuse.ir.nodes import ExternCall, Opaque
 from polyfuse.lowering.fallback import OBJECT_CALL, Rebuilt
 from polyfuse.program.steps import ProgramInput
 from polyfuse.runtime.device_graphs import GraphFacts
@@ -53,6 +53,9 @@ UNSAFE_IF_DETERMINISTIC: Final = frozenset(
 """The same for those that do it under `torch.use_deterministic_algorithms`."""
 
 
+_WITH_STATE: Final = ".graphsafe_run_with_rng_state"
+"""Calls an operator that is one of its arguments, with a given state of random numbers."""
+
 _OPTIONS_IN_THE_WAY: Final = {
     "nan_asserts": "waits for the device",
     "debug_sync": "waits for the device",
@@ -86,7 +89,8 @@ def graph_facts(
         mutated=tuple(i for i, item in positions if item.name in mutated),
         carried=_carried(graph, [i for i, item in positions if not item.static]),
         saved=tuple(i for i, output in enumerate(graph.outputs) if output.saved),
-        refused=_refusal(schedule, inputs, devices, settings),
+        objects=tuple(i for i, item in enumerate(inputs) if item.kind == "object"),
+        refused=_refusal(schedule, devices, settings),
         limit=settings.max_device_graphs,
     )
 
@@ -110,9 +114,7 @@ def _carried(graph: Graph, varying: Sequence[int]) -> tuple[int, ...]:
     return tuple(i for i in varying if not graph.inputs[i].name.startswith("tangents"))
 
 
-def _refusal(
-    schedule: Schedule, inputs: Sequence[ProgramInput], devices: Mapping[str, str], settings: Settings
-) -> str:
+def _refusal(schedule: Schedule, devices: Mapping[str, str], settings: Settings) -> str:
     """Why the program cannot be recorded; empty if nothing is known to be in the way."""
     if len(devices) > 1:
         places = " and ".join(f"{device} ({name})" for device, name in devices.items())
@@ -120,9 +122,6 @@ def _refusal(
     for option, does in _OPTIONS_IN_THE_WAY.items():
         if getattr(settings, option):
             return f"the option {option} {does}"
-    for item in inputs:
-        if item.kind == "object":
-            return f"input {item.name} is not a plain tensor"
     return next(_faults(schedule), "")
 
 
@@ -148,6 +147,14 @@ def _fault(call: ExternCall, graph: Graph) -> tuple[str, str]:
         target = ops.maybe_op(call.op)
     if target is None:
         return call.op, "is unknown"
+    if ops.op_name(target).endswith(_WITH_STATE):
+        # the device knows the generator that it draws from, as it knows its own
+        drawn = (graph.objects.get(arg.key) for arg in call.args if isinstance(arg, Opaque) and arg.key)
+        target = next((op for op in drawn if isinstance(op, torch._ops.OpOverload)), target)
+    return _op_fault(call, target)
+
+
+def _op_fault(call: ExternCall, target: Any) -> tuple[str, str]:
     name, facts = ops.op_name(target), ops.facts(target)
     base = name if name.count(".") < 2 else name.rpartition(".")[0]
     if base in UNSAFE or unsafe_to_record(target):

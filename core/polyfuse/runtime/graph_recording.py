@@ -48,6 +48,7 @@ class GraphFacts:
         mutated: positions of inputs that it writes to.
         carried: positions of inputs that a forward saved for this backward.
         saved: positions of results that are kept for a backward, which the caller never sees.
+        objects: positions of inputs that are neither tensors nor numbers.
         refused: why it is not to be recorded; empty if it may be.
         limit: how many different sizes are recorded.
         names: of all inputs, for messages.
@@ -59,6 +60,7 @@ class GraphFacts:
     mutated: tuple[int, ...] = ()
     carried: tuple[int, ...] = ()
     saved: tuple[int, ...] = ()
+    objects: tuple[int, ...] = ()
     refused: str = ""
     limit: int = 32
     names: tuple[str, ...] = ()
@@ -67,6 +69,15 @@ class GraphFacts:
         """What to call an input."""
         name = self.names[position] if position < len(self.names) else ""
         return f"input {position} ({name})" if name else f"input {position}"
+
+    def stranger(self, args: Sequence[Any]) -> str:
+        """What among the inputs nobody can record, in words; empty if there is nothing. Random number
+        generators the device knows.
+        """
+        for i in self.objects:
+            if not isinstance(args[i], torch.Generator):
+                return f"{self.name_of(i)} is not a plain tensor"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -78,6 +89,7 @@ class Treatment:
         copied: copied into buffers.
         returned: those of the copied ones that are copied back, since the program writes to them.
         slots: fixed input -> the slot of another recording that it is in.
+        generators: inputs that are random number generators, which are the same in every call.
         refused: why it is better not to record this call; empty if nothing speaks against it.
     """
 
@@ -86,6 +98,7 @@ class Treatment:
     copied: tuple[int, ...]
     returned: tuple[int, ...]
     slots: dict[int, Slot] = field(default_factory=dict)
+    generators: tuple[tuple[int, torch.Generator], ...] = ()
     refused: str = ""
 
 
@@ -123,6 +136,7 @@ def treat(
         copied,
         tuple(i for i in copied if i in facts.mutated),
         slots,
+        tuple((i, args[i]) for i in facts.objects),
         _refusal(facts, args, copied, slots, earlier),
     )
 
@@ -210,6 +224,7 @@ class Recording(Recorded):
 
     Attributes:
         treatment: of the inputs.
+        places: for every input, where it has to be; None if it may be anywhere.
         buffers: one for each copied input; `targets` are the same with repeated elements taken once.
         repeated: whether some input has repeated elements.
         constants: the results; None where a slot or an input gives them.
@@ -219,6 +234,7 @@ class Recording(Recorded):
     """
 
     treatment: Treatment
+    places: list[int | None]
     buffers: tuple[torch.Tensor, ...]
     targets: tuple[torch.Tensor, ...]
     repeated: bool
@@ -246,8 +262,11 @@ class Recording(Recorded):
     def fits(self, args: list[Any]) -> bool:
         """Whether every input that is read where it is, is there."""
         treatment = self.treatment
-        if not same_addresses(args, treatment.addresses, treatment.fixed):
+        if not same_addresses(args, self.places, treatment.fixed):
             return False
+        for i, generator in treatment.generators:
+            if args[i] is not generator:
+                return False
         return not self.consumes or not backward_may_repeat()
 
     def misfit(self, args: list[Any], facts: GraphFacts) -> str:
@@ -255,6 +274,9 @@ class Recording(Recorded):
         for i, address in zip(self.treatment.fixed, self.treatment.addresses, strict=True):
             if args[i].data_ptr() != address:
                 return f"{facts.name_of(i)} is in another place"
+        for i, generator in self.treatment.generators:
+            if args[i] is not generator:
+                return f"{facts.name_of(i)} is another generator"
         if self.consumes and backward_may_repeat():
             return "its backward may run again"
         return ""
@@ -332,8 +354,9 @@ def make_recording(
     layouts = {i: _layout_of(given[i]) for i in (*facts.fixed, *facts.varying)}
     pool, protected = memory.pool_for_recording()
     consumed = _consume(facts, args, treatment)
+    drawn = (*generators, *(generator for _, generator in treatment.generators))
     try:
-        graph, results = memory.device.record(program, given, pool.handle, generators)
+        graph, results = memory.device.record(program, given, pool.handle, drawn)
     except BaseException:
         memory.abandon(pool)
         raise
@@ -348,6 +371,7 @@ def make_recording(
     del results
     for slot in slots:
         slot.settle()
+    where = dict(zip(treatment.fixed, treatment.addresses, strict=True))
     recording = Recording(
         graph,
         pool,
@@ -356,6 +380,7 @@ def make_recording(
         protected,
         owner,
         treatment,
+        [where.get(i) for i in range(len(args))],
         buffers,
         targets,
         any(t is not b for t, b in zip(targets, buffers, strict=True)),

@@ -68,15 +68,16 @@ def forbid_access(storage: torch.UntypedStorage, tensor: torch.Tensor, message: 
         torch._C._set_throw_on_mutable_data_ptr(tensor)
 
 
-def _same_addresses(args: list[Any], addresses: list[int], positions: list[int]) -> bool:
-    return all(args[i].data_ptr() == p for i, p in zip(positions, addresses, strict=True))
+def _same_addresses(args: list[Any], addresses: list[int | None], positions: list[int]) -> bool:
+    return all(args[i].data_ptr() == addresses[i] for i in positions)
 
 
-same_addresses: Callable[[list[Any], list[int], list[int]], bool] = getattr(
+same_addresses: Callable[[list[Any], list[int | None], list[int]], bool] = getattr(
     torch._C, "_tensors_data_ptrs_at_indices_equal", _same_addresses
 )
-"""`(args, addresses, positions) -> bool`: whether the tensors at `positions` begin at `addresses`. Older
-torches take lists alone."""
+"""`(args, addresses, positions) -> bool`: whether the tensors at `positions` of `args` begin at the addresses
+that stand at the same positions of `addresses`. Builds for devices have it in C++. Older torches take lists
+alone."""
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

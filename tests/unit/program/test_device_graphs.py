@@ -12,10 +12,12 @@ from fake_graphs import FakeDevice, fake_graph_device
 from polyfuse.compiler.explain import explain_graph
 from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import ExternCall
+from polyfuse.ir.nodes import ExternCall, Opaque
 from polyfuse.ir.parse import parse_graph
 from polyfuse.ir.print import text
+from polyfuse.lowering.fallback import Rebuilt
 from polyfuse.program.device_graphs import UNSAFE, UNSAFE_IF_DETERMINISTIC, _fault
+from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.module import CompiledModule
 
 
@@ -162,14 +164,60 @@ def test_generators_are_told_to_the_device(device: FakeDevice) -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return x + torch.rand(3, generator=generator)
 
-    from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_program
-
     facts = GraphFacts("cpu", varying=(0,))
     status = GraphStatus()
     run = recorded_program(lambda args: (fn(*args),), facts, (), (generator,), "graph", status)
     for _ in range(3):
         run([torch.zeros(3)])
     assert device.generators == [generator]
+
+
+def with_generator() -> tuple[GraphStatus, Callable[..., list[float]]]:
+    """A recorded program that draws from a generator among its inputs."""
+    facts = GraphFacts("cpu", varying=(0,), objects=(1,), names=("x", "state"))
+    status = GraphStatus()
+
+    def program(args: list[Any]) -> tuple[torch.Tensor]:
+        generator = args[1] if isinstance(args[1], torch.Generator) else None
+        return (args[0] + torch.rand(3, generator=generator),)
+
+    made = recorded_program(program, facts, (), (), "graph", status)
+    return status, lambda *args: made(list(args))[0].tolist()
+
+
+def test_a_generator_among_the_inputs_is_told_to_the_device(device: FakeDevice) -> None:
+    status, run = with_generator()
+    x, first, second = torch.zeros(3), torch.Generator(), torch.Generator()
+    for number, generator in enumerate((first, first, first, second, second, first)):
+        generator.manual_seed(5)
+        found = run(x, generator)
+        generator.manual_seed(5)
+        if number not in (1, 3):  # to be recorded here, a program is run
+            assert found == torch.rand(3, generator=generator).tolist()
+    assert device.generators == [first, second]
+    assert status.recordings == 2 and "input 1 (state) is another generator" in status.again
+
+
+def test_another_object_among_the_inputs_cannot_be_recorded(device: FakeDevice) -> None:
+    status, run = with_generator()
+    for _ in range(3):
+        run(torch.zeros(3), "what is this")
+    assert status.refused == "input 1 (state) is not a plain tensor"
+    assert device.recorded == 0
+
+
+def test_operators_with_a_state_of_their_own_are_like_the_operators() -> None:
+    from torch._prims.rng_prims import graphsafe_run_with_rng_state
+
+    def fault(op: Any) -> str:
+        objects = {"object": Rebuilt(graphsafe_run_with_rng_state, (), {}), "inner": op}
+        graph = Graph("graph", "forward", (), (), {}, (), objects)
+        args = (Opaque(key="inner"), Opaque(key="fwd_rng_state_0"))
+        return _fault(ExternCall("call", "object.object", args, (), ()), graph)[1]
+
+    assert not fault(torch.ops.aten.rand.default)
+    assert not fault(torch.ops.aten.native_dropout.default)
+    assert "cannot be recorded" in fault(torch.ops.aten.multinomial.default)
 
 
 def programs(fn: Callable[..., Any], *args: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.runtime import graph_memory
 from polyfuse.runtime.graph_memory import GraphMemory
 from polyfuse.runtime.graph_recording import GraphFacts, Recording, make_recording, treat
-from polyfuse.torch_compat.device_graphs import storage_at
+from polyfuse.torch_compat.device_graphs import same_addresses, storage_at
 
 
 def recorded(facts: GraphFacts, memory: GraphMemory, results: list[Any]) -> Recording:
@@ -31,6 +31,17 @@ def test_a_seed_on_the_processor_is_constant_and_read_where_it_is() -> None:
     assert treat(backward, [seed], memory, []).fixed == [0]
     other = treat(backward, [torch.tensor(7)], memory, [])
     assert other.refused
+
+
+def test_addresses_stand_where_the_tensors_do() -> None:
+    """As in the function that builds of torch for devices have for this."""
+    args: list[Any] = [7, torch.zeros(1), torch.ones(1), torch.ones(2)]
+    places = [None, None, args[2].data_ptr(), args[3].data_ptr()]
+    assert same_addresses(args, places, [2, 3])
+    assert same_addresses(args, places, [])
+    args[2] = torch.ones(1)
+    assert not same_addresses(args, places, [2, 3])
+    assert same_addresses(args, places, [3])
 
 
 def test_a_parameter_that_is_gone_is_not_taken_for_what_is_in_its_place() -> None:
