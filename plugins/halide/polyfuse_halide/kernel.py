@@ -1,0 +1,487 @@
+"""A kernel as text: a Python program that builds its Halide pipeline from the library's stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.rules import result_types
+from polyfuse.ir.types import DType
+from polyfuse.plugin import Config, Source
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    axis_name,
+    axis_size,
+    coefficient,
+    free_axes,
+    product,
+    python_text,
+)
+from polyfuse_halide.address import affine, fits_i32, index_text, safe_name
+from polyfuse_halide.forward import forwarded
+from polyfuse_halide.ops import FUNCTION_OF, constant_text
+from polyfuse_halide.plan import Plan, choose_plan
+
+__all__ = ["KernelText", "kernel_text"]
+
+_LIMIT = 1 << 31
+"""Elements of a buffer that Halide's indices reach."""
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """The program of a kernel, and what its launch needs to know."""
+
+    text: str
+    meta: str
+
+
+def kernel_text(kernel: Kernel, lanes: int, config: Config | None = None) -> KernelText:
+    """The program of a kernel, a function named `Source.SYMBOL`."""
+    for arg in kernel.args:
+        if isinstance(arg.numel, int) and arg.numel >= _LIMIT:
+            raise UnsupportedError(
+                f"buffer {arg.name} has {arg.numel} elements and Halide counts in 32 bits",
+                "use another backend",
+            )
+    plain = forwarded(kernel)
+    return _Emitter(plain, choose_plan(plain, lanes, config)).emit()
+
+
+@dataclass(frozen=True)
+class _Store:
+    """One store and where it stands."""
+
+    number: int
+    looped: bool
+    stmt: Stmt
+
+    @property
+    def buffer(self) -> str:
+        return str(self.stmt.attrs[0])
+
+
+class _Emitter:
+    """The state of writing one kernel."""
+
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+        self.kernel, self.plan = kernel, plan
+        self.args: dict[str, KernelArg] = {a.name: a for a in kernel.args}
+        self.locals = {b.name: b for b in kernel.locals}
+        self.axes = [safe_name(axis_name(a)) for a in kernel.axes]
+        self.raxes = [safe_name(axis_name(a)) for a in kernel.raxes]
+        self.lines: list[str] = []
+        self.dtypes: dict[str, DType] = {}
+        self.home: dict[str, int] = {}
+        self.reduced: dict[str, tuple[int, int, int]] = {}
+        self.scanned: dict[str, tuple[str, int]] = {}
+        self.narrow: set[str] = set()
+        self.loaded: list[str] = []
+        self.outputs: list[tuple[str, IndexLike]] = []
+        self._study()
+
+    def _study(self) -> None:
+        for number, section in enumerate(self.kernel.sections):
+            place = 0
+            for stmt in section.body:
+                types = self._types(stmt)
+                for k, target in enumerate(stmt.targets):
+                    self.dtypes[target] = types[k]
+                    self.home[target] = number
+                    if stmt.op == "reduce":
+                        self.reduced[target] = (number, place, k)
+                    elif stmt.op == "scan":
+                        self.scanned[target] = (f"scan{number}_{place}", k)
+                if stmt.op in ("reduce", "scan"):
+                    place += 1
+                if stmt.op == "index" and fits_i32(stmt.attrs[0]):
+                    self.narrow.add(stmt.targets[0])
+                if stmt.op == "const" and stmt.dtype is DType.i64 and abs(stmt.attrs[0]) < _LIMIT:
+                    self.narrow.add(stmt.targets[0])
+
+    def _types(self, stmt: Stmt) -> tuple[DType, ...]:
+        if stmt.op in ("reduce", "scan"):
+            found = result_types(stmt.op, stmt.attrs[0], tuple(self.dtypes[a] for a in stmt.args))
+            if not isinstance(found, str):
+                return tuple(found)
+        return (stmt.dtype,) * max(1, len(stmt.targets))
+
+    # --- the program ----------------------------------------------------------------------------------------
+
+    def emit(self) -> KernelText:
+        kernel, out = self.kernel, self.lines
+        stores = [
+            _Store(number, section.looped, stmt)
+            for number, section in enumerate(kernel.sections)
+            for stmt in section.body
+            if stmt.op == "store" and stmt.attrs[0] not in self.locals
+        ]
+        self._check_order(stores)
+        out.append(f"p.schedule = {self.plan.text()}")
+        for arg in kernel.args:
+            if arg.kind == "size":
+                out.append(f'{safe_name(arg.name)} = p.size("{safe_name(arg.name)}")')
+        read = {s.attrs[0] for part in kernel.sections for s in part.body if s.op == "load"} - set(
+            self.locals
+        )
+        for arg in kernel.args:
+            if arg.name in read:
+                out.append(f'{safe_name(arg.name)} = p.input("{safe_name(arg.name)}", "{arg.dtype}")')
+                self.loaded.append(arg.name)
+        for variable in kernel.axes:
+            out.append(f'p.axis("{safe_name(axis_name(variable))}", {index_text(axis_size(variable))})')
+        for variable in kernel.raxes:
+            out.append(f'p.loop("{safe_name(axis_name(variable))}", {index_text(axis_size(variable))})')
+        for number, section in enumerate(kernel.sections):
+            self._section(number, section)
+        self._stores(stores)
+        text = f"def {Source.SYMBOL}(p):\n" + "".join(f"    {line}\n" for line in out)
+        return KernelText(text, self._meta())
+
+    def _section(self, number: int, section: Section) -> None:
+        if not section.looped:
+            wanted = self._exported(number, section)
+            if wanted:
+                names = ", ".join(map(safe_name, wanted))
+                self._function(f"section{number}", number, wanted, f"({names},)", memo=True)
+            return
+        place = 0
+        reduces: list[Stmt] = []
+        for stmt in section.body:
+            if stmt.op == "reduce":
+                reduces.append(stmt)
+                place += 1
+            elif stmt.op == "scan":
+                name = f"scan{number}_{place}"
+                self._function(f"{name}_of", number, stmt.args, self._tuple(stmt.args))
+                self.lines.append(f'{name} = p.scan("{name}", "{stmt.attrs[0]}", {name}_of)')
+                place += 1
+            elif stmt.op == "store" and stmt.attrs[0] in self.locals:
+                self._local(number, stmt)
+        if reduces:
+            operands = [a for s in reduces for a in s.args]
+            self._function(f"values{number}", number, operands, self._tuple(operands))
+            kinds = ", ".join(
+                f'("{s.attrs[0]}", "{self._kind_type(s)}", "{self._position(s)}")' for s in reduces
+            )
+            self.lines.append(f'red{number} = p.reduce("red{number}", [{kinds}], values{number})')
+
+    def _kind_type(self, stmt: Stmt) -> DType:
+        return self.dtypes[stmt.args[0]]
+
+    def _position(self, stmt: Stmt) -> DType:
+        return self.dtypes[stmt.args[1]] if len(stmt.args) > 1 else DType.i64
+
+    def _tuple(self, names: Iterable[str]) -> str:
+        return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
+
+    def _local(self, number: int, stmt: Stmt) -> None:
+        buffer, index, count, mode, masked = stmt.attrs
+        stores = [
+            s for part in self.kernel.sections for s in part.body if s.op == "store" and s.attrs[0] == buffer
+        ]
+        found = affine(index, self.kernel.raxes)
+        if len(stores) > 1 or count or mode != "set" or masked or found is None:
+            raise UnsupportedError(
+                f"scratch {buffer} is not filled by one plain store", "use another backend for this kernel"
+            )
+        name = safe_name(buffer)
+        self._function(f"{name}_of", number, stmt.args, self._tuple(stmt.args))
+        self.lines.append(f'{name} = p.row("{name}", {name}_of)')
+        for part in self.kernel.sections:
+            for other in part.body:
+                if other.op == "load" and other.attrs[0] == buffer and other.attrs[1] != index:
+                    raise UnsupportedError(
+                        f"scratch {buffer} is read in another order than it is written",
+                        "use another backend for this kernel",
+                    )
+
+    def _exported(self, number: int, section: Section) -> list[str]:
+        """Values of an unlooped section that later sections use."""
+        used: dict[str, None] = {}
+        for other, part in enumerate(self.kernel.sections):
+            for stmt in part.body:
+                if other != number:
+                    used.update((a, None) for a in stmt.args if self.home[a] == number)
+        return [t for s in section.body for t in s.targets if t in used]
+
+    # --- functions over one section -------------------------------------------------------------------------
+
+    def _slice(self, number: int, roots: Iterable[str]) -> list[Stmt]:
+        """Statements of a section that some of its values need, in order."""
+        needed = set(roots)
+        found: list[Stmt] = []
+        for stmt in reversed(self.kernel.sections[number].body):
+            if not needed & set(stmt.targets) or stmt.op == "reduce":
+                continue
+            found.append(stmt)
+            if stmt.op != "scan":
+                needed.update(stmt.args)
+        return found[::-1]
+
+    def _function(
+        self, name: str, number: int, roots: Iterable[str], result: str, memo: bool = False
+    ) -> None:
+        """A function of a point that computes values of a section and returns `result`."""
+        looped = self.kernel.sections[number].looped
+        places = [*self.axes, *(self.raxes if looped else ())]
+        roots = list(roots)
+        body = self._slice(number, roots)
+        inside = {t for s in body for t in s.targets}
+        outer = dict.fromkeys(a for s in body if s.op != "scan" for a in s.args if a not in inside)
+        outer.update((r, None) for r in roots if r not in inside)
+        lines = [*self._imports(number, list(outer))]
+        for stmt in body:
+            lines += self._statement(stmt)
+        out = self.lines
+        if memo:
+            out.append("@shared")
+        out.append(f"def {name}({', '.join(places)}):")
+        out.extend(f"    {line}" for line in [*lines, f"return {result}"])
+
+    def _imports(self, number: int, names: Sequence[str]) -> list[str]:
+        """Lines that get values of other sections."""
+        lines: list[str] = []
+        point = ", ".join(self.axes)
+        for name in names:
+            if name in self.reduced:
+                section, place, result = self.reduced[name]
+                lines.append(f"{safe_name(name)} = red{section}({point})[{place}][{result}]")
+                continue
+            section = self.home[name]
+            exported = self._exported(section, self.kernel.sections[section])
+            lines.append(f"{safe_name(name)} = section{section}({point})[{exported.index(name)}]")
+        return lines
+
+    def _statement(self, stmt: Stmt) -> list[str]:
+        args = [safe_name(a) for a in stmt.args]
+        if stmt.op == "scan":
+            places = ", ".join([*self.axes, *self.raxes])
+            return [
+                f"{safe_name(t)} = {self.scanned[t][0]}({places})[{self.scanned[t][1]}]"
+                for t in stmt.targets
+                if t
+            ]
+        target = safe_name(stmt.targets[0])
+        if stmt.op in ("index", "size"):
+            index = stmt.attrs[0]
+            if stmt.targets[0] in self.narrow:
+                return [f"{target}_n = index({index_text(index)})", f"{target} = as_i64({target}_n)"]
+            if isinstance(index, int):
+                return [f'{target} = constant({index}, "i64")']
+            return [f"{target} = {index_text(index, wide=True)}"]
+        if stmt.op == "const":
+            lines = [f"{target} = {constant_text(stmt.attrs[0], stmt.dtype)}"]
+            if stmt.targets[0] in self.narrow:
+                lines.append(f"{target}_n = index({int(stmt.attrs[0])})")
+            return lines
+        if stmt.op == "load":
+            return [f"{target} = {self._load(stmt, args)}"]
+        if stmt.op == "cast":
+            source = self.dtypes[stmt.args[0]]
+            if stmt.args[0] in self.narrow and stmt.dtype.is_float:
+                return [f'{target} = convert({args[0]}_n, "i32", "{stmt.dtype}")']
+            return [f'{target} = convert({args[0]}, "{source}", "{stmt.dtype}")']
+        if stmt.op == "bitcast":
+            return [f'{target} = bitcast({args[0]}, "{self.dtypes[stmt.args[0]]}", "{stmt.dtype}")']
+        if stmt.op == "rand":
+            return [f"{target} = random_{stmt.attrs[0]}({', '.join(args)})"]
+        if stmt.op in _COMPARISONS and all(a in self.narrow for a in stmt.args):
+            args = [f"{a}_n" for a in args]
+        return [f"{target} = {FUNCTION_OF[stmt.op]}({', '.join(args)})"]
+
+    def _load(self, stmt: Stmt, args: Sequence[str]) -> str:
+        buffer, index, count, masked = stmt.attrs
+        if buffer in self.locals:
+            return f"{safe_name(buffer)}({', '.join([*self.axes, *self.raxes])})"
+        parts = [self._place(index, args[:count])]
+        if masked:
+            parts += args[count : count + 2]
+        return f"{safe_name(buffer)}({', '.join(parts)})"
+
+    def _place(self, index: IndexLike, indirect: Sequence[str]) -> str:
+        """The text of an index whose `@k` are values."""
+        text = index_text(index)
+        if not indirect or isinstance(index, int):
+            return text
+        for variable in _indirect_axes(index):
+            extent, number = index_text(axis_size(variable)), int(axis_name(variable)[1:])
+            text = text.replace(safe_name(axis_name(variable)), f"at({indirect[number]}, {extent})")
+        return text
+
+    # --- stores ---------------------------------------------------------------------------------------------
+
+    def _check_order(self, stores: Sequence[_Store]) -> None:
+        """Stages run one after the other: what one stores, no later one may still read as it was."""
+        written: dict[str, list[_Store]] = {}
+        for store in stores:
+            written.setdefault(store.buffer, []).append(store)
+        stages = {s.number if s.looped else -1 for s in stores}
+        for number, section in enumerate(self.kernel.sections):
+            for stmt in section.body:
+                for store in written.get(stmt.attrs[0], ()) if stmt.op == "load" else ():
+                    safe = (
+                        len(stages) == 1
+                        and store.number >= number
+                        and len(written[store.buffer]) == 1
+                        and store.stmt.attrs[3] == "set"
+                        and store.stmt.attrs[1] == stmt.attrs[1]
+                        and not self._used_after(number, section, stmt, store)
+                    )
+                    if not safe:
+                        raise UnsupportedError(
+                            f"buffer {store.buffer} is read and written in several stages",
+                            "use another backend for this kernel",
+                        )
+        for several in written.values():
+            first = several[0]
+            if len(several) > 1 and any(
+                (s.number, s.looped) != (first.number, first.looped) for s in several
+            ):
+                raise UnsupportedError(
+                    f"buffer {first.buffer} is written in several stages",
+                    "use another backend for this kernel",
+                )
+
+    def _used_after(self, number: int, section: Section, stmt: Stmt, store: _Store) -> bool:
+        """Whether a loaded value is needed where the store has happened for other points already."""
+        return section.looped != store.looped and store.looped and not section.looped
+
+    def _stores(self, stores: Sequence[_Store]) -> None:
+        plain: dict[int, list[tuple[_Store, IndexLike, tuple[IndexLike, ...]]]] = {}
+        odd: list[_Store] = []
+        for store in stores:
+            _, index, count, mode, masked = store.stmt.attrs
+            space = (*self.kernel.axes, *(self.kernel.raxes if store.looped else ()))
+            found = None if count or mode != "set" or masked else affine(index, space)
+            if found is None:
+                odd.append(store)
+            else:
+                plain.setdefault(store.number if store.looped else -1, []).append((store, *found))
+        for key, group in sorted(plain.items()):
+            self._plain_stage(f"out{key}" if key >= 0 else "points", group)
+        for k, store in enumerate(odd):
+            self._scatter(f"scatter{k}", store)
+
+    def _plain_stage(
+        self, name: str, group: Sequence[tuple[_Store, IndexLike, tuple[IndexLike, ...]]]
+    ) -> None:
+        looped = group[0][0].looped
+        places = [*self.axes, *(self.raxes if looped else ())]
+        calls: list[str] = []
+        for number in sorted({store.number for store, _, _ in group}):
+            roots = list(dict.fromkeys(s.stmt.args[0] for s, _, _ in group if s.number == number))
+            self._function(f"{name}_of{number}", number, roots, self._tuple(roots))
+            calls += [
+                f"{name}_of{number}({', '.join(places)})[{roots.index(s.stmt.args[0])}]"
+                for s, _, _ in group
+                if s.number == number
+            ]
+        ordered = sorted(group, key=lambda item: item[0].number)
+        strides = ", ".join(
+            "[" + ", ".join(index_text(step) for step in steps) + "]" for _, _, steps in ordered
+        )
+        self.lines.append(f"def {name}_all({', '.join(places)}):")
+        self.lines.append(f"    return ({''.join(call + ', ' for call in calls)})")
+        self.lines.append(f'{name} = p.store("{name}", {looped}, [{strides}], {name}_all)')
+        self.outputs += [(store.buffer, offset) for store, offset, _ in ordered]
+
+    def _scatter(self, name: str, store: _Store) -> None:
+        stmt = store.stmt
+        _, index, count, mode, masked = stmt.attrs
+        args = [safe_name(a) for a in stmt.args]
+        place = self._place(index, args[1 : 1 + count])
+        mask = args[-1] if masked else "None"
+        self._function(f"{name}_of", store.number, stmt.args, f"({place}, {args[0]}, {mask})")
+        lane = self._scatter_lane(store)
+        arg = self.args[store.buffer]
+        extent = index_text(arg.numel if arg.numel is not None else 1)
+        disjoint = mode == "set" and (
+            count > 0 or not masked or affine(index, self._space(store)) is not None
+        )
+        self.lines.append(
+            f'p.scatter("{name}", "{arg.dtype}", {store.looped}, "{mode}", {extent}, {name}_of, '
+            f'lane="{lane}", disjoint={disjoint})'
+        )
+        self.outputs.append((store.buffer, 0))
+
+    def _space(self, store: _Store) -> tuple[Index, ...]:
+        return (*self.kernel.axes, *(self.kernel.raxes if store.looped else ()))
+
+    def _scatter_lane(self, store: _Store) -> str:
+        """An axis along which places differ whatever the indirect values are."""
+        index = store.stmt.attrs[1]
+        count = store.stmt.attrs[2]
+        for variable in reversed(self._space(store)):
+            name = axis_name(variable)
+            step = coefficient(index, name)
+            if not isinstance(step, int) or step == 0:
+                continue
+            if not self._depends(store, store.stmt.args[1 : 1 + count], name):
+                return safe_name(name)
+        return ""
+
+    def _depends(self, store: _Store, names: Iterable[str], axis: str) -> bool:
+        """Whether values change along an axis."""
+        waiting = set(names)
+        seen: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            seen.add(name)
+            for part in self.kernel.sections:
+                for stmt in part.body:
+                    if name not in stmt.targets:
+                        continue
+                    where = stmt.attrs[1] if stmt.op == "load" else stmt.attrs[0] if stmt.op == "index" else 0
+                    if axis in free_axes(where) or stmt.op == "scan":
+                        return True
+                    waiting.update(a for a in stmt.args if a not in seen)
+        return False
+
+    # --- what the launch needs ------------------------------------------------------------------------------
+
+    def _meta(self) -> str:
+        """Operands of the compiled function in its order: inputs, sizes, outputs."""
+        position = {arg.name: k for k, arg in enumerate(self.kernel.args)}
+        sizes = [arg.name for arg in self.kernel.args if arg.kind == "size"]
+        dynamic = [
+            python_text(arg.numel)
+            for arg in self.kernel.args
+            if arg.numel is not None and not isinstance(arg.numel, int)
+        ]
+        points = product(self.kernel.sizes)
+        return json.dumps(
+            {
+                "count": len(self.kernel.args),
+                "buffers": [k for k, arg in enumerate(self.kernel.args) if arg.kind != "size"],
+                "inputs": [position[name] for name in self.loaded],
+                "sizes": [[position[name], name] for name in sizes],
+                "outputs": [
+                    [position[name], self.args[name].dtype.itemsize, python_text(offset)]
+                    for name, offset in self.outputs
+                ],
+                "limits": dynamic,
+                "empty": points == 0 or not self.outputs,
+            },
+            sort_keys=True,
+        )
+
+
+def _indirect_axes(index: IndexLike) -> list[Index]:
+    """The variables `@k` of an index, longest names first."""
+    from polyfuse.symbolic import atoms, of_atom
+
+    found: dict[str, Index] = {}
+
+    def look(part: IndexLike) -> None:
+        for atom in atoms(part):
+            if atom.kind == "axis" and atom.name.startswith("@"):
+                found[atom.name] = of_atom(atom)
+
+    look(index)
+    return [found[name] for name in sorted(found, key=len, reverse=True)]

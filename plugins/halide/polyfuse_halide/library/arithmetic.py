@@ -1,0 +1,427 @@
+"""Arithmetic, comparisons, bits and divisions with eager mode's answers at every edge.
+
+Whole numbers of 32 and 64 bits are added as unsigned ones, because Halide takes signed ones not to overflow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import halide as hl
+
+__all__ = [
+    "absolute",
+    "add",
+    "bit_and",
+    "bit_not",
+    "bit_or",
+    "bit_xor",
+    "copysign",
+    "divide",
+    "equal",
+    "expr",
+    "floor_div",
+    "fmax",
+    "fmin",
+    "fmod",
+    "fused",
+    "greater",
+    "greater_equal",
+    "is_inf",
+    "is_nan",
+    "less",
+    "less_equal",
+    "maximum",
+    "minimum",
+    "mul",
+    "negate",
+    "nextafter",
+    "not_equal",
+    "reciprocal",
+    "remainder",
+    "round_even",
+    "shift_left",
+    "shift_right",
+    "sign",
+    "signbit",
+    "sub",
+    "trunc_div",
+    "where",
+]
+
+Value = Any
+"""An expression of Halide: its classes are untyped."""
+
+
+def expr(value: Any) -> Value:
+    """A variable, a number or a stage's value as an expression."""
+    if isinstance(value, int):
+        return hl.i32(value)
+    return value if isinstance(value, hl.Expr) else hl.Expr(value)
+
+
+def number(like: Value, value: float) -> Value:
+    """A constant of the type of an expression."""
+    return constant_of(like.type(), value)
+
+
+def constant_of(kind: Any, value: float) -> Value:
+    """A constant of a type."""
+    if kind.is_float():
+        return (hl.f32 if kind.bits() == 32 else hl.f64)(float(value))
+    if kind.is_uint() and kind.bits() == 64:
+        return hl.reinterpret(kind, hl.i64(_signed(int(value), 64)))
+    if kind.is_bool():
+        return hl.i32(int(bool(value))) == hl.i32(1)
+    if kind.bits() == 64:
+        return hl.i64(int(value))
+    if kind.is_uint() and kind.bits() == 32:
+        return hl.reinterpret(kind, hl.i32(_signed(int(value), 32)))
+    return hl.cast(kind, hl.i32(int(value)))
+
+
+def _signed(value: int, bits: int) -> int:
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if value >> (bits - 1) else value
+
+
+def bits_of(a: Value) -> Value:
+    """The bits of a floating-point number as a signed whole number."""
+    return hl.reinterpret(hl.Int(a.type().bits()), a)
+
+
+def from_bits(kind: Any, a: Value) -> Value:
+    """The floating-point number with these bits."""
+    return hl.reinterpret(kind, a)
+
+
+def _wraps(a: Value) -> bool:
+    kind = a.type()
+    return bool(kind.is_int() and kind.bits() >= 32)
+
+
+def _unsigned(a: Value) -> Value:
+    return hl.reinterpret(hl.UInt(a.type().bits()), a)
+
+
+def _again(found: Value, a: Value) -> Value:
+    return hl.reinterpret(a.type(), found)
+
+
+def add(a: Value, b: Value) -> Value:
+    """a + b."""
+    return _again(_unsigned(a) + _unsigned(b), a) if _wraps(a) else a + b
+
+
+def sub(a: Value, b: Value) -> Value:
+    """a - b."""
+    return _again(_unsigned(a) - _unsigned(b), a) if _wraps(a) else a - b
+
+
+def mul(a: Value, b: Value) -> Value:
+    """a * b."""
+    return _again(_unsigned(a) * _unsigned(b), a) if _wraps(a) else a * b
+
+
+def fused(a: Value, b: Value, c: Value) -> Value:
+    """a * b + c; the product may be rounded."""
+    return a * b + c
+
+
+def divide(a: Value, b: Value) -> Value:
+    """a / b of floating-point numbers."""
+    return a / b
+
+
+def reciprocal(a: Value) -> Value:
+    """1 / a."""
+    return number(a, 1) / a
+
+
+def negate(a: Value) -> Value:
+    """-a, the sign of a zero included."""
+    if a.type().is_float():
+        width = a.type().bits()
+        flip = hl.i64(-(1 << 63)) if width == 64 else hl.i32(-(1 << 31))
+        return from_bits(a.type(), bits_of(a) ^ flip)
+    return sub(number(a, 0), a)
+
+
+def absolute(a: Value) -> Value:
+    """|a|; the lowest whole number stays as it is."""
+    if a.type().is_float():
+        keep = hl.i64((1 << 63) - 1) if a.type().bits() == 64 else hl.i32((1 << 31) - 1)
+        return from_bits(a.type(), bits_of(a) & keep)
+    return hl.select(a < number(a, 0), negate(a), a)
+
+
+def sign(a: Value) -> Value:
+    """-1, 0 or 1; 0 for NaN."""
+    zero = number(a, 0)
+    return hl.select(a > zero, number(a, 1), hl.select(a < zero, number(a, -1), zero))
+
+
+def copysign(a: Value, b: Value) -> Value:
+    """|a| with the sign of b."""
+    width = a.type().bits()
+    low = hl.i64((1 << 63) - 1) if width == 64 else hl.i32((1 << 31) - 1)
+    high = hl.i64(-(1 << 63)) if width == 64 else hl.i32(-(1 << 31))
+    return from_bits(a.type(), (bits_of(a) & low) | (bits_of(b) & high))
+
+
+def signbit(a: Value) -> Value:
+    """Whether the sign is set."""
+    bits = bits_of(a)
+    return bits < number(bits, 0)
+
+
+def is_nan(a: Value) -> Value:
+    """Whether a is not a number."""
+    return hl.is_nan(a)
+
+
+def is_inf(a: Value) -> Value:
+    """Whether a is infinite."""
+    return hl.is_inf(a)
+
+
+def round_even(a: Value) -> Value:
+    """To the nearest whole number, ties to even; a zero keeps its sign."""
+    return copysign(hl.round(a), a)
+
+
+def nextafter(a: Value, b: Value) -> Value:
+    """The neighbour of a towards b, by counting its bits."""
+    bits = bits_of(a)
+    one, zero = number(bits, 1), number(a, 0)
+    lowest = hl.select(b > zero, one, number(bits, -(1 << (a.type().bits() - 1)) + 1))
+    away = equal(b > a, a > zero)
+    moved = hl.select(equal(a, zero), lowest, hl.select(away, add(bits, one), sub(bits, one)))
+    found = from_bits(a.type(), moved)
+    return hl.select(is_nan(a) | is_nan(b), a + b, hl.select(equal(a, b), b, found))
+
+
+# --- comparisons and selection ------------------------------------------------------------------------------
+
+
+def _is_bool(a: Value) -> bool:
+    return bool(a.type().is_bool())
+
+
+def equal(a: Value, b: Value) -> Value:
+    """a == b."""
+    return bit_not(bit_xor(a, b)) if _is_bool(a) else a == b
+
+
+def not_equal(a: Value, b: Value) -> Value:
+    """a != b, true for NaN."""
+    if _is_bool(a):
+        return bit_xor(a, b)
+    return hl.logical_not(a == b)
+
+
+def less(a: Value, b: Value) -> Value:
+    """a < b."""
+    return bit_and(bit_not(a), b) if _is_bool(a) else a < b
+
+
+def less_equal(a: Value, b: Value) -> Value:
+    """a <= b, false for NaN, which Halide's own comparison gets wrong."""
+    if _is_bool(a):
+        return bit_or(bit_not(a), b)
+    return (a < b) | (a == b) if a.type().is_float() else a <= b
+
+
+def greater(a: Value, b: Value) -> Value:
+    """a > b."""
+    return less(b, a)
+
+
+def greater_equal(a: Value, b: Value) -> Value:
+    """a >= b."""
+    return less_equal(b, a)
+
+
+def where(condition: Value, a: Value, b: Value) -> Value:
+    """a where the condition holds, else b."""
+    return hl.select(condition, a, b)
+
+
+def minimum(a: Value, b: Value) -> Value:
+    """The smaller one; NaN wins."""
+    if _is_bool(a):
+        return bit_and(a, b)
+    if a.type().is_float():
+        return hl.select((a < b) | is_nan(a), a, b)
+    return hl.min(a, b)
+
+
+def maximum(a: Value, b: Value) -> Value:
+    """The larger one; NaN wins."""
+    if _is_bool(a):
+        return bit_or(a, b)
+    if a.type().is_float():
+        return hl.select((a > b) | is_nan(a), a, b)
+    return hl.max(a, b)
+
+
+def fmin(a: Value, b: Value) -> Value:
+    """The smaller one; a number wins over NaN."""
+    return hl.select((a < b) | is_nan(b), a, b)
+
+
+def fmax(a: Value, b: Value) -> Value:
+    """The larger one; a number wins over NaN."""
+    return hl.select((a > b) | is_nan(b), a, b)
+
+
+# --- bits ---------------------------------------------------------------------------------------------------
+
+
+def bit_and(a: Value, b: Value) -> Value:
+    """a & b."""
+    return a & b
+
+
+def bit_or(a: Value, b: Value) -> Value:
+    """a | b."""
+    return a | b
+
+
+def bit_xor(a: Value, b: Value) -> Value:
+    """a ^ b."""
+    if _is_bool(a):
+        return (a & hl.logical_not(b)) | (hl.logical_not(a) & b)
+    return a ^ b
+
+
+def bit_not(a: Value) -> Value:
+    """Every bit turned."""
+    return hl.logical_not(a) if _is_bool(a) else ~a
+
+
+def shift_left(a: Value, b: Value) -> Value:
+    """A count outside the width shifts everything out."""
+    bits = a.type().bits()
+    count = hl.reinterpret(hl.UInt(bits), b)
+    limit = constant_of(hl.UInt(bits), bits)
+    inside = count < limit
+    value = hl.reinterpret(hl.UInt(bits), a)
+    shifted = value << hl.select(inside, count, constant_of(hl.UInt(bits), 0))
+    return hl.reinterpret(a.type(), hl.select(inside, shifted, constant_of(hl.UInt(bits), 0)))
+
+
+def shift_right(a: Value, b: Value) -> Value:
+    """A count outside the width shifts everything out; the sign stays."""
+    bits = a.type().bits()
+    unsigned = hl.UInt(bits)
+    count = hl.reinterpret(unsigned, b)
+    inside = count < constant_of(unsigned, bits)
+    if a.type().is_int():
+        return a >> hl.select(inside, count, constant_of(unsigned, bits - 1))
+    zero = constant_of(unsigned, 0)
+    return hl.select(inside, a >> hl.select(inside, count, zero), zero)
+
+
+# --- division -----------------------------------------------------------------------------------------------
+
+
+def _int_trunc_div(a: Value, b: Value) -> Value:
+    zero, one = number(b, 0), number(b, 1)
+    if not a.type().is_int():
+        return a / hl.select(equal(b, zero), one, b)
+    negated = equal(b, number(b, -1))
+    quotient = hl.div_round_to_zero(a, hl.select(equal(b, zero) | negated, one, b))
+    return hl.select(negated, negate(a), quotient)
+
+
+def _is_float(a: Value) -> bool:
+    return bool(a.type().is_float())
+
+
+def trunc_div(a: Value, b: Value) -> Value:
+    """The quotient without its fraction."""
+    return copysign(hl.trunc(a / b), a / b) if _is_float(a) else _int_trunc_div(a, b)
+
+
+def _crosses(rest: Value, b: Value) -> Value:
+    """Whether a remainder has the other sign than the divisor."""
+    zero = number(rest, 0)
+    return not_equal(rest, zero) & bit_xor(rest < zero, b < zero)
+
+
+def floor_div(a: Value, b: Value) -> Value:
+    """The quotient rounded down, as eager mode finds it: from the exact remainder."""
+    if not _is_float(a):
+        quotient = _int_trunc_div(a, b)
+        if not a.type().is_int():
+            return quotient
+        rest = sub(a, mul(quotient, b))
+        return hl.select(_crosses(rest, b), sub(quotient, number(a, 1)), quotient)
+    plain, rest = a / b, fmod(a, b)
+    quotient = (a - rest) / b
+    quotient = hl.select(_crosses(rest, b), quotient - number(a, 1), quotient)
+    down = hl.floor(quotient)
+    down = hl.select(quotient - down > number(a, 0.5), down + number(a, 1), down)
+    zero = number(a, 0)
+    down = hl.select(equal(quotient, zero), copysign(zero, plain), down)
+    return hl.select(equal(b, zero), plain, down)
+
+
+def fmod(a: Value, b: Value) -> Value:
+    """The rest of `trunc_div`, with the sign of the dividend."""
+    return _fmod_f32(a, b) if _is_float(a) else sub(a, mul(_int_trunc_div(a, b), b))
+
+
+_QUOTIENT_BITS = 9
+"""Bits of the largest difference between exponents of two numbers of 32 bits."""
+
+
+def _fmod_f32(a: Value, b: Value) -> Value:
+    """Exact for all quotients: the remainder of ``ma * 2**k`` by ``mb``, with 2**k by repeated squaring.
+
+    Mantissas have 24 bits, so all products are whole numbers that doubles hold exactly.
+    """
+    wide = hl.Float(64)
+    x, y = hl.cast(wide, absolute(a)), hl.cast(wide, absolute(b))
+    regular = (
+        (y > hl.f64(0.0)) & hl.logical_not(is_inf(y)) & hl.logical_not(is_nan(x)) & hl.logical_not(is_inf(x))
+    )
+    x, y = hl.select(regular, x, hl.f64(1.0)), hl.select(regular, y, hl.f64(1.0))
+    exponent = hl.cast(hl.Int(32), bits_of(y) >> hl.i64(52))
+    steps = hl.max(hl.cast(hl.Int(32), bits_of(x) >> hl.i64(52)) - exponent, hl.i32(0))
+    # both as whole numbers of 24 bits, `y` times a power of two that `steps` says for `x`
+    scale = _power_of_two(hl.i32(2 * 1023 + 23) - exponent)
+    whole = y * scale
+    over = x * scale
+    top = over * _power_of_two(hl.i32(1023) - steps)
+    inverse = hl.f64(1.0) / whole
+
+    def rest(value: Value) -> Value:
+        left = value - hl.floor(value * inverse) * whole
+        left = hl.select(left < hl.f64(0.0), left + whole, left)
+        return hl.select(left >= whole, left - whole, left)
+
+    power = rest(hl.f64(1.0))
+    for bit in reversed(range(_QUOTIENT_BITS)):
+        power = rest(power * power)
+        twice = power + power
+        twice = hl.select(twice >= whole, twice - whole, twice)
+        power = hl.select((steps >> hl.i32(bit)) & hl.i32(1) == hl.i32(1), twice, power)
+    found = hl.select(x < y, over, rest(rest(top) * power)) / scale
+    found = copysign(hl.cast(hl.Float(32), found), a)
+    infinite = is_inf(b) & hl.logical_not(is_inf(a)) & hl.logical_not(is_nan(a))
+    return hl.select(regular, found, hl.select(infinite, a, hl.f32(float("nan"))))
+
+
+def _power_of_two(biased: Value) -> Value:
+    """2 to a power that is given with the bias of a double."""
+    return from_bits(hl.Float(64), hl.cast(hl.Int(64), biased) << hl.i64(52))
+
+
+def remainder(a: Value, b: Value) -> Value:
+    """The rest of `floor_div`, with the sign of the divisor."""
+    rest = fmod(a, b)
+    if not _is_float(a) and not a.type().is_int():
+        return rest
+    return hl.select(_crosses(rest, b), rest + b if _is_float(a) else add(rest, b), rest)

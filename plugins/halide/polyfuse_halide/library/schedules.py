@@ -1,0 +1,204 @@
+"""Schedules: which loops are vectors, which are shared by threads, and where each stage is computed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import halide as hl
+
+from polyfuse_halide.library.reduce import Reduction, Tail
+
+if TYPE_CHECKING:
+    from polyfuse_halide.library.stages import Output, Program
+
+__all__ = ["apply"]
+
+
+def apply(program: Program) -> None:
+    """Schedule every stage of a program."""
+    for scatter in program.scatters:
+        _scatter(program, scatter)
+    reductions = list(program.reductions)
+    if not program.outputs or program.apart or program.scatters:
+        for output in program.outputs:
+            _points(program, output, output.axes, output.loops)
+        for reduction in reductions:
+            _root(program, reduction)
+        for func, _ in program.rows:
+            func.compute_root()
+        return
+    if program.schedule.kind == "points":
+        for output in program.outputs:
+            _points(program, output, output.axes, [])
+        return
+    if program.schedule.kind == "columns":
+        _columns(program)
+    elif program.axes:
+        _rows(program)
+    else:
+        for output in program.outputs:
+            _points(program, output, [], output.loops)
+        for reduction in reductions:
+            _root(program, reduction)
+        for func, _ in program.rows:
+            func.compute_root()
+
+
+def _static(extent: Any, atleast: int) -> bool:
+    return not isinstance(extent, int) or extent >= atleast
+
+
+def _threads(program: Program, func: Any, axes: list[Any]) -> Any | None:
+    """Share the outermost axes among threads; the innermost loop of what a thread takes at once."""
+    plan = program.schedule
+    if not plan.fuse or not axes:
+        return None
+    shared = axes[0]
+    for k, other in enumerate(axes[1 : plan.fuse]):
+        joined = hl.Var(f"joined{k}")
+        func.fuse(other, shared, joined)
+        shared = joined
+    if plan.group > 1:
+        outer, inner = hl.Var("task"), hl.Var("step")
+        func.split(shared, outer, inner, plan.group, Tail).parallel(outer)
+        return inner
+    func.parallel(shared)
+    return shared
+
+
+def _points(program: Program, output: Output, axes: list[Any], loops: list[Any]) -> None:
+    """A stage without loops of its own: lanes along the last axis, threads on the outer ones."""
+    plan, func = program.schedule, output.func
+    func.compute_root()
+    order = [*axes, *loops]
+    if not order:
+        return
+    extents = {**program.axes, **program.loops}
+    lane = order[-1]
+    extent = extents[lane.name()]
+    lanes = plan.lanes
+    while isinstance(extent, int) and lanes > extent:
+        lanes //= 2
+    outer = order[:-1]
+    if plan.piece and plan.fuse:
+        piece, inside = hl.Var("piece"), hl.Var("inside")
+        func.split(lane, piece, inside, plan.piece, Tail)
+        outer, lane = [*outer, piece], inside
+    if lanes >= 4:
+        func.vectorize(lane, lanes, Tail)
+        if plan.unroll > 1 and (not isinstance(extent, int) or extent >= lanes * plan.unroll):
+            func.unroll(lane, plan.unroll, Tail)
+    _threads(program, func, outer)
+
+
+def _root(program: Program, reduction: Reduction) -> None:
+    """A reduction computed for all points before anything reads it."""
+    for single in reduction.passes:
+        single.func.compute_root()
+        if program.schedule.fuse and single.axes:
+            single.func.parallel(single.axes[0])
+            if single.lanes == 1:
+                single.func.update(0).parallel(single.axes[0])
+        single.at_each_point()
+
+
+def _rows(program: Program) -> None:
+    """One row after the other: its reductions, then what is stored of it."""
+    head = next((o for o in program.outputs if o.loops), program.outputs[0])
+    plan = program.schedule
+    level: Any = None
+    for output in [head, *(o for o in program.outputs if o is not head)]:
+        func = output.func
+        func.compute_root()
+        if output.loops:
+            extent = program.loops[output.loops[-1].name()]
+            lanes = plan.lanes
+            while isinstance(extent, int) and lanes > extent:
+                lanes //= 2
+            if lanes >= 4:
+                func.vectorize(output.loops[-1], lanes, Tail)
+        inner = _threads(program, func, output.axes)
+        last = output.axes[-1] if inner is None or plan.fuse < len(output.axes) else inner
+        if output is head:
+            level = last
+        else:
+            func.compute_with(head.func, last)
+    _at_level(program, head.func, level)
+    for reduction in program.reductions:
+        for single in reduction.passes:
+            single.at_each_point()
+
+
+def _at_level(program: Program, func: Any, level: Any) -> None:
+    for reduction in program.reductions:
+        for single in reduction.passes:
+            single.func.compute_at(func, level)
+    for row, places in program.rows:
+        row.compute_at(func, level)
+        loops = places[len(program.axes) :]
+        if program.schedule.kind == "rows" and row.num_update_definitions() == 0:
+            extent = program.loops[loops[-1].name()]
+            if not isinstance(extent, int) or extent >= program.schedule.lanes:
+                row.vectorize(loops[-1], program.schedule.lanes, Tail)
+
+
+def _columns(program: Program) -> None:
+    """A block of neighbouring columns at a time, each lane with a column of its own."""
+    plan = program.schedule
+    head = next((o for o in program.outputs if o.loops), program.outputs[0])
+    extent = program.axes[head.axes[-1].name()]
+    lanes = plan.lanes
+    while isinstance(extent, int) and lanes > extent:
+        lanes //= 2
+    wide = lanes * max(1, plan.unroll)
+    while isinstance(extent, int) and wide > max(extent, lanes):
+        wide //= 2
+    tail = hl.TailStrategy.ShiftInwards if plan.shift and isinstance(extent, int) and extent >= wide else Tail
+    level = hl.Var("block")
+    for output in [head, *(o for o in program.outputs if o is not head)]:
+        func, lane = output.func, output.axes[-1]
+        func.compute_root()
+        column = hl.Var("column")
+        func.split(lane, level, column, wide, tail)
+        if output.loops:
+            func.reorder(column, *reversed(output.loops), level)
+        if lanes >= 4:
+            func.vectorize(column, lanes, Tail)
+        _threads(program, func, [*output.axes[:-1], level])
+        if output is not head:
+            func.compute_with(head.func, level)
+    _at_level(program, head.func, level)
+    stages = [single.func for r in program.reductions for single in r.passes]
+    loops = {single.func.name(): single.loops for r in program.reductions for single in r.passes}
+    for func in stages:
+        lane = head.axes[-1]
+        if lanes >= 4:
+            func.vectorize(lane, lanes, Tail)
+            func.update(0).reorder(lane, *reversed(loops[func.name()])).vectorize(lane, lanes, Tail)
+    for row, _ in program.rows:
+        if lanes >= 4:
+            row.vectorize(head.axes[-1], lanes, Tail)
+            for k in range(row.num_update_definitions()):
+                row.update(k).vectorize(head.axes[-1], lanes, Tail)
+
+
+def _scatter(program: Program, scatter: Any) -> None:
+    """Lanes along an axis whose points have places of their own; threads where all have."""
+    func, plan = scatter.func, program.schedule
+    func.compute_root()
+    stage = func.update(0)
+    if not scatter.axes:
+        stage.unscheduled()
+        return
+    order = list(scatter.axes)
+    if scatter.lane:
+        order = [a for a in order if a.name() != scatter.lane.name()] + [scatter.lane]
+        if len(order) > 1:
+            stage.reorder(*reversed(order))
+    if not (scatter.lane or scatter.disjoint):
+        stage.unscheduled()
+        return
+    stage.allow_race_conditions()
+    stage.vectorize(order[-1], plan.lanes, Tail)
+    if plan.fuse and scatter.disjoint and len(order) > 1:
+        stage.parallel(order[0])

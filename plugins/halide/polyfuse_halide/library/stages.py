@@ -1,0 +1,261 @@
+"""A kernel as a Halide pipeline: inputs, the stages between, what is stored, and the schedule of it all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import halide as hl
+
+from polyfuse_halide.library.arithmetic import Value, add, expr, maximum, minimum, mul
+from polyfuse_halide.library.combine import merge_scan
+from polyfuse_halide.library.convert import convert, memory_type, widened
+from polyfuse_halide.library.reduce import Body, Reduction, define, reads
+
+__all__ = ["Program", "Schedule", "as_i64", "at", "index", "largest", "least", "shared"]
+
+
+def index(value: Any) -> Value:
+    """An index as an expression."""
+    return expr(value)
+
+
+def least(a: Any, b: Any) -> Any:
+    """The smaller of two indices."""
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else hl.min(a, b)
+
+
+def largest(a: Any, b: Any) -> Any:
+    """The larger of two indices."""
+    return max(a, b) if isinstance(a, int) and isinstance(b, int) else hl.max(a, b)
+
+
+def as_i64(value: Any) -> Value:
+    """An index as a whole number of 64 bits."""
+    return hl.cast(hl.Int(64), expr(value))
+
+
+def at(value: Value, extent: Any) -> Value:
+    """A computed place, which the representation promises to be below an extent."""
+    return hl.unsafe_promise_clamped(hl.cast(hl.Int(32), value), 0, extent - 1)
+
+
+def shared(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Evaluate a section once for each place: later sections ask for the same values again and again."""
+    known: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
+
+    def call(*places: Any) -> Any:
+        key = tuple(id(p) for p in places)
+        if key not in known:
+            known[key] = (places, function(*places))
+        return known[key][1]
+
+    return call
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a kernel is computed.
+
+    Attributes:
+        kind: where lanes run: ``"points"`` along the last axis of a kernel without loops, ``"rows"`` along
+            the last loop, ``"columns"`` along the last axis of a kernel with loops.
+        lanes: points that one vector holds.
+        unroll: vectors side by side.
+        fuse: outermost axes that are shared by threads as one; 0: one thread does all.
+        group: steps of these that one thread takes together.
+        piece: points of the lane axis that one thread takes together; 0: all of a row.
+        shift: whether the last block of a row may begin earlier instead of being shorter.
+    """
+
+    kind: str
+    lanes: int = 16
+    unroll: int = 1
+    fuse: int = 0
+    group: int = 1
+    piece: int = 0
+    shift: bool = False
+
+
+@dataclass
+class Input:
+    """A buffer that is read."""
+
+    dtype: str
+    param: Any
+
+    def __call__(self, place: Any, mask: Value | None = None, other: Value | None = None) -> Value:
+        place = expr(place)
+        if mask is None:
+            return self.param[place]
+        # nothing is read outside: where the mask is false, the first element stands in
+        return hl.select(mask, self.param[hl.select(mask, place, hl.i32(0))], other)
+
+
+@dataclass
+class Output:
+    """Stores that one stage makes: at each place one value for each of its targets."""
+
+    func: Any
+    axes: list[Any]
+    loops: list[Any]
+    targets: int
+
+
+@dataclass
+class Scatter:
+    """Stores at places that are computed, or combined with what is there."""
+
+    func: Any
+    axes: list[Any]
+    loops: list[Any]
+    lane: str
+    disjoint: bool
+
+
+@dataclass
+class Program:
+    """What a generated program builds."""
+
+    inputs: list[Any] = field(default_factory=list)
+    sizes: list[Any] = field(default_factory=list)
+    axes: dict[str, Any] = field(default_factory=dict)
+    loops: dict[str, Any] = field(default_factory=dict)
+    reductions: list[Reduction] = field(default_factory=list)
+    rows: list[tuple[Any, list[Any]]] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    scatters: list[Scatter] = field(default_factory=list)
+    order: list[Any] = field(default_factory=list)
+    schedule: Schedule = Schedule("points")
+    apart: bool = False
+
+    def size(self, name: str) -> Value:
+        """A shape symbol."""
+        param = hl.Param(hl.Int(32), f"size_{name}")
+        self.sizes.append(param)
+        return hl.Expr(param)
+
+    def input(self, name: str, dtype: str) -> Input:
+        """A buffer that is read, as its elements lie in memory."""
+        param = hl.ImageParam(memory_type(dtype), 1, f"{name}_in")
+        param.dim(0).set_min(0).set_stride(1)
+        self.inputs.append(param)
+        return Input(dtype, param)
+
+    def axis(self, name: str, extent: Any) -> Any:
+        """A parallel axis."""
+        self.axes[name] = extent
+        return hl.Var(name)
+
+    def loop(self, name: str, extent: Any) -> Any:
+        """A loop, outermost first."""
+        self.loops[name] = extent
+        return hl.Var(name)
+
+    def _vars(self, names: Sequence[str]) -> list[Any]:
+        return [hl.Var(name) for name in names]
+
+    def reduce(self, name: str, kinds: Sequence[tuple[str, str, str]], body: Body) -> Reduction:
+        """The reductions of one loop."""
+        lanes = self.schedule.lanes if self.schedule.kind == "rows" else 1
+        unroll = self.schedule.unroll if self.schedule.kind == "rows" else 1
+        found = Reduction(
+            name, self._vars(list(self.axes)), list(self.loops.values()), kinds, body, lanes, unroll
+        )
+        self.reductions.append(found)
+        return found
+
+    def row(self, name: str, body: Body) -> Callable[..., Value]:
+        """Values kept for each parallel point, at every step of its loops."""
+        func = hl.Func(name)
+        places = self._vars([*self.axes, *self.loops])
+        define(func, places, list(body(*places))[:1])
+        self.rows.append((func, places))
+        return lambda *where: reads(func, where, 1)[0]
+
+    def scan(self, name: str, kind: str, body: Body) -> Callable[..., list[Value]]:
+        """An inclusive scan along the loop."""
+        func = hl.Func(name)
+        places = self._vars([*self.axes, *self.loops])
+        values = list(body(*places))
+        define(func, places, values)
+        extent = list(self.loops.values())[-1]
+        steps = extent - 1 if isinstance(extent, int) else hl.max(extent - 1, 0)
+        step = hl.RDom([(1, steps)], f"{name}_r")[0]
+        now, before = [*places[:-1], step], [*places[:-1], step - 1]
+        define(func, now, merge_scan(kind, reads(func, before, len(values)), reads(func, now, len(values))))
+        self.rows.append((func, places))
+        return lambda *where: reads(func, where, len(values))
+
+    def store(
+        self, name: str, looped: bool, strides: Sequence[Sequence[Any]], body: Body
+    ) -> Callable[..., list[Value]]:
+        """Store values at places that are sums of axes times strides."""
+        names = [*self.axes, *(self.loops if looped else ())]
+        places = self._vars(names)
+        func = hl.Func(name)
+        values = list(body(*places))
+        define(func, places, values)
+        extents = [*self.axes.values(), *(self.loops.values() if looped else ())]
+        for number, (buffer, steps) in enumerate(zip(func.output_buffers(), strides)):
+            for dim, (extent, step) in enumerate(zip(reversed(extents), reversed(steps))):
+                if number == 0:
+                    buffer.dim(dim).set_bounds(0, extent)
+                buffer.dim(dim).set_stride(step)
+        count = len(self.axes)
+        self.outputs.append(Output(func, places[:count], places[count:], len(values)))
+        self.order.append(func)
+        return lambda *where: reads(func, where, len(values))
+
+    def scatter(
+        self,
+        name: str,
+        dtype: str,
+        looped: bool,
+        mode: str,
+        extent: Any,
+        body: Callable[..., tuple[Any, Value, Value | None]],
+        lane: str = "",
+        disjoint: bool = False,
+    ) -> None:
+        """Store at computed places, or combine with what is there.
+
+        `body` gives place, value and mask. Along the axis `lane`, if any, no two points share a place;
+        `disjoint` says that no two points do at all, or that any of the stored values will do.
+        """
+        names = [*self.axes, *(self.loops if looped else ())]
+        extents = [*self.axes.values(), *(self.loops.values() if looped else ())]
+        func = hl.Func(name)
+        func[hl.Var(f"{name}_at")] = hl.undef(memory_type(dtype))
+        domain = hl.RDom([(0, e) for e in reversed(extents)] or [(0, 1)], f"{name}_r")
+        loops = [domain[k] for k in range(len(extents))][::-1]
+        place, value, mask = body(*loops)
+        if mask is not None:
+            domain.where(mask)
+        place = hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1)
+        func[place] = _combined(mode, dtype, expr(func[place]), value)
+        func.output_buffer().dim(0).set_bounds(0, extent)
+        func.output_buffer().dim(0).set_stride(1)
+        by_name = dict(zip(names, loops))
+        self.scatters.append(Scatter(func, [by_name[n] for n in names], [], lane and by_name[lane], disjoint))
+        self.order.append(func)
+
+    def finish(self) -> tuple[Any, list[Any]]:
+        """Schedule everything; the pipeline and its arguments."""
+        from polyfuse_halide.library.schedules import apply
+
+        apply(self)
+        arguments = [hl.Argument(p) for p in (*self.inputs, *self.sizes)]
+        return hl.Pipeline(self.order), arguments
+
+
+def _combined(mode: str, dtype: str, old: Value, value: Value) -> Value:
+    """What a store leaves in memory."""
+    if mode == "set":
+        return value
+    if dtype in ("bf16", "f16"):
+        return convert(_combined(mode, "f32", widened(old, dtype), widened(value, dtype)), "f32", dtype)
+    if old.type().is_bool():
+        return old | value if mode in ("add", "max") else old & value
+    return {"add": add, "mul": mul, "min": minimum, "max": maximum}[mode](old, value)

@@ -1,0 +1,44 @@
+"""The Halide backend's manifest: what it is, before anything of it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from polyfuse.plugin.api import API_VERSION
+from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
+
+if TYPE_CHECKING:
+    from polyfuse.base.settings import Settings
+
+__all__ = ["polyfuse_doctor", "polyfuse_manifest"]
+
+
+@hookimpl
+def polyfuse_manifest() -> Manifest:
+    """Introduce the backend."""
+    return Manifest(
+        name="halide",
+        version="0.1.0",
+        distribution="polyfuse",
+        api=API_VERSION,
+        device_types=("cpu",),
+        load="polyfuse_halide.backend:HalideBackend",
+        priority={"cpu": 90},
+        offers=(Offer.KERNELS,),
+        requires=Requires(packages=("halide>=21,<22",), hardware=("Linux on x86-64",)),
+        options={
+            "target": "What to compile for, as Halide writes it; empty: this machine's processor.",
+            "keep": "Keep the loops and the assembly that Halide makes beside each kernel: 1 or 0.",
+        },
+        summary="Kernels for the processor as Halide pipelines, compiled without a compiler of the system",
+    )
+
+
+@hookimpl
+def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:
+    """Report on Halide and on what launches its kernels."""
+    from polyfuse_halide.doctor import findings
+
+    return findings(settings)

@@ -1,0 +1,113 @@
+"""Building kernels: from generated programs to a folder of object files. Runs in a build worker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from polyfuse.base.errors import KernelBuildError
+from polyfuse.plugin import Source
+
+__all__ = ["KEYS", "build", "build_in_worker", "pipeline_of", "warm_up"]
+
+KEYS = "kernels.json"
+"""What a built folder says of its kernels."""
+
+_FEATURES = ("no_runtime", "no_asserts", "no_bounds_query", "strict_float")
+
+
+def warm_up(options: Mapping[str, Any]) -> None:
+    """Compile something, so that Halide and its LLVM are there when a kernel comes."""
+    text = f"""def {Source.SYMBOL}(p):
+    in0 = p.input("in0", "f32")
+    p.axis("i0", 64)
+    p.store("points", False, [[1]], lambda i0: (in0(i0), ))
+"""
+    with tempfile.TemporaryDirectory() as folder:
+        build([Source("warm_up", text, "halide")], Path(folder), options)
+
+
+def build_in_worker(sources: Sequence[Source], folder: Path, options: Mapping[str, Any]) -> None:
+    """`build` in a process of its own: Halide's words, which go to the error stream, become part of the
+    error.
+    """
+    with tempfile.TemporaryFile() as said:
+        try:
+            with _errors_to(said.fileno()):
+                build(sources, folder, options)
+        except KernelBuildError as error:
+            said.seek(0)
+            words = said.read().decode("utf-8", "replace")
+            output = "\n".join(part for part in (error.output, words) if part.strip())
+            raise KernelBuildError(
+                error.cause, error.fix, command=error.command, output=output, name=error.name
+            ) from error
+
+
+def build(sources: Sequence[Source], folder: Path, options: Mapping[str, Any]) -> None:
+    """Compile each source to an object file.
+
+    Args:
+        sources: kernels as generated programs; their meta goes into the folder as it is.
+        folder: to fill.
+        options: `target`, what to compile for; `keep`, whether to leave Halide's loops beside each kernel.
+    """
+    rows: list[dict[str, str]] = []
+    for source in {s.key: s for s in sources}.values():
+        _build_one(source, folder, options)
+        rows.append({"key": source.key, "symbol": source.symbol, "meta": source.meta})
+    (folder / KEYS).write_text(json.dumps(rows, indent=0), encoding="utf-8")
+
+
+def pipeline_of(source: Source) -> tuple[Any, list[Any]]:
+    """The Halide pipeline that a generated program builds, and its arguments."""
+    import polyfuse_halide.library as library
+
+    namespace: dict[str, Any] = dict(vars(library))
+    exec(compile(source.rendered(), f"{source.name}.py", "exec"), namespace)
+    program = library.Program()
+    namespace[source.symbol](program)
+    pipeline: tuple[Any, list[Any]] = program.finish()
+    return pipeline
+
+
+def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
+    import halide as hl
+
+    try:
+        pipeline, arguments = pipeline_of(source)
+        wanted = {hl.OutputFileType.object: str(folder / f"{source.key}.o")}
+        if options.get("keep"):
+            wanted[hl.OutputFileType.stmt] = str(folder / f"{source.key}.stmt")
+            wanted[hl.OutputFileType.assembly] = str(folder / f"{source.key}.s")
+        target = hl.Target("-".join((str(options.get("target") or "host"), *_FEATURES)))
+        pipeline.compile_to(wanted, arguments, source.symbol, target)
+    except Exception as error:
+        raise KernelBuildError(
+            f"Halide could not compile kernel {source.name} ({type(error).__name__}: {_first_line(error)})",
+            "the output below says why",
+            output=f"error: {error}\n{source.text}",
+            name=source.name,
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no reason given"
+
+
+@contextlib.contextmanager
+def _errors_to(target: int) -> Iterator[None]:
+    """Let file descriptor 2 be another one for a while."""
+    kept = os.dup(2)
+    os.dup2(target, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
