@@ -150,8 +150,8 @@ def _linear_section(content: dict[str, Any]) -> list[str]:
     return [
         f"## Linear layers{_place(content)}",
         "",
-        "Rows by inputs by outputs, with a bias and what follows. Both compilers choose implementations by timing",
-        "them. *over the best*: beside the faster of the others.",
+        "Rows by inputs by outputs, with a bias and what follows. Both compilers choose by timing. *over the",
+        "best*: beside the faster of the others.",
         "",
         *_facts(content),
         *_timing_table(content["rows"], "layer", lambda row: row["name"], best=True),
