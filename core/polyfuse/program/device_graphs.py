@@ -150,7 +150,7 @@ def _fault(call: ExternCall, graph: Graph) -> tuple[str, str]:
     if ops.op_name(target).endswith(_WITH_STATE):
         # the device knows the generator that it draws from, as it knows its own
         drawn = (graph.objects.get(arg.key) for arg in call.args if isinstance(arg, Opaque) and arg.key)
-        target = next((op for op in drawn if isinstance(op, torch._ops.OpOverload)), target)
+        target = next((op for op in drawn if isinstance(op, ops.OpOverload)), target)
     return _op_fault(call, target)
 
 
