@@ -54,17 +54,13 @@ def check(problem: Problem) -> None:
         if dtype not in _PRODUCT_TYPES or (dtype is DType.f32 and problem.kind != "dot_tf32"):
             raise UnsupportedError(f"the multipliers take no {dtype} operands", _REFUSED)
         if matrix.along and (matrix.row not in (0, 1) or dtype.itemsize != 2):
-            raise UnsupportedError(
-                f"an operand of {dtype} has no neighbours in memory along the depth", _REFUSED
-            )
+            raise UnsupportedError(f"an operand of {dtype} does not run along the depth", _REFUSED)
         step = COPY_ALIGNMENT // dtype.itemsize
         if not matrix.arg.aligned or not divides(step, matrix.offset):
             raise UnsupportedError("an operand's address may not be a multiple of 16 bytes", _REFUSED)
         others = (matrix.depth if matrix.along else matrix.row, *matrix.batch)
         if not all(divides(step, stride) for stride in others):
-            raise UnsupportedError(
-                "an operand's rows are not known to begin at multiples of 16 bytes", _REFUSED
-            )
+            raise UnsupportedError("an operand's rows may not begin at multiples of 16 bytes", _REFUSED)
         if len(matrix.batches) > _MOST_BATCHES:
             raise UnsupportedError("an operand has too many batch axes", _REFUSED)
         if any((bounds(stride)[0] or 0) < 0 for stride in others):
@@ -123,6 +119,7 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
         "X_BATCHES": max(1, len(problem.left.batches)),
         "Y_BATCHES": max(1, len(problem.right.batches)),
         "UNROLL": 1 if heavy(problem) else 4,
+        "RESIDENT": tiling.resident,
     }
     truths = {
         "PINGPONG": tiling.turns,
@@ -241,6 +238,7 @@ def _meta(problem: Problem, tiling: Tiling) -> KernelMeta:
         tiles=f"{tiles[0]} * {tiles[1]} * ({batch})",
         cluster=tiling.cluster,
         lasting=tiling.split == 1,
+        resident=tiling.resident,
         threads=tiling.threads,
         shared=tiling.shared_bytes,
         fuse=problem.kernel.numerics != "eager",

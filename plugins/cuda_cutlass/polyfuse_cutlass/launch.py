@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 from polyfuse.base.errors import KernelLaunchError
@@ -16,7 +15,7 @@ from polyfuse_cutlass.artifact import Artifact, read_unit
 from polyfuse_cutlass.driver import check, driver
 from polyfuse_cutlass.meta import KernelMeta, TensorMap
 
-__all__ = ["Kernel", "load_unit"]
+__all__ = ["Kernel", "Sizes", "load_unit", "resolved"]
 
 _MAX_DYNAMIC_SHARED = 8
 _SWIZZLE_128B = 3
@@ -49,7 +48,7 @@ class _Loaded:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """What follows from size arguments."""
 
     tiles: int
@@ -68,17 +67,9 @@ class Kernel:
         self._lock = threading.Lock()
         self._loaded: dict[int, _Loaded] = {}
         self._stream: Callable[[int], int] = current_stream("cuda")
-        self._sizes: dict[tuple[int, ...], _Sizes] = {}
+        self._sizes: dict[tuple[int, ...], Sizes] = {}
         self._maps: dict[tuple[object, ...], Any] = {}
-        names = [arg.name for arg in self.meta.args if not arg.pointer]
-        self._pointers = [i for i, arg in enumerate(self.meta.args) if arg.pointer]
         self._others = [i for i, arg in enumerate(self.meta.args) if not arg.pointer]
-        self._names = names
-        self._tiles = _compiled(self.meta.tiles)
-        self._shapes = [
-            ([_compiled(t) for t in one.extents], [_compiled(t) for t in one.strides], _compiled(one.offset))
-            for one in self.meta.maps
-        ]
 
     def prepare(self) -> None:
         """Load the code into the current device, so that a damaged file shows now."""
@@ -96,7 +87,8 @@ class Kernel:
         loaded = self._here()
         clusters = sizes.tiles
         if self.meta.lasting:
-            clusters = min(clusters, max(1, loaded.processors // self.meta.cluster))
+            room = loaded.processors * self.meta.resident // self.meta.cluster
+            clusters = min(clusters, max(1, room))
         held = [self._map(number, one, values, sizes) for number, one in enumerate(self.meta.maps)]
         packed = (ctypes.c_uint64 * len(values))(*(v & 0xFFFFFFFFFFFFFFFF for v in values))
         parameters = (ctypes.c_void_p * (len(held) + 1))(
@@ -117,23 +109,16 @@ class Kernel:
         )
         check(status, f"launching kernel {self.artifact.name}")
 
-    def _sizes_of(self, sizes: tuple[int, ...]) -> _Sizes:
+    def _sizes_of(self, sizes: tuple[int, ...]) -> Sizes:
         found = self._sizes.get(sizes)
         if found is None:
-            known: dict[str, Any] = dict(zip(self._names, sizes, strict=True))
-            known["__builtins__"] = {"min": min, "max": max}
-            found = _Sizes(
-                eval(self._tiles, known),
-                tuple(tuple(max(1, eval(t, known)) for t in extents) for extents, _, _ in self._shapes),
-                tuple(tuple(eval(t, known) for t in strides) for _, strides, _ in self._shapes),
-                tuple(eval(offset, known) for _, _, offset in self._shapes),
-            )
+            found = resolved(self.meta, sizes)
             if len(self._sizes) > _KEPT_MAPS:
                 self._sizes.clear()
             self._sizes[sizes] = found
         return found
 
-    def _map(self, number: int, one: TensorMap, values: list[int], sizes: _Sizes) -> tuple[int, Any]:
+    def _map(self, number: int, one: TensorMap, values: list[int], sizes: Sizes) -> tuple[int, Any]:
         """A tensor map's address, and what keeps it alive."""
         address = values[one.arg] + sizes.offsets[number]
         key = (number, address, sizes.extents[number], sizes.strides[number])
@@ -195,5 +180,18 @@ def encoded(
     return place, memory
 
 
-def _compiled(text: str) -> CodeType:
-    return compile(text, "<size>", "eval")
+def resolved(meta: KernelMeta, sizes: tuple[int, ...]) -> Sizes:
+    """What follows from size arguments."""
+    names = [arg.name for arg in meta.args if not arg.pointer]
+    known: dict[str, Any] = dict(zip(names, sizes, strict=True))
+
+    def value(text: str) -> int:
+        return int(eval(text, {"__builtins__": {"min": min, "max": max}}, known))
+
+    return Sizes(
+        value(meta.tiles),
+        # the driver takes no empty matrix; nothing of it is used
+        tuple(tuple(max(1, value(text)) for text in one.extents) for one in meta.maps),
+        tuple(tuple(value(text) for text in one.strides) for one in meta.maps),
+        tuple(value(one.offset) for one in meta.maps),
+    )

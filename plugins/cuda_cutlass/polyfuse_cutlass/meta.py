@@ -49,6 +49,7 @@ class KernelMeta:
         tiles: clusters that all work needs, as an expression; none: nothing is launched.
         cluster: blocks of each.
         lasting: whether blocks take one tile after another; else there is a cluster for each tile.
+        resident: blocks that a multiprocessor holds at once.
         threads, shared: of a block, in threads and bytes.
         fuse: whether products and sums may be contracted.
     """
@@ -60,6 +61,7 @@ class KernelMeta:
     lasting: bool
     threads: int
     shared: int
+    resident: int = 1
     fuse: bool = True
 
     def text(self) -> str:

@@ -10,6 +10,9 @@ __all__ = ["SHARED_LIMIT", "Tiling"]
 
 SHARED_LIMIT = 232448
 """Bytes of shared memory that a block may have."""
+MULTIPROCESSOR_SHARED = 233472
+RESERVED = 1024
+"""Bytes of shared memory of a multiprocessor, and of these for each block the system's own."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,17 @@ class Tiling:
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
         staging = 0 if self.split > 1 else self.consumers * 4 * 16 * (self.chunk + 4) * 4
-        return 1024 + self.stages * self.stage_bytes + staging
+        turns = 16 if self.turns else 0
+        return 1024 + self.stages * self.stage_bytes + staging + turns
+
+    @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor holds at once."""
+        by_memory = MULTIPROCESSOR_SHARED // (self.shared_bytes + RESERVED)
+        # two groups of warps that multiply need all registers
+        return (
+            1 if self.consumers > 1 else max(1, min(by_memory, 4 if self.blocks * self.columns <= 64 else 2))
+        )
 
     @property
     def config(self) -> Config:

@@ -15,7 +15,7 @@ constexpr int SHARERS = CX + CY - 1;
 constexpr bool TURNS = CONSUMERS > 1 && PINGPONG;
 
 struct Ring {
-  u32 full, empty, x, y;  // addresses: barriers, tiles
+  u32 full, empty, turn, x, y;  // addresses: barriers, tiles
   int stage = 0;
   u32 phase = 0;
   PF_INLINE void next() {
@@ -111,9 +111,11 @@ PF_INLINE void keep(Results& r) {
     for (int i = 0; i < BY / 2; ++i) asm volatile("" : PF_ACC_OPERAND(r[m][i])::"memory");
 }
 
-// The sum over the stages of a tile. `row`: the group's first row within the tile.
-PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block) {
+// The sum over the stages of a tile. `row`: the group's first row within the tile; `done`: a barrier that learns
+// that all stages were there.
+PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block, u32 done) {
   if (stages <= 0) {
+    if (TURNS && threadIdx.x % 128 == 0) barrier_arrive(done);
 #pragma unroll
     for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
@@ -141,6 +143,7 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
     last = ring.empty_bar();
     ring.next();
   }
+  if (TURNS && threadIdx.x % 128 == 0) barrier_arrive(done);
   products_wait<0>();
   keep(sum);
   release(last, block);
@@ -239,16 +242,19 @@ PF_INLINE void consume(Ring ring, const Args& args, u32 block, u32 staging, int 
   const int rx = block % CX, ry = block / CX % CY;
   Tiles tiles(args);
   if (TURNS && group) tiles.next(), ring.skip(stages);
+  u32 turn = group ^ 1;  // the first group need not wait for its first turn
   for (; tiles.valid(); tiles.next()) {
     Results sum;
-    multiply(ring, sum, stages, row, block);
+    // a barrier tells a round from the one before, not from those before that: begin only when it is time
+    if (TURNS) barrier_wait(ring.turn + 8 * group, turn), turn ^= 1;
+    multiply(ring, sum, stages, row, block, ring.turn + 8 * (group ^ 1));
     const int x = (tiles.x * CX + rx) * BX, y = (tiles.y * CY + ry) * BY;
     finish_tile(args, staging, sum, tiles.batch, x + row, y);
     if (TURNS) tiles.next(), ring.skip(stages);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) PF_CLUSTER
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) PF_CLUSTER
 POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__ TensorMap map_y,
                 const __grid_constant__ Args args) {
   extern __shared__ u8 memory[];
@@ -259,6 +265,7 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
   const u32 staging = base + STAGES * (X_BYTES + Y_BYTES);
   ring.full = staging + (SPLIT > 1 ? 0 : CONSUMERS * 4 * STAGING);
   ring.empty = ring.full + 8 * STAGES;
+  ring.turn = ring.empty + 8 * STAGES;
   const u32 block = CLUSTER > 1 ? block_of_cluster() : 0;
   if (threadIdx.x == 0) {
     map_prefetch(&map_x);
@@ -267,9 +274,10 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
       barrier_init(ring.full + 8 * i, 1);
       barrier_init(ring.empty + 8 * i, (TURNS ? 1 : CONSUMERS) * SHARERS);
     }
+    for (int i = 0; TURNS && i < 2; ++i) barrier_init(ring.turn + 8 * i, 1);
     barriers_ready();
   }
-  if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();
+  if constexpr (CLUSTER > 1) cluster_arrive_relaxed(), cluster_wait();
   else __syncthreads();
   const int all = (depth(args) + DEPTH - 1) / DEPTH, each = (all + SPLIT - 1) / SPLIT;
   const int begin = SPLIT > 1 ? min(all, (int)block * each) : 0, end = SPLIT > 1 ? min(all, begin + each) : all;
@@ -282,13 +290,13 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
     } else {
       const int row = (threadIdx.x / 128 - 1) * GROUP_ROWS;
       Results sum;
-      multiply(ring, sum, end - begin, row, 0);
+      multiply(ring, sum, end - begin, row, 0, 0);
       warps_sync(1, 128 * CONSUMERS);  // the ring is read to its end: the parts take its place
       store_part(base, sum, row);
       cluster_arrive(), cluster_wait();
       finish_parts(args, base, block, tiles.batch, tiles.x * BX, tiles.y * BY);
     }
-    cluster_arrive(), cluster_wait();
+    cluster_arrive_relaxed(), cluster_wait();  // others may still read this block's part
   } else {
     if (threadIdx.x < 128) {
       if constexpr (CONSUMERS > 1) fewer_registers<40>();
@@ -298,6 +306,6 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
       consume(ring, args, block, staging + (threadIdx.x / 32 - 4) * STAGING, all);
     }
     // others may still signal a block that is done
-    if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();
+    if constexpr (CLUSTER > 1) cluster_arrive_relaxed(), cluster_wait();
   }
 }

@@ -12,11 +12,12 @@ PF_INLINE void barrier_expect(u32 bar, u32 bytes) {
 PF_INLINE void barrier_arrive(u32 bar) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
-// At the same barrier of another block of the cluster.
+// At the same barrier of another block of the cluster. It says that a tile was read, so it need not wait for what
+// this thread wrote before, as `.release.cluster` would.
 PF_INLINE void barrier_arrive_at(u32 bar, u32 block) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(block) : "memory");
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(block) : "memory");
 }
 PF_INLINE void barrier_wait(u32 bar, u32 parity) {
   asm volatile(
@@ -30,6 +31,8 @@ PF_INLINE u32 block_of_cluster() {
   return r;
 }
 PF_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// The same where no block needs to see what another wrote.
+PF_INLINE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 PF_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 PF_INLINE void warps_sync(int bar, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(threads) : "memory");

@@ -1,0 +1,47 @@
+// What generated epilogues use of CUDA, for the processor: they are tested there.
+#define PF_TYPES
+#include <math.h>
+#include <string.h>
+#define PF_INLINE static inline
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef float f32;
+typedef double f64;
+struct bf16 { u16 bits; };
+struct f16 { _Float16 number; };
+template <class To, class From> inline To bits_of(From x) { To r; memcpy(&r, &x, sizeof r); return r; }
+inline f32 __uint_as_float(u32 x) { return bits_of<f32>(x); }
+inline f32 __int_as_float(int x) { return bits_of<f32>(x); }
+inline int __float_as_int(f32 x) { return bits_of<int>(x); }
+inline i64 __double_as_longlong(f64 x) { return bits_of<i64>(x); }
+inline f64 __longlong_as_double(i64 x) { return bits_of<f64>(x); }
+inline f32 rsqrtf(f32 x) { return 1 / sqrtf(x); }
+inline f64 rsqrt(f64 x) { return 1 / sqrt(x); }
+inline f32 value_of(bf16 x) { return bits_of<f32>((u32)x.bits << 16); }
+inline f32 value_of(f16 x) { return (f32)x.number; }
+template <class T> struct memory_form;
+template <> struct memory_form<bf16> {
+  static bf16 of(f32 x) {
+    const u32 b = bits_of<u32>(x);
+    return {(u16)(x != x ? 0x7fff : (b + 0x7fff + (b >> 16 & 1)) >> 16)};
+  }
+};
+template <> struct memory_form<f16> {
+  static f16 of(f32 x) { return {(_Float16)x}; }
+};
+template <class T, int N> struct Pack { T item[N]; };
+template <int N, bool LASTING, class T> void read(const T* p, Pack<T, N>& into) {
+  if ((u64)p % (N * sizeof(T) < 16 ? N * sizeof(T) : 16)) __builtin_trap();
+  memcpy(&into, p, sizeof into);
+}
+template <int N, class T> void write(T* p, const Pack<T, N>& from) {
+  if ((u64)p % (N * sizeof(T) < 16 ? N * sizeof(T) : 16)) __builtin_trap();
+  memcpy(p, &from, sizeof from);
+}
+template <class T> T lasting(const T* p) { return *p; }

@@ -1,0 +1,98 @@
+"""Matrix products as IR text, for tests of the CUTLASS plugin."""
+
+from __future__ import annotations
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.parse import parse
+
+__all__ = ["product"]
+
+GELU = (
+    *("b0 = load {out} bias[i1]", "b1 = cast f32 (b0)", "b2 = add f32 ({sum}, b1)"),
+    *(
+        "b3 = const f32 0.7071067811865476",
+        "b4 = mul f32 (b2, b3)",
+        "b5 = erf f32 (b4)",
+        "b6 = const f32 1.0",
+    ),
+    *("b7 = add f32 (b5, b6)", "b8 = const f32 0.5", "b9 = mul f32 (b2, b8)", "value = mul f32 (b9, b7)"),
+)
+RESIDUAL = (
+    *("b0 = load {out} bias[i1]", "b1 = cast f32 (b0)", "b2 = add f32 ({sum}, b1)"),
+    *("b3 = load {out} added[{place}]", "b4 = cast f32 (b3)", "value = add f32 (b2, b4)"),
+)
+PLAIN = ("one = const f32 1.0", "value = mul f32 ({sum}, one)")
+
+
+def product(
+    rows: int,
+    columns: int,
+    depth: int,
+    *,
+    batch: int = 0,
+    left: str = "depth",
+    right: str = "depth",
+    dtype: str = "bf16",
+    out: str = "bf16",
+    epilogue: tuple[str, ...] = PLAIN,
+    shared: bool = False,
+    dynamic: bool = False,
+    place: str = "",
+    numerics: str = "fast",
+) -> Kernel:
+    """A product with an epilogue from a sum in f32 to `value`.
+
+    `left` and `right` say along what the operands run in memory: `depth`, or rows or columns. With `shared`
+    there is one right operand for the whole batch; with `dynamic` the number of rows is a symbol.
+    """
+    m = "s0" if dynamic else str(rows)
+    n, k = columns, depth
+    whole = dtype in ("i8", "u8")
+    at_left = f"{k}*i0 + r0" if left == "depth" else f"{m}*r0 + i0"
+    at_right = f"{k}*i1 + r0" if right == "depth" else f"{n}*r0 + i1"
+    at = place or f"{n}*i0 + i1"
+    axes = [f"i0{{{m}}} ~ {rows}", f"i1{{{n}}} ~ {n}"]
+    count = max(batch, 1)
+    if batch:
+        axes.insert(0, f"b0{{{batch}}} ~ {batch}")
+        at_left = f"{k}*{m}*b0 + {at_left}"
+        at = f"{n}*{m}*b0 + {at}"
+        if not shared:
+            at_right = f"{n * k}*b0 + {at_right}"
+    lines = [line.format(sum="total" if whole else "product", out=out, place=at) for line in epilogue]
+    if whole:
+        lines.insert(0, "total = cast f32 (product)")
+    if out == "f32":
+        lines.append(f"store f32 set out0[{at}] = value")
+    else:
+        lines += [f"rounded = cast {out} (value)", f"store {out} set out0[{at}] = rounded"]
+    arguments = [
+        f"in in0: {dtype}[{count * k}*{m}] aligned",
+        f"in in1: {dtype}[{(1 if shared else count) * n * k}] aligned",
+    ]
+    body = "\n".join(lines)
+    if "bias[" in body:
+        arguments.append(f"in bias: {out}[{n}] aligned")
+    if "added[" in body:
+        arguments.append(f"in added: {out}[{count * n}*{m}] aligned")
+    arguments.append(f"out out0: {out}[{count * n}*{m}] aligned")
+    if dynamic:
+        arguments.append(f"size s0: i64 ~ {rows}")
+    text = f"""kernel product on cuda {{
+{"symbols s0{1..}" if dynamic else ""}
+numerics {numerics}
+axes {", ".join(axes)}
+raxes r0{{{k}}} ~ {k}
+{chr(10).join(arguments)}
+loop {{
+  x = load {dtype} in0[{at_left}]
+  y = load {dtype} in1[{at_right}]
+  product = reduce {"i32" if whole else "f32"} {"dot_tf32" if dtype == "f32" else "dot"} (x, y)
+}}
+once {{
+{body}
+}}
+}}"""
+    found = parse("\n".join(line for line in text.splitlines() if line))
+    assert isinstance(found, Kernel)
+    return found

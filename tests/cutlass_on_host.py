@@ -1,0 +1,71 @@
+"""Running a generated kernel's epilogue on the processor, with the sums of products from torch."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.symbolic import evaluate
+from polyfuse_cutlass.hopper import hopper_source
+from polyfuse_cutlass.problem import Matrix, extent, problem_of
+from polyfuse_cutlass.tiling import Tiling
+
+__all__ = ["run_on_host"]
+
+_HEADER = Path(__file__).with_name("cutlass_host.h")
+_RUN = """
+extern "C" void run(const Args* args, const Acc* sums) {
+  const int X = extent_x(*args), Y = extent_y(*args);
+  for (int batch = 0; batch < batches(*args); ++batch)
+    for (int x = 0; x < X; x += VEC_X ? VEC : 1)
+      for (int y = 0; y < Y; y += VEC_X ? 1 : VEC) {
+        Acc sum[VEC];
+        for (int j = 0; j < VEC; ++j)
+          sum[j] = sums[((i64)batch * X + x + (VEC_X ? j : 0)) * Y + y + (VEC_X ? 0 : j)];
+        finish(*args, batch, x, y, sum);
+      }
+}
+}
+"""
+
+
+def run_on_host(kernel: Kernel, operands: Sequence[torch.Tensor | int], tiling: Tiling, folder: Path) -> None:
+    """Execute a kernel on tensors of the processor: products by torch, everything else by its own text."""
+    problem = problem_of(kernel)
+    if tiling.swap:
+        problem = problem.swapped
+    text = hopper_source(problem_of(kernel), tiling).rendered()
+    start, end = text.index("#ifndef PF_MATH"), text.index("// The kernel:")
+    text = text[start:end]
+    text = text[: text.index("#ifndef PF_HOPPER")] + text[text.index("namespace in_") :]
+    text = re.sub(r"PF_INLINE void product\(.*?^}$", "", text, flags=re.S | re.M)
+    text = re.sub(r"#pragma unroll.*", "", text)
+    source = folder / "epilogue.cpp"
+    source.write_text(f'#include "{_HEADER}"\n{text}{_RUN}')
+    compiler = shutil.which("g++") or "c++"
+    command = [compiler, "-std=gnu++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", str(source)]
+    subprocess.run([*command, "-o", str(folder / "epilogue.so")], check=True, timeout=120)
+    values = dict(zip((arg.name for arg in kernel.args), operands, strict=True))
+    sizes = {name: value for name, value in values.items() if isinstance(value, int)}
+    counts = [evaluate(extent(a), sizes) for a in problem.batch]
+    depth = evaluate(extent(problem.depth), sizes)
+
+    def matrix(one: Matrix, rows: int) -> torch.Tensor:
+        tensor = values[one.arg.name]
+        assert isinstance(tensor, torch.Tensor)
+        steps = [evaluate(s, sizes) for s in (*one.batch, one.row, one.depth)]
+        return torch.as_strided(tensor, (*counts, rows, depth), steps, evaluate(one.offset, sizes))
+
+    left = matrix(problem.left, evaluate(extent(problem.rows), sizes))
+    right = matrix(problem.right, evaluate(extent(problem.columns), sizes))
+    sums = (left.double() @ right.double().transpose(-1, -2)).to(problem.dtype.torch).contiguous()
+    packed = (ctypes.c_uint64 * len(operands))(*(v if isinstance(v, int) else v.data_ptr() for v in operands))
+    library = ctypes.CDLL(str(folder / "epilogue.so"))
+    library.run(packed, ctypes.c_void_p(sums.data_ptr()))

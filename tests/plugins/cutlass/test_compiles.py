@@ -1,0 +1,67 @@
+"""Generated kernels, compiled for Hopper, and their texts."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from cutlass_kernels import GELU, RESIDUAL, product
+from polyfuse.base.errors import KernelBuildError
+from polyfuse.plugin import Source
+from polyfuse_cutlass.artifact import read_unit
+from polyfuse_cutlass.space import emit
+from polyfuse_cutlass.target import Target
+from polyfuse_cutlass.tiling import Tiling
+from polyfuse_cutlass.toolchain import build_in_worker, find_compiler
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
+
+CASES = {
+    "wide_gelu": (product(512, 1024, 512, epilogue=GELU), Tiling(1, 256, across=2)),
+    "turns_residual": (
+        product(512, 1000, 512, epilogue=RESIDUAL, right="columns"),
+        Tiling(2, 128, turns=True, stages=6),
+    ),
+    "few_rows_split": (
+        product(13, 1024, 4096),
+        Tiling(1, 16, consumers=1, split=4, stages=8, swap=True),
+    ),
+    "dynamic_batch": (product(100, 72, 64, batch=3, shared=True, dynamic=True), Tiling(1, 64, stages=4)),
+    "whole_numbers": (product(128, 128, 128, dtype="i8", out="f32"), Tiling(1, 128)),
+    "eager": (product(128, 128, 128, epilogue=GELU, numerics="eager"), Tiling(1, 128)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text(name, golden):
+    kernel, tiling = CASES[name]
+    source = emit(kernel, tiling.config, Target())
+    start = source.text.index("namespace in_")
+    golden(f"cutlass/{name}.txt", source.text[start : source.text.index("// The kernel:")] + source.meta)
+
+
+def options() -> dict[str, object]:
+    compiler = find_compiler("nvcc")
+    return {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}
+
+
+@needs_nvcc
+@pytest.mark.parametrize("name", CASES)
+def test_compiles_without_spills(tmp_path, name):
+    kernel, tiling = CASES[name]
+    source = emit(kernel, tiling.config, Target())
+    build_in_worker([source], tmp_path, options())
+    artifact = read_unit(tmp_path)[source.key]
+    assert (tmp_path / artifact.file).stat().st_size > 1000
+    assert artifact.spilled == 0 and not artifact.serial
+    assert artifact.meta.text() == source.meta and artifact.symbol == source.symbol
+
+
+@needs_nvcc
+def test_a_text_that_is_wrong_is_shown_with_the_command(tmp_path):
+    kernel, tiling = CASES["wide_gelu"]
+    meta = emit(kernel, tiling.config, Target()).meta
+    with pytest.raises(KernelBuildError) as caught:
+        build_in_worker([Source("broken", "this is no kernel", "cuda", meta=meta)], tmp_path, options())
+    assert "nvcc" in caught.value.command[0] and "this" in caught.value.output

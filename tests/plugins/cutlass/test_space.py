@@ -1,0 +1,106 @@
+"""Which products are generated, with which tilings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cutlass_kernels import GELU, product
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.plugin import Config
+from polyfuse_cutlass.launch import resolved
+from polyfuse_cutlass.meta import KernelMeta
+from polyfuse_cutlass.problem import problem_of
+from polyfuse_cutlass.space import configs, emit, neighbours
+from polyfuse_cutlass.target import Target
+from polyfuse_cutlass.tiling import SHARED_LIMIT, Tiling
+
+TARGET = Target()
+SHAPES = ((8192, 8192, 8192), (512, 4096, 4096), (16, 4096, 4096), (1, 11008, 4096), (77, 264, 72), (3, 5, 8))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_tiling_offered_can_be_emitted(shape):
+    kernel = product(*shape)
+    found = configs(kernel, TARGET)
+    assert found and len(found) == len(set(found))
+    for config in found:
+        assert Tiling.of(config).config == config
+        assert KernelMeta.parse(emit(kernel, config, TARGET).meta).shared <= SHARED_LIMIT
+    for config in neighbours(kernel, found[0], TARGET):
+        assert config != found[0]
+        emit(kernel, config, TARGET)
+
+
+def test_the_first_is_what_is_emitted_without_a_choice():
+    kernel = product(512, 1024, 256, epilogue=GELU)
+    first = configs(kernel, TARGET)[0]
+    assert (
+        emit(kernel, None, TARGET)
+        == emit(kernel, first, TARGET)
+        == emit(product(512, 1024, 256, epilogue=GELU), first, TARGET)
+    )
+
+
+def test_few_rows_change_places_with_columns():
+    assert Tiling.of(configs(product(8, 4096, 4096), TARGET)[0]).swap
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    (
+        ({"depth": 20}, "rows may not begin"),
+        ({"right": "columns", "columns": 20}, "rows may not begin"),
+        ({"left": "rows", "dtype": "f32"}, "does not run along the depth"),
+        ({"dtype": "f32"}, ""),
+        ({"dtype": "i8", "right": "columns"}, "does not run along the depth"),
+    ),
+)
+def test_what_the_hardware_cannot_take_is_refused(made, reason):
+    kernel = product(**{"rows": 64, "columns": 64, "depth": 64, "out": "bf16", **made})
+    if not reason:
+        assert configs(kernel, TARGET)
+        return
+    with pytest.raises(UnsupportedError, match=reason):
+        configs(kernel, TARGET)
+
+
+def test_addresses_that_may_be_odd_are_refused():
+    kernel = product(64, 64, 64)
+    args = tuple(replace(arg, aligned=False) if arg.name == "in1" else arg for arg in kernel.args)
+    with pytest.raises(UnsupportedError, match="address"):
+        configs(replace(kernel, args=args), TARGET)
+
+
+def test_stores_that_combine_are_refused():
+    with pytest.raises(UnsupportedError, match="combines"):
+        text = product(64, 64, 64)
+        section = text.sections[1]
+        store = section.body[-1]
+        body = (*section.body[:-1], replace(store, attrs=(*store.attrs[:3], "add", store.attrs[4])))
+        configs(replace(text, sections=(text.sections[0], replace(section, body=body))), TARGET)
+
+
+def test_an_impossible_tiling_is_refused():
+    with pytest.raises(UnsupportedError, match="shared memory"):
+        emit(product(64, 64, 64), Tiling(2, 128, stages=9).config, TARGET)
+
+
+def test_configurations_are_plain_numbers():
+    assert all(isinstance(value, int) for _, value in Tiling().config.values)
+    assert isinstance(Tiling().config, Config)
+
+
+def test_batches_along_which_an_operand_does_not_vary_have_no_place_in_its_map():
+    problem = problem_of(product(64, 64, 64, batch=5, shared=True))
+    assert problem.left.batches == (0,) and problem.right.batches == ()
+
+
+def test_sizes_of_a_launch_follow_from_symbols():
+    meta = KernelMeta.parse(emit(product(300, 256, 64, dynamic=True), Tiling(1, 128).config, TARGET).meta)
+    sizes = resolved(meta, (300,))
+    assert sizes.tiles == 3 * 2
+    assert sizes.extents == ((64, 300, 1), (64, 256, 1))
+    assert sizes.strides == ((128, 16), (128, 16))
+    assert resolved(meta, (0,)).tiles == 0
