@@ -30,12 +30,14 @@ __all__ = ["MODES", "Settings", "child_environment", "environment", "option_info
 
 PREFIX = "POLYFUSE_"
 
+_TUNED: Mapping[str, object] = {"tune_kernels": True, "tournament": True, "matrix_products": "fastest"}
+
 # The names that `torch.compile` knows.
 MODES: Mapping[str, Mapping[str, object]] = {
     "default": {},
     "reduce-overhead": {"device_graphs": True},
-    "max-autotune": {"device_graphs": True, "tune_kernels": True, "matrix_products": "fastest"},
-    "max-autotune-no-cudagraphs": {"tune_kernels": True, "matrix_products": "fastest"},
+    "max-autotune": {"device_graphs": True, **_TUNED},
+    "max-autotune-no-cudagraphs": _TUNED,
 }
 
 
@@ -183,10 +185,41 @@ class Settings:
         "was measured is remembered.",
         affects_code=True,
     )
+    tournament: bool = _option(
+        False,
+        "Time each kernel that several backends can generate with all of them, and use the fastest; what was "
+        'measured is remembered. `mode="max-autotune"` asks for it.',
+        affects_code=True,
+    )
     tune_seconds: int = _option(
         10,
         "Seconds after which the search for a kernel's best configuration begins no further round.",
         minimum=0,
+    )
+    max_autotune_seconds: int = _option(
+        0,
+        "Seconds that races may take in all; after that, what was not timed yet is done as it would be "
+        "without tuning. 0: no limit.",
+        minimum=0,
+    )
+    tune_candidates: int = _option(
+        24,
+        "Most configurations of one kernel that are built in the first round; the backend's estimates say "
+        "which.",
+        minimum=1,
+    )
+    tune_timeout: int = _option(
+        30, "Seconds after which a candidate that does not come back from being timed has lost.", minimum=1
+    )
+    tune_verify: bool = _option(
+        False,
+        "Compare the results of candidates in a race with those of the first one, which is the library's "
+        "where there is one; what differs by more than its type explains has lost.",
+    )
+    tune_in_process: bool = _option(
+        False,
+        "Time candidates in this process, where a debugger reaches them, instead of in a child process, "
+        "where they can do no harm.",
     )
 
     # Building.

@@ -6,24 +6,31 @@ of a configuration is its text, and building it again is the kernel store's busi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from filelock import FileLock, Timeout
+
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.files import atomic_write, read_text
+from polyfuse.base.log import get_logger
 from polyfuse.base.version import version
 
 __all__ = ["LOST", "Measured", "TimingStore", "timing_key"]
+
+_log = get_logger("cache")
 
 LOST: Final = math.inf
 """The time of a candidate that could not be built, did not run, or was not good enough to be timed."""
 
 # Raised when measurements of earlier versions mean something else.
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 
 
 @dataclass(frozen=True)
@@ -33,10 +40,12 @@ class Measured:
     Attributes:
         milliseconds: time of each configuration, by its text; `LOST` if it does not count.
         best: the configuration chosen once the search was over; None while it is not.
+        about: what was measured, for people.
     """
 
     milliseconds: Mapping[str, float] = field(default_factory=dict)
     best: str | None = None
+    about: str = ""
 
 
 class TimingStore:
@@ -44,6 +53,7 @@ class TimingStore:
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "timings"
+        self._locks = root / "locks"
 
     def read(self, key: str) -> Measured:
         """Return what is known; nothing, where a file is missing or damaged."""
@@ -51,18 +61,46 @@ class TimingStore:
         try:
             stored = json.loads(text) if text else {}
             times = {str(name): LOST if ms is None else float(ms) for name, ms in stored["times"].items()}
-            best = stored["best"]
+            best, about = stored["best"], str(stored["about"])
         except (ValueError, TypeError, KeyError, AttributeError):
             return Measured()
-        return Measured(times, best if best in times else None)
+        return Measured(times, best if best in times else None, about)
 
     def write(self, key: str, measured: Measured) -> None:
         """Remember. A folder that cannot be written costs the memory, nothing else."""
         times = {name: None if ms == LOST else ms for name, ms in measured.milliseconds.items()}
+        stored = {"times": times, "best": measured.best, "about": measured.about}
         try:
-            atomic_write(self._path(key), stable_json({"times": times, "best": measured.best}))
+            atomic_write(self._path(key), stable_json(stored))
         except OSError:
             return
+
+    @contextlib.contextmanager
+    def exclusive(self, seconds: float) -> Iterator[None]:
+        """Keep other processes from measuring meanwhile: each would disturb the other, and what one has
+        measured, another need not. After waiting for so many seconds, go on all the same.
+        """
+        lock = FileLock(str(self._locks / "timings.lock"))
+        try:
+            self._locks.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=seconds)
+        except (OSError, Timeout) as error:
+            _log.info("measuring without the lock of other processes: %s", error)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def entries(self) -> Iterator[tuple[str, Measured]]:
+        """All that is known, by key."""
+        for path in sorted(self._folder.glob("*/*.json")):
+            yield path.stem, self.read(path.stem)
+
+    def clear(self) -> int:
+        """Forget everything; returns how many entries there were."""
+        count = sum(1 for _ in self._folder.glob("*/*.json"))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return count
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json"

@@ -4,7 +4,7 @@ kernel that fails: another configuration of it, then the next backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import Located
 from polyfuse.compiler.naming import emit_named
 from polyfuse.compiler.session import CompileSession
-from polyfuse.compiler.tuning import Race, race_for
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
 from polyfuse.kit import match
@@ -22,9 +21,10 @@ from polyfuse.plugin import Backend, Config, Launchable, Source
 from polyfuse.program.steps import Program, ProgramKernel
 from polyfuse.runtime.profile import metered
 from polyfuse.schedule import Launch, Schedule
+from polyfuse.select.kernel_race import Verdict, known_config, settle_kernels
 from polyfuse.workers import BuildFuture
 
-__all__ = ["Emitted", "PendingKernel", "emit_kernels", "pending_kernels", "submit"]
+__all__ = ["Emitted", "PendingKernel", "emit_kernels", "pending_kernels", "submit", "tune_kernels"]
 
 _log = get_logger("compiler")
 
@@ -34,22 +34,62 @@ _CONFIGS_TRIED = 8
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source of one kernel and who wrote it; with a race, its configuration is still to be chosen."""
+    """The source of one kernel and who wrote it."""
 
     backend: Backend
     source: Source
-    race: Race | None = None
 
 
-def emit_kernels(schedule: Schedule, session: CompileSession) -> dict[tuple[str, Kernel], Emitted]:
+Tuned = Mapping[tuple[str, Kernel], Verdict]
+
+
+def tune_kernels(schedule: Schedule, session: CompileSession) -> Tuned:
+    """How each kernel is generated that was raced, by (backend it was scheduled for, kernel)."""
+    settings = session.settings
+    if not settings.tune_kernels and not settings.tournament:
+        return {}
+    wanted: dict[tuple[str, Kernel], Sequence[Backend]] = {}
+    for step in schedule.steps:
+        if not isinstance(step, Launch) or (step.backend, step.kernel) in wanted:
+            continue
+        first = session.plugins.backend(step.backend)
+        found: tuple[Backend, ...] = (first,)
+        raced = _is_raced(step.kernel, session)
+        if raced and known_config(session.tuner, first, step.kernel) is not None:
+            continue
+        if settings.tournament and first.races_kernels and not raced:
+            found = tuple(b for b in _candidates(step.backend, step, session) if b.races_kernels)
+        wanted[step.backend, step.kernel] = found
+    try:
+        return settle_kernels(session.tuner, wanted)
+    except Exception as error:
+        if settings.strict:
+            raise
+        warn_once("select", f"kernels are not tuned: {type(error).__name__}: {error}")
+        return {}
+
+
+def emit_kernels(
+    schedule: Schedule, session: CompileSession, tuned: Tuned
+) -> dict[tuple[str, Kernel], Emitted]:
     """The source of every distinct kernel, by (backend it was scheduled for, kernel)."""
     out: dict[tuple[str, Kernel], Emitted] = {}
     for step in schedule.steps:
-        if isinstance(step, Launch) and (step.backend, step.kernel) not in out:
-            out[step.backend, step.kernel] = _emit(
-                step.kernel, _candidates(step.backend, step, session), session
-            )
+        if not isinstance(step, Launch) or (step.backend, step.kernel) in out:
+            continue
+        verdict = tuned.get((step.backend, step.kernel))
+        backends = _candidates(step.backend, step, session)
+        if verdict is not None:
+            backends = _first(verdict.backend, backends)
+        out[step.backend, step.kernel] = _emit(step.kernel, backends, session, verdict)
     return out
+
+
+def _first(first: Backend, others: Iterable[Backend]) -> Iterator[Backend]:
+    yield first
+    for backend in others:
+        if backend.name != first.name:
+            yield backend
 
 
 def _candidates(first: str, step: Launch, session: CompileSession) -> Iterator[Backend]:
@@ -70,11 +110,13 @@ def _claims(backend: Backend, node: Node) -> bool:
         return False
 
 
-def _emit(kernel: Kernel, backends: Iterable[Backend], session: CompileSession) -> Emitted:
+def _emit(
+    kernel: Kernel, backends: Iterable[Backend], session: CompileSession, verdict: Verdict | None
+) -> Emitted:
     failure: Exception | None = None
     for backend in backends:
         try:
-            return _configured(backend, kernel, session)
+            return Emitted(backend, emit_named(backend, kernel, _config(backend, kernel, session, verdict)))
         except Exception as error:
             if session.settings.strict:
                 raise
@@ -86,17 +128,13 @@ def _emit(kernel: Kernel, backends: Iterable[Backend], session: CompileSession) 
     )
 
 
-def _configured(backend: Backend, kernel: Kernel, session: CompileSession) -> Emitted:
-    """The kernel as its backend would have it, or as an earlier race decided."""
-    chosen: Config | Race | None = None
-    if session.settings.tune_kernels or _is_raced(kernel, session):
-        try:
-            chosen = race_for(backend, kernel, session)
-        except Exception as error:
-            session.plugins.note_trouble(backend.name, error, "offering configurations")
-    if isinstance(chosen, Config):
-        return Emitted(backend, emit_named(backend, kernel, chosen))
-    return Emitted(backend, emit_named(backend, kernel), chosen)
+def _config(
+    backend: Backend, kernel: Kernel, session: CompileSession, verdict: Verdict | None
+) -> Config | None:
+    """The configuration that a race decided for; None: as the backend likes best."""
+    if verdict is not None and verdict.backend is backend:
+        return verdict.config
+    return known_config(session.tuner, backend, kernel) if _is_raced(kernel, session) else None
 
 
 def _is_raced(kernel: Kernel, session: CompileSession) -> bool:
@@ -143,7 +181,7 @@ class PendingKernel:
         failed, the next one that claims it takes its place, and the interpretation of the kernel in the end;
         with `strict`, the failure is raised.
         """
-        source, future = self._chosen()
+        source, future = self.emitted.source, self.future
         outcome = future.outcomes()[source.key]
         if isinstance(outcome, PolyfuseError) or not _is_good(self.emitted.backend, future, source):
             outcome = self._otherwise(outcome)
@@ -161,21 +199,6 @@ class PendingKernel:
                     return found
         _warn_of_replacement(failed, kernel, outcome, "an interpreter")
         return partial(_interpret, kernel)
-
-    def _chosen(self) -> tuple[Source, BuildFuture]:
-        """The source to use and its build, after the race if there is one."""
-        backend, source, race = self.emitted.backend, self.emitted.source, self.emitted.race
-        if race is None:
-            return source, self.future
-        try:
-            config = race.run()
-        except Exception as error:
-            self.session.plugins.note_trouble(backend.name, error, "timing configurations")
-            return source, self.future
-        if config is None:
-            return source, self.future
-        winner = emit_named(backend, self.launch.kernel, config)
-        return winner, _start_builds(self.session, backend, [winner])
 
     def _otherwise(self, outcome: Launchable | PolyfuseError) -> Launchable | PolyfuseError:
         """The kernel in another configuration, if one can be built as it should be; else any that can be

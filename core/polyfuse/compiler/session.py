@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from polyfuse.base import log
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
-from polyfuse.cache.timings import TimingStore
 from polyfuse.plugin import Backend, Extensions, PluginManager, Traits
+from polyfuse.select.tuner import Tuner
 from polyfuse.workers import BuildPool
 
 __all__ = ["CompileSession", "forget_sessions", "session_for"]
@@ -31,7 +31,7 @@ class CompileSession:
         extensions: what plugins add besides code generators.
         pool: builds kernels.
         store: keeps built kernels.
-        timings: keeps what configurations of kernels took.
+        tuner: races what can be done in several ways, and keeps what each took.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CompileSession:
         self.extensions = Extensions(plugins)
         self.pool = pool
         self.store = store
-        self.timings = TimingStore(store.root)
+        self.tuner = Tuner(settings, plugins, pool, store)
         self._observers: list[tuple[str, Callable[..., object]]] | None = None
 
     def observe(self, decisions: Iterable[object]) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.compiler.dump import Dump
-from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit
-from polyfuse.compiler.products import race_products
+from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit, tune_kernels
 from polyfuse.compiler.report import GraphReport, LaunchReport, record
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.graph import AtenGraph
@@ -30,6 +29,7 @@ from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError, schedule_graph
 from polyfuse.schedule.draw import dot
 from polyfuse.select.choose import choose
+from polyfuse.select.product_race import race_products
 
 __all__ = ["Built", "Clock", "compile_aten", "compile_graph"]
 
@@ -108,16 +108,21 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
     dump.write("graph.ir", lambda: text(graph))
     _verify_graph(graph, settings.verify)
     with clock.stage("select"):
-        chosen = choose(graph, settings, session.backends, partial(race_products, session))
+        chosen = choose(graph, settings, session.backends, partial(race_products, session.tuner))
     with clock.stage("schedule"):
         schedule = schedule_graph(chosen.graph, settings, session.backends, chosen.backends)
     schedule = replace(schedule, decisions=(*chosen.decisions, *schedule.decisions))
+    with clock.stage("tune"):
+        tuned = tune_kernels(schedule, session)
+    schedule = replace(
+        schedule, decisions=(*schedule.decisions, *(verdict.decision for verdict in tuned.values()))
+    )
     session.observe(schedule.decisions)
     dump.write("schedule", lambda: _schedule_text(schedule))
     dump.write("schedule.dot", lambda: dot(schedule))
     _verify_kernels(schedule, settings.verify)
     with clock.stage("emit"):
-        emitted = emit_kernels(schedule, session)
+        emitted = emit_kernels(schedule, session, tuned)
         futures = submit(emitted, session)
     for i, ((_, kernel), item) in enumerate(emitted.items()):
         dump.write(f"kernel{i}.{item.source.language.split()[-1]}", item.source.rendered)

@@ -130,6 +130,9 @@ class Backend(ABC):
     # Whether what it generates for matrix products (`ops.CONTRACTIONS`) is worth timing against a library's.
     races_products: ClassVar[bool] = False
 
+    # Whether its kernels are worth timing against other backends' (the option `tournament`).
+    races_kernels: ClassVar[bool] = True
+
     # As in the manifest; the manager writes it there.
     name: str = ""
 
@@ -169,6 +172,12 @@ class Backend(ABC):
         from the fastest of `configs` to the fastest of these, until none is faster.
         """
         return ()
+
+    def estimate(self, kernel: Kernel, config: Config) -> float | None:
+        """Guess how long a tiling takes, in any unit, so that of many only the best are built and timed.
+        None: no guess, and the order of `configs` decides.
+        """
+        return None
 
     @abstractmethod
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:

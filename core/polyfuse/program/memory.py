@@ -13,25 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from polyfuse.ir.nodes import Buffer
-from polyfuse.symbolic import IndexLike, free_symbols
-from polyfuse.symbolic.text import evaluate
-
-_UNKNOWN_SIZE = 64
-"""Guess for a size that only the data tells."""
+from polyfuse.symbolic import IndexLike, example_value, storage_size
 
 _ITEMSIZES = {"complex128": 16, "complex64": 8, "complex32": 4, "qint32": 4}
 
 ReuseKey = tuple[str, str, IndexLike]
-
-
-def storage_size(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:
-    """Elements from the first to the last that a layout reaches; 0 for an empty tensor."""
-    if any(n == 0 for n in size):
-        return 0
-    total: IndexLike = 1
-    for n, step in zip(size, stride, strict=True):
-        total = total + (n - 1) * step
-    return total
 
 
 def itemsize(buffer: Buffer) -> int:
@@ -42,14 +28,6 @@ def itemsize(buffer: Buffer) -> int:
 def reuse_key(buffer: Buffer) -> ReuseKey:
     """What must be equal for two buffers to share storage."""
     return buffer.device, buffer.torch_dtype, storage_size(buffer.size, buffer.stride)
-
-
-def example_value(index: IndexLike, hints: Mapping[str, int]) -> int:
-    """The value of a size for the example inputs; a guess where the data decides."""
-    if isinstance(index, int):
-        return index
-    values = {name: hints.get(name, _UNKNOWN_SIZE) for name in free_symbols(index)}
-    return evaluate(index, values)
 
 
 def storage_bytes(buffer: Buffer, hints: Mapping[str, int]) -> int:

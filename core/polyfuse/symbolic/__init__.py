@@ -1,11 +1,12 @@
 """Index arithmetic: the language in which loops, shapes and addresses are written.
 
 The files form a ladder: `index` (polynomials), `bounds`, `divmod` (installs ``//`` and ``%``), `extreme`,
-`substitute`, `text`. `convert`, which needs sympy, is imported by name where torch's sizes come in.
+`substitute`, `text`, `extent`. `convert`, which needs sympy, is imported by name where torch's sizes come in.
 """
 
 from polyfuse.symbolic.bounds import atom_bounds, bounds, is_equal, is_less, is_nonnegative
 from polyfuse.symbolic.divmod import floordiv, mod
+from polyfuse.symbolic.extent import example_value, storage_size
 from polyfuse.symbolic.extreme import maximum, minimum
 from polyfuse.symbolic.index import (
     Atom,
@@ -44,6 +45,7 @@ __all__ = [
     "coefficient",
     "evaluate",
     "exact",
+    "example_value",
     "floordiv",
     "free_axes",
     "free_symbols",
@@ -57,6 +59,7 @@ __all__ = [
     "of_atom",
     "product",
     "python_text",
+    "storage_size",
     "substitute",
     "symbol",
 ]

@@ -38,9 +38,9 @@ def test_a_winner_that_was_never_measured_is_none(tmp_path):
 
 
 def test_files_are_plain_text_without_infinities(tmp_path):
-    TimingStore(tmp_path).write(KEY, Measured({"a": LOST}, "a"))
+    TimingStore(tmp_path).write(KEY, Measured({"a": LOST}, "a", "a sum"))
     (path,) = tmp_path.rglob("*.json")
-    assert json.loads(path.read_text()) == {"times": {"a": None}, "best": "a"}
+    assert json.loads(path.read_text()) == {"times": {"a": None}, "best": "a", "about": "a sum"}
 
 
 def test_an_unwritable_folder_costs_only_the_memory(tmp_path):

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from polyfuse.base.settings import Settings
-from polyfuse.compiler import products
 from polyfuse.compiler.session import session_for
 from polyfuse.ir.rules import accumulates, result_types
 from polyfuse.ir.types import DType
 from polyfuse.kit import match
 from polyfuse.reference.backend import InterpreterBackend
+from polyfuse.select import heat
+from polyfuse.select.work import Candidate
 from product_kernels import kernels_of
 
 R = torch.randn
@@ -106,17 +107,20 @@ def _race(tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.Monkey
     """The operators called and backends used for one product, where contenders take these times."""
     timed: list[Sequence[str]] = []
 
-    def fake(field: Any, contenders: Any, timer: Any) -> dict[str, float]:
-        timed.append([c.name for c in contenders])
-        for c in contenders:
-            field._runnable(c, products.Samples(field.graph.symbol_hints))()
-        return {c.name: times[c.name] for c in contenders}
+    def fake(track: Any, problem: Any, candidates: Sequence[Candidate], *_: Any) -> dict[str, float]:
+        timed.append([c.name for c in candidates])
+        track.prepare(problem)
+        for c in candidates:
+            track.first(c)
+        return {c.name: times[c.name] for c in candidates}
 
-    monkeypatch.setattr(products._Field, "_time", fake)
+    monkeypatch.setattr(heat, "race", fake)
     options = {
         "backends": ["interpreter"],
         "matrix_products": "fastest",
         "strict": True,
+        "tune_in_process": True,
+        "deterministic": "off",
         "cache_dir": str(tmp_path),
     }
     torch._dynamo.reset()  # it forgets sessions too
@@ -153,6 +157,8 @@ def test_a_real_race(tmp_path: Path, racing: None) -> None:
         "backends": ["interpreter"],
         "matrix_products": "fastest",
         "strict": True,
+        "tune_in_process": True,
+        "deterministic": "off",
         "cache_dir": str(tmp_path),
     }
     compiled = torch.compile(lambda a, b: (a @ b).relu(), backend="polyfuse", options=options)

@@ -1,0 +1,219 @@
+"""Running candidates and taking the time, in whichever process this is.
+
+On the processor, operands that a model would read from memory exist in several copies that take turns, so
+that they are not found in a cache; a sample is a run of calls long enough for the clock. Elsewhere the
+backend that knows the device takes the time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfuse.plugin import Backend
+from polyfuse.runtime.native import operator
+from polyfuse.select.machine import cache_bytes
+from polyfuse.select.work import CallWork, Candidate, KernelWork, Problem, Slot, Storage, TorchName, Window
+
+__all__ = ["Bench"]
+
+# Copies of cold operands: together larger than the caches, but not more than this many.
+_MOST_COPIES = 64
+# Seconds that one sample takes at least, for calls far shorter than that.
+_SAMPLE_SECONDS = 0.002
+
+Action = Callable[[], Any]
+
+
+class Bench:
+    """One problem at a time, with those of its candidates that were loaded."""
+
+    def __init__(self, backend: Callable[[str], Backend]) -> None:
+        self._backend = backend
+        self._problem: Problem | None = None
+        self._sets: list[list[torch.Tensor]] = []
+        self._loaded: dict[str, list[Action]] = {}
+        self._folders: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._reference: list[torch.Tensor] | None = None
+        self._turn = 0
+
+    def prepare(self, problem: Problem) -> None:
+        """Make the operands."""
+        self.clear()
+        cold = sum(_nbytes(storage) for storage in problem.storages if storage.cold)
+        copies = 1
+        if cold and problem.device.startswith("cpu"):
+            copies = max(1, min(_MOST_COPIES, -(-3 * cache_bytes() // (2 * cold))))
+        first = _filled(problem.storages)
+        self._sets = [first]
+        for _ in range(copies - 1):
+            pairs = zip(problem.storages, first, strict=True)
+            self._sets.append([held.clone() if storage.cold else held for storage, held in pairs])
+        self._problem = problem
+
+    def first(self, candidate: Candidate) -> float:
+        """Load a candidate, run it, and return the milliseconds of a second run."""
+        runs = self._runs(candidate)
+        runs[0]()
+        self._wait()
+        best = float("inf")
+        for turn in (1, 2):
+            start = time.perf_counter()
+            runs[turn % len(runs)]()
+            self._wait()
+            best = min(best, time.perf_counter() - start)
+        return best * 1e3
+
+    def sample(self, candidate: Candidate) -> float:
+        """Milliseconds of one run of a candidate, from enough runs to tell."""
+        runs = self._runs(candidate)
+        problem = self._known()
+        own = {step.backend for step in candidate.steps if isinstance(step, KernelWork)}
+        timer = self._backend(min(own) if len(own) == 1 else problem.timer)
+        if not problem.device.startswith("cpu") or type(timer).benchmark is not Backend.benchmark:
+            return timer.benchmark(*self._launch(candidate, runs))
+        count, turn, spent = 0, self._turn, 0.0
+        start = time.perf_counter()
+        while spent < _SAMPLE_SECONDS:
+            runs[turn % len(runs)]()
+            turn += 1
+            count += 1
+            spent = time.perf_counter() - start
+        self._turn = turn % len(self._sets)
+        return spent / count * 1e3
+
+    def check(self, candidate: Candidate, reference: Candidate) -> float:
+        """How far a candidate's results are from another's: up to 1 is within the tolerance."""
+        problem = self._known()
+        if self._reference is None:
+            self._reference = self._results(reference)
+        found = self._results(candidate)
+        pairs = zip(found, self._reference, strict=True)
+        return max((_distance(a, b, problem.tolerance) for a, b in pairs), default=0.0)
+
+    def clear(self) -> None:
+        """Let go of the problem."""
+        self._problem, self._reference = None, None
+        self._sets, self._loaded, self._folders = [], {}, {}
+
+    def _known(self) -> Problem:
+        if self._problem is None:
+            raise RuntimeError("no problem was prepared")
+        return self._problem
+
+    def _wait(self) -> None:
+        problem = self._known()
+        if not problem.device.startswith("cpu"):
+            torch.get_device_module(problem.device).synchronize()
+
+    def _runs(self, candidate: Candidate) -> list[Action]:
+        """The candidate on each set of operands."""
+        if candidate.name not in self._loaded:
+            made = [[self._action(step, held) for step in candidate.steps] for held in self._sets]
+            self._loaded[candidate.name] = [_one(actions) for actions in made]
+        return self._loaded[candidate.name]
+
+    def _launch(self, candidate: Candidate, runs: Sequence[Action]) -> tuple[Any, Sequence[object]]:
+        """What a backend's `benchmark` takes: a lone kernel as it is, other work as one callable."""
+        step = candidate.steps[0]
+        if len(candidate.steps) == 1 and isinstance(step, KernelWork):
+            return self._kernel(step), self._operands(step, self._sets[0])
+        return (lambda *_: runs[0]()), ()
+
+    def _kernel(self, step: KernelWork) -> Callable[..., Any]:
+        place = step.backend, step.folder
+        if place not in self._folders:
+            self._folders[place] = self._backend(step.backend).load(Path(step.folder))
+        return self._folders[place][step.key]
+
+    def _operands(self, step: KernelWork, held: Sequence[torch.Tensor]) -> list[object]:
+        return [held[o.number] if isinstance(o, Slot) else o for o in step.operands]
+
+    def _action(self, step: CallWork | KernelWork, held: Sequence[torch.Tensor]) -> Action:
+        if isinstance(step, KernelWork):
+            kernel, operands = self._kernel(step), self._operands(step, held)
+            return lambda: kernel(*operands)
+        function = operator(step.op, out=step.out)
+        args = [_value(a, held) for a in step.args]
+        named = {name: _value(value, held) for name, value in step.named}
+        if step.out:
+            named["out"] = _value(step.into, held)
+        return lambda: function(*args, **named)
+
+    def _results(self, candidate: Candidate) -> list[torch.Tensor]:
+        """What a candidate computes from fresh operands."""
+        problem = self._known()
+        held = _filled(problem.storages)
+        for step in candidate.steps:
+            made = self._action(step, held)()
+            if isinstance(step, CallWork) and step.into is not None and not step.out:
+                _value(step.into, held).copy_(made)
+        self._wait()
+        return [held[number] for number in problem.results]
+
+
+def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
+    """Operands; equal in any process."""
+    generators: dict[str, torch.Generator] = {}
+    out: list[torch.Tensor] = []
+    for storage in storages:
+        if storage.device not in generators:
+            # one of our own: the user's random numbers stay what they would be
+            generators[storage.device] = torch.Generator(device=storage.device).manual_seed(0)
+        generator = generators[storage.device]
+        dtype = getattr(torch, storage.dtype)
+        held = torch.zeros(max(1, storage.count), dtype=dtype, device=storage.device)
+        if storage.fill == "normal":
+            wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+            held.copy_(torch.randn(held.shape, generator=generator, dtype=wide, device=storage.device))
+        elif storage.fill == "small":
+            held.copy_(torch.randint(0, 8, held.shape, generator=generator, device=storage.device))
+        out.append(held)
+    return out
+
+
+def _nbytes(storage: Storage) -> int:
+    dtype: torch.dtype = getattr(torch, storage.dtype)
+    return storage.count * dtype.itemsize
+
+
+def _value(value: Any, held: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, Window):
+        base = held[value.storage]
+        dtype = getattr(torch, value.dtype)
+        return (base if base.dtype is dtype else base.view(dtype)).as_strided(
+            value.size, value.stride, value.offset
+        )
+    if isinstance(value, TorchName):
+        return getattr(torch, value.name)
+    if isinstance(value, tuple):
+        return [_value(item, held) for item in value]
+    return value
+
+
+def _one(actions: Sequence[Action]) -> Action:
+    if len(actions) == 1:
+        return actions[0]
+
+    def run() -> None:
+        for action in actions:
+            action()
+
+    return run
+
+
+def _distance(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> float:
+    """The largest difference in units of what is allowed; infinite where only one is a number."""
+    a, b = found.double(), wanted.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+    worst = float((a - b).abs().max())
+    if not wanted.is_floating_point():
+        return 0.0 if worst == 0 else float("inf")
+    largest = float(b.abs().max())
+    return worst / (tolerance * largest) if largest else (0.0 if worst == 0 else float("inf"))

@@ -1,0 +1,214 @@
+"""The race for matrix products: a library's call against what backends generate, each with the kernels around
+it, on example inputs. What won is remembered, so that an equal problem is timed once on a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.log import get_logger
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import View
+from polyfuse.plugin import Backend, Config
+from polyfuse.schedule import Call, Decision, Launch, Schedule, schedule_graph
+from polyfuse.select.choose import assign
+from polyfuse.select.heat import Bout
+from polyfuse.select.kernel_race import known_config, remember, times_text
+from polyfuse.select.offers import Offer
+from polyfuse.select.segments import Operands, Segment, node_names, segment
+from polyfuse.select.tolerance import tolerance
+from polyfuse.select.tuner import Tuner
+from polyfuse.select.work import CallWork, Problem
+from polyfuse.select.workshop import Entry, Ordered, ordered
+from polyfuse.symbolic import example_value
+
+__all__ = ["LIBRARY", "race_products"]
+
+_log = get_logger("select")
+
+LIBRARY = "library"
+"""The name of what torch calls, among those of backends."""
+
+
+def race_products(
+    tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
+) -> Mapping[str, Backend]:
+    """The calls of `graph` that a backend computes faster than the library, with that backend."""
+    if not found:
+        return {}
+    bouts = {offer.call.name: bout for offer, bout in _bouts(tuner, graph, found)}
+    answers = tuner.settle(bouts.values())
+    winners: dict[str, Backend] = {}
+    for offer in found:
+        measured = answers[bouts[offer.call.name].key]
+        best = (measured.best or LIBRARY).partition(" ")[0]
+        why = times_text(measured) if measured.milliseconds else "nothing was timed"
+        if measured.best is None and tuner.exhausted:
+            why = "the time for races is used up (`max_autotune_seconds`)"
+        decisions.append(Decision("choice", offer.call.name, measured.best or LIBRARY, why))
+        for backend in offer.backends:
+            if backend.name == best:
+                winners[offer.call.name] = backend
+    return winners
+
+
+def _bouts(tuner: Tuner, graph: Graph, found: Sequence[Offer]) -> list[tuple[Offer, ProductBout]]:
+    """A bout for each product: the schedules with the library and with each backend say what they run."""
+    library = schedule_graph(graph, tuner.settings, tuner.backends)
+    generated: dict[str, Schedule] = {}
+    for name, backend in {b.name: b for offer in found for b in offer.backends}.items():
+        winners = {o.call.name: backend for o in found if backend in o.backends}
+        chosen = assign(graph, found, winners)
+        generated[name] = schedule_graph(chosen.graph, tuner.settings, tuner.backends, chosen.backends)
+    return [
+        (offer, ProductBout(tuner, offer, _contenders(offer, library, generated), graph.symbol_hints))
+        for offer in found
+    ]
+
+
+@dataclass(frozen=True)
+class _Contender:
+    """One implementation of a product, with what runs around it.
+
+    Attributes:
+        backend: who generates it; None: the library.
+        segment: the steps.
+        main: the launch that computes the product.
+    """
+
+    backend: Backend | None
+    segment: Segment
+    main: Launch | None = None
+
+    @property
+    def name(self) -> str:
+        """The backend's, or the library's."""
+        return LIBRARY if self.backend is None else self.backend.name
+
+
+class ProductBout(Bout):
+    """Who computes one product fastest, with what is fused into it and around it."""
+
+    favourite = LIBRARY
+
+    def __init__(
+        self, tuner: Tuner, offer: Offer, contenders: Sequence[_Contender], hints: Mapping[str, int]
+    ) -> None:
+        facts = {c.name: c.segment.describe() for c in contenders}
+        self.key = tuner.key(offer.call.op, offer.backends, offer.form.accumulator.device, facts)
+        self._tuner = tuner
+        self._offer = offer
+        self._contenders = {c.name: c for c in contenders}
+        self._hints = hints
+        self._operands = Operands(hints)
+
+    def opening(self) -> Sequence[Entry]:
+        """The library, and what each backend offers; nothing, where the library's call cannot be repeated."""
+        try:
+            entries = [e for c in self._contenders.values() for e in self._offered(c)]
+        except UnsupportedError as error:
+            _log.info("no race for %s: %s", self._offer.call.op, error)
+            return ()
+        if not entries or entries[0].name != LIBRARY:
+            return ()
+        device = self._offer.form.accumulator.device
+        storages = tuple(self._operands.storages)
+        self.problem = Problem(
+            self._about(),
+            device,
+            self._tuner.timer(device).name,
+            storages,
+            self._results(),
+            tolerance(storages),
+        )
+        return entries
+
+    def around(self, best: Entry) -> Sequence[Entry]:
+        """What lies around a backend's best."""
+        if best.backend is None or best.config is None:
+            return ()
+        contender = self._contenders[best.backend.name]
+        assert contender.main is not None
+        near = best.backend.neighbours(contender.main.kernel, best.config)
+        return [e for config in near if (e := self._entry(contender, config)) is not None]
+
+    def won(self, best: Entry, times: Mapping[str, float]) -> None:
+        """Remember the configuration of the kernel too: that is how it is found when it is generated."""
+        if best.backend is None or best.config is None:
+            return
+        main = self._contenders[best.backend.name].main
+        assert main is not None
+        own = {
+            name.partition(" ")[2]: ms
+            for name, ms in times.items()
+            if name.partition(" ")[0] == best.backend.name
+        }
+        remember(self._tuner, best.backend, main.kernel, own, str(best.config), self.problem.about)
+
+    def _offered(self, contender: _Contender) -> list[Entry]:
+        configs: Sequence[Config | None] = (None,)
+        if contender.backend is not None and contender.main is not None:
+            configs = self._tuner.configs(contender.backend, contender.main.kernel) or configs
+        return [e for config in configs if (e := self._entry(contender, config)) is not None]
+
+    def _entry(self, contender: _Contender, config: Config | None) -> Entry | None:
+        part = contender.segment
+        steps: list[CallWork | Ordered] = []
+        for step in part.steps:
+            if isinstance(step, Call):
+                steps.append(self._operands.call(part.graph, step.node))
+                continue
+            backend = self._tuner.backend(step.backend)
+            chosen = config if step is contender.main else known_config(self._tuner, backend, step.kernel)
+            launch = ordered(backend, step.kernel, chosen, self._operands.launch(part.graph, step))
+            if launch is None:
+                return None
+            steps.append(launch)
+        text = "" if config is None else str(config)
+        return Entry(f"{contender.name} {text}".strip(), tuple(steps), contender.backend, config)
+
+    def _results(self) -> tuple[int, ...]:
+        """What every contender writes."""
+        written: set[str] | None = None
+        for contender in self._contenders.values():
+            buffers = contender.segment.graph.buffers
+            names = {w for s in contender.segment.steps for w in s.writes if buffers[w].dtype is not None}
+            written = names if written is None else written & names
+        numbers = self._operands.numbers
+        return tuple(sorted(numbers[name] for name in written or () if name in numbers))
+
+    def _about(self) -> str:
+        call, buffers = self._offer.call, self._contenders[LIBRARY].segment.graph.buffers
+        shapes = [
+            f"{buffers[view.buffer].torch_dtype}[{'x'.join(self._number(n) for n in view.size)}]"
+            for view in call.args
+            if isinstance(view, View)
+        ]
+        return f"{call.op.removeprefix('aten.').partition('.')[0]} of {' '.join(shapes)}"
+
+    def _number(self, value: object) -> str:
+        return str(example_value(value, self._hints))  # type: ignore[arg-type]
+
+
+def _contenders(offer: Offer, library: Schedule, generated: Mapping[str, Schedule]) -> list[_Contender]:
+    """The library and each backend, each with the steps that compute the same nodes."""
+    nodes = frozenset({offer.call.name, *(node.name for node in offer.form.nodes)})
+    schedules = [library, *(generated[b.name] for b in offer.backends)]
+    for _ in range(2):  # what shares a step with a node that moved counts on all sides
+        for schedule in schedules:
+            nodes = nodes.union(*(names for s in schedule.steps if (names := _around(s, nodes))))
+    out = [_Contender(None, segment(library, nodes))]
+    for backend in offer.backends:
+        part = segment(generated[backend.name], nodes)
+        product = offer.form.product.name
+        main = next((s for s in part.steps if isinstance(s, Launch) and product in node_names(s)), None)
+        out.append(_Contender(backend, part, main))
+    return out
+
+
+def _around(step: Launch | Call, nodes: frozenset[str]) -> frozenset[str]:
+    """All nodes of a launch that computes some of these; other calls are no part of a race."""
+    names = node_names(step)
+    return names if isinstance(step, Launch) and names & nodes else frozenset()

@@ -1,0 +1,143 @@
+"""Stretches of a schedule as work on example inputs: what there is to time when a matrix product has several
+implementations, each with other kernels around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.digest import ir_digest
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import Buffer, ExternCall, Opaque, View
+from polyfuse.ir.types import DType
+from polyfuse.schedule import Call, Launch, Schedule
+from polyfuse.select.work import CallWork, Slot, Storage, TorchName, Window
+from polyfuse.symbolic import IndexLike, example_value, storage_size
+
+__all__ = ["Operands", "Segment", "node_names", "segment"]
+
+
+# Kinds of buffers that a model reads from memory: nothing wrote them just before.
+_COLD = ("input", "constant")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Some steps of a schedule, in order, that are timed together."""
+
+    graph: Graph
+    steps: tuple[Launch | Call, ...]
+
+    def describe(self) -> str:
+        """A text that is equal for stretches that take equal time."""
+        names: dict[str, str] = {}
+        lines: list[str] = []
+        for step in self.steps:
+            if isinstance(step, Launch):
+                operands = [self._layout(o, names) if isinstance(o, str) else "size" for o in step.operands]
+                lines.append(f"{ir_digest(step.kernel)} {' '.join(operands)}")
+            else:
+                node = step.node
+                lines.append(
+                    f"{node.op} {self._argument(node.args, names)} {self._argument(node.kwargs, names)} -> "
+                    f"{' '.join(self._layout(o, names) for o in node.outputs)}"
+                )
+        return "\n".join(lines)
+
+    def _layout(self, name: str, names: dict[str, str]) -> str:
+        buffer = self.graph.buffers[name]
+        number = names.setdefault(name, f"b{len(names)}")
+        sizes = [self._number(n) for n in (*buffer.size, *buffer.stride)]
+        kind = "cold" if buffer.kind in _COLD else "warm"
+        return f"{number}:{buffer.torch_dtype}:{sizes}:{kind}"
+
+    def _argument(self, value: Any, names: dict[str, str]) -> str:
+        if isinstance(value, View):
+            parts = [self._number(n) for n in (*value.size, *value.stride, value.offset)]
+            return f"{self._layout(value.buffer, names)}{parts}{value.dtype or ''}"
+        if isinstance(value, (tuple, list)):
+            return f"({', '.join(self._argument(item, names) for item in value)})"
+        return repr(value)
+
+    def _number(self, value: IndexLike) -> int:
+        return example_value(value, self.graph.symbol_hints)
+
+
+def segment(schedule: Schedule, nodes: frozenset[str]) -> Segment:
+    """The steps that compute any of these nodes."""
+    return Segment(schedule.graph, tuple(s for s in schedule.steps if node_names(s) & nodes))
+
+
+def node_names(step: Launch | Call) -> frozenset[str]:
+    """The nodes that a step computes."""
+    return frozenset(n.name for n in (step.nodes if isinstance(step, Launch) else (step.node,)))
+
+
+@dataclass
+class Operands:
+    """The storages of a problem, for graphs that share the names of buffers.
+
+    What a call reads is random; other whole numbers are zero, because they may be indices.
+    """
+
+    hints: Mapping[str, int]
+    storages: list[Storage] = field(default_factory=list)
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def slot(self, buffer: Buffer, numbers: bool = False) -> Slot:
+        """A buffer as an operand. `numbers`: narrow integers in it are numbers, not indices."""
+        found = self.numbers.get(buffer.name)
+        if found is None:
+            found = self.numbers[buffer.name] = len(self.storages)
+            count = self._number(storage_size(buffer.size, buffer.stride))
+            cold = buffer.kind in _COLD
+            fill = "normal" if buffer.dtype is not None and buffer.dtype.is_float else "zero"
+            self.storages.append(Storage(buffer.torch_dtype, buffer.device, count, fill, cold))
+        if numbers and buffer.dtype in (DType.i8, DType.u8):
+            self.storages[found] = replace(self.storages[found], fill="small")
+        return Slot(found)
+
+    def launch(self, graph: Graph, step: Launch) -> tuple[Slot | int, ...]:
+        """What a kernel is launched with."""
+        return tuple(
+            self.slot(graph.buffers[o]) if isinstance(o, str) else self._number(o) for o in step.operands
+        )
+
+    def call(self, graph: Graph, node: ExternCall) -> CallWork:
+        """A call of a library.
+
+        Raises:
+            UnsupportedError: it takes more than tensors, numbers and names.
+        """
+        into: Window | None = None
+        if len(node.outputs) == 1 and node.outputs[0]:
+            into = self._window(graph, graph.buffers[node.outputs[0]].view())
+        args = tuple(self._value(graph, a) for a in node.args)
+        named = tuple((key, self._value(graph, value)) for key, value in node.kwargs)
+        return CallWork(node.op, args, named, into, node.out == "out")
+
+    def _number(self, value: IndexLike) -> int:
+        return example_value(value, self.hints)
+
+    def _window(self, graph: Graph, view: View) -> Window:
+        buffer = graph.buffers[view.buffer]
+        size, stride = (tuple(map(self._number, part)) for part in (view.size, view.stride))
+        dtype = buffer.torch_dtype if view.dtype is None else str(view.dtype.torch).removeprefix("torch.")
+        return Window(self.slot(buffer, True).number, size, stride, self._number(view.offset), dtype)
+
+    def _value(self, graph: Graph, value: Any) -> object:
+        if isinstance(value, View):
+            return self._window(graph, value)
+        if isinstance(value, (tuple, list)):
+            return tuple(self._value(graph, item) for item in value)
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if isinstance(value, Opaque):
+            name = value.text.removeprefix("torch.")
+            if value.text != name and name.isidentifier():
+                return TorchName(name)
+            raise UnsupportedError("a call takes an object that only the model has")
+        return self._number(value)

@@ -1,0 +1,181 @@
+"""What races need of a session, and how several of them are run: built together, timed one after another,
+remembered.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import torch
+
+from polyfuse.base.settings import Settings
+from polyfuse.cache import KernelStore
+from polyfuse.cache.timings import Measured, TimingStore, timing_key
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Backend, Config, PluginManager, State
+from polyfuse.select.contest import Rules
+from polyfuse.select.heat import Bout, Heat
+from polyfuse.select.machine import threads
+from polyfuse.select.tracks import ChildTrack, LocalTrack, Track
+from polyfuse.select.work import Circumstances
+from polyfuse.select.workshop import Workshop
+from polyfuse.torch_compat.precision import library_flags
+from polyfuse.workers import BuildPool
+
+__all__ = ["Tuner"]
+
+# Two races at once, in any session, would disturb each other's measurements.
+_TIMING = threading.Lock()
+
+
+class Tuner:
+    """The races of a session.
+
+    Attributes:
+        settings: the options.
+        timings: keeps what was measured.
+        spent: seconds that races took so far.
+    """
+
+    def __init__(
+        self, settings: Settings, plugins: PluginManager, pool: BuildPool, store: KernelStore
+    ) -> None:
+        self.settings = settings
+        self.timings = TimingStore(store.root)
+        self.spent = 0.0
+        self._plugins = plugins
+        self._pool = pool
+        self._store = store
+        self._track: Track | None = None
+
+    # Who takes part.
+
+    def backends(self, device_type: str) -> Iterator[Backend]:
+        """Usable backends for a device type, in the order in which they are asked."""
+        return self._plugins.each_backend(device_type)
+
+    def backend(self, name: str) -> Backend:
+        """A backend by name."""
+        return self._plugins.backend(name)
+
+    def timer(self, device: str) -> Backend:
+        """The backend that knows how to time work on a device."""
+        return next(iter(self.backends(device.partition(":")[0])))
+
+    def configs(self, backend: Backend, kernel: Kernel) -> Sequence[Config]:
+        """The configurations of a kernel worth building: by the backend's own estimate, if it has one."""
+        found = list(dict.fromkeys(backend.configs(kernel)))
+        most = self.settings.tune_candidates
+        if len(found) <= most:
+            return found
+        guesses = [backend.estimate(kernel, config) for config in found]
+        if all(guess is not None for guess in guesses):
+            ranked = sorted(range(len(found)), key=lambda i: guesses[i] or 0.0)
+            found = [found[i] for i in ranked]
+        return found[:most]
+
+    def note_trouble(self, backend: Backend, error: Exception, doing: str) -> None:
+        """Record, and warn once, that a backend raised."""
+        self._plugins.note_trouble(backend.name, error, doing)
+
+    # What is remembered.
+
+    def key(
+        self, what: str, backends: Iterable[Backend], device: str, facts: Mapping[str, str] | None = None
+    ) -> str:
+        """The address of an answer: it holds all that it depends on."""
+        asked = list(backends)
+        known = dict(facts or {})
+        for backend in asked:
+            prefix = f"{backend.name} " if len(asked) > 1 else ""
+            known |= {f"{prefix}{name}": value for name, value in backend.describe().items()}
+        known["torch"] = torch.__version__
+        known["verified"] = str(self.settings.tune_verify)
+        if device.startswith("cpu"):
+            known["threads"] = str(threads())
+        names = "+".join(b.name for b in asked)
+        return timing_key(what, names, known, self.timer(device).machine())
+
+    # Races.
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the time for races in this session is used up."""
+        most = self.settings.max_autotune_seconds
+        return bool(most) and self.spent >= most
+
+    def settle(self, bouts: Iterable[Bout]) -> Mapping[str, Measured]:
+        """The answers to questions, by key; those measured before are not measured again."""
+        wanted = {bout.key: bout for bout in bouts}
+        answers = {key: self.timings.read(key) for key in wanted}
+        fresh = [bout for key, bout in wanted.items() if answers[key].best is None]
+        if fresh and not self.exhausted:
+            start = time.monotonic()
+            try:
+                with _TIMING, self.timings.exclusive(self.settings.build_timeout):
+                    answers |= self._settle(fresh)
+            finally:
+                self.spent += time.monotonic() - start
+        return answers
+
+    def _settle(self, bouts: Sequence[Bout]) -> dict[str, Measured]:
+        # another process may have measured while this one waited
+        answers = {bout.key: self.timings.read(bout.key) for bout in bouts}
+        heats = [Heat(bout, answers[bout.key]) for bout in bouts if answers[bout.key].best is None]
+        if not heats:
+            return answers
+        track = self._ready()
+        workshop = Workshop(self._pool, self._store)
+        opened: list[Heat] = []
+        for heat in heats:
+            heat.enter(heat.bout.opening())
+            if heat.entries:
+                opened.append(heat)
+        running = opened
+        while running:
+            workshop.begin([entry for heat in running for entry in heat.pending()])
+            workshop.wait()
+            for heat in running:
+                heat.time(track, workshop, self._rules(heat))
+                self.timings.write(heat.bout.key, heat.measured())
+            running = [heat for heat in running if not self._expired(heat) and heat.goes_on()]
+        for heat in opened:
+            answers[heat.bout.key] = measured = heat.measured(final=True)
+            self.timings.write(heat.bout.key, measured)
+            if measured.best is not None:
+                heat.bout.won(heat.entries[measured.best], measured.milliseconds)
+        return answers
+
+    def _rules(self, heat: Heat) -> Rules:
+        return Rules(
+            verify=self.settings.tune_verify,
+            rounds=7 if heat.bout.problem.device.startswith("cpu") else 3,
+            until=time.monotonic() + max(1, self.settings.tune_seconds),
+        )
+
+    def _expired(self, heat: Heat) -> bool:
+        most = self.settings.max_autotune_seconds
+        return heat.seconds >= self.settings.tune_seconds or bool(most and self.spent + heat.seconds >= most)
+
+    # Where they are run.
+
+    def _ready(self) -> Track:
+        if self._track is None:
+            if self.settings.tune_in_process:
+                self._track = LocalTrack(self.backend)
+            else:
+                self._track = ChildTrack(self._circumstances, self.settings.tune_timeout)
+        if isinstance(self._track, ChildTrack):
+            self._track.start()
+        return self._track
+
+    def _circumstances(self) -> Circumstances:
+        usable = (State.AVAILABLE, State.LOADED)
+        places = {
+            state.name: state.manifest.load
+            for state in self._plugins.states()
+            if state.manifest is not None and state.manifest.load and state.state in usable
+        }
+        return Circumstances(self.settings, places, threads(), library_flags())

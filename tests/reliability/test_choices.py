@@ -1,0 +1,96 @@
+"""Implementations that crash, hang, fail or compute something else lose the race, with one line each; the
+model compiles.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from bad_choices import WAYS
+from fake_plugins import install, plugin
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.session import forget_sessions, session_for
+from polyfuse.select import tracks
+
+OPTIONS = {"backends": ["toy", "interpreter"], "tune_timeout": 4, "strict": True, "tune_verify": True}
+A, B, C = torch.randn(7, 5), torch.randn(5, 9), torch.randn(9)
+
+
+@pytest.fixture
+def bad(monkeypatch):
+    point = plugin(monkeypatch, load="bad_choices:BadChoices", priority={"cpu": 1000}, options={})
+    install(monkeypatch, point)
+    forget_sessions()
+
+
+def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return torch.relu(a @ b + c)
+
+
+def reasons(warned: list[str]) -> dict[str, str]:
+    """Why each way lost."""
+    found: dict[str, str] = {}
+    for text in warned:
+        name, _, rest = text.partition(" is out of the race for ")
+        if not rest:
+            continue
+        way = WAYS[int(name.rpartition("=")[2])]
+        assert way not in found, f"{way} is named twice"
+        found[way] = rest.partition(": ")[2]
+    return found
+
+
+def test_bad_choices_for_a_product_lose(bad, warned):
+    options = {**OPTIONS, "matrix_products": "fastest"}
+    torch.testing.assert_close(
+        torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)
+    )
+    found = reasons(warned)
+    assert set(found) == set(WAYS) - {"fine", "emit"}
+    assert "SIGSEGV" in found["segfault"]
+    assert "did not end within 4 seconds" in found["hang"]
+    assert "its result is not that of library" in found["wrong"]
+    assert "invalid argument" in found["raise"]
+    assert "RuntimeError" in found["memory"]
+    assert "syntax error" in found["build"]
+    assert "with status 3" in found["exit"]
+    known = [entry for _, entry in session_for(Settings.resolve(None, options)).tuner.timings.entries()]
+    (measured,) = [entry for entry in known if "library" in entry.milliseconds]
+    assert measured.about == "mm of float32[7x5] float32[5x9]"
+    assert measured.milliseconds["toy way=0"] < float("inf")
+    assert measured.milliseconds["toy way=1"] == float("inf")
+
+
+def test_bad_configurations_of_a_kernel_lose(bad, warned):
+    options = {**OPTIONS, "tune_kernels": True}
+    function = torch.compile(lambda x: x.sin() + 1, backend="polyfuse", options=options)
+    torch.testing.assert_close(function(A), A.sin() + 1)
+    assert set(reasons(warned)) == set(WAYS) - {"fine", "emit"}
+
+
+def test_the_process_and_its_random_numbers_are_untouched(bad):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    pid = os.getpid()
+    options = {**OPTIONS, "matrix_products": "fastest"}
+    torch.compile(product, backend="polyfuse", options=options)(A, B, C)
+    assert os.getpid() == pid
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_second_session_times_nothing(bad, warned, monkeypatch):
+    options = {**OPTIONS, "matrix_products": "fastest", "tune_kernels": True}
+    torch.compile(product, backend="polyfuse", options=options)(A, B, C)
+    assert reasons(warned)
+    del warned[:]
+    forget_sessions()
+    torch.compiler.reset()
+    monkeypatch.setattr(tracks, "Child", None)  # none may be started
+    torch.testing.assert_close(
+        torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)
+    )
+    assert not reasons(warned)
