@@ -22,15 +22,14 @@ _SWIZZLE_128B = 3
 _PROMOTE_256B = 3
 _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64
-_KEPT_MAPS = 64
-"""Tensor maps that a kernel keeps for addresses that come again."""
+_NO_CONTEXT = 201
+_WORD = (1 << 64) - 1
+_KEPT = 64
+"""Launches that a kernel keeps for arguments that come again."""
 
 
 def load_unit(folder: Path) -> Mapping[str, Kernel]:
     """The kernels of a built folder by key, ready on the current device."""
-    import torch
-
-    torch.cuda.current_stream()  # makes the device's context current on this thread
     found: dict[str, Kernel] = {}
     for key, artifact in read_unit(folder).items():
         found[key] = Kernel(artifact, (folder / artifact.file).read_bytes())
@@ -49,12 +48,34 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What follows from size arguments."""
+    """What follows from size arguments.
+
+    Attributes:
+        tiles: clusters that all work needs.
+        extents, strides, offsets: of each tensor map, as `TensorMap` has them.
+    """
 
     tiles: int
     extents: tuple[tuple[int, ...], ...]
     strides: tuple[tuple[int, ...], ...]
     offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A launch with certain arguments, ready to be repeated.
+
+    Attributes:
+        loaded: the kernel where it runs.
+        blocks: of the grid; none, and nothing is launched.
+        parameters: addresses of the parameters.
+        held: the memory at these addresses.
+    """
+
+    loaded: _Loaded
+    blocks: int
+    parameters: Any
+    held: tuple[object, ...]
 
 
 class Kernel:
@@ -67,77 +88,74 @@ class Kernel:
         self._lock = threading.Lock()
         self._loaded: dict[int, _Loaded] = {}
         self._stream: Callable[[int], int] = current_stream("cuda")
-        self._sizes: dict[tuple[int, ...], Sizes] = {}
-        self._maps: dict[tuple[object, ...], Any] = {}
-        self._others = [i for i, arg in enumerate(self.meta.args) if not arg.pointer]
+        self._launches: dict[tuple[int, ...], _Launch] = {}
+        self._start = driver().cuLaunchKernel
 
     def prepare(self) -> None:
         """Load the code into the current device, so that a damaged file shows now."""
         self._here()
 
     def __call__(self, *args: object) -> None:
-        values = [a if isinstance(a, int) else a.data_ptr() for a in args]  # type: ignore[attr-defined]
-        if len(values) != len(self.meta.args):
-            raise KernelLaunchError(
-                f"kernel {self.artifact.name} takes {len(self.meta.args)} arguments, got {len(values)}"
-            )
-        sizes = self._sizes_of(tuple(values[i] for i in self._others))
-        if sizes.tiles <= 0:
+        key = tuple([a if isinstance(a, int) else a.data_ptr() for a in args])  # type: ignore[attr-defined]
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._prepared(key)
+        if not launch.blocks:
             return
+        status = self._started(launch)
+        if status == _NO_CONTEXT:
+            # a thread that has used no device yet
+            _enter()
+            status = self._started(launch)
+        if status:
+            check(status, f"launching kernel {self.artifact.name}")
+
+    def _started(self, launch: _Launch) -> int:
+        meta, loaded = self.meta, launch.loaded
+        stream = ctypes.c_void_p(self._stream(loaded.device))
+        status: int = self._start(
+            *(loaded.function, launch.blocks, 1, 1, meta.threads, 1, 1, meta.shared),
+            *(stream, launch.parameters, None),
+        )
+        return status
+
+    def _prepared(self, values: tuple[int, ...]) -> _Launch:
+        meta = self.meta
+        if len(values) != len(meta.args):
+            raise KernelLaunchError(
+                f"kernel {self.artifact.name} takes {len(meta.args)} arguments, got {len(values)}"
+            )
+        sizes = resolved(meta, tuple(v for v, arg in zip(values, meta.args, strict=True) if not arg.pointer))
         loaded = self._here()
-        clusters = sizes.tiles
-        if self.meta.lasting:
-            room = loaded.processors * self.meta.resident // self.meta.cluster
-            clusters = min(clusters, max(1, room))
-        held = [self._map(number, one, values, sizes) for number, one in enumerate(self.meta.maps)]
-        packed = (ctypes.c_uint64 * len(values))(*(v & 0xFFFFFFFFFFFFFFFF for v in values))
-        parameters = (ctypes.c_void_p * (len(held) + 1))(
-            *(address for address, _ in held), ctypes.addressof(packed)
-        )
-        status = driver().cuLaunchKernel(
-            loaded.function,
-            clusters * self.meta.cluster,
-            1,
-            1,
-            self.meta.threads,
-            1,
-            1,
-            self.meta.shared,
-            ctypes.c_void_p(self._stream(loaded.device)),
-            parameters,
-            None,
-        )
-        check(status, f"launching kernel {self.artifact.name}")
-
-    def _sizes_of(self, sizes: tuple[int, ...]) -> Sizes:
-        found = self._sizes.get(sizes)
-        if found is None:
-            found = resolved(self.meta, sizes)
-            if len(self._sizes) > _KEPT_MAPS:
-                self._sizes.clear()
-            self._sizes[sizes] = found
-        return found
-
-    def _map(self, number: int, one: TensorMap, values: list[int], sizes: Sizes) -> tuple[int, Any]:
-        """A tensor map's address, and what keeps it alive."""
-        address = values[one.arg] + sizes.offsets[number]
-        key = (number, address, sizes.extents[number], sizes.strides[number])
-        found: tuple[int, Any] | None = self._maps.get(key)
-        if found is None:
-            found = encoded(one, address, sizes.extents[number], sizes.strides[number], self.artifact.name)
-            if len(self._maps) > _KEPT_MAPS:
-                self._maps.clear()
-            self._maps[key] = found
-        return found
+        clusters = max(0, sizes.tiles)
+        if meta.lasting:
+            clusters = min(clusters, max(1, loaded.processors * meta.resident // meta.cluster))
+        maps = []
+        for one, extents, strides, offset in zip(
+            meta.maps, sizes.extents, sizes.strides, sizes.offsets, strict=True
+        ):
+            if clusters:
+                maps.append(encoded(one, values[one.arg] + offset, extents, strides, self.artifact.name))
+        packed = (ctypes.c_uint64 * len(values))(*(v & _WORD for v in values))
+        addresses = [*(address for address, _ in maps), ctypes.addressof(packed)]
+        parameters = (ctypes.c_void_p * len(addresses))(*addresses)
+        launch = _Launch(loaded, clusters * meta.cluster, parameters, (packed, maps))
+        if len(self._launches) >= _KEPT:
+            self._launches.clear()
+        self._launches[values] = launch
+        return launch
 
     def _here(self) -> _Loaded:
         """The kernel in the current context."""
         context = ctypes.c_void_p()
         check(driver().cuCtxGetCurrent(ctypes.byref(context)), "asking for the current device")
+        if not context.value:
+            _enter()
+            check(driver().cuCtxGetCurrent(ctypes.byref(context)), "asking for the current device")
         found = self._loaded.get(context.value or 0)
         if found is None:
             with self._lock:
-                found = self._load(context.value or 0)
+                found = self._loaded.get(context.value or 0) or self._load(context.value or 0)
         return found
 
     def _load(self, context: int) -> _Loaded:
@@ -153,6 +171,15 @@ class Kernel:
         processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._loaded[context] = _Loaded(function, device, processors)
         return self._loaded[context]
+
+
+def _enter() -> None:
+    """Make the context of torch's current device that of this thread."""
+    import torch
+
+    torch.cuda.set_device(torch.cuda.current_device())
+    # torch enters a context when it first does something there
+    torch.cuda.current_stream().query()
 
 
 def encoded(
