@@ -14,7 +14,7 @@ from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, Yes
 from polyfuse_cpp.bindings import bindings_text, load_library
 from polyfuse_cpp.facts import analyse
-from polyfuse_cpp.isa import Isa, choose_isa, gathers_pay
+from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
 from polyfuse_cpp.kernel import KernelText, kernel_text
 from polyfuse_cpp.ops import unsupported_op
 from polyfuse_cpp.prelude import headers_digest, prelude_for
@@ -114,7 +114,11 @@ class CppBackend(Backend):
             texts.append(source.rendered())
         isa = self.isa
         head = prelude_for(
-            sorted(features), lanes=isa.lanes, register_bytes=isa.register_bytes, gathers=gathers_pay()
+            sorted(features),
+            lanes=isa.lanes,
+            register_bytes=isa.register_bytes,
+            gathers=gathers_pay(),
+            dots=dot_instructions(),
         )
         unit = head + "\n".join(texts) + bindings_text(signatures, release_gil=False)
         path = folder / "kernels.cpp"
@@ -149,6 +153,7 @@ class CppBackend(Backend):
         return {
             "compiler": self.toolchain.fingerprint,
             "isa": self.isa.name if gathers_pay() else f"{self.isa.name} without gathers",
+            "dots": " ".join(dot_instructions()),
             "headers": headers_digest(),
             "cpp": _VERSION,
         }

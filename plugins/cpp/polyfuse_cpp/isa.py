@@ -12,7 +12,7 @@ from pathlib import Path
 
 from polyfuse.base.errors import InvalidOptionError
 
-__all__ = ["ISAS", "Isa", "choose_isa", "detect_isa", "detect_isa_name", "gathers_pay"]
+__all__ = ["ISAS", "Isa", "choose_isa", "detect_isa", "detect_isa_name", "dot_instructions", "gathers_pay"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,16 @@ def gathers_pay() -> bool:
     Intel's processors that leak through them, where microcode holds them up.
     """
     return "AuthenticAMD" not in _cpu_facts("vendor_id") and "gds" not in _cpu_facts("bugs")
+
+
+@cache
+def dot_instructions() -> tuple[str, ...]:
+    """What this machine multiplies and adds in one step beyond its instruction set, as the vector layer's
+    macros name it: bf16 in pairs, bytes in fours.
+    """
+    flags = _cpu_flags()
+    known = {"avx512_bf16": "PF_DOT_BF16", "avx512_vnni": "PF_DOT_BYTES"}
+    return tuple(macro for flag, macro in known.items() if flag in flags)
 
 
 def _widest(machine: str, flags: frozenset[str]) -> Isa:

@@ -100,11 +100,18 @@ def needed_headers(features: Iterable[str]) -> tuple[str, ...]:
 
 
 def prelude_for(
-    features: Iterable[str] = (), *, lanes: int = 1, register_bytes: int = 16, gathers: bool = True
+    features: Iterable[str] = (),
+    *,
+    lanes: int = 1,
+    register_bytes: int = 16,
+    gathers: bool = True,
+    dots: Iterable[str] = (),
 ) -> str:
     """C++ text with the vector layer for *lanes* lanes on registers of *register_bytes* bytes.
 
-    Without *gathers*, loads one by one take the place of the machine's own gathers.
+    Without *gathers*, loads one by one take the place of the machine's own gathers. *dots* are the macros of
+    `isa.dot_instructions`.
     """
     head = f"#define PF_W {lanes}\n#define PF_BYTES {register_bytes}\n#define PF_GATHERS {int(gathers)}\n"
+    head += "".join(f"#define {macro} 1\n" for macro in dots)
     return head + "".join(header_text(name) for name in needed_headers(features))

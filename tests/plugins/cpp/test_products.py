@@ -297,3 +297,11 @@ def test_what_it_refuses() -> None:
 def test_text_is_deterministic() -> None:
     one, two = (backend().emit(Matmul(7, 40, 20, right="bnk", bias=True).kernel()) for _ in range(2))
     assert one == two and accumulates(f32) is f32
+
+
+@pytest.mark.parametrize("pair", [(i8, i8), (u8, i8), (bf16, bf16)])
+def test_without_instructions_for_small_types(
+    pair: tuple[DType, DType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polyfuse_cpp.backend.dot_instructions", lambda: ())
+    check(Matmul(9, 41, 131, dtype=pair[0], other=pair[1], right="bnk"))

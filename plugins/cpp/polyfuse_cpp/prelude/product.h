@@ -190,7 +190,82 @@ template <class T, class A, class B> struct product_step {
   PF_INLINE V take_right(const B* p) { return cast<T>(load<Vec>(p)); }
   PF_INLINE V take_right(const B* p, i64 n) { return cast<T>(load_n<Vec>(p, n)); }
   PF_INLINE V add_up(V a, V b, V sum) { return add_product(a, b, sum); }
+  enum { offset = 0 };
 };
+
+// Small types: a lane takes in two or four steps at once.
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+typedef short product_s32 __attribute__((vector_size(64)));
+typedef char product_c32 __attribute__((vector_size(32)));
+typedef char product_c64 __attribute__((vector_size(64)));
+PF_INLINE vi32 product_halves_at(const void* p, i64 n) {
+  return (vi32)__builtin_ia32_loaddquhi512_mask((const short*)p, product_s32{}, (unsigned)((1ull << n) - 1));
+}
+PF_INLINE vi32 product_bytes_at(const void* p, i64 n) {
+  return (vi32)__builtin_ia32_loaddquqi512_mask((const char*)p, product_c64{}, (1ull << n) - 1);
+}
+#if PF_DOT_BF16
+template <> struct product_step<f32, bf16, bf16> {
+  enum { steps = 32, offset = 0 };
+  typedef vi32 left; typedef vi32 right;
+  PF_INLINE vi32 take(const bf16* p) { return raw_load<vi32>(p); }
+  PF_INLINE vi32 take(const bf16* p, i64 n) { return product_halves_at(p, n); }
+  PF_INLINE vi32 take_right(const bf16* p) { return take(p); }
+  PF_INLINE vi32 take_right(const bf16* p, i64 n) { return take(p, n); }
+  PF_INLINE vf32 add_up(vi32 a, vi32 b, vf32 sum) {
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+  }
+};
+#endif
+// Bytes as numbers of 16 bits, whose products are added in pairs: exact for any of them.
+template <class A, class B> struct product_pairs {
+  enum { steps = 32, offset = 0 };
+  typedef product_s32 left; typedef product_s32 right;
+  PF_INLINE product_s32 widened(product_c32 v, const i8*) {
+    return (product_s32)__builtin_ia32_pmovsxbw512_mask(v, product_s32{}, 0xffffffffu);
+  }
+  PF_INLINE product_s32 widened(product_c32 v, const u8*) {
+    return (product_s32)__builtin_ia32_pmovzxbw512_mask(v, product_s32{}, 0xffffffffu);
+  }
+  template <class T> PF_INLINE product_s32 from(const T* p) { return widened(raw_load<product_c32>(p), p); }
+  template <class T> PF_INLINE product_s32 from(const T* p, i64 n) {
+    return widened(__builtin_ia32_loaddquqi256_mask((const char*)p, product_c32{}, (unsigned)((1ull << n) - 1)), p);
+  }
+  PF_INLINE product_s32 take(const A* p) { return from(p); }
+  PF_INLINE product_s32 take(const A* p, i64 n) { return from(p, n); }
+  PF_INLINE product_s32 take_right(const B* p) { return from(p); }
+  PF_INLINE product_s32 take_right(const B* p, i64 n) { return from(p, n); }
+  PF_INLINE vi32 add_up(product_s32 a, product_s32 b, vi32 sum) {
+    return sum + (vi32)__builtin_ia32_pmaddwd512_mask(a, b, vi32{}, (unsigned short)-1);
+  }
+};
+template <> struct product_step<i32, u8, u8> : product_pairs<u8, u8> {};
+template <> struct product_step<i32, i8, u8> : product_pairs<i8, u8> {};
+#if PF_DOT_BYTES
+// The machine multiplies bytes without a sign by such with one: a left operand with a sign is taken 128 too large,
+// and what that adds up to, `offset` times the right operand, is known column by column.
+template <class A> struct product_fours {
+  enum { steps = 64, offset = A(-1) < A(0) ? 128 : 0 };
+  typedef vi32 left; typedef vi32 right;
+  PF_INLINE vi32 take(const A* p) { return shifted(raw_load<vi32>(p)); }
+  PF_INLINE vi32 take(const A* p, i64 n) { return shifted(product_bytes_at(p, n)); }
+  PF_INLINE vi32 take_right(const i8* p) { return raw_load<vi32>(p); }
+  PF_INLINE vi32 take_right(const i8* p, i64 n) { return product_bytes_at(p, n); }
+  PF_INLINE vi32 shifted(vi32 v) { return offset ? vi32(v ^ fill<vi32>(i32(0x80808080u))) : v; }
+  PF_INLINE vi32 offsets() { return fill<vi32>(i32(0x80808080u)); }
+  PF_INLINE vi32 add_up(vi32 a, vi32 b, vi32 sum) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+  }
+};
+template <> struct product_step<i32, i8, i8> : product_fours<i8> {};
+template <> struct product_step<i32, u8, i8> : product_fours<u8> {};
+#else
+template <> struct product_step<i32, i8, i8> : product_pairs<i8, i8> {};
+template <> struct product_step<i32, u8, i8> : product_pairs<u8, i8> {};
+#endif
+#endif
 
 // Results of R rows and C columns whose steps are contiguous in memory, at p[row] and q[column] from step `from` on:
 // nothing is laid out, and lanes run along the depth. Sums go to c, whose rows are `apart`.
@@ -199,9 +274,11 @@ static __attribute__((noinline)) void product_dots(const A* const* p, const B* c
                                                    i64 apart, bool first) {
   typedef product_step<T, A, B> step;
   typedef typename shape<T>::vec V;
-  V sum[R * C];
+  V sum[R * C], over[C];
   const A* a[R];
   const B* b[C];
+#pragma GCC unroll 16
+  for (int j = 0; j < C; ++j) over[j] = V{};
 #pragma GCC unroll 32
   for (int i = 0; i < R * C; ++i) sum[i] = V{};
 #pragma GCC unroll 16
@@ -216,6 +293,7 @@ static __attribute__((noinline)) void product_dots(const A* const* p, const B* c
 #pragma GCC unroll 16
     for (int j = 0; j < C; ++j) {
       typename step::right y = step::take_right(b[j] + k);
+      if constexpr (step::offset) over[j] = step::add_up(step::offsets(), y, over[j]);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);
     }
@@ -227,9 +305,14 @@ static __attribute__((noinline)) void product_dots(const A* const* p, const B* c
 #pragma GCC unroll 16
     for (int j = 0; j < C; ++j) {
       typename step::right y = step::take_right(b[j] + k, depth - k);
+      if constexpr (step::offset) over[j] = step::add_up(step::offsets(), y, over[j]);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);
     }
+  }
+  if constexpr (step::offset) {
+#pragma GCC unroll 32
+    for (int i = 0; i < R * C; ++i) sum[i] = sum[i] - over[i % C];
   }
   alignas(64) T total[(R * C + int(Vec::lanes) - 1) / int(Vec::lanes) * int(Vec::lanes)];
   product_sums<R * C>(sum, total);
