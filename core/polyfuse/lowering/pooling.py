@@ -123,25 +123,40 @@ def avg_pool(
     w = windows_of(_rank(node), kernel, stride, padding)
     axes = axes_of(result.size)
     total = _window_sum(ctx, value, w, result, kind)
-    count = _divisor(w, axes, value.size, count_include_pad, divisor_override)
-    return ctx.lazy(result, make("div" if kind.is_float else "trunc_div", total, number(count, kind)))
+    shape = value.size[-w.rank :], result.size[-w.rank :]
+    count = _divisor(w, axes[-w.rank :], *shape, count_include_pad, divisor_override, kind)
+    return ctx.lazy(result, make("div" if kind.is_float else "trunc_div", total, count))
 
 
 def _divisor(
-    w: Windows, axes: Sequence[IndexLike], size: Sequence[IndexLike], include_pad: bool, override: int | None
-) -> IndexLike:
-    """How many elements a window counts."""
+    w: Windows,
+    window: Sequence[IndexLike],
+    size: Sequence[IndexLike],
+    out_size: Sequence[IndexLike],
+    include_pad: bool,
+    override: int | None,
+    kind: DType,
+) -> Expr:
+    """How many elements a window counts, one of those that exist."""
     if override:
-        return override
-    count: IndexLike = 1
-    for d in range(w.rank):
-        n = size[len(size) - w.rank + d]
-        start = axes[len(axes) - w.rank + d] * w.stride[d] - w.padding[d]
-        if include_pad:
-            count = count * (minimum(start + w.kernel[d], n + w.padding[d]) - start)
-        else:
-            count = count * (minimum(start + w.kernel[d], n) - maximum(start, 0))
-    return count
+        return number(override, kind)
+    count = 1
+    lengths: list[IndexLike] = []
+    for d, (a, n, out) in enumerate(zip(window, size, out_size, strict=True)):
+        beside = w.padding[d] if include_pad else 0
+        last = (out - 1) * w.stride[d] - w.padding[d] + w.kernel[d] - (n + beside)
+        if beside == w.padding[d] and isinstance(last, int) and last <= 0:
+            # no window reaches beyond what is counted, whatever the index of those that do not exist
+            count *= w.kernel[d]
+            continue
+        start = a * w.stride[d] - w.padding[d]
+        first = start if include_pad else maximum(start, 0)
+        lengths.append(minimum(start + w.kernel[d], n + beside) - first)
+    # a product of numbers: one of indices would be multiplied out
+    total = number(count, kind)
+    for length in lengths:
+        total = make("mul", total, number(length, kind))
+    return total
 
 
 def _window_sum(
@@ -185,11 +200,22 @@ def avg_pool_backward(
     w = windows_of(_rank(node), kernel, stride, padding)
     axes = axes_of(result.size)
 
-    def passed(window: list[IndexLike]) -> Expr:
-        count = _divisor(w, window, result.size, count_include_pad, divisor_override)
-        return make("div", grad.at([*axes[: -w.rank], *window]), number(count, kind))
+    def counted(window: Sequence[IndexLike]) -> Expr:
+        shape = result.size[-w.rank :], grad.size[-w.rank :]
+        return _divisor(w, window, *shape, count_include_pad, divisor_override, kind)
 
-    return ctx.lazy(result, _sum_over_windows(w, axes, grad.size, passed, const(0.0, kind)))
+    def element(window: Sequence[IndexLike]) -> Expr:
+        return grad.at([*axes[: -w.rank], *window])
+
+    def share(window: Sequence[IndexLike]) -> Expr:
+        return make("div", element(window), counted(window))
+
+    zero, usual = const(0.0, kind), counted(axes[-w.rank :])
+    if usual.op == "const" and not ctx.eager_rounding:
+        # all windows are equally large: one division does for all
+        total = _sum_over_windows(w, axes, grad.size, element, zero)
+        return ctx.lazy(result, make("div", total, usual))
+    return ctx.lazy(result, _sum_over_windows(w, axes, grad.size, share, zero))
 
 
 def _sum_over_windows(
@@ -210,7 +236,10 @@ def _sum_over_windows(
             shifted = axes[len(axes) - w.rank + d] + w.padding[d]
             n = out_size[len(out_size) - w.rank + d]
             place = shifted // w.stride[d] - b
-            tests += [at_least(place, 0), less(place, n), less(shifted - place * w.stride[d], w.kernel[d])]
+            tests += [at_least(place, 0), less(place, n)]
+            if (b + 1) * w.stride[d] > w.kernel[d]:
+                # how far behind the window's start the position is
+                tests.append(less(shifted % w.stride[d] + b * w.stride[d], w.kernel[d]))
             window.append(0 if n == 1 else place)
         term = masked(passed(window), all_of(*tests), zero)
         total = term if total is None else make("add", total, term)

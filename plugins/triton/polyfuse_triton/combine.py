@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from polyfuse_triton.device import libdevice
+from polyfuse_triton.device import libdevice, quick_exp2
 
 __all__ = [
     "combine_all",
@@ -16,7 +16,6 @@ __all__ = [
     "combine_max",
     "combine_min",
     "combine_mul",
-    "combine_softmax",
     "combine_sum",
     "combine_welford",
     "combine_xor",
@@ -147,20 +146,16 @@ def welford_even_step(
 def softmax_step(largest: tl.tensor, total: tl.tensor, value: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """One more value for a maximum and a sum of exponentials below it, at the cost of one exponential.
 
-    The maximum begins with the lowest finite number, so that infinities meet no infinity in a difference.
+    The maximum begins with the lowest finite number, so that infinities meet no infinity in a difference. The
+    exponential is none of those that results are made of directly: the less it counts in the sum, the less
+    exact it is.
     """
     rises = value > largest
-    scale = libdevice.exp(tl.abs(value - largest) * -1)
+    if value.dtype == tl.float32:
+        scale = quick_exp2(tl.abs(value - largest) * -1.4426950408889634)
+    else:
+        scale = libdevice.exp(tl.abs(value - largest) * -1)
     return tl.where(rises, value, largest), tl.where(rises, total * scale + 1, total + scale)
-
-
-@triton.jit
-def combine_softmax(
-    a: tl.tensor, total: tl.tensor, b: tl.tensor, total2: tl.tensor
-) -> tuple[tl.tensor, tl.tensor]:
-    """The maximum, and the sum of exponentials below it, of two parts together."""
-    high = tl.maximum(a, b)
-    return high, total * libdevice.exp(a - high) + total2 * libdevice.exp(b - high)
 
 
 @triton.jit

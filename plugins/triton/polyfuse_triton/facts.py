@@ -61,6 +61,7 @@ class Facts:
         locals_stored: the value stored to each local, where there is one such store.
         local_places: the indices at which each local is stored and loaded.
         written: arguments that are stored to.
+        bent: axes of which indices are no linear functions: they divide, or take a minimum.
         registers: estimate of what one point of a tile needs.
     """
 
@@ -73,6 +74,7 @@ class Facts:
     locals_stored: Mapping[str, str]
     local_places: Mapping[str, frozenset[IndexLike]]
     written: frozenset[str]
+    bent: frozenset[str]
     registers: int
 
     def points(self, names: tuple[str, ...]) -> int:
@@ -117,8 +119,19 @@ def analyse(kernel: Kernel) -> Facts:
         locals_stored=_locals_stored(kernel),
         local_places=_local_places(kernel),
         written=frozenset(a.buffer for a in accesses if a.is_store),
+        bent=frozenset(_bent(kernel)),
         registers=registers_of_point(kernel),
     )
+
+
+def _bent(kernel: Kernel) -> Iterator[str]:
+    for section in kernel.sections:
+        for stmt in section.body:
+            if stmt.op in ("index", "load", "store"):
+                index = stmt.attrs[0] if stmt.op == "index" else stmt.attrs[1]
+                for name in free_axes(index):
+                    if not name.startswith("@") and coefficient(index, name) is None:
+                        yield name
 
 
 def _hints(kernel: Kernel, names: tuple[str, ...], sizes: Mapping[str, IndexLike]) -> dict[str, int]:

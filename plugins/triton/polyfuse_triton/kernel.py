@@ -15,7 +15,7 @@ from polyfuse_triton.passes import with_fewer_passes
 from polyfuse_triton.places import Places, renamed
 from polyfuse_triton.plan import Plan
 from polyfuse_triton.reductions import Accumulator, reduce_whole
-from polyfuse_triton.rows import buffers_read
+from polyfuse_triton.rows import buffers_read, has_effect
 from polyfuse_triton.scans import Scan
 from polyfuse_triton.scope import Value
 from polyfuse_triton.writer import Writer
@@ -92,17 +92,10 @@ class _Sections:
         """All sections."""
         for number, section in enumerate(self._kernel.sections):
             if section.looped and self._looping:
-                if self._has_effect(section):
+                if has_effect(section, self._kernel):
                     self._loop(number, section)
             else:
                 self._straight(section)
-
-    def _has_effect(self, section: Section) -> bool:
-        """Whether a loop does anything but fill rows, which are computed again where they are needed."""
-        rows = {local.name for local in self._kernel.locals}
-        return any(
-            s.op in ("reduce", "scan") or (s.op == "store" and s.attrs[0] not in rows) for s in section.body
-        )
 
     def _straight(self, section: Section) -> None:
         """A section without a loop in the text: it runs once, or its tile holds all of it."""
@@ -180,7 +173,9 @@ class _Sections:
     def _note_reads(self, number: int) -> None:
         """Which buffers later loops read again: their lines are worth keeping, those of others are not."""
         reads = [
-            buffers_read(self._kernel, self._scope.facts, k) if section.looped else frozenset[str]()
+            buffers_read(self._kernel, self._scope.facts, k)
+            if section.looped and has_effect(section, self._kernel)
+            else frozenset[str]()
             for k, section in enumerate(self._kernel.sections)
         ]
         here, later = reads[number], frozenset[str]().union(*reads[number + 1 :])

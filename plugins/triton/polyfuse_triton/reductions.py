@@ -26,7 +26,6 @@ _FUNCTION: Mapping[str, str] = MappingProxyType(
         "argmin": "combine_argmin",
         "argmax": "combine_argmax",
         "welford": "combine_welford",
-        "online_softmax": "combine_softmax",
     }
 )
 _LOWEST = {DType.f32: -3.4028234663852886e38, DType.f64: -1.7976931348623157e308}
@@ -289,16 +288,28 @@ class Accumulator:
         """Write what stands after the loop, and give the results."""
         scope, stmt, kind = self._scope, self._stmt, self._kind
         if kind == "online_softmax":
-            largest, total = _finish(scope, stmt, self._names, False)
-            names = scope.name(), scope.name()
-            lowest = literal(_LOWEST[stmt.dtype], stmt.dtype)
-            scope.out.line(f"{', '.join(names)} = finish_softmax({largest.text}, {total.text}, {lowest})")
-            return tuple(Value(n, stmt.dtype, largest.dims) for n in names)
+            return self._softmax()
         if kind == "welford":
             counts = self._counts() if self._evenly else self._names[2]
             mean, squares, _ = _finish(scope, stmt, [*self._names[:2], counts], False)
             return mean, squares, scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
         return _finish(scope, stmt, self._names, self._narrow)
+
+    def _softmax(self) -> tuple[Value, ...]:
+        """Sums are brought to the largest maximum before they are added: that takes fewer exponentials than
+        joining them in pairs.
+        """
+        scope, stmt = self._scope, self._stmt
+        axis, keep = _axis(scope), _keep(scope)
+        plain = Value("", stmt.dtype, frozenset(d.name for d in scope.plan.tiles))
+        largest, total = self._names
+        high = scope.define(f"tl.max({largest}, {axis}{keep})", plain)
+        moved = f"{total} * libdevice.exp({largest} - {high.text})"
+        whole = scope.define(f"tl.sum({moved}, {axis}{keep})", plain)
+        names = scope.name(), scope.name()
+        lowest = literal(_LOWEST[stmt.dtype], stmt.dtype)
+        scope.out.line(f"{', '.join(names)} = finish_softmax({high.text}, {whole.text}, {lowest})")
+        return tuple(Value(n, stmt.dtype, plain.dims) for n in names)
 
     def _counts(self) -> str:
         """How often each point of a tile was met, where all were but for those beyond the end."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel, Section, Stmt
 from polyfuse_triton.facts import Facts
+from polyfuse_triton.passes import with_fewer_passes
 
-__all__ = ["Rows", "buffers_read", "kept_rows"]
+__all__ = ["Rows", "buffers_read", "has_effect", "kept_rows"]
 
 
 @dataclass(frozen=True)
@@ -22,10 +23,12 @@ class Rows:
     Attributes:
         must_stay: whether some row cannot be computed again.
         revisits: whether several sections run through the same rows.
+        rereads: whether a program that walks through rows does so more than once.
     """
 
     must_stay: bool
     revisits: bool
+    rereads: bool
 
 
 def kept_rows(kernel: Kernel, facts: Facts) -> Rows:
@@ -37,7 +40,18 @@ def kept_rows(kernel: Kernel, facts: Facts) -> Rows:
             if stmt.op == "load" and stmt.attrs[0] in names:
                 must_stay = must_stay or not _again(stmt, facts, names)
     looped = sum(section.looped for section in kernel.sections)
-    return Rows(must_stay, looped > 1)
+    walks = sum(
+        section.looped and has_effect(section, kernel) for section in with_fewer_passes(kernel).sections
+    )
+    return Rows(must_stay, looped > 1, walks > 1)
+
+
+def has_effect(section: Section, kernel: Kernel) -> bool:
+    """Whether a loop does anything but fill rows, which are computed again where they are needed."""
+    rows = {local.name for local in kernel.locals}
+    return any(
+        s.op in ("reduce", "scan") or (s.op == "store" and s.attrs[0] not in rows) for s in section.body
+    )
 
 
 def buffers_read(kernel: Kernel, facts: Facts, number: int) -> frozenset[str]:

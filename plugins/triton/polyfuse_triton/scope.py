@@ -16,6 +16,7 @@ from polyfuse_triton.indexing import Indexer, Variable, fits_i32
 from polyfuse_triton.ops import cast_text, is_infix, operation_text
 from polyfuse_triton.places import Surroundings
 from polyfuse_triton.plan import Plan
+from polyfuse_triton.quotients import quotient_by, stores_halves
 from polyfuse_triton.spans import Span, span_of
 from polyfuse_triton.writer import Writer
 
@@ -71,6 +72,8 @@ class Scope:
         self.done: dict[Any, Value] = {}
         self._prefix = prefix
         self._count = 0
+        self._is_fast = kernel.numerics == "fast"
+        self._halves = self._is_fast and stores_halves(kernel)
 
     # --- names -----------------------------------------------------------------------------------------
 
@@ -179,7 +182,32 @@ class Scope:
             return replace(operand, dtype=DType.i64, narrow=True)
         return self.define(cast_text(self.typed(operand), operand.dtype, stmt.dtype), plain)
 
+    def _shorter(self, stmt: Stmt, operands: Sequence[Value], plain: Value) -> Value | None:
+        """A quotient or an exponential in fewer instructions; None where there is no such way."""
+        if plain.dtype is not DType.f32 or not operands[0].dims:
+            return None
+        if stmt.op == "exp" and self._halves:
+            return self.define(f"quick_exp({self.typed(operands[0])})", plain)
+        if stmt.op != "div" or not self._is_fast:
+            return None
+        numerator, divisor = operands
+        if divisor.constant is not None:
+            text = quotient_by(self.typed(numerator), float(divisor.constant))
+            return None if text is None else self.define(text, plain)
+        if not divisor.dims < plain.dims:
+            return None
+        parts = tuple(self.done.get(("inverse", divisor.text, k)) for k in range(3))
+        if None in parts:
+            parts = tuple(replace(divisor, text=self.name()) for _ in range(3))
+            self.out.line(f"{', '.join(p.text for p in parts if p)} = inverse_of({divisor.text})")
+            self.done.update({("inverse", divisor.text, k): p for k, p in enumerate(parts) if p})
+        given = ", ".join(part.text for part in parts if part is not None)
+        return self.define(f"divide_scaled({numerator.text}, {given})", plain)
+
     def _operation(self, stmt: Stmt, operands: Sequence[Value], plain: Value) -> Value:
+        shorter = self._shorter(stmt, operands, plain)
+        if shorter is not None:
+            return shorter
         given = operands[1:] if stmt.op == "where" else operands
         dtype = given[-1].dtype
         narrow = dtype is DType.i64 and all(v.narrow or _small(v) for v in given) and self._any_narrow(given)

@@ -23,6 +23,8 @@ _ENOUGH = 512
 """Points along one axis that make a tile of their own worth having."""
 _WASTE = 1.125
 """How much larger than the data tiles may be."""
+_ROWS_WASTE = 1.2
+"""The same where arithmetic is saved in return."""
 _TURNED = 8
 """The least extent along which a second contiguous axis counts."""
 REGISTERS = 96
@@ -39,6 +41,9 @@ def pointwise_plan(facts: Facts, target: Target) -> Plan:
     if len(leads) > 1:
         return _square(facts, leads, target)
     group, beside = grown(facts, facts.axes, leads[0], _ENOUGH)
+    if len(group) > 1 and not facts.bent.isdisjoint(group) and _fills_blocks(facts.hints[group[-1]]):
+        # what is computed of one axis alone is then computed once for a row or a column of the tile
+        group, beside = group[-1:], group[-2]
     count = per_thread(facts.accesses, facts)
     points = facts.points(facts.axes)
     warps, block = 4, 4 * _WARP * count
@@ -59,6 +64,11 @@ def pointwise_plan(facts: Facts, target: Target) -> Plan:
     warps = max(1, min(warps, elements // _WARP))
     inside = {a for dim in tiles for a in dim.axes}
     return Plan(tuple(tiles), None, _rest(facts.axes, inside), (), True, warps, 1)
+
+
+def _fills_blocks(extent: int) -> bool:
+    """Whether blocks of whole warps cover an extent without much waste."""
+    return any(-(-extent // block) * block <= extent * _ROWS_WASTE for block in (_WARP, 4 * _WARP))
 
 
 def contiguous_weights(accesses: Iterable[Access], facts: Facts) -> dict[str, float]:

@@ -21,8 +21,12 @@ from polyfuse_triton.tile_pointwise import REGISTERS, contiguous_weights, grown,
 __all__ = ["reduction_plan"]
 
 _WARP = 32
-_THREADS = 512
-"""Threads that share a long row."""
+_THREADS, _LARGEST, _RESIDENT = 512, 1024, 2048
+"""Threads that share a long row, the most of a program, and the most of a multiprocessor."""
+_FEW, _MANY = 8, 16
+"""Points of whole rows that a thread has."""
+_PROGRAMS = 4
+"""Programs under way at a time on a multiprocessor."""
 _ROW = 16384
 """Longest row that is kept in registers where several sections need it, if its values are few."""
 _ROW_ONCE = 4096
@@ -95,8 +99,16 @@ class _Shape:
         reduced = Dim("r", facts.raxes, length, block)
         tiles, grid = self._tile_of_rows(side)
         elements = block * (tiles[0].block if tiles else 1)
-        warps = self._warps(max(1, min(16, elements // (_WARP * 8))), elements)
-        return Plan(tiles, reduced, grid, (), True, warps, 1)
+        warps = max(1, min(16, elements // (_WARP * self._points_of_thread(elements))))
+        return Plan(tiles, reduced, grid, (), True, self._warps(warps, elements), 1)
+
+    def _points_of_thread(self, elements: int) -> int:
+        """Points of whole rows for each thread. With more of them fewer threads wait for each other, and more
+        rows are under way at a time, as long as there are rows for all multiprocessors.
+        """
+        points = self.facts.points((*self.facts.axes, *self.facts.raxes))
+        busy = points >= 2 * _PROGRAMS * self.target.processors * elements
+        return _MANY if busy and _MANY * self.facts.registers <= REGISTERS // 2 else _FEW
 
     def _warps(self, count: int, elements: int) -> int:
         """More warps where the values of a thread's points would not fit in its registers."""
@@ -117,7 +129,8 @@ class _Shape:
 
     def _walked_rows(self) -> Plan:
         facts = self.facts
-        wanted = 8 * _WARP * per_thread(self.looped, facts)
+        most = self._threads_of_walk() // _WARP
+        wanted = most * _WARP * per_thread(self.looped, facts)
         group = self._joined(wanted)
         extent = facts.points(group)
         block = min(wanted, power_of_two(max(1, extent)))
@@ -129,8 +142,28 @@ class _Shape:
         reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)
         serial = tuple(r for r in facts.raxes if r not in group)
         elements = block * (tiles[0].block if tiles else 1)
-        warps = self._warps(max(1, min(8, elements // (_WARP * 4))), elements)
+        warps = self._warps(max(1, min(most, elements // (_WARP * 4))), elements)
         return Plan(tiles, reduced, grid, serial, False, warps, 1)
+
+    def _threads_of_walk(self) -> int:
+        """Threads that walk a row together: more where the rows under way at a time then stay in the last
+        cache until another section reads them again, and where there are few rows.
+        """
+        facts, target = self.facts, self.target
+        count = facts.points(facts.axes)
+        threads = _THREADS // 2
+        if self.scans:
+            return threads
+        while threads < _LARGEST and 2 * threads * count <= _RESIDENT * target.processors:
+            threads *= 2
+        size = facts.points(facts.raxes) * sum(
+            {a.buffer: a.itemsize for a in self.looped if facts.share(a) > 0.5}.values()
+        )
+        if not self.rows.rereads or 2 * size * target.processors > target.l2_bytes:
+            return threads
+        while threads < _LARGEST and _RESIDENT // threads * target.processors * size > target.l2_bytes // 2:
+            threads *= 2
+        return threads
 
     def _joined(self, wanted: int) -> tuple[str, ...]:
         """Reduction axes that are walked as one: from the innermost outwards until that is long enough."""

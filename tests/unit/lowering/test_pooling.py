@@ -33,6 +33,31 @@ def test_gradients(window: tuple[int, int, int, int]) -> None:
     check(gradient(lambda x: F.avg_pool2d(x, *window[:3], ceil_mode=True, count_include_pad=False)), sample())
 
 
+AVERAGES = {
+    "whole windows, padded": (3, 2, 1, False, True),
+    "whole windows": (2, 2, 0, False, False),
+    "gaps": (2, 3, 0, False, True),
+    "the last is cut": (3, 2, 1, True, True),
+    "cut, without padding": (4, 3, 2, True, False),
+    "another divisor": (3, 2, 1, True, True, 5),
+    "strips": ((1, 3), (1, 2), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("numerics", ["fast", "eager"])
+@pytest.mark.parametrize("name", AVERAGES)
+def test_gradients_of_averages(name: str, numerics: str) -> None:
+    args = AVERAGES[name]
+    for side in (15, 16):
+        x = torch.randn(2, 3, side, side + 1)
+        check(gradient(lambda x, args=args: F.avg_pool2d(x, *args)), x, numerics=numerics)
+
+
+def test_a_gradient_of_equal_averages_divides_once() -> None:
+    record = check(gradient(lambda x: F.avg_pool2d(x, 3, 2, 1)), torch.randn(2, 3, 15, 15))
+    assert str(record.graphs[-1]).count("div") <= 2
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_averages(dynamic: bool) -> None:
     x = torch.randn(1, 2, 15, 17)

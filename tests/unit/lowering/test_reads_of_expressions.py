@@ -27,7 +27,7 @@ FEW: dict[str, Function] = {
     "of a masked value": lambda x, i: F.pad(x * 2, (3, 2), value=7.0).gather(1, i[:, None]),
     "of a choice": lambda x, i: torch.where(x > 0, x, torch.arange(x.shape[1])).gather(1, i[:, None]),
     "of a gather": lambda x, i: x.index_select(1, i).exp().gather(1, i[:, None] % i.shape[0]),
-    "of halves": lambda x, i: x.bfloat16().add(1).gather(1, i[:, None]),
+    "of halves": lambda x, i: x.bfloat16().mul(2).gather(1, i[:, None]),
     "of single bits": lambda x, i: (x > 0).gather(1, i[:, None]),
 }
 

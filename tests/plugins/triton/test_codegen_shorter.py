@@ -1,0 +1,91 @@
+"""Quotients by what many points share, and exponentials of which 16 bits are stored, at edges too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton_interpreted import in_interpreter, run_text
+
+EDGES = (0.0, -0.0, 1.0, -3.0, 1e-45, 1e-40, -1.2e-38, 3e-31, 7e29, 2e30, -3.4e38, float("inf"), float("nan"))
+
+
+def quotients(m: int, n: int, divisor: str, numerics: str = "fast") -> str:
+    return f"""kernel k on cuda {{
+numerics {numerics}
+axes p0{{{m}}} ~ {m}
+raxes r0{{{n}}} ~ {n}
+in in0: f32[{m * n}]
+in in1: f32[{m}]
+out out0: f32[{m * n}]
+loop {{
+  v1 = load f32 in0[{n}*p0 + r0]
+  v2 = {divisor}
+  v3 = div f32 (v1, v2)
+  store f32 set out0[{n}*p0 + r0] = v3
+}}
+}}"""
+
+
+def test_quotients_of_a_row_by_one_number():
+    numerators = torch.cat([torch.tensor(EDGES), torch.randn(51) * 1e3])
+    divisors = torch.cat([torch.tensor(EDGES), torch.randn(19), torch.randn(8) * 1e35])
+    m, n = len(divisors), len(numerators)
+    operands = [numerators.repeat(m), divisors, torch.zeros(m * n)]
+    text = quotients(m, n, "load f32 in1[p0]")
+    found, wanted, text = in_interpreter(run_text, text, None, operands)
+    assert "inverse_of" in text and "div_rn" not in text
+    torch.testing.assert_close(found[2], wanted[2], rtol=1e-6, atol=3e-45, equal_nan=True)
+    zeros = wanted[2] == 0
+    assert torch.equal(torch.signbit(found[2][zeros]), torch.signbit(wanted[2][zeros]))
+
+
+@pytest.mark.parametrize("divisor", [9.0, -0.3, 1e20, 1e-20, 1e-35, 3e38])
+def test_quotients_by_a_constant(divisor):
+    numerators = torch.cat([torch.tensor(EDGES), torch.randn(51) * 1e3])
+    n = len(numerators)
+    operands = [numerators, torch.zeros(1), torch.zeros(n)]
+    wanted_text = "divide_by" if 1e-30 < abs(divisor) < 1e30 else "div_rn"
+    text = quotients(1, n, f"const f32 {torch.tensor(divisor).item()!r}")
+    found, wanted, text = in_interpreter(run_text, text, None, operands)
+    assert wanted_text in text
+    torch.testing.assert_close(found[2], wanted[2], rtol=1e-6, atol=3e-45, equal_nan=True)
+
+
+def test_rounding_of_eager_mode_needs_real_quotients():
+    text = quotients(3, 16, "load f32 in1[p0]", "eager")
+    operands = [torch.randn(48), torch.randn(3), torch.zeros(48)]
+    found, wanted, text = in_interpreter(run_text, text, None, operands)
+    assert "tl.div_rn" in text
+    assert torch.equal(found[2], wanted[2])
+
+
+def exponentials(kind: str, also: str = "") -> str:
+    return f"""kernel k on cuda {{
+numerics fast
+axes p0{{64}} ~ 64
+in in0: f32[64]
+out out0: {kind}[64]
+out out1: f32[64]
+once {{
+  v1 = load f32 in0[p0]
+  v2 = exp f32 (v1)
+  v3 = cast {kind} (v2)
+  store {kind} set out0[p0] = v3
+  {also}
+}}
+}}"""
+
+
+@pytest.mark.parametrize("kind", ["bf16", "f16", "f32"])
+@pytest.mark.parametrize("also", ["", "store f32 set out1[p0] = v2"])
+def test_exponentials_stored_in_halves(kind, also):
+    x = torch.cat([torch.tensor([*EDGES, 88.0, -87.0, float("-inf")]), torch.linspace(-20, 20, 48)])
+    out = torch.zeros(64, dtype={"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}[kind])
+    text = exponentials(kind, also).replace("v3 = cast f32 (v2)", "v3 = mul f32 (v2, v2)")
+    found, wanted, text = in_interpreter(run_text, text, None, [x, out, torch.zeros(64)])
+    assert ("quick_exp" in text) == (kind != "f32" and not also)
+    for got, true in zip(found[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(got, true, equal_nan=True)
