@@ -113,13 +113,11 @@ def literal(value: bool | int | float, dtype: DType) -> str:
     number = float(value)
     if dtype is DType.f32:
         try:
-            bits = struct.unpack("<I", struct.pack("<f", number))[0]
+            packed = struct.pack("<f", number)
         except OverflowError:
-            bits = 0x7F800000 if number > 0 else 0xFF800000
-        plain = (
-            not math.isfinite(number) or number.hex().startswith("-0x0.0p") or bits & 0x7FFFFFFF == 0x7F800000
-        )
-        return f"__uint_as_float({bits:#010x}u)" if plain else f"{number.hex()}f"
+            packed = struct.pack("<f", math.copysign(math.inf, number))
+        (number,), (bits,) = struct.unpack("<f", packed), struct.unpack("<I", packed)
+        return f"{number.hex()}f" if math.isfinite(number) else f"__uint_as_float({bits:#010x}u)"
     if not math.isfinite(number):
         bits = struct.unpack("<Q", struct.pack("<d", number))[0]
         return f"__longlong_as_double({bits:#018x}LL)"

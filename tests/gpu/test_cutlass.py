@@ -1,0 +1,139 @@
+"""Matrix products of the CUTLASS plugin on a Hopper GPU, against the reference interpreter and eager mode."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from cutlass_kernels import GELU, PLAIN, RESIDUAL, product
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.report import last_reports
+from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.kernel import Kernel
+from polyfuse.symbolic import evaluate
+from polyfuse_cutlass.backend import CutlassBackend
+from polyfuse_cutlass.space import configs
+from polyfuse_cutlass.tiling import Tiling
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU"
+    ),
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc"),
+]
+
+TILINGS = {
+    "wide": Tiling(1, 256, stages=4),
+    "tall": Tiling(2, 128, stages=4),
+    "turns": Tiling(2, 128, turns=True, stages=5),
+    "turns across": Tiling(1, 256, turns=True, across=2, stages=5),
+    "across": Tiling(1, 128, across=2, stages=4),
+    "down": Tiling(2, 128, down=2, stages=4),
+    "square": Tiling(1, 256, across=2, down=2, stages=4),
+    "split": Tiling(1, 64, split=4, stages=6),
+    "few": Tiling(1, 16, consumers=1, stages=6, swap=True),
+    "few split": Tiling(1, 16, consumers=1, split=2, stages=6, swap=True),
+}
+
+
+@pytest.fixture(scope="module")
+def backend() -> CutlassBackend:
+    return CutlassBackend(Settings.resolve(None, {}))
+
+
+def operands(kernel: Kernel, rows: int) -> list[torch.Tensor | int]:
+    found: list[torch.Tensor | int] = []
+    for arg in kernel.args:
+        count = evaluate(arg.numel or 0, {"s0": rows})
+        if arg.kind == "size":
+            found.append(rows)
+        elif arg.dtype.is_integer:
+            found.append(torch.randint(-100, 100, (count,), dtype=arg.dtype.torch, device="cuda"))
+        else:
+            found.append(torch.randn(count, device="cuda").to(arg.dtype.torch))
+    return found
+
+
+def compare(backend: CutlassBackend, kernel: Kernel, tiling: Tiling, rows: int, folder) -> None:
+    source = backend.emit(kernel, tiling.config)
+    backend.build([source], folder)
+    launch = backend.load(folder)[source.key]
+    given = operands(kernel, rows)
+    wanted = [value.clone() if isinstance(value, torch.Tensor) else value for value in given]
+    run_kernel(kernel, wanted)
+    for _ in range(2):
+        launch(*given)
+    torch.cuda.synchronize()
+    for arg, found, expected in zip(kernel.args, given, wanted, strict=True):
+        if arg.kind == "out":
+            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("tiling", TILINGS)
+@pytest.mark.parametrize("left", ("depth", "rows"))
+@pytest.mark.parametrize("right", ("depth", "columns"))
+def test_layouts(backend, tmp_path, tiling, left, right):
+    one = TILINGS[tiling]
+    if one.swap and left == "rows":
+        pytest.skip("tiles this narrow do not run along the rows")
+    compare(backend, product(136, 264, 200, left=left, right=right, epilogue=GELU), one, 136, tmp_path)
+
+
+@pytest.mark.parametrize("shape", ((1, 8, 8), (3, 5, 8), (13, 1000, 72), (257, 130, 64), (300, 72, 8)))
+@pytest.mark.parametrize("epilogue", (PLAIN, RESIDUAL), ids=("plain", "residual"))
+def test_shapes(backend, tmp_path, shape, epilogue):
+    kernel = product(*shape, epilogue=epilogue)
+    for number, config in enumerate(configs(kernel, backend.target)[:4]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        compare(backend, kernel, Tiling.of(config), shape[0], folder)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out"), (("f16", "f16"), ("f32", "f32"), ("i8", "bf16"), ("f8e4m3", "bf16"))
+)
+def test_types(backend, tmp_path, dtype, out):
+    compare(
+        backend, product(136, 136, 144, dtype=dtype, out=out, epilogue=GELU), Tiling(1, 128), 136, tmp_path
+    )
+
+
+@pytest.mark.parametrize("shared", (False, True))
+def test_batches(backend, tmp_path, shared):
+    compare(backend, product(72, 136, 64, batch=5, shared=shared), Tiling(1, 64, stages=4), 72, tmp_path)
+
+
+@pytest.mark.parametrize("rows", (1, 64, 130))
+def test_rows_known_at_run_time(backend, tmp_path, rows):
+    compare(backend, product(300, 136, 64, dynamic=True), Tiling(1, 64, stages=4), rows, tmp_path)
+
+
+def test_tiles_in_turn_over_many_rounds(backend, tmp_path):
+    """More tiles than multiprocessors, and a depth that is no multiple of the ring."""
+    x, w = (torch.randn(n, 520, device="cuda").bfloat16() for n in (4000, 4096))
+    kernel = product(4000, 4096, 520)
+    for number, name in enumerate(("turns", "turns across")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        source = backend.emit(kernel, TILINGS[name].config)
+        backend.build([source], folder)
+        out = torch.empty(4000, 4096, device="cuda", dtype=torch.bfloat16)
+        backend.load(folder)[source.key](x, w, out)
+        torch.testing.assert_close(out, x @ w.t(), rtol=2e-2, atol=1e-1)
+
+
+def test_through_the_compiler():
+    x, w, b = (torch.randn(*s, device="cuda").bfloat16() for s in ((128, 512), (1024, 512), (1024,)))
+    options = {"matrix_products": "generated", "backends": ["cutlass", "triton"]}
+    with torch.no_grad():
+        compiled = torch.compile(
+            lambda x, w, b: F.gelu(F.linear(x, w, b)), backend="polyfuse", options=options
+        )
+        found = compiled(x, w, b)
+    wanted = F.gelu(F.linear(x.double(), w.double(), b.double()))
+    assert (found.double() - wanted).abs().max() < 2e-2 * wanted.abs().max()
+    assert [launch.backend for launch in last_reports()[-1].launches] == ["cutlass"]
