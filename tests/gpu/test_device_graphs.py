@@ -6,71 +6,14 @@ do.
 
 from __future__ import annotations
 
-import copy
 import gc
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
+from recorded_on_device import affine, compiled, inputs, same, status
 from torch import nn
 
-from polyfuse.compiler.report import last_reports, reset_reports
-from polyfuse.runtime.device_graphs import GraphStatus
-
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    reset_reports()
-    torch.manual_seed(5)
-    yield
-    torch._dynamo.reset()
-    gc.collect()
-    torch.cuda.synchronize()
-
-
-def compiled(fn: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Callable[..., Any]:
-    made: Callable[..., Any] = torch.compile(
-        fn, backend="polyfuse", dynamic=dynamic, options={"device_graphs": True, **options}
-    )
-    return made
-
-
-def status(kind: str = "") -> GraphStatus:
-    found = [r.recording for r in last_reports() if kind in ("", r.kind)][-1]
-    assert found is not None, [r.eager for r in last_reports()]
-    return found
-
-
-def same(actual: object, expected: object) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3)
-
-
-def affine(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    return torch.relu(x @ w).softmax(-1) + 1
-
-
-def inputs(rows: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(rows, 128, device="cuda"), torch.randn(128, 128, device="cuda")
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(64, 256),
-            nn.LayerNorm(256),
-            nn.GELU(),
-            nn.Linear(256, 256),
-            nn.Tanh(),
-            nn.Linear(256, 16),
-        )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.layers(x).square().mean()
 
 
 def test_replays_give_what_eager_mode_gives() -> None:
@@ -91,53 +34,6 @@ def test_results_that_are_held_stay_as_they_are() -> None:
         kept.append((run(x, w), affine(x, w)))
     for actual, expected in kept:
         same(actual, expected)
-
-
-def test_training() -> None:
-    model = Net().cuda()
-    reference = copy.deepcopy(model)
-    run = compiled(model)
-    optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, reference)]
-    for _ in range(8):
-        x = torch.randn(32, 64, device="cuda")
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        actual, expected = run(x), reference(x)
-        same(actual, expected)
-        actual.backward()
-        expected.backward()
-        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-            same(mine.grad, theirs.grad)
-        for optimizer in optimizers:
-            optimizer.step()
-    assert status("forward").replays >= 6, status("forward").text()
-    assert status("backward").replays >= 6, status("backward").text()
-
-
-def test_gradients_that_add_up() -> None:
-    model = Net().cuda()
-    reference = copy.deepcopy(model)
-    run = compiled(model)
-    for _ in range(8):
-        x = torch.randn(32, 64, device="cuda")
-        run(x).backward()
-        reference(x).backward()
-        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-            same(mine.grad, theirs.grad)
-
-
-def test_forwards_that_wait_for_their_backward() -> None:
-    model = Net().cuda()
-    reference = copy.deepcopy(model)
-    run = compiled(model)
-    for _ in range(5):
-        model.zero_grad()
-        reference.zero_grad()
-        batches = [torch.randn(32, 64, device="cuda") for _ in range(3)]
-        sum(run(x) for x in batches).backward()  # type: ignore[union-attr]
-        sum(reference(x) for x in batches).backward()  # type: ignore[union-attr]
-        for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
-            same(mine.grad, theirs.grad)
 
 
 def test_random_numbers_follow_the_seed() -> None:
@@ -240,89 +136,6 @@ def test_another_stream() -> None:
         same(result, expected)
 
 
-def test_what_cannot_be_recorded_runs_as_it_is() -> None:
-    @torch.library.custom_op("polyfuse_gpu_tests::looks", mutates_args=())
-    def looks(x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x.sum().item() > 0 else x * 3
-
-    @looks.register_fake
-    def _(x: torch.Tensor) -> torch.Tensor:
-        return torch.empty_like(x)
-
-    run = compiled(lambda x: looks(x.abs()) + 1)
-    for _ in range(4):
-        x = torch.randn(16, device="cuda")
-        same(run(x), x.abs() * 2 + 1)
-    assert "recording failed" in status().text()
-    # the device and its random numbers are as they were
-    torch.manual_seed(1)
-    first = torch.rand(4, device="cuda")
-    torch.manual_seed(1)
-    assert torch.equal(first, torch.rand(4, device="cuda"))
-    good = compiled(affine)
-    for _ in range(3):
-        x, w = inputs()
-        same(good(x, w), affine(x, w))
-    assert status().recordings == 1, status().text()
-
-
-def waits(x: torch.Tensor) -> torch.Tensor:
-    return x * 2 if x.sum().item() > 0 else x * 3
-
-
-def raises(x: torch.Tensor) -> torch.Tensor:
-    if torch.cuda.is_current_stream_capturing():
-        raise ValueError("not now")
-    return x * 2
-
-
-def forks(x: torch.Tensor) -> torch.Tensor:
-    """Leaves work on a stream that is not joined again."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        y = x * 2
-    if not torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream().wait_stream(side)
-    return y
-
-
-@pytest.mark.parametrize("fault", [waits, raises, forks])
-@pytest.mark.parametrize("driver", [True, False])
-def test_a_failure_costs_one_recording(
-    fault: Callable[[torch.Tensor], torch.Tensor], driver: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Recordings made before go on, with their random numbers; others are made; memory is given back."""
-    if not driver:
-        from polyfuse.torch_compat import cuda_graphs
-
-        monkeypatch.setattr(cuda_graphs, "_begin_again", lambda stream: False)
-    name = f"polyfuse_gpu_tests::{fault.__name__}_{driver}".lower()
-    op = torch.library.custom_op(name, fault, mutates_args=())
-    op.register_fake(torch.empty_like)
-
-    def noisy(x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand_like(x)
-
-    before, bad = compiled(noisy), compiled(lambda x: op(x.abs()) + 1)
-    x = torch.zeros(1000, device="cuda")
-    for _ in range(3):
-        before(x)
-    for _ in range(3):
-        y = torch.randn(16, device="cuda")
-        same(bad(y), y.abs() * 2 + 1)
-    assert "recording failed" in status().text()
-    after = compiled(lambda x: noisy(x) * 2)
-    for _ in range(3):
-        after(x)
-    assert status().recordings == 1, status().text()
-    torch.manual_seed(7)
-    actual = [before(x).clone(), after(x).clone(), before(x).clone()]
-    torch.manual_seed(7)
-    expected = [noisy(x), noisy(x) * 2, noisy(x)]
-    same(actual, expected)
-
-
 def test_inside_a_recording_of_the_user() -> None:
     run = compiled(affine)
     x, w = inputs()
@@ -415,26 +228,6 @@ def test_a_device_other_than_the_current_one() -> None:
     assert status().replays == 3, status().text()
 
 
-def test_recordings_on_two_devices_in_turn() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two graphics processors")
-    model = Net().to("cuda:0")
-    other = copy.deepcopy(model).to("cuda:1")
-    references = copy.deepcopy(model), copy.deepcopy(other)
-    runs = compiled(model), compiled(other)
-    for _ in range(6):
-        for run, mine, theirs in zip(runs, (model, other), references, strict=True):
-            x = torch.randn(32, 64, device=next(mine.parameters()).device)
-            mine.zero_grad()
-            theirs.zero_grad()
-            run(x).backward()
-            theirs(x).backward()
-            for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
-                same(a.grad, b.grad)
-    statuses = [r.recording for r in last_reports() if r.recording is not None]
-    assert len(statuses) == 4 and all(s.replays >= 4 for s in statuses), [s.text() for s in statuses]
-
-
 def test_profilers_show_the_kernels_of_a_replay() -> None:
     run = compiled(lambda x: torch.softmax(x.sin() * 2, -1))
     x = torch.randn(64, 1000, device="cuda")
@@ -472,33 +265,3 @@ def test_an_input_that_is_written_to() -> None:
             same(run(state, x), fn(expected, x))
             same(state, expected)
     assert status().replays >= 7, status().text()
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_checkpoints_draw_the_same_numbers_again(recorded: bool) -> None:
-    from torch.utils.checkpoint import checkpoint
-
-    def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(torch.tanh(x @ w), 0.5)
-
-    def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return checkpoint(block, x, w, use_reentrant=False).sum()
-
-    run = compiled(loss, device_graphs=recorded)
-    x = torch.eye(64, device="cuda")
-    w = torch.full((64, 64), 0.5, device="cuda", requires_grad=True)
-    masks = []
-    for _ in range(5):
-        w.grad = None
-        result = run(x, w)
-        result.backward()
-        assert w.grad is not None
-        # an element that was dropped has no gradient, the others have the same one
-        kept = w.grad != 0
-        same(result, kept.sum() * 2 * torch.tanh(torch.tensor(0.5, device="cuda")))
-        masks.append(kept)
-        del result
-    assert not torch.equal(masks[-1], masks[-2])
-    if recorded:
-        assert status("forward").replays >= 3, status("forward").text()
-        assert status("backward").replays >= 3, status("backward").text()
