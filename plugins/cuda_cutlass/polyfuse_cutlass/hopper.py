@@ -72,8 +72,7 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
     if tiling.swap:
         problem = problem.swapped
     check(problem)
-    along = problem.left.along, problem.right.along
-    fault = tiling.fault(problem.left.dtype.itemsize, along)
+    fault = tiling.fault(problem)
     if fault:
         raise UnsupportedError(fault, "choose another tiling")
     vector = vector_of(problem)
@@ -126,6 +125,7 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
         "X_ALONG": problem.left.along,
         "Y_ALONG": problem.right.along,
         "VEC_X": vector.along_rows,
+        "PROMOTES": problem.promotes,
     }
     letter = "r" if problem.dtype.is_integer else "f"
     cluster = f"__cluster_dims__({tiling.cluster}, 1, 1)" if tiling.cluster > 1 else ""

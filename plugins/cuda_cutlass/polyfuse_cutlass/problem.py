@@ -97,6 +97,11 @@ class Problem:
         )
 
     @property
+    def promotes(self) -> bool:
+        """Whether sums must be added up outside of the multipliers, which keep too few bits of them."""
+        return self.left.dtype.is_eight_bit_float
+
+    @property
     def shape(self) -> tuple[int, int, int, int]:
         """Example extents: batch, rows, columns, depth."""
         batch = 1

@@ -61,8 +61,7 @@ def _accepted(kernel: Kernel) -> Problem:
 def _fault(problem: Problem, tiling: Tiling) -> str:
     if tiling.stages < 2 or tiling.split > 8:
         return "too few stages, or too many parts"
-    seen = problem.swapped if tiling.swap else problem
-    return tiling.fault(seen.left.dtype.itemsize, (seen.left.along, seen.right.along))
+    return tiling.fault(problem.swapped if tiling.swap else problem)
 
 
 def _ranked(problem: Problem, target: Target) -> list[Tiling]:
@@ -104,6 +103,7 @@ def _wide(swap: bool) -> Iterator[Tiling]:
         yield Tiling(1, 64, split=split, swap=swap)
     yield Tiling(1, 64, swap=swap)
     yield Tiling(1, 64, consumers=1, swap=swap)
+    yield Tiling(1, 128, consumers=1, swap=swap)
 
 
 def _filled(tiling: Tiling) -> Tiling:

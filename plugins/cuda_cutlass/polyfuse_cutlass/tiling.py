@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfuse.plugin import Config
+from polyfuse_cutlass.problem import Problem
 
 __all__ = ["SHARED_LIMIT", "Tiling"]
 
@@ -110,13 +111,12 @@ class Tiling:
             swap=bool(values["swap"]),
         )
 
-    def fault(self, bytes_of: int, along: tuple[bool, bool]) -> str:
-        """What is impossible about it, or an empty text. `along`: of the operand that goes with the rows, and
-        of the other.
-        """
+    def fault(self, problem: Problem) -> str:
+        """What is impossible about it, or an empty text."""
+        along = problem.left.along, problem.right.along
         if self.shared_bytes > SHARED_LIMIT:
             return f"{self.shared_bytes} bytes of shared memory are more than {SHARED_LIMIT}"
-        if self.blocks * self.columns > 256:
+        if self.blocks * self.columns * (2 if problem.promotes else 1) > 256:
             return "a thread would hold more than 128 sums"
         if (along[0] and self.rows % (64 * self.down)) or self.rows % (8 * self.down):
             return f"{self.rows} rows cannot be shared by {self.down} blocks"
@@ -130,6 +130,4 @@ class Tiling:
             or self.rows * (self.columns + 4) * 4 > self.stages * (self.rows + self.columns) * 128
         ):
             return "parts of sums have no room"
-        if bytes_of != 2 and any(along):
-            return "only 16-bit operands may run along rows or columns"
         return ""

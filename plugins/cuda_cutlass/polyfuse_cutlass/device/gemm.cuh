@@ -111,6 +111,19 @@ PF_INLINE void keep(Results& r) {
     for (int i = 0; i < BY / 2; ++i) asm volatile("" : PF_ACC_OPERAND(r[m][i])::"memory");
 }
 
+// Starts the products of a stage. `more`: they are added to what is in `sum`.
+PF_INLINE void issue(const Ring& ring, Results& sum, int row, bool more) {
+  const u64 x = tile_place<X_ALONG, DEPTH>(ring.x_tile() + row * 128);
+  const u64 y = tile_place<Y_ALONG, DEPTH>(ring.y_tile());
+  products_fence();
+#pragma unroll
+  for (int s = 0; s < STEPS; ++s)
+#pragma unroll
+    for (int m = 0; m < BLOCKS; ++m)
+      product(sum[m], x + m * (64 * 128 / 16) + s * (X_ALONG ? 128 : 2), y + s * (Y_ALONG ? 128 : 2), s > 0 || more);
+  products_commit();
+}
+
 // The sum over the stages of a tile. `row`: the group's first row within the tile; `done`: a barrier that learns
 // that all stages were there.
 PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block, u32 done) {
@@ -122,20 +135,33 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
       for (int i = 0; i < BY / 2; ++i) sum[m][i] = 0;
     return;
   }
+  if constexpr (PROMOTES) {
+    // the multipliers add narrow floats up with fewer bits than f32 has: not for long
+    Results part;
+#pragma unroll
+    for (int m = 0; m < BLOCKS; ++m)
+#pragma unroll
+      for (int i = 0; i < BY / 2; ++i) sum[m][i] = 0;
+    for (int k = 0; k < stages; ++k, ring.next()) {
+      barrier_wait(ring.full_bar(), ring.phase);
+      keep(part);
+      issue(ring, part, row, false);
+      if (TURNS && k == stages - 1 && threadIdx.x % 128 == 0) barrier_arrive(done);
+      products_wait<0>();
+      keep(part);
+      release(ring.empty_bar(), block);
+#pragma unroll
+      for (int m = 0; m < BLOCKS; ++m)
+#pragma unroll
+        for (int i = 0; i < BY / 2; ++i) sum[m][i] += part[m][i];
+    }
+    return;
+  }
   u32 last = 0;
   keep(sum);
   for (int k = 0; k < stages; ++k) {
     barrier_wait(ring.full_bar(), ring.phase);
-    const u64 x = tile_place<X_ALONG, DEPTH>(ring.x_tile() + row * 128);
-    const u64 y = tile_place<Y_ALONG, DEPTH>(ring.y_tile());
-    products_fence();
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s)
-#pragma unroll
-      for (int m = 0; m < BLOCKS; ++m)
-        product(sum[m], x + m * (64 * 128 / 16) + s * (X_ALONG ? 128 : 2), y + s * (Y_ALONG ? 128 : 2),
-                s > 0 || k > 0);
-    products_commit();
+    issue(ring, sum, row, k > 0);
     if (k > 0) {
       products_wait<1>();
       release(last, block);
