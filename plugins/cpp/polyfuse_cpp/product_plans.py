@@ -81,7 +81,12 @@ def product_plans(product: Product, isa: Isa) -> list[ProductPlan]:
     """Plans worth trying, the best guess first."""
     rows = product.extent(product.left.axes)
     machine = _Machine(product, isa)
-    found = {way: list(machine.plans(way)) for way in _ways(product)}
+    ways = list(_ways(product))
+    if len(ways) > 1:
+        # what is surely slower is not worth building
+        hopeless = Way.PACKED if rows <= 2 else Way.DOTS if rows > 2 * _FEW else None
+        ways = [way for way in ways if way is not hopeless]
+    found = {way: list(machine.plans(way)) for way in ways}
     order = sorted(found, key=lambda way: _rank(way, rows))
     best = [found[way][0] for way in order]
     others = [plan for way in order for plan in found[way][1:2]]
@@ -135,21 +140,30 @@ class _Machine:
         """Plans of one way, the best guess first: the one whose tiles take the fewest cycles."""
         rows = max(1, self.product.extent(self.product.left.axes))
         ranked: list[tuple[float, int, ProductPlan]] = []
-        for width in (8, 4, 2) if way is Way.DOTS else (4, 3, 2, 1):
+        for width in self._widths(way):
             limit = (self.registers - self.each) // self.each
             most = (limit - width) // width if way is not Way.DOTS else (limit - 1) // (width + 1)
             if most < 1:
                 continue
             tiles = -(-rows // most)
             high = -(-rows // tiles)
-            # two multiplications and two loads in a cycle; eight sums hide what a multiplication takes
-            cycles = tiles * max(high * width, high + width, 8) / width
+            # two multiplications and two loads in a cycle, half a line from the second cache, which the right
+            # operand comes from; eight sums hide what a multiplication takes
+            cycles = tiles * max(high * width, high + width, 4 * width if tiles > 1 else 0, 8) / width
+            if way is not Way.DOTS:
+                cycles *= 1 + 0.02 * width
             vectors = width if way is not Way.DOTS else max(1, -(-width // self.isa.lanes))
             columns = width if way is Way.DOTS else 0
             ranked.append((cycles, -high * width, self.plan(way, high, vectors, columns)))
         if not ranked:
             ranked.append((0.0, 0, self.plan(way, 1, 1, 1 if way is Way.DOTS else 0)))
         yield from (plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
+
+    def _widths(self, way: Way) -> tuple[int, ...]:
+        """How many vectors (two to four registers) or columns a tile may span."""
+        if way is Way.DOTS:
+            return (8, 4, 2)
+        return tuple(width for width in (4, 3, 2, 1) if 2 <= width * self.each <= 4) or (1,)
 
     def plan(self, way: Way, rows: int, vectors: int, columns: int, depth: int = 0) -> ProductPlan:
         """A plan with its depth, unless that is given, and as many panels as the second cache holds."""
