@@ -293,8 +293,11 @@ def to_f8e4m3(a: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def to_f8e4m3_nan(a: tl.tensor) -> tl.tensor:
-    """Rounded to nearest; what is too large becomes NaN, as in older torch."""
-    return tl.where(tl.abs(a) > 464.0, float("nan"), a).to(tl.float8e4nv)
+    """Rounded to nearest; what is too large becomes NaN of its sign, as in older torch."""
+    sign = (a.to(tl.float32).to(tl.int32, bitcast=True) >> 24) & 0x80
+    rounded = a.to(tl.float8e4nv).to(tl.int8, bitcast=True)
+    nothing = (sign | 0x7F).to(tl.int8)
+    return tl.where(tl.abs(a) <= 464.0, rounded, nothing).to(tl.float8e4nv, bitcast=True)
 
 
 @triton.jit
