@@ -14,7 +14,8 @@ from polyfuse.lowering.fallback import OBJECT_CALL, Rebuilt
 from polyfuse.program.steps import ProgramInput
 from polyfuse.runtime.device_graphs import GraphFacts
 from polyfuse.schedule.result import Call, Schedule
-from polyfuse.torch_compat import ops
+from polyfuse.symbolic import free_symbols
+from polyfuse.torch_compat import ops, shapes
 from polyfuse.torch_compat.device_graphs import unsafe_to_record
 from polyfuse.torch_compat.user_kernels import UserKernel
 
@@ -90,7 +91,7 @@ def graph_facts(
         carried=_carried(graph, [i for i, item in positions if not item.static]),
         saved=tuple(i for i, output in enumerate(graph.outputs) if output.saved),
         objects=tuple(i for i, item in enumerate(inputs) if item.kind == "object"),
-        refused=_refusal(schedule, devices, settings),
+        refused=_refusal(schedule, inputs, devices, settings),
         limit=settings.max_device_graphs,
     )
 
@@ -114,7 +115,9 @@ def _carried(graph: Graph, varying: Sequence[int]) -> tuple[int, ...]:
     return tuple(i for i in varying if not graph.inputs[i].name.startswith("tangents"))
 
 
-def _refusal(schedule: Schedule, devices: Mapping[str, str], settings: Settings) -> str:
+def _refusal(
+    schedule: Schedule, inputs: Sequence[ProgramInput], devices: Mapping[str, str], settings: Settings
+) -> str:
     """Why the program cannot be recorded; empty if nothing is known to be in the way."""
     if len(devices) > 1:
         places = " and ".join(f"{device} ({name})" for device, name in devices.items())
@@ -122,6 +125,10 @@ def _refusal(schedule: Schedule, devices: Mapping[str, str], settings: Settings)
     for option, does in _OPTIONS_IN_THE_WAY.items():
         if getattr(settings, option):
             return f"the option {option} {does}"
+    for item in inputs:
+        if item.kind == "symint" and item.value is not None:
+            if any(shapes.named_by_data(symbol) for symbol in free_symbols(item.value)):
+                return f"the size {item.name} depends on data"
     return next(_faults(schedule), "")
 
 

@@ -25,6 +25,7 @@ __all__ = [
     "hint",
     "is_symbolic",
     "is_unbacked",
+    "named_by_data",
     "no_guards",
     "require",
     "simplify",
@@ -98,6 +99,11 @@ def unbacked_symbols(value: Any) -> tuple[sympy.Symbol, ...]:
 def is_unbacked(value: Any) -> bool:
     """True if any symbol of `value` comes from data."""
     return bool(unbacked_symbols(value))
+
+
+def named_by_data(name: str) -> bool:
+    """Whether a symbol of this name is one whose value comes from data."""
+    return _is_unbacked_symbol(sympy.Symbol(name))
 
 
 def _is_unbacked_symbol(symbol: sympy.Symbol) -> bool:

@@ -65,6 +65,23 @@ def test_operators_that_wait_for_the_device(fn: Callable[..., Any], words: str) 
     assert words in refusal(fn, torch.rand(5) + 1)
 
 
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_backward_whose_sizes_depend_on_data() -> None:
+    reset_reports()
+    run = torch.compile(
+        lambda x, w: (x[x > 0].sin() * w).sum(),
+        backend="polyfuse",
+        options={"device_graphs": True, "backends": ["interpreter"]},
+    )
+    for _ in range(2):
+        w = torch.randn((), requires_grad=True)
+        x = torch.randn(10)
+        run(x, w).backward()
+        torch.testing.assert_close(w.grad, x[x > 0].sin().sum())
+    reasons = [r.recording.refused for r in last_reports() if r.recording is not None]
+    assert len(reasons) == 2 and all("depend" in reason for reason in reasons)
+
+
 def test_the_reason_says_where() -> None:
     found = refusal(lambda x: torch.multinomial(x.abs(), 2), torch.rand(5))
     assert "test_device_graphs.py" in found
