@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.reference.backend import InterpreterBackend
 
 X = torch.randn(4, 6)
@@ -52,6 +53,17 @@ def test_strict_raises(install, method):
     install(raising(method))
     with pytest.raises(Exception, match="is broken"):
         torch.compile(f, backend="polyfuse", options={"strict": True})(X)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_kernel_that_is_refused_goes_to_another_without_a_warning(install, warned, strict):
+    class OnTrial(InterpreterBackend):
+        def emit(self, kernel, config=None):
+            raise UnsupportedError("this kernel is not for me", "ask another")
+
+    install(OnTrial)
+    torch.testing.assert_close(torch.compile(f, backend="polyfuse", options={"strict": strict})(X), f(X))
+    assert not warned
 
 
 def test_a_launch_that_raises_names_the_operator(install):

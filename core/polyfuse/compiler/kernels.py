@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from polyfuse.base.errors import PolyfuseError
+from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import Located
 from polyfuse.compiler.naming import emit_named
@@ -117,6 +117,9 @@ def _emit(
     for backend in backends:
         try:
             return Emitted(backend, emit_named(backend, kernel, _config(backend, kernel, session, verdict)))
+        except UnsupportedError as error:  # an answer, not a failure: the whole kernel is more than its nodes
+            failure = error
+            _log.info("backend %r refuses kernel %s: %s", backend.name, kernel.name, error)
         except Exception as error:
             if session.settings.strict:
                 raise
@@ -125,7 +128,7 @@ def _emit(
     raise PolyfuseError(
         f"no backend could generate code for kernel {kernel.name} ({failure})",
         "set strict to see the first failure",
-    )
+    ) from failure
 
 
 def _config(
@@ -228,6 +231,9 @@ class PendingKernel:
         """The kernel as another backend makes it, or None if that fails too."""
         try:
             source = emit_named(backend, self.launch.kernel)
+        except UnsupportedError as error:
+            _log.info("backend %r refuses kernel %s: %s", backend.name, self.launch.kernel.name, error)
+            return None
         except Exception as error:
             self.session.plugins.note_trouble(backend.name, error, "generating code")
             return None
