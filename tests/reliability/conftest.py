@@ -31,8 +31,12 @@ class Said(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Start and end without compiled code, sessions, warnings given or kernels kept."""
+    """Start and end without compiled code, sessions, warnings given or kernels kept.
+
+    The next backend after C++ is the interpreter, whether or not an optional one in between is installed.
+    """
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("POLYFUSE_DISABLE", "halide")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     _forget()

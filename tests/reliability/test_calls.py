@@ -59,7 +59,7 @@ def test_the_environment_chooses(monkeypatch):
 
 
 def test_the_environment_disables(monkeypatch):
-    monkeypatch.setenv("POLYFUSE_DISABLE", "cpp")
+    monkeypatch.setenv("POLYFUSE_DISABLE", "cpp,halide")
     check()
     assert used() == {"interpreter"}
 

@@ -81,6 +81,7 @@ class _Emitter:
         self.reduced: dict[str, tuple[int, int, int]] = {}
         self.scanned: dict[str, tuple[str, int]] = {}
         self.narrow: set[str] = set()
+        self.short: set[str] = set()
         self.loaded: list[str] = []
         self.outputs: list[tuple[str, IndexLike]] = []
         self._study()
@@ -95,6 +96,8 @@ class _Emitter:
                     self.home[target] = number
                     if stmt.op == "reduce":
                         self.reduced[target] = (number, place, k)
+                        if k == 1 and len(stmt.args) > 1 and stmt.args[1] in self.narrow:
+                            self.short.add(target)
                     elif stmt.op == "scan":
                         self.scanned[target] = (f"scan{number}_{place}", k)
                 if stmt.op in ("reduce", "scan"):
@@ -165,17 +168,23 @@ class _Emitter:
                 self._local(number, stmt)
         if reduces:
             operands = [a for s in reduces for a in s.args]
-            self._function(f"values{number}", number, operands, self._tuple(operands))
+            texts = [self._operand(s, k) for s in reduces for k in range(len(s.args))]
+            self._function(f"values{number}", number, operands, f"({''.join(f'{t}, ' for t in texts)})")
             kinds = ", ".join(
                 f'("{s.attrs[0]}", "{self._kind_type(s)}", "{self._position(s)}")' for s in reduces
             )
             self.lines.append(f'red{number} = p.reduce("red{number}", [{kinds}], values{number})')
 
+    def _operand(self, stmt: Stmt, place: int) -> str:
+        """The text of an operand of a reduction: positions are kept in 32 bits where they fit."""
+        name = stmt.args[place]
+        return f"{safe_name(name)}_n" if place == 1 and name in self.narrow else safe_name(name)
+
     def _kind_type(self, stmt: Stmt) -> DType:
         return self.dtypes[stmt.args[0]]
 
     def _position(self, stmt: Stmt) -> DType:
-        return self.dtypes[stmt.args[1]] if len(stmt.args) > 1 else DType.i64
+        return DType.i32 if len(stmt.args) > 1 and stmt.args[1] in self.narrow else DType.i64
 
     def _tuple(self, names: Iterable[str]) -> str:
         return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
@@ -251,7 +260,10 @@ class _Emitter:
         for name in names:
             if name in self.reduced:
                 section, place, result = self.reduced[name]
-                lines.append(f"{safe_name(name)} = red{section}({point})[{place}][{result}]")
+                found = f"red{section}({point})[{place}][{result}]"
+                if name in self.short:
+                    found = f"as_i64({found})"
+                lines.append(f"{safe_name(name)} = {found}")
                 continue
             section = self.home[name]
             exported = self._exported(section, self.kernel.sections[section])
@@ -300,9 +312,12 @@ class _Emitter:
         if buffer in self.locals:
             return f"{safe_name(buffer)}({', '.join([*self.axes, *self.raxes])})"
         parts = [self._place(index, args[:count])]
-        if masked:
-            parts += args[count : count + 2]
-        return f"{safe_name(buffer)}({', '.join(parts)})"
+        if not masked:
+            return f"{safe_name(buffer)}({parts[0]})"
+        parts += args[count : count + 2]
+        extent = self.args[buffer].numel
+        near = "" if count or extent is None else f".within({index_text(extent)})"
+        return f"{safe_name(buffer)}{near}({', '.join(parts)})"
 
     def _place(self, index: IndexLike, indirect: Sequence[str]) -> str:
         """The text of an index whose `@k` are values."""

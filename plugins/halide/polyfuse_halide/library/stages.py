@@ -84,13 +84,24 @@ class Input:
 
     dtype: str
     param: Any
+    extent: Any = None
 
     def __call__(self, place: Any, mask: Value | None = None, other: Value | None = None) -> Value:
         place = expr(place)
         if mask is None:
             return self.param[place]
-        # nothing is read outside: where the mask is false, the first element stands in
-        return hl.select(mask, self.param[hl.select(mask, place, hl.i32(0))], other)
+        # nothing is read outside: where the mask is false, some other element stands in
+        if self.extent is None:
+            return hl.select(mask, self.param[hl.select(mask, place, hl.i32(0))], other)
+        # a loop is divided where the limits do not matter, and there neighbours stay neighbours
+        inside = hl.clamp(hl.likely_if_innermost(place), 0, expr(self.extent) - 1)
+        return hl.select(mask, self.param[inside], other)
+
+    def within(self, extent: Any) -> Input:
+        """The same for places that are sums of axes: limited to the buffer where a mask says to read
+        nothing.
+        """
+        return Input(self.dtype, self.param, extent)
 
 
 @dataclass
