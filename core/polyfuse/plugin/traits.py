@@ -27,7 +27,8 @@ class Traits:
         hoists: whether a kernel computes what does not vary along its inner loop only once. Where not, costly
             values are stored before they are broadcast.
         launch_bytes: bytes that the device moves in the time that starting a kernel takes. Kernels that do
-            the same to tensors of equal size become one up to that, as with the option `list_fusion`.
+            the same to tensors of equal size become one up to that, as with the option `list_fusion`; kernels
+            that compute each element by itself do so whatever they compute, and of any size if few.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
     """

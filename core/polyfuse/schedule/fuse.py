@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from polyfuse.base.log import get_logger
 from polyfuse.plugin import Backend
 from polyfuse.schedule.deps import Dependencies, stable_order
-from polyfuse.schedule.legality import Fusion, Rules, can_fuse, structure
+from polyfuse.schedule.legality import Fusion, Rules, can_fuse, passes_data
 from polyfuse.schedule.result import Decision
 from polyfuse.schedule.score import Score, score
 from polyfuse.schedule.units import Unit, merge, touched
@@ -101,7 +101,7 @@ def _round(
         merged = _merge(first, second, answer, alive)
         owner[id(first)] = owner[id(second)] = merged
         owner[id(merged)] = merged
-        decisions.append(Decision("fuse", first.names(), second.names(), _why(first, second)))
+        decisions.append(Decision("fuse", first.names(), second.names(), _why(rules, first, second)))
     return sorted(alive.values(), key=lambda u: u.first)
 
 
@@ -111,8 +111,8 @@ def _current(owner: dict[int, Unit], unit: Unit) -> Unit:
     return unit
 
 
-def _why(first: Unit, second: Unit) -> str:
-    if second.before & first.bits:
+def _why(rules: Rules, first: Unit, second: Unit) -> str:
+    if second.before & first.bits and passes_data(rules, first, second):
         return "the second reads what the first computes, element by element"
     return (
         "both read the same data"
@@ -158,11 +158,11 @@ def _in_order(first: Unit, second: Unit) -> tuple[Unit, Unit]:
 
 
 def _list_candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, int]]) -> Ranked:
-    """Neighbours among the units of equal structure."""
+    """Neighbours among units that are alike."""
     alike: dict[tuple[str, ...], list[Unit]] = {}
     for unit in units:
         if not unit.is_call and rules.fuses_lists(unit):
-            alike.setdefault(structure(unit), []).append(unit)
+            alike.setdefault(rules.likeness(unit), []).append(unit)
     pairs = [(a, b) for group in alike.values() for a, b in zip(group[::2], group[1::2], strict=False)]
     return [((0, 0, 0), i, a, b) for i, (a, b) in enumerate(pairs) if (a.bits, b.bits) not in refused]
 

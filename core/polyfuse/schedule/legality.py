@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import LoopNode
+from polyfuse.ir.nodes import LoopNode, Pointwise
 from polyfuse.plugin import Backend, Traits
+from polyfuse.schedule.apart import never_meet
 from polyfuse.schedule.diagnose import mismatch
 from polyfuse.schedule.footprint import keeps_more_alive
 from polyfuse.schedule.products import leader
@@ -19,6 +20,8 @@ from polyfuse.symbolic import Index, IndexLike, axis_size, product
 
 _WIDEST = 8
 """Bytes of the widest type."""
+_FEW_BUFFERS = 16
+"""Buffers of a kernel up to which large units that share no data become one: starting kernels takes time."""
 
 Half = tuple[tuple[Member, ...], tuple[UnitAccess, ...]]
 
@@ -47,12 +50,28 @@ class Rules:
     hint: Callable[[IndexLike], int]
     fresh: Callable[[IndexLike], Index]
 
-    def fuses_lists(self, unit: Unit) -> bool:
-        """Whether a unit and another that does the same to other data become one kernel."""
+    def likeness(self, unit: Unit) -> tuple[str, ...]:
+        """What units have in common that become one kernel though they share no data: what they compute, or
+        their loops alone where kernels are dear to start and each element is computed by itself.
+        """
+        nodes = [m.node for m in unit.members if isinstance(m.node, LoopNode)]
+        dear = self.traits(unit.backend, unit.device).launch_bytes > 0
+        if dear and all(isinstance(node, Pointwise) for node in nodes):
+            return tuple(sorted({repr((node.sizes, node.rsizes)) for node in nodes}))
+        return structure(unit)
+
+    def fuses_lists(self, unit: Unit, other: Unit | None = None) -> bool:
+        """Whether a unit and others that are like it, such as `other`, become one kernel."""
         if self.settings.list_fusion:
             return True
         limit = self.traits(unit.backend, unit.device).launch_bytes
-        return limit > 0 and touched_bytes(self.graph, unit, self.hint) <= limit
+        if not limit:
+            return False
+        if not unit.is_reduction:
+            buffers = unit.seen.keys() if other is None else unit.seen.keys() | other.seen.keys()
+            if len(buffers) <= _FEW_BUFFERS:
+                return True
+        return all(touched_bytes(self.graph, u, self.hint) <= limit for u in (unit, other) if u is not None)
 
 
 def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
@@ -74,20 +93,17 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         third = rules.graph.nodes[(between & -between).bit_length() - 1].name
         return f"a path through {third} leads from one to the other"
     dependent = bool(second.before & first.bits)
-    if (
-        not dependent
-        and abs(first.first - second.last) > rules.settings.max_horizontal_distance
-        and (abs(second.first - first.last) > rules.settings.max_horizontal_distance)
-    ):
+    if not dependent and gap(first, second) > rules.settings.max_horizontal_distance:
         return "they are far apart, and fusing them would keep buffers alive between them"
     found = _common_space(rules, first, second)
     if isinstance(found, str):
         return found
     found = replace(found, like=like)
-    if dependent and keeps_more_alive(rules.graph, first, second, rules.hint):
+    passes = dependent and passes_data(rules, first, second)
+    if passes and keeps_more_alive(rules.graph, first, second, rules.hint):
         return "it would keep what the first reads alive beside what the second writes, and save little"
     if (
-        not dependent
+        not passes
         and not shares_reads(found.first[1], found.second[1])
         and not _without_sharing(rules, first, second)
     ):
@@ -96,6 +112,13 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         [m.node for m in first.members], [m.node for m in second.members]
     )
     return found if answer else getattr(answer, "reason", "the backend refuses")
+
+
+def gap(first: Unit, second: Unit) -> int:
+    """Steps of the program between the last node of one and the first of the other; 0 where they
+    interleave.
+    """
+    return max(second.first - first.last, first.first - second.last, 0)
 
 
 def path_between(first: Unit, second: Unit) -> int:
@@ -120,7 +143,7 @@ def _without_sharing(rules: Rules, first: Unit, second: Unit) -> bool:
     """Whether two units may share a kernel although they share no data."""
     if rules.settings.aggressive_fusion:
         return not (first.is_reduction or second.is_reduction)
-    return rules.fuses_lists(first) and rules.fuses_lists(second) and structure(first) == structure(second)
+    return rules.fuses_lists(first, second) and rules.likeness(first) == rules.likeness(second)
 
 
 def _common_space(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
@@ -213,6 +236,8 @@ def _conflict(a: UnitAccess, b: UnitAccess) -> str:
     if a.access.index is None or b.access.index is None:
         return f"{name} is accessed at indices that are not known"
     if a.access.index != b.access.index:
+        if a.access.write and b.access.write and never_meet(a.access.index, b.access.index):
+            return ""
         return f"{name} is written at {a.access.index} and accessed at {b.access.index}"
     if a.access.write and a.level == "R" and b.level == "P":
         return f"{name} is complete only after the loop that writes it"
@@ -240,6 +265,19 @@ def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
     if rows < traits.few_rows and length > traits.long_row:
         return "there are too few parallel points to run several loops at each"
     return ""
+
+
+def passes_data(rules: Rules, first: Unit, second: Unit) -> bool:
+    """Whether one of two units reads memory that the other writes, rather than writing beside it."""
+    reads, writes = zip(*(_storages(rules, unit) for unit in (first, second)), strict=True)
+    return not (reads[0].isdisjoint(writes[1]) and reads[1].isdisjoint(writes[0]))
+
+
+def _storages(rules: Rules, unit: Unit) -> tuple[set[str], set[str]]:
+    found: tuple[set[str], set[str]] = (set(), set())
+    for item in unit.accesses:
+        found[item.access.write].add(rules.roots[item.access.buffer])
+    return found
 
 
 def shares_reads(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:
