@@ -203,6 +203,8 @@ def _offer() -> None:
 
     import fake_plugins
     from polyfuse.plugin import discovery, hookimpl, manager
+    from polyfuse_triton import template
+    from polyfuse_triton.flex_lowering import LOWERINGS
 
     manifest = replace(
         fake_plugins.MANIFEST,
@@ -216,13 +218,24 @@ def _offer() -> None:
     def polyfuse_manifest() -> object:
         return manifest
 
+    @hookimpl
+    def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
+        return LOWERINGS
+
+    template.load_source = _interpreted  # type: ignore[assignment]
     module = ModuleType("fake_interpreted_manifest")
     module.polyfuse_manifest = polyfuse_manifest  # type: ignore[attr-defined]
+    module.polyfuse_lowerings = polyfuse_lowerings  # type: ignore[attr-defined]
     sys.modules[module.__name__] = module
     point = fake_plugins.entry_point("interpreted", module.__name__, "polyfuse-interpreted")
     everything = [*metadata.entry_points(group=discovery.ENTRY_POINT_GROUP), point]
     find = discovery.find_candidates
     manager.find_candidates = lambda _: find(everything)  # type: ignore[attr-defined]
+
+
+def _interpreted(source: Source, settings: Settings) -> Launchable:
+    """A kernel with a frame of its own, interpreted."""
+    return _launcher(source.rendered(), KernelMeta.parse(source.meta))
 
 
 def run_text(text: str, config: object, operands: Sequence[Any]) -> tuple[list[Any], list[Any], str]:

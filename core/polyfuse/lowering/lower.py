@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from polyfuse.frontend.describe import output_args
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.expr import const
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
-from polyfuse.ir.nodes import Opaque, Origin, View
+from polyfuse.ir.nodes import Opaque, Origin, Pointwise, View
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
 from polyfuse.lowering.context import Readers, origins_of, tensors_in
@@ -73,6 +73,7 @@ class _Lowerer:
         self.registry = registry
         self.extensions = extensions
         self.ctx = OpenContext(settings, aten.shape_env, report)
+        self.ctx.inliner = self._inline
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
         self.rows: dict[Node, Lowering | None] = {}
@@ -151,6 +152,30 @@ class _Lowerer:
             if row.library or many:
                 found.stored = found.stored or f"read by {ops.op_name(user.target)}"
 
+    def _inline(self, module: torch.fx.GraphModule, arguments: Sequence[Any]) -> Any:
+        """What a function of numbers gives for these arguments, as expressions."""
+        ctx = self.ctx
+        first, origins = len(ctx.nodes), ctx.origins
+        given = iter(arguments)
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                ctx.env[node] = next(given)
+            elif node.op == "get_attr":
+                ctx.env[node] = self._constant(node, module)
+            elif node.op == "output":
+                ctx.origins = origins
+                return self._value(node.args[0])
+            else:
+                self.rows[node] = self._row(node)
+                ctx.readers[node] = Readers()
+                ctx.env[node] = self._lower(node)
+                for made in ctx.nodes[first:]:
+                    # captured tensors may have to be stored, but nothing of what is computed at each place
+                    if not isinstance(made, Pointwise):
+                        name = ops.op_name(node.target)
+                        raise UnsupportedError(f"{name} has no form that a kernel can compute at each place")
+        raise UnsupportedError("a function without results cannot be computed in a kernel")
+
     # Ends of the graph.
 
     def _input(self, node: Node) -> Any:
@@ -181,9 +206,9 @@ class _Lowerer:
         self.inputs.append(GraphInput(name, "none" if value is None else "object"))
         return None if value is None else Opaque(key=name)
 
-    def _constant(self, node: Node) -> Any:
+    def _constant(self, node: Node, module: torch.fx.GraphModule | None = None) -> Any:
         ctx = self.ctx
-        value = fx.get_constant(self.aten.module, str(node.target))
+        value = fx.get_constant(module or self.aten.module, str(node.target))
         if not isinstance(value, torch.Tensor):
             return value
         result = ctx.template(value)

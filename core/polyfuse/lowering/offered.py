@@ -21,6 +21,7 @@ from polyfuse.ir.types import DType
 from polyfuse.ir.verify import verify_expr, verify_graph
 from polyfuse.lowering import extern, pointwise, reduction
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.fallback import OBJECT_CALL
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin import Extensions, Lowering, Offered
 from polyfuse.rewrite import simplify
@@ -32,7 +33,25 @@ _log = get_logger("lowering")
 
 
 class OpenContext(LoweringContext):
-    """The context with all that `polyfuse.plugin.LoweringContext` promises."""
+    """The context with all that `polyfuse.plugin.LoweringContext` promises.
+
+    Attributes:
+        inliner: lowers the body of a traced function into this graph.
+    """
+
+    inliner: Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
+
+    def inline(self, module: Any, arguments: Sequence[Any]) -> Any:
+        """What a traced function of numbers gives for some arguments."""
+        if not isinstance(module, torch.fx.GraphModule):
+            raise UnsupportedError(f"a {type(module).__name__} is no traced function")
+        return self.inliner(module, arguments)
+
+    def keep(self, prefix: str, value: object) -> str:
+        """Put an object into the graph's table."""
+        key = self.fresh(prefix)
+        self.objects[key] = value
+        return f"{OBJECT_CALL}{key}"
 
     def axes(self, value: TensorValue) -> tuple[IndexLike, ...]:
         """The index variables of a lazy body of `value`."""

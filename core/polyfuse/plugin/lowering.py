@@ -144,3 +144,15 @@ class LoweringContext(Protocol):
         self, node: TracedNode, op: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Call an operator of the library, by its name, whose results are those of `node`."""
+
+    def inline(self, module: Any, arguments: Sequence[Any]) -> Any:
+        """What a traced function of numbers, such as an argument of a higher-order operator, gives for some
+        arguments: values without dimensions, whose content may be an expression of anything. Its results
+        are such values too. Raises `UnsupportedError` where a part of it is no scalar expression.
+        """
+
+    def keep(self, prefix: str, value: object) -> str:
+        """Put an object into the graph's table. If it can be called, the name that this returns is an
+        operator that a call given to `emit` may have; an attribute `records` says whether all that it does
+        is to launch work on the current stream, so that a program with it can be recorded.
+        """

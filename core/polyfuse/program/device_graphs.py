@@ -147,7 +147,7 @@ def _fault(call: ExternCall, graph: Graph) -> tuple[str, str]:
     target: Any = None
     if call.op.startswith(OBJECT_CALL):
         target = graph.objects.get(call.op.removeprefix(OBJECT_CALL))
-        if isinstance(target, UserKernel):
+        if isinstance(target, UserKernel) or getattr(target, "records", False):
             return call.op, ""
         target = target.target if isinstance(target, Rebuilt) else target
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from polyfuse.plugin.api import API_VERSION
@@ -12,7 +12,7 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
 
-__all__ = ["polyfuse_doctor", "polyfuse_manifest"]
+__all__ = ["polyfuse_doctor", "polyfuse_lowerings", "polyfuse_manifest"]
 
 
 @hookimpl
@@ -26,7 +26,7 @@ def polyfuse_manifest() -> Manifest:
         device_types=("cuda",),
         load="polyfuse_triton.backend:TritonBackend",
         priority={"cuda": 100},
-        offers=(Offer.KERNELS,),
+        offers=(Offer.KERNELS, Offer.LOWERINGS),
         requires=Requires(
             packages=("triton>=3.6,<3.10",), hardware=("an NVIDIA GPU of compute capability 8.0 or later",)
         ),
@@ -37,6 +37,16 @@ def polyfuse_manifest() -> Manifest:
         },
         summary="Kernels for NVIDIA GPUs, generated as Triton programs and compiled in worker processes",
     )
+
+
+@hookimpl
+def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
+    """Bring flexible attention."""
+    if device_type != "cuda":
+        return {}
+    from polyfuse_triton.flex_lowering import LOWERINGS
+
+    return LOWERINGS
 
 
 @hookimpl

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 from polyfuse.base.digest import stable_json
 
-__all__ = ["Extent", "KernelMeta", "MetaArg"]
+__all__ = ["PRODUCT", "Extent", "KernelMeta", "MetaArg", "is_product"]
 
 Extent = int | str
 """A whole number, or a Python expression over names of size arguments: integers with + - * // % ( ), and
 calls of `min` and `max`."""
+
+
+PRODUCT = "GROUP"
+"""A compile-time argument that kernels of matrix products have."""
 
 
 @dataclass(frozen=True)
@@ -74,3 +78,8 @@ class KernelMeta:
             grid=(x, y, z),
             **values,
         )
+
+
+def is_product(meta: KernelMeta) -> bool:
+    """Whether a kernel is a matrix product."""
+    return any(name == PRODUCT for name, _ in meta.constexprs)

@@ -14,6 +14,7 @@ from polyfuse_triton.dtypes import triton_type
 from polyfuse_triton.facts import analyse
 from polyfuse_triton.kernel import KernelText, parameter_names
 from polyfuse_triton.memory import MemoryScope
+from polyfuse_triton.meta import PRODUCT
 from polyfuse_triton.places import renamed
 from polyfuse_triton.plan import Plan
 from polyfuse_triton.product_places import ProductPlaces, TilePlaces
@@ -103,7 +104,7 @@ class _Writing:
         self.arguments = parameter_names(kernel)
         self.places = ProductPlaces(found, plan, self.arguments)
         dims = ((dim.constant, dim.block) for dim in self.places.dims.values())
-        self.constants = (*dims, ("GROUP", plan.group))
+        self.constants = (*dims, (PRODUCT, plan.group))
         self._out = Writer()
         # every tile has its axes under the same names
         everything = plan.plan(found, "m", "n", "k")

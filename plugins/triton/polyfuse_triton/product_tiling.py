@@ -48,7 +48,7 @@ def best_plans(found: Product, target: Target) -> tuple[ProductPlan, ...]:
     """Plans worth a try, the one that is expected to be the fastest first."""
     model = _Model(found, target)
     ranked = sorted(
-        _all(found, target), key=lambda plan: (model.seconds(plan), plan.k, plan.warps, plan.stages)
+        _all(found, target), key=lambda plan: (model.seconds(plan), plan.k, plan.warps, -plan.stages)
     )
     chosen: list[ProductPlan] = []
     for plan in ranked:
@@ -91,7 +91,7 @@ def _registers(found: Product, plan: ProductPlan) -> int:
     threads = 32 * plan.warps
     held = plan.m * plan.n // threads * max(4, found.contraction.dtype.itemsize) // 4
     if len(found.contraction.epilogue) > _EPILOGUE:
-        held *= 2
+        held = held * 5 // 4
     copies = (plan.m + plan.n) * plan.k * found.itemsize // (16 * threads)
     return held + 4 * copies + 40
 

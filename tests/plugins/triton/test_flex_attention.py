@@ -1,0 +1,30 @@
+"""Flexible attention: forward and backward beside eager mode, and through Triton's compiler."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+from polyfuse_triton.meta import KernelMeta
+from triton_flex import CASES, flex_faults, flex_sources
+from triton_interpreted import in_interpreter
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_beside_eager_mode(name):
+    assert in_interpreter(flex_faults, name) == []
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", ["bf16", "soft cap"])
+def test_compiles_without_spilling(name, arch):
+    from polyfuse_triton.pipeline import compile_kernel, function_of
+
+    sources = in_interpreter(flex_sources, name)
+    assert len(sources) == 3
+    for text, meta in sources:
+        function = function_of(text.replace("POLYFUSE_KERNEL", "k_test"), "k_test")
+        made = compile_kernel(function, KernelMeta.parse(meta), arch, 0, False)
+        assert made.spilled_bytes == 0
+        assert "mma" in made.ptx or name != "bf16"
