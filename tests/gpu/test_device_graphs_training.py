@@ -92,7 +92,7 @@ def test_checkpoints_draw_the_same_numbers_again(recorded: bool) -> None:
     def loss(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return checkpoint(block, x, w, use_reentrant=False).sum()
 
-    run = compiled(loss, device_graphs=recorded)
+    run = compiled(loss, device_graphs=recorded, strict=True)
     x = torch.eye(64, device="cuda")
     w = torch.full((64, 64), 0.5, device="cuda", requires_grad=True)
     masks = []

@@ -87,6 +87,7 @@ class _Planner:
         self.taken = {old: new for new, old in self.memory.takes.items()}
         self.dead: set[str] = set()
         self.bound: dict[str, None] = {item.name: None for item in self.inputs if item.kind == "tensor"}
+        self.host_inputs = frozenset(item.name for item in self.graph.inputs if item.kind == "object")
         self.pool_names: dict[Pool, str] = {}
         self.repeated = _repeated_views(self.graph, schedule)
         self.views: dict[View, str] = {}
@@ -328,6 +329,8 @@ class _Planner:
         """An argument with its views replaced by variables, where there are any."""
         if isinstance(value, (tuple, list)):
             return tuple(self._operand(item) for item in value)
+        if isinstance(value, Opaque) and value.key in self.host_inputs:
+            return Ref(value.key)
         if not isinstance(value, View):
             return value
         buffer = self.graph.buffers[value.buffer]

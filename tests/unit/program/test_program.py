@@ -496,3 +496,18 @@ def test_a_scalar_for_operators_alone_may_be_on_another_device() -> None:
     b.launch(lambda wrote, read: None, [b.buffer("z", ())], ["seed"])
     with pytest.raises(InputLayoutError, match=r"input seed is torch.float32 on cpu where .* on meta"):
         b.module()(list(inputs))
+
+
+def test_inputs_that_are_no_tensors_reach_the_operators_that_take_them():
+    b = Builder()
+    b.tensor("x", (3,))
+    b.inputs.append(GraphInput("state", "object"))
+    b.objects["draw"] = lambda x, generator: x + torch.rand(3, generator=generator)
+    b.call("object.draw", [b.buffers["x"].view(), Opaque(key="state")], [b.buffer("a", (3,))])
+    b.output("a")
+    module = b.module()
+    x, generator = torch.zeros(3), torch.Generator()
+    for seed in (1, 2):
+        (found,) = module([x, generator.manual_seed(seed)])
+        assert torch.equal(found, torch.rand(3, generator=generator.manual_seed(seed)))
+    assert "state" not in module.namespace["OBJECTS"].values()
