@@ -20,6 +20,7 @@ _NEEDED = (
     "cuLaunchKernel",
     "cuModuleGetFunction",
     "cuModuleLoadData",
+    "cuOccupancyMaxActiveClusters",
     "cuTensorMapEncodeTiled",
 )
 

@@ -39,11 +39,11 @@ def load_unit(folder: Path) -> Mapping[str, Kernel]:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A kernel in one context."""
+    """A kernel in one context. `clusters`: how many of its clusters run at once."""
 
     function: ctypes.c_void_p
     device: int
-    processors: int
+    clusters: int
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,19 @@ class _Launch:
     blocks: int
     parameters: Any
     held: tuple[object, ...]
+
+
+class _Config(ctypes.Structure):
+    """`CUlaunchConfig`."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    )
 
 
 class Kernel:
@@ -129,7 +142,7 @@ class Kernel:
         loaded = self._here()
         clusters = max(0, sizes.tiles)
         if meta.lasting:
-            clusters = min(clusters, max(1, loaded.processors * meta.resident // meta.cluster))
+            clusters = min(clusters, loaded.clusters)
         maps = []
         for one, extents, strides, offset in zip(
             meta.maps, sizes.extents, sizes.strides, sizes.offsets, strict=True
@@ -169,8 +182,20 @@ class Kernel:
         check(driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, self.meta.shared), what, True)
         device = torch.cuda.current_device()
         processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self._loaded[context] = _Loaded(function, device, processors)
+        clusters = processors * self.meta.resident // self.meta.cluster
+        if self.meta.cluster > 1:
+            clusters = min(clusters, self._clusters_at_once(function) or clusters)
+        self._loaded[context] = _Loaded(function, device, max(1, clusters))
         return self._loaded[context]
+
+    def _clusters_at_once(self, function: ctypes.c_void_p) -> int:
+        """How many clusters run at once: none crosses a group of multiprocessors. 0: nobody knows."""
+        config = _Config(
+            (self.meta.cluster, 1, 1), (self.meta.threads, 1, 1), self.meta.shared, None, None, 0
+        )
+        found = ctypes.c_int(0)
+        status = driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), function, ctypes.byref(config))
+        return 0 if status else found.value
 
 
 def _enter() -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
-from polyfuse_cutlass.epilogue import refusal
+from polyfuse_cutlass.epilogue import refusal, vector_of
 from polyfuse_cutlass.hopper import check, hopper_source
 from polyfuse_cutlass.problem import Problem, problem_of
 from polyfuse_cutlass.target import Target
-from polyfuse_cutlass.tiling import SHARED_LIMIT, Tiling
+from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMIT, Tiling
 
 __all__ = ["configs", "emit", "estimate", "neighbours"]
 
@@ -72,10 +72,14 @@ def _ranked(problem: Problem, target: Target) -> list[Tiling]:
 
 
 def _candidates(problem: Problem) -> Iterator[Tiling]:
+    along_rows = vector_of(problem).along_rows
     for swap in (False, True):
         _, rows, columns, depth = problem.shape
         if swap:
             rows, columns = columns, rows
+        # neighbours in memory should be columns of a tile, unless there are few
+        if columns > _FEW_COLUMNS and swap != along_rows and rows > _FEW_COLUMNS:
+            continue
         for tiling in _wide(swap):
             if columns > _FEW_COLUMNS // 2 or tiling.columns <= 64:
                 yield _filled(tiling)
@@ -84,10 +88,25 @@ def _candidates(problem: Problem) -> Iterator[Tiling]:
             for consumers in (1, 2):
                 for split in (1, 2, 4, 8):
                     if split * 256 <= max(depth, 256):
-                        yield _filled(Tiling(1, few, consumers, split=split, swap=swap))
+                        yield from _resident(Tiling(1, few, consumers, split=split, swap=swap))
+
+
+def _resident(tiling: Tiling) -> Iterator[Tiling]:
+    """With as many stages as there is room for, and with so few that more blocks fit."""
+    yield _filled(tiling)
+    if tiling.consumers == 1:
+        for blocks in (2, 3):
+            fixed = replace(tiling, stages=0).shared_bytes + RESERVED
+            stages = (MULTIPROCESSOR_SHARED // blocks - fixed) // tiling.stage_bytes
+            if 3 <= stages < _MOST_STAGES:
+                yield replace(tiling, stages=stages)
 
 
 def _wide(swap: bool) -> Iterator[Tiling]:
+    for across, down in ((2, 2), (1, 2)):
+        yield Tiling(1, 64, across=across, down=down, swap=swap)
+        yield Tiling(1, 128, across=across, down=down, swap=swap)
+        yield Tiling(2, 128, turns=True, across=across, down=down, swap=swap)
     yield Tiling(1, 256, across=2, swap=swap)
     yield Tiling(1, 256, swap=swap)
     yield Tiling(2, 128, down=2, swap=swap)
@@ -122,11 +141,16 @@ _MULTIPLIES = 2048
 """16-bit products of a multiprocessor in a cycle."""
 _LEAST_PRODUCT = 28
 """Cycles that a product of 64 rows takes at least, however few its columns."""
-_CACHE_BYTES = 40
-_MEMORY_BYTES = 18
-"""Bytes that a multiprocessor's share of the last cache, of memory, moves in a cycle."""
+_CACHE_BYTES = 55
+_MEMORY_BYTES = 19
+_MOST_MEMORY_BYTES = 28
+"""Bytes in a cycle: that a multiprocessor gets from the last cache, that each gets from memory when all ask,
+and when few do."""
+_SIGNALS = 40
+"""Cycles of a stage in which nothing is multiplied."""
 _START = 2500
-_FINISHED = 20
+_EXCHANGE = 1500
+_FINISHED = 14
 """Results finished in a cycle."""
 
 
@@ -136,23 +160,25 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     if tiling.swap:
         rows, columns = columns, rows
     size = problem.left.dtype.itemsize
-    clusters = (
-        -(-rows // (tiling.rows * tiling.across)) * -(-columns // (tiling.columns * tiling.down)) * batch
-    )
-    room = max(1, target.processors // tiling.cluster)
-    waves = -(-clusters // room)
+    clusters = -(-rows // (tiling.rows * tiling.across)) * -(-columns // (tiling.columns * tiling.down))
+    blocks = clusters * batch * tiling.cluster
+    waves = -(-blocks // (target.processors * tiling.resident // tiling.cluster * tiling.cluster))
+    beside = min(tiling.resident, -(-blocks // target.processors))
     stages = -(-depth * size // 128) / tiling.split
     per_product = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_PRODUCT)
-    products = stages * 4 * (tiling.rows // 64) * per_product
-    busy = min(1.0, clusters * tiling.cluster / target.processors)
+    products = stages * (4 * (tiling.rows // 64) * per_product + _SIGNALS)
     fed = stages * 128 * (tiling.rows / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
-    finish = tiling.rows * tiling.columns / _FINISHED / (tiling.split if tiling.split > 1 else 1)
-    latency = _START + (1500 if tiling.split > 1 else 0)
-    each = max(products, fed) + (finish * 0.15 if tiling.turns else finish)
+    finish = tiling.rows * tiling.columns / _FINISHED / tiling.split
+    each = _together(products, fed) * beside + finish * (0.15 if tiling.turns else 1.0)
     moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
-    slower = 1.02 if tiling.swap else 1.0  # results of one thread lie in several rows
-    return (
-        slower * max(waves * each, moved / (_MEMORY_BYTES * target.processors) / max(busy, 0.05))
-        + latency
-        + finish
-    )
+    active = min(target.processors, blocks)
+    streamed = moved / min(_MEMORY_BYTES * target.processors, _MOST_MEMORY_BYTES * active)
+    # blocks that split the depth do not stay for another tile
+    starts = _START * waves + _EXCHANGE if tiling.split > 1 else _START
+    slower = 1.02 if vector_of(problem).along_rows != tiling.swap else 1.0
+    return slower * _together(waves * each, streamed) + starts + finish
+
+
+def _together(one: float, other: float) -> float:
+    """Two things at a time take as long as the longer, and a little for the shorter."""
+    return max(one, other) + 0.1 * min(one, other)

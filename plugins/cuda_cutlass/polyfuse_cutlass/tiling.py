@@ -72,7 +72,11 @@ class Tiling:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        staging = 0 if self.split > 1 else self.consumers * 4 * 16 * (self.chunk + 4) * 4
+        staging = (
+            0
+            if self.split > 1
+            else self.consumers * 4 * 16 * (32 if self.chunk == 32 else self.chunk + 4) * 4
+        )
         turns = 16 if self.turns else 0
         return 1024 + self.stages * self.stage_bytes + staging + turns
 

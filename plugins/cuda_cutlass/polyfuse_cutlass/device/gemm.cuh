@@ -8,7 +8,8 @@ constexpr int BX = PINGPONG ? GROUP_ROWS : GROUP_ROWS * CONSUMERS;  // rows of a
 constexpr int DEPTH = 128 / BYTES;                                    // of a stage
 constexpr int X_BYTES = BX * 128, Y_BYTES = BY * 128;
 constexpr int STEPS = 4;                                              // products in a stage, of 32 bytes each
-constexpr int PITCH = CHUNK + 4;
+constexpr bool SWIZZLED = CHUNK == 32;
+constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4;
 constexpr int STAGING = 16 * PITCH * 4;  // bytes that each warp has to turn its results round
 constexpr int CLUSTER = CX * CY * SPLIT;
 constexpr int SHARERS = CX + CY - 1;
@@ -175,6 +176,13 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
   release(last, block);
 }
 
+// Where a result is while a warp turns its results round. Pieces of 16 bytes change places in each row, so that
+// neither rows of pairs nor pieces of rows meet in a bank.
+PF_INLINE u32 turned(u32 staging, int row, int column) {
+  const int piece = column / 4 ^ (SWIZZLED ? (row & 3) << 1 | (row & 1) : 0);
+  return staging + (row * PITCH + piece * 4 + column % 4) * 4;
+}
+
 // Turns 16 rows of a warp round, CHUNK columns at a time, so that each thread finishes VEC neighbours in memory.
 PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batch, int x0, int y0) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -185,7 +193,7 @@ PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batc
     for (int c = 0; c < BY / CHUNK; ++c) {
 #pragma unroll
       for (int j = 0; j < CHUNK / 8; ++j) {
-        const u32 to = staging + ((lane / 4) * PITCH + j * 8 + lane % 4 * 2) * 4;
+        const u32 to = turned(staging, lane / 4, j * 8 + lane % 4 * 2);
         const Acc* from = &sum[m][(c * (CHUNK / 8) + j) * 4];
         asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), PF_ACC_IN(from[0]), PF_ACC_IN(from[1]) : "memory");
         asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + 8 * PITCH * 4), PF_ACC_IN(from[2]),
@@ -201,7 +209,6 @@ PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batc
         const int x = x0 + m * 64 + warp * 16 + row, y = y0 + c * CHUNK + column;
         if (x < extent_x(args) && y < extent_y(args)) {
           Acc value[VEC];
-          const u32 at = staging + (row * PITCH + column) * 4;
 #pragma unroll
           for (int v = 0; v < VEC; ++v) {
             if constexpr (!VEC_X && VEC % 4 == 0) {
@@ -209,10 +216,10 @@ PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batc
                 asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                              : PF_ACC_OUT(value[v]), PF_ACC_OUT(value[v + 1]), PF_ACC_OUT(value[v + 2]),
                                PF_ACC_OUT(value[v + 3])
-                             : "r"(at + v * 4) : "memory");
+                             : "r"(turned(staging, row, column + v)) : "memory");
             } else {
               asm volatile("ld.shared.b32 %0, [%1];" : PF_ACC_OUT(value[v])
-                           : "r"(at + v * 4 * (VEC_X ? PITCH : 1)) : "memory");
+                           : "r"(turned(staging, row + (VEC_X ? v : 0), column + (VEC_X ? 0 : v))) : "memory");
             }
           }
           finish(args, batch, x, y, value);
@@ -251,12 +258,24 @@ PF_INLINE void finish_parts(const Args& args, u32 base, u32 block, int batch, in
       u32 there;
       asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there)
                    : "r"(base + (row * PART_PITCH + column) * 4), "r"(part));
+      if constexpr (!VEC_X && VEC % 4 == 0) {
 #pragma unroll
-      for (int v = 0; v < VEC; ++v) {
-        Acc one;
-        asm volatile("ld.shared::cluster.b32 %0, [%1];" : PF_ACC_OUT(one)
-                     : "r"(there + v * 4 * (VEC_X ? PART_PITCH : 1)) : "memory");
-        value[v] += one;
+        for (int v = 0; v < VEC; v += 4) {
+          Acc one[4];
+          asm volatile("ld.shared::cluster.v4.b32 {%0, %1, %2, %3}, [%4];"
+                       : PF_ACC_OUT(one[0]), PF_ACC_OUT(one[1]), PF_ACC_OUT(one[2]), PF_ACC_OUT(one[3])
+                       : "r"(there + v * 4) : "memory");
+#pragma unroll
+          for (int i = 0; i < 4; ++i) value[v + i] += one[i];
+        }
+      } else {
+#pragma unroll
+        for (int v = 0; v < VEC; ++v) {
+          Acc one;
+          asm volatile("ld.shared::cluster.b32 %0, [%1];" : PF_ACC_OUT(one)
+                       : "r"(there + v * 4 * (VEC_X ? PART_PITCH : 1)) : "memory");
+          value[v] += one;
+        }
       }
     }
     finish(args, batch, x0 + row, y0 + column, value);
