@@ -10,8 +10,9 @@ import gc
 
 import pytest
 import torch
-from recorded_on_device import affine, compiled, inputs, same, status
 from torch import nn
+
+from recorded_on_device import affine, compiled, inputs, same, status
 
 pytestmark = pytest.mark.gpu
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+
 from recorded_on_device import affine, compiled, inputs, same, status
 
 pytestmark = pytest.mark.gpu

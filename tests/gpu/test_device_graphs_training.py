@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from recorded_on_device import Net, compiled, same, status
 from torch import nn
 
 from polyfuse.compiler.report import last_reports
+from recorded_on_device import Net, compiled, same, status
 
 pytestmark = pytest.mark.gpu
 
