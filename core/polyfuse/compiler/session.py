@@ -42,7 +42,7 @@ class CompileSession:
         self.extensions = Extensions(plugins)
         self.pool = pool
         self.store = store
-        self.tuner = Tuner(settings, plugins, pool, store)
+        self.tuner = Tuner(settings, self.extensions, pool, store)
         self._observers: list[tuple[str, Callable[..., object]]] | None = None
 
     def observe(self, decisions: Iterable[object]) -> None:

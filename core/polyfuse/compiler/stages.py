@@ -28,8 +28,7 @@ from polyfuse.program.traffic import step_bytes
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError, schedule_graph
 from polyfuse.schedule.draw import dot
-from polyfuse.select.choose import choose
-from polyfuse.select.product_race import race_products
+from polyfuse.select.decide import choose
 
 __all__ = ["Built", "Clock", "compile_aten", "compile_graph"]
 
@@ -108,7 +107,7 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
     dump.write("graph.ir", lambda: text(graph))
     _verify_graph(graph, settings.verify)
     with clock.stage("select"):
-        chosen = choose(graph, settings, session.backends, partial(race_products, session.tuner))
+        chosen = choose(graph, session.tuner)
     with clock.stage("schedule"):
         schedule = schedule_graph(chosen.graph, settings, session.backends, chosen.backends)
     schedule = replace(schedule, decisions=(*chosen.decisions, *schedule.decisions))
@@ -133,7 +132,7 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
     dump.write("program.py", lambda: host)
     kernels = pending_kernels(program, schedule, emitted, futures, session)
     with clock.stage("load"):
-        module = load(host, kernels, graph.objects, filename=dump.path("program.py"))
+        module = load(host, kernels, schedule.graph.objects, filename=dump.path("program.py"))
     return Built(module, schedule, program)
 
 

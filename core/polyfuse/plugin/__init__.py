@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from polyfuse.plugin.api import API_VERSION, check_api
 from polyfuse.plugin.backend import Backend, Config, HostCall, Launchable, Source
+from polyfuse.plugin.choices import Choice, Instead, Made, Site
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
 from polyfuse.plugin.discovery import ENTRY_POINT_GROUP
 from polyfuse.plugin.extensions import Extensions, Offered
@@ -23,14 +24,17 @@ __all__ = [
     "API_VERSION",
     "ENTRY_POINT_GROUP",
     "Backend",
+    "Choice",
     "Claim",
     "Config",
     "Extensions",
     "Finding",
     "HostCall",
+    "Instead",
     "Launchable",
     "Lowering",
     "LoweringContext",
+    "Made",
     "Manifest",
     "No",
     "Offer",
@@ -40,6 +44,7 @@ __all__ = [
     "Requires",
     "Rewrite",
     "RewriteContext",
+    "Site",
     "Source",
     "State",
     "TensorValue",

@@ -1,17 +1,19 @@
-"""What plugins add to the compiler besides code generators: lowerings, rewrites, and facts for keys.
+"""What plugins add to the compiler besides code generators: lowerings, rewrites, choices, and facts for keys.
 
 For each device type there is one backend in charge, the first in order that is usable. Its plugin's additions
 apply on that device type, and after them those of plugins that bring no code generator, by name. So
-installing a backend that is not used changes nothing.
+installing a backend that is not used changes nothing. Choices, which have to win a race to be used, are those
+of all usable plugins.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from polyfuse.plugin.choices import Choice
 from polyfuse.plugin.lowering import Lowering
 from polyfuse.plugin.manager import PluginManager, State
 from polyfuse.plugin.rewriting import STAGES, Rewrite
@@ -40,6 +42,7 @@ class Extensions:
         self._lock = threading.RLock()
         self._lowerings: dict[str, Mapping[str, tuple[Offered[Lowering], ...]]] = {}
         self._rewrites: dict[str, tuple[Offered[Rewrite], ...]] = {}
+        self._choices: dict[str, tuple[Offered[Choice], ...]] = {}
 
     def lowerings(self, device_type: str) -> Mapping[str, tuple[Offered[Lowering], ...]]:
         """Lowerings for a device type by the operator's name, in the order in which they are tried."""
@@ -62,6 +65,19 @@ class Extensions:
                     for rewrite in rewrites
                 )
             return self._rewrites[device_type]
+
+    def choices(self, device_type: str) -> tuple[Offered[Choice], ...]:
+        """Implementations that plugins offer on a device type, in the order of their backends."""
+        with self._lock:
+            if device_type not in self._choices:
+                backends = (backend.name for backend in self.plugins.each_backend(device_type))
+                plugins = dict.fromkeys((*backends, *self.contributors(device_type)))
+                self._choices[device_type] = tuple(
+                    Offered(plugin, choice)
+                    for plugin, found in self._answers("polyfuse_choices", device_type, _choices, plugins)
+                    for choice in found
+                )
+            return self._choices[device_type]
 
     def key_facts(self) -> tuple[str, ...] | None:
         """What plugins add to the keys of what is stored. None: one of them failed to say, so nothing that
@@ -88,10 +104,17 @@ class Extensions:
         )
         return (*([first.name] if first is not None else []), *others)
 
-    def _answers(self, hook: str, device_type: str, check: Callable[[Any], A]) -> list[tuple[str, A]]:
+    def _answers(
+        self,
+        hook: str,
+        device_type: str,
+        check: Callable[[Any], A],
+        plugins: Iterable[str] | None = None,
+    ) -> list[tuple[str, A]]:
         implementations = dict(self.plugins.implementations(hook))
         answers: list[tuple[str, A]] = []
-        for plugin in self.contributors(device_type) if implementations else ():
+        asked = self.contributors(device_type) if implementations and plugins is None else plugins or ()
+        for plugin in asked:
             if plugin in implementations:
                 try:
                     answers.append((plugin, check(implementations[plugin](device_type=device_type))))
@@ -124,6 +147,14 @@ def _rewrites(answer: Any) -> tuple[Rewrite, ...]:
         unknown = [stage for stage in rewrite.stages if stage not in STAGES]
         if unknown:
             raise ValueError(f"rewrite {rewrite.name} names the stage {unknown[0]!r}, which does not exist")
+    return found
+
+
+def _choices(answer: Any) -> tuple[Choice, ...]:
+    found = tuple(answer) if isinstance(answer, Sequence) else () if answer is None else (answer,)
+    for choice in found:
+        if not isinstance(choice, Choice):
+            raise TypeError(f"a {type(choice).__name__} is no Choice")
     return found
 
 

@@ -14,6 +14,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.plugin.choices import Choice
     from polyfuse.plugin.lowering import Lowering
     from polyfuse.plugin.manifest import Finding, Manifest
     from polyfuse.plugin.rewriting import Rewrite
@@ -118,27 +119,25 @@ def polyfuse_lowerings(  # type: ignore[empty-body]
     """
 
 
-# --- while a graph is compiled ------------------------------------------------------------------------------
-
-
 @hookspec
-def polyfuse_choices(op: str, device_type: str) -> Sequence[object]:  # type: ignore[empty-body]
-    """Offer implementations of a templated operation, to be timed against the others.
+def polyfuse_choices(device_type: str) -> Sequence[Choice]:  # type: ignore[empty-body]
+    """Offer implementations of operators, to be timed against what torch calls and against generated kernels.
 
-    Arguments: `op`, the operation's name in the representation, such as `matmul`; `device_type`, where it
-    runs.
-    Called: not yet; to be once for each operation and device type of a session.
-    Errors: the plugin's answer is left out.
+    Arguments: `device_type`, such as `cpu`: they are for calls that make tensors there.
+    Called: once for each device type of a session that races (`matrix_products="fastest"`), of every plugin
+    whose backend is usable there, and of plugins without a code generator.
+    Errors: the plugin's answer is left out. A choice that raises over a call takes no part in its race.
 
     Example::
 
         @hookimpl
-        def polyfuse_choices(op, device_type):
-            if op == "matmul" and device_type == "cpu":
-                from polyfuse_mine.templates import matmul_choices
-                return matmul_choices()
-            return []
+        def polyfuse_choices(device_type):
+            from polyfuse_mine.library import linear, takes
+            return [Choice("mylib", ("aten.addmm.out",), applies=takes, instead=linear)]
     """
+
+
+# --- while a graph is compiled ------------------------------------------------------------------------------
 
 
 @hookspec

@@ -1,30 +1,29 @@
-"""The choice of an implementation for each matrix product of a graph."""
+"""The choice of an implementation for each call of a graph that has several."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
-from polyfuse.select.expand import expanded
-from polyfuse.select.offers import Backends, Offer, offers
+from polyfuse.select.expand import Taken, expanded, of_form
+from polyfuse.select.offers import Offer
 
-__all__ = ["Chosen", "Racer", "choose"]
+__all__ = ["Chosen", "Winner", "assign"]
 
-Racer = Callable[[Graph, Sequence[Offer], list[Decision]], Mapping[str, Backend]]
-"""Times implementations: of the calls in a graph with these offers, those that a backend should generate."""
+Winner = Backend | Taken
+"""Who does a call instead of the library: a backend that generates its loops, or what a choice offers."""
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A graph in which what backends generate stands as loops.
+    """A graph in which what won stands in place of calls.
 
     Attributes:
-        graph: with loops in place of calls.
-        backends: who generates these loops, by the name of the node.
+        graph: with other nodes in place of calls.
+        backends: who generates loops among these, by the name of the node.
         decisions: what was chosen, and what was refused, with reasons.
     """
 
@@ -33,28 +32,17 @@ class Chosen:
     decisions: tuple[Decision, ...]
 
 
-def choose(graph: Graph, settings: Settings, backends: Backends, race: Racer) -> Chosen:
-    """Decide for every matrix product whether a library computes it or a backend generates it.
-
-    Args:
-        backends: backends for a device type, in the order in which they are asked.
-        race: finds the fastest.
-    """
-    if settings.matrix_products == "library":
-        return Chosen(graph, {}, ())
-    decisions: list[Decision] = []
-    found = offers(graph, backends, decisions, racing=settings.matrix_products == "fastest")
-    if settings.matrix_products == "generated":
-        winners: Mapping[str, Backend] = {offer.call.name: offer.backends[0] for offer in found}
-    else:
-        winners = race(graph, found, decisions)
-    return assign(graph, found, winners, decisions)
-
-
 def assign(
-    graph: Graph, found: Sequence[Offer], winners: Mapping[str, Backend], decisions: Sequence[Decision] = ()
+    graph: Graph, found: Sequence[Offer], winners: Mapping[str, Winner], decisions: Sequence[Decision] = ()
 ) -> Chosen:
-    """`graph` with the calls that backends won as loops of theirs."""
-    won = [offer for offer in found if offer.call.name in winners]
-    named = {node.name: winners[offer.call.name] for offer in won for node in offer.form.nodes}
-    return Chosen(expanded(graph, {offer.call.name: offer.form for offer in won}), named, tuple(decisions))
+    """`graph` with each call done by its winner, if it has one."""
+    taken: dict[str, Taken] = {}
+    named: dict[str, Backend] = {}
+    for offer in found:
+        winner = winners.get(offer.call.name)
+        if isinstance(winner, Taken):
+            taken[offer.call.name] = winner
+        elif winner is not None and offer.form is not None:
+            taken[offer.call.name] = of_form(offer.form)
+            named |= dict.fromkeys((node.name for node in offer.form.nodes), winner)
+    return Chosen(expanded(graph, taken), named, tuple(decisions))

@@ -72,7 +72,7 @@ def race(
                 taken = LOST
         times[candidate.name] = taken
         best = min(best, taken)
-        if taken <= rules.hopeless * best:
+        if taken != LOST and taken <= rules.hopeless * best:
             running.append(candidate)
         if watch is not None:
             watch(candidate.name, taken)

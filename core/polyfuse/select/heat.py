@@ -88,7 +88,8 @@ class Heat:
             except Fault as fault:
                 self.times[entry.name] = LOST
                 tell(self.bout.problem, entry.name, str(fault))
-        if candidates:
+        fresh = {entry.name for entry in self._fresh}
+        if any(candidate.name in fresh for candidate in candidates):
             self.times |= race(track, self.bout.problem, candidates, rules, watch)
         self.seconds += time.monotonic() - begun
 

@@ -1,8 +1,10 @@
-"""Who could compute the matrix products of a graph, besides the library that torch calls."""
+"""Who could compute the matrix products of a graph, and what else plugins have choices for, besides the
+library that torch calls.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from polyfuse.base.log import get_logger
@@ -11,6 +13,7 @@ from polyfuse.ir.nodes import TemplateCall
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
 from polyfuse.select.products import LoopForm, Unavailable, loop_form
+from polyfuse.select.sites import Alternative
 
 __all__ = ["Offer", "offers"]
 
@@ -21,47 +24,70 @@ Backends = Callable[[str], Iterable[Backend]]
 
 @dataclass(frozen=True)
 class Offer:
-    """A call that backends can generate.
+    """A call that can be done in other ways.
 
     Attributes:
         call: the library call.
-        form: what it computes, as loops.
+        device: where its result is.
+        form: what it computes, as loops; None where that cannot be said.
         backends: those that claim the loops, in the order in which they were asked.
+        alternatives: what plugins' choices offer.
     """
 
     call: TemplateCall
-    form: LoopForm
+    device: str
+    form: LoopForm | None
     backends: tuple[Backend, ...]
+    alternatives: tuple[Alternative, ...] = ()
 
 
-def offers(graph: Graph, backends: Backends, decisions: list[Decision], *, racing: bool) -> list[Offer]:
-    """The calls of `graph` that some backend can generate; every refusal becomes a decision.
+def offers(
+    graph: Graph,
+    backends: Backends,
+    decisions: list[Decision],
+    choices: Callable[[TemplateCall, str], Sequence[Alternative]] | None = None,
+    *,
+    racing: bool,
+) -> list[Offer]:
+    """The calls of `graph` that can be done in other ways; every refusal becomes a decision.
 
     Args:
+        choices: what plugins offer for a call on a device type.
         racing: ask only backends that may be faster than a library (`Backend.races_products`).
     """
     found: list[Offer] = []
     for node in graph.nodes:
         if not isinstance(node, TemplateCall):
             continue
+        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
+        device_type = device.partition(":")[0]
+        form: LoopForm | None = None
+        willing: tuple[Backend, ...] = ()
         try:
             form = loop_form(node, graph.buffers)
+            willing = _willing(node, form, backends(device_type), decisions, racing)
         except Unavailable as error:
             decisions.append(Decision("choice", node.name, "", str(error)))
-            continue
-        device_type = form.accumulator.device.partition(":")[0]
-        willing: list[Backend] = []
-        for backend in backends(device_type):
-            if racing and not backend.races_products:
-                continue
-            reason = _refusal(backend, form)
-            if reason:
-                decisions.append(Decision("choice", node.name, backend.name, reason))
-            else:
-                willing.append(backend)
-        if willing:
-            found.append(Offer(node, form, tuple(willing)))
+        others = tuple(choices(node, device_type)) if choices is not None else ()
+        if willing or others:
+            found.append(Offer(node, device, form, willing, others))
     return found
+
+
+def _willing(
+    call: TemplateCall, form: LoopForm, backends: Iterable[Backend], decisions: list[Decision], racing: bool
+) -> tuple[Backend, ...]:
+    """The backends that generate a product."""
+    willing: list[Backend] = []
+    for backend in backends:
+        if racing and not backend.races_products:
+            continue
+        reason = _refusal(backend, form)
+        if reason:
+            decisions.append(Decision("choice", call.name, backend.name, reason))
+        else:
+            willing.append(backend)
+    return tuple(willing)
 
 
 def _refusal(backend: Backend, form: LoopForm) -> str:

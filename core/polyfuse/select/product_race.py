@@ -1,11 +1,12 @@
-"""The race for matrix products: a library's call against what backends generate, each with the kernels around
-it, on example inputs. What won is remembered, so that an equal problem is timed once on a machine.
+"""The race for matrix products and other calls: a library's against what backends generate and plugins offer,
+each with the kernels around it, on example inputs. What won is remembered, so that an equal problem is timed
+once on a machine.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger
@@ -13,11 +14,12 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import View
 from polyfuse.plugin import Backend, Config
 from polyfuse.schedule import Call, Decision, Launch, Schedule, schedule_graph
-from polyfuse.select.choose import assign
+from polyfuse.select.choose import Winner, assign
 from polyfuse.select.heat import Bout
 from polyfuse.select.kernel_race import known_config, remember, times_text
 from polyfuse.select.offers import Offer
 from polyfuse.select.segments import Operands, Segment, node_names, segment
+from polyfuse.select.sites import OBJECT, Alternative
 from polyfuse.select.tolerance import tolerance
 from polyfuse.select.tuner import Tuner
 from polyfuse.select.work import CallWork, Problem
@@ -34,38 +36,59 @@ LIBRARY = "library"
 
 def race_products(
     tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
-) -> Mapping[str, Backend]:
-    """The calls of `graph` that a backend computes faster than the library, with that backend."""
+) -> Mapping[str, Winner]:
+    """The calls of `graph` that something does faster than the library, with what does."""
     if not found:
         return {}
     bouts = {offer.call.name: bout for offer, bout in _bouts(tuner, graph, found)}
     answers = tuner.settle(bouts.values())
-    winners: dict[str, Backend] = {}
+    winners: dict[str, Winner] = {}
     for offer in found:
         measured = answers[bouts[offer.call.name].key]
-        best = (measured.best or LIBRARY).partition(" ")[0]
+        best, _, config = (measured.best or LIBRARY).partition(" ")
         why = times_text(measured) if measured.milliseconds else "nothing was timed"
         if measured.best is None and tuner.exhausted:
             why = "the time for races is used up (`max_autotune_seconds`)"
         decisions.append(Decision("choice", offer.call.name, measured.best or LIBRARY, why))
-        for backend in offer.backends:
-            if backend.name == best:
-                winners[offer.call.name] = backend
+        winner = _winner(tuner, offer, best, config)
+        if winner is not None:
+            winners[offer.call.name] = winner
     return winners
+
+
+def _winner(tuner: Tuner, offer: Offer, name: str, config: str) -> Winner | None:
+    """What goes by a name in the race for a call; None: the library."""
+    for alternative in offer.alternatives:
+        if alternative.name == name:
+            if alternative.backend is None:
+                return alternative.taken
+            built = tuner.built(alternative.backend, alternative.sources[config])
+            return replace(alternative.taken, objects={alternative.key: built})
+    return next((backend for backend in offer.backends if backend.name == name), None)
 
 
 def _bouts(tuner: Tuner, graph: Graph, found: Sequence[Offer]) -> list[tuple[Offer, ProductBout]]:
     """A bout for each product: the schedules with the library and with each backend say what they run."""
     library = schedule_graph(graph, tuner.settings, tuner.backends)
-    generated: dict[str, Schedule] = {}
-    for name, backend in {b.name: b for offer in found for b in offer.backends}.items():
-        winners = {o.call.name: backend for o in found if backend in o.backends}
+    others: dict[str, Schedule] = {}
+    names = {name for offer in found for name in (*(b.name for b in offer.backends), *_offered(offer))}
+    for name in sorted(names):
+        winners: dict[str, Winner] = {}
+        for offer in found:
+            backend = next((b for b in offer.backends if b.name == name), None)
+            winner = _offered(offer)[name].taken if name in _offered(offer) else backend
+            if winner is not None:
+                winners[offer.call.name] = winner
         chosen = assign(graph, found, winners)
-        generated[name] = schedule_graph(chosen.graph, tuner.settings, tuner.backends, chosen.backends)
+        others[name] = schedule_graph(chosen.graph, tuner.settings, tuner.backends, chosen.backends)
     return [
-        (offer, ProductBout(tuner, offer, _contenders(offer, library, generated), graph.symbol_hints))
+        (offer, ProductBout(tuner, offer, _contenders(offer, library, others), graph.symbol_hints))
         for offer in found
     ]
+
+
+def _offered(offer: Offer) -> dict[str, Alternative]:
+    return {alternative.name: alternative for alternative in offer.alternatives}
 
 
 @dataclass(frozen=True)
@@ -73,19 +96,18 @@ class _Contender:
     """One implementation of a product, with what runs around it.
 
     Attributes:
-        backend: who generates it; None: the library.
+        name: the backend's, the choice's, or the library's.
         segment: the steps.
+        backend: who generates it; None: the library or a choice.
         main: the launch that computes the product.
+        alternative: what a choice offers.
     """
 
-    backend: Backend | None
+    name: str
     segment: Segment
+    backend: Backend | None = None
     main: Launch | None = None
-
-    @property
-    def name(self) -> str:
-        """The backend's, or the library's."""
-        return LIBRARY if self.backend is None else self.backend.name
+    alternative: Alternative | None = None
 
 
 class ProductBout(Bout):
@@ -97,7 +119,11 @@ class ProductBout(Bout):
         self, tuner: Tuner, offer: Offer, contenders: Sequence[_Contender], hints: Mapping[str, int]
     ) -> None:
         facts = {c.name: c.segment.describe() for c in contenders}
-        self.key = tuner.key(offer.call.op, offer.backends, offer.form.accumulator.device, facts)
+        for other in offer.alternatives:
+            facts |= {f"{other.name} {text}": source.key for text, source in other.sources.items()}
+        makers = [other.backend for other in offer.alternatives if other.backend is not None]
+        asked = {backend.name: backend for backend in (*offer.backends, *makers)}
+        self.key = tuner.key(offer.call.op, asked.values(), offer.device, facts)
         self._tuner = tuner
         self._offer = offer
         self._contenders = {c.name: c for c in contenders}
@@ -113,7 +139,7 @@ class ProductBout(Bout):
             return ()
         if not entries or entries[0].name != LIBRARY:
             return ()
-        device = self._offer.form.accumulator.device
+        device = self._offer.device
         storages = tuple(self._operands.storages)
         self.problem = Problem(
             self._about(),
@@ -148,17 +174,26 @@ class ProductBout(Bout):
         remember(self._tuner, best.backend, main.kernel, own, str(best.config), self.problem.about)
 
     def _offered(self, contender: _Contender) -> list[Entry]:
+        other = contender.alternative
+        if other is not None and other.sources:
+            return [
+                entry for text in other.sources if (entry := self._entry(contender, None, text)) is not None
+            ]
         configs: Sequence[Config | None] = (None,)
         if contender.backend is not None and contender.main is not None:
             configs = self._tuner.configs(contender.backend, contender.main.kernel) or configs
         return [e for config in configs if (e := self._entry(contender, config)) is not None]
 
-    def _entry(self, contender: _Contender, config: Config | None) -> Entry | None:
-        part = contender.segment
+    def _entry(self, contender: _Contender, config: Config | None, source: str = "") -> Entry | None:
+        part, other = contender.segment, contender.alternative
         steps: list[CallWork | Ordered] = []
         for step in part.steps:
             if isinstance(step, Call):
-                steps.append(self._operands.call(part.graph, step.node))
+                if other is not None and other.backend is not None and step.node.op == f"{OBJECT}{other.key}":
+                    operands = self._operands.named(part.graph, other.operands)
+                    steps.append(Ordered(other.backend, other.sources[source], operands))
+                else:
+                    steps.append(self._operands.call(part.graph, step.node))
                 continue
             backend = self._tuner.backend(step.backend)
             chosen = config if step is contender.main else known_config(self._tuner, backend, step.kernel)
@@ -166,7 +201,7 @@ class ProductBout(Bout):
             if launch is None:
                 return None
             steps.append(launch)
-        text = "" if config is None else str(config)
+        text = source if config is None else str(config)
         return Entry(f"{contender.name} {text}".strip(), tuple(steps), contender.backend, config)
 
     def _results(self) -> tuple[int, ...]:
@@ -192,19 +227,25 @@ class ProductBout(Bout):
         return str(example_value(value, self._hints))  # type: ignore[arg-type]
 
 
-def _contenders(offer: Offer, library: Schedule, generated: Mapping[str, Schedule]) -> list[_Contender]:
-    """The library and each backend, each with the steps that compute the same nodes."""
-    nodes = frozenset({offer.call.name, *(node.name for node in offer.form.nodes)})
-    schedules = [library, *(generated[b.name] for b in offer.backends)]
+def _contenders(offer: Offer, library: Schedule, others: Mapping[str, Schedule]) -> list[_Contender]:
+    """The library and all others, each with the steps that compute the same."""
+    nodes = {offer.call.name, *(node.name for node in (offer.form.nodes if offer.form is not None else ()))}
+    for alternative in offer.alternatives:
+        nodes |= {node.name for node in alternative.taken.nodes} | {alternative.taken.reader} - {""}
+    own = frozenset(nodes)
+    names = [*(b.name for b in offer.backends), *_offered(offer)]
+    schedules = [library, *(others[name] for name in names)]
     for _ in range(2):  # what shares a step with a node that moved counts on all sides
         for schedule in schedules:
-            nodes = nodes.union(*(names for s in schedule.steps if (names := _around(s, nodes))))
-    out = [_Contender(None, segment(library, nodes))]
+            own = own.union(*(around for s in schedule.steps if (around := _around(s, own))))
+    out = [_Contender(LIBRARY, segment(library, own))]
     for backend in offer.backends:
-        part = segment(generated[backend.name], nodes)
-        product = offer.form.product.name
+        part = segment(others[backend.name], own)
+        product = offer.form.product.name if offer.form is not None else ""
         main = next((s for s in part.steps if isinstance(s, Launch) and product in node_names(s)), None)
-        out.append(_Contender(backend, part, main))
+        out.append(_Contender(backend.name, part, backend, main))
+    for name, alternative in _offered(offer).items():
+        out.append(_Contender(name, segment(others[name], own), alternative=alternative))
     return out
 
 

@@ -4,7 +4,7 @@ implementations, each with other kernels around it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,9 +102,11 @@ class Operands:
 
     def launch(self, graph: Graph, step: Launch) -> tuple[Slot | int, ...]:
         """What a kernel is launched with."""
-        return tuple(
-            self.slot(graph.buffers[o]) if isinstance(o, str) else self._number(o) for o in step.operands
-        )
+        return self.named(graph, step.operands)
+
+    def named(self, graph: Graph, operands: Sequence[str | IndexLike]) -> tuple[Slot | int, ...]:
+        """Buffers by name, and sizes."""
+        return tuple(self.slot(graph.buffers[o]) if isinstance(o, str) else self._number(o) for o in operands)
 
     def call(self, graph: Graph, node: ExternCall) -> CallWork:
         """A call of a library.

@@ -6,21 +6,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.cache.timings import Measured, TimingStore, timing_key
+from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
-from polyfuse.plugin import Backend, Config, PluginManager, State
+from polyfuse.ir.nodes import TemplateCall
+from polyfuse.plugin import Backend, Config, Extensions, Source, State
+from polyfuse.schedule import Decision
 from polyfuse.select.contest import Rules
 from polyfuse.select.heat import Bout, Heat
 from polyfuse.select.machine import threads
+from polyfuse.select.sites import Alternative, alternatives
 from polyfuse.select.tracks import ChildTrack, LocalTrack, Track
 from polyfuse.select.work import Circumstances
-from polyfuse.select.workshop import Workshop
+from polyfuse.select.workshop import BuiltCall, Workshop
 from polyfuse.torch_compat.precision import library_flags
 from polyfuse.workers import BuildPool
 
@@ -40,12 +44,13 @@ class Tuner:
     """
 
     def __init__(
-        self, settings: Settings, plugins: PluginManager, pool: BuildPool, store: KernelStore
+        self, settings: Settings, extensions: Extensions, pool: BuildPool, store: KernelStore
     ) -> None:
         self.settings = settings
         self.timings = TimingStore(store.root)
         self.spent = 0.0
-        self._plugins = plugins
+        self._extensions = extensions
+        self._plugins = extensions.plugins
         self._pool = pool
         self._store = store
         self._track: Track | None = None
@@ -75,6 +80,22 @@ class Tuner:
             ranked = sorted(range(len(found)), key=lambda i: guesses[i] or 0.0)
             found = [found[i] for i in ranked]
         return found[:most]
+
+    def choices(
+        self, graph: Graph, decisions: list[Decision]
+    ) -> Callable[[TemplateCall, str], Sequence[Alternative]]:
+        """What plugins offer for calls of a graph; every refusal becomes a decision."""
+
+        def of(call: TemplateCall, device_type: str) -> Sequence[Alternative]:
+            offered = self._extensions.choices(device_type)
+            most = self.settings.tune_candidates
+            return alternatives(graph, call, offered, self._plugins, most, decisions) if offered else ()
+
+        return of
+
+    def built(self, backend: Backend, source: Source) -> BuiltCall:
+        """A kernel to call, which is built meanwhile."""
+        return BuiltCall(self._pool.submit(backend, [source], self._store), source.key)
 
     def note_trouble(self, backend: Backend, error: Exception, doing: str) -> None:
         """Record, and warn once, that a backend raised."""

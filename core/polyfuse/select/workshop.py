@@ -9,12 +9,12 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.log import get_logger
 from polyfuse.cache import KernelStore, Located
 from polyfuse.ir.kernel import Kernel
-from polyfuse.plugin import Backend, Config, No, Source
+from polyfuse.plugin import Backend, Config, Launchable, No, Source
 from polyfuse.select.process import Fault
 from polyfuse.select.work import CallWork, Candidate, KernelWork, Slot, Work
 from polyfuse.workers import BuildFuture, BuildPool
 
-__all__ = ["Entry", "Ordered", "Workshop", "ordered"]
+__all__ = ["BuiltCall", "Entry", "Ordered", "Workshop", "ordered"]
 
 _log = get_logger("select")
 
@@ -42,6 +42,21 @@ class Entry:
     steps: tuple[CallWork | Ordered, ...]
     backend: Backend | None = None
     config: Config | None = None
+
+
+class BuiltCall:
+    """A kernel as an object that a program calls; the first call waits for its build."""
+
+    def __init__(self, future: BuildFuture, key: str) -> None:
+        self._future = future
+        self._key = key
+        self._kernel: Launchable | None = None
+
+    def __call__(self, *operands: object) -> None:
+        """Launch."""
+        if self._kernel is None:
+            self._kernel = self._future.result()[self._key]
+        self._kernel(*operands)
 
 
 class Workshop:

@@ -1,0 +1,99 @@
+"""Implementations that plugins offer for operators, to be timed against what torch calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from polyfuse.plugin.backend import Config, Source
+from polyfuse.plugin.claims import Claim
+
+if TYPE_CHECKING:
+    from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, TemplateCall
+    from polyfuse.symbolic import IndexLike
+
+__all__ = ["Choice", "Instead", "Made", "Site"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A call, as a choice sees it.
+
+    Attributes:
+        call: the operator with its arguments; views name buffers.
+        buffers: of the graph.
+        reader: the loop that alone reads the result and writes one of its own at the same places, perhaps
+            under other sizes, so that an implementation may do its work too; None where there is none.
+        static: names of buffers that are parameters of the model, which stay where they are.
+        inference: whether no gradients are wanted.
+    """
+
+    call: TemplateCall
+    buffers: Mapping[str, Buffer]
+    reader: Pointwise | None = None
+    static: frozenset[str] = frozenset()
+    inference: bool = True
+
+    @property
+    def output(self) -> Buffer:
+        """Where the result of the call goes."""
+        return self.buffers[self.call.outputs[0]]
+
+
+@dataclass(frozen=True)
+class Instead:
+    """Other calls that compute the same.
+
+    Attributes:
+        nodes: the calls, in order; the last one writes the call's result, or that of the reader, with the
+            sizes and strides of that buffer.
+        buffers: new ones between them.
+        takes_reader: whether they do what `Site.reader` does too.
+    """
+
+    nodes: tuple[ExternCall, ...]
+    buffers: tuple[Buffer, ...] = ()
+    takes_reader: bool = False
+
+
+@dataclass(frozen=True)
+class Made:
+    """Source that the plugin's backend builds and loads.
+
+    Attributes:
+        source: the text.
+        operands: what it is launched with, in order: names of buffers, from their start, and sizes.
+        takes_reader: whether it does what `Site.reader` does too.
+    """
+
+    source: Source
+    operands: tuple[str | IndexLike, ...]
+    takes_reader: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One implementation of some operators: either other calls or source of its own.
+
+    Attributes:
+        name: unique in its plugin, without spaces.
+        ops: operators by name, such as `aten.addmm.out`.
+        applies: whether it can do a call, and if not, why.
+        instead: the calls that take its place.
+        emit: source for it in one configuration.
+        configs: configurations of the source, the best guess first; without it, there is one, None.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    applies: Callable[[Site], Claim]
+    instead: Callable[[Site], Instead] | None = None
+    emit: Callable[[Site, Config | None], Made] | None = None
+    configs: Callable[[Site], Sequence[Config]] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.instead is None) == (self.emit is None):
+            raise ValueError(f"choice {self.name} must have either `instead` or `emit`")
+        if not self.name or len(self.name.split()) != 1:
+            raise ValueError(f"choice {self.name!r} has no name of one word")

@@ -1,0 +1,154 @@
+"""Calls as plugins' choices see them, and what they offer instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from polyfuse.base.log import get_logger
+from polyfuse.ir.expr import loads
+from polyfuse.ir.graph import Graph, reads
+from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Pointwise, TemplateCall
+from polyfuse.plugin import Backend, Choice, Config, Made, No, Offered, PluginManager, Site, Source
+from polyfuse.schedule import Decision
+from polyfuse.select.expand import Taken
+from polyfuse.symbolic import IndexLike, axis_size, storage_size
+
+__all__ = ["OBJECT", "Alternative", "alternatives", "site_of"]
+
+_log = get_logger("select")
+
+OBJECT = "object."
+"""Before the key of what a call calls, in the object table of a graph."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What a plugin's choice offers for one call.
+
+    Attributes:
+        name: of the plugin and its choice.
+        taken: what takes the call's place; with `sources`, a call of the object `key`.
+        sources: what the backend builds, by configuration.
+        operands: what the built kernel is launched with.
+        backend: who builds and loads it.
+        key: of the object.
+    """
+
+    name: str
+    taken: Taken
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    operands: tuple[str | IndexLike, ...] = ()
+    backend: Backend | None = None
+    key: str = ""
+
+
+def alternatives(
+    graph: Graph,
+    call: TemplateCall,
+    choices: Sequence[Offered[Choice]],
+    plugins: PluginManager,
+    most: int,
+    decisions: list[Decision],
+) -> list[Alternative]:
+    """What choices offer for a call; every refusal becomes a decision."""
+    site: Site | None = None
+    found: list[Alternative] = []
+    for offered in choices:
+        choice, name = offered.item, f"{offered.plugin}:{offered.item.name}"
+        if call.op not in choice.ops:
+            continue
+        site = site if site is not None else site_of(graph, call)
+        try:
+            answer = choice.applies(site)
+            if isinstance(answer, No):
+                decisions.append(Decision("choice", call.name, name, answer.reason))
+            elif choice.instead is not None:
+                found.append(_instead(name, choice, site))
+            else:
+                found.append(_made(name, choice, site, plugins.backend(offered.plugin), most))
+        except Exception as error:
+            decisions.append(
+                Decision("choice", call.name, name, f"it raised {type(error).__name__}: {error}")
+            )
+            _log.info("choice %s raised %r over %s", name, error, call.name)
+    return found
+
+
+def site_of(graph: Graph, call: TemplateCall) -> Site:
+    """A call with what is around it."""
+    static = frozenset(item.name for item in graph.inputs if item.static)
+    return Site(call, graph.buffers, _reader(graph, call), static, graph.kind == "inference")
+
+
+def _instead(name: str, choice: Choice, site: Site) -> Alternative:
+    assert choice.instead is not None
+    instead = choice.instead(site)
+    return Alternative(name, _placed(site, instead.nodes, instead.buffers, instead.takes_reader))
+
+
+def _made(name: str, choice: Choice, site: Site, backend: Backend, most: int) -> Alternative:
+    assert choice.emit is not None
+    configs: Sequence[Config | None] = list(choice.configs(site)) if choice.configs is not None else [None]
+    made: dict[str, Made] = {}
+    for config in configs[:most]:
+        made["" if config is None else str(config)] = choice.emit(site, config)
+    first = next(iter(made.values()))
+    if any((m.operands, m.takes_reader) != (first.operands, first.takes_reader) for m in made.values()):
+        raise ValueError("its configurations take different operands")
+    key = f"{site.call.name}_{choice.name}"
+    args = tuple(site.buffers[o].view() if isinstance(o, str) else o for o in first.operands)
+    output = site.reader.output if first.takes_reader and site.reader is not None else site.output.name
+    node = ExternCall(
+        f"{site.call.name}_call", f"{OBJECT}{key}", args, (), (output,), "into", origins=site.call.origins
+    )
+    taken = _placed(site, (node,), (), first.takes_reader)
+    sources = {text: item.source for text, item in made.items()}
+    return Alternative(name, taken, sources, first.operands, backend, key)
+
+
+def _placed(
+    site: Site, nodes: tuple[ExternCall, ...], buffers: tuple[Buffer, ...], takes_reader: bool
+) -> Taken:
+    reader = site.reader if takes_reader else None
+    if takes_reader and reader is None:
+        raise ValueError("it takes a reader where there is none")
+    wanted = reader.output if reader is not None else site.output.name
+    if not nodes or wanted not in nodes[-1].writes():
+        raise ValueError(f"its last call does not write {wanted}")
+    return Taken(nodes, buffers, reader.name if reader is not None else "")
+
+
+def _reader(graph: Graph, call: TemplateCall) -> Pointwise | None:
+    """The loop that alone reads the result of a call, and whose result lies as that does."""
+    name = call.outputs[0]
+    if not name or name in graph.output_buffers():
+        return None
+    at = next(i for i, node in enumerate(graph.nodes) if node.name == call.name)
+    readers = [(i, node) for i, node in enumerate(graph.nodes) if i != at and name in _touched(node)]
+    if len(readers) != 1:
+        return None
+    position, node = readers[0]
+    if not isinstance(node, Pointwise):
+        return None
+    operands = {*reads(call)}
+    if any(operands.intersection(other.writes()) for other in graph.nodes[at + 1 : position]):
+        return None
+    held, written = graph.buffers[name], graph.buffers[node.output]
+    extents = [storage_size(buffer.size, buffer.stride) for buffer in (held, written)]
+    if node.output == name or extents[0] != extents[1] or extents[0] != held.numel:
+        return None
+    found = {e.attrs[1:] for e in loads(node.value) if e.attrs[0] == name}
+    return node if found == {(node.index, 0, False)} and _covers(node, held) else None
+
+
+def _touched(node: Node) -> set[str]:
+    return {*reads(node), *node.writes()}
+
+
+def _covers(node: LoopNode, buffer: Buffer) -> bool:
+    """Whether a loop has a point for each element of a dense buffer: as many as there are."""
+    points: IndexLike = 1
+    for axis in node.axes:
+        points = points * axis_size(axis)
+    return points == buffer.numel

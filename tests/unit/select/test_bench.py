@@ -1,0 +1,145 @@
+"""Operands of races, runs of candidates, and how results are compared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ir_samples import gather_kernel, softmax_kernel
+from polyfuse.plugin import Backend
+from polyfuse.select import bench as bench_module
+from polyfuse.select.bench import Bench
+from polyfuse.select.kernel_race import _operands
+from polyfuse.select.machine import cache_bytes
+from polyfuse.select.process import Fault
+from polyfuse.select.tolerance import tolerance
+from polyfuse.select.tracks import LocalTrack
+from polyfuse.select.work import CallWork, Candidate, Problem, Slot, Storage, TorchName, Window
+
+
+def no_backend(name: str) -> Backend:
+    class Plain(Backend):
+        claims = emit = build = load = None  # type: ignore[assignment]
+
+    Plain.__abstractmethods__ = frozenset()  # type: ignore[attr-defined]
+    return Plain(None)  # type: ignore[arg-type]
+
+
+def storage(count: int, dtype: str = "float32", **more: object) -> Storage:
+    return Storage(dtype, "cpu", count, **more)  # type: ignore[arg-type]
+
+
+def square(number: int, n: int = 4, offset: int = 0) -> Window:
+    return Window(number, (n, n), (n, 1), offset, "float32")
+
+
+def call(op: str, *args: object, into: int = 2, out: bool = True) -> Candidate:
+    return Candidate(op, (CallWork(op, args, (), square(into), out),))
+
+
+PROBLEM = Problem("a product", "cpu", "any", (storage(16), storage(16), storage(16)), (2,), 1e-3)
+MM = call("aten.mm.out", square(0), square(1))
+
+
+class TestOperands:
+    def test_buffers_have_their_extent_and_type(self):
+        kernel = softmax_kernel()
+        storages, operands = _operands(kernel)
+        assert len(operands) == len(kernel.args)
+        for arg, value in zip(kernel.args, operands, strict=True):
+            if isinstance(value, Slot):
+                made = storages[value.number]
+                assert f"torch.{made.dtype}" == str(arg.dtype.torch)
+                assert made.fill == ("normal" if arg.dtype.is_float and arg.kind != "out" else "zero")
+            else:
+                assert value == arg.hint
+
+    def test_whole_numbers_may_be_indices(self):
+        storages, _ = _operands(gather_kernel())
+        whole = [s for s in storages if not s.dtype.startswith(("float", "bfloat"))]
+        assert whole and all(s.fill == "zero" for s in whole)
+
+    def test_the_users_random_numbers_stay_what_they_are(self):
+        torch.manual_seed(3)
+        expected = torch.rand(4)
+        torch.manual_seed(3)
+        first, second = Bench(no_backend), Bench(no_backend)
+        first.prepare(PROBLEM)
+        assert torch.equal(torch.rand(4), expected)
+        second.prepare(PROBLEM)
+        for a, b in zip(first._sets[0], second._sets[0], strict=True):
+            assert torch.equal(a, b) and a.any()
+
+    @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float16", "float64"])
+    def test_narrow_and_wide_numbers(self, dtype):
+        bench = Bench(no_backend)
+        bench.prepare(Problem("", "cpu", "any", (storage(50, dtype), storage(9, "int8", fill="small"))))
+        numbers, small = bench._sets[0]
+        assert numbers.float().std() > 0.3
+        assert small.min() >= 0 and small.max() <= 7 and small.any()
+
+    def test_what_is_cold_has_copies_that_take_turns(self, monkeypatch):
+        monkeypatch.setattr(bench_module, "cache_bytes", lambda: 1024)
+        bench = Bench(no_backend)
+        cold = (storage(64, cold=True), storage(16), storage(16))
+        bench.prepare(Problem("", "cpu", "any", cold, (2,), 1e-3))
+        assert len(bench._sets) == 6  # 256 bytes each, 1.5 times the cache
+        assert len({held[0].data_ptr() for held in bench._sets}) == 6
+        assert len({held[1].data_ptr() for held in bench._sets}) == 1
+        bench.prepare(Problem("", "cpu", "any", (storage(1, cold=True),)))
+        assert len(bench._sets) == 64
+
+
+class TestRuns:
+    def test_a_candidate_is_timed(self):
+        bench = Bench(no_backend)
+        bench.prepare(PROBLEM)
+        assert 0 < bench.first(MM) < 1000 and 0 < bench.sample(MM) < 1000
+
+    def test_results_are_compared_on_fresh_operands(self):
+        bench = Bench(no_backend)
+        bench.prepare(PROBLEM)
+        bench.first(MM)
+        assert bench.check(call("aten.matmul.out", square(0), square(1)), MM) < 1
+        assert bench.check(call("aten.mm.default", square(0), square(1), out=False), MM) < 1
+        assert bench.check(call("aten.add.out", square(0), square(1)), MM) > 1
+
+    def test_a_result_that_is_no_number(self):
+        a, b = torch.ones(4), torch.ones(4)
+        b[2] = torch.nan
+        assert bench_module._distance(a, b, 1e-3) == float("inf")
+        assert bench_module._distance(b, b.clone(), 1e-3) == 0
+        assert bench_module._distance(torch.zeros(2), torch.zeros(2), 1e-3) == 0
+        assert bench_module._distance(torch.ones(2).int(), torch.zeros(2).int(), 1.0) == float("inf")
+
+    def test_arguments_of_all_kinds(self):
+        bench = Bench(no_backend)
+        bench.prepare(PROBLEM)
+        step = CallWork("aten.sum.dim_IntList", (square(0), (1,), True), (("dtype", TorchName("float64")),))
+        bench.first(Candidate("sum", (step,)))
+        view = Window(0, (2, 2), (4, 1), 5, "int32")
+        assert bench_module._value(view, bench._sets[0]).dtype is torch.int32
+
+    def test_what_raises_is_a_fault(self):
+        track = LocalTrack(no_backend)
+        with pytest.raises(Fault, match="no problem"):
+            track.sample(MM)
+        track.prepare(PROBLEM)
+        with pytest.raises(Fault, match="RuntimeError"):
+            track.first(call("aten.mm.out", square(0), Window(1, (3, 3), (3, 1), 0, "float32")))
+        track.close()
+
+
+def test_the_narrowest_type_says_how_far_results_may_be_apart():
+    assert tolerance([storage(1, "float64")]) < tolerance([storage(1)]) < tolerance([storage(1, "bfloat16")])
+    assert tolerance([storage(1), storage(1, "int8")]) == tolerance([storage(1)])
+    assert tolerance([Storage("float32", "cuda:0", 1)]) > tolerance([storage(1)])
+    assert tolerance([storage(1, "float8_e5m2")]) > 0.1
+
+
+def test_the_size_of_the_last_cache(tmp_path):
+    for number, text in enumerate(("32K", "1024K", "16M", "nonsense")):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(text)
+    assert cache_bytes(tmp_path) == 16 << 20
+    assert cache_bytes(tmp_path / "missing") == 32 << 20

@@ -1,0 +1,154 @@
+"""What a session's races share: time, memory of what was measured, one lock for all processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfuse.base.settings import Settings
+from polyfuse.cache.timings import Measured, TimingStore
+from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions, session_for
+from polyfuse.plugin import Config
+from polyfuse.reference.backend import InterpreterBackend
+from polyfuse.select import heat, tuner
+from polyfuse.select.tuner import Tuner
+
+A, B = torch.randn(7, 5), torch.randn(5, 9)
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(InterpreterBackend, "races_products", True)
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    yield
+    forget_sessions()
+
+
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The problems of races, which the first candidate wins."""
+    problems: list[Any] = []
+
+    def fake(track: Any, problem: Any, candidates: Any, *_: Any) -> Mapping[str, float]:
+        problems.append(problem)
+        return {c.name: 1.0 + i for i, c in enumerate(candidates)}
+
+    monkeypatch.setattr(heat, "race", fake)
+    return problems
+
+
+def options(tmp_path: Path, **more: object) -> dict[str, object]:
+    return {
+        "backends": ["interpreter"],
+        "matrix_products": "fastest",
+        "strict": True,
+        "tune_in_process": True,
+        "deterministic": "off",
+        "cache_dir": str(tmp_path),
+        **more,
+    }
+
+
+def compiled(function: Any, tmp_path: Path, **more: object) -> Any:
+    return torch.compile(function, backend="polyfuse", options=options(tmp_path, **more))
+
+
+def a_tuner(tmp_path: Path, **more: object) -> Tuner:
+    return session_for(Settings.resolve(None, options(tmp_path, **more))).tuner
+
+
+def test_equal_problems_are_one(tmp_path, raced):
+    def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        return torch.relu(a @ b), torch.relu(c @ b), (a * 2) @ b
+
+    compiled(function, tmp_path)(A, B, torch.randn(7, 5))
+    # the last one reads what was just computed, which is another thing to time
+    assert len(raced) == 2
+
+
+def test_a_repeated_operand_is_one_tensor(tmp_path, raced):
+    square = torch.randn(6, 6)
+    compiled(lambda a: a @ a, tmp_path)(square)
+    (problem,) = raced
+    assert sorted(s.count for s in problem.storages) in ([36, 36], [36, 36, 36])  # with the sum's buffer
+
+
+def test_a_view_with_an_offset(tmp_path, raced):
+    compiled(lambda a, b: a[2:] @ b, tmp_path)(A, B)
+    assert raced[0].storages
+
+
+def test_the_time_for_races_may_be_used_up(tmp_path, raced):
+    session = a_tuner(tmp_path, max_autotune_seconds=1)
+    session.spent = 2.0
+    torch.testing.assert_close(compiled(torch.mm, tmp_path, max_autotune_seconds=1)(A, B), A @ B)
+    assert raced == []
+    (decision,) = [d for d in last_reports()[-1].decisions if d.kind == "choice"]
+    assert decision.second == "library" and "max_autotune_seconds" in decision.reason
+
+
+def test_the_key_has_what_times_depend_on(tmp_path, monkeypatch):
+    one = a_tuner(tmp_path)
+    backend = one.backend("interpreter")
+    key = one.key("kernel", (backend,), "cpu")
+    assert key == one.key("kernel", (backend,), "cpu")
+    others = {
+        one.key("other", (backend,), "cpu"),
+        one.key("kernel", (backend,), "cpu", {"around": "more"}),
+        a_tuner(tmp_path, tune_verify=True).key("kernel", (backend,), "cpu"),
+    }
+    monkeypatch.setattr(tuner, "threads", lambda: 77)
+    others.add(one.key("kernel", (backend,), "cpu"))
+    assert key not in others and len(others) == 4
+
+
+def test_estimates_say_which_of_many_are_built(tmp_path, monkeypatch):
+    session = a_tuner(tmp_path, tune_candidates=3)
+    backend = session.backend("interpreter")
+    sizes = [7, 1, 9, 3, 5, 1]
+    monkeypatch.setattr(type(backend), "configs", lambda self, kernel: [Config.of(n=n) for n in sizes])
+    assert [c.get("n") for c in session.configs(backend, None)] == [7, 1, 9]  # type: ignore[arg-type]
+    monkeypatch.setattr(type(backend), "estimate", lambda self, kernel, config: float(config.get("n")))
+    assert [c.get("n") for c in session.configs(backend, None)] == [1, 3, 5]  # type: ignore[arg-type]
+
+
+def _hold(root: str, seconds: float, started: Any) -> None:
+    with TimingStore(Path(root)).exclusive(10):
+        started.set()
+        time.sleep(seconds)
+        TimingStore(Path(root)).write("ab", Measured({"x": 1.0}, "x"))
+
+
+def test_processes_measure_one_after_another(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    started = context.Event()
+    other = context.Process(target=_hold, args=(str(tmp_path), 1.0, started))
+    other.start()
+    started.wait(60)
+    store = TimingStore(tmp_path)
+    assert store.read("ab").best is None
+    with store.exclusive(60):
+        assert store.read("ab").best == "x"
+    other.join()
+
+
+def test_a_lock_that_is_not_released_is_passed(tmp_path):
+    with TimingStore(tmp_path).exclusive(0), TimingStore(tmp_path).exclusive(0.05):
+        pass
+
+
+def test_what_is_known_can_be_listed_and_forgotten(tmp_path):
+    store = TimingStore(tmp_path)
+    store.write("ab12", Measured({"x": 1.0}, "x", "a sum"))
+    store.write("cd34", Measured({"y": 2.0}))
+    assert {key: m.about for key, m in store.entries()} == {"ab12": "a sum", "cd34": ""}
+    assert store.clear() == 2 and not list(store.entries())
