@@ -101,17 +101,31 @@ def models(selection: Selection) -> Plan:
 def linear(selection: Selection) -> Plan:
     from polyfuse_bench.linear import CASES, CONTENDERS
 
-    chosen = selection.backends if selection.backends != DEFAULT_BACKENDS else CONTENDERS
+    names = _chosen(CASES, selection.only, "linear layer")
+    return _selecting("linear", names, CONTENDERS, selection)
+
+
+def products(selection: Selection) -> Plan:
+    from polyfuse_bench.products import CASES, CONTENDERS
+
+    if selection.device == CPU:
+        raise SystemExit("products are timed on an accelerator, by its clock: name one with --device")
+    return _selecting("products", _chosen(CASES, selection.only, "product"), CONTENDERS, selection)
+
+
+def _selecting(kind: str, names: Sequence[str], contenders: Sequence[str], selection: Selection) -> Plan:
+    """Rows in which compilers choose among implementations, unless the command line names contenders."""
+    chosen = selection.backends if selection.backends != DEFAULT_BACKENDS else contenders
     tasks = [
         {
-            "kind": "linear",
+            "kind": kind,
             "name": name,
             "backends": chosen,
             "effort": dataclasses.asdict(selection.effort),
             "dtype": selection.dtype,
             "device": selection.device,
         }
-        for name in _chosen(CASES, selection.only, "linear layer")
+        for name in names
     ]
     return [functools.partial(_contest_row, task) for task in tasks]
 
@@ -134,6 +148,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "kernels": kernels,
     "models": models,
     "linear": linear,
+    "products": products,
     "compile": compile_time,
     "memory": memory,
 }

@@ -75,6 +75,7 @@ def performance_page(results: Path) -> str | None:
             ("models", _models_section),
             ("kernels", _kernels_section),
             ("linear", _linear_section),
+            ("products", _products_section),
             ("compile", _compile_section),
             ("memory", _memory_section),
         )
@@ -157,6 +158,22 @@ def _linear_section(content: dict[str, Any]) -> list[str]:
         *_timing_table(content["rows"], "layer", lambda row: row["name"], best=True),
         "",
     ]
+
+
+def _products_section(content: dict[str, Any]) -> list[str]:
+    lines = [
+        f"## Matrix products{_place(content)}",
+        "",
+        "Rows by depth by columns, and what follows; the device's time alone. Both compilers choose by",
+        "timing. *over the best*: beside the faster of the others.",
+        "",
+        *_facts(content),
+    ]
+    for dtype in _in_order(row["dtype"] for row in content["rows"]):
+        rows = [row for row in content["rows"] if row["dtype"] == dtype]
+        table = _timing_table(rows, "product", lambda row: row["name"], best=True)
+        lines += [f"### {dtype}", "", *table, ""]
+    return lines
 
 
 def _bandwidth_table(content: dict[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command line: `python -m polyfuse_bench kernels|models|linear|compile|memory|opdb|report|all`."""
+"""The command line: `python -m polyfuse_bench WHAT`, where `all` is all but `products` and `opdb`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,170 @@
+"""Matrix products on an accelerator, with what usually follows them: is the chosen one the fastest?
+
+What is timed is the device's work alone: a long product keeps the device busy while the calls are handed to
+it, so that they then run back to back. Arguments change from call to call, so that none finds its operands in
+the device's cache because it has just run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE, compiled
+from polyfuse_bench.child import first_line
+from polyfuse_bench.tensors import relative_error
+from polyfuse_bench.timing import Effort, Timing
+
+MODE = "max-autotune-no-cudagraphs"
+CONTENDERS = (EAGER, f"{INDUCTOR}:{MODE}", f"{POLYFUSE}:{MODE}")
+"""Who is compared unless the command line says otherwise: the compilers choose among implementations."""
+
+_CACHED = 120 << 20
+"""Bytes of arguments that no cache of a device holds."""
+_CALLS = 16
+_BLOCKER = 8192
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rows` by `inner` times `inner` by `outer`, so often."""
+
+    rows: int
+    inner: int
+    outer: int
+    then: str
+    batch: int = 1
+
+    @property
+    def name(self) -> str:
+        often = f"{self.batch}x" if self.batch > 1 else ""
+        return f"{often}{self.rows}x{self.inner}x{self.outer}-{self.then}"
+
+
+def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return x @ weight.mT
+
+
+def _gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return F.gelu(F.linear(x, weight, bias))
+
+
+def _residual(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
+) -> torch.Tensor:
+    return F.linear(x, weight, bias) + residual
+
+
+FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
+    "none": _plain,
+    "gelu": _gelu,
+    "residual": _residual,
+}
+_ROWS = (1, 16, 64, 256, 1024, 4096, 8192)
+_LAYERS = ((4096, 4096), (4096, 14336), (14336, 4096), (4096, 6144))
+_SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
+_HEADS = ((96, 512, 64, 512), (96, 512, 512, 64), (32, 2048, 128, 2048), (32, 2048, 2048, 128))
+
+SHAPES: tuple[tuple[int, int, int, int], ...] = (
+    *((1, rows, inner, outer) for inner, outer in _LAYERS for rows in _ROWS),
+    *((1, n, n, n) for n in _SQUARES),
+    *_HEADS,
+    (1, 128, 4096, 32000),
+    (1, 2048, 4096, 32000),
+)
+"""Forty shapes: projections of language models, squares, attention's products, heads over a vocabulary."""
+
+CASES: Mapping[str, Case] = {
+    case.name: case
+    for batch, rows, inner, outer in SHAPES
+    for then in (("none",) if batch > 1 else FUNCTIONS)
+    for case in (Case(rows, inner, outer, then, batch),)
+}
+
+
+def measure(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of `task["name"]` for `task["backends"]`."""
+    case, device = CASES[task["name"]], task["device"]
+    torch.manual_seed(0)
+    dtype = getattr(torch, task["dtype"])
+    arguments = _arguments(case, dtype, device)
+    calls: dict[str, Callable[..., torch.Tensor]] = {}
+    errors: dict[str, float] = {}
+    failures: dict[str, str] = {}
+    expected: Any = None
+    with torch.no_grad():
+        for name in task["backends"]:
+            try:
+                call = compiled(FUNCTIONS[case.then], name)
+                result = call(*arguments[0])
+            except Exception as error:
+                failures[name] = f"{type(error).__name__}: {first_line(error)}"
+                continue
+            if name == EAGER:
+                expected = result
+            elif expected is not None:
+                errors[name] = relative_error(result, expected)
+            calls[name] = call
+        timings = device_times(calls, arguments, device, Effort(**task["effort"]))
+    return {
+        "name": case.name,
+        "dtype": task["dtype"],
+        "flop": 2 * case.batch * case.rows * case.inner * case.outer,
+        "timings": [dataclasses.asdict(timing) for timing in timings],
+        "errors": errors,
+        "failures": failures,
+    }
+
+
+def _arguments(case: Case, dtype: torch.dtype, device: str) -> list[tuple[torch.Tensor, ...]]:
+    """Enough sets of arguments that none stays in a cache."""
+    many = () if case.batch == 1 else (case.batch,)
+    shapes = (
+        (*many, case.rows, case.inner),
+        (*many, case.outer, case.inner),
+        (case.outer,),
+        (*many, case.rows, case.outer),
+    )
+    one = tuple(torch.randn(shape, dtype=torch.float32, device=device).to(dtype) for shape in shapes)
+    size = sum(t.numel() * t.element_size() for t in one[:2])
+    return [one, *(tuple(t.clone() for t in one) for _ in range(min(_CALLS, _CACHED // size)))]
+
+
+def device_times(
+    calls: Mapping[str, Callable[..., Any]],
+    arguments: Sequence[tuple[torch.Tensor, ...]],
+    device: str,
+    effort: Effort,
+) -> list[Timing]:
+    """Seconds of device time a call takes, in interleaved rounds."""
+    module = torch.get_device_module(device)
+    big = torch.randn(_BLOCKER, _BLOCKER, device=device).to(torch.bfloat16)
+
+    def sample(call: Callable[..., Any]) -> float:
+        begin, end = (module.Event(enable_timing=True) for _ in range(2))
+        for _ in range(2):
+            torch.mm(big, big)
+        begin.record()
+        for turn in range(_CALLS):
+            call(*arguments[turn % len(arguments)])
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / _CALLS * 1e-3
+
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        sample(call)
+    names = list(calls)
+    for turn in range(effort.rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            samples[name].append(sample(calls[name]))
+    return [
+        Timing(name, statistics.median(v), min(v), max(v), min(v), len(v), _CALLS)
+        for name, v in samples.items()
+    ]
