@@ -102,6 +102,14 @@ class Settings:
         True, "Rewrite known patterns of operators, such as attention, to better ones.", affects_code=True
     )
 
+    channels_last: str = _option(
+        "auto",
+        "Lay out what convolutions read and write with the channels last in memory, and what surrounds them. "
+        "`auto`: on devices whose backend says that its libraries want it.",
+        choices=("auto", "on", "off"),
+        affects_code=True,
+    )
+
     # Fusion.
     fusion: bool = _option(True, "Put several operations into one kernel.", affects_code=True)
     max_fusion_size: int = _option(

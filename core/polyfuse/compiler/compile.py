@@ -38,6 +38,7 @@ def compile_fx_graph(
         inner=lambda graph: compile_aten(graph, session),
         settings=session.settings,
         more=OfferedRewrites(session.extensions),
+        channels_last=session.wants_channels_last,
     )
 
 

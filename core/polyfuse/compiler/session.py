@@ -63,6 +63,12 @@ class CompileSession:
             return backend.traits(device)
         return Traits()
 
+    def wants_channels_last(self, device_type: str) -> bool:
+        """Whether convolutions on a type of device get tensors with the channels last."""
+        if self.settings.channels_last != "auto":
+            return self.settings.channels_last == "on"
+        return self.traits(device_type).channels_last
+
     def expect(self, device_types: Iterable[str], operators: int) -> None:
         """Prepare to build kernels for a graph of so many operators on these types of device."""
         for device_type in device_types:

@@ -16,14 +16,18 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, before_autograd, decomposition_table
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
+from polyfuse.frontend.layouts import spread_channels_last
 from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
 from polyfuse.torch_compat import aot, decomp, dynamo, fake, fx, shapes
 
 __all__ = ["compile_graph", "compile_traced"]
+
+_log = get_logger("frontend")
 
 
 def compile_graph(
@@ -33,9 +37,11 @@ def compile_graph(
     inner: InnerCompiler,
     settings: Settings,
     more: MoreRewrites | None = None,
+    channels_last: Callable[[str], bool] | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
-    graph. `more` are rewrites that run after those of this room.
+    graph. `more` are rewrites that run after those of this room; `channels_last` says of a type of device
+    whether convolutions want their channels last there.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """
@@ -43,9 +49,11 @@ def compile_graph(
         return dynamo.flatten_inputs(
             gm,
             example_inputs,
-            lambda flat, inputs: compile_graph(flat, inputs, inner=inner, settings=settings, more=more),
+            lambda flat, inputs: compile_graph(
+                flat, inputs, inner=inner, settings=settings, more=more, channels_last=channels_last
+            ),
         )
-    session = _Capture(inner, settings, dynamo.graph_ordinal(), more)
+    session = _Capture(inner, settings, dynamo.graph_ordinal(), more, channels_last)
     dynamo.count_aot("total")
     try:
         options = aot.partition_options(own_cse=settings.graph_rewrites, memory_budget=None)
@@ -95,8 +103,10 @@ class _Capture:
     ordinal: int
     """Which of the graphs of one Dynamo compile this is."""
     more: MoreRewrites | None = None
+    channels_last: Callable[[str], bool] | None = None
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
+        self._lay_out(gm)
         return self._compile(gm, inputs, "inference")
 
     def forward(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
@@ -112,9 +122,17 @@ class _Capture:
         self, joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         """Simplify the joint graph, so that less is saved, then split it."""
+        self._lay_out(joint)
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)
         return aot.min_cut_partition(joint, inputs, **kwargs)
+
+    def _lay_out(self, gm: GraphModule) -> None:
+        """Choose layouts: before the split, so that both sides know what the forward saves."""
+        if self.channels_last is not None and self.settings.graph_rewrites and self.settings.fuel is None:
+            count = spread_channels_last(gm, self.channels_last)
+            if count:
+                _log.info("%d convolutions have their channels last", count)
 
     def _name(self, kind: GraphKind) -> str:
         number = dynamo.compile_id().replace("/", "_") or "0"

@@ -29,6 +29,8 @@ class Traits:
         launch_bytes: bytes that the device moves in the time that starting a kernel takes. Kernels that do
             the same to tensors of equal size become one up to that, as with the option `list_fusion`; kernels
             that compute each element by itself do so whatever they compute, and of any size if few.
+        channels_last: whether libraries for the device compute convolutions faster, or without converting, on
+            tensors whose channels come last in memory.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
     """
@@ -43,3 +45,4 @@ class Traits:
     hoists: bool = True
     launch_bytes: int = 0
     alignment: int = 0
+    channels_last: bool = False

@@ -1,0 +1,50 @@
+"""The option `channels_last`, through the whole compiler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.session import CompileSession, session_for
+from polyfuse.plugin import Traits
+
+
+@pytest.mark.parametrize("option", ["auto", "on", "off"])
+def test_models_agree(option: str) -> None:
+    torch._dynamo.reset()
+    reset_reports()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        nn.Conv2d(8, 5, 3, stride=2),
+        nn.AvgPool2d(2),
+    )
+    x = torch.randn(2, 3, 13, 13)
+    expected = model(x)
+    expected.square().mean().backward()
+    gradients = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    # the first call has changed what the norm remembers
+    run = torch.compile(model, backend="polyfuse", options={"channels_last": option, "strict": True})
+    result = run(x)
+    torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-5)
+    assert result.stride() == expected.stride()
+    result.square().mean().backward()
+    torch.testing.assert_close([p.grad for p in model.parameters()], gradients, rtol=1e-3, atol=1e-5)
+    assert not any(report.fallbacks or report.eager for report in last_reports())
+
+
+@pytest.mark.parametrize(
+    ("option", "trait", "wanted"),
+    [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
+)
+def test_the_backend_is_asked_unless_the_option_says(
+    monkeypatch: pytest.MonkeyPatch, option: str, trait: bool, wanted: bool
+) -> None:
+    monkeypatch.setattr(CompileSession, "traits", lambda self, device: Traits(channels_last=trait))
+    assert session_for(Settings(channels_last=option)).wants_channels_last("cpu") is wanted
