@@ -15,7 +15,7 @@ __all__ = ["ProductPlan", "Way", "configs_of", "nearby_plans", "plan_of", "produ
 _BLOCK_BYTES = 384 << 10
 """What is laid out of the right operand at once: it stays in a processor's second cache."""
 
-_FEW = 256
+_FEW = 96
 """Rows beyond which an operand that is read once for each tile of rows is better laid out first."""
 
 
@@ -84,7 +84,7 @@ def product_plans(product: Product, isa: Isa) -> list[ProductPlan]:
     ways = list(_ways(product))
     if len(ways) > 1:
         # what is surely slower is not worth building
-        hopeless = Way.PACKED if rows <= 2 else Way.DOTS if rows > 2 * _FEW else None
+        hopeless = Way.PACKED if rows <= 2 else Way.DOTS if rows > 4 * _FEW else None
         ways = [way for way in ways if way is not hopeless]
     found = {way: list(machine.plans(way)) for way in ways}
     order = sorted(found, key=lambda way: _rank(way, rows))

@@ -57,11 +57,13 @@ class RightText:
         if way is Way.DIRECT:
             self._in_place()
             return
-        out.line(f"const {self.product.right.memory}* columns_at[{self.wide}];")
+        # with those after the panel, which are fetched ahead
+        count = self.wide + self.plan.columns
+        out.line(f"const {self.product.right.memory}* columns_at[{count}];")
         with out.block():
             self._axes_of("panel_a")
             lane = safe_name(self.product.right.axes[-1])
-            with out.block(f"for (i64 j = 0; j < {self.wide}; ++j)"):
+            with out.block(f"for (i64 j = 0; j < {count}; ++j)"):
                 out.line(f"const i64 {lane} = index_min(column_from + j, column_count - 1);")
                 out.line(f"columns_at[j] = {self._address('0', lane)};")
 

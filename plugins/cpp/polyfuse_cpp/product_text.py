@@ -207,10 +207,18 @@ class _ProductText:
         with out.block(
             f"for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {plan.columns})"
         ):
-            out.line(
-                f"product_dots<{plan.rows}, {plan.columns}, {kinds}>"
-                f"(rows_at, columns_at + j, depth_from, depth_here, sum + j, {wide}, pass == 0);"
-            )
+            passed = f"(rows_at, columns_at + j, depth_from, depth_here, sum + j, {wide}, pass == 0);"
+            name = f"product_dots<{plan.rows}, {plan.columns}, {kinds}"
+            if self._one_tile():
+                out.line(f"{name}, true>{passed}")
+            else:
+                # the first tile of rows fetches the columns for all
+                out.line(f"(tile == tile_a ? {name}, true> : {name}, false>){passed}")
+
+    def _one_tile(self) -> bool:
+        """Whether one tile holds all rows."""
+        rows = product_of_sizes(self.facts.sizes[a] for a in self.product.left.axes)
+        return isinstance(rows, int) and rows <= self.plan.rows
 
     # What is done with the sums of a tile.
 

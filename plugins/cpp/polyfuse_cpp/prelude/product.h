@@ -127,7 +127,11 @@ static __attribute__((unused)) void product_across(T* to, const S* from, i64 apa
         typename shape<S>::vec tile[lanes];
         tile_load(tile, at + k, apart);
 #pragma GCC unroll 16
-        for (int i = 0; i < lanes; ++i) store(into + (k + i) * C * lanes, cast<T>(tile[i]));
+        for (int i = 0; i < lanes; ++i) {
+          // rows are too short for the machine to see a stream in them before they end
+          __builtin_prefetch(at + k + (lanes + i) * apart, 0, 2);
+          store(into + (k + i) * C * lanes, cast<T>(tile[i]));
+        }
       }
     for (; k < depth; k += lanes) {
       const i64 count = index_min(lanes, depth - k);
@@ -268,8 +272,9 @@ template <> struct product_step<i32, u8, i8> : product_pairs<u8, i8> {};
 #endif
 
 // Results of R rows and C columns whose steps are contiguous in memory, at p[row] and q[column] from step `from` on:
-// nothing is laid out, and lanes run along the depth. Sums go to c, whose rows are `apart`.
-template <int R, int C, class T, class A, class B>
+// nothing is laid out, and lanes run along the depth. Sums go to c, whose rows are `apart`. With AHEAD, the columns
+// after these, which q goes on with, are asked for: they come from far.
+template <int R, int C, class T, class A, class B, bool AHEAD>
 static __attribute__((noinline)) void product_dots(const A* const* p, const B* const* q, i64 from, i64 depth, T* c,
                                                    i64 apart, bool first) {
   typedef product_step<T, A, B> step;
@@ -277,6 +282,7 @@ static __attribute__((noinline)) void product_dots(const A* const* p, const B* c
   V sum[R * C], over[C];
   const A* a[R];
   const B* b[C];
+  const i64 after = AHEAD ? q[C] - q[0] : 0;
 #pragma GCC unroll 16
   for (int j = 0; j < C; ++j) over[j] = V{};
 #pragma GCC unroll 32
@@ -293,6 +299,7 @@ static __attribute__((noinline)) void product_dots(const A* const* p, const B* c
 #pragma GCC unroll 16
     for (int j = 0; j < C; ++j) {
       typename step::right y = step::take_right(b[j] + k);
+      if (AHEAD) __builtin_prefetch(b[j] + (k + after), 0, 2);
       if constexpr (step::offset) over[j] = step::add_up(step::offsets(), y, over[j]);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);
