@@ -229,6 +229,14 @@ class Settings:
         "Time candidates in this process, where a debugger reaches them, instead of in a child process, "
         "where they can do no harm.",
     )
+    tune_log: str = _option(
+        "", "File to which every race adds a line of JSON with what it measured; empty: none is written."
+    )
+    progress: str = _option(
+        "auto",
+        "Show on the error stream how long races get on. `auto`: where that is a terminal.",
+        choices=("auto", "on", "off"),
+    )
 
     # Building.
     build_workers: int = _option(

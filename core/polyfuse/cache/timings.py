@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,11 +95,9 @@ class TimingStore:
         for path in sorted(self._folder.glob("*/*.json")):
             yield path.stem, self.read(path.stem)
 
-    def clear(self) -> int:
-        """Forget everything; returns how many entries there were."""
-        count = sum(1 for _ in self._folder.glob("*/*.json"))
-        shutil.rmtree(self._folder, ignore_errors=True)
-        return count
+    def forget(self, key: str) -> None:
+        """Drop what is known of one problem."""
+        self._path(key).unlink(missing_ok=True)
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json"

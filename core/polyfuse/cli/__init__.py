@@ -25,6 +25,7 @@ COMMANDS: Final = {
     "explain": ("polyfuse.cli.explain", "run a program and tell what was compiled, and why so"),
     "replay": ("polyfuse.cli.replay", "run a dumped graph or kernel beside the interpreter"),
     "settings": ("polyfuse.cli.settings", "list every option with its value here"),
+    "tune": ("polyfuse.cli.tune", "show or forget what was timed on this machine"),
 }
 
 

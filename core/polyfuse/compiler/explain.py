@@ -42,6 +42,8 @@ def explain_graph(report: GraphReport) -> str:
         )
     lines += _section("kernels", _kernels(report))
     lines += _section("library calls", _tally(report.calls))
+    lines += _section("chosen by timing", _tally(_choices(report)))
+    lines += _section("took no part in races", _tally(_declined(report)))
     lines += _section("kept apart", _apart(report))
     lines += _section(
         "eager operators, for want of a lowering", _tally(f"{op}: {why}" for op, why in report.fallbacks)
@@ -70,6 +72,21 @@ _PLACE = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+), in ')
 
 def _short_place(match: re.Match[str]) -> str:
     return f"{match.group(1)}:{match.group(2)} in "
+
+
+def _choices(report: GraphReport) -> Iterator[str]:
+    """What won each race, with the times of the others."""
+    for decision in report.decisions:
+        if decision.kind in ("choice", "tune"):
+            what = f"kernel {decision.first}: " if decision.kind == "tune" else ""
+            yield shorten(f"{decision.second or 'first guess'} for {what}{decision.reason}", 200)
+
+
+def _declined(report: GraphReport) -> Iterator[str]:
+    """Who does not do a call that could be done in several ways, and why."""
+    for decision in report.decisions:
+        if decision.kind == "declined":
+            yield f"{decision.second or 'generated kernels'}: {decision.reason}"
 
 
 def _apart(report: GraphReport) -> Iterator[str]:

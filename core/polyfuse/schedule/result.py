@@ -30,11 +30,12 @@ class UnclaimedError(UnsupportedError):
 
 @dataclass(frozen=True)
 class Decision:
-    """One fusion decision.
+    """One decision.
 
     Attributes:
         kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
-            (buffer kept inside a kernel), ``"inplace"``, ``"backend"``.
+            (buffer kept inside a kernel), ``"inplace"``, ``"backend"``; of races, ``"choice"`` and ``"tune"``
+            (who won), ``"declined"`` (who takes no part).
         first, second: names of the nodes or buffers concerned.
         reason: why, in words.
     """

@@ -67,7 +67,7 @@ def offers(
             form = loop_form(node, graph.buffers)
             willing = _willing(node, form, backends(device_type), decisions, racing)
         except Unavailable as error:
-            decisions.append(Decision("choice", node.name, "", str(error)))
+            decisions.append(Decision("declined", node.name, "", str(error)))
         others = tuple(choices(node, device_type)) if choices is not None else ()
         if willing or others:
             found.append(Offer(node, device, form, willing, others))
@@ -84,7 +84,7 @@ def _willing(
             continue
         reason = _refusal(backend, form)
         if reason:
-            decisions.append(Decision("choice", call.name, backend.name, reason))
+            decisions.append(Decision("declined", call.name, backend.name, reason))
         else:
             willing.append(backend)
     return tuple(willing)

@@ -46,7 +46,7 @@ def race_products(
     for offer in found:
         measured = answers[bouts[offer.call.name].key]
         best, _, config = (measured.best or LIBRARY).partition(" ")
-        why = times_text(measured) if measured.milliseconds else "nothing was timed"
+        why = f"{measured.about}: {times_text(measured)}" if measured.milliseconds else "nothing was timed"
         if measured.best is None and tuner.exhausted:
             why = "the time for races is used up (`max_autotune_seconds`)"
         decisions.append(Decision("choice", offer.call.name, measured.best or LIBRARY, why))

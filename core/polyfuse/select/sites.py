@@ -62,14 +62,14 @@ def alternatives(
         try:
             answer = choice.applies(site)
             if isinstance(answer, No):
-                decisions.append(Decision("choice", call.name, name, answer.reason))
+                decisions.append(Decision("declined", call.name, name, answer.reason))
             elif choice.instead is not None:
                 found.append(_instead(name, choice, site))
             else:
                 found.append(_made(name, choice, site, plugins.backend(offered.plugin), most))
         except Exception as error:
             decisions.append(
-                Decision("choice", call.name, name, f"it raised {type(error).__name__}: {error}")
+                Decision("declined", call.name, name, f"it raised {type(error).__name__}: {error}")
             )
             _log.info("choice %s raised %r over %s", name, error, call.name)
     return found

@@ -21,6 +21,7 @@ from polyfuse.schedule import Decision
 from polyfuse.select.contest import Rules
 from polyfuse.select.heat import Bout, Heat
 from polyfuse.select.machine import threads
+from polyfuse.select.progress import Board, append_log
 from polyfuse.select.sites import Alternative, alternatives
 from polyfuse.select.tracks import ChildTrack, LocalTrack, Track
 from polyfuse.select.work import Circumstances
@@ -148,6 +149,18 @@ class Tuner:
         if not heats:
             return answers
         track = self._ready()
+        most = self.settings.max_autotune_seconds
+        board = Board(self.settings, max(0.0, most - self.spent))
+        try:
+            opened = self._search(track, heats, board)
+            for heat in opened:
+                answers[heat.bout.key] = self._closed(heat, board)
+        finally:
+            board.close()
+        return answers
+
+    def _search(self, track: Track, heats: Sequence[Heat], board: Board) -> list[Heat]:
+        """Run all rounds of all heats that have somebody to time; returns these."""
         workshop = Workshop(self._pool, self._store)
         opened: list[Heat] = []
         for heat in heats:
@@ -156,18 +169,26 @@ class Tuner:
                 opened.append(heat)
         running = opened
         while running:
+            board.begin_round(len(running))
             workshop.begin([entry for heat in running for entry in heat.pending()])
             workshop.wait()
             for heat in running:
-                heat.time(track, workshop, self._rules(heat))
+                board.problem(heat.bout.problem.about)
+                heat.time(track, workshop, self._rules(heat), board.candidate)
                 self.timings.write(heat.bout.key, heat.measured())
             running = [heat for heat in running if not self._expired(heat) and heat.goes_on()]
-        for heat in opened:
-            answers[heat.bout.key] = measured = heat.measured(final=True)
-            self.timings.write(heat.bout.key, measured)
-            if measured.best is not None:
-                heat.bout.won(heat.entries[measured.best], measured.milliseconds)
-        return answers
+        return opened
+
+    def _closed(self, heat: Heat, board: Board) -> Measured:
+        """The answer, remembered and told."""
+        measured = heat.measured(final=True)
+        self.timings.write(heat.bout.key, measured)
+        if measured.best is not None:
+            heat.bout.won(heat.entries[measured.best], measured.milliseconds)
+        board.done(heat.bout.problem.about, measured)
+        if self.settings.tune_log:
+            append_log(self.settings.tune_log, heat.bout.key, measured, heat.seconds)
+        return measured
 
     def _rules(self, heat: Heat) -> Rules:
         return Rules(

@@ -10,6 +10,7 @@ import torch
 
 import choice_plugin
 from fake_plugins import install, plugin
+from polyfuse.compiler.explain import explain
 from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.plugin import Choice, Yes
@@ -56,7 +57,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 
 
 def chosen(report: GraphReport) -> dict[str, str]:
-    return {d.second: d.reason for d in report.decisions if d.kind == "choice"}
+    return {d.second: d.reason for d in report.decisions if d.kind in ("choice", "declined")}
 
 
 def test_another_operator(run):
@@ -110,3 +111,10 @@ def test_a_choice_has_one_of_both():
         Choice("both", ("aten.mm.out",), lambda site: Yes())
     with pytest.raises(ValueError, match="one word"):
         Choice("two words", ("aten.mm.out",), lambda site: Yes(), instead=choice_plugin.plain)
+
+
+def test_explain_says_what_was_chosen_and_why_not(run):
+    report = run(torch.mm, (A, B), {"library": 1.0, "toy:plain": 0.5})
+    said = explain([report])
+    assert "chosen by timing" in said and "toy:plain for mm of float32[7x5] float32[5x9]" in said
+    assert "took no part in races" in said and "toy:never: not today" in said

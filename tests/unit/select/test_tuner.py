@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import time
 from collections.abc import Iterator, Mapping
@@ -151,4 +152,13 @@ def test_what_is_known_can_be_listed_and_forgotten(tmp_path):
     store.write("ab12", Measured({"x": 1.0}, "x", "a sum"))
     store.write("cd34", Measured({"y": 2.0}))
     assert {key: m.about for key, m in store.entries()} == {"ab12": "a sum", "cd34": ""}
-    assert store.clear() == 2 and not list(store.entries())
+    store.forget("ab12")
+    store.forget("ab12")
+    assert [key for key, _ in store.entries()] == ["cd34"]
+
+
+def test_races_are_logged(tmp_path, raced):
+    log = tmp_path / "tune.jsonl"
+    compiled(torch.mm, tmp_path, tune_log=str(log))(A, B)
+    (line,) = log.read_text().splitlines()
+    assert json.loads(line)["problem"] == "mm of float32[7x5] float32[5x9]"

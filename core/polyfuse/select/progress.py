@@ -1,0 +1,173 @@
+"""What a user sees of races: a live table while they last, a final one, and a log for tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from polyfuse.base.log import warn_once
+from polyfuse.base.settings import Settings
+from polyfuse.cache.timings import LOST, Measured
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+__all__ = ["Board", "append_log", "row_of"]
+
+# Seconds before anything is shown: short races need no table.
+_PATIENCE = 2.0
+_REFRESH = 0.2
+# Rows of the final table.
+_SHOWN = 40
+
+
+class Board:
+    """The table of a few problems that are raced together.
+
+    Args:
+        settings: say whether it is shown at all.
+        limit: seconds that are left for them; 0: no limit.
+    """
+
+    def __init__(self, settings: Settings, limit: float = 0.0) -> None:
+        self._limit = limit
+        self._begun = self._round_begun = time.monotonic()
+        self._round = self._problems = self._at = 0
+        self._done: list[tuple[str, Measured]] = []
+        self._about = "building candidates"
+        self._times: dict[str, float] = {}
+        self._live: Live | None = None
+        self._drawn = 0.0
+        wanted = settings.progress
+        self._is_shown = wanted == "on" or (wanted == "auto" and sys.stderr.isatty())
+
+    def begin_round(self, problems: int) -> None:
+        """Begin a round of so many problems, whose candidates are built first."""
+        self._round += 1
+        self._problems, self._at = problems, 0
+        self._about, self._times = "building candidates", {}
+        self._draw()
+        self._round_begun = time.monotonic()
+
+    def problem(self, about: str) -> None:
+        """Turn to the next problem."""
+        self._at += 1
+        self._about, self._times = about, {}
+        self._draw()
+
+    def candidate(self, name: str, milliseconds: float) -> None:
+        """Hear of a candidate's time."""
+        self._times[name] = milliseconds
+        self._draw()
+
+    def done(self, about: str, measured: Measured) -> None:
+        """Hear of an answer."""
+        self._done.append((about, measured))
+
+    def close(self) -> None:
+        """Take the live table away and, if it was shown, print the final one."""
+        if self._live is None:
+            return
+        self._live.stop()
+        self._live.console.print(_final(self._done[-_SHOWN:], time.monotonic() - self._begun))
+        self._live = None
+
+    def _draw(self) -> None:
+        now = time.monotonic()
+        if not self._is_shown or now - self._begun < _PATIENCE or now - self._drawn < _REFRESH:
+            return
+        self._drawn = now
+        if self._live is None:
+            from rich.console import Console
+            from rich.live import Live
+
+            # no thread of its own: it would be in the way of what is timed
+            self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+            self._live.start()
+        self._live.update(self._table(), refresh=True)
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        title = f"tuning, round {self._round}: problem {self._at} of {self._problems}, {self._left()}"
+        table = Table(title=title)
+        table.add_column("problem")
+        table.add_column("candidates", justify="right")
+        table.add_column("best so far")
+        table.add_row(self._about, str(len(self._times)), _best_text(self._times))
+        return table
+
+    def _left(self) -> str:
+        now = time.monotonic()
+        if self._at > 1:
+            left = (now - self._round_begun) / (self._at - 1) * (self._problems - self._at + 1)
+            if self._limit:
+                left = min(left, max(0.0, self._limit - (now - self._begun)))
+            return f"about {left:.0f} s left"
+        return f"{now - self._begun:.0f} s so far"
+
+
+def row_of(about: str, measured: Measured) -> tuple[str, str, str, str, str]:
+    """A line of a table: the problem, what won, its milliseconds, how the next one compares, how many there
+    were.
+    """
+    timed = sorted((ms, name) for name, ms in measured.milliseconds.items() if ms != LOST)
+    lost = len(measured.milliseconds) - len(timed)
+    count = f"{len(timed)}" + (f" + {lost} failed" if lost else "")
+    if measured.best is None:
+        return about, "undecided", "", "", count
+    best = measured.milliseconds[measured.best]
+    others = [(ms, name) for ms, name in timed if name != measured.best]
+    next_best = f"{others[0][0] / best:.2f} x {others[0][1] or 'first guess'}" if others and best else ""
+    return about, measured.best or "first guess", f"{best:.4f}", next_best, count
+
+
+def append_log(path: str, key: str, measured: Measured, seconds: float) -> None:
+    """Add one answer to a log with an object a line. A file that cannot be written costs the log, nothing
+    else.
+    """
+    line = {
+        "problem": measured.about,
+        "key": key,
+        "best": measured.best,
+        "milliseconds": {name: None if ms == LOST else ms for name, ms in measured.milliseconds.items()},
+        "seconds": round(seconds, 3),
+    }
+    try:
+        place = Path(path).expanduser()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # one write at the end of the file: lines of several processes do not mix
+        descriptor = os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(descriptor, (json.dumps(line) + "\n").encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        warn_once(
+            "select", f"the log of races {path} cannot be written ({error}); name another in `tune_log`"
+        )
+
+
+def _best_text(times: dict[str, float]) -> str:
+    best = min(times, key=lambda name: times[name], default=None)
+    if best is None or times[best] == LOST:
+        return ""
+    return f"{best or 'first guess'} {times[best]:.4f} ms"
+
+
+def _final(done: Sequence[tuple[str, Measured]], seconds: float) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"tuned in {seconds:.1f} s")
+    for name, justify in (("problem", "left"), ("fastest", "left"), ("ms", "right"), ("next", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    table.add_column("candidates", justify="right")
+    for about, measured in done:
+        table.add_row(*row_of(about, measured))
+    return table

@@ -1,0 +1,102 @@
+"""The tables and the log of races."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from polyfuse import cli
+from polyfuse.base.settings import Settings
+from polyfuse.cache.timings import LOST, Measured, TimingStore
+from polyfuse.select import progress
+from polyfuse.select.progress import Board, append_log, row_of
+
+MEASURED = Measured({"library": 2.0, "x a=1": 1.0, "x a=2": LOST}, "x a=1", "mm of float32[7x5]")
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_REFRESH", 0.0)
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+def shown(settings: Settings) -> None:
+    board = Board(settings, limit=100.0)
+    board.begin_round(2)
+    board.problem("mm of float32[7x5]")
+    board.candidate("library", 2.0)
+    board.candidate("x a=1", LOST)
+    board.problem("bmm of float32[2x7x5]")
+    board.done("mm of float32[7x5]", MEASURED)
+    board.close()
+    board.close()
+
+
+def test_tables_while_it_lasts_and_afterwards(at_once, capsys):
+    shown(Settings.resolve(None, {"progress": "on"}))
+    said = capsys.readouterr().err
+    assert "tuned in" in said and "mm of float32[7x5]" in said
+    assert "x a=1" in said and "1.0000" in said and "2.00 x library" in said and "2 + 1 failed" in said
+
+
+@pytest.mark.parametrize("value", ["auto", "off"])
+def test_nothing_where_nobody_looks(at_once, capsys, value):
+    shown(Settings.resolve(None, {"progress": value}))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_short_races_need_no_table(capsys):
+    shown(Settings.resolve(None, {"progress": "on"}))
+    assert capsys.readouterr().err == ""
+
+
+def test_rows():
+    assert row_of("p", MEASURED) == ("p", "x a=1", "1.0000", "2.00 x library", "2 + 1 failed")
+    assert row_of("p", Measured({"": 1.0}, ""))[1] == "first guess"
+    assert row_of("p", Measured({"x": LOST}))[1:3] == ("undecided", "")
+
+
+def test_every_race_adds_a_line_to_the_log(tmp_path):
+    path = tmp_path / "logs" / "tune.jsonl"
+    append_log(str(path), "ab", MEASURED, 1.5)
+    append_log(str(path), "cd", Measured({}), 0.0)
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert first["best"] == "x a=1" and first["milliseconds"]["x a=2"] is None and first["seconds"] == 1.5
+    assert second["key"] == "cd" and second["best"] is None
+
+
+def test_a_log_that_cannot_be_written_costs_the_log(tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    append_log(str(tmp_path / "file" / "tune.jsonl"), "ab", MEASURED, 1.0)
+    assert "cannot be written" in caplog.text
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def store(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+        monkeypatch.setenv("COLUMNS", "160")
+        store = TimingStore(tmp_path)
+        store.write("ab12", MEASURED)
+        store.write("cd34", Measured({"y": 3.0}, "y", "kernel k of float32[9]"))
+        return store
+
+    def test_show(self, capsys):
+        assert cli.main(["tune", "show"]) == 0
+        said = capsys.readouterr().out
+        assert "mm of float32[7x5]" in said and "kernel k" in said
+
+    def test_show_some(self, capsys):
+        cli.main(["tune", "show", "kernel", "--json"])
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["best"] == "y" and row["milliseconds"] == {"y": 3.0}
+
+    def test_clear_some_and_all(self, capsys, store):
+        cli.main(["tune", "clear", "mm"])
+        assert [key for key, _ in store.entries()] == ["cd34"]
+        cli.main(["tune", "clear"])
+        assert not list(store.entries())
+        cli.main(["tune", "show"])
+        assert "nothing is remembered" in capsys.readouterr().out
