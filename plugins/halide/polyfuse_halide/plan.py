@@ -15,6 +15,8 @@ _SERIAL = 24_000
 """Rough price of a kernel, in additions of one element, below which one thread does it all."""
 _GRAIN = 16_384
 """Points that one thread takes together at least."""
+TILE = 16
+"""Points of an axis that runs along neighbours in memory where the lanes do not."""
 _TASKS = 8
 """Pieces that there should be at least, so that threads end at about the same time."""
 
@@ -30,6 +32,7 @@ class Plan:
     group: int = 1
     piece: int = 0
     shift: bool = False
+    turn: int = -1
 
     def text(self) -> str:
         """The schedule as text of a generated program."""
@@ -45,6 +48,8 @@ def choose_plan(kernel: Kernel, lanes: int, config: Config | None) -> Plan:
     raxes = tuple(axis_name(a) for a in kernel.raxes)
     kind = _kind(kernel, axes, raxes, hints)
     plan = Plan(kind, lanes=chosen.get("lanes", lanes), shift=not _in_place(kernel))
+    if kind == "points":
+        plan = replace(plan, turn=_turned_axis(kernel, axes, hints))
     points = 1
     for name in axes:
         points *= max(hints[name], 1)
@@ -75,10 +80,17 @@ def _shared(
     elif plan.kind == "columns":
         wide = plan.lanes * plan.unroll
         outer, rest = [*sizes[:-1], -(-sizes[-1] // wide)], wide * steps
+    elif plan.turn >= 0:
+        outer, rest = list(sizes[:-1]), sizes[-1] * TILE
+        outer[plan.turn] = -(-outer[plan.turn] // TILE)
     else:
         outer, rest = list(sizes[:-1]), sizes[-1]
     piece = 0
-    if plan.kind == "points" and (not outer or (rest >= 2 * grain and _product(outer) < _TASKS)):
+    if (
+        plan.kind == "points"
+        and plan.turn < 0
+        and (not outer or (rest >= 2 * grain and _product(outer) < _TASKS))
+    ):
         piece = grain
         outer.append(-(-rest // grain))
         rest = grain
@@ -112,10 +124,10 @@ def _hints(kernel: Kernel) -> dict[str, int]:
 
 def _in_place(kernel: Kernel) -> bool:
     """Whether a buffer is read and written, so that no place may be written twice."""
-    stmts = [s for part in kernel.sections for s in part.body]
-    return bool(
-        {s.attrs[0] for s in stmts if s.op == "load"} & {s.attrs[0] for s in stmts if s.op == "store"}
-    )
+    local = {b.name for b in kernel.locals}
+    stmts = [s for part in kernel.sections for s in part.body if s.op in ("load", "store")]
+    written = {s.attrs[0] for s in stmts if s.op == "store"} - local
+    return any(s.op == "load" and s.attrs[0] in written for s in stmts)
 
 
 def _kind(kernel: Kernel, axes: tuple[str, ...], raxes: tuple[str, ...], hints: dict[str, int]) -> str:
@@ -123,24 +135,40 @@ def _kind(kernel: Kernel, axes: tuple[str, ...], raxes: tuple[str, ...], hints: 
         return "points"
     if not axes:
         return "rows"
-    along, apart = _unit_accesses(kernel, raxes[-1]), _unit_accesses(kernel, axes[-1])
-    scans = any(s.op == "scan" for part in kernel.sections for s in part.body)
-    if scans:
-        return "columns" if apart >= along or hints[axes[-1]] >= 16 else "rows"
+    along = _unit_accesses(kernel, raxes[-1], axes[-1])
+    apart = _unit_accesses(kernel, axes[-1], raxes[-1])
+    if any(s.op == "scan" for part in kernel.sections for s in part.body):
+        return "columns" if apart > along else "rows"
     if apart > along or (hints[raxes[-1]] < 12 and hints[axes[-1]] >= 16 and apart + along > 0):
         return "columns"
     return "rows"
 
 
-def _unit_accesses(kernel: Kernel, name: str) -> int:
-    """Accesses in loops that are contiguous along an axis."""
+def _turned_axis(kernel: Kernel, axes: tuple[str, ...], hints: dict[str, int]) -> int:
+    """The axis along which something is contiguous that is not so along the last one; -1 if there is none."""
+    if len(axes) < 2 or hints[axes[-1]] < TILE:
+        return -1
+    for section in kernel.sections:
+        for stmt in section.body:
+            if stmt.op not in ("load", "store") or _step(stmt.attrs[1], axes[-1]) in (0, 1, None):
+                continue
+            for place, name in enumerate(axes[:-1]):
+                if _step(stmt.attrs[1], name) == 1 and hints[name] >= TILE:
+                    return place
+    return -1
+
+
+def _unit_accesses(kernel: Kernel, name: str, other: str) -> int:
+    """Accesses in loops that are contiguous along an axis; those that do not move along the other one, and
+    so are few, count little.
+    """
     found = 0
     for section in kernel.sections:
         if not section.looped:
             continue
         for stmt in section.body:
             if stmt.op in ("load", "store") and _step(stmt.attrs[1], name) == 1:
-                found += 1
+                found += 1 if _step(stmt.attrs[1], other) == 0 else 4
     return found
 
 

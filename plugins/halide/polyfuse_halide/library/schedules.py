@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 __all__ = ["apply"]
 
 
+_TILE = 16
+
+
 def apply(program: Program) -> None:
     """Schedule every stage of a program."""
     for scatter in program.scatters:
@@ -24,8 +27,7 @@ def apply(program: Program) -> None:
             _points(program, output, output.axes, output.loops)
         for reduction in reductions:
             _root(program, reduction)
-        for func, _ in program.rows:
-            func.compute_root()
+        _root_rows(program)
         return
     if program.schedule.kind == "points":
         for output in program.outputs:
@@ -40,8 +42,23 @@ def apply(program: Program) -> None:
             _points(program, output, [], output.loops)
         for reduction in reductions:
             _root(program, reduction)
-        for func, _ in program.rows:
-            func.compute_root()
+        _root_rows(program)
+
+
+def _root_rows(program: Program) -> None:
+    for func, places in program.rows:
+        func.compute_root()
+        _row_lanes(program, func, places)
+
+
+def _row_lanes(program: Program, func: Any, places: list[Any]) -> None:
+    """Lanes along the loop of a row that is computed in one go."""
+    loops = places[len(program.axes) :]
+    if program.schedule.kind != "rows" or func.num_update_definitions():
+        return
+    extent = program.loops[loops[-1].name()]
+    if not isinstance(extent, int) or extent >= program.schedule.lanes:
+        func.vectorize(loops[-1], program.schedule.lanes, Tail)
 
 
 def _static(extent: Any, atleast: int) -> bool:
@@ -80,6 +97,14 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
     while isinstance(extent, int) and lanes > extent:
         lanes //= 2
     outer = order[:-1]
+    if plan.turn >= 0 and not loops and lanes >= 4:
+        # neighbours along the other axis are read again at once, while their lines are near
+        rows, row, block, column = (hl.Var(n) for n in ("rows", "row", "block", "column"))
+        func.split(outer[plan.turn], rows, row, _TILE, Tail).split(lane, block, column, lanes, Tail)
+        outer[plan.turn] = rows
+        func.reorder(column, row, block, *reversed(outer)).vectorize(column)
+        _threads(program, func, outer)
+        return
     if plan.piece and plan.fuse:
         piece, inside = hl.Var("piece"), hl.Var("inside")
         func.split(lane, piece, inside, plan.piece, Tail)
@@ -135,11 +160,7 @@ def _at_level(program: Program, func: Any, level: Any) -> None:
             single.func.compute_at(func, level)
     for row, places in program.rows:
         row.compute_at(func, level)
-        loops = places[len(program.axes) :]
-        if program.schedule.kind == "rows" and row.num_update_definitions() == 0:
-            extent = program.loops[loops[-1].name()]
-            if not isinstance(extent, int) or extent >= program.schedule.lanes:
-                row.vectorize(loops[-1], program.schedule.lanes, Tail)
+        _row_lanes(program, row, places)
 
 
 def _columns(program: Program) -> None:
@@ -199,6 +220,16 @@ def _scatter(program: Program, scatter: Any) -> None:
         stage.unscheduled()
         return
     stage.allow_race_conditions()
+    extent = {**program.axes, **program.loops}.get(scatter.lane_name)
+    wide = 4 * plan.lanes
+    if plan.fuse and scatter.lane and not scatter.disjoint and isinstance(extent, int) and extent >= 2 * wide:
+        # each thread has columns of its own, and walks all rows
+        piece, inside = hl.RVar("piece"), hl.RVar("inside")
+        stage.split(order[-1], piece, inside, wide, Tail)
+        stage.reorder(inside, *reversed(order[:-1]), piece).vectorize(inside, plan.lanes, Tail).parallel(
+            piece
+        )
+        return
     stage.vectorize(order[-1], plan.lanes, Tail)
     if plan.fuse and scatter.disjoint and len(order) > 1:
         stage.parallel(order[0])
