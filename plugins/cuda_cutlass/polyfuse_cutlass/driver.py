@@ -17,7 +17,7 @@ _NEEDED = (
     "cuFuncSetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
-    "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuModuleGetFunction",
     "cuModuleLoadData",
     "cuOccupancyMaxActiveClusters",

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import KernelLaunchError
-from polyfuse.runtime.launching import current_stream
+from polyfuse.runtime import record_function
+from polyfuse.runtime.launching import current_stream, profiler_flag
 from polyfuse_cutlass.artifact import Artifact, read_unit
 from polyfuse_cutlass.driver import check, driver
 from polyfuse_cutlass.meta import KernelMeta, TensorMap
@@ -23,6 +24,7 @@ _PROMOTE_256B = 3
 _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64
 _NO_CONTEXT = 201
+_BEGIN_EARLY = 6
 _WORD = (1 << 64) - 1
 _KEPT = 64
 """Launches that a kernel keeps for arguments that come again."""
@@ -70,12 +72,20 @@ class _Launch:
         blocks: of the grid; none, and nothing is launched.
         parameters: addresses of the parameters.
         held: the memory at these addresses.
+        configs: the grid and all that goes with it, by stream.
     """
 
     loaded: _Loaded
     blocks: int
     parameters: Any
     held: tuple[object, ...]
+    configs: dict[int, Any]
+
+
+class _Attribute(ctypes.Structure):
+    """`CUlaunchAttribute`."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
 
 
 class _Config(ctypes.Structure):
@@ -101,8 +111,11 @@ class Kernel:
         self._lock = threading.Lock()
         self._loaded: dict[int, _Loaded] = {}
         self._stream: Callable[[int], int] = current_stream("cuda")
+        self._profiler: tuple[Mapping[str, Any], str] = profiler_flag() or ({}, "")
         self._launches: dict[tuple[int, ...], _Launch] = {}
-        self._start = driver().cuLaunchKernel
+        self._start = driver().cuLaunchKernelEx
+        # It may begin while the kernel before it ends, and waits itself before it touches memory.
+        self._early = _Attribute(_BEGIN_EARLY, 0, (1,))
 
     def prepare(self) -> None:
         """Load the code into the current device, so that a damaged file shows now."""
@@ -115,6 +128,14 @@ class Kernel:
             launch = self._prepared(key)
         if not launch.blocks:
             return
+        flags, name = self._profiler
+        if flags.get(name):
+            with record_function(self.artifact.name):
+                self._repeat(launch)
+        else:
+            self._repeat(launch)
+
+    def _repeat(self, launch: _Launch) -> None:
         status = self._started(launch)
         if status == _NO_CONTEXT:
             # a thread that has used no device yet
@@ -124,12 +145,16 @@ class Kernel:
             check(status, f"launching kernel {self.artifact.name}")
 
     def _started(self, launch: _Launch) -> int:
-        meta, loaded = self.meta, launch.loaded
-        stream = ctypes.c_void_p(self._stream(loaded.device))
-        status: int = self._start(
-            *(loaded.function, launch.blocks, 1, 1, meta.threads, 1, 1, meta.shared),
-            *(stream, launch.parameters, None),
-        )
+        stream = self._stream(launch.loaded.device)
+        config = launch.configs.get(stream)
+        if config is None:
+            grid, block = (launch.blocks, 1, 1), (self.meta.threads, 1, 1)
+            early = ctypes.addressof(self._early)
+            config = ctypes.pointer(_Config(grid, block, self.meta.shared, stream, early, 1))
+            if len(launch.configs) >= _KEPT:
+                launch.configs.clear()
+            launch.configs[stream] = config
+        status: int = self._start(config, launch.loaded.function, launch.parameters, None)
         return status
 
     def _prepared(self, values: tuple[int, ...]) -> _Launch:
@@ -152,7 +177,7 @@ class Kernel:
         packed = (ctypes.c_uint64 * len(values))(*(v & _WORD for v in values))
         addresses = [*(address for address, _ in maps), ctypes.addressof(packed)]
         parameters = (ctypes.c_void_p * len(addresses))(*addresses)
-        launch = _Launch(loaded, clusters * meta.cluster, parameters, (packed, maps))
+        launch = _Launch(loaded, clusters * meta.cluster, parameters, (packed, maps), {})
         if len(self._launches) >= _KEPT:
             self._launches.clear()
         self._launches[values] = launch

@@ -16,7 +16,7 @@ from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMI
 
 __all__ = ["configs", "emit", "estimate", "neighbours"]
 
-_MOST = 10
+_MOST = 16
 _MOST_STAGES = 12
 _FEW_COLUMNS = 128
 """Results with fewer columns than this get tiles that are no wider."""

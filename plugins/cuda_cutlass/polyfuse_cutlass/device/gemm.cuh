@@ -324,6 +324,8 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
   }
   if constexpr (CLUSTER > 1) cluster_arrive_relaxed(), cluster_wait();
   else __syncthreads();
+  let_kernel_after_begin();
+  wait_for_kernel_before();
   const int all = (depth(args) + DEPTH - 1) / DEPTH, each = (all + SPLIT - 1) / SPLIT;
   const int begin = SPLIT > 1 ? min(all, (int)block * each) : 0, end = SPLIT > 1 ? min(all, begin + each) : all;
   if constexpr (SPLIT > 1) {
