@@ -35,6 +35,8 @@ TILINGS = {
     "down": Tiling(2, 128, down=2, stages=4),
     "square": Tiling(1, 256, across=2, down=2, stages=4),
     "split": Tiling(1, 64, split=4, stages=6),
+    "split across": Tiling(1, 64, across=2, split=2, stages=6),
+    "split down": Tiling(1, 128, down=2, split=2, stages=6),
     "few": Tiling(1, 16, consumers=1, stages=6, swap=True),
     "few split": Tiling(1, 16, consumers=1, split=2, stages=6, swap=True),
 }

@@ -41,11 +41,9 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, 
     changed.append(replace(tiling, stages=tiling.stages - 1))
     if tiling.split > 1:
         changed += [replace(tiling, split=tiling.split * 2), replace(tiling, split=tiling.split // 2)]
-    else:
-        changed += [
-            replace(tiling, across=3 - tiling.across, down=1),
-            replace(tiling, down=3 - tiling.down, across=1),
-        ]
+    for across, down in ((1, 1), (2, 1), (1, 2), (2, 2)):
+        if abs(across - tiling.across) + abs(down - tiling.down) == 1:
+            changed.append(replace(tiling, across=across, down=down))
     return tuple(t.config for t in changed if t != tiling and not _fault(problem, t))
 
 
@@ -118,8 +116,9 @@ def _wide(swap: bool) -> Iterator[Tiling]:
         yield Tiling(1, 128, across=across, swap=swap)
         yield Tiling(1, 128, turns=True, across=across, swap=swap)
     for split in (2, 4):
-        yield Tiling(1, 128, split=split, swap=swap)
-        yield Tiling(1, 64, split=split, swap=swap)
+        for across, down in ((1, 1), (2, 1), (1, 2)):
+            yield Tiling(1, 128, across=across, down=down, split=split, swap=swap)
+            yield Tiling(1, 64, across=across, down=down, split=split, swap=swap)
     yield Tiling(1, 64, swap=swap)
     yield Tiling(1, 64, consumers=1, swap=swap)
     yield Tiling(1, 128, consumers=1, swap=swap)

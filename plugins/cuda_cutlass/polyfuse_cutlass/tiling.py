@@ -120,8 +120,8 @@ class Tiling:
         along = problem.left.along, problem.right.along
         if self.shared_bytes > SHARED_LIMIT:
             return f"{self.shared_bytes} bytes of shared memory are more than {SHARED_LIMIT}"
-        if self.blocks * self.columns * (2 if problem.promotes else 1) > 256:
-            return "a thread would hold more than 128 sums"
+        if self.blocks * self.columns > (192 if problem.promotes else 256):
+            return "a thread would hold too many sums"
         if (along[0] and self.rows % (64 * self.down)) or self.rows % (8 * self.down):
             return f"{self.rows} rows cannot be shared by {self.down} blocks"
         if (along[1] and self.columns % (64 * self.across)) or self.columns % (8 * self.across):
@@ -130,7 +130,7 @@ class Tiling:
             return "a copy moves at most 256 rows"
         if self.split > 1 and (
             self.turns
-            or self.across * self.down > 1
+            or self.cluster > 8
             or self.rows * (self.columns + 4) * 4 > self.stages * (self.rows + self.columns) * 128
         ):
             return "parts of sums have no room"

@@ -13,6 +13,7 @@ constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4;
 constexpr int STAGING = 16 * PITCH * 4;  // bytes that each warp has to turn its results round
 constexpr int CLUSTER = CX * CY * SPLIT;
 constexpr int SHARERS = CX + CY - 1;
+constexpr int LAYER = CX * CY;  // blocks that share operands; a cluster has one such layer for each part of the depth
 constexpr bool TURNS = CONSUMERS > 1 && PINGPONG;
 
 struct Ring {
@@ -74,11 +75,12 @@ PF_INLINE void feed(u32 tile, const TensorMap* map, u32 bar, u16 others, int fir
 PF_INLINE void produce(Ring ring, const TensorMap* map_x, const TensorMap* map_y, const Args& args, u32 block,
                        int begin, int end) {
   const int rx = block % CX, ry = block / CX % CY;
+  const int layer = block / LAYER * LAYER;
   u16 row_blocks = 0, column_blocks = 0;  // with which blocks the tiles of x, of y are shared
 #pragma unroll
-  for (int i = 0; i < CY; ++i) row_blocks |= CY > 1 ? 1 << (rx + i * CX) : 0;
+  for (int i = 0; i < CY; ++i) row_blocks |= CY > 1 ? 1 << (layer + rx + i * CX) : 0;
 #pragma unroll
-  for (int i = 0; i < CX; ++i) column_blocks |= CX > 1 ? 1 << (i + ry * CX) : 0;
+  for (int i = 0; i < CX; ++i) column_blocks |= CX > 1 ? 1 << (layer + i + ry * CX) : 0;
   for (Tiles tiles(args); tiles.valid(); tiles.next()) {
     int bx[X_BATCHES], by[Y_BATCHES];
     operand_batches(args, tiles.batch, bx, by);
@@ -98,8 +100,8 @@ PF_INLINE void release(u32 bar, u32 block) {
   if constexpr (CX * CY == 1) {
     if (thread == 0) barrier_arrive(bar);
   } else {
-    const bool shares = thread % CX == block % CX || thread / CX == block / CX;
-    if (thread < CX * CY && shares) barrier_arrive_at(bar, thread);
+    const bool shares = thread % CX == block % CX || thread / CX == block % LAYER / CX;
+    if (thread < LAYER && shares) barrier_arrive_at(bar, block / LAYER * LAYER + thread);
   }
 }
 
@@ -246,7 +248,8 @@ PF_INLINE void store_part(u32 base, Results& sum, int row) {
 }
 PF_INLINE void finish_parts(const Args& args, u32 base, u32 block, int batch, int x0, int y0) {
   constexpr int UNITS = BX * BY / VEC;
-  for (int unit = block * (128 * CONSUMERS) + threadIdx.x - 128; unit < UNITS; unit += SPLIT * 128 * CONSUMERS) {
+  const int share = block / LAYER * (128 * CONSUMERS);
+  for (int unit = share + threadIdx.x - 128; unit < UNITS; unit += SPLIT * 128 * CONSUMERS) {
     const int row = VEC_X ? unit % (BX / VEC) * VEC : unit / (BY / VEC);
     const int column = VEC_X ? unit / (BX / VEC) : unit % (BY / VEC) * VEC;
     if (x0 + row >= extent_x(args) || y0 + column >= extent_y(args)) continue;
@@ -257,7 +260,7 @@ PF_INLINE void finish_parts(const Args& args, u32 base, u32 block, int batch, in
     for (int part = 0; part < SPLIT; ++part) {
       u32 there;
       asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there)
-                   : "r"(base + (row * PART_PITCH + column) * 4), "r"(part));
+                   : "r"(base + (row * PART_PITCH + column) * 4), "r"(part * LAYER + block % LAYER));
       if constexpr (!VEC_X && VEC % 4 == 0) {
 #pragma unroll
         for (int v = 0; v < VEC; v += 4) {
@@ -327,21 +330,22 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
   let_kernel_after_begin();
   wait_for_kernel_before();
   const int all = (depth(args) + DEPTH - 1) / DEPTH, each = (all + SPLIT - 1) / SPLIT;
-  const int begin = SPLIT > 1 ? min(all, (int)block * each) : 0, end = SPLIT > 1 ? min(all, begin + each) : all;
+  const int begin = SPLIT > 1 ? min(all, (int)block / LAYER * each) : 0, end = SPLIT > 1 ? min(all, begin + each) : all;
   if constexpr (SPLIT > 1) {
     Tiles tiles(args);  // one for each cluster
     if (threadIdx.x < 128) {
-      if (threadIdx.x == 0) produce(ring, &map_x, &map_y, args, 0, begin, end);
+      if (threadIdx.x == 0) produce(ring, &map_x, &map_y, args, block, begin, end);
       __syncwarp();
       cluster_arrive(), cluster_wait();
     } else {
       const int row = (threadIdx.x / 128 - 1) * GROUP_ROWS;
       Results sum;
-      multiply(ring, sum, end - begin, row, 0, 0);
+      multiply(ring, sum, end - begin, row, block, 0);
       warps_sync(1, 128 * CONSUMERS);  // the ring is read to its end: the parts take its place
       store_part(base, sum, row);
       cluster_arrive(), cluster_wait();
-      finish_parts(args, base, block, tiles.batch, tiles.x * BX, tiles.y * BY);
+      const int x = (tiles.x * CX + block % CX) * BX, y = (tiles.y * CY + block / CX % CY) * BY;
+      finish_parts(args, base, block, tiles.batch, x, y);
     }
     cluster_arrive_relaxed(), cluster_wait();  // others may still read this block's part
   } else {
