@@ -128,6 +128,35 @@ def test_tiles_in_turn_over_many_rounds(backend, tmp_path):
         torch.testing.assert_close(out, x @ w.t(), rtol=2e-2, atol=1e-1)
 
 
+def test_launches_that_follow_each_other(backend, tmp_path):
+    """A kernel that begins while the one before it ends must not read too early; recorded, too."""
+    kernel = product(512, 512, 512)
+    source = backend.emit(kernel, Tiling(1, 64, stages=4).config)
+    backend.build([source], tmp_path)
+    launch = backend.load(tmp_path)[source.key]
+    x = torch.randn(512, 512, device="cuda").bfloat16()
+    w = (torch.randn(512, 512, device="cuda") / 22).bfloat16()
+    y, z = torch.empty_like(x), torch.empty_like(x)
+
+    def run() -> None:
+        launch(x, w, y)
+        for _ in range(10):
+            launch(y, w, z)
+            launch(z, w, y)
+
+    wanted = x
+    for _ in range(21):
+        wanted = wanted @ w.t()
+    run()
+    torch.testing.assert_close(y, wanted, rtol=0.1, atol=0.1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    y.zero_()
+    graph.replay()
+    torch.testing.assert_close(y, wanted, rtol=0.1, atol=0.1)
+
+
 def test_through_the_compiler():
     x, w, b = (torch.randn(*s, device="cuda").bfloat16() for s in ((128, 512), (1024, 512), (1024,)))
     options = {"matrix_products": "generated", "backends": ["cutlass", "triton"]}
