@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfuse.torch_compat import shapes
+
 __all__ = [
     "adaptive_max_pool2d_backward",
     "adaptive_max_pool3d_backward",
@@ -67,7 +69,8 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> A
 
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:
     """The masked elements, taken in order from `source`."""
-    if x.dtype != source.dtype or source.numel() == 0:
+    # how many there are may be known only when the graph runs: there may be none to take
+    if x.dtype != source.dtype or shapes.is_unbacked(source) or source.numel() == 0:
         return NotImplemented
     x, mask = torch.broadcast_tensors(x, mask)
     order = mask.reshape(-1).cumsum(0) - 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch.fx import Node
+
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.extern import call
@@ -38,8 +40,22 @@ def convert(ctx: LoweringContext, node: Any, value: TensorValue, *others: Any, *
     if source.dtype is result.dtype:
         return ctx.lazy(result, source.expand_to(axes))
     # where digits are cut off, the rounding to half precision before may decide which
-    through = None if result.dtype.is_float else source.dtype
+    through = source.dtype if not result.dtype.is_float or _rounds(node) else None
     return ctx.lazy(result, ctx.operand(source, axes, result.dtype.compute, result.device, through))
+
+
+def _rounds(node: Any) -> bool:
+    """Whether a conversion takes back one to fewer bits, with nothing computed in between: who writes that
+    wants the values rounded."""
+    source = node.args[0]
+    while isinstance(source, Node) and source.op == "call_function" and ops.facts(source.target).is_view:
+        source = source.args[0]
+    if not isinstance(source, Node) or source.op != "call_function":
+        return False
+    if ops.op_name(source.target) not in ("aten._to_copy.default", "prims.convert_element_type.default"):
+        return False
+    before, after = source.args[0].meta["val"].dtype, source.meta["val"].dtype
+    return bool(before.is_floating_point and after.is_floating_point and before.itemsize > after.itemsize)
 
 
 @lowers("aten.fill.Scalar", "aten.fill.Tensor", "aten.full_like.default")

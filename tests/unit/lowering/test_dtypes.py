@@ -111,3 +111,16 @@ def test_values_that_half_precision_holds_are_not_rounded_again() -> None:
     assert not is_rounded(lambda x, y: torch.relu(-x).maximum(y.abs()) > 0.5)
     assert not is_rounded(lambda x, y: x * y > 0)
     assert is_rounded(lambda x, y: x * y > 0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rounding_that_was_asked_for_is_done(dtype: torch.dtype) -> None:
+    def fn(x: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            x.to(dtype).float(),
+            x.double().to(dtype).t().float() * 2,
+            (x.exp().to(dtype).view(-1).double() - x.exp().view(-1).double()).abs(),
+        ]
+
+    x = torch.tensor([[1e-9, 0.1, -3.3, 1e5], [float("inf"), float("nan"), -0.0, 7.77]])
+    check(fn, x, exact=True)

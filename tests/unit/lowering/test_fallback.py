@@ -50,6 +50,16 @@ def test_data_dependent_sizes() -> None:
         check(filled, torch.tensor(7), native=False)
 
 
+@pytest.mark.parametrize("none", [False, True])
+def test_as_many_elements_as_a_mask_selects(none: bool) -> None:
+    def fn(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(x).masked_scatter(mask[:, None].expand_as(x), x[mask] * 2)
+
+    mask = torch.tensor([True, False, True, True, False]) & (not none)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        check(fn, torch.randn(5, 6), mask, native=False)
+
+
 def test_random_draws_as_eager_does() -> None:
     def fn(x: torch.Tensor) -> torch.Tensor:
         return (
