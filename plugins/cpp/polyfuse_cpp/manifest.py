@@ -11,8 +11,9 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.plugin.choices import Choice
 
-__all__ = ["polyfuse_doctor", "polyfuse_manifest"]
+__all__ = ["polyfuse_choices", "polyfuse_doctor", "polyfuse_manifest"]
 
 
 @hookimpl
@@ -26,7 +27,7 @@ def polyfuse_manifest() -> Manifest:
         device_types=("cpu",),
         load="polyfuse_cpp.backend:CppBackend",
         priority={"cpu": 100},
-        offers=(Offer.KERNELS,),
+        offers=(Offer.KERNELS, Offer.CHOICES),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
         options={
             "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",
@@ -34,6 +35,16 @@ def polyfuse_manifest() -> Manifest:
         },
         summary="Vectorised, multithreaded C++ for the processor, built by the compiler of the system",
     )
+
+
+@hookimpl
+def polyfuse_choices(device_type: str) -> Sequence[Choice]:
+    """Offer the library's products with what follows them."""
+    if device_type != "cpu":
+        return ()
+    from polyfuse_cpp.library import library_choices
+
+    return library_choices()
 
 
 @hookimpl

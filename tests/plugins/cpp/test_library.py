@@ -1,0 +1,117 @@
+"""oneDNN's operators as choices: which calls they take, and that they compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+from polyfuse.select import heat
+from polyfuse.select.work import Candidate
+from polyfuse_cpp.library import library_choices
+
+pytestmark = pytest.mark.skipif(not library_choices(), reason="torch has no oneDNN here")
+WINS = {"cpp:onednn": 2.0, "cpp:onednn_fused": 1.0, "cpp:onednn_fused_conv": 1.0}
+LINEAR = torch.nn.Linear(24, 40)
+CONVOLUTION = torch.nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
+X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 40)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
+    """Compile and run a function where the library's choices win."""
+
+    def race(track: Any, problem: Any, candidates: Sequence[Candidate], *_: Any) -> Mapping[str, float]:
+        track.prepare(problem)
+        for c in candidates:
+            track.first(c)
+            assert track.check(c, candidates[0]) <= 1
+        return {c.name: WINS.get(c.name, 9.0) for c in candidates}
+
+    def compiled(function: Callable[..., Any], *args: Any, **options: Any) -> GraphReport:
+        monkeypatch.setattr(heat, "race", race)
+        forget_sessions()
+        reset_reports()
+        torch.compiler.reset()
+        settings = {
+            "matrix_products": "fastest",
+            "tune_in_process": True,
+            "strict": True,
+            "cache_dir": str(tmp_path),
+        }
+        with torch.no_grad():
+            result = torch.compile(function, backend="polyfuse", options=settings, **options)(*args)
+            torch.testing.assert_close(result, function(*args))
+        return last_reports()[-1]
+
+    yield compiled
+    forget_sessions()
+
+
+@pytest.mark.parametrize(
+    "then",
+    [F.relu, F.gelu, lambda x: F.gelu(x, approximate="tanh"), F.silu, torch.tanh, torch.sigmoid],
+    ids=["relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid"],
+)
+def test_linear_layers_with_an_activation(run: Any, then: Callable[..., Any]) -> None:
+    report = run(lambda x: then(LINEAR(x)), X)
+    assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 0
+
+
+def test_linear_layers_with_a_residual(run: Any) -> None:
+    for function in (lambda x, r: LINEAR(x) + r, lambda x, r: r + LINEAR(x)):
+        report = run(function, X, OTHER)
+        assert report.calls == ("mkldnn._linear_pointwise.binary",) and report.kernels == 0
+
+
+def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
+    assert run(LINEAR, X[0]).calls == ("mkldnn._linear_pointwise.default",)
+    report = run(lambda x, w: x @ w.t(), X[0], LINEAR.weight)
+    assert report.calls == ("mkldnn._linear_pointwise.default",)
+    report = run(lambda x: torch.cos(LINEAR(x)), X)
+    assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 1
+
+
+def test_sizes_that_are_not_known(run: Any) -> None:
+    report = run(lambda x: F.gelu(LINEAR(x)), X[0], dynamic=True)
+    assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 0
+
+
+@pytest.mark.parametrize("then", [F.relu, F.silu])
+def test_convolutions_with_an_activation(run: Any, then: Callable[..., Any]) -> None:
+    report = run(lambda x: then(CONVOLUTION(x)), torch.randn(3, 4, 9, 11))
+    assert report.calls == ("mkldnn._convolution_pointwise.default",) and report.kernels == 0
+
+
+def _reasons(report: GraphReport) -> dict[str, str]:
+    return {d.second: d.reason for d in report.decisions if d.kind in ("choice", "declined")}
+
+
+def test_refusals(run: Any) -> None:
+    w = torch.randn(24, 40)
+    found = _reasons(run(lambda x: F.relu(x @ w), X[0]))
+    assert "contiguous along the depth" in found["cpp:onednn"]
+    found = _reasons(run(lambda x, b: torch.addmm(b, x, LINEAR.weight.t()), X[0], OTHER[0]))
+    assert "a number for each column" in found["cpp:onednn"]
+    found = _reasons(run(lambda x: torch.addmm(LINEAR.bias, x, LINEAR.weight.t(), beta=2), X[0]))
+    assert found["cpp:onednn"] == "it is scaled"
+    found = _reasons(run(lambda x: F.relu(F.linear(x, LINEAR.weight.double())), X[0].double()))
+    assert "f32" in found["cpp:onednn"]
+    found = _reasons(run(lambda x: torch.cos(LINEAR(x)), X))
+    assert "nothing follows" in found["cpp:onednn_fused"]
+    found = _reasons(run(lambda x: F.relu(LINEAR(x).reshape(560)), X))
+    assert "another shape" in found["cpp:onednn_fused"]
+    found = _reasons(
+        run(lambda x: F.relu(CONVOLUTION(x)), torch.randn(3, 4, 9, 11).to(memory_format=torch.channels_last))
+    )
+    assert "contiguous" in found["cpp:onednn_fused_conv"]
+
+
+def test_not_offered_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert library_choices() == ()
