@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.attention import flex_attention as flex
 
-__all__ = ["CASES", "Case", "flex_faults", "flex_sources", "operands", "runner"]
+__all__ = ["CASES", "Case", "flex_faults", "flex_sources", "operands", "place_tables", "results_of", "runner"]
 
 _BIAS = torch.linspace(-1, 1, 16)
 _TABLE = torch.linspace(-1, 1, 16).requires_grad_()
@@ -65,6 +65,13 @@ CASES: Mapping[str, Case] = {
 }
 
 
+def place_tables(device: str) -> None:
+    """Put what the functions read on a device."""
+    global _BIAS, _TABLE, _DOCUMENT
+    _BIAS, _DOCUMENT = _BIAS.to(device), _DOCUMENT.to(device)
+    _TABLE = _TABLE.detach().to(device).requires_grad_()
+
+
 def operands(case: Case, device: str = "cpu") -> list[torch.Tensor]:
     """Queries, keys and values."""
     key_batch, key_heads = case.key_batch or case.batch, case.key_heads or case.heads
@@ -93,14 +100,14 @@ def runner(case: Case, device: str = "cpu") -> Callable[..., Any]:
     return run
 
 
-def _results(function: Callable[..., Any], given: list[torch.Tensor], case: Case) -> list[torch.Tensor]:
+def results_of(function: Callable[..., Any], given: list[torch.Tensor], case: Case) -> list[torch.Tensor]:
     inputs = [t.clone().requires_grad_(case.backward) for t in given]
     found = function(*inputs)
     if not case.backward:
         return [found]
     _TABLE.grad = None
     inputs += [_TABLE] * case.learned
-    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(3)).to(found.dtype)
+    weights = torch.randn(found.shape, generator=torch.Generator().manual_seed(3)).to(found)
     (found * weights).sum().backward()
     return [found.detach(), *(t.grad for t in inputs if t.grad is not None)]
 
@@ -137,8 +144,8 @@ def _run(name: str) -> tuple[list[str], list[Any]]:
         warnings.catch_warnings(record=True) as seen,
     ):
         warnings.simplefilter("always")
-        found = _results(compiled, given, case)
-        wanted = _results(torch.compile(function, backend="eager"), given, case)
+        found = results_of(compiled, given, case)
+        wanted = results_of(torch.compile(function, backend="eager"), given, case)
     faults = [f"{name}: {w.message}" for w in seen if "polyfuse" in str(w.message)]
     kernels = 3 if case.backward else 1
     if len(made) != kernels:
