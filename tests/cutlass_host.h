@@ -35,6 +35,33 @@ template <> struct memory_form<bf16> {
 template <> struct memory_form<f16> {
   static f16 of(f32 x) { return {(_Float16)x}; }
 };
+struct f8e4m3 { u8 bits; };
+struct f8e5m2 { u8 bits; };
+// Nearest float of 8 bits with so many bits of fraction, not too large for it.
+inline u8 narrow(f32 x, int fraction, int lowest) {
+  const u8 sign = x < 0 || (x == 0 && 1 / x < 0) ? 0x80 : 0;
+  const f64 a = fabs((f64)x);
+  int e = a > 0 ? ilogb(a) : lowest;
+  if (e < lowest) e = lowest;
+  const int q = (int)nearbyint(ldexp(a, fraction - e));
+  return sign | (u8)(q + ((e - lowest) << fraction));
+}
+inline f8e4m3 f8e4m3_largest(f32 x) {
+  return {x != x ? (u8)0x7f : narrow(x > 448 ? 448.0f : x < -448 ? -448.0f : x, 3, -6)};
+}
+inline f8e4m3 f8e4m3_nan(f32 x) { return fabsf(x) > 464 ? f8e4m3{0x7f} : f8e4m3_largest(x); }
+template <> struct memory_form<f8e5m2> {
+  static f8e5m2 of(f32 x) {
+    if (x != x) return {0x7f};
+    return {fabsf(x) >= 61440 ? (u8)(x < 0 ? 0xfc : 0x7c) : narrow(x, 2, -14)};
+  }
+};
+inline f32 value_of(f8e5m2 x) { return value_of(f16{bits_of<_Float16>((u16)(x.bits << 8))}); }
+inline f32 value_of(f8e4m3 x) {
+  const int e = x.bits >> 3 & 15, m = x.bits & 7;
+  const f32 a = (x.bits & 0x7f) == 0x7f ? NAN : e ? ldexpf(8 + m, e - 10) : ldexpf(m, -9);
+  return x.bits & 0x80 ? -a : a;
+}
 template <class T, int N> struct Pack { T item[N]; };
 template <int N, bool LASTING, class T> void read(const T* p, Pack<T, N>& into) {
   if ((u64)p % (N * sizeof(T) < 16 ? N * sizeof(T) : 16)) __builtin_trap();

@@ -29,8 +29,6 @@ def claim_of(node: Node) -> Claim:
             reason = unsupported_op(expr.op, expr.args[-1].dtype)
             if reason:
                 return No(reason)
-        if expr.op == "cast" and expr.dtype.is_eight_bit_float:
-            return No(f"nothing is converted to {expr.dtype}")
     return Yes()
 
 

@@ -39,10 +39,6 @@ def refusal(statements: Iterable[Stmt]) -> str:
         if stmt.op == "store":
             if stmt.attrs[3] != "set":
                 return f"a store combines with what is there ({stmt.attrs[3]})"
-            if stmt.dtype.is_eight_bit_float:
-                return f"a result is stored as {stmt.dtype}"
-        elif stmt.op == "cast" and stmt.dtype.is_eight_bit_float:
-            return f"a value is converted to {stmt.dtype}"
         elif stmt.op in SCALAR_OPS:
             reason = unsupported_op(stmt.op, types.get(stmt.args[-1], stmt.dtype))
             if reason:

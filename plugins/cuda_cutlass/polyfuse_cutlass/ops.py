@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import MappingProxyType
+
+import torch
 
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
@@ -89,6 +92,8 @@ def cast_text(text: str, source: DType, target: DType) -> str:
         return text
     if source.is_storage:
         return cast_text(f"value_of({text})", DType.f32, target)
+    if target is DType.f8e4m3:
+        return f"f8e4m3_{'largest' if _saturates() else 'nan'}((f32){text})"
     if target.is_storage:
         return f"memory_form<{target.value}>::of((f32){text})"
     if target is DType.bool:
@@ -97,6 +102,12 @@ def cast_text(text: str, source: DType, target: DType) -> str:
         # through a wider whole number, so that what does not fit wraps
         text = f"({'i32' if target.is_signed else 'i64'}){text}"
     return f"({target.value}){text}"
+
+
+@cache
+def _saturates() -> bool:
+    """Whether this torch makes the largest number of what is too large for `float8_e4m3fn`, or NaN."""
+    return not torch.tensor([1e9]).to(torch.float8_e4m3fn).float().isnan().item()
 
 
 def literal(value: bool | int | float, dtype: DType) -> str:

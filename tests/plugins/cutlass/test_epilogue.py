@@ -73,6 +73,18 @@ def test_types(tmp_path, dtype, out):
     compare(product(8, 16, 32, dtype=dtype, out=out, epilogue=GELU), 8, WIDE, tmp_path, 5e-2)
 
 
+@pytest.mark.parametrize("out", ("f8e4m3", "f8e5m2"))
+def test_results_of_eight_bits(tmp_path, out):
+    lines = ("scale = const f32 9.0", "value = mul f32 ({sum}, scale)")
+    kernel = product(8, 16, 32, out=out, epilogue=lines)
+    given = operands(kernel, 8)
+    given[0].view(-1)[:40] *= 300.0
+    wanted = [value.clone() for value in given]
+    run_on_host(kernel, given, WIDE, tmp_path)
+    run_kernel(kernel, wanted)
+    assert torch.equal(given[-1].float().nan_to_num(1e6), wanted[-1].float().nan_to_num(1e6))
+
+
 def test_places_masks_and_tables(tmp_path):
     lines = (
         "p = index i64 <i0 + 2*i1>",

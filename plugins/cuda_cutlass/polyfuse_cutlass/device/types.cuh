@@ -55,6 +55,24 @@ template <> struct memory_form<f16> {
   }
 };
 
+// Rounded to nearest. What is too large becomes the largest number or NaN, as torch's version has it.
+PF_INLINE f8e4m3 f8e4m3_largest(f32 x) {
+  u16 r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(0.0f), "f"(x));
+  return {(u8)r};
+}
+PF_INLINE f8e4m3 f8e4m3_nan(f32 x) {
+  return fabsf(x) > 464.0f ? f8e4m3{(u8)(x < 0 ? 0xff : 0x7f)} : f8e4m3_largest(x);
+}
+// What is too large becomes infinite.
+template <> struct memory_form<f8e5m2> {
+  static PF_INLINE f8e5m2 of(f32 x) {
+    u16 r;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(0.0f), "f"(x));
+    return {fabsf(x) >= 61440.0f ? (u8)(x < 0 ? 0xfc : 0x7c) : (u8)r};
+  }
+};
+
 // N elements that lie side by side, read or written with as few accesses as their alignment allows.
 template <class T, int N> struct Pack { T item[N]; };
 template <int BYTES> struct Words { typedef u8 type; };
