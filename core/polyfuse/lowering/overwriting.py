@@ -6,28 +6,31 @@ from torch.fx import Node
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Buffer, ExternCall, View
+from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext, tensors_in
 from polyfuse.lowering.layout import storage_layout
-from polyfuse.lowering.value import TensorValue
+from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.symbolic import is_equal
 from polyfuse.torch_compat import ops
 
 _WRITE_BACK = "aten.copy_.default"
 
 
-def free_storage(ctx: LoweringContext, node: Node, base: TensorValue, result: TensorValue) -> View | None:
-    """Where `node`, which changes some elements of its first argument `base`, may write its `result`: to the
-    storage of `base`. None where the old content is needed.
+def free_storage(
+    ctx: LoweringContext, node: Node, base: TensorValue, result: TensorValue, dtype: DType
+) -> View | None:
+    """Where `node`, which changes some elements of its first argument `base`, may write its `result` in the
+    type `dtype`: to the storage of `base`. None where the old content is needed.
 
     That is storage of this graph's own that is read here for the last time, or that of an input which will
     be overwritten later anyway.
     """
     source = node.args[0]
-    view = base.view
+    view = base.view or _behind(ctx, base)
     if view is None or base.raw is not None or not isinstance(source, Node):
         return None
     buffer = ctx.buffers[view.buffer]
-    if base.dtype is not result.dtype or buffer.dtype is not result.dtype or base.device != result.device:
+    if base.dtype is not result.dtype or buffer.dtype is not dtype or base.device != result.device:
         return None
     if view != buffer.view() or not _same_layout(view, result) or not _is_dense(ctx, view):
         return None
@@ -40,6 +43,21 @@ def free_storage(ctx: LoweringContext, node: Node, base: TensorValue, result: Te
     for value in readers:
         ctx.realize(value, "reads what it is put into")
     return view
+
+
+def _behind(ctx: LoweringContext, base: TensorValue) -> View | None:
+    """The buffer whose elements an expression is: sums in half precision are kept in single precision, and
+    rounded only by who stores them."""
+    if base.body is None or base.body.op != "load" or base.body.args:
+        return None
+    buffer = ctx.buffers[base.body.attrs[0]]
+    if buffer.size != base.size or buffer.dtype is None or buffer.dtype is not buffer.dtype.compute:
+        return None
+    view = buffer.view()
+    index = view.offset
+    for position, stride in zip(axes_of(base.size), view.stride, strict=True):
+        index = index + position * stride
+    return view if is_equal(base.body.attrs[1], index) else None
 
 
 def _is_dying(ctx: LoweringContext, buffer: str) -> bool:

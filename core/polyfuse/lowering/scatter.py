@@ -132,12 +132,12 @@ def _target(ctx: LoweringContext, node: Any, base: TensorValue, mode: str) -> _T
     kind = accumulation_type(result.dtype, mode)
     if _depends_on_the_run(ctx, result.device, kind, mode):
         raise UnsupportedError("what data put at one place is stored in order by eager mode")
-    view = free_storage(ctx, node, base, result) if kind is result.dtype else None
+    view = free_storage(ctx, node, base, result, kind)
     if view is None:
         body = base.at(axes_of(result.size))
         return _Target(result, copy_for_writing(ctx, result, body, kind, "scattered into"), kind)
     ctx.before_write(view.buffer)
-    target = TensorValue(result.dtype, result.torch_dtype, result.device, result.size, result.stride)
+    target = TensorValue(kind, kind.torch, result.device, result.size, view.stride)
     target.settle(view)
     return _Target(result, target, kind)
 

@@ -159,3 +159,14 @@ def test_gradients_of_a_tied_embedding_are_one_table() -> None:
     torch.testing.assert_close(mine.grad, theirs.grad)
     tables = [b for b in record.graphs[1].buffers.values() if b.size == (50, 8) and b.kind == "temp"]
     assert len(tables) == 1
+
+
+@pytest.mark.parametrize("numerics", ["fast", "eager"])
+def test_sums_in_half_precision_are_kept_wide_between_scatters(numerics: str) -> None:
+    def fn(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        x = torch.zeros(9, 4, dtype=x.dtype).index_add(0, i, v)
+        return x.index_add(0, i.flip(0), v * 2)
+
+    i, v = torch.tensor([3, 0, 3, 8]), torch.tensor([[0.5, 1, 2, -4]]).expand(4, 4).bfloat16()
+    record = check(fn, torch.zeros(1).bfloat16(), i, v, exact=True, numerics=numerics)
+    assert copies(record) == (1 if numerics == "fast" else 2)
