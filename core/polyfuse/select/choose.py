@@ -8,13 +8,9 @@ from dataclasses import dataclass
 from polyfuse.ir.graph import Graph
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
-from polyfuse.select.expand import Taken, expanded, of_form
-from polyfuse.select.offers import Offer
+from polyfuse.select.expand import Taken, expanded
 
-__all__ = ["Chosen", "Winner", "assign"]
-
-Winner = Backend | Taken
-"""Who does a call instead of the library: a backend that generates its loops, or what a choice offers."""
+__all__ = ["Chosen", "assign"]
 
 
 @dataclass(frozen=True)
@@ -32,17 +28,9 @@ class Chosen:
     decisions: tuple[Decision, ...]
 
 
-def assign(
-    graph: Graph, found: Sequence[Offer], winners: Mapping[str, Winner], decisions: Sequence[Decision] = ()
-) -> Chosen:
-    """`graph` with each call done by its winner, if it has one."""
-    taken: dict[str, Taken] = {}
-    named: dict[str, Backend] = {}
-    for offer in found:
-        winner = winners.get(offer.call.name)
-        if isinstance(winner, Taken):
-            taken[offer.call.name] = winner
-        elif winner is not None and offer.form is not None:
-            taken[offer.call.name] = of_form(offer.form)
-            named |= dict.fromkeys((node.name for node in offer.form.nodes), winner)
-    return Chosen(expanded(graph, taken), named, tuple(decisions))
+def assign(graph: Graph, taken: Mapping[str, Taken], decisions: Sequence[Decision] = ()) -> Chosen:
+    """`graph` with each call that is named done in another way."""
+    backends = {
+        node.name: item.backend for item in taken.values() if item.backend is not None for node in item.nodes
+    }
+    return Chosen(expanded(graph, taken), backends, tuple(decisions))

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from polyfuse.ir.graph import Graph
 from polyfuse.schedule import Decision
-from polyfuse.select.choose import Chosen, Winner, assign
+from polyfuse.select.choose import Chosen, assign
+from polyfuse.select.expand import Taken
 from polyfuse.select.offers import offers
 from polyfuse.select.product_race import race_products
 from polyfuse.select.tuner import Tuner
@@ -24,8 +25,8 @@ def choose(graph: Graph, tuner: Tuner) -> Chosen:
     decisions: list[Decision] = []
     if wanted == "generated":
         found = offers(graph, tuner.backends, decisions, racing=False)
-        winners: Mapping[str, Winner] = {offer.call.name: offer.backends[0] for offer in found}
+        winners: Mapping[str, Taken] = {offer.call.name: offer.generated[0].taken for offer in found}
     else:
         found = offers(graph, tuner.backends, decisions, tuner.choices(graph, decisions), racing=True)
         winners = race_products(tuner, graph, found, decisions)
-    return assign(graph, found, winners, decisions)
+    return assign(graph, winners, decisions)

@@ -8,9 +8,9 @@ from typing import Any
 
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node
-from polyfuse.select.products import LoopForm
+from polyfuse.plugin import Backend
 
-__all__ = ["Taken", "expanded", "of_form"]
+__all__ = ["Taken", "expanded"]
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,17 @@ class Taken:
         nodes: in order.
         buffers: new ones.
         reader: the name of a node whose work is done too; empty if none.
+        removed: names of nodes before the call whose work is done too.
         objects: new host values, by key.
+        backend: who generates the loops among the nodes.
     """
 
     nodes: tuple[Node, ...]
     buffers: tuple[Buffer, ...]
     reader: str = ""
+    removed: tuple[str, ...] = ()
     objects: Mapping[str, Any] = field(default_factory=dict, compare=False)
-
-
-def of_form(form: LoopForm) -> Taken:
-    """The loops of a product."""
-    return Taken(form.nodes, (form.accumulator,))
+    backend: Backend | None = field(default=None, compare=False)
 
 
 def expanded(graph: Graph, taken: Mapping[str, Taken]) -> Graph:
@@ -41,6 +40,7 @@ def expanded(graph: Graph, taken: Mapping[str, Taken]) -> Graph:
         return graph
     # with its reader, a call is done where that stands: what else it reads may not be there before
     places = {item.reader or name: item for name, item in taken.items()}
+    gone = {name for item in taken.values() for name in item.removed}
     nodes: list[Node] = []
     buffers, objects = dict(graph.buffers), dict(graph.objects)
     for node in graph.nodes:
@@ -49,6 +49,6 @@ def expanded(graph: Graph, taken: Mapping[str, Taken]) -> Graph:
             nodes.extend(item.nodes)
             buffers |= {buffer.name: buffer for buffer in item.buffers}
             objects |= item.objects
-        elif node.name not in taken:
+        elif node.name not in taken and node.name not in gone:
             nodes.append(node)
     return replace(graph, buffers=buffers, nodes=tuple(nodes), objects=objects)

@@ -12,14 +12,42 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
+from polyfuse.select.expand import Taken
 from polyfuse.select.products import LoopForm, Unavailable, loop_form
+from polyfuse.select.prologue import with_prologue
 from polyfuse.select.sites import Alternative
 
-__all__ = ["Offer", "offers"]
+__all__ = ["PROLOGUE", "Generated", "Offer", "offers"]
 
 _log = get_logger("select")
 
+PROLOGUE = "+prologue"
+"""After a backend's name: its kernel computes operands too."""
+
 Backends = Callable[[str], Iterable[Backend]]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A product that a backend generates.
+
+    Attributes:
+        name: the backend's; with a mark, where the kernel computes its operands too.
+        backend: who it is.
+        form: the loops.
+        removed: names of nodes whose work they do too.
+    """
+
+    name: str
+    backend: Backend
+    form: LoopForm
+    removed: tuple[str, ...] = ()
+
+    @property
+    def taken(self) -> Taken:
+        """What takes the call's place."""
+        form = self.form
+        return Taken(form.nodes, (form.accumulator,), removed=self.removed, backend=self.backend)
 
 
 @dataclass(frozen=True)
@@ -29,15 +57,13 @@ class Offer:
     Attributes:
         call: the library call.
         device: where its result is.
-        form: what it computes, as loops; None where that cannot be said.
-        backends: those that claim the loops, in the order in which they were asked.
+        generated: what backends generate, in the order in which they were asked.
         alternatives: what plugins' choices offer.
     """
 
     call: TemplateCall
     device: str
-    form: LoopForm | None
-    backends: tuple[Backend, ...]
+    generated: tuple[Generated, ...]
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -61,32 +87,44 @@ def offers(
             continue
         device = next((graph.buffers[name].device for name in node.writes()), "cpu")
         device_type = device.partition(":")[0]
-        form: LoopForm | None = None
-        willing: tuple[Backend, ...] = ()
+        willing: tuple[Generated, ...] = ()
         try:
             form = loop_form(node, graph.buffers)
-            willing = _willing(node, form, backends(device_type), decisions, racing)
+            willing = _willing(graph, node, form, backends(device_type), decisions, racing)
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, "", str(error)))
         others = tuple(choices(node, device_type)) if choices is not None else ()
         if willing or others:
-            found.append(Offer(node, device, form, willing, others))
+            found.append(Offer(node, device, willing, others))
     return found
 
 
 def _willing(
-    call: TemplateCall, form: LoopForm, backends: Iterable[Backend], decisions: list[Decision], racing: bool
-) -> tuple[Backend, ...]:
-    """The backends that generate a product."""
-    willing: list[Backend] = []
+    graph: Graph,
+    call: TemplateCall,
+    form: LoopForm,
+    backends: Iterable[Backend],
+    decisions: list[Decision],
+    racing: bool,
+) -> tuple[Generated, ...]:
+    """What backends generate for a product; in a race, also with what makes its operands."""
+    willing: list[Generated] = []
+    more = with_prologue(graph, call, form) if racing else None
     for backend in backends:
         if racing and not backend.races_products:
             continue
         reason = _refusal(backend, form)
         if reason:
             decisions.append(Decision("declined", call.name, backend.name, reason))
-        else:
-            willing.append(backend)
+            continue
+        willing.append(Generated(backend.name, backend, form))
+        if more is not None:
+            name, (larger, removed) = f"{backend.name}{PROLOGUE}", more
+            reason = _refusal(backend, larger)
+            if reason:
+                decisions.append(Decision("declined", call.name, name, reason))
+            else:
+                willing.append(Generated(name, backend, larger, removed))
     return tuple(willing)
 
 

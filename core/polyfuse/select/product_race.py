@@ -14,7 +14,8 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import View
 from polyfuse.plugin import Backend, Config
 from polyfuse.schedule import Call, Decision, Launch, Schedule, schedule_graph
-from polyfuse.select.choose import Winner, assign
+from polyfuse.select.choose import assign
+from polyfuse.select.expand import Taken
 from polyfuse.select.heat import Bout
 from polyfuse.select.kernel_race import known_config, remember, times_text
 from polyfuse.select.offers import Offer
@@ -36,13 +37,13 @@ LIBRARY = "library"
 
 def race_products(
     tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
-) -> Mapping[str, Winner]:
+) -> Mapping[str, Taken]:
     """The calls of `graph` that something does faster than the library, with what does."""
     if not found:
         return {}
     bouts = {offer.call.name: bout for offer, bout in _bouts(tuner, graph, found)}
     answers = tuner.settle(bouts.values())
-    winners: dict[str, Winner] = {}
+    winners: dict[str, Taken] = {}
     for offer in found:
         measured = answers[bouts[offer.call.name].key]
         best, _, config = (measured.best or LIBRARY).partition(" ")
@@ -56,7 +57,7 @@ def race_products(
     return winners
 
 
-def _winner(tuner: Tuner, offer: Offer, name: str, config: str) -> Winner | None:
+def _winner(tuner: Tuner, offer: Offer, name: str, config: str) -> Taken | None:
     """What goes by a name in the race for a call; None: the library."""
     for alternative in offer.alternatives:
         if alternative.name == name:
@@ -64,31 +65,36 @@ def _winner(tuner: Tuner, offer: Offer, name: str, config: str) -> Winner | None
                 return alternative.taken
             built = tuner.built(alternative.backend, alternative.sources[config])
             return replace(alternative.taken, objects={alternative.key: built})
-    return next((backend for backend in offer.backends if backend.name == name), None)
+    return next((entry.taken for entry in offer.generated if entry.name == name), None)
 
 
 def _bouts(tuner: Tuner, graph: Graph, found: Sequence[Offer]) -> list[tuple[Offer, ProductBout]]:
     """A bout for each product: the schedules with the library and with each backend say what they run."""
     library = schedule_graph(graph, tuner.settings, tuner.backends)
     others: dict[str, Schedule] = {}
-    names = {name for offer in found for name in (*(b.name for b in offer.backends), *_offered(offer))}
-    for name in sorted(names):
-        winners: dict[str, Winner] = {}
-        for offer in found:
-            backend = next((b for b in offer.backends if b.name == name), None)
-            winner = _offered(offer)[name].taken if name in _offered(offer) else backend
-            if winner is not None:
-                winners[offer.call.name] = winner
-        chosen = assign(graph, found, winners)
+    for name in sorted({name for offer in found for name in _contestants(offer)}):
+        taken = {o.call.name: _contestants(o)[name] for o in found if name in _contestants(o)}
+        chosen = assign(graph, taken)
         others[name] = schedule_graph(chosen.graph, tuner.settings, tuner.backends, chosen.backends)
+    same = {offer.call.name: _nodes_of(offer) for offer in found}
     return [
-        (offer, ProductBout(tuner, offer, _contenders(offer, library, others), graph.symbol_hints))
+        (offer, ProductBout(tuner, offer, _contenders(offer, same, library, others), graph.symbol_hints))
         for offer in found
     ]
 
 
-def _offered(offer: Offer) -> dict[str, Alternative]:
-    return {alternative.name: alternative for alternative in offer.alternatives}
+def _contestants(offer: Offer) -> dict[str, Taken]:
+    """What is raced against the library, by name."""
+    generated = {entry.name: entry.taken for entry in offer.generated}
+    return generated | {alternative.name: alternative.taken for alternative in offer.alternatives}
+
+
+def _nodes_of(offer: Offer) -> frozenset[str]:
+    """The names of all nodes that do the work of a call, whoever does it."""
+    names = {offer.call.name}
+    for taken in _contestants(offer).values():
+        names |= {*(node.name for node in taken.nodes), *taken.removed, taken.reader} - {""}
+    return frozenset(names)
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ class ProductBout(Bout):
         for other in offer.alternatives:
             facts |= {f"{other.name} {text}": source.key for text, source in other.sources.items()}
         makers = [other.backend for other in offer.alternatives if other.backend is not None]
-        asked = {backend.name: backend for backend in (*offer.backends, *makers)}
+        asked = {b.name: b for b in (*(entry.backend for entry in offer.generated), *makers)}
         self.key = tuner.key(offer.call.op, asked.values(), offer.device, facts)
         self._tuner = tuner
         self._offer = offer
@@ -155,7 +161,7 @@ class ProductBout(Bout):
         """What lies around a backend's best."""
         if best.backend is None or best.config is None:
             return ()
-        contender = self._contenders[best.backend.name]
+        contender = self._contenders[_contestant(best)]
         assert contender.main is not None
         near = best.backend.neighbours(contender.main.kernel, best.config)
         return [e for config in near if (e := self._entry(contender, config)) is not None]
@@ -164,12 +170,12 @@ class ProductBout(Bout):
         """Remember the configuration of the kernel too: that is how it is found when it is generated."""
         if best.backend is None or best.config is None:
             return
-        main = self._contenders[best.backend.name].main
+        main = self._contenders[_contestant(best)].main
         assert main is not None
         own = {
             name.partition(" ")[2]: ms
             for name, ms in times.items()
-            if name.partition(" ")[0] == best.backend.name
+            if name.partition(" ")[0] == _contestant(best)
         }
         remember(self._tuner, best.backend, main.kernel, own, str(best.config), self.problem.about)
 
@@ -227,26 +233,34 @@ class ProductBout(Bout):
         return str(example_value(value, self._hints))  # type: ignore[arg-type]
 
 
-def _contenders(offer: Offer, library: Schedule, others: Mapping[str, Schedule]) -> list[_Contender]:
-    """The library and all others, each with the steps that compute the same."""
-    nodes = {offer.call.name, *(node.name for node in (offer.form.nodes if offer.form is not None else ()))}
-    for alternative in offer.alternatives:
-        nodes |= {node.name for node in alternative.taken.nodes} | {alternative.taken.reader} - {""}
-    own = frozenset(nodes)
-    names = [*(b.name for b in offer.backends), *_offered(offer)]
-    schedules = [library, *(others[name] for name in names)]
+def _contenders(
+    offer: Offer, same: Mapping[str, frozenset[str]], library: Schedule, others: Mapping[str, Schedule]
+) -> list[_Contender]:
+    """The library and all others, each with the steps that compute the same.
+
+    Args:
+        same: the nodes that do the work of each call, by its name.
+    """
+    own = same[offer.call.name]
+    schedules = [library, *(others[name] for name in _contestants(offer))]
     for _ in range(2):  # what shares a step with a node that moved counts on all sides
         for schedule in schedules:
             own = own.union(*(around for s in schedule.steps if (around := _around(s, own))))
+        own = own.union(*(nodes for nodes in same.values() if nodes & own))
     out = [_Contender(LIBRARY, segment(library, own))]
-    for backend in offer.backends:
-        part = segment(others[backend.name], own)
-        product = offer.form.product.name if offer.form is not None else ""
+    for entry in offer.generated:
+        part, product = segment(others[entry.name], own), entry.form.product.name
         main = next((s for s in part.steps if isinstance(s, Launch) and product in node_names(s)), None)
-        out.append(_Contender(backend.name, part, backend, main))
-    for name, alternative in _offered(offer).items():
-        out.append(_Contender(name, segment(others[name], own), alternative=alternative))
+        out.append(_Contender(entry.name, part, entry.backend, main))
+    for alternative in offer.alternatives:
+        part = segment(others[alternative.name], own)
+        out.append(_Contender(alternative.name, part, alternative=alternative))
     return out
+
+
+def _contestant(entry: Entry) -> str:
+    """The name without the configuration."""
+    return entry.name.partition(" ")[0]
 
 
 def _around(step: Launch | Call, nodes: frozenset[str]) -> frozenset[str]:
