@@ -20,7 +20,7 @@ _TRIAL = f"""def {Source.SYMBOL}(p):
 """
 _META = (
     '{"buffers": [0, 1], "count": 2, "empty": false, "inputs": [0], "limits": [], '
-    '"outputs": [[1, 4, "0"]], "sizes": []}'
+    '"outputs": [{"operand": 1, "width": 4, "offset": "0", "dims": [["4", "1"]]}], "sizes": []}'
 )
 
 

@@ -30,6 +30,8 @@ __all__ = ["KernelText", "kernel_text"]
 
 _LIMIT = 1 << 31
 """Elements of a buffer that Halide's indices reach."""
+_REPEATED = ("const", "index", "size")
+"""Operations without operands, which each function has for itself."""
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
@@ -83,7 +85,7 @@ class _Emitter:
         self.narrow: set[str] = set()
         self.short: set[str] = set()
         self.loaded: list[str] = []
-        self.outputs: list[tuple[str, IndexLike]] = []
+        self.outputs: list[dict[str, object]] = []
         self._study()
 
     def _study(self) -> None:
@@ -217,7 +219,7 @@ class _Emitter:
             for stmt in part.body:
                 if other != number:
                     used.update((a, None) for a in stmt.args if self.home[a] == number)
-        return [t for s in section.body for t in s.targets if t in used]
+        return [t for s in section.body for t in s.targets if t in used and s.op not in _REPEATED]
 
     # --- functions over one section -------------------------------------------------------------------------
 
@@ -266,6 +268,10 @@ class _Emitter:
                 lines.append(f"{safe_name(name)} = {found}")
                 continue
             section = self.home[name]
+            made = next((s for s in self.kernel.sections[section].body if name in s.targets), None)
+            if made is not None and made.op in _REPEATED:
+                lines += self._statement(made)
+                continue
             exported = self._exported(section, self.kernel.sections[section])
             lines.append(f"{safe_name(name)} = section{section}({point})[{exported.index(name)}]")
         return lines
@@ -404,7 +410,9 @@ class _Emitter:
         self.lines.append(f"def {name}_all({', '.join(places)}):")
         self.lines.append(f"    return ({''.join(call + ', ' for call in calls)})")
         self.lines.append(f'{name} = p.store("{name}", {looped}, [{strides}], {name}_all)')
-        self.outputs += [(store.buffer, offset) for store, offset, _ in ordered]
+        extents = [axis_size(a) for a in self._space(group[0][0])]
+        for store, offset, steps in ordered:
+            self._output(store.buffer, offset, list(zip(extents, steps)))
 
     def _scatter(self, name: str, store: _Store) -> None:
         stmt = store.stmt
@@ -423,7 +431,7 @@ class _Emitter:
             f'p.scatter("{name}", "{arg.dtype}", {store.looped}, "{mode}", {extent}, {name}_of, '
             f'lane="{lane}", disjoint={disjoint})'
         )
-        self.outputs.append((store.buffer, 0))
+        self._output(store.buffer, 0, [(arg.numel if arg.numel is not None else 1, 1)])
 
     def _space(self, store: _Store) -> tuple[Index, ...]:
         return (*self.kernel.axes, *(self.kernel.raxes if store.looped else ()))
@@ -460,6 +468,19 @@ class _Emitter:
 
     # --- what the launch needs ------------------------------------------------------------------------------
 
+    def _output(self, name: str, offset: IndexLike, dims: Sequence[tuple[IndexLike, IndexLike]]) -> None:
+        """Note an output of the pipeline: where it begins, and its extents and strides as Halide counts,
+        innermost first.
+        """
+        self.outputs.append(
+            {
+                "operand": [arg.name for arg in self.kernel.args].index(name),
+                "width": self.args[name].dtype.itemsize,
+                "offset": python_text(offset),
+                "dims": [[python_text(extent), python_text(step)] for extent, step in reversed(dims)],
+            }
+        )
+
     def _meta(self) -> str:
         """Operands of the compiled function in its order: inputs, sizes, outputs."""
         position = {arg.name: k for k, arg in enumerate(self.kernel.args)}
@@ -476,10 +497,7 @@ class _Emitter:
                 "buffers": [k for k, arg in enumerate(self.kernel.args) if arg.kind != "size"],
                 "inputs": [position[name] for name in self.loaded],
                 "sizes": [[position[name], name] for name in sizes],
-                "outputs": [
-                    [position[name], self.args[name].dtype.itemsize, python_text(offset)]
-                    for name, offset in self.outputs
-                ],
+                "outputs": self.outputs,
                 "limits": dynamic,
                 "empty": points == 0 or not self.outputs,
             },

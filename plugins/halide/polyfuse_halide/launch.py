@@ -1,7 +1,8 @@
 """Launchers: functions that Python calls like any of its own, a few instructions for each kernel.
 
 Each has one `halide_buffer_t` for every buffer, made once. A call writes the tensors' addresses into them and
-jumps to the kernel; strides and extents are part of the kernel's code.
+jumps to the kernel. Strides and extents that are known are part of the kernel's code; others are written into
+the buffers when sizes change.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import struct
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,9 +19,8 @@ from polyfuse_halide.machine import Code, address_of, executable, writable
 
 __all__ = ["make_launcher"]
 
-_BUFFER, _HOST, _DIMENSIONS, _DIM = 56, 16, 40, 16
-_RANK = 16
-"""Dimensions that each buffer has room for."""
+_BUFFER, _HOST, _RANK, _DIMENSIONS, _DIM = 56, 16, 36, 40, 16
+"""Bytes of a `halide_buffer_t`, the places of three of its fields, and bytes of one dimension."""
 _LIMIT = 1 << 31
 
 # lea and mov of [r12 + number] into the registers of the first six arguments, then rax
@@ -52,86 +53,123 @@ def make_launcher(symbol: str, function: int, meta: str, data_ptr: int | None) -
     facts = json.loads(meta)
     if facts["empty"]:
         return _nothing
-    offsets = [text for _, _, text in facts["outputs"]]
-    fixed = all(_is_number(text) for text in offsets) and data_ptr is not None
-    if fixed:
-        call = _native(symbol, function, facts, data_ptr or 0)
-        return _checked(call, facts) if facts["limits"] else call
-    return _by_address(symbol, function, facts)
+    frame = _Frame(facts)
+    call = _native(symbol, function, frame, data_ptr or 0)
+    found = _sized(call, frame) if frame.changes else call
+    return found if data_ptr is not None else _by_address(found)
 
 
 def _nothing(*_operands: object) -> None:
     """A kernel without points."""
 
 
-def _is_number(text: str) -> bool:
-    return text.lstrip("-").isdigit()
+class _Frame:
+    """The memory of one launcher: buffers, then offsets and sizes, then the outputs' dimensions.
 
+    What depends on sizes is written when they change; all else is written here, once.
+    """
 
-def _checked(call: Callable[..., None], facts: Mapping[str, Any]) -> Callable[..., None]:
-    """The same with a check that no buffer has more elements than Halide's indices reach."""
-    names = {name: f"operands[{place}]" for place, name in facts["sizes"]}
-    text = " or ".join(f"({limit}) >= {_LIMIT}" for limit in facts["limits"])
-    header = ", ".join(f"{name}={place}" for name, place in names.items())
-    scope: dict[str, Any] = {"max": max, "min": min}
-    lines = [f"def too_large(operands{', ' if header else ''}{', '.join(names)}):", f"    return {text}"]
-    exec("\n".join(lines), scope)
-    too_large = scope["too_large"]
-    places = tuple(place for place, _ in facts["sizes"])
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self.count: int = facts["count"]
+        self.inputs: list[int] = facts["inputs"]
+        self.sizes: list[tuple[int, str]] = facts["sizes"]
+        self.outputs: list[int] = [output["operand"] for output in facts["outputs"]]
+        self.operands = [*self.inputs, *self.outputs]
+        self.offsets = _BUFFER * len(self.operands)
+        self.numbers = self.offsets + 8 * len(self.outputs)
+        start = self.numbers + 8 * len(self.sizes)
+        ranks = [len(output["dims"]) for output in facts["outputs"]]
+        self.dims = struct.Struct(f"<{4 * sum(ranks)}i")
+        self.dims_at = start
+        self.steps = struct.Struct(f"<{len(self.outputs)}q")
+        self.address, self.memory = writable(start + self.dims.size + 64)
+        for k in range(len(self.operands)):
+            place = start + _DIM * sum(ranks[: max(0, k - len(self.inputs))])
+            struct.pack_into("<Q", self.memory, _BUFFER * k + _DIMENSIONS, self.address + place)
+            rank = ranks[k - len(self.inputs)] if k >= len(self.inputs) else 0
+            struct.pack_into("<i", self.memory, _BUFFER * k + _RANK, rank)
+        texts = [f"0, {e}, {s}, 0, " for o in facts["outputs"] for e, s in o["dims"]]
+        steps = [f"{o['width']} * ({o['offset']}), " for o in facts["outputs"]]
+        limits = [f"({limit}) >= {_LIMIT}" for limit in facts["limits"]]
+        names = ", ".join(name for _, name in self.sizes)
+        self.changes = bool(self.sizes)
+        scope: dict[str, Any] = {"max": max, "min": min}
+        lines = [f"def layout({names}):"]
+        if limits:
+            lines += [f"    if {' or '.join(limits)}:", "        return None"]
+        lines.append(f"    return ({''.join(texts)}), ({''.join(steps)})")
+        exec("\n".join(lines), scope)
+        self._layout: Callable[..., tuple[tuple[int, ...], tuple[int, ...]] | None] = scope["layout"]
+        if not self.changes:
+            self.fit(())
 
-    def launch(*operands: Any) -> None:
-        if too_large(operands, *(operands[place] for place in places)):
+    def fit(self, sizes: tuple[int, ...]) -> None:
+        """Write what depends on sizes."""
+        found = self._layout(*sizes)
+        if found is None:
             raise KernelLoadError(
                 "a tensor has more elements than Halide's 32-bit indices reach", "use another backend"
             )
-        call(*operands)
+        self.dims.pack_into(self.memory, self.dims_at, *found[0])
+        self.steps.pack_into(self.memory, self.offsets, *found[1])
+
+
+def _sized(call: Callable[..., None], frame: _Frame) -> Callable[..., None]:
+    """A launcher that writes strides and extents whenever sizes are others than at the last call."""
+    places = tuple(place for place, _ in frame.sizes)
+    lock = threading.Lock()
+    last: tuple[int, ...] | None = None
+
+    def launch(*operands: Any) -> None:
+        nonlocal last
+        sizes = tuple([operands[place] for place in places])
+        # another thread may want other sizes between this and the call
+        with lock:
+            if sizes != last:
+                last = None
+                frame.fit(sizes)
+                last = sizes
+            call(*operands)
 
     return launch
 
 
-def _buffers(count: int, rows: int, memory: Any, address: int) -> None:
-    """Lay out that many buffers, `rows` numbers and the buffers' dimensions."""
-    for k in range(count):
-        dims = address + _BUFFER * count + 8 * rows + _DIM * _RANK * k
-        struct.pack_into("<Q", memory, _BUFFER * k + _DIMENSIONS, dims)
+def _by_address(call: Callable[..., None]) -> Callable[..., None]:
+    """A launcher that asks tensors for their addresses itself."""
+
+    def launch(*operands: Any) -> None:
+        call(*[o if isinstance(o, int) else o.data_ptr() for o in operands])
+
+    return launch
 
 
-def _room(count: int, rows: int) -> int:
-    return count * (_BUFFER + _DIM * _RANK) + 8 * rows + 128
-
-
-def _native(symbol: str, function: int, facts: Mapping[str, Any], data_ptr: int) -> Callable[..., None]:
+def _native(symbol: str, function: int, frame: _Frame, data_ptr: int) -> Callable[..., None]:
     """A function of Python's fastest calling convention."""
-    inputs, sizes, outputs = facts["inputs"], facts["sizes"], facts["outputs"]
-    operands = [(place, 0) for place in inputs]
-    operands += [(place, width * int(offset)) for place, width, offset in outputs]
-    count, numbers = len(operands), _BUFFER * len(operands)
-    memory, content = writable(_room(count, len(sizes)))
-    _buffers(count, len(sizes), content, memory)
     spare, _ = writable(128)
     python = ctypes.pythonapi
-    words = [("b", k) for k in range(len(inputs))]
-    words += [("s", k) for k in range(len(sizes))]
-    words += [("b", k) for k in range(len(inputs), count)]
+    first, total = len(frame.inputs), len(frame.operands)
+    words = [("buffer", k) for k in range(first)]
+    words += [("size", k) for k in range(len(frame.sizes))]
+    words += [("buffer", k) for k in range(first, total)]
     stack = 8 * (max(0, len(words) - 6) + max(0, len(words) - 6) % 2)
-    message = ctypes.c_char_p(f"{symbol} takes {facts['count']} arguments".encode())
+    message = ctypes.c_char_p(f"{symbol} takes {frame.count} arguments".encode())
     _kept.append(message)
     code = Code()
     code.raw("53 55 4154 4889f3")  # push rbx, rbp, r12; rbx = arguments
     code.i32("4881ec", stack)
-    code.i32("4881fa", facts["count"]).jump("0f85", "wrong")  # cmp rdx, count; jne
-    code.i64("49bc", memory)  # r12 = buffers
-    for k, (place, offset) in enumerate(operands):
+    code.i32("4881fa", frame.count).jump("0f85", "wrong")  # cmp rdx, count; jne
+    code.i64("49bc", frame.address)  # r12 = buffers
+    for k, place in enumerate(frame.operands):
         code.i32("488bbb", 8 * place).jump("e8", "address")  # rdi = argument; call
-        if offset:
-            code.i32("4805", offset)
+        if k >= first:
+            code.i32("49038424", frame.offsets + 8 * (k - first))  # rax += offset
         code.i32("49898424", _BUFFER * k + _HOST)
-    for k, (place, _) in enumerate(sizes):
+    for k, (place, _) in enumerate(frame.sizes):
         code.i32("488bbb", 8 * place).call(address_of(python.PyLong_AsLongLong))
-        code.i32("49898424", numbers + 8 * k)
+        code.i32("49898424", frame.numbers + 8 * k)
     for k, (kind, number) in reversed(list(enumerate(words))):
-        table = _LEA if kind == "b" else _MOV
-        code.i32(table[min(k, 6)], _BUFFER * number if kind == "b" else numbers + 8 * number)
+        table = _LEA if kind == "buffer" else _MOV
+        code.i32(table[min(k, 6)], _BUFFER * number if kind == "buffer" else frame.numbers + 8 * number)
         if k >= 6:
             code.i32("48898424", 8 * (k - 6))  # [rsp + ...] = rax
     code.call(function)
@@ -163,34 +201,3 @@ def _native(symbol: str, function: int, facts: Mapping[str, Any], data_ptr: int)
 def _exported(name: str) -> int:
     """The address of a variable of Python's."""
     return ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, name))
-
-
-def _by_address(symbol: str, function: int, facts: Mapping[str, Any]) -> Callable[..., None]:
-    """A launcher in Python, for what the short one does not cover: offsets that depend on sizes."""
-    inputs, sizes, outputs = facts["inputs"], facts["sizes"], facts["outputs"]
-    count = len(inputs) + len(outputs)
-    kinds = [ctypes.c_void_p] * len(inputs) + [ctypes.c_int] * len(sizes) + [ctypes.c_void_p] * len(outputs)
-    call = ctypes.PYFUNCTYPE(ctypes.c_int, *kinds)(function)
-    spare, _ = writable(128)
-    scope = {"max": max, "min": min}
-    codes = [compile(text, symbol, "eval") for _, _, text in outputs]
-
-    def launch(*operands: Any) -> None:
-        if len(operands) != facts["count"]:
-            raise TypeError(f"{symbol} takes {facts['count']} arguments")
-        known = {**scope, **{name: int(operands[place]) for place, name in sizes}}
-        # buffers of its own for each call: another thread may be inside the kernel
-        memory = ctypes.create_string_buffer(_room(count, 0))
-        address = ctypes.addressof(memory)
-        _buffers(count, 0, memory, address)
-        places = [(place, 0) for place in inputs]
-        places += [(o[0], o[1] * int(eval(c, {}, known))) for o, c in zip(outputs, codes)]
-        for k, (place, offset) in enumerate(places):
-            operand = operands[place]
-            start = operand if isinstance(operand, int) else operand.data_ptr()
-            struct.pack_into("<Q", memory, _BUFFER * k + _HOST, (start or spare) + offset)
-        pointers = [address + _BUFFER * k for k in range(count)]
-        numbers = [int(operands[place]) for place, _ in sizes]
-        call(*pointers[: len(inputs)], *numbers, *pointers[len(inputs) :])
-
-    return launch
