@@ -57,7 +57,7 @@ def find_compiler(kind: str = "") -> Compiler:
         if version:
             return Compiler("nvrtc", "", version)
     raise BackendUnavailableError(
-        f"{kind or 'neither nvcc nor NVRTC'} was {'not ' if kind else ''}found",
+        f"{kind} was not found" if kind else "neither nvcc nor NVRTC was found",
         "install the CUDA toolkit, or name its folder in CUDA_HOME",
     )
 
