@@ -96,8 +96,23 @@ class TimingStore:
             yield path.stem, self.read(path.stem)
 
     def forget(self, key: str) -> None:
-        """Drop what is known of one problem."""
+        """Drop what is known of one problem, and all notes, which may depend on it."""
         self._path(key).unlink(missing_ok=True)
+        for path in self._folder.glob("*/*.note"):
+            path.unlink(missing_ok=True)
+
+    def note(self, key: str, value: object) -> None:
+        """Keep plain data that follows from measurements, so that it need not be worked out again."""
+        with contextlib.suppress(OSError):
+            atomic_write(self._path(key).with_suffix(".note"), stable_json(value))
+
+    def noted(self, key: str) -> object:
+        """Return such data; None where there is none, or it is damaged."""
+        text = read_text(self._path(key).with_suffix(".note"))
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            return None
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json"

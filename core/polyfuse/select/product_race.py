@@ -18,6 +18,7 @@ from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken
 from polyfuse.select.heat import Bout
 from polyfuse.select.kernel_race import known_config, remember, times_text
+from polyfuse.select.memo import memo_key, recalled, remember_choices
 from polyfuse.select.offers import Offer
 from polyfuse.select.segments import Operands, Segment, node_names, segment
 from polyfuse.select.sites import OBJECT, Alternative
@@ -41,20 +42,35 @@ def race_products(
     """The calls of `graph` that something does faster than the library, with what does."""
     if not found:
         return {}
-    bouts = {offer.call.name: bout for offer, bout in _bouts(tuner, graph, found)}
-    answers = tuner.settle(bouts.values())
+    key = memo_key(tuner, graph, found)
+    names = recalled(tuner, key, decisions)
+    if names is None:
+        names, settled = _raced(tuner, graph, found, decisions)
+        if settled:
+            remember_choices(tuner, key, decisions)
     winners: dict[str, Taken] = {}
     for offer in found:
-        measured = answers[bouts[offer.call.name].key]
-        best, _, config = (measured.best or LIBRARY).partition(" ")
-        why = f"{measured.about}: {times_text(measured)}" if measured.milliseconds else "nothing was timed"
-        if measured.best is None and tuner.exhausted:
-            why = "the time for races is used up (`max_autotune_seconds`)"
-        decisions.append(Decision("choice", offer.call.name, measured.best or LIBRARY, why))
-        winner = _winner(tuner, offer, best, config)
+        winner = _winner(tuner, offer, *names.get(offer.call.name, LIBRARY).partition(" ")[::2])
         if winner is not None:
             winners[offer.call.name] = winner
     return winners
+
+
+def _raced(
+    tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
+) -> tuple[Mapping[str, str], bool]:
+    """The names of what wins each race, by call, and whether all of them could be decided."""
+    bouts = {offer.call.name: bout for offer, bout in _bouts(tuner, graph, found)}
+    answers = tuner.settle(bouts.values())
+    names: dict[str, str] = {}
+    for call, bout in bouts.items():
+        measured = answers[bout.key]
+        why = f"{measured.about}: {times_text(measured)}" if measured.milliseconds else "nothing was timed"
+        if measured.best is None and tuner.exhausted:
+            why = "the time for races is used up (`max_autotune_seconds`)"
+        names[call] = measured.best or LIBRARY
+        decisions.append(Decision("choice", call, names[call], why))
+    return names, all(answers[bout.key].best is not None for bout in bouts.values())
 
 
 def _winner(tuner: Tuner, offer: Offer, name: str, config: str) -> Taken | None:
@@ -63,7 +79,10 @@ def _winner(tuner: Tuner, offer: Offer, name: str, config: str) -> Taken | None:
         if alternative.name == name:
             if alternative.backend is None:
                 return alternative.taken
-            built = tuner.built(alternative.backend, alternative.sources[config])
+            source = alternative.sources.get(config)
+            if source is None:
+                return None
+            built = tuner.built(alternative.backend, source)
             return replace(alternative.taken, objects={alternative.key: built})
     return next((entry.taken for entry in offer.generated if entry.name == name), None)
 

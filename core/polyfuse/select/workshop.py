@@ -83,6 +83,7 @@ class Workshop:
         """Wait for all builds: they would disturb whoever is timed meanwhile."""
         for future in {id(f): f for f in self._futures.values()}.values():
             future.places()
+        self._pool.wait_until_idle()
 
     def candidate(self, entry: Entry) -> Candidate:
         """The entry, built.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 
@@ -83,6 +83,13 @@ class BuildPool:
             self._prepared += max(0, wanted)
             for _ in range(wanted):
                 self._threads.submit(self._start_worker, backend)
+
+    def wait_until_idle(self) -> None:
+        """Wait for all builds under way, whoever asked for them: they would disturb measurements."""
+        with self._lock:
+            self._restart_after_fork()
+            pending = list(self._pending.values())
+        wait(pending, timeout=self._timeout)
 
     def unload(self, backend: Backend, folder: Path) -> None:
         """Forget the launchables of a unit: the candidate lost. Whoever still holds one may go on."""

@@ -18,7 +18,7 @@ from polyfuse.compiler.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.plugin import Config
 from polyfuse.reference.backend import InterpreterBackend
-from polyfuse.select import heat, tuner
+from polyfuse.select import heat, product_race, tuner
 from polyfuse.select.tuner import Tuner
 
 A, B = torch.randn(7, 5), torch.randn(5, 9)
@@ -162,3 +162,30 @@ def test_races_are_logged(tmp_path, raced):
     compiled(torch.mm, tmp_path, tune_log=str(log))(A, B)
     (line,) = log.read_text().splitlines()
     assert json.loads(line)["problem"] == "mm of float32[7x5] float32[5x9]"
+
+
+def test_what_was_chosen_for_a_graph_is_recalled(tmp_path, raced, monkeypatch):
+    compiled(torch.mm, tmp_path)(A, B)
+    assert len(raced) == 1
+    forget_sessions()
+    torch.compiler.reset()
+    monkeypatch.setattr(product_race, "_bouts", None)  # not even looked at
+    torch.testing.assert_close(compiled(torch.mm, tmp_path)(A, B), A @ B)
+    first, second = ([d for d in r.decisions if d.kind == "choice"] for r in last_reports()[-2:])
+    assert first == second and first
+    # what is forgotten is measured again
+    monkeypatch.undo()
+    store = TimingStore(tmp_path)
+    store.forget(next(store.entries())[0])
+    assert not list(tmp_path.rglob("*.note"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}', '[["a", "b"]]'])
+def test_a_damaged_note_is_none(tmp_path, raced, text):
+    compiled(torch.mm, tmp_path)(A, B)
+    (path,) = tmp_path.rglob("*.note")
+    path.write_text(text)
+    forget_sessions()
+    torch.compiler.reset()
+    torch.testing.assert_close(compiled(torch.mm, tmp_path)(A, B), A @ B)
+    assert len(json.loads(path.read_text())) == 1
