@@ -194,6 +194,37 @@ def whole_path_faults(names: Sequence[str]) -> list[str]:
     return faults
 
 
+def gradient_faults(rows: int, columns: int) -> list[str]:
+    """Gradients of a normalisation and of a bias, compiled with this backend for the CPU, that are wrong."""
+    import torch
+    from torch.nn import functional as F
+
+    from polyfuse.compiler.report import last_reports, reset_reports
+
+    _offer()
+    faults: list[str] = []
+    x, w, b = torch.randn(rows, columns), torch.randn(columns), torch.randn(columns)
+    weight = torch.randn(rows, columns)
+    for name, function in (
+        ("layer norm", lambda x, w, b: F.layer_norm(x, (columns,), w, b)),
+        ("bias", lambda x, w, b: F.gelu(x + b) * w),
+    ):
+        torch._dynamo.reset()
+        reset_reports()
+        compiled = torch.compile(function, backend="polyfuse", options={"backends": "interpreted"})
+        results = []
+        for call in (compiled, function):
+            given = [t.clone().requires_grad_() for t in (x, w, b)]
+            results.append(torch.autograd.grad(call(*given), given, weight))
+        for got, wanted in zip(*results, strict=True):
+            if not torch.allclose(got, wanted, 1e-3, 1e-3):
+                faults.append(f"{name}: off by {(got - wanted).abs().max()}")
+        decisions = [d.reason for report in last_reports() for d in report.decisions]
+        if "columns are added up where rows are at hand" not in decisions:
+            faults.append(f"{name}: sums stay apart")
+    return faults
+
+
 @cache
 def _offer() -> None:
     """Let new sessions find this backend under the name `interpreted`."""

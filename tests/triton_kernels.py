@@ -52,6 +52,42 @@ def _softmax(m: int, n: int) -> str:
     return _text(f"p0{{{m}}} ~ {m}", f"r0{{{n}}} ~ {n}", arguments, _SOFTMAX.format(n=n))
 
 
+_GROUPED_ROWS = _text(
+    "p0{16384} ~ 16384",
+    "r0{4096} ~ 4096",
+    "in in0: f32[67108864] aligned\nin in1: f32[67108864] aligned\ninout inout0: f32[2097152] aligned\n"
+    "out out0: f32[67108864] aligned",
+    """
+loop {
+  v1 = load f32 in0[4096*p0 + r0]
+  v2 = load f32 in1[4096*p0 + r0]
+  v3 = mul f32 (v1, v2)
+  store f32 add inout0[r0 + 4096*(p0 // 32)] = v3
+  v4 = reduce f32 sum (v3)
+}
+loop {
+  v5 = load f32 in0[4096*p0 + r0]
+  v6 = mul f32 (v5, v4)
+  store f32 set out0[4096*p0 + r0] = v6
+}
+""",
+)
+
+_GROUPED_ELEMENTS = _text(
+    "p0{16384} ~ 16384, p1{4096} ~ 4096",
+    "",
+    "in in0: f32[67108864] aligned\ninout inout0: f32[2097152] aligned\nout out0: f32[67108864] aligned",
+    """
+once {
+  v1 = load f32 in0[4096*p0 + p1]
+  v2 = exp f32 (v1)
+  store f32 set out0[4096*p0 + p1] = v2
+  store f32 add inout0[p1 + 4096*(p0 // 32)] = v2
+}
+""",
+)
+
+
 def _reduced(kind: str, m: int, n: int, index: str, dtype: str = "f32") -> str:
     """A reduction of `m` results of `n` points each."""
     place = "  v9 = index i64 <r0>\n" if kind.startswith("arg") else ""
@@ -205,4 +241,6 @@ KERNELS: dict[str, str] = {
     "scatter_mul_bf16": _scatter("bf16", "mul"),
     "scatter_max_u8": _scatter("u8", "max"),
     "dropout": _DROPOUT,
+    "grouped_rows": _GROUPED_ROWS,
+    "grouped_elements": _GROUPED_ELEMENTS,
 }

@@ -31,6 +31,9 @@ class Traits:
             that compute each element by itself do so whatever they compute, and of any size if few.
         channels_last: whether libraries for the device compute convolutions faster, or without converting, on
             tensors whose channels come last in memory.
+        sums_across_rows: whether a kernel in which groups of rows add to one row each (scattering to a place
+            that depends on ``row // count``) does so without atomic operations. Sums down columns then join
+            kernels that work along rows.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
     """
@@ -44,5 +47,6 @@ class Traits:
     two_pass_row: int = 16384
     hoists: bool = True
     launch_bytes: int = 0
+    sums_across_rows: bool = False
     alignment: int = 0
     channels_last: bool = False

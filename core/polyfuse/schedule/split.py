@@ -17,6 +17,7 @@ from polyfuse.ir.nodes import Buffer, Node, Reduction
 from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, Traits
+from polyfuse.schedule.across_rows import sum_across_rows
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, product
 
@@ -50,6 +51,12 @@ def split_reductions(
     done: set[str] = set()
     for position, node in enumerate(graph.nodes):
         if node.name in done:
+            continue
+        across = sum_across_rows(graph, position, split.traits(node)) if isinstance(node, Reduction) else None
+        if across is not None:
+            nodes.extend(across[0])
+            split.buffers.update(across[1])
+            decisions.append(Decision("split", node.name, "", "columns are added up where rows are at hand"))
             continue
         division = split.division(node) if isinstance(node, Reduction) else None
         if division is None or not isinstance(node, Reduction):
@@ -101,7 +108,7 @@ class _Splitter:
         """How `node` is divided; None where it stays whole."""
         if node.kind in CONTRACTIONS or (node.kind == "online_softmax" and "" in node.outputs):
             return None
-        traits = self._traits(node)
+        traits = self.traits(node)
         wanted = self._wanted(node, traits) if traits.blocks else 0
         return self._divide(node, wanted) if wanted > 1 else None
 
@@ -124,7 +131,7 @@ class _Splitter:
         partial = replace(partial, origins=origins)
         return (partial, *self._combine_softmax(largest, outputs, indices, how.outer, loaded))
 
-    def _traits(self, node: Reduction) -> Traits:
+    def traits(self, node: Reduction) -> Traits:
         """The traits of the backend that will generate this node's kernel."""
         device = self.graph.buffers[node.writes()[0]].device
         for backend in self.backends(device.split(":")[0]):

@@ -57,6 +57,12 @@ class TritonBackend(Backend):
 
         return claims(node, self.target)
 
+    def can_fuse(self, first: Sequence[Node], second: Sequence[Node]) -> Claim:
+        """Whatever the scheduler finds legal, but for what would need atomic operations."""
+        from polyfuse_triton.fusing import keeps_groups
+
+        return keeps_groups(first, second)
+
     def traits(self, device: str) -> Traits:
         """The shape of the GPU that tilings are chosen for."""
         return traits_of(self.target)

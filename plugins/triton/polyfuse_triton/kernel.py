@@ -55,7 +55,11 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
 
     def write(prefix: str) -> None:
         scope = MemoryScope(moved, analyse(moved), plan, places, out, arguments, prefix)
-        _Sections(moved, scope, places).write()
+        sections = _Sections(moved, scope, places)
+        if plan.groups is None:
+            sections.write()
+        else:
+            sections.write_group()
 
     with out.indented(), out.apart() as lines:
         if places.worth_two_ways:
@@ -96,6 +100,23 @@ class _Sections:
                     self._loop(number, section)
             else:
                 self._straight(section)
+
+    def write_group(self) -> None:
+        """All sections for one row of a group after the other, and the sums that they leave."""
+        scope, out = self._scope, self._scope.out
+        head, inside, behind = self._places.group_lines()
+        with out.apart() as body, _depth(out, 1):
+            self.write()
+        for line in scope.sums.begin():
+            out.line(line)
+        out.line(head)
+        with out.indented():
+            out.line(inside)
+        out.add(body)
+        out.line(behind)
+        scope.forget()
+        for stmt, name in scope.sums.found.values():
+            scope.add_once(stmt, name)
 
     def _straight(self, section: Section) -> None:
         """A section without a loop in the text: it runs once, or its tile holds all of it."""

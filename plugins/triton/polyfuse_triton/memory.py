@@ -20,6 +20,25 @@ _HARDWARE: dict[str, tuple[DType, ...]] = {
 """Types that each kind of update has an instruction for."""
 
 
+class Sums:
+    """What the program of a group of rows adds up in registers."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self.found: dict[str, tuple[Stmt, str]] = {}
+
+    def add(self, stmt: Stmt, text: str) -> None:
+        """One row's share of what a statement adds."""
+        name = self._scope.name()
+        self.found[stmt.attrs[0]] = (stmt, name)
+        self._scope.out.line(f"{name} = {name} + {text}")
+
+    def begin(self) -> list[str]:
+        """The lines that stand before the loop over rows."""
+        shape = self._scope.shape(dim.name for dim in self._scope.plan.dims)
+        return [f"{name} = tl.full({shape}, 0.0, tl.float32)" for _, name in self.found.values()]
+
+
 class MemoryScope(Scope):
     """A place that knows how to reach memory.
 
@@ -35,6 +54,8 @@ class MemoryScope(Scope):
         self._versions: dict[str, int] = {}
         self.fresh_reads: frozenset[str] = frozenset()
         self.last_reads: frozenset[str] = frozenset()
+        self._everywhere = frozenset(dim.name for dim in self.plan.dims)
+        self.sums = Sums(self)
 
     # --- loads -----------------------------------------------------------------------------------------
 
@@ -115,6 +136,9 @@ class MemoryScope(Scope):
         if buffer in self._local_names:
             self.done[self._key(buffer, index, ())] = value
             return
+        if self.plan.groups is not None and buffer in self.plan.groups.buffers:
+            self.sums.add(stmt, self.spread(self.typed(value), value.dims, self._everywhere))
+            return
         self._turn(buffer, index)
         address = self.indexer(indirect).address(index)
         mask = (operands[1 + count],) if masked else ()
@@ -130,6 +154,20 @@ class MemoryScope(Scope):
         self.out.line(f"tl.store({pointer}, {self.typed(value)}{text})")
         if not masked and not count:
             self.done[self._key(buffer, index, ())] = value
+
+    def forget(self) -> None:
+        """What was computed so far is out of reach."""
+        self.values.clear()
+        self.done.clear()
+
+    def add_once(self, stmt: Stmt, total: str) -> None:
+        """Add what a program has summed up to places that are its own."""
+        buffer, index = stmt.attrs[:2]
+        address = self.indexer().address(index)
+        pointer = self.spread(address.of(self.arguments[buffer]), address.dims, self._everywhere)
+        masks = self.places.mask(self._everywhere)
+        mask = f", mask={' & '.join(masks)}" if masks else ""
+        self.out.line(f"tl.store({pointer}, tl.load({pointer}{mask}) + {total}{mask})")
 
     def _turn(self, buffer: str, index: IndexLike) -> None:
         """Note that a buffer's content changes."""

@@ -154,6 +154,26 @@ class Places:
         """Definitions for each turn of the loop over ``r`` that some lines need."""
         return needed(self._inside, texts)
 
+    def group_lines(self) -> tuple[str, str, str]:
+        """The head of the loop over a group's rows, the line that finds the row inside, and that behind it,
+        where any row of the group does.
+        """
+        groups = self.plan.groups
+        assert groups is not None
+        name = f"g{self.plan.grid.index(groups.axis)}"
+        size, count = self._facts.sizes[groups.axis], str(groups.count)
+        if isinstance(size, int) and size <= groups.count:
+            return f"for member in {self._rows(str(size))}:", f"{name} = member", f"{name} = 0"
+        first = f"{name} = group * {count}"
+        if not isinstance(size, int) or size % groups.count:
+            count = f"tl.minimum({count}, {self.extent(size)} - group * {count})"
+        return f"for member in {self._rows(count)}:", f"{first} + member", first
+
+    def _rows(self, count: str) -> str:
+        """The rows of a group; several stages have the compiler load rows ahead."""
+        stages = self.plan.num_stages
+        return f"tl.range(0, {count}, num_stages={stages})" if stages > 1 else f"range(0, {count})"
+
     def extent(self, size: IndexLike) -> str:
         """A size as text."""
         if isinstance(size, int):
@@ -185,7 +205,11 @@ class Places:
                 count = 0
             steps.append(_Step(f"{dim.name}b", count))
         for number in reversed(range(len(self.plan.grid))):
-            steps.append(_Step(f"g{number}", self._facts.sizes[self.plan.grid[number]]))
+            name, size = f"g{number}", self._facts.sizes[self.plan.grid[number]]
+            groups = self.plan.groups
+            if groups is not None and self.plan.grid[number] == groups.axis:
+                name, size = "group", (size + (groups.count - 1)) // groups.count
+            steps.append(_Step(name, size))
         return steps
 
     def _place_programs(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfuse.symbolic import IndexLike
+from polyfuse_triton.groups import Groups
 
 __all__ = ["Dim", "Plan", "power_of_two"]
 
@@ -59,6 +60,7 @@ class Plan:
         serial: reduction axes that a program walks one value at a time, outermost first.
         persistent: whether a tile holds all that is reduced; else a program loops over it.
         num_warps, num_stages: for Triton's compiler.
+        groups: rows that one program takes one after the other; None where it takes those of its tile.
     """
 
     tiles: tuple[Dim, ...]
@@ -68,6 +70,7 @@ class Plan:
     persistent: bool
     num_warps: int
     num_stages: int
+    groups: Groups | None = None
 
     @property
     def dims(self) -> tuple[Dim, ...]:

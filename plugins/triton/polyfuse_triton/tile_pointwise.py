@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from polyfuse.symbolic import product
 from polyfuse_triton.facts import Access, Facts
+from polyfuse_triton.groups import Groups
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.target import Target
 
@@ -33,8 +34,10 @@ _BUSY = 4
 """Programs for each multiprocessor, below which smaller tiles are better."""
 
 
-def pointwise_plan(facts: Facts, target: Target) -> Plan:
-    """The plan of a kernel without loops."""
+def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None) -> Plan:
+    """The plan of a kernel without loops; of one whose rows add to one row for each of some groups."""
+    if groups is not None:
+        return _columns_of_groups(facts, groups)
     leads = _leads(facts)
     if not leads:
         return Plan((), None, (), (), True, 1, 1)
@@ -64,6 +67,14 @@ def pointwise_plan(facts: Facts, target: Target) -> Plan:
     warps = max(1, min(warps, elements // _WARP))
     inside = {a for dim in tiles for a in dim.axes}
     return Plan(tuple(tiles), None, _rest(facts.axes, inside), (), True, warps, 1)
+
+
+def _columns_of_groups(facts: Facts, groups: Groups) -> Plan:
+    """A piece of a group's rows for each program."""
+    columns = tuple(a for a in facts.axes if a != groups.axis)
+    block = min(4 * _WARP * per_thread(facts.accesses, facts), power_of_two(max(1, facts.points(columns))))
+    tile = Dim("x", columns, product(facts.sizes[a] for a in columns), block)
+    return Plan((tile,), None, (groups.axis,), (), True, max(1, min(4, block // _WARP)), 1, groups)
 
 
 def _fills_blocks(extent: int) -> bool:

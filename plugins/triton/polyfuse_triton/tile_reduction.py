@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import product
 from polyfuse_triton.facts import Access, Facts
+from polyfuse_triton.groups import Groups, row_groups
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.rows import Rows
 from polyfuse_triton.target import Target
@@ -45,7 +46,7 @@ def reduction_plan(
     """The plan of a kernel with looped sections; `persistent` decides where it is not None."""
     looped = [a for a in facts.accesses if a.looped]
     scans = any(stmt.op == "scan" for section in kernel.sections for stmt in section.body)
-    shape = _Shape(facts, target, looped, rows, scans)
+    shape = _Shape(facts, target, looped, rows, scans, row_groups(kernel, facts))
     lead = shape.lead()
     if lead in facts.axes:
         return shape.columns(lead, persistent)
@@ -59,6 +60,7 @@ class _Shape:
     looped: Sequence[Access]
     rows: Rows
     scans: bool
+    groups: Groups | None
 
     def lead(self) -> str:
         """The axis along which most of what loops access is contiguous."""
@@ -84,6 +86,8 @@ class _Shape:
     def _longest_row(self) -> int:
         if self.rows.must_stay:
             return _ROW_FORCED
+        if self.groups is not None:
+            return _ROW
         limit = _ROW if self.rows.revisits else _ROW_ONCE
         while limit * self.facts.registers > _THREADS * REGISTERS:
             limit //= 2
@@ -93,14 +97,16 @@ class _Shape:
         facts = self.facts
         block = power_of_two(max(1, length))
         count = facts.points(facts.axes)
-        side = max(1, _TILE // block)
+        side = 1 if self.groups is not None else max(1, _TILE // block)
         while side > 1 and count < 2 * self.target.processors * side:
             side //= 2
         reduced = Dim("r", facts.raxes, length, block)
         tiles, grid = self._tile_of_rows(side)
         elements = block * (tiles[0].block if tiles else 1)
         warps = max(1, min(16, elements // (_WARP * self._points_of_thread(elements))))
-        return Plan(tiles, reduced, grid, (), True, self._warps(warps, elements), 1)
+        # the next row of a group is loaded while one is worked on
+        stages = 1 if self.groups is None else 2
+        return Plan(tiles, reduced, grid, (), True, self._warps(warps, elements), stages, self.groups)
 
     def _points_of_thread(self, elements: int) -> int:
         """Points of whole rows for each thread. With more of them fewer threads wait for each other, and more

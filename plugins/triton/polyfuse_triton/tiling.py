@@ -9,6 +9,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config
 from polyfuse_triton.facts import Facts, analyse
+from polyfuse_triton.groups import row_groups
 from polyfuse_triton.lanes import with_neighbours
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.rows import kept_rows
@@ -27,7 +28,7 @@ def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) ->
     """The plan for a kernel; a configuration overrides what it names."""
     facts = analyse(kernel)
     if not any(section.looped for section in kernel.sections):
-        return _overridden(pointwise_plan(facts, target), facts, config)
+        return _overridden(pointwise_plan(facts, target, row_groups(kernel, facts)), facts, config)
     rows = kept_rows(kernel, facts)
     wanted = (config or Config()).get("rows")
     persistent = None if wanted == 0 else wanted == _PERSISTENT
@@ -95,7 +96,7 @@ def _around(plan: Plan) -> Iterator[Config]:
             yield Config.of(**{**base, "together": 1 + count})
     if plan.reduced is not None:
         yield Config.of(rows=_LOOPED if plan.persistent else _PERSISTENT)
-        if not plan.persistent:
+        if not plan.persistent or plan.groups is not None:
             for stages in (1, 2, 3, 4):
                 yield Config.of(**{**base, "stages": stages})
 

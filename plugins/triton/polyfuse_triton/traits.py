@@ -23,5 +23,6 @@ def traits_of(target: Target) -> Traits:
         two_pass_row=16 << 10,
         hoists=False,
         launch_bytes=4 << 20,
+        sums_across_rows=True,
         alignment=16,
     )

@@ -1,0 +1,87 @@
+"""Rows of which groups add to one row each: a program takes a whole group, and needs no atomic operations.
+
+A kernel that works along rows may also add what it computes to a place that depends on ``row // count``: sums
+down the columns. The program of a group keeps its sums in registers and adds them to memory once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import Index, IndexLike, atoms, axis, coefficient, free_axes, product, substitute
+from polyfuse_triton.facts import Facts
+
+__all__ = ["Groups", "row_groups"]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of values of one parallel axis.
+
+    Attributes:
+        axis: its name.
+        count: values of a group.
+        buffers: what they add to.
+    """
+
+    axis: str
+    count: int
+    buffers: frozenset[str]
+
+
+def row_groups(kernel: Kernel, facts: Facts) -> Groups | None:
+    """The groups of a kernel's rows; None where there are none, or a program could not hold a row."""
+    looped = any(section.looped for section in kernel.sections)
+    if not facts.axes or (looped and len(facts.axes) > 1) or not (facts.raxes or facts.axes[1:]):
+        return None
+    row, columns = facts.axes[0], facts.raxes or facts.axes[1:]
+    touched = [a.buffer for a in facts.accesses]
+    found: dict[str, int] = {}
+    for section in kernel.sections:
+        for stmt in section.body:
+            if stmt.op == "store" and stmt.attrs[3] == "add":
+                count = _count(stmt, facts, row, columns) if section.looped == looped else 0
+                if not count or touched.count(stmt.attrs[0]) != 1:
+                    return None
+                found[stmt.attrs[0]] = count
+    if len(set(found.values())) != 1:
+        return None
+    return Groups(row, next(iter(found.values())), frozenset(found))
+
+
+def _count(stmt: Stmt, facts: Facts, row: str, columns: tuple[str, ...]) -> int:
+    """Rows that add to one place; 0 where that is not how a statement adds."""
+    _, index, indirect, _, masked = stmt.attrs
+    if indirect or masked or stmt.dtype is not DType.f32 or not isinstance(index, Index):
+        return 0
+    counts = {
+        atom.args[1]
+        for atom in atoms(index)
+        if atom.kind == "floordiv" and free_axes(atom.args[0]) == (row,) and isinstance(atom.args[1], int)
+    }
+    if len(counts) != 1:
+        return 0
+    (count,) = counts
+    assert isinstance(count, int)
+    group = axis("group", -(-_size(facts, row) // count))
+    rest = substitute(index, {row: group * count + axis("member", count)})
+    width = product(facts.sizes[name] for name in columns)
+    step = coefficient(rest, "group")
+    if not isinstance(width, int) or not isinstance(step, int) or step < width:
+        return 0
+    return count if rest - group * step == _row_major(columns, facts) else 0
+
+
+def _row_major(names: tuple[str, ...], facts: Facts) -> IndexLike:
+    index: IndexLike = 0
+    for name in names:
+        size = facts.sizes[name]
+        index = index * size + axis(name, size)
+    return index
+
+
+def _size(facts: Facts, name: str) -> int:
+    size = facts.sizes[name]
+    return size if isinstance(size, int) else 1 << 31

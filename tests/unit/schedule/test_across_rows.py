@@ -1,0 +1,94 @@
+"""Sums down columns join kernels that work along the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from polyfuse.schedule import Launch
+from wide_device import WIDE, Planned, WideBackend, wide
+
+ROWS, COLUMNS = 200, 300
+
+
+class Summing(WideBackend):
+    """Adds up what groups of rows scatter to one place."""
+
+    chosen = replace(WIDE, sums_across_rows=True, row_bytes=1 << 20)
+
+
+def reads(record: Planned, graph: int, elements: int) -> int:
+    """How often a graph's kernels read arguments of so many elements."""
+    kernels = [s.kernel for s in record.schedules[graph].steps if isinstance(s, Launch)]
+    return sum(
+        arg.kind in ("in", "inout") and arg.numel == elements for kernel in kernels for arg in kernel.args
+    )
+
+
+def gradients(fn: Callable[..., torch.Tensor], args: list[torch.Tensor], weight: torch.Tensor) -> list[Any]:
+    given = [a.detach().clone().requires_grad_() for a in args]
+    return list(torch.autograd.grad(fn(*given), given, weight))
+
+
+def rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return w * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+
+NORMS: dict[str, tuple[Callable[..., torch.Tensor], int]] = {
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (COLUMNS,), w, b), 2),
+    "rms norm": (lambda x, w, b: rms_norm(x, w) + b, 2),
+    "bias and gelu": (lambda x, w, b: F.gelu(x + b) * 2, 2),
+    "two sums without a row": (lambda x, w, b: torch.tanh(x * w + b), 2),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("shape", [(ROWS, COLUMNS), (8, 25, COLUMNS), (ROWS - 3, COLUMNS)])
+def test_gradients_of_weights_read_rows_once(name: str, shape: tuple[int, ...]) -> None:
+    fn, expected = NORMS[name]
+    args = [torch.randn(shape), torch.randn(COLUMNS), torch.randn(COLUMNS)]
+    if name == "bias and gelu":
+        del args[1]
+        fn = lambda x, b: F.gelu(x + b) * 2  # noqa: E731
+    weight = torch.randn(shape)
+    run_wide, record = wide(fn, backend=Summing)
+    for got, wanted in zip(gradients(run_wide, args, weight), gradients(fn, args, weight), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert any("columns are added up" in d.reason for d in record.schedules[1].decisions)
+    elements = torch.Size(shape).numel()
+    assert reads(record, 1, elements) <= expected + 1
+
+
+def test_a_sum_by_itself_stays_as_it_is() -> None:
+    x = torch.randn(ROWS, COLUMNS)
+    run_wide, record = wide(lambda x: x.sum(0), backend=Summing)
+    torch.testing.assert_close(run_wide(x), x.sum(0), rtol=1e-4, atol=1e-4)
+    assert not any("columns are added up" in d.reason for d in record.schedules[0].decisions)
+
+
+def test_work_that_needs_the_sums_is_no_company() -> None:
+    x = torch.randn(ROWS, COLUMNS)
+    run_wide, record = wide(lambda x: (x - x.mean(0)).exp(), backend=Summing)
+    torch.testing.assert_close(run_wide(x), (x - x.mean(0)).exp(), rtol=1e-4, atol=1e-4)
+    assert not any("columns are added up" in d.reason for d in record.schedules[0].decisions)
+
+
+@pytest.mark.parametrize("columns", [20, 255])
+def test_short_rows_stay_apart(columns: int) -> None:
+    x = torch.randn(ROWS, columns)
+    run_wide, record = wide(lambda x: (x.exp(), x.sum(0)), backend=Summing)
+    for got, wanted in zip(run_wide(x), (x.exp(), x.sum(0)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    assert not any("columns are added up" in d.reason for d in record.schedules[0].decisions)
+
+
+def test_columns_of_transposed_matrices() -> None:
+    x = torch.randn(COLUMNS, ROWS).t()
+    run_wide, _ = wide(lambda x: (x.exp(), x.sum(0)), backend=Summing)
+    for got, wanted in zip(run_wide(x), (x.exp(), x.sum(0)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
