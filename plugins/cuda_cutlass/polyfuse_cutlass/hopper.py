@@ -112,6 +112,7 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
         "CY": tiling.down,
         "SPLIT": tiling.split,
         "RASTER": tiling.raster,
+        "BURST": tiling.burst,
         "CHUNK": tiling.chunk,
         "VEC": vector.count,
         "BYTES": problem.left.dtype.itemsize,

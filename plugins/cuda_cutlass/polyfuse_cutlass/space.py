@@ -39,6 +39,7 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, 
     problem, tiling = _accepted(kernel), Tiling.of(config)
     changed = [replace(tiling, raster=n) for n in (tiling.raster // 2, tiling.raster * 2) if n]
     changed.append(replace(tiling, stages=tiling.stages - 1))
+    changed += [replace(tiling, burst=n) for n in (tiling.burst - 1, tiling.burst + 1) if n]
     if tiling.split > 1:
         changed += [replace(tiling, split=tiling.split * 2), replace(tiling, split=tiling.split // 2)]
     for across, down in ((1, 1), (2, 1), (1, 2), (2, 2)):
