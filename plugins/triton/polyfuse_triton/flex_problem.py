@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from polyfuse.ir.expr import Expr, walk
+from polyfuse.ir.expr import Expr, loads, walk
 from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, atoms, of_atom
@@ -98,6 +98,14 @@ class Problem:
     gradient: Expr | None
     captured: tuple[Array, ...]
     added: tuple[Added, ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the score is not changed, nor read for anything else."""
+        if self.score.op != "load" or self.score.attrs[0] != SCORE:
+            return False
+        others = (e for e in self.expressions if e is not self.score)
+        return all(read.attrs[0] != SCORE for read in loads(*others))
 
     @property
     def expressions(self) -> tuple[Expr, ...]:

@@ -199,17 +199,23 @@ class _Kernel:
             f"{name}0 = tl.load(places + {place} * {stride}) * {block if block < 1 << 24 else 0}{inside}"
         )
 
+    def products(self) -> str:
+        """The scores before they are changed; where nobody reads them as they are, without their factor."""
+        product = f"tl.dot(qt, kt{self.precision})"
+        return product if self.problem.is_plain else f"{product} * {self.problem.scale!r}"
+
     def changed(self, scores: Scores, whole: bool, keep_queries: bool) -> None:
         """From products in `s` to changed scores of base two in `x`, minus infinity where they do not count;
         `keep` names what counts.
         """
         p = self.problem
+        factor = _LOG2E * p.scale if p.is_plain else _LOG2E
         scores.given(SCORE, "s")
         x = scores.value(p.score)
         conditions = [m for m in (self.masks("n"), self.masks("m") if keep_queries else "") if m]
         if p.mask is not None and not whole:
             conditions.insert(0, scores.value(p.mask))
-        self.line(f"x = {x} * {_LOG2E!r}")
+        self.line(f"x = {x} * {factor!r}")
         if conditions:
             self.line(f"keep = {' & '.join(conditions)}")
             self.line('x = tl.where(keep, x, float("-inf"))')
@@ -254,7 +260,7 @@ def forward_source(
                 kernel.place_keys()
                 key = _shared(kernel, k, "n64")
                 line(f"kt = {kernel.load(_turned(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
-                line(f"s = tl.dot(qt, kt{kernel.precision}) * {problem.scale!r}")
+                line(f"s = {kernel.products()}")
                 kernel.changed(scores, item.whole, False)
                 line("most = tl.maximum(top, tl.max(x, 1, keep_dims=True))")
                 line('base = tl.where(most == float("-inf"), 0.0, most)')
@@ -306,10 +312,13 @@ def query_gradient_source(
                 kernel.step_list(item, "n", tiles.keys, problem.key_block)
                 kernel.place_keys()
                 key, value = _shared(kernel, k, "n64"), _shared(kernel, v, "n64")
-                line(f"kt = {kernel.load(_turned(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
-                line(f"vt = {kernel.load(_turned(v), value, 'vr', 'nl', (kernel.masks('n'), masks['vr']))}")
+                turned = kernel.masks("n", True)
+                line(f"kn = {kernel.load(k, key, 'nt', 'dc', (turned, masks['dc']))}")
+                line(f"vn = {kernel.load(v, value, 'nt', 'vc', (turned, masks['vc']))}")
+                line("kt = tl.trans(kn)")
+                line("vt = tl.trans(vn)")
                 _gradients(kernel, scores, item.whole, False)
-                line(f"acc = tl.dot(ds.to({kind}), tl.trans(kt), acc{kernel.precision})")
+                line(f"acc = tl.dot(ds.to({kind}), kn, acc{kernel.precision})")
         text = f"(acc * {problem.scale!r}).to({triton_type(result.dtype)})"
         _store(kernel, result, text, "m64", "ml", "dc", masks["dc"])
 
@@ -398,7 +407,7 @@ def _gradients(kernel: _Kernel, scores: Scores, whole: bool, by_keys: bool) -> N
     """Weights in `p`, and gradients of the scores before they were changed in `ds`."""
     problem, line = kernel.problem, kernel.line
     assert problem.gradient is not None
-    line(f"s = tl.dot(qt, kt{kernel.precision}) * {problem.scale!r}")
+    line(f"s = {kernel.products()}")
     kernel.changed(scores, whole, by_keys)
     line("p = tl.exp2(x - base)")
     line(f"dp = tl.dot(gt, vt{kernel.precision})")
