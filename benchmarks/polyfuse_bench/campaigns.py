@@ -137,6 +137,17 @@ def compile_time(selection: Selection) -> Plan:
     ]
 
 
+def tuning(selection: Selection) -> Plan:
+    from polyfuse_bench.models import FAMILIES
+    from polyfuse_bench.tuning import CONTENDERS, TARGETS
+
+    names = _chosen(FAMILIES, selection.only or TARGETS, "model family")
+    if selection.backends == DEFAULT_BACKENDS:
+        selection = dataclasses.replace(selection, backends=CONTENDERS)
+    tasks = [selection.model_task("compile", name, "forward") for name in names]
+    return [functools.partial(_compile_row, selection, task) for task in tasks]
+
+
 def memory(selection: Selection) -> Plan:
     return [
         functools.partial(_memory_row, selection, selection.model_task("memory", name, mode))
@@ -150,6 +161,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "linear": linear,
     "products": products,
     "compile": compile_time,
+    "tuning": tuning,
     "memory": memory,
 }
 

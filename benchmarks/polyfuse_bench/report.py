@@ -11,6 +11,7 @@ from polyfuse_bench.machine import Machine
 from polyfuse_bench.opdb.status import GOOD, SKIP, STATUSES
 from polyfuse_bench.results import RESULTS, read_results
 from polyfuse_bench.timing import geometric_mean
+from polyfuse_bench.tuning import MODE, seconds_of_choice
 
 Row = dict[str, Any]
 SWEEPS = tuple(
@@ -77,6 +78,7 @@ def performance_page(results: Path) -> str | None:
             ("linear", _linear_section),
             ("products", _products_section),
             ("compile", _compile_section),
+            ("tuning", _tuning_section),
             ("memory", _memory_section),
         )
         for content in _variants(kind, results)
@@ -256,6 +258,26 @@ def _compile_section(content: dict[str, Any]) -> list[str]:
         table.append(["**geometric mean**", *([""] * len(names)), f"**{mean:.2f}×**" if mean else ""])
         lines += [f"### {start}", "", *_markdown(["target", *map(_title, names), "over Inductor"], table), ""]
     return lines
+
+
+def _tuning_section(content: dict[str, Any]) -> list[str]:
+    table = []
+    for row in content["rows"]:
+        for start in ("cold", "warm"):
+            theirs, ours = (seconds_of_choice(row[start], name) for name in (INDUCTOR, POLYFUSE))
+            cells = ["failed" if s is None else _time(s) if s else "0 s" for s in (theirs, ours)]
+            ratio = f"{ours / theirs:.2f}×" if ours is not None and theirs else ""
+            table.append([f"{row['name']}, {row['mode']}, {start}", *cells, ratio])
+    return [
+        f"## Tuning time{_place(content)}",
+        "",
+        f"What `mode={MODE!r}` adds to the time from `torch.compile` to the first result in a fresh process.",
+        "*cold*: every cache empty; *warm*: a second process with the first one's caches.",
+        "",
+        *_facts(content),
+        *_markdown(["target", "Inductor", "Polyfuse", "of Inductor's"], table),
+        "",
+    ]
 
 
 def _memory_section(content: dict[str, Any]) -> list[str]:

@@ -223,10 +223,10 @@ def run(folder: Path, **variables: str) -> str:
 
 
 def test_configurations_are_raced_once(tmp_path):
-    first = run(tmp_path, POLYFUSE_LOG="compiler=info")
+    first = run(tmp_path, POLYFUSE_LOG="select=info")
     assert "is the fastest of" in first
     assert any((tmp_path / "timings").rglob("*.json"))
-    assert "is the fastest of" not in run(tmp_path, POLYFUSE_LOG="compiler=info")
+    assert "is the fastest of" not in run(tmp_path, POLYFUSE_LOG="select=info")
 
 
 def test_the_report_of_the_option_profile(tmp_path):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
+from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.cache.timings import Measured, TimingStore, timing_key
@@ -30,6 +31,8 @@ from polyfuse.torch_compat.precision import library_flags
 from polyfuse.workers import BuildPool
 
 __all__ = ["Tuner"]
+
+_log = get_logger("select")
 
 # Two races at once, in any session, would disturb each other's measurements.
 _TIMING = threading.Lock()
@@ -185,6 +188,11 @@ class Tuner:
         self.timings.write(heat.bout.key, measured)
         if measured.best is not None:
             heat.bout.won(heat.entries[measured.best], measured.milliseconds)
+            _log.info(
+                "%s: %s is the fastest of %d at %.4f ms",
+                measured.about, measured.best or "first guess", len(heat.times),
+                measured.milliseconds[measured.best],
+            )  # fmt: skip
         board.done(heat.bout.problem.about, measured)
         if self.settings.tune_log:
             append_log(self.settings.tune_log, heat.bout.key, measured, heat.seconds)
