@@ -316,9 +316,11 @@ def scatter_reduce(
     into = _target(ctx, node, base, mode)
     result, target, kind = into.result, into.target, into.kind
     axes, places = _along(ctx, base, dim, indices)
+    # all that may be refused comes before the operand is written to
+    value = _source(ctx, source, axes, kind.compute, base.device)
     if not include_self:
         scatter_into(ctx, target, axes, places, neutral(mode, kind.compute), "set")
-    scatter_into(ctx, target, axes, places, _source(ctx, source, axes, kind.compute, base.device), mode)
+    scatter_into(ctx, target, axes, places, value, mode)
     if reduce != "mean":
         return _converted(ctx, result, target)
     one = const(1, kind.compute)
