@@ -8,7 +8,7 @@ from typing import Any
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.parse import parse
 
-__all__ = ["Case", "convolution", "kernel_of", "operands_of", "product_faults"]
+__all__ = ["Case", "compiled_faults", "convolution", "kernel_of", "operands_of", "product_faults"]
 
 _WIDE = {"bf16": "f32", "f16": "f32", "f8e4m3": "f32", "f8e5m2": "f32", "i8": "i32", "u8": "i32"}
 
@@ -298,3 +298,51 @@ def _close(got: Any, wanted: Any) -> bool:
     got, wanted, within = got.double(), wanted.double(), near[got.dtype]
     usual = wanted[wanted.isfinite()].abs().mean() if wanted.isfinite().any() else 0.0
     return torch.allclose(got, wanted, within, within * float(usual), equal_nan=True)
+
+
+def compiled_faults() -> list[str]:
+    """Functions with products, compiled with this backend alone, that differ from eager mode."""
+    import torch
+    import torch.nn.functional as F
+
+    from triton_interpreted import _offer
+
+    _offer()
+    torch.manual_seed(0)
+
+    def r(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(*sizes).to(dtype)
+
+    half = torch.bfloat16
+    cases: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
+        "linear": (
+            lambda x, w, b: F.gelu(F.linear(x, w, b)),
+            (r(20, 33, dtype=half), r(47, 33, dtype=half), r(47, dtype=half)),
+        ),
+        "batched": (
+            lambda c, a, b: torch.baddbmm(c, a, b, beta=0.5, alpha=2.0),
+            (r(3, 20, 17), r(3, 20, 33), r(3, 33, 17)),
+        ),
+        "prologue": (lambda a, b: (a.relu() * 2) @ b, (r(20, 33, dtype=half), r(33, 17, dtype=half))),
+        "between": (lambda a, b, v: torch.softmax(a @ b, -1) @ v, (r(20, 33), r(33, 17), r(17, 8))),
+        "bytes": (
+            torch._int_mm,
+            (
+                torch.randint(-9, 9, (32, 32), dtype=torch.int8),
+                torch.randint(-9, 9, (32, 24), dtype=torch.int8),
+            ),
+        ),
+        "convolution": (
+            lambda x, w, b: F.relu(F.conv2d(x, w, b, stride=2, padding=1)),
+            (r(2, 3, 9, 9), r(5, 3, 3, 3), r(5)),
+        ),
+        "groups": (lambda x, w: F.conv2d(x, w, padding=1, groups=2), (r(2, 4, 8, 8), r(6, 2, 3, 3))),
+    }
+    faults = []
+    options = {"backends": "interpreted", "matrix_products": "generated", "strict": True}
+    for name, (function, given) in cases.items():
+        torch._dynamo.reset()
+        found = torch.compile(function, backend="polyfuse", options=options)(*given)
+        if not _close(found, function(*given)):
+            faults.append(f"{name} is off by {(found.double() - function(*given).double()).abs().max()}")
+    return faults

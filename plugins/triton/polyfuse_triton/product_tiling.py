@@ -90,10 +90,13 @@ def _registers(found: Product, plan: ProductPlan) -> int:
     """An estimate of a thread's registers: results, and where operands are loaded from."""
     threads = 32 * plan.warps
     held = plan.m * plan.n // threads * max(4, found.contraction.dtype.itemsize) // 4
+    if found.contraction.left.dtype.is_eight_bit_float:
+        # short sums are added to the long ones
+        held *= 2
     if len(found.contraction.epilogue) > _EPILOGUE:
         held = held * 5 // 4
     copies = (plan.m + plan.n) * plan.k * found.itemsize // (16 * threads)
-    return held + 4 * copies + 40
+    return held + copies + 40
 
 
 def _all(found: Product, target: Target) -> Iterator[ProductPlan]:

@@ -15,7 +15,7 @@ from polyfuse_triton.product_plan import ProductPlan, product_of
 from polyfuse_triton.product_tiling import is_possible
 from polyfuse_triton.target import known_target
 from triton_interpreted import in_interpreter
-from triton_products import Case, convolution, kernel_of, product_faults
+from triton_products import Case, compiled_faults, convolution, kernel_of, product_faults
 
 SMALL = Config.of(m=16, n=32, k=32, group=2, warps=4, stages=2)
 SHAPES = (
@@ -158,3 +158,7 @@ def test_equal_products_have_equal_text():
     case = Case(100, 70, 200, epilogue="bias_gelu")
     target = known_target("sm_90")
     assert emit(kernel_of(case), None, target) == emit(kernel_of(replace(case)), None, target)
+
+
+def test_compiled_functions():
+    assert in_interpreter(compiled_faults) == []
