@@ -177,7 +177,11 @@ def test_images_and_their_gradients(name: str, layout: torch.memory_format) -> N
         return y, torch.autograd.grad(y.square().sum(), x)[0]
 
     x = on_device(3, 8, 22, 26).to(memory_format=layout).requires_grad_()
-    check(step, x, rtol=1e-3, atol=1e-4)
+    # against the contiguous layout: eager mode's own gradient of average pooling is wrong in the other one
+    wanted = step(x.detach().contiguous().requires_grad_())
+    for actual, expected in zip(compiled(step)(x), wanted, strict=True):
+        torch.testing.assert_close(actual.contiguous(), expected, rtol=1e-3, atol=1e-4)
+    assert set(kernels()) == {"triton"}, last_reports()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
