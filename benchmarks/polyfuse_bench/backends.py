@@ -27,11 +27,14 @@ CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "POLYFUSE_CACHE_DIR", "TRITON_CACH
 def compiled(function: F, backend: str, *, dynamic: bool | None = False, **options: Any) -> F:
     """`function` compiled by `backend`; eager is the function itself.
 
-    `"inductor:reduce-overhead"` names a mode too.
+    `"inductor:reduce-overhead"` names a mode too, and `"polyfuse@halide"` the one plugin that generates code.
     """
     if backend == EAGER:
         return function
     backend, _, mode = backend.partition(":")
+    backend, _, plugin = backend.partition("@")
+    if plugin:
+        options["options"] = {"backends": [plugin, "interpreter"]}
     if mode:
         options["mode"] = mode
     return torch.compile(function, backend=resolved(backend), dynamic=dynamic, **options)
