@@ -5,6 +5,7 @@ Flags are always explicit (never ``-march=native``), so that a kernel's key says
 
 from __future__ import annotations
 
+import ctypes
 import platform
 from dataclasses import dataclass
 from functools import cache
@@ -88,11 +89,22 @@ def gathers_pay() -> bool:
 @cache
 def dot_instructions() -> tuple[str, ...]:
     """What this machine multiplies and adds in one step beyond its instruction set, as the vector layer's
-    macros name it: bf16 in pairs, bytes in fours.
+    macros name it: bf16 in pairs, bytes in fours, bf16 in whole tiles.
     """
     flags = _cpu_flags()
     known = {"avx512_bf16": "PF_DOT_BF16", "avx512_vnni": "PF_DOT_BYTES"}
-    return tuple(macro for flag, macro in known.items() if flag in flags)
+    found = [macro for flag, macro in known.items() if flag in flags]
+    if flags.issuperset(("amx_tile", "amx_bf16", "avx512_bf16")) and _matrix_tiles_allowed():
+        found.append("PF_AMX")
+    return tuple(found)
+
+
+def _matrix_tiles_allowed() -> bool:
+    """Whether the system lets this process use the processor's matrix registers (Linux wants to be asked)."""
+    if platform.system() != "Linux":
+        return False
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0)
 
 
 def _widest(machine: str, flags: frozenset[str]) -> Isa:

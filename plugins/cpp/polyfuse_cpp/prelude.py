@@ -37,12 +37,14 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "fold": ("reduce", "kernel", "math_f32"),
     "online": ("reduce", "math_f32"),
     "product": ("tile", "kernel"),
+    "pairs": ("product",),
 }
 """Optional headers, each with the headers it needs."""
 
 _ORDER: tuple[str, ...] = (
     "omp", "reduce", "divide", "math_f32", "math_f64", "trig_f32", "hyper_f32", "special", "gather", "atomic",
     "kernel", "shuffle", "stream", "tile", "window", "scan", "update", "fold", "online", "product",
+    "pairs",
 )  # fmt: skip
 
 _OPS: dict[str, frozenset[str]] = {

@@ -38,7 +38,8 @@ class LeftText:
         self.facts = self.product.facts
         self.dots = self.plan.way is Way.DOTS
         self.in_place = self.dots and side.index is not None and side.step == 1
-        self.at_once = self.plan.way is not Way.PACKED and not self.in_place
+        self.paired = self.plan.way.paired
+        self.at_once = not self.plan.way.packed and not self.in_place
         moving = [a for a in side.axes if self.facts.sizes[a] != 1]
         alone = len(moving) == 1 and moving[0] == side.axes[-1]
         turned = side.index is not None and side.step is not None and alone and side.apart == 1
@@ -52,7 +53,7 @@ class LeftText:
     @property
     def row(self) -> int:
         """Elements of a row that is laid out for one pass."""
-        return self.plan.depth + _PAD
+        return self.plan.depth + (2 * _PAD if self.paired else _PAD)
 
     def room(self) -> str:
         """Elements to keep, as text."""
@@ -73,6 +74,8 @@ class LeftText:
 
     def operand(self) -> str:
         """Where the rows of the tile at hand lie."""
+        if self.paired:
+            return "(bf16*)left_room"
         if not self.at_once:
             return "left_room"
         tile = self.plan.rows * self.row + _PAD
@@ -128,6 +131,9 @@ class LeftText:
                 f"{index_text(side.step)}, depth_here, rows_here);"
             )
             return
+        if self.paired:
+            self._paired_rows()
+            return
         # rows that there are not are zero, so that no strange numbers slow the others down
         self._rows(f"{self.operand()} + row * {self.row}")
         with (
@@ -135,6 +141,14 @@ class LeftText:
             out.block("for (i64 k = 0; k < depth_here; ++k)"),
         ):
             out.line(f"({self.operand()})[row * {self.row} + k] = {self.product.dtype}(0);")
+
+    def _paired_rows(self) -> None:
+        out, target = self.out, f"{self.operand()} + row * {self.row}"
+        with out.block("for (i64 row = 0; row < rows_here; ++row)"):
+            self._row_axes("row_from + row")
+            out.line(f"pair_row({target}, {self._address('depth_from')}, depth_here);")
+        with out.block(f"for (i64 row = rows_here; row < {self.plan.rows}; ++row)"):
+            out.line(f"pair_no_row({target}, depth_here);")
 
     def _rows(self, target: str) -> None:
         """Each row of a tile, to `target`."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
-from polyfuse_cpp.isa import Isa
+from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.products import Product
 
 __all__ = ["ProductPlan", "Way", "configs_of", "nearby_plans", "plan_of", "product_plans"]
@@ -31,6 +32,22 @@ class Way(IntEnum):
     DOTS = 2
     """Read where it is: its steps are contiguous there, as those of the left operand are; lanes run along the
     depth."""
+
+    PAIRS = 3
+    """Packed, bf16 in pairs of steps."""
+
+    TILES = 4
+    """Packed likewise, for the machine's own matrix registers."""
+
+    @property
+    def packed(self) -> bool:
+        """Whether panels are laid out."""
+        return self in (Way.PACKED, Way.PAIRS, Way.TILES)
+
+    @property
+    def paired(self) -> bool:
+        """Whether operands are laid out in pairs of bf16."""
+        return self in (Way.PAIRS, Way.TILES)
 
 
 @dataclass(frozen=True)
@@ -81,11 +98,17 @@ def product_plans(product: Product, isa: Isa) -> list[ProductPlan]:
     """Plans worth trying, the best guess first."""
     rows = product.extent(product.left.axes)
     machine = _Machine(product, isa)
-    ways = list(_ways(product))
+    ways = list(_ways(product, isa))
     if len(ways) > 1:
         # what is surely slower is not worth building
-        hopeless = Way.PACKED if rows <= 2 else Way.DOTS if rows > 4 * _FEW else None
-        ways = [way for way in ways if way is not hopeless]
+        faster = any(way.paired for way in ways)
+        ways = [
+            way
+            for way in ways
+            if not (way.packed and rows <= 2)
+            and not (way is Way.DOTS and rows > 4 * _FEW)
+            and not (way is Way.PACKED and faster)
+        ] or [Way.PACKED]
     found = {way: list(machine.plans(way)) for way in ways}
     order = sorted(found, key=lambda way: _rank(way, rows))
     best = [found[way][0] for way in order]
@@ -100,13 +123,13 @@ def nearby_plans(product: Product, isa: Isa, plan: ProductPlan) -> list[ProductP
     deep = 32 << 10
     near = [
         machine.plan(plan.way, plan.rows, plan.vectors, plan.columns, depth)
-        for depth in (plan.depth // 2 // 16 * 16, plan.depth * 2)
+        for depth in (plan.depth // 2 // 32 * 32, plan.depth * 2)
         if 64 <= depth <= deep and (depth < plan.depth or product.extent(product.depth) > plan.depth)
     ]
     return [*tiles[:3], *near]
 
 
-def _ways(product: Product) -> Iterator[Way]:
+def _ways(product: Product, isa: Isa) -> Iterator[Way]:
     """The ways that the memory of the right operand allows."""
     right, left = product.right, product.left
     if right.index is not None and right.step == 1:
@@ -116,13 +139,27 @@ def _ways(product: Product) -> Iterator[Way]:
     if right.index is not None and right.apart == 1 and right.step is not None:
         if right.memory is product.dtype:
             yield Way.DIRECT
+    yield from _paired_ways(product, isa)
     yield Way.PACKED
+
+
+def _paired_ways(product: Product, isa: Isa) -> Iterator[Way]:
+    """The ways of two plain bf16 operands, on a machine that multiplies pairs of them."""
+    left, right = product.left, product.right
+    plain = left.index is not None and left.step == 1 and right.index is not None
+    turned = right.step is not None and right.apart is not None and 1 in (right.step, right.apart)
+    if isa.lanes != 16 or not (plain and turned and left.memory is right.memory is DType.bf16):
+        return
+    if "PF_AMX" in dot_instructions():
+        yield Way.TILES
+    if "PF_DOT_BF16" in dot_instructions():
+        yield Way.PAIRS
 
 
 def _rank(way: Way, rows: int) -> float:
     """What comes first: few rows do not pay for a layout, many do."""
-    if way is Way.PACKED:
-        return 1.0
+    if way.packed:
+        return {Way.TILES: 0.5, Way.PAIRS: 0.7}.get(way, 1.0)
     limit = _FEW if way is Way.DOTS else 32
     return 0.0 if rows <= limit else 2.0
 
@@ -139,6 +176,10 @@ class _Machine:
     def plans(self, way: Way) -> Iterator[ProductPlan]:
         """Plans of one way, the best guess first: the one whose tiles take the fewest cycles."""
         rows = max(1, self.product.extent(self.product.left.axes))
+        across = max(1, self.product.extent(self.product.right.axes[-1:]))
+        if way is Way.TILES:
+            yield self.plan(way, 32 if rows > 16 else 16, 2 if across > 16 else 1, 0)
+            return
         ranked: list[tuple[float, int, ProductPlan]] = []
         for width in self._widths(way):
             limit = (self.registers - self.each) // self.each
@@ -151,7 +192,8 @@ class _Machine:
             # operand comes from; eight sums hide what a multiplication takes
             cycles = tiles * max(high * width, high + width, 4 * width if tiles > 1 else 0, 8) / width
             if way is not Way.DOTS:
-                cycles *= 1 + 0.02 * width
+                wide = width * self.isa.lanes
+                cycles *= (1 + 0.02 * width) * (-(-across // wide) * wide) / across
             vectors = width if way is not Way.DOTS else max(1, -(-width // self.isa.lanes))
             columns = width if way is Way.DOTS else 0
             ranked.append((cycles, -high * width, self.plan(way, high, vectors, columns)))
@@ -168,8 +210,8 @@ class _Machine:
     def plan(self, way: Way, rows: int, vectors: int, columns: int, depth: int = 0) -> ProductPlan:
         """A plan with its depth, unless that is given, and as many panels as the second cache holds."""
         depth = depth or self._depth(way, rows)
-        panel = depth * vectors * self.isa.lanes * self.size
-        panels = max(1, _BLOCK_BYTES // panel) if way is Way.PACKED else 1
+        panel = depth * vectors * self.isa.lanes * (2 if way.paired else self.size)
+        panels = max(1, _BLOCK_BYTES // panel) if way.packed else 1
         return ProductPlan(way, rows, vectors, columns, depth, min(panels, 64))
 
     def _depth(self, way: Way, rows: int) -> int:
@@ -178,14 +220,14 @@ class _Machine:
         """
         product = self.product
         alone = product.extent(product.left.axes) <= rows
-        most = 512 if way is Way.PACKED else 4096 if alone else 1024
+        most = (1024 if way.paired else 512) if way.packed else 4096 if alone else 1024
         steps = product.extent(product.depth)
         fixed = all(isinstance(product.facts.sizes[name], int) for name in product.depth)
         if not fixed:
             return most
         passes = -(-max(1, steps) // most)
         each = -(-max(1, steps) // passes)
-        return (each + 15) // 16 * 16
+        return (each + 31) // 32 * 32
 
 
 def configs_of(plans: Sequence[ProductPlan]) -> list[Config]:

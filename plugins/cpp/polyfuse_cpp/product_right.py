@@ -43,15 +43,24 @@ class RightText:
         """Elements to keep, as text."""
         return "0" if self.plan.way is Way.DOTS else str(self.plan.panels * self.panel)
 
+    @property
+    def element(self) -> str:
+        """The type of the elements that are laid out."""
+        return "bf16" if self.plan.way.paired else str(self.product.dtype)
+
+    def _panel_at(self) -> str:
+        room = "(bf16*)right_room" if self.plan.way.paired else "right_room"
+        return f"{room} + (panel - panel_a) * {self.panel}"
+
     # Text at its places.
 
     def before_pass(self) -> None:
         """Lay out the panels of a block, or say where its one panel is."""
         out, way = self.out, self.plan.way
-        if way is Way.PACKED:
+        if way.packed:
             with out.block("for (i64 panel = panel_a; panel < panel_e; ++panel)"):
                 self._axes_of("panel")
-                out.line(f"{self.product.dtype}* const to = right_room + (panel - panel_a) * {self.panel};")
+                out.line(f"{self.element}* const to = {self._panel_at()};")
                 self._lay_out()
             return
         if way is Way.DIRECT:
@@ -75,7 +84,7 @@ class RightText:
         """Where the panel at hand lies, and how far apart its steps are."""
         if self.plan.way is Way.DIRECT:
             return "panel_at", "panel_step"
-        return f"right_room + (panel - panel_a) * {self.panel}", str(self.wide)
+        return self._panel_at(), str(self.wide)
 
     # Layouts.
 
@@ -96,8 +105,9 @@ class RightText:
             return
         function, distance = ("along", side.step) if self.layout == "along" else ("across", side.apart)
         assert distance is not None
+        family = "pair" if self.plan.way.paired else "product"
         self.out.line(
-            f"product_{function}<{vectors}>(to, {self._address('depth_from', 'column_from')}, "
+            f"{family}_{function}<{vectors}>(to, {self._address('depth_from', 'column_from')}, "
             f"{index_text(distance)}, depth_here, column_count - column_from);"
         )
 

@@ -54,6 +54,8 @@ class _ProductText:
     def __post_init__(self) -> None:
         self.out = Writer()
         self.features = {"kernel", "omp", "product"}
+        if self.plan.way.paired:
+            self.features.add("pairs")
         self.facts = self.product.facts
         self.lanes = self.isa.lanes
         self.left = LeftText(self.product, self.plan, self.lanes, self.out, self.features)
@@ -97,7 +99,7 @@ class _ProductText:
         head = f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({parameters(kernel)})'
         passed = "".join(f"{safe_name(a.name)}, " for a in kernel.args)
         layout = 0
-        if self.plan.way is Way.PACKED:
+        if self.plan.way.packed:
             kinds = {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}
             layout = kinds.get(self.right.layout, _LAYOUT_ANY)
         with out.block(head):
@@ -150,8 +152,12 @@ class _ProductText:
             )
             out.line(f"{kind}* const left_room = right_room + {right};")
             out.line(f"{kind}* const sums = left_room + {left};")
+            if plan.way is Way.TILES:
+                out.line("matrix_begin();")
             with out.block("for (i64 item = first_item; item < end_item; ++item)"):
                 self._item()
+            if plan.way is Way.TILES:
+                out.line("matrix_end();")
 
     def _item(self) -> None:
         out, plan = self.out, self.plan
@@ -189,6 +195,13 @@ class _ProductText:
         out.line(f"{self.product.dtype}* const sum = sums + (pass_count == 1 ? 0 : {waiting});")
         if plan.way is Way.DOTS:
             self._dots()
+        elif plan.way.paired:
+            right, _ = self.right.operand()
+            name, rows = ("matrix", plan.rows // 16) if plan.way is Way.TILES else ("pair", plan.rows)
+            out.line(
+                f"{name}_tile<{rows}, {plan.vectors}, {self.left.row}>"
+                f"({self.left.operand()}, {right}, depth_here, sum, pass == 0);"
+            )
         else:
             right, following = self.right.operand()
             row, step = self.left.layout_steps()

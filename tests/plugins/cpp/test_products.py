@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.rules import accumulates
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
+from polyfuse_cpp.isa import detect_isa
+from polyfuse_cpp.product_plans import Way
 
 f32, f64, bf16, f16, i8, u8, i32, i64 = (
     DType.f32, DType.f64, DType.bf16, DType.f16, DType.i8, DType.u8, DType.i32, DType.i64,
@@ -304,4 +307,27 @@ def test_without_instructions_for_small_types(
     pair: tuple[DType, DType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polyfuse_cpp.backend.dot_instructions", lambda: ())
+    monkeypatch.setattr("polyfuse_cpp.product_plans.dot_instructions", lambda: ())
     check(Matmul(9, 41, 131, dtype=pair[0], other=pair[1], right="bnk"))
+
+
+@pytest.mark.parametrize("right", ["bkn", "bnk"])
+@pytest.mark.parametrize("shape", [(40, 75, 67), (16, 16, 31), (70, 40, 2100), (3, 33, 64)])
+def test_bf16_in_pairs(shape: tuple[int, int, int], right: str) -> None:
+    """In matrix registers too, where the machine has them."""
+    m, n, k = shape
+    check(Matmul(m, n, k, dtype=bf16, right=right, out_dtype=bf16, bias=True, pad=3))
+    check(Matmul(m, n, k, dtype=bf16, right=right, dynamic="mk"))
+
+
+@pytest.mark.skipif(detect_isa().name != "avx512", reason="the text is of another instruction set")
+def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    every = ("PF_DOT_BF16", "PF_DOT_BYTES", "PF_AMX")
+    for module in ("backend", "product_plans"):
+        monkeypatch.setattr(f"polyfuse_cpp.{module}.dot_instructions", lambda: every)
+    kernels = [Matmul(m, n, 100, dtype=bf16, right="bnk").kernel() for m in (8, 40) for n in (16, 50)]
+    made = backend()
+    tiles = [next(c for c in made.configs(kernel) if c.get("way") == Way.TILES) for kernel in kernels]
+    sources = [made.emit(kernel, config) for kernel, config in zip(kernels, tiles, strict=True)]
+    assert any("matrix_tile<2, 2" in source.text for source in sources)
+    made.build(sources, tmp_path)

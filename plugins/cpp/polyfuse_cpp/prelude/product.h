@@ -41,7 +41,7 @@ static __attribute__((unused)) product_parts product_share(i64 batch, i64 tiles,
 // Steps of a pass over the depth, of which one takes `most`: passes of like length, in whole vectors.
 static __attribute__((unused)) i64 product_pass(i64 depth, i64 most) {
   const i64 count = (depth + most - 1) / most;
-  return ((depth + count - 1) / count + 15) / 16 * 16;
+  return ((depth + count - 1) / count + 31) / 32 * 32;
 }
 
 // A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is

@@ -1,0 +1,132 @@
+// Products of bf16 in pairs of steps: operands laid out so that one instruction takes in two, or thirty-two, steps.
+namespace pf {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16 && PF_DOT_BF16
+// Steps are laid out up to a multiple of 32; those that there are not are zero.
+PF_INLINE i64 pair_depth(i64 depth) { return (depth + 31) / 32 * 32; }
+
+// Layout of the left operand: a row whose steps are contiguous, or one that is not there.
+static __attribute__((unused)) void pair_row(bf16* to, const bf16* from, i64 depth) {
+  for (i64 k = 0; k < pair_depth(depth); k += 32)
+    raw_store(to + k, k + 32 <= depth ? raw_load<vi32>(from + k) : product_halves_at(from + k, depth - k));
+}
+static __attribute__((unused)) void pair_no_row(bf16* to, i64 depth) {
+  for (i64 k = 0; k < pair_depth(depth); k += 32) raw_store(to + k, vi32{});
+}
+
+// Layout of the right operand as a panel of C vectors for every pair of steps. Columns are contiguous in memory:
+template <int C>
+static __attribute__((unused)) void pair_along(bf16* to, const bf16* from, i64 next, i64 depth, i64 columns) {
+  for (i64 k = 0; k < pair_depth(depth); k += 2)
+    for (int j = 0; j < C; ++j) {
+      const i64 n = product_lanes(columns - j * 16);
+      const bf16* const at = from + k * next + j * 16;
+      vu32 low = native_convert<vu32>(raw_load_n<vu16>(at, k < depth ? int(n) : 0));
+      vu32 high = native_convert<vu32>(raw_load_n<vu16>(at + next, k + 1 < depth ? int(n) : 0));
+      raw_store(to + (k * C + j * 2) * 16, vu32(low | high << 16));
+    }
+}
+// Steps are contiguous in memory, and columns are `apart`:
+template <int C>
+static __attribute__((unused)) void pair_across(bf16* to, const bf16* from, i64 apart, i64 depth, i64 columns) {
+  for (int j = 0; j < C; ++j) {
+    const i64 rows = product_lanes(columns - j * 16);
+    const bf16* const at = from + j * 16 * apart;
+    for (i64 k = 0; k < pair_depth(depth); k += 32) {
+      vi32 tile[16] = {};
+      if (rows == 16 && k + 32 <= depth) {
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; ++i) {
+          __builtin_prefetch(at + k + (16 + i) * apart, 0, 2);
+          tile[i] = raw_load<vi32>(at + k + i * apart);
+        }
+      } else {
+        for (int i = 0; i < rows; ++i) tile[i] = product_halves_at(at + k + i * apart, index_min(32, depth - k));
+      }
+      transpose_rows(tile);
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i) raw_store(to + ((k + 2 * i) * C + j * 2) * 16, tile[i]);
+    }
+  }
+}
+
+// A tile of R rows, `ROW` elements apart, and C vectors of columns.
+template <int R, int C, int ROW>
+static __attribute__((noinline)) void pair_tile(const bf16* a, const bf16* b, i64 depth, f32* c, bool first) {
+  vf32 sum[R * C];
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) sum[i] = first ? vf32{} : load<Vec>(c + i * 16);
+  for (i64 k = 0; k < depth; k += 2) {
+    vi32 right[C];
+#pragma GCC unroll 8
+    for (int j = 0; j < C; ++j) right[j] = raw_load<vi32>(b + j * 32);
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      i32 two;
+      __builtin_memcpy(&two, a + i * ROW + k, 4);
+      vi32 left = fill<vi32>(two);
+#pragma GCC unroll 8
+      for (int j = 0; j < C; ++j) sum[i * C + j] = product_step<f32, bf16, bf16>::add_up(left, right[j], sum[i * C + j]);
+    }
+    b += C * 32;
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) store(c + i * 16, sum[i]);
+}
+
+#if PF_AMX
+// The machine's own tiles: 16 rows of 64 bytes each. The system wants to be asked before they are used.
+struct alignas(64) matrix_shape {
+  unsigned char palette = 1, start = 0, none[14] = {};
+  unsigned short bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  unsigned char rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+__attribute__((constructor)) static void matrix_ask() {
+  long answer;
+  __asm__ volatile("syscall" : "=a"(answer) : "a"(158), "D"(0x1023), "S"(18) : "rcx", "r11", "memory");
+}
+static __attribute__((unused)) void matrix_begin() {
+  matrix_shape shape;
+  __asm__ volatile("ldtilecfg %0" : : "m"(shape));
+}
+static __attribute__((unused)) void matrix_end() { __asm__ volatile("tilerelease" : :); }
+#define PF_TILE_ZERO(T) __asm__ volatile("tilezero %%tmm" #T : :)
+#define PF_TILE_LOAD(T, P, STEP) \
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #T : : "r"(P), "r"(i64(STEP)) : "memory")
+#define PF_TILE_STORE(T, P, STEP) \
+  __asm__ volatile("tilestored %%tmm" #T ", (%0,%1,1)" : : "r"(P), "r"(i64(STEP)) : "memory")
+#define PF_TILE_DOT(SUM, A, B) __asm__ volatile("tdpbf16ps %%tmm" #B ", %%tmm" #A ", %%tmm" #SUM : :)
+
+// R times 16 rows and C vectors of columns (one or two of each).
+template <int R, int C, int ROW>
+static __attribute__((noinline)) void matrix_tile(const bf16* a, const bf16* b, i64 depth, f32* c, bool first) {
+  const i64 row = ROW * 2, pair = C * 64, out = C * 64;
+  if (first) {
+    PF_TILE_ZERO(0); PF_TILE_ZERO(1); PF_TILE_ZERO(2); PF_TILE_ZERO(3);
+  } else {
+    PF_TILE_LOAD(0, c, out);
+    if constexpr (C > 1) PF_TILE_LOAD(1, c + 16, out);
+    if constexpr (R > 1) PF_TILE_LOAD(2, c + 256 * C, out);
+    if constexpr (R > 1 && C > 1) PF_TILE_LOAD(3, c + 256 * C + 16, out);
+  }
+  for (i64 k = 0; k < depth; k += 32) {
+    PF_TILE_LOAD(6, b + k * C * 16, pair);
+    PF_TILE_LOAD(4, a + k, row);
+    PF_TILE_DOT(0, 4, 6);
+    if constexpr (C > 1) {
+      PF_TILE_LOAD(7, b + k * C * 16 + 32, pair);
+      PF_TILE_DOT(1, 4, 7);
+    }
+    if constexpr (R > 1) {
+      PF_TILE_LOAD(5, a + 16 * ROW + k, row);
+      PF_TILE_DOT(2, 5, 6);
+      if constexpr (C > 1) PF_TILE_DOT(3, 5, 7);
+    }
+  }
+  PF_TILE_STORE(0, c, out);
+  if constexpr (C > 1) PF_TILE_STORE(1, c + 16, out);
+  if constexpr (R > 1) PF_TILE_STORE(2, c + 256 * C, out);
+  if constexpr (R > 1 && C > 1) PF_TILE_STORE(3, c + 256 * C + 16, out);
+}
+#endif
+#endif
+}  // namespace pf
