@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
+from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load, loads
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
@@ -28,6 +30,7 @@ from polyfuse_triton.flex_text import (
     key_gradient_source,
     query_gradient_source,
 )
+from polyfuse_triton.target import Target, known_target, targets_of
 from polyfuse_triton.template import TemplateKernel
 
 __all__ = ["LOWERINGS", "flex_attention", "flex_attention_backward"]
@@ -35,6 +38,8 @@ __all__ = ["LOWERINGS", "flex_attention", "flex_attention_backward"]
 _TYPES = (DType.bf16, DType.f16, DType.f32)
 _SHORTEST_BLOCK = 16
 _LONGEST_DEPTH = 256
+_SHARED_OF_LARGE = 200_000
+"""Shared memory above which the largest tiles fit."""
 _LISTS, _QUERY_LISTS = (2, 6), (6, 10)
 """Places of lists of keys, and of lists of queries, in a block mask."""
 
@@ -60,7 +65,7 @@ def flex_attention(
     operands = [call.array(v) for v in (query, key, value)]
     lists = call.lists(_LISTS)
     written = [call.array(v) for v in results]
-    tiles = _tiles(problem, 128, 64)
+    tiles = _tiles(problem, _target(ctx.settings))
     call.emit(
         "flex_attention", lambda a: forward_source(problem, tiles, operands, lists, written, a), results
     )
@@ -98,7 +103,7 @@ def flex_attention_backward(
     operands = [call.array(v) for v in (query, key, value, grad, sums, common)]
     to_query, to_key, to_value = (ctx.stored(fake) for fake in fakes[:3])
     lists, query_lists = call.lists(_LISTS), call.lists(_QUERY_LISTS)
-    tiles = _tiles(problem, 64, 64)
+    tiles = _tiles(problem, _target(ctx.settings))
     first, second, third = (call.array(v) for v in (to_query, to_key, to_value))
     call.emit(
         "flex_attention_queries",
@@ -142,21 +147,34 @@ def _added(array: Array, index: Sequence[Expr], size: Sequence[IndexLike], value
     return Added(array, tuple(places), inside, value)
 
 
-def _tiles(problem: Problem, queries: int, keys: int) -> Tiles:
-    """Tiles that divide the blocks of the mask."""
-    wide = problem.dtype.itemsize == 4
-    large = max(problem.depth, problem.values) > 128
-    if wide:
-        queries, keys = 32, 32
-    elif large:
-        queries, keys = queries // 2, keys // 2
+def _tiles(problem: Problem, target: Target) -> Tiles:
+    """Tiles that divide the blocks of the mask; which are fast was measured."""
+    longest = max(problem.depth, problem.values)
+    forward = problem.gradient is None
+    if problem.dtype.itemsize == 4:
+        found = Tiles(32, 32, 4, 2)
+    elif longest > 128:
+        found = Tiles(64, 32, 8, 2) if forward else Tiles(32, 32, 4, 2)
+    elif forward and longest <= 64:
+        found = Tiles(64, 64, 4, 3)
+    elif forward:
+        found = Tiles(128, 128, 8, 2) if target.shared_bytes > _SHARED_OF_LARGE else Tiles(128, 64, 8, 2)
+    else:
+        found = Tiles(64, 64, 4, 2)
     sides = []
-    for side, block in ((queries, problem.query_block), (keys, problem.key_block)):
+    for side, block in ((found.queries, problem.query_block), (found.keys, problem.key_block)):
         while block % side:
             side //= 2
         sides.append(side)
-    warps = 8 if queries * max(problem.depth, problem.values) >= 128 * 128 else 4
-    return Tiles(sides[0], sides[1], warps, 2 if wide or large else 3)
+    return replace(found, queries=sides[0], keys=sides[1])
+
+
+def _target(settings: Settings) -> Target:
+    """What kernels are compiled for; a large chip where there is none."""
+    try:
+        return targets_of(settings)[0]
+    except BackendUnavailableError:
+        return known_target("sm_90")
 
 
 class _Call:

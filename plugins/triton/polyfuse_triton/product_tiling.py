@@ -92,7 +92,7 @@ def _registers(found: Product, plan: ProductPlan) -> int:
     held = plan.m * plan.n // threads * max(4, found.contraction.dtype.itemsize) // 4
     if found.contraction.left.dtype.is_eight_bit_float:
         # short sums are added to the long ones
-        held *= 2
+        held = held * 3 // 2
     if len(found.contraction.epilogue) > _EPILOGUE:
         held = held * 5 // 4
     copies = (plan.m + plan.n) * plan.k * found.itemsize // (16 * threads)

@@ -16,7 +16,7 @@ def test_beside_eager_mode(name):
     assert in_interpreter(flex_faults, name) == []
 
 
-@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize("name", ["bf16", "soft cap"])
 def test_compiles_without_spilling(name, arch):
     from polyfuse_triton.pipeline import compile_kernel, function_of
