@@ -113,6 +113,7 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
         "SPLIT": tiling.split,
         "RASTER": tiling.raster,
         "BURST": tiling.burst,
+        "BUFFERS": tiling.buffers,
         "CHUNK": tiling.chunk,
         "VEC": vector.count,
         "BYTES": problem.left.dtype.itemsize,

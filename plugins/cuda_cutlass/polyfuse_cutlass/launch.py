@@ -24,7 +24,6 @@ _PROMOTE_256B = 3
 _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64
 _NO_CONTEXT = 201
-_BEGIN_EARLY = 6
 _WORD = (1 << 64) - 1
 _KEPT = 64
 """Launches that a kernel keeps for arguments that come again."""
@@ -82,12 +81,6 @@ class _Launch:
     configs: dict[int, Any]
 
 
-class _Attribute(ctypes.Structure):
-    """`CUlaunchAttribute`."""
-
-    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
-
-
 class _Config(ctypes.Structure):
     """`CUlaunchConfig`."""
 
@@ -114,8 +107,6 @@ class Kernel:
         self._profiler: tuple[Mapping[str, Any], str] = profiler_flag() or ({}, "")
         self._launches: dict[tuple[int, ...], _Launch] = {}
         self._start = driver().cuLaunchKernelEx
-        # It may begin while the kernel before it ends, and waits itself before it touches memory.
-        self._early = _Attribute(_BEGIN_EARLY, 0, (1,))
 
     def prepare(self) -> None:
         """Load the code into the current device, so that a damaged file shows now."""
@@ -149,8 +140,7 @@ class Kernel:
         config = launch.configs.get(stream)
         if config is None:
             grid, block = (launch.blocks, 1, 1), (self.meta.threads, 1, 1)
-            early = ctypes.addressof(self._early)
-            config = ctypes.pointer(_Config(grid, block, self.meta.shared, stream, early, 1))
+            config = ctypes.pointer(_Config(grid, block, self.meta.shared, stream, None, 0))
             if len(launch.configs) >= _KEPT:
                 launch.configs.clear()
             launch.configs[stream] = config

@@ -95,8 +95,8 @@ def _resident(tiling: Tiling) -> Iterator[Tiling]:
     yield _filled(tiling)
     if tiling.consumers == 1:
         for blocks in (2, 3):
-            fixed = replace(tiling, stages=0).shared_bytes + RESERVED
-            stages = (MULTIPROCESSOR_SHARED // blocks - fixed) // tiling.stage_bytes
+            two_buffers = replace(tiling, stages=0).shared_bytes
+            stages = (MULTIPROCESSOR_SHARED // blocks - RESERVED - two_buffers) // tiling.stage_bytes
             if 3 <= stages < _MOST_STAGES:
                 yield replace(tiling, stages=stages)
 
@@ -127,8 +127,9 @@ def _wide(swap: bool) -> Iterator[Tiling]:
 
 def _filled(tiling: Tiling) -> Tiling:
     """With as many stages as there is room for."""
-    fixed = replace(tiling, stages=0).shared_bytes
-    return replace(tiling, stages=min(_MOST_STAGES, (SHARED_LIMIT - fixed) // tiling.stage_bytes))
+    return replace(
+        tiling, stages=min(_MOST_STAGES, (SHARED_LIMIT - tiling.fixed_bytes) // tiling.stage_bytes)
+    )
 
 
 def _round_up(number: int, step: int) -> int:
@@ -162,11 +163,16 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     size = problem.left.dtype.itemsize
     clusters = -(-rows // (tiling.rows * tiling.across)) * -(-columns // (tiling.columns * tiling.down))
     blocks = clusters * batch * tiling.cluster
-    waves = -(-blocks // (target.processors * tiling.resident // tiling.cluster * tiling.cluster))
+    room = target.processors * tiling.resident
+    if tiling.cluster > 2:
+        # a cluster does not cross groups of 16 or 18 multiprocessors
+        room = room * 9 // 10
+    waves = -(-blocks // (room // tiling.cluster * tiling.cluster))
     beside = min(tiling.resident, -(-blocks // target.processors))
     stages = -(-depth * size // 128) / tiling.split
     per_product = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_PRODUCT)
-    products = stages * (4 * (tiling.rows // 64) * per_product + _SIGNALS)
+    signals = _SIGNALS / 4 if tiling.turns else _SIGNALS
+    products = stages * (4 * (tiling.rows // 64) * per_product + signals)
     fed = stages * 128 * (tiling.rows / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
     finish = tiling.rows * tiling.columns / _FINISHED / tiling.split
     each = _together(products, fed) * beside + finish * (0.15 if tiling.turns else 1.0)

@@ -74,22 +74,33 @@ class Tiling:
     @property
     def shared_bytes(self) -> int:
         """Shared memory of a block."""
-        staging = (
-            0
-            if self.split > 1
-            else self.consumers * 4 * 16 * (32 if self.chunk == 32 else self.chunk + 4) * 4
-        )
+        return self._shared(self.buffers)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Shared memory besides the stages, with one buffer."""
+        return self._shared(1) - self.stages * self.stage_bytes
+
+    @property
+    def buffers(self) -> int:
+        """Buffers in which a warp turns its results round: two where there is room and nobody multiplies
+        meanwhile.
+        """
+        return 2 if not self.turns and self.split == 1 and self._shared(2) <= SHARED_LIMIT else 1
+
+    def _shared(self, buffers: int) -> int:
+        row = 32 if self.chunk == 32 else self.chunk + 4
+        staging = 0 if self.split > 1 else self.consumers * 4 * 16 * row * 4 * buffers
         turns = 16 if self.turns else 0
         return 1024 + self.stages * self.stage_bytes + staging + turns
 
     @property
     def resident(self) -> int:
         """Blocks that a multiprocessor holds at once."""
+        if self.consumers > 1:
+            return 1  # two groups of warps that multiply need all registers
         by_memory = MULTIPROCESSOR_SHARED // (self.shared_bytes + RESERVED)
-        # two groups of warps that multiply need all registers
-        return (
-            1 if self.consumers > 1 else max(1, min(by_memory, 4 if self.blocks * self.columns <= 64 else 2))
-        )
+        return max(1, min(by_memory, 4 if self.blocks * self.columns <= 64 else 2))
 
     @property
     def config(self) -> Config:

@@ -63,7 +63,7 @@ class FakeDriver:
         made = config.contents
         maps = [ctypes.c_uint64.from_address(parameters[i]).value for i in (0, 1)]
         words = (ctypes.c_uint64 * self.parameters).from_address(parameters[2])
-        assert function.value == 7 and made.count == 1 and made.block[0] % 128 == 0
+        assert function.value == 7 and made.count == 0 and made.block[0] % 128 == 0
         self.launches.append((made.grid[0], made.stream or 0, [*maps, *words]))
         return 0
 

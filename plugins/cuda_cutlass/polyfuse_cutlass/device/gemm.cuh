@@ -10,7 +10,8 @@ constexpr int X_BYTES = BX * 128, Y_BYTES = BY * 128;
 constexpr int STEPS = 4;                                              // products in a stage, of 32 bytes each
 constexpr bool SWIZZLED = CHUNK == 32;
 constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4;
-constexpr int STAGING = 16 * PITCH * 4;  // bytes that each warp has to turn its results round
+constexpr int PIECE_BYTES = 16 * PITCH * 4;
+constexpr int STAGING = BUFFERS * PIECE_BYTES;  // bytes that each warp has to turn its results round
 constexpr int CLUSTER = CX * CY * SPLIT;
 constexpr int SHARERS = CX + CY - 1;
 constexpr int LAYER = CX * CY;  // blocks that share operands; a cluster has one such layer for each part of the depth
@@ -192,50 +193,59 @@ PF_INLINE u32 turned(u32 staging, int row, int column) {
   return staging + (row * PITCH + piece * 4 + column % 4) * 4;
 }
 
-// Turns 16 rows of a warp round, CHUNK columns at a time, so that each thread finishes VEC neighbours in memory.
+// The sums of a piece: CHUNK columns of 16 rows of a warp.
+constexpr int PIECES_ACROSS = BY / CHUNK, PIECES = BLOCKS * PIECES_ACROSS;
+PF_INLINE void put_piece(u32 staging, Acc (&sum)[BY / 2], int piece) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < CHUNK / 8; ++j) {
+    const u32 to = turned(staging, lane / 4, j * 8 + lane % 4 * 2);
+    const Acc* from = &sum[(piece * (CHUNK / 8) + j) * 4];
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), PF_ACC_IN(from[0]), PF_ACC_IN(from[1]) : "memory");
+    asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + 8 * PITCH * 4), PF_ACC_IN(from[2]),
+                 PF_ACC_IN(from[3]) : "memory");
+  }
+}
+
+// A warp turns its results round, a piece at a time, so that each thread finishes VEC neighbours in memory. With two
+// buffers, the next piece is put into one while the other is read.
 PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batch, int x0, int y0) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   constexpr int UNITS = 16 * CHUNK / VEC;
+  if (BUFFERS > 1) put_piece(staging, sum[0], 0), __syncwarp();
 #pragma unroll
-  for (int m = 0; m < BLOCKS; ++m)
-#pragma unroll
-    for (int c = 0; c < BY / CHUNK; ++c) {
-#pragma unroll
-      for (int j = 0; j < CHUNK / 8; ++j) {
-        const u32 to = turned(staging, lane / 4, j * 8 + lane % 4 * 2);
-        const Acc* from = &sum[m][(c * (CHUNK / 8) + j) * 4];
-        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), PF_ACC_IN(from[0]), PF_ACC_IN(from[1]) : "memory");
-        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to + 8 * PITCH * 4), PF_ACC_IN(from[2]),
-                     PF_ACC_IN(from[3]) : "memory");
-      }
-      __syncwarp();
+  for (int p = 0; p < PIECES; ++p) {
+    const u32 here = staging + p % BUFFERS * PIECE_BYTES;
+    if (BUFFERS == 1) put_piece(here, sum[p / PIECES_ACROSS], p % PIECES_ACROSS), __syncwarp();
+    else if (p + 1 < PIECES)
+      put_piece(staging + (p + 1) % BUFFERS * PIECE_BYTES, sum[(p + 1) / PIECES_ACROSS], (p + 1) % PIECES_ACROSS);
 #pragma unroll UNROLL
-      for (int i = 0; i < (UNITS + 31) / 32; ++i) {
-        const int unit = i * 32 + lane;
-        if (UNITS % 32 && unit >= UNITS) continue;
-        const int row = VEC_X ? unit % (16 / VEC) * VEC : unit / (CHUNK / VEC);
-        const int column = VEC_X ? unit / (16 / VEC) : unit % (CHUNK / VEC) * VEC;
-        const int x = x0 + m * 64 + warp * 16 + row, y = y0 + c * CHUNK + column;
-        if (x < extent_x(args) && y < extent_y(args)) {
-          Acc value[VEC];
+    for (int i = 0; i < (UNITS + 31) / 32; ++i) {
+      const int unit = i * 32 + lane;
+      if (UNITS % 32 && unit >= UNITS) continue;
+      const int row = VEC_X ? unit % (16 / VEC) * VEC : unit / (CHUNK / VEC);
+      const int column = VEC_X ? unit / (16 / VEC) : unit % (CHUNK / VEC) * VEC;
+      const int x = x0 + p / PIECES_ACROSS * 64 + warp * 16 + row, y = y0 + p % PIECES_ACROSS * CHUNK + column;
+      if (x < extent_x(args) && y < extent_y(args)) {
+        Acc value[VEC];
 #pragma unroll
-          for (int v = 0; v < VEC; ++v) {
-            if constexpr (!VEC_X && VEC % 4 == 0) {
-              if (v % 4 == 0)
-                asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                             : PF_ACC_OUT(value[v]), PF_ACC_OUT(value[v + 1]), PF_ACC_OUT(value[v + 2]),
-                               PF_ACC_OUT(value[v + 3])
-                             : "r"(turned(staging, row, column + v)) : "memory");
-            } else {
-              asm volatile("ld.shared.b32 %0, [%1];" : PF_ACC_OUT(value[v])
-                           : "r"(turned(staging, row + (VEC_X ? v : 0), column + (VEC_X ? 0 : v))) : "memory");
-            }
+        for (int v = 0; v < VEC; ++v) {
+          if constexpr (!VEC_X && VEC % 4 == 0) {
+            if (v % 4 == 0)
+              asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                           : PF_ACC_OUT(value[v]), PF_ACC_OUT(value[v + 1]), PF_ACC_OUT(value[v + 2]),
+                             PF_ACC_OUT(value[v + 3])
+                           : "r"(turned(here, row, column + v)) : "memory");
+          } else {
+            asm volatile("ld.shared.b32 %0, [%1];" : PF_ACC_OUT(value[v])
+                         : "r"(turned(here, row + (VEC_X ? v : 0), column + (VEC_X ? 0 : v))) : "memory");
           }
-          finish(args, batch, x, y, value);
         }
+        finish(args, batch, x, y, value);
       }
-      __syncwarp();
     }
+    __syncwarp();
+  }
 }
 
 // The blocks of a cluster have each summed a part of the depth: they add up the parts, a share of the tile each.
@@ -334,8 +344,6 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
   }
   if constexpr (CLUSTER > 1) cluster_arrive_relaxed(), cluster_wait();
   else __syncthreads();
-  let_kernel_after_begin();
-  wait_for_kernel_before();
   const int all = (depth(args) + DEPTH - 1) / DEPTH, each = (all + SPLIT - 1) / SPLIT;
   const int begin = SPLIT > 1 ? min(all, (int)block / LAYER * each) : 0, end = SPLIT > 1 ? min(all, begin + each) : all;
   if constexpr (SPLIT > 1) {

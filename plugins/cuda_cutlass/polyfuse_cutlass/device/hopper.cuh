@@ -37,10 +37,6 @@ PF_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" :::
 PF_INLINE void warps_sync(int bar, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(threads) : "memory");
 }
-// The kernel before this one in the stream may still run: waits until all that it wrote is there.
-PF_INLINE void wait_for_kernel_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// Lets the kernel after this one in the stream begin where there is room.
-PF_INLINE void let_kernel_after_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 template <int COUNT> PF_INLINE void fewer_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
