@@ -9,12 +9,15 @@ from polyfuse.ir.expr import Expr, index_value
 from polyfuse.ir.nodes import Scan
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.extern import call
 from polyfuse.lowering.layout import memory_order
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.lowering.views import wrap
+from polyfuse.plugin.traits import near_divisor
 from polyfuse.rewrite import cast
-from polyfuse.symbolic import Index, IndexLike, axis
+from polyfuse.symbolic import Index, IndexLike, axis, product
+from polyfuse.torch_compat import ops
 
 _KINDS = {"cumsum": "sum", "cumprod": "prod", "logcumsumexp": "logsumexp"}
 
@@ -48,6 +51,16 @@ def _scan(
     ctx.emit(Scan(ctx.fresh("op"), axes, (along,), outputs, index, kind, values, origins=ctx.origins))
 
 
+def _is_too_long(ctx: LoweringContext, value: TensorValue, dim: int) -> bool:
+    """Whether one group of threads of a wide device would walk through a row by itself: it is long, there are
+    few, and it has no equal stretches that several could take.
+    """
+    traits, length = ctx.traits(value.device), value.size[dim]
+    rows = ctx.sizes.hint(product(n for d, n in enumerate(value.size) if d != dim))
+    wanted = traits.stretches(rows, ctx.sizes.hint(length))
+    return wanted > 1 and not (isinstance(length, int) and near_divisor(length, wanted))
+
+
 @lowers("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
 def running(ctx: LoweringContext, node: Any, value: TensorValue, dim: int, dtype: Any = None) -> TensorValue:
     result = ctx.template(node.meta["val"])
@@ -59,6 +72,10 @@ def running(ctx: LoweringContext, node: Any, value: TensorValue, dim: int, dtype
     if value.rank == 0 or value.size[wrap(dim, value.rank)] == 1:
         return ctx.lazy(result, cast(value.at(axes_of(value.size)), result.dtype.compute))
     dim = wrap(dim, value.rank)
+    if kind != "logsumexp" and _is_too_long(ctx, value, dim):
+        named = {} if dtype is None else {"dtype": dtype}
+        library: TensorValue = call(ctx, node.meta["val"], ops.op_name(node.target), (value, dim), named)
+        return library
     if result.dtype is result.dtype.compute:
         _scan(ctx, kind, value, dim, [result], False)
         return result

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Traits"]
+__all__ = ["Traits", "is_near", "near_divisor"]
+
+_WORTHWHILE = 4
+"""Stretches of at least `Traits.chunk` elements that a loop must have room for to be divided."""
+_NEAR = (0.7, 1.6)
+"""How far a divisor may be from the number of stretches that is wanted."""
 
 
 @dataclass(frozen=True)
@@ -50,3 +55,24 @@ class Traits:
     sums_across_rows: bool = False
     alignment: int = 0
     channels_last: bool = False
+
+    def stretches(self, groups: int, elements: int) -> int:
+        """Into how many stretches to divide the loops of so many groups of threads, each over so many
+        elements; 0: not at all.
+        """
+        room = elements // self.chunk
+        if not self.blocks or room < _WORTHWHILE or 2 * groups > self.blocks:
+            return 0
+        return min(-(-self.blocks // max(groups, 1)), room)
+
+
+def is_near(extent: int, wanted: int) -> bool:
+    """Whether a loop of an extent has no more points than the stretches that are wanted, or hardly more."""
+    return extent <= wanted * _NEAR[1]
+
+
+def near_divisor(extent: int, wanted: int) -> int:
+    """The divisor of `extent` nearest to `wanted`, if one is near; else 0."""
+    low, high = int(wanted * _NEAR[0]), int(wanted * _NEAR[1])
+    near = [d for d in range(max(low, 2), min(high, extent) + 1) if extent % d == 0]
+    return min(near, key=lambda d: abs(d - wanted), default=0)

@@ -10,23 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from polyfuse.ir.expr import Expr, apply, const, guard, index_value, load, loads, reindex
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, Node, Reduction
+from polyfuse.ir.nodes import Buffer, Node, Reduction, Scan
 from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, Traits
+from polyfuse.plugin.traits import is_near, near_divisor
 from polyfuse.schedule.across_rows import sum_across_rows
 from polyfuse.schedule.result import Decision
+from polyfuse.schedule.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, product
 
 __all__ = ["split_reductions"]
 
-_WORTHWHILE = 4
-"""Stretches of at least `Traits.chunk` elements that a loop must have room for to be divided."""
-_NEAR = (0.7, 1.6)
-"""How far a divisor of an extent may be from the number of stretches that is wanted."""
 _ALIGNED = 64
 """Stretches whose end is tested are multiples of this, so that all begin at a round address."""
 
@@ -57,6 +56,11 @@ def split_reductions(
             nodes.extend(across[0])
             split.buffers.update(across[1])
             decisions.append(Decision("split", node.name, "", "columns are added up where rows are at hand"))
+            continue
+        scans = split.scan(node) if isinstance(node, Scan) else ()
+        if scans:
+            nodes.extend(scans)
+            decisions.append(Decision("split", node.name, "", "stretches of the scan keep the device busy"))
             continue
         division = split.division(node) if isinstance(node, Reduction) else None
         if division is None or not isinstance(node, Reduction):
@@ -112,26 +116,34 @@ class _Splitter:
         wanted = self._wanted(node, traits) if traits.blocks else 0
         return self._divide(node, wanted) if wanted > 1 else None
 
+    def scan(self, node: Scan) -> tuple[Node, ...]:
+        """The nodes that take the place of a scan; none where it stays whole."""
+        extent, traits = axis_size(node.raxes[0]), self.traits(node)
+        wanted = self._wanted(node, traits) if traits.blocks and node.kind in SPLIT_SCANS else 0
+        count = near_divisor(extent, wanted) if wanted > 1 and isinstance(extent, int) else 0
+        device = self.graph.buffers[node.outputs[0]].device
+        return scan_parts(node, count, partial(self._add_buffer, device)) if count else ()
+
     def parts(self, node: Reduction, how: _Division) -> tuple[Node, ...]:
         """The nodes that take the place of `node`."""
-        partial, loaded = self._partial(node, node.kind, how)
+        first, loaded = self._partial(node, node.kind, how)
         if node.kind == "welford":
-            return (partial, *self._combine_moments(node, how.outer, loaded))
+            return (first, *self._combine_moments(node, how.outer, loaded))
         if node.kind == "online_softmax":
-            return (partial, *self._combine_softmax(node, node.outputs, (node.index,) * 2, how.outer, loaded))
-        return (partial, replace(node, name=f"{node.name}_final", raxes=how.outer, values=loaded))
+            return (first, *self._combine_softmax(node, node.outputs, (node.index,) * 2, how.outer, loaded))
+        return (first, replace(node, name=f"{node.name}_final", raxes=how.outer, values=loaded))
 
     def softmax(self, largest: Reduction, total: Reduction, how: _Division) -> tuple[Node, ...]:
         """The nodes that take the place of a maximum and of the sum of exponentials below it: what is read
         once serves both.
         """
-        partial, loaded = self._partial(largest, "online_softmax", how)
+        first, loaded = self._partial(largest, "online_softmax", how)
         outputs, indices = (*largest.outputs, *total.outputs), (largest.index, total.index)
         origins = tuple(dict.fromkeys((*largest.origins, *total.origins)))
-        partial = replace(partial, origins=origins)
-        return (partial, *self._combine_softmax(largest, outputs, indices, how.outer, loaded))
+        first = replace(first, origins=origins)
+        return (first, *self._combine_softmax(largest, outputs, indices, how.outer, loaded))
 
-    def traits(self, node: Reduction) -> Traits:
+    def traits(self, node: Reduction | Scan) -> Traits:
         """The traits of the backend that will generate this node's kernel."""
         device = self.graph.buffers[node.writes()[0]].device
         for backend in self.backends(device.split(":")[0]):
@@ -140,19 +152,15 @@ class _Splitter:
                 return traits
         return Traits()
 
-    def _wanted(self, node: Reduction, traits: Traits) -> int:
+    def _wanted(self, node: Reduction | Scan, traits: Traits) -> int:
         """Stretches that keep the device busy, as far as they do not become too short."""
         rows = self.hint(product(node.sizes))
         length = self.hint(product(node.rsizes))
         side = self._contiguous_side(node)
         together = min(traits.lanes, side) if side else 1
-        groups = max(1, -(-rows // together))
-        room = length * together // traits.chunk
-        if room < _WORTHWHILE or 2 * groups > traits.blocks:
-            return 0
-        return min(-(-traits.blocks // groups), room)
+        return traits.stretches(max(1, -(-rows // together)), length * together)
 
-    def _contiguous_side(self, node: Reduction) -> int:
+    def _contiguous_side(self, node: Reduction | Scan) -> int:
         """The extent of the parallel axis along which the largest operand is contiguous; 0 if it is a loop
         axis.
         """
@@ -178,11 +186,11 @@ class _Splitter:
         while wanted > 1 and rest:
             var = rest[0]
             extent = axis_size(var)
-            if len(rest) > 1 and self.hint(extent) <= wanted * _NEAR[1]:
+            if len(rest) > 1 and is_near(self.hint(extent), wanted):
                 outer.append(rest.pop(0))
                 wanted = -(-wanted // max(self.hint(extent), 1))
                 continue
-            count = _divisor(extent, wanted) if isinstance(extent, int) else 0
+            count = near_divisor(extent, wanted) if isinstance(extent, int) else 0
             if count == 0 and node.kind == "welford":
                 # a partial mean needs the number of its elements, which the last stretch has fewer of
                 break
@@ -210,13 +218,13 @@ class _Splitter:
         types = _result_types(kind, values)
         names = tuple(f"{node.name}_part{k}" for k in range(len(types)))
         for name, dtype in zip(names, types, strict=True):
-            self._add_buffer(name, dtype, device, extent)
-        partial = Reduction(
+            self._add_buffer(device, name, dtype, extent)
+        made = Reduction(
             f"{node.name}_partial", axes, how.inner, names, index, kind, values, origins=node.origins
         )
-        return partial, tuple(load(name, index, dtype) for name, dtype in zip(names, types, strict=True))
+        return made, tuple(load(name, index, dtype) for name, dtype in zip(names, types, strict=True))
 
-    def _add_buffer(self, name: str, dtype: DType, device: str, extent: IndexLike) -> None:
+    def _add_buffer(self, device: str, name: str, dtype: DType, extent: IndexLike) -> None:
         text = str(dtype.torch).removeprefix("torch.")
         self.buffers[name] = Buffer(name, dtype, device, (extent,), (1,), text)
 
@@ -234,7 +242,7 @@ class _Splitter:
         def total(label: str, value: Expr, result: str = "") -> Expr:
             name, at = result or f"{node.name}_{label}", node.index if result else index
             if not result:
-                self._add_buffer(name, dtype, device, shape)
+                self._add_buffer(device, name, dtype, shape)
             title = f"{node.name}_{label}"
             made.append(
                 Reduction(title, node.axes, outer, (name,), at, "sum", (value,), origins=node.origins)
@@ -296,13 +304,6 @@ def _sum_of_exponentials(graph: Graph, position: int) -> Reduction | None:
         if not read.isdisjoint(node.writes()):
             return None
     return None
-
-
-def _divisor(extent: int, wanted: int) -> int:
-    """The divisor of `extent` nearest to `wanted`, if one is near; else 0."""
-    low, high = int(wanted * _NEAR[0]), int(wanted * _NEAR[1])
-    near = [d for d in range(max(low, 2), min(high, extent) + 1) if extent % d == 0]
-    return min(near, key=lambda d: abs(d - wanted), default=0)
 
 
 def _cut(extent: IndexLike, wanted: int) -> tuple[int, IndexLike]:

@@ -14,8 +14,9 @@ from polyfuse.ir.ops import REDUCTIONS
 from polyfuse.ir.semantics import reduce as reduced
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Traits
+from polyfuse.plugin.traits import near_divisor
 from polyfuse.schedule import Schedule
-from polyfuse.schedule.split import _cut, _divisor
+from polyfuse.schedule.split import _cut
 from polyfuse.symbolic import symbol
 from schedule_builder import Anything, Maker, axes, run
 from wide_device import WIDE, wide
@@ -155,7 +156,7 @@ def test_whole_loops_are_taken_before_one_is_cut() -> None:
 
 def test_cuts_are_near_what_is_wanted() -> None:
     for extent, wanted in itertools.product((96, 97, 1000, 4096, 10_000_019), (2, 7, 60, 500)):
-        count = _divisor(extent, wanted)
+        count = near_divisor(extent, wanted)
         assert count == 0 or (extent % count == 0 and 0.6 * wanted <= count <= 1.7 * wanted)
         pieces, length = _cut(extent, wanted)
         assert isinstance(length, int) and pieces * length >= extent
@@ -197,3 +198,36 @@ def test_batch_norm_in_training(shape: tuple[int, ...], layout: torch.memory_for
     for a, b in zip(mine[3:], theirs[3:], strict=True):
         torch.testing.assert_close(a, b)
     assert record.decisions("split")
+
+
+@pytest.mark.parametrize("kind", ["sum", "prod"])
+@pytest.mark.parametrize("shape", [(1, 4096), (3, 1024), (2, 997)])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_long_scans_with_few_rows(kind: str, shape: tuple[int, int], dim: int) -> None:
+    x = torch.randn(shape) if kind == "sum" else 1 + torch.randn(shape) / 100
+    x = x if dim else x.t().contiguous()
+    scan = torch.cumsum if kind == "sum" else torch.cumprod
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return scan(x * 2 if kind == "sum" else x, dim) + 1
+
+    run_wide, record = wide(function)
+    torch.testing.assert_close(run_wide(x), function(x), rtol=1e-4, atol=1e-4)
+    if shape[1] == 997:
+        # no equal stretches: the library has another way
+        assert any("aten.cum" in line for line in record.texts[0].splitlines() if "operator(" in line)
+    else:
+        assert len(record.schedules[0].steps) == 3 and record.decisions("split")
+
+
+def test_scans_of_numbers_that_wrap() -> None:
+    x = torch.randint(-(2**40), 2**40, (2, 2048))
+    run_wide, _ = wide(lambda x: (x.cumsum(1), x.cumprod(1)))
+    assert torch.equal(run_wide(x)[0], x.cumsum(1)) and torch.equal(run_wide(x)[1], x.cumprod(1))
+
+
+def test_scans_that_meet_what_is_no_number() -> None:
+    x = torch.randn(2, 4096)
+    x[0, 1000], x[1, 3] = float("inf"), float("nan")
+    run_wide, _ = wide(lambda x: x.cumsum(1))
+    torch.testing.assert_close(run_wide(x), x.cumsum(1), rtol=1e-4, atol=1e-4, equal_nan=True)
