@@ -1,12 +1,13 @@
 """Running candidates and taking the time, in whichever process this is.
 
 On the processor, operands that a model would read from memory exist in several copies that take turns, so
-that they are not found in a cache; a sample is a run of calls long enough for the clock. Elsewhere the
+that they are not found in a cache; a sample is the median of calls, for long enough. Elsewhere the
 backend that knows the device takes the time.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -76,15 +77,18 @@ class Bench:
         timer = self._backend(min(own) if len(own) == 1 else problem.timer)
         if not problem.device.startswith("cpu") or type(timer).benchmark is not Backend.benchmark:
             return timer.benchmark(*self._launch(candidate, runs))
-        count, turn, spent = 0, self._turn, 0.0
-        start = time.perf_counter()
-        while spent < _SAMPLE_SECONDS:
+        taken: list[float] = []
+        turn, now = self._turn, time.perf_counter()
+        end = now + _SAMPLE_SECONDS
+        while now < end:
+            before = now
             runs[turn % len(runs)]()
+            now = time.perf_counter()
+            taken.append(now - before)
             turn += 1
-            count += 1
-            spent = time.perf_counter() - start
         self._turn = turn % len(self._sets)
-        return spent / count * 1e3
+        # of a few calls, one in which the machine did something else says nothing
+        return statistics.median_low(taken) * 1e3
 
     def check(self, candidate: Candidate, reference: Candidate) -> float:
         """How far a candidate's results are from another's: up to 1 is within the tolerance."""

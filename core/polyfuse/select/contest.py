@@ -22,6 +22,11 @@ _log = get_logger("select")
 
 Watcher = Callable[[str, float], None]
 
+# How far behind the best one may be after the first rounds.
+_ROUGH = (3.0, 2.0, 1.5)
+# Two samples that differ by less are the same time.
+_SAME = 1.05
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -29,14 +34,16 @@ class Rules:
 
     Attributes:
         verify: whether a candidate whose results differ from the first one's loses.
-        rounds: samples taken of those that stay to the end.
+        rounds: least samples taken of those that stay to the end.
+        most_rounds: most samples, where the machine is so busy that no time is seen twice.
         hopeless: times the best after which one that took so long in a single run is not timed again.
-        behind: the same after a round, which is measured better.
+        behind: the same after some rounds, when times are known better.
         until: the `time.monotonic` after which no further round begins.
     """
 
     verify: bool = False
     rounds: int = 7
+    most_rounds: int = 28
     hopeless: float = 2.0
     behind: float = 1.25
     until: float = float("inf")
@@ -72,23 +79,47 @@ def race(
                 taken = LOST
         times[candidate.name] = taken
         best = min(best, taken)
+        if taken != LOST and taken > rules.hopeless * best:
+            # it may have been unlucky
+            taken = times[candidate.name] = min(taken, _attempt(track.first, problem, candidate))
         if taken != LOST and taken <= rules.hopeless * best:
             running.append(candidate)
         if watch is not None:
             watch(candidate.name, taken)
-    for turn in range(rules.rounds):
-        # a single cold run says little, so the first round starts the count anew
-        round_times = {c.name: _attempt(track.sample, problem, c) for c in running}
-        for name, taken in round_times.items():
-            lost = LOST in (taken, times[name])
-            times[name] = LOST if lost else taken if turn == 0 else min(taken, times[name])
-            if watch is not None:
-                watch(name, times[name])
-        best = min((times[name] for name in round_times), default=LOST)
-        running = [c for c in running if times[c.name] <= rules.behind * best and times[c.name] != LOST]
-        if (len(running) < 2 and turn) or time.monotonic() > rules.until:
-            break
+    _take_turns(track, problem, running, times, rules, watch)
     return times
+
+
+def _take_turns(
+    track: Track,
+    problem: Problem,
+    running: Sequence[Candidate],
+    times: dict[str, float],
+    rules: Rules,
+    watch: Watcher | None,
+) -> None:
+    """Time candidates in rounds, until each that is still there has a time that was seen twice."""
+    samples: dict[str, list[float]] = {candidate.name: [] for candidate in running}
+    for turn in range(rules.most_rounds):
+        for candidate in running:
+            taken = _attempt(track.sample, problem, candidate)
+            samples[candidate.name].append(taken)
+            lost = LOST in samples[candidate.name]
+            times[candidate.name] = LOST if lost else min(samples[candidate.name])
+            if watch is not None:
+                watch(candidate.name, times[candidate.name])
+        best = min((times[candidate.name] for candidate in running), default=LOST)
+        # at first, times are too rough to tell who is behind
+        limit = best * max(rules.behind, _ROUGH[turn] if turn < len(_ROUGH) else 0.0)
+        running = [c for c in running if times[c.name] <= limit and times[c.name] != LOST]
+        enough = turn + 1 >= rules.rounds and all(_seen_twice(samples[c.name]) for c in running)
+        if enough or (len(running) < 2 and turn) or time.monotonic() > rules.until:
+            return
+
+
+def _seen_twice(samples: Sequence[float]) -> bool:
+    least = sorted(samples)[:2]
+    return len(least) == 2 and least[1] <= _SAME * least[0]
 
 
 def _attempt(action: Callable[[Candidate], float], problem: Problem, candidate: Candidate) -> float:

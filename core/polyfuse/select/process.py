@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from multiprocessing import Pipe
 from typing import Any
 
@@ -19,6 +20,8 @@ __all__ = ["Child", "Fault"]
 
 # Seconds in which a child starts and imports torch.
 _START_SECONDS = 180.0
+# Seconds after which a wait looks at the clock.
+_SLICE = 0.5
 
 
 class Fault(Exception):
@@ -82,7 +85,7 @@ class Child:
 
     def _answer(self, seconds: float) -> Any:
         try:
-            if not self._channel.poll(seconds):
+            if not self._waited(seconds):
                 self._kill()
                 raise Fault(f"it did not end within {seconds:.0f} seconds")
             verdict, value = self._channel.recv()
@@ -91,6 +94,16 @@ class Child:
         if verdict == "raised":
             raise Fault(f"it raised {value}")
         return value
+
+    def _waited(self, seconds: float) -> bool:
+        """Wait for an answer. Time in which this process stood still, too, does not count: machines sleep."""
+        left = seconds
+        while left > 0:
+            before = time.monotonic()
+            if self._channel.poll(min(left, _SLICE)):
+                return True
+            left -= min(time.monotonic() - before, 2 * _SLICE)
+        return False
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

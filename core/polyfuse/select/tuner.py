@@ -202,6 +202,7 @@ class Tuner:
         return Rules(
             verify=self.settings.tune_verify,
             rounds=7 if heat.bout.problem.device.startswith("cpu") else 3,
+            most_rounds=28 if heat.bout.problem.device.startswith("cpu") else 6,
             until=time.monotonic() + max(1, self.settings.tune_seconds),
         )
 

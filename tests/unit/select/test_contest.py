@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,12 +62,30 @@ def test_turns_and_early_leavers():
     track = FakeTrack()
     seen: list[str] = []
     rules = Rules(rounds=4)
-    times = race(track, PROBLEM, candidates("1.0", "1.1", "1.5", "3.0"), rules, lambda n, ms: seen.append(n))
-    assert times == {"1.0": 1.0, "1.1": 1.1, "1.5": 1.5, "3.0": 4.5}
-    assert [track.samples(n) for n in ("1.0", "1.1", "1.5", "3.0")] == [4, 4, 1, 0]
+    times = race(track, PROBLEM, candidates("1.0", "1.1", "1.9", "3.0"), rules, lambda n, ms: seen.append(n))
+    assert times == {"1.0": 1.0, "1.1": 1.1, "1.9": 1.9, "3.0": 4.5}
+    assert [track.samples(n) for n in ("1.0", "1.1", "1.9", "3.0")] == [4, 4, 3, 0]
+    # what seems hopeless gets a second chance
+    assert track.asked.count(("first", "3.0")) == 2
     order = [name for what, name in track.asked if what == "sample"]
-    assert order[:5] == ["1.0", "1.1", "1.5", "1.0", "1.1"]
-    assert set(seen) == {"1.0", "1.1", "1.5", "3.0"}
+    assert order[:5] == ["1.0", "1.1", "1.9", "1.0", "1.1"]
+    assert set(seen) == {"1.0", "1.1", "1.9", "3.0"}
+
+
+def test_on_a_busy_machine_there_are_more_rounds():
+    noise = itertools.cycle([9.0, 5.0, 7.0, 3.0, 4.0, 2.0, 1.0, 1.01])
+
+    class Busy(FakeTrack):
+        def sample(self, candidate: Candidate) -> float:
+            return super().sample(candidate) * (next(noise) if candidate.name == "1.0" else 1.0)
+
+    track = Busy()
+    times = race(track, PROBLEM, candidates("1.0", "1.2"), Rules(rounds=3, behind=99.0))
+    assert times == {"1.0": 1.0, "1.2": 1.2}
+    assert track.samples("1.0") == 8
+    track = Busy()
+    race(track, PROBLEM, candidates("1.0", "1.2"), Rules(rounds=3, most_rounds=5, behind=99.0))
+    assert track.samples("1.0") == 5
 
 
 def test_what_fails_has_lost_with_one_line(caplog):
