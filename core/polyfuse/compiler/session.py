@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+import torch
+
 from polyfuse.base import log
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
@@ -63,11 +65,12 @@ class CompileSession:
             return backend.traits(device)
         return Traits()
 
-    def wants_channels_last(self, device_type: str) -> bool:
-        """Whether convolutions on a type of device get tensors with the channels last."""
+    def wants_channels_last(self, value: torch.Tensor, training: bool) -> bool:
+        """Whether a convolution of `value` gets its channels last, in a graph with gradients or without."""
         if self.settings.channels_last != "auto":
             return self.settings.channels_last == "on"
-        return self.traits(device_type).channels_last
+        # gradients gain less than bringing those of the weights into the layout of the weights costs
+        return not training and value.dtype.itemsize == 2 and self.traits(value.device.type).channels_last
 
     def expect(self, device_types: Iterable[str], operators: int) -> None:
         """Prepare to build kernels for a graph of so many operators on these types of device."""

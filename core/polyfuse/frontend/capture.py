@@ -37,11 +37,11 @@ def compile_graph(
     inner: InnerCompiler,
     settings: Settings,
     more: MoreRewrites | None = None,
-    channels_last: Callable[[str], bool] | None = None,
+    channels_last: Callable[[torch.Tensor, bool], bool] | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
-    graph. `more` are rewrites that run after those of this room; `channels_last` says of a type of device
-    whether convolutions want their channels last there.
+    graph. `more` are rewrites that run after those of this room; `channels_last` says of the operand of a
+    convolution, and of whether gradients are needed, whether its channels should come last.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """
@@ -103,10 +103,10 @@ class _Capture:
     ordinal: int
     """Which of the graphs of one Dynamo compile this is."""
     more: MoreRewrites | None = None
-    channels_last: Callable[[str], bool] | None = None
+    channels_last: Callable[[torch.Tensor, bool], bool] | None = None
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
-        self._lay_out(gm)
+        self._lay_out(gm, training=False)
         return self._compile(gm, inputs, "inference")
 
     def forward(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
@@ -122,15 +122,16 @@ class _Capture:
         self, joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         """Simplify the joint graph, so that less is saved, then split it."""
-        self._lay_out(joint)
+        self._lay_out(joint, training=True)
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)
         return aot.min_cut_partition(joint, inputs, **kwargs)
 
-    def _lay_out(self, gm: GraphModule) -> None:
+    def _lay_out(self, gm: GraphModule, training: bool) -> None:
         """Choose layouts: before the split, so that both sides know what the forward saves."""
-        if self.channels_last is not None and self.settings.graph_rewrites and self.settings.fuel is None:
-            count = spread_channels_last(gm, self.channels_last)
+        wants = self.channels_last
+        if wants is not None and self.settings.graph_rewrites and self.settings.fuel is None:
+            count = spread_channels_last(gm, lambda value: wants(value, training))
             if count:
                 _log.info("%d convolutions have their channels last", count)
 

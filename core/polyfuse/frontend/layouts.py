@@ -42,8 +42,8 @@ _BY_STRIDES: Final = (
 """Operators whose result depends on the strides of an operand."""
 
 
-def spread_channels_last(module: GraphModule, wants: Callable[[str], bool]) -> int:
-    """Lay out a graph for convolutions with channels last, on the types of devices that want it.
+def spread_channels_last(module: GraphModule, wants: Callable[[torch.Tensor], bool]) -> int:
+    """Lay out a graph for convolutions with channels last, for those operands that `wants` says.
 
     Returns:
         how many convolutions and gradients of convolutions read such tensors now.
@@ -59,16 +59,11 @@ def spread_channels_last(module: GraphModule, wants: Callable[[str], bool]) -> i
     return walk.changed
 
 
-def _is_convolution(node: Node, wants: Callable[[str], bool]) -> bool:
+def _is_convolution(node: Node, wants: Callable[[torch.Tensor], bool]) -> bool:
     if node.op != "call_function" or node.target not in _ACTIVATIONS:
         return False
     value = tensor_value(node.args[0])
-    return (
-        value is not None
-        and value.dim() in _FORMATS
-        and value.is_floating_point()
-        and wants(value.device.type)
-    )
+    return value is not None and value.dim() in _FORMATS and value.is_floating_point() and wants(value)
 
 
 def _groups(node: Node) -> Any:

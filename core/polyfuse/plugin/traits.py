@@ -34,8 +34,8 @@ class Traits:
         launch_bytes: bytes that the device moves in the time that starting a kernel takes. Kernels that do
             the same to tensors of equal size become one up to that, as with the option `list_fusion`; kernels
             that compute each element by itself do so whatever they compute, and of any size if few.
-        channels_last: whether libraries for the device compute convolutions faster, or without converting, on
-            tensors whose channels come last in memory.
+        channels_last: whether libraries for the device compute convolutions in 16 bits faster on tensors
+            whose channels come last in memory. They get such tensors then, unless gradients are needed.
         sums_across_rows: whether a kernel in which groups of rows add to one row each (scattering to a place
             that depends on ``row // count``) does so without atomic operations. Sums down columns then join
             kernels that work along rows.

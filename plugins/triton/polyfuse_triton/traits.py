@@ -25,4 +25,5 @@ def traits_of(target: Target) -> Traits:
         launch_bytes=4 << 20,
         sums_across_rows=True,
         alignment=16,
+        channels_last=True,
     )

@@ -40,11 +40,24 @@ def test_models_agree(option: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "trait", "wanted"),
-    [("auto", True, True), ("auto", False, False), ("on", False, True), ("off", True, False)],
+    ("option", "trait", "dtype", "training", "wanted"),
+    [
+        ("auto", True, torch.bfloat16, False, True),
+        ("auto", True, torch.bfloat16, True, False),
+        ("auto", True, torch.float32, False, False),
+        ("auto", False, torch.bfloat16, False, False),
+        ("on", False, torch.float32, True, True),
+        ("off", True, torch.bfloat16, False, False),
+    ],
 )
 def test_the_backend_is_asked_unless_the_option_says(
-    monkeypatch: pytest.MonkeyPatch, option: str, trait: bool, wanted: bool
+    monkeypatch: pytest.MonkeyPatch,
+    option: str,
+    trait: bool,
+    dtype: torch.dtype,
+    training: bool,
+    wanted: bool,
 ) -> None:
     monkeypatch.setattr(CompileSession, "traits", lambda self, device: Traits(channels_last=trait))
-    assert session_for(Settings(channels_last=option)).wants_channels_last("cpu") is wanted
+    session = session_for(Settings(channels_last=option))
+    assert session.wants_channels_last(torch.empty(1, dtype=dtype), training) is wanted

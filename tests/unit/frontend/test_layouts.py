@@ -33,7 +33,7 @@ class LastInner:
     def compile(self, function: Any, **options: Any) -> Any:
         def backend(gm: Any, inputs: Any) -> Any:
             return compile_graph(
-                gm, inputs, inner=self, settings=Settings(), channels_last=lambda _: self.wanted
+                gm, inputs, inner=self, settings=Settings(), channels_last=lambda *_: self.wanted
             )
 
         return torch.compile(function, backend=backend, **options)
