@@ -110,6 +110,20 @@ def test_types(backend, tmp_path, dtype, out):
     )
 
 
+@pytest.mark.parametrize(
+    "tiling",
+    (
+        Tiling(1, 192, across=2, stages=5),
+        Tiling(1, 128, turns=True, stages=8),
+        Tiling(1, 64, split=2, stages=6),
+    ),
+    ids=("wide", "turns", "split"),
+)
+@pytest.mark.parametrize("depth", (64, 144, 528))
+def test_narrow_floats(backend, tmp_path, tiling, depth):
+    compare(backend, product(136, 264, depth, dtype="f8e4m3", epilogue=RESIDUAL), tiling, 136, tmp_path)
+
+
 @pytest.mark.parametrize("shared", (False, True))
 def test_batches(backend, tmp_path, shared):
     compare(backend, product(72, 136, 64, batch=5, shared=shared), Tiling(1, 64, stages=4), 72, tmp_path)

@@ -7,6 +7,7 @@ constexpr int GROUP_ROWS = 64 * BLOCKS;                               // rows of
 constexpr int BX = PINGPONG ? GROUP_ROWS : GROUP_ROWS * CONSUMERS;  // rows of a tile
 constexpr int DEPTH = 128 / BYTES;                                    // of a stage
 constexpr int X_BYTES = BX * 128, Y_BYTES = BY * 128;
+constexpr int PROMOTED = 2;                                           // stages whose sums are taken out at once
 constexpr int STEPS = 4;                                              // products in a stage, of 32 bytes each
 constexpr bool SWIZZLED = CHUNK == 32;
 constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4;
@@ -153,14 +154,24 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
     for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
       for (int i = 0; i < BY / 2; ++i) sum[m][i] = 0;
-    for (int k = 0; k < stages; ++k, ring.next()) {
-      barrier_wait(ring.full_bar(), ring.phase);
+    for (int k = 0; k < stages; k += PROMOTED) {
+      u32 read[PROMOTED];
       keep(part);
-      issue(ring, part, row, false);
-      if (TURNS && k == stages - 1 && threadIdx.x % 128 == 0) barrier_arrive(done);
+#pragma unroll
+      for (int i = 0; i < PROMOTED; ++i) {
+        if (k + i < stages) {
+          barrier_wait(ring.full_bar(), ring.phase);
+          issue(ring, part, row, i > 0);
+          read[i] = ring.empty_bar();
+          ring.next();
+        }
+      }
+      if (TURNS && k + PROMOTED >= stages && threadIdx.x % 128 == 0) barrier_arrive(done);
       products_wait<0>();
       keep(part);
-      release(ring.empty_bar(), block);
+#pragma unroll
+      for (int i = 0; i < PROMOTED; ++i)
+        if (k + i < stages) release(read[i], block);
 #pragma unroll
       for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
