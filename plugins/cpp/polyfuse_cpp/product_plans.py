@@ -112,7 +112,7 @@ def product_plans(product: Product, isa: Isa) -> list[ProductPlan]:
     found = {way: list(machine.plans(way)) for way in ways}
     order = sorted(found, key=lambda way: _rank(way, rows))
     best = [found[way][0] for way in order]
-    others = [plan for way in order for plan in found[way][1:2]]
+    others = [plan for way in order for plan in found[way][1 : 3 if way is order[0] else 2]]
     return [*best, *others]
 
 
@@ -182,30 +182,37 @@ class _Machine:
             return
         ranked: list[tuple[float, int, ProductPlan]] = []
         for width in self._widths(way):
-            limit = (self.registers - self.each) // self.each
-            most = (limit - width) // width if way is not Way.DOTS else (limit - 1) // (width + 1)
+            held = self.registers // self.each - 1
+            most = (held - width) // width if way is not Way.DOTS else held // (width + 1)
             if most < 1:
                 continue
-            tiles = -(-rows // most)
-            high = -(-rows // tiles)
-            # two multiplications and two loads in a cycle, half a line from the second cache, which the right
-            # operand comes from; eight sums hide what a multiplication takes
-            cycles = tiles * max(high * width, high + width, 4 * width if tiles > 1 else 0, 8) / width
-            if way is not Way.DOTS:
-                wide = width * self.isa.lanes
-                cycles *= (1 + 0.02 * width) * (-(-across // wide) * wide) / across
             vectors = width if way is not Way.DOTS else max(1, -(-width // self.isa.lanes))
             columns = width if way is Way.DOTS else 0
-            ranked.append((cycles, -high * width, self.plan(way, high, vectors, columns)))
+            fewest = -(-rows // most)
+            for tiles in (fewest, fewest + 1):
+                high = -(-rows // tiles)
+                cycles = tiles * self._cycles(high, width, tiles > 1) / width
+                if way is not Way.DOTS:
+                    wide = width * self.isa.lanes
+                    cycles *= (1 + 0.02 * width) * (-(-across // wide) * wide) / across
+                ranked.append((cycles, -high * width, self.plan(way, high, vectors, columns)))
         if not ranked:
             ranked.append((0.0, 0, self.plan(way, 1, 1, 1 if way is Way.DOTS else 0)))
-        yield from (plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
+        yield from dict.fromkeys(plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
+
+    def _cycles(self, rows: int, width: int, again: bool) -> float:
+        """Half cycles of a step of one tile: in a cycle, two multiplications, one load, or half a line of the
+        second cache, which the right operand comes from where it is read `again`. Eight sums hide what one
+        takes.
+        """
+        return max(rows * width, 2 * (rows + width), 4 * width if again else 0, 8)
 
     def _widths(self, way: Way) -> tuple[int, ...]:
         """How many vectors (two to four registers) or columns a tile may span."""
         if way is Way.DOTS:
             return (8, 4, 2)
-        return tuple(width for width in (4, 3, 2, 1) if 2 <= width * self.each <= 4) or (1,)
+        most = 8 if way is Way.DIRECT else 4
+        return tuple(width for width in (8, 4, 3, 2, 1) if 2 <= width * self.each <= most) or (1,)
 
     def plan(self, way: Way, rows: int, vectors: int, columns: int, depth: int = 0) -> ProductPlan:
         """A plan with its depth, unless that is given, and as many panels as the second cache holds."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cpp_kernels import Body, KernelBuilder, backend, compiled
+from cpp_kernels import Body, KernelBuilder, backend, build_together, compiled
 from cpp_products import Matmul, widened
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.rules import accumulates
@@ -41,7 +41,9 @@ def check(mm: Matmul, isa: str = "", finish: Any = None, left: Any = None, right
         want = want + mm.plain(tensors["residual"], mm.out, "bmn").double()
     configs = list(made.configs(kernel))
     configs += [c for config in configs[:2] for c in made.neighbours(kernel, config)]
-    for config in dict.fromkeys(configs):
+    configs = list(dict.fromkeys(configs))
+    build_together(kernel, configs, isa)
+    for config in configs:
         out = tensors["result"]
         whole = out if out._base is None else out._base
         before = whole.clone()
@@ -308,6 +310,7 @@ def test_without_instructions_for_small_types(
 ) -> None:
     monkeypatch.setattr("polyfuse_cpp.backend.dot_instructions", lambda: ())
     monkeypatch.setattr("polyfuse_cpp.product_plans.dot_instructions", lambda: ())
+    # sizes of no other test, for the text is the same
     check(Matmul(9, 41, 131, dtype=pair[0], other=pair[1], right="bnk"))
 
 
