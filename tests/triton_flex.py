@@ -36,10 +36,16 @@ class Case:
     key_batch: int = 0
     score: Callable[..., Any] | None = None
     mask: Callable[..., Any] | None = None
-    block: int = 64
+    block: int | tuple[int, int] = 64
+    mask_batch: int | None = None
+    mask_heads: int | None = None
     dtype: torch.dtype = torch.float32
     backward: bool = True
     dynamic: bool = False
+    sums: bool = False
+    """Whether the logarithms of sums are a result too."""
+    turned: bool = False
+    """Whether heads lie inside places in memory."""
     learned: bool = False
     """Whether `_TABLE`, which the score's function reads, has a gradient."""
 
@@ -62,6 +68,13 @@ CASES: Mapping[str, Case] = {
         queries=100, score=lambda s, b, h, q, k: s * _TABLE[q % 8] + _TABLE[(q - k) % 16], learned=True
     ),
     "dynamic": Case(queries=100, keys=100, backward=False, dynamic=True),
+    "dynamic backward": Case(batch=2, queries=100, keys=80, dynamic=True, mask=_causal),
+    "masks by head": Case(
+        batch=2, mask=lambda b, h, q, k: (q + b * 64 >= k) & (q < 100 + h), mask_batch=2, mask_heads=2
+    ),
+    "oblong blocks": Case(mask=_causal, block=(128, 32)),
+    "sums": Case(mask=_causal, sums=True),
+    "turned": Case(turned=True, queries=70, score=lambda s, b, h, q, k: s * (h + 1)),
 }
 
 
@@ -80,28 +93,30 @@ def operands(case: Case, device: str = "cpu") -> list[torch.Tensor]:
         (key_batch, key_heads, case.keys, case.depth),
         (key_batch, key_heads, case.keys, case.values or case.depth),
     )
-    return [torch.randn(shape, dtype=case.dtype, device=device) for shape in shapes]
+    found = [torch.randn(shape, dtype=case.dtype, device=device) for shape in shapes]
+    return [t.transpose(1, 2).contiguous().transpose(1, 2) for t in found] if case.turned else found
 
 
 def runner(case: Case, device: str = "cpu") -> Callable[..., Any]:
     """The call as a function of operands."""
     mask = None
     if case.mask is not None:
-        batch = case.batch if case.key_batch else None
-        mask = flex.create_block_mask(
-            case.mask, batch, None, case.queries, case.keys, device=device, BLOCK_SIZE=case.block
-        )
+        batch = case.batch if case.key_batch else case.mask_batch
+        sizes = (batch, case.mask_heads, case.queries, case.keys)
+        mask = flex.create_block_mask(case.mask, *sizes, device=device, BLOCK_SIZE=case.block)
 
     def run(q: Any, k: Any, v: Any) -> Any:
-        return flex.flex_attention(
-            q, k, v, score_mod=case.score, block_mask=mask, enable_gqa=bool(case.key_heads)
+        more = {"return_lse": True} if case.sums else {}
+        found = flex.flex_attention(
+            q, k, v, score_mod=case.score, block_mask=mask, enable_gqa=bool(case.key_heads), **more
         )
+        return found[0] + found[1][..., None] if case.sums else found
 
     return run
 
 
 def results_of(function: Callable[..., Any], given: list[torch.Tensor], case: Case) -> list[torch.Tensor]:
-    inputs = [t.clone().requires_grad_(case.backward) for t in given]
+    inputs = [t.detach().clone().requires_grad_(case.backward) for t in given]
     found = function(*inputs)
     if not case.backward:
         return [found]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ def flex_attention(
     mask_captured: Sequence[Any] = (),
 ) -> tuple[TensorValue | None, ...]:
     """The output, the logarithm of each query's sum, and its greatest score."""
-    call = _Call(ctx, query, key, value, block_mask, scale)
+    call = _Call(ctx, query, key, value, block_mask, scale, _fixed(node, 4))
     score, mask = call.functions(score_mod, score_captured, mask_captured)
     problem = call.problem(score, mask, None)
     results = [ctx.stored(fake) for fake in node.meta["val"]]
@@ -95,7 +95,7 @@ def flex_attention_backward(
         raise UnsupportedError("only the logarithms of the sums have a gradient")
     fakes = node.meta["val"]
     wanted = [k for k, fake in enumerate(fakes[3]) if fake is not None and _is_read(node, k)]
-    call = _Call(ctx, query, key, value, block_mask, scale)
+    call = _Call(ctx, query, key, value, block_mask, scale, _fixed(node, 9))
     score, mask = call.functions(forward, score_captured, mask_captured)
     gradient, added = call.gradients(joint, score_captured, {k: fakes[3][k] for k in wanted})
     problem = call.problem(score, mask, gradient, added)
@@ -123,6 +123,29 @@ LOWERINGS = {
     "higher_order.flex_attention": Lowering(flex_attention, library=True),
     "higher_order.flex_attention_backward": Lowering(flex_attention_backward, library=True),
 }
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """Sizes that a kernel is written for."""
+
+    depth: int
+    values: int
+    query_block: int
+    key_block: int
+
+
+def _fixed(node: Any, place: int) -> _Fixed:
+    """These sizes of a call, whose block mask is argument `place`; where they were symbolic, what is compiled
+    is for this value from now on.
+    """
+
+    def known(value: Any) -> int:
+        return int(value.meta["val"] if isinstance(value, torch.fx.Node) else value)
+
+    depth, values = (node.args[k].meta["val"].shape[3] for k in (0, 2))
+    blocks = node.args[place]
+    return _Fixed(known(depth), known(values), known(blocks[-3]), known(blocks[-2]))
 
 
 def _is_read(node: Any, k: int) -> bool:
@@ -188,6 +211,7 @@ class _Call:
         value: TensorValue,
         block_mask: Sequence[Any],
         scale: float,
+        fixed: _Fixed,
     ) -> None:
         if query.dtype not in _TYPES or not query.dtype is key.dtype is value.dtype:
             raise UnsupportedError(f"attention on {query.torch_dtype} and {key.torch_dtype} has no kernel")
@@ -198,12 +222,10 @@ class _Call:
         self._stored: dict[str, View] = {}
         self._captured: dict[str, Array] = {}
         self._learned: dict[int, TensorValue] = {}
-        depth, values = query.size[3], value.size[3]
-        if not isinstance(depth, int) or not isinstance(values, int) or max(depth, values) > _LONGEST_DEPTH:
-            raise UnsupportedError("the length of a query is not known, or is too large for registers")
-        self._lengths = depth, values
-        self._block = self._blocks[-3], self._blocks[-2]
-        if any(not isinstance(n, int) or n % _SHORTEST_BLOCK for n in self._block):
+        self._fixed = fixed
+        if max(fixed.depth, fixed.values) > _LONGEST_DEPTH:
+            raise UnsupportedError("a query or value is too long for registers")
+        if any(n % _SHORTEST_BLOCK for n in (fixed.query_block, fixed.key_block)):
             raise UnsupportedError("the blocks of the mask are too small")
 
     # --- operands --------------------------------------------------------------------------------------
@@ -327,12 +349,12 @@ class _Call:
             keys=key.size[2],
             key_batch=key.size[0],
             key_heads=key.size[1],
-            depth=self._lengths[0],
-            values=self._lengths[1],
+            depth=self._fixed.depth,
+            values=self._fixed.values,
             mask_batch=lists.size[0],
             mask_heads=lists.size[1],
-            query_block=self._block[0],
-            key_block=self._block[1],
+            query_block=self._fixed.query_block,
+            key_block=self._fixed.key_block,
             dtype=query.dtype or DType.f32,
             scale=float(self._scale),
             exact=torch.get_float32_matmul_precision() == "highest",
