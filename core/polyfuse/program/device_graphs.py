@@ -13,13 +13,13 @@ from polyfuse.ir.nodes import ExternCall, Opaque
 from polyfuse.lowering.fallback import OBJECT_CALL, Rebuilt
 from polyfuse.program.steps import ProgramInput
 from polyfuse.runtime.device_graphs import GraphFacts
-from polyfuse.schedule.result import Call, Schedule
+from polyfuse.schedule.result import Call, Launch, Schedule
 from polyfuse.symbolic import free_symbols
 from polyfuse.torch_compat import ops, shapes
 from polyfuse.torch_compat.device_graphs import unsafe_to_record
 from polyfuse.torch_compat.user_kernels import UserKernel
 
-__all__ = ["graph_facts"]
+__all__ = ["graph_facts", "option_in_the_way", "part_fault"]
 
 UNSAFE: Final = frozenset(
     {
@@ -122,14 +122,31 @@ def _refusal(
     if len(devices) > 1:
         places = " and ".join(f"{device} ({name})" for device, name in devices.items())
         return f"it computes on {places}"
-    for option, does in _OPTIONS_IN_THE_WAY.items():
-        if getattr(settings, option):
-            return f"the option {option} {does}"
+    option = option_in_the_way(settings)
+    if option:
+        return option
     for item in inputs:
         if item.kind == "symint" and item.value is not None:
             if any(shapes.named_by_data(symbol) for symbol in free_symbols(item.value)):
                 return f"the size {item.name} depends on data"
     return next(_faults(schedule), "")
+
+
+def option_in_the_way(settings: Settings) -> str:
+    """The option under which nothing is recorded, and why; empty if there is none."""
+    for option, does in _OPTIONS_IN_THE_WAY.items():
+        if getattr(settings, option):
+            return f"the option {option} {does}"
+    return ""
+
+
+def part_fault(step: Launch | Call, graph: Graph, device: str) -> str:
+    """Why a step cannot be recorded with others on a device; empty if it can."""
+    for name in (*step.reads, *step.writes):
+        buffer = graph.buffers.get(name)
+        if buffer is not None and buffer.device not in (device, ""):
+            return f"{name} is on {buffer.device}"
+    return _fault(step.node, graph)[1] if isinstance(step, Call) else ""
 
 
 def _faults(schedule: Schedule) -> Iterator[str]:

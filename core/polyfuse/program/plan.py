@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,10 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, View
-from polyfuse.program.device_graphs import graph_facts
+from polyfuse.program.device_graphs import graph_facts, option_in_the_way, part_fault
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
+from polyfuse.program.parts import Surroundings, Work, find_parts
 from polyfuse.program.pools import Place, Pool, plan_pools
 from polyfuse.program.steps import (
     Allocate,
@@ -26,6 +27,7 @@ from polyfuse.program.steps import (
     LaunchKernel,
     MakeView,
     Observe,
+    Part,
     Program,
     ProgramInput,
     ProgramKernel,
@@ -36,9 +38,9 @@ from polyfuse.program.steps import (
     Step,
     Synchronize,
 )
-from polyfuse.program.symbols import bind_symbols, symbols_in
+from polyfuse.program.symbols import bind_symbols, expressions, symbols_in
+from polyfuse.runtime.device_graphs import GraphFacts
 from polyfuse.schedule.result import Call, Launch, Schedule
-from polyfuse.symbolic import Index, IndexLike
 
 __all__ = ["memory_plan", "plan"]
 
@@ -92,6 +94,8 @@ class _Planner:
         self.repeated = _repeated_views(self.graph, schedule)
         self.views: dict[View, str] = {}
         self.steps: list[Step] = []
+        self.work: dict[int, Work] = {}
+        self.main_device = self.device or "cpu"
         self.origins: tuple[Origin, ...] = ()
         self.temporaries = 0
         self.names_taken = {*self.graph.buffers, *self.graph.objects, *(item.name for item in self.inputs)}
@@ -106,7 +110,7 @@ class _Planner:
             if isinstance(step, Launch):
                 self._launch(step)
             else:
-                self._call(step.node, dying)
+                self._call(step, dying)
             self._free(dying)
             self._free_pools(position)
         self.origins = ()
@@ -117,19 +121,33 @@ class _Planner:
         steps = tuple(self.steps)
         once, always = self._layout_checks()
         symbols = self._symbols((*always, *steps))
+        recording = graph_facts(self.schedule, self.inputs, unused_inputs(self.schedule), self.settings)
+        constants = tuple((name, name) for name in used_constants(self.schedule))
+        first = len(symbols) + len(always)
+        steps = (*symbols, *always, *steps)
         return Program(
             name=self.graph.name,
             kind=self.graph.kind,
             inputs=self.inputs,
             checks=once,
-            steps=(*symbols, *always, *steps),
+            steps=steps,
             kernels=self.kernels.entries(),
-            constants=tuple((name, name) for name in used_constants(self.schedule)),
+            constants=constants,
             device=self.device,
             profile=self.settings.profile,
             symbol_hints=tuple(sorted(self.graph.symbol_hints.items())),
-            recording=graph_facts(self.schedule, self.inputs, unused_inputs(self.schedule), self.settings),
+            recording=recording,
+            parts=self._parts(recording, steps, first, frozenset(name for name, _ in constants)),
         )
+
+    def _parts(
+        self, recording: GraphFacts | None, steps: tuple[Step, ...], first: int, constants: frozenset[str]
+    ) -> tuple[Part, ...]:
+        """What is recorded of a program that cannot be recorded as a whole, where no option is against it."""
+        if recording is None or not recording.refused or option_in_the_way(self.settings):
+            return ()
+        around = Surroundings(self.graph, self.main_device, constants, recording.limit)
+        return find_parts(steps, {first + i: work for i, work in self.work.items()}, around)
 
     def _prologue(self) -> int:
         """Checks of input values, and release of inputs that nothing uses."""
@@ -162,7 +180,7 @@ class _Planner:
 
     def _symbols(self, steps: Sequence[Step]) -> tuple[BindSymbol, ...]:
         made = {s.symbol for s in steps if isinstance(s, BindSymbol)}
-        used = symbols_in(_expressions(steps))
+        used = symbols_in(expressions(steps))
         return bind_symbols(self.inputs, (name for name in used if name not in made))
 
     def _add(self, step: Step) -> None:
@@ -179,6 +197,7 @@ class _Planner:
         operands = tuple(renamed.get(o, o) if isinstance(o, str) else o for o in launch.operands)
         device = self.graph.buffers[launch.writes[0]].device if launch.writes else self.device
         elsewhere = device if device != self.device and not device.startswith("cpu") else ""
+        self._note(launch, tuple(renamed.get(name, name) for name in launch.writes))
         self._add(LaunchKernel(self.kernels.name_of(launch), operands, elsewhere))
         self._after(launch.writes, launch.kernel.device)
 
@@ -223,7 +242,13 @@ class _Planner:
         if done:
             self._add(Free(done))
 
-    def _call(self, node: ExternCall, dying: Sequence[str]) -> None:
+    def _note(self, step: Launch | Call, writes: tuple[str, ...]) -> None:
+        """Keep what the next step does, for what records parts of the program."""
+        if self.settings.device_graphs:
+            self.work[len(self.steps)] = Work(part_fault(step, self.graph, self.main_device), writes)
+
+    def _call(self, step: Call, dying: Sequence[str]) -> None:
+        node = step.node
         for view in views_in((node.args, tuple(value for _, value in node.kwargs))):
             self._ensure(view.buffer)
         args = self._operand(node.args)
@@ -234,6 +259,7 @@ class _Planner:
         elif node.out in ("into", "none"):
             outputs = ()
         results, numbers = self._named_results(outputs, node.symbols)
+        self._note(step, (*node.mutates, *(n for n in node.outputs if node.out in ("out", "into"))))
         self._add(ExternStep(node.op, args, kwargs, results, "none" if node.out == "into" else node.out))
         self._bind_results(results, node.symbols)
         if node.out in ("single", "tuple"):
@@ -439,29 +465,3 @@ def _origins(step: Launch | Call) -> tuple[Origin, ...]:
 def _accelerator(graph: Graph) -> str:
     """The first device of the graph that is not the processor, as text; ``""`` if there is none."""
     return next((b.device for b in graph.buffers.values() if b.device and not b.device.startswith("cpu")), "")
-
-
-def _expressions(steps: Iterable[Step]) -> Iterator[IndexLike]:
-    """Every size expression in some steps."""
-    for step in steps:
-        if isinstance(step, (AssertLayout, Allocate, Reuse, Conform)):
-            yield from step.size
-            yield from step.stride
-        elif isinstance(step, LaunchKernel):
-            yield from (o for o in step.operands if not isinstance(o, str))
-        elif isinstance(step, MakeView):
-            yield from _sizes_in(step.view)
-        elif isinstance(step, ExternStep):
-            yield from _sizes_in((step.args, tuple(value for _, value in step.kwargs)))
-        elif isinstance(step, Return):
-            yield from _sizes_in(step.values)
-
-
-def _sizes_in(value: Any) -> Iterator[IndexLike]:
-    if isinstance(value, Index):
-        yield value
-    elif isinstance(value, View):
-        yield from (*value.size, *value.stride, value.offset)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _sizes_in(item)

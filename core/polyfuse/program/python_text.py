@@ -25,6 +25,7 @@ from polyfuse.program.steps import (
     LaunchKernel,
     MakeView,
     Observe,
+    Part,
     Program,
     Read,
     Ref,
@@ -72,6 +73,7 @@ class _Printer:
         self.objects: dict[str, str] = {}  # name -> key
         self.names: dict[str, str] = {}
         self.lines: list[str] = []
+        self.functions: list[str] = []
         self.indent = "    "
         self.dead: list[str] = []
 
@@ -95,7 +97,7 @@ class _Printer:
         parts += self._tables()
         parts += [""] if kernels or self.objects else []
         parts += [f"{name} = None" for name in (*kernels, *self.objects)]
-        parts += ["", "", "def call(args):", *self.lines]
+        parts += [*self.functions, "", "", "def call(args):", *self.lines]
         if harness:
             parts += ["", "", 'if __name__ == "__main__":']
             parts += ["    from polyfuse.runtime.harness import main", "", "    main(globals())"]
@@ -127,6 +129,10 @@ class _Printer:
             facts = asdict(self.program.recording)
             del facts["names"]  # `INPUTS` has them
             rows.append(f"GRAPH = {facts!r}")
+        if self.program.parts:
+            rows.append(
+                f"PARTS = {tuple((p.name, asdict(p.facts), len(p.inputs)) for p in self.program.parts)!r}"
+            )
         return [*rows, f"CHECKS = {checks!r}", f"ALIGNED = {aligned!r}", f"DEVICE = {self.program.device!r}"]
 
     # Names.
@@ -229,14 +235,27 @@ class _Printer:
         self._alignment_check()
         if self.program.profile:
             self._open(f"with {self.helper('record_function')}({'polyfuse ' + self.program.name!r}):")
+        done = 0
+        lost: set[str] = set()
+        for part in self.program.parts:
+            self._steps(done, part.start, plain_inputs, lost)
+            self._flush()
+            _print_part(self, part, lost)
+            lost.update(part.lost)
+            done = part.end
+        self._steps(done, len(self.program.steps), plain_inputs, lost)
+
+    def _steps(self, start: int, end: int, plain_inputs: set[str], lost: set[str]) -> None:
         origins: tuple[Origin, ...] = ()
-        for step in self.program.steps:
+        for step in self.program.steps[start:end]:
             if isinstance(step, BindSymbol) and step.symbol in plain_inputs:
                 continue
             if not isinstance(step, (Free, Return)) and step.origins != origins:
                 self._flush()
                 self._line(f"{MARK}{_origin_text(step.origins)}")
                 origins = step.origins
+            if isinstance(step, Free) and lost:
+                step = Free(tuple(name for name in step.names if name not in lost))
             self._step(step)
 
     def _alignment_check(self) -> None:
@@ -368,7 +387,7 @@ class _Printer:
             self._line(line)
 
     def _bind(self, step: BindSymbol) -> None:
-        text = self._read(step.read)
+        text = _read_text(self, step.read)
         if text == step.symbol:
             return
         if step.offset != 0:
@@ -379,11 +398,31 @@ class _Printer:
             text = f"math.isqrt({text})"
         self._line(f"{step.symbol} = {text}")
 
-    def _read(self, read: Read) -> str:
-        name = self.variable(read.name)
-        if read.kind == "value":
-            return name
-        return f"{name}.shape[{read.dim}]" if read.kind == "size" else f"{name}.stride({read.dim})"
+
+def _print_part(printer: _Printer, part: Part, lost: set[str]) -> None:
+    """A function, put before the program's own, and the call of it."""
+    given = [printer.variable(name) for name in part.inputs] + list(part.symbols)
+    results = _tuple(printer.variable(name) for name in part.results)
+    outside, printer.lines = printer.lines, []
+    printer.indent = "    "
+    if given:
+        printer._line(f"{', '.join(given)}{',' if len(given) == 1 else ''} = args")
+    printer._line("args.clear()")
+    printer._steps(part.start, part.end, set(), lost | set(part.dead) - set(part.inputs))
+    printer._flush()
+    printer._line(f"return {results}")
+    printer.functions += ["", "", f"def {part.name}(args):", *printer.lines]
+    printer.lines = outside
+    call = f"{part.name}([{', '.join(given)}])"
+    printer._line(f"{results} = {call}" if part.results else call)
+    printer.dead += [printer.variable(name) for name in part.dead]
+
+
+def _read_text(printer: _Printer, read: Read) -> str:
+    name = printer.variable(read.name)
+    if read.kind == "value":
+        return name
+    return f"{name}.shape[{read.dim}]" if read.kind == "size" else f"{name}.stride({read.dim})"
 
 
 def _is_copy(step: BindSymbol) -> bool:

@@ -215,6 +215,32 @@ class ProgramKernel:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Consecutive steps that are a function of their own, so that they can be recorded.
+
+    Attributes:
+        name: of the function.
+        start, end: the steps.
+        inputs: variables that it is given, and may forget.
+        symbols: shape symbols that it is given.
+        results: variables that later steps read.
+        dead: variables from before it that no later step has.
+        lost: variables of its own that later steps only forget.
+        facts: what a recording of it has to know; numbers stand behind the other inputs.
+    """
+
+    name: str
+    start: int
+    end: int
+    inputs: tuple[str, ...]
+    symbols: tuple[str, ...]
+    results: tuple[str, ...]
+    dead: tuple[str, ...]
+    lost: tuple[str, ...]
+    facts: GraphFacts
+
+
+@dataclass(frozen=True)
 class Program:
     """A host program.
 
@@ -229,6 +255,7 @@ class Program:
         profile: whether launches are marked for the profiler.
         symbol_hints: example values of shape symbols.
         recording: what a recording of its work has to know; None if it is not to be recorded.
+        parts: what is recorded in place of the whole where that cannot be, in order.
     """
 
     name: str
@@ -242,6 +269,7 @@ class Program:
     profile: bool = False
     symbol_hints: tuple[tuple[str, int], ...] = ()
     recording: GraphFacts | None = None
+    parts: tuple[Part, ...] = ()
 
     def launches(self) -> tuple[LaunchKernel, ...]:
         """The kernel launches, in order."""

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.program.steps import BindSymbol, ProgramInput, Read
-from polyfuse.symbolic import Atom, IndexLike, atoms, free_symbols
+from polyfuse.ir.nodes import View
+from polyfuse.program.steps import (
+    Allocate,
+    AssertLayout,
+    BindSymbol,
+    Conform,
+    ExternStep,
+    LaunchKernel,
+    MakeView,
+    ProgramInput,
+    Read,
+    Return,
+    Reuse,
+    Step,
+)
+from polyfuse.symbolic import Atom, Index, IndexLike, atoms, free_symbols
 from polyfuse.symbolic.index import of_atom
 
 
@@ -119,3 +134,29 @@ def symbols_in(expressions: Iterable[IndexLike]) -> Iterator[str]:
         for atom in atoms(expression):
             if atom.kind == "sym":
                 yield atom.name
+
+
+def expressions(steps: Iterable[Step]) -> Iterator[IndexLike]:
+    """Every size expression in some steps."""
+    for step in steps:
+        if isinstance(step, (AssertLayout, Allocate, Reuse, Conform)):
+            yield from step.size
+            yield from step.stride
+        elif isinstance(step, LaunchKernel):
+            yield from (o for o in step.operands if not isinstance(o, str))
+        elif isinstance(step, MakeView):
+            yield from _sizes_in(step.view)
+        elif isinstance(step, ExternStep):
+            yield from _sizes_in((step.args, tuple(value for _, value in step.kwargs)))
+        elif isinstance(step, Return):
+            yield from _sizes_in(step.values)
+
+
+def _sizes_in(value: Any) -> Iterator[IndexLike]:
+    if isinstance(value, Index):
+        yield value
+    elif isinstance(value, View):
+        yield from (*value.size, *value.stride, value.offset)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _sizes_in(item)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,6 +49,7 @@ class GraphStatus:
         plain: calls that ran as they are.
         reason: why the last of those was not a replay, once something was recorded.
         again: why the last recording but the first for its sizes was made.
+        parts: what became of its parts, where it is recorded in parts.
     """
 
     refused: str = ""
@@ -57,11 +58,13 @@ class GraphStatus:
     plain: int = 0
     reason: str = ""
     again: str = ""
+    parts: list[GraphStatus] = field(default_factory=list)
 
     def text(self) -> str:
         """One line for people."""
         if self.refused:
-            return f"not recorded: {self.refused}"
+            parts = "".join(f"; part {i} is {part.text()}" for i, part in enumerate(self.parts))
+            return f"not recorded{' as a whole' if parts else ''}: {self.refused}{parts}"
         counts = f"recorded {self.recordings} times, {self.replays} calls replayed, {self.plain} not"
         if self.reason:
             counts += f"; the last of these: {self.reason}"

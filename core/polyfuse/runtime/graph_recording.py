@@ -166,9 +166,17 @@ def _refusal(
         return f"{total >> 20} MiB of inputs would be copied at every call"
     for i in copied:
         fault = _uncopyable(facts, args[i])
+        if not fault and i in facts.mutated and _shared(facts, args, i):
+            fault = "is written to and shares memory with another input"
         if fault:
             return f"{facts.name_of(i)} {fault}"
     return ""
+
+
+def _shared(facts: GraphFacts, args: Sequence[Any], number: int) -> bool:
+    storage = args[number].untyped_storage()._cdata
+    others = (i for i in (*facts.fixed, *facts.varying) if i != number)
+    return any(args[i].untyped_storage()._cdata == storage for i in others)
 
 
 def _uncopyable(facts: GraphFacts, tensor: torch.Tensor) -> str:

@@ -119,8 +119,22 @@ class CompiledModule:
         sizes = [i for i, row in enumerate(inputs) if row[1] == "symint"]
         objects = [self.namespace[variable] for variable in self.namespace["OBJECTS"]]
         generators = [o for o in objects if isinstance(o, torch.Generator)]
+        for name, own, tensors in self.namespace.get("PARTS", ()):
+            self._record_part(name, GraphFacts(**own), tensors, generators)
         known = GraphFacts(**facts, names=tuple(row[0] for row in inputs))
         return recorded_program(program, known, sizes, generators, self.name, self.graph_status)
+
+    def _record_part(
+        self, name: str, facts: GraphFacts, tensors: int, generators: Sequence[torch.Generator]
+    ) -> None:
+        """Put what records a function of the program in its place. Inputs behind `tensors` are numbers."""
+        assert self.graph_status is not None
+        status = GraphStatus()
+        self.graph_status.parts.append(status)
+        sizes = range(tensors, len(facts.names))
+        self.namespace[name] = recorded_program(
+            self.namespace[name], facts, sizes, generators, f"{name} of {self.name}", status
+        )
 
     def _check_inputs(self, args: Sequence[Any]) -> None:
         """Check once: number, types and devices of inputs, and the layout of parameters."""

@@ -12,21 +12,39 @@ from recorded import compiled
 from torch import nn
 
 from fake_graphs import FakeDevice
+from obstacle import around
+
+
+class Middle(nn.Module):
+    """A layer with something in it that cannot be recorded."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return around(x, self.w)
 
 
 class Session:
     """Compiled functions and a model, what was kept of their results, and what these must be."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, parts: bool) -> None:
         self.choose = random.Random(seed)
         torch.manual_seed(seed)
+        w = torch.randn(6, 6)
+
+        def middle(x: torch.Tensor) -> torch.Tensor:
+            return around(x, w) if parts else x
+
         self.functions = [
-            lambda x: (torch.relu(x).sum(0), x * 2),
-            lambda x: x.cos() + 1,
-            lambda x: (x.exp().view(-1)[1:], x),
+            lambda x: (torch.relu(middle(x)).sum(0), x * 2),
+            lambda x: middle(x.cos()) + 1,
+            lambda x: (middle(x).exp().view(-1)[1:], x),
         ]
         self.compiled = [compiled(f, dynamic=number == 1) for number, f in enumerate(self.functions)]
-        self.model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6), nn.Sigmoid())
+        ends = nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Sequential(nn.Linear(8, 6), nn.Sigmoid())
+        self.model = nn.Sequential(ends[0], Middle(8), ends[1]) if parts else nn.Sequential(*ends)
         self.reference = copy.deepcopy(self.model)
         self.run = compiled(self.model, dynamic=True)
         self.held: list[tuple[Any, Any]] = []
@@ -98,9 +116,11 @@ class Session:
         self.check_gradients()
 
 
+@pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_use(device: FakeDevice, seed: int) -> None:
-    session = Session(seed)
+def test_random_use(device: FakeDevice, seed: int, parts: bool) -> None:
+    """Of whole programs, and of such as are recorded in parts."""
+    session = Session(seed, parts)
     actions = [session.infer] * 4 + [session.forward] * 3 + [session.backward] * 3
     actions += [session.forget] * 2 + [session.step]
     for _ in range(160):
