@@ -13,7 +13,7 @@ from bad_choices import WAYS
 from fake_plugins import install, plugin
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import forget_sessions, session_for
-from polyfuse.select import tracks
+from polyfuse.select import process, tracks
 
 OPTIONS = {"backends": ["toy", "interpreter"], "tune_timeout": 4, "strict": True, "tune_verify": True}
 A, B, C = torch.randn(7, 5), torch.randn(5, 9), torch.randn(9)
@@ -94,3 +94,14 @@ def test_a_second_session_times_nothing(bad, warned, monkeypatch):
         torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)
     )
     assert not reasons(warned)
+
+
+@pytest.mark.parametrize("options", [{"matrix_products": "fastest"}, {"tune_kernels": True}])
+def test_where_no_child_can_be_started_the_model_compiles(bad, warned, monkeypatch, options):
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(process.subprocess, "Popen", refuse)
+    function = torch.compile(product, backend="polyfuse", options={**OPTIONS, **options, "strict": False})
+    torch.testing.assert_close(function(A, B, C), product(A, B, C))
+    assert len([text for text in warned if "no more processes" in text]) == 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from polyfuse.base.log import warn_once
 from polyfuse.ir.graph import Graph
 from polyfuse.schedule import Decision
 from polyfuse.select.choose import Chosen, assign
 from polyfuse.select.expand import Taken
-from polyfuse.select.offers import offers
+from polyfuse.select.offers import Offer, offers
 from polyfuse.select.product_race import race_products
 from polyfuse.select.tuner import Tuner
 
@@ -28,5 +29,19 @@ def choose(graph: Graph, tuner: Tuner) -> Chosen:
         winners: Mapping[str, Taken] = {offer.call.name: offer.generated[0].taken for offer in found}
     else:
         found = offers(graph, tuner.backends, decisions, tuner.choices(graph, decisions), racing=True)
-        winners = race_products(tuner, graph, found, decisions)
+        winners = _raced(tuner, graph, found, decisions)
     return assign(graph, winners, decisions)
+
+
+def _raced(
+    tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
+) -> Mapping[str, Taken]:
+    """What wins; nothing, with one warning, where racing itself fails: then libraries do all calls."""
+    try:
+        return race_products(tuner, graph, found, decisions)
+    except Exception as error:
+        if tuner.settings.strict:
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        warn_once("select", f"calls are left to libraries, because racing failed ({reason})", key=reason)
+        return {}
