@@ -46,7 +46,9 @@ def reduction_plan(
     """The plan of a kernel with looped sections; `persistent` decides where it is not None."""
     looped = [a for a in facts.accesses if a.looped]
     scans = any(stmt.op == "scan" for section in kernel.sections for stmt in section.body)
-    shape = _Shape(facts, target, looped, rows, scans, row_groups(kernel, facts))
+    kinds = {s.attrs[0] for section in kernel.sections for s in section.body if s.op == "reduce"}
+    positions = not kinds.isdisjoint({"argmin", "argmax"})
+    shape = _Shape(facts, target, looped, rows, scans, row_groups(kernel, facts), positions)
     lead = shape.lead()
     if lead in facts.axes:
         return shape.columns(lead, persistent)
@@ -61,6 +63,7 @@ class _Shape:
     rows: Rows
     scans: bool
     groups: Groups | None
+    positions: bool
 
     def lead(self) -> str:
         """The axis along which most of what loops access is contiguous."""
@@ -109,9 +112,15 @@ class _Shape:
         return Plan(tiles, reduced, grid, (), True, self._warps(warps, elements), stages, self.groups)
 
     def _points_of_thread(self, elements: int) -> int:
-        """Points of whole rows for each thread. With more of them fewer threads wait for each other, and more
-        rows are under way at a time, as long as there are rows for all multiprocessors.
+        """Points of whole rows for each thread.
+
+        With more of them fewer threads wait for each other, and more rows are under way at a time, as long as
+        there are rows for all multiprocessors. That counts where reading a row is not what takes most time:
+        its data are narrow, or what is carried along has several parts.
         """
+        narrow = min((a.itemsize for a in self.looped if self.facts.share(a) > 0.5), default=4)
+        if narrow >= 4 and not self.positions:
+            return _FEW
         points = self.facts.points((*self.facts.axes, *self.facts.raxes))
         busy = points >= 2 * _PROGRAMS * self.target.processors * elements
         return _MANY if busy and _MANY * self.facts.registers <= REGISTERS // 2 else _FEW
