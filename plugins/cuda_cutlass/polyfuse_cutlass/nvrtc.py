@@ -31,6 +31,10 @@ def _library() -> Any:
     """The library on the linker's path, or that of NVIDIA's wheels."""
     for name in (*_NAMES, *_in_wheels()):
         try:
+            # what it looks for by name is found when it is loaded already
+            for part in Path(name).parent.glob("libnvrtc-builtins.so.*[0-9]") if "/" in name else ():
+                if ".alt." not in part.name:
+                    ctypes.CDLL(str(part))
             return ctypes.CDLL(name)
         except OSError:
             continue
