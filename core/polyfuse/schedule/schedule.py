@@ -46,7 +46,7 @@ def schedule_graph(
     """
     decisions: list[Decision] = []
     hint = _hints(graph)
-    graph = split_reductions(graph, backends, hint, decisions)
+    graph = split_reductions(graph, backends, hint, decisions, settings.deterministic != "on")
     roots = storage_roots(graph)
     deps = dependencies(graph, graph.nodes, roots)
     alive = live_nodes(graph, graph.nodes, deps, roots)

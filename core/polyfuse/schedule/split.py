@@ -37,6 +37,7 @@ def split_reductions(
     backends: Callable[[str], Iterable[Backend]],
     hint: Hint,
     decisions: list[Decision],
+    scatters: bool = True,
 ) -> Graph:
     """`graph` with its long reductions of few results divided, as the backends' traits want it.
 
@@ -44,6 +45,7 @@ def split_reductions(
         backends: backends for a device type, in the order in which they are asked.
         hint: example value of a size.
         decisions: gets an entry for each reduction that is divided.
+        scatters: whether sums may be made by adding to memory, which some kernels do in any order.
     """
     split = _Splitter(graph, backends, hint)
     nodes: list[Node] = []
@@ -51,7 +53,11 @@ def split_reductions(
     for position, node in enumerate(graph.nodes):
         if node.name in done:
             continue
-        across = sum_across_rows(graph, position, split.traits(node)) if isinstance(node, Reduction) else None
+        across = (
+            sum_across_rows(graph, position, split.traits(node))
+            if scatters and isinstance(node, Reduction)
+            else None
+        )
         if across is not None:
             nodes.extend(across[0])
             split.buffers.update(across[1])

@@ -22,6 +22,8 @@ def keeps_groups(first: Sequence[Node], second: Sequence[Node]) -> Claim:
             rows = axis_size(node.axes[0])
             if not all(isinstance(other, LoopNode) and _has_rows(other, rows) for other in nodes):
                 return No("rows that add to shared sums would be taken apart, and need atomic operations")
+            if any(isinstance(o, Scatter) and o.mode == "add" and not _is_grouped(o) for o in nodes):
+                return No("what adds to shared sums would be beside what needs atomic operations")
     return Yes()
 
 

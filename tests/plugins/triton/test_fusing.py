@@ -49,4 +49,6 @@ def test_rows_that_are_taken_apart():
     ):
         assert not keeps_groups([scatter()], [other])
         assert keeps_groups([scatter(PLACE)], [other]) and keeps_groups([scatter(mode="max")], [other])
+    assert not keeps_groups([scatter()], [scatter(PLACE)])
+    assert keeps_groups([scatter()], [scatter()]) and keeps_groups([scatter()], [scatter(PLACE, "set")])
     assert keeps_groups([pointwise(B, S, J, place=SPLIT)], [pointwise(I, J, place=PLACE)])

@@ -87,6 +87,13 @@ def test_short_rows_stay_apart(columns: int) -> None:
     assert not any("columns are added up" in d.reason for d in record.schedules[0].decisions)
 
 
+def test_sums_in_a_set_order_are_not_scattered() -> None:
+    x = torch.randn(ROWS, COLUMNS)
+    run_wide, record = wide(lambda x: (x.exp(), x.sum(0)), backend=Summing, deterministic="on")
+    torch.testing.assert_close(run_wide(x)[1], x.sum(0), rtol=1e-4, atol=1e-4)
+    assert not any("columns are added up" in d.reason for d in record.schedules[0].decisions)
+
+
 def test_columns_of_transposed_matrices() -> None:
     x = torch.randn(COLUMNS, ROWS).t()
     run_wide, _ = wide(lambda x: (x.exp(), x.sum(0)), backend=Summing)
