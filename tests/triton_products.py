@@ -300,7 +300,7 @@ def _close(got: Any, wanted: Any) -> bool:
     return torch.allclose(got, wanted, within, within * float(usual), equal_nan=True)
 
 
-def compiled_faults() -> list[str]:
+def compiled_faults(dynamic: bool) -> list[str]:
     """Functions with products, compiled with this backend alone, that differ from eager mode."""
     import torch
     import torch.nn.functional as F
@@ -342,7 +342,7 @@ def compiled_faults() -> list[str]:
     options = {"backends": "interpreted", "matrix_products": "generated", "strict": True}
     for name, (function, given) in cases.items():
         torch._dynamo.reset()
-        found = torch.compile(function, backend="polyfuse", options=options)(*given)
+        found = torch.compile(function, backend="polyfuse", dynamic=dynamic, options=options)(*given)
         if not _close(found, function(*given)):
             faults.append(f"{name} is off by {(found.double() - function(*given).double()).abs().max()}")
     return faults

@@ -213,7 +213,8 @@ class Indexer:
             return str(index)
         terms = [(self._product(m, wide), factor) for m, factor in index.terms]
         text = _sum(terms, index.const)
-        return text if len(terms) == 1 and not index.const and terms[0][1] == 1 else f"({text})"
+        alone = len(index.terms) == 1 and len(index.terms[0][0]) == 1
+        return text if alone and not index.const and index.terms[0][1] == 1 else f"({text})"
 
 
 def _sum(terms: list[tuple[str, int]], constant: int) -> str:

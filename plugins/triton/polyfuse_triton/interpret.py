@@ -174,6 +174,18 @@ def _numbers(operand: Any, kind: Any) -> Any:
     return torch.from_numpy(numpy.array(operand.data)).view(narrow[0]).float().numpy().astype(kind)
 
 
+def _keeping_truth(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Scalars as tensors; what was compared is a truth value, whatever type it is said to have."""
+
+    def splat(self: Any, kind: Any, value: Any) -> Any:
+        if value.data.dtype == numpy.bool_:
+            value = interpreter.TensorHandle(value.data, tl.int1)
+        return plain(self, kind, value)
+
+    return splat
+
+
+interpreter.InterpreterBuilder.create_splat = _keeping_truth(interpreter.InterpreterBuilder.create_splat)
 interpreter.InterpreterBuilder.create_dot = _multiplying
 interpreter.InterpreterBuilder.create_atomic_rmw = _adding_bf16(
     interpreter.InterpreterBuilder.create_atomic_rmw

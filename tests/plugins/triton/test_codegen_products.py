@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -14,7 +15,7 @@ from polyfuse_triton.codegen import configs, emit, neighbours
 from polyfuse_triton.product_plan import ProductPlan, product_of
 from polyfuse_triton.product_tiling import is_possible
 from polyfuse_triton.target import known_target
-from triton_interpreted import in_interpreter
+from triton_interpreted import in_interpreter, run_text
 from triton_products import Case, compiled_faults, convolution, kernel_of, product_faults
 
 SMALL = Config.of(m=16, n=32, k=32, group=2, warps=4, stages=2)
@@ -160,5 +161,27 @@ def test_equal_products_have_equal_text():
     assert emit(kernel_of(case), None, target) == emit(kernel_of(replace(case)), None, target)
 
 
-def test_compiled_functions():
-    assert in_interpreter(compiled_faults) == []
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_functions(dynamic):
+    assert in_interpreter(compiled_faults, dynamic) == []
+
+
+def test_a_product_of_sizes_divides_as_one_number():
+    case = """
+kernel k on cuda {
+  symbols s0{2..}, s1{2..}
+  numerics fast
+  axes p0{s0*s1*6} ~ 72
+  in in0: f32[6] aligned
+  out out0: f32[s0*s1*6] aligned
+  size s0: i64 ~ 3
+  size s1: i64 ~ 4
+  once {
+    v = load f32 in0[(p0 // (s0*s1))]
+    store f32 set out0[p0] = v
+  }
+}
+"""
+    operands = [torch.arange(6.0), torch.zeros(72), 3, 4]
+    found, wanted, text = in_interpreter(run_text, case, None, operands)
+    assert torch.equal(found[1], wanted[1]), text
