@@ -9,6 +9,7 @@ first runs (earlier if shapes are dynamic, since compiling it may add guards).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
 from polyfuse.frontend.layouts import spread_channels_last
 from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
-from polyfuse.torch_compat import aot, decomp, dynamo, fake, fx, shapes
+from polyfuse.torch_compat import aot, decomp, dynamo, fake, fx, ops, shapes
 
 __all__ = ["compile_graph", "compile_traced"]
 
@@ -191,6 +192,18 @@ def _adopt_inputs(gm: GraphModule, inputs: Sequence[Any], mode: Any) -> None:
             restrided = True
     if restrided:
         fake.repropagate(gm, mode)
+    _complete(gm, mode)
+
+
+def _complete(gm: GraphModule, mode: Any) -> None:
+    """Give calls their values that AOTAutograd made without: random operators in checkpointed regions, which
+    it wraps when it divides the graph.
+    """
+    for node in gm.graph.nodes:
+        wrapped = isinstance(node.target, ops.HigherOrderOperator) or node.target is operator.getitem
+        if wrapped and "val" not in node.meta:
+            args, kwargs = fx.value_of(node.args), fx.value_of(node.kwargs)
+            node.meta["val"] = fake.fake_evaluate(mode, node.target, args, kwargs)
 
 
 def _strides(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from fake_graphs import FakeDevice, fake_graph_device
 from polyfuse.compiler.explain import explain_graph
@@ -168,6 +169,30 @@ def test_branches_on_data() -> None:
         return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
 
     assert "higher_order.cond" in refusal(fn, torch.randn(3))
+
+
+def test_states_of_random_numbers_that_are_saved_and_put_back() -> None:
+    """As in a checkpointed region on the processor."""
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(torch.tanh(x), 0.5)
+
+    reset_reports()
+    run = torch.compile(
+        lambda x: checkpoint(block, x, use_reentrant=False).sum(),
+        backend="polyfuse",
+        options={"device_graphs": True, "backends": ["interpreter"], "strict": True},
+    )
+    for _ in range(3):
+        x = torch.full((64,), 0.5, requires_grad=True)
+        result = run(x)
+        result.backward()
+        # what was dropped has no gradient: the same numbers were drawn again
+        assert x.grad is not None
+        torch.testing.assert_close(result, (x.grad != 0).sum() * 2 * torch.tanh(torch.tensor(0.5)))
+    for kind, name in (("forward", "run_and_save_rng_state"), ("backward", "run_with_rng_state")):
+        (refused,) = [r.recording.refused for r in last_reports() if r.kind == kind and r.recording]
+        assert f"{name} does more than compute" in refused
 
 
 @pytest.mark.parametrize("option", ["nan_asserts", "debug_sync", "profile"])
