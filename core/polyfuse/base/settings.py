@@ -199,6 +199,12 @@ class Settings:
         'measured is remembered. `mode="max-autotune"` asks for it.',
         affects_code=True,
     )
+    benchmark_fusion: bool = _option(
+        False,
+        "Time fused kernels beside the two that were merged last, which stay apart where that is faster; "
+        "what was measured is remembered.",
+        affects_code=True,
+    )
     tune_seconds: int = _option(
         10,
         "Seconds after which the search for a kernel's best configuration begins no further round.",

@@ -29,6 +29,7 @@ from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError, schedule_graph
 from polyfuse.schedule.draw import dot
 from polyfuse.select.decide import choose
+from polyfuse.select.fusion_race import settle_fusions
 
 __all__ = ["Built", "Clock", "compile_aten", "compile_graph"]
 
@@ -110,6 +111,11 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
         chosen = choose(graph, session.tuner)
     with clock.stage("schedule"):
         schedule = schedule_graph(chosen.graph, settings, session.backends, chosen.backends)
+    if settings.benchmark_fusion:
+        with clock.stage("fusion"):
+            again = partial(schedule_graph, chosen.graph, settings, session.backends, chosen.backends)
+            schedule, timed = settle_fusions(session.tuner, schedule, again)
+            schedule = replace(schedule, decisions=(*schedule.decisions, *timed))
     schedule = replace(schedule, decisions=(*chosen.decisions, *schedule.decisions))
     with clock.stage("tune"):
         tuned = tune_kernels(schedule, session)

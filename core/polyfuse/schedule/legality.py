@@ -13,6 +13,7 @@ from polyfuse.schedule.apart import never_meet
 from polyfuse.schedule.diagnose import mismatch
 from polyfuse.schedule.footprint import keeps_more_alive
 from polyfuse.schedule.products import leader
+from polyfuse.schedule.result import Apart
 from polyfuse.schedule.score import touched_bytes
 from polyfuse.schedule.space import Match, Space, match_spaces
 from polyfuse.schedule.units import Member, Unit, UnitAccess, remap
@@ -49,6 +50,14 @@ class Rules:
     roots: Mapping[str, str]
     hint: Callable[[IndexLike], int]
     fresh: Callable[[IndexLike], Index]
+    apart: tuple[Apart, ...] = ()
+
+    def are_apart(self, first: Unit, second: Unit) -> bool:
+        """Whether units hold nodes that were found to be faster in kernels of their own."""
+        if not self.apart:
+            return False
+        one, other = ({m.node.name for m in unit.members} for unit in (first, second))
+        return any((one & a and other & b) or (one & b and other & a) for a, b in self.apart)
 
     def likeness(self, unit: Unit) -> tuple[str, ...]:
         """What units have in common that become one kernel though they share no data: what they compute, or
@@ -83,6 +92,8 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
     like = leader(rules.backends, first, second)
     if isinstance(like, str):
         return like
+    if rules.are_apart(first, second):
+        return "timed, they are faster apart"
     if second.after & first.bits:
         return "the second must run before the first"
     size = len(first.members) + len(second.members)

@@ -15,6 +15,10 @@ NO_BACKEND = "none is installed for its device"
 """Why a node is not claimed where nobody was asked."""
 
 
+Apart = tuple[frozenset[str], frozenset[str]]
+"""Names of nodes, such that none of the first and none of the second share a kernel."""
+
+
 class UnclaimedError(UnsupportedError):
     """No backend generates code for some nodes: `nodes` has each with the reasons."""
 

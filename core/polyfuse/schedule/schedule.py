@@ -18,7 +18,7 @@ from polyfuse.schedule.fuse import Fuel, fuse, link, order_units
 from polyfuse.schedule.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.legality import Rules
 from polyfuse.schedule.lifetimes import inplace_pairs, kernel_local, last_uses
-from polyfuse.schedule.result import NO_BACKEND, Call, Decision, Launch, Schedule, UnclaimedError
+from polyfuse.schedule.result import NO_BACKEND, Apart, Call, Decision, Launch, Schedule, UnclaimedError
 from polyfuse.schedule.space import fresh_axes
 from polyfuse.schedule.split import split_reductions
 from polyfuse.schedule.units import Unit, call_unit, loop_unit
@@ -34,12 +34,14 @@ def schedule_graph(
     settings: Settings,
     backends: Callable[[str], Iterable[Backend]],
     chosen: Mapping[str, Backend] | None = None,
+    apart: Sequence[Apart] = (),
 ) -> Schedule:
     """Order, fuse and lay out `graph`.
 
     Args:
         backends: backends for a device type, in the order in which they are asked.
         chosen: backends of single nodes, by the node's name: those are not asked.
+        apart: nodes that are not fused, because they are faster so.
 
     Raises:
         UnclaimedError: no backend claims some of the nodes.
@@ -76,7 +78,7 @@ def schedule_graph(
         raise UnclaimedError(unclaimed)
     link(units, deps)
     traits = cache(lambda name, device: by_name[name].traits(device))
-    rules = Rules(graph, settings, by_name, traits, roots, hint, fresh)
+    rules = Rules(graph, settings, by_name, traits, roots, hint, fresh, tuple(apart))
     if settings.fusion:
         units = fuse(units, rules, Fuel(settings.fuel), decisions)
     units = order_units(units, deps)

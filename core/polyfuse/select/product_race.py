@@ -20,7 +20,7 @@ from polyfuse.select.heat import Bout
 from polyfuse.select.kernel_race import known_config, remember, times_text
 from polyfuse.select.memo import memo_key, recalled, remember_choices
 from polyfuse.select.offers import Offer
-from polyfuse.select.segments import Operands, Segment, node_names, segment
+from polyfuse.select.segments import Operands, Segment, around, node_names, segment
 from polyfuse.select.sites import OBJECT, Alternative
 from polyfuse.select.tolerance import tolerance
 from polyfuse.select.tuner import Tuner
@@ -264,7 +264,7 @@ def _contenders(
     schedules = [library, *(others[name] for name in _contestants(offer))]
     for _ in range(2):  # what shares a step with a node that moved counts on all sides
         for schedule in schedules:
-            own = own.union(*(around for s in schedule.steps if (around := _around(s, own))))
+            own = own.union(*(found for s in schedule.steps if (found := around(s, own))))
         own = own.union(*(nodes for nodes in same.values() if nodes & own))
     out = [_Contender(LIBRARY, segment(library, own))]
     for entry in offer.generated:
@@ -280,9 +280,3 @@ def _contenders(
 def _contestant(entry: Entry) -> str:
     """The name without the configuration."""
     return entry.name.partition(" ")[0]
-
-
-def _around(step: Launch | Call, nodes: frozenset[str]) -> frozenset[str]:
-    """All nodes of a launch that computes some of these; other calls are no part of a race."""
-    names = node_names(step)
-    return names if isinstance(step, Launch) and names & nodes else frozenset()

@@ -17,7 +17,7 @@ from polyfuse.schedule import Call, Launch, Schedule
 from polyfuse.select.work import CallWork, Slot, Storage, TorchName, Window
 from polyfuse.symbolic import IndexLike, example_value, storage_size
 
-__all__ = ["Operands", "Segment", "node_names", "segment"]
+__all__ = ["Operands", "Segment", "around", "node_names", "segment"]
 
 
 # Kinds of buffers that a model reads from memory: nothing wrote them just before.
@@ -74,6 +74,12 @@ def segment(schedule: Schedule, nodes: frozenset[str]) -> Segment:
 def node_names(step: Launch | Call) -> frozenset[str]:
     """The nodes that a step computes."""
     return frozenset(n.name for n in (step.nodes if isinstance(step, Launch) else (step.node,)))
+
+
+def around(step: Launch | Call, nodes: frozenset[str]) -> frozenset[str]:
+    """All nodes of a launch that computes some of these; other calls are no part of a race."""
+    names = node_names(step)
+    return names if isinstance(step, Launch) and names & nodes else frozenset()
 
 
 @dataclass
