@@ -25,7 +25,7 @@ _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64
 _NO_CONTEXT = 201
 _WORD = (1 << 64) - 1
-_KEPT = 64
+_KEPT = 1024
 """Launches that a kernel keeps for arguments that come again."""
 
 
