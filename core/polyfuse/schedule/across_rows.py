@@ -21,8 +21,10 @@ __all__ = ["sum_across_rows"]
 
 _COLUMNS = (256, 16384)
 """Lengths of rows that a group of threads can have at hand."""
-_FEWEST = 2
-"""Rows of a group."""
+_FULL = 4096
+"""Length of a row that keeps a group of threads busy."""
+_FEWEST, _ENOUGH = 2, 4
+"""Rows of a group that are worth it, and those that are better."""
 
 
 def sum_across_rows(
@@ -35,7 +37,7 @@ def sum_across_rows(
     rows, columns = product(node.rsizes), product(node.sizes)
     if not isinstance(rows, int) or not isinstance(columns, int) or node.values[0].dtype is not DType.f32:
         return None
-    count = _rows_of_group(rows, traits.blocks)
+    count = _rows_of_group(rows, columns, traits.blocks)
     if not _COLUMNS[0] <= columns <= _COLUMNS[1] or count < _FEWEST:
         return None
     if not any(_has_company(graph, position, name, rows, columns) for name in _matrices(node)):
@@ -43,8 +45,13 @@ def sum_across_rows(
     return _parts(graph, node, rows, count)
 
 
-def _rows_of_group(rows: int, groups: int) -> int:
-    """Rows for each of about so many groups; a divisor of all where one is near."""
+def _rows_of_group(rows: int, columns: int, blocks: int) -> int:
+    """Rows of each group, so that groups keep a device of so many blocks busy: short rows take more of them,
+    as long as there are a few rows for each. A divisor of all rows where one is near.
+    """
+    groups = max(1, blocks) * max(1, _FULL // columns)
+    while groups > blocks and rows // groups < _ENOUGH:
+        groups //= 2
     least = max(1, rows // max(1, groups))
     return next((n for n in range(least, 2 * least) if rows % n == 0), least)
 

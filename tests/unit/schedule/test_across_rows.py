@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from polyfuse.schedule import Launch
+from polyfuse.schedule.across_rows import _rows_of_group
 from wide_device import WIDE, Planned, WideBackend, wide
 
 ROWS, COLUMNS = 200, 300
@@ -99,3 +100,15 @@ def test_columns_of_transposed_matrices() -> None:
     run_wide, _ = wide(lambda x: (x.exp(), x.sum(0)), backend=Summing)
     for got, wanted in zip(run_wide(x), (x.exp(), x.sum(0)), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("columns", [256, 768, 1024, 4096, 16384])
+@pytest.mark.parametrize("rows", [1100, 8000, 16384, 1_000_000])
+def test_groups_keep_a_device_busy(columns: int, rows: int) -> None:
+    blocks = 528
+    count = _rows_of_group(rows, columns, blocks)
+    groups = -(-rows // count)
+    assert groups >= blocks / 2
+    assert groups * columns <= 2 * blocks * max(columns, 4096)
+    if rows > 8 * blocks * max(1, 4096 // columns):
+        assert groups * max(columns, 256) >= blocks * 2048
