@@ -47,23 +47,29 @@ class TemplateKernel:
         first = arguments[0]
         aligned = all(a.data_ptr() % _ALIGNMENT == 0 for a in arguments if not isinstance(a, int))
         launch = self._ready.get(aligned)
-        if first.device.type == "cpu":
+        if first.device.type == "cpu" or first.device.index == _current_device():
             (launch or self._load(aligned))(*arguments)
             return
-        import torch
-
-        with torch.cuda.device(first.device):
+        with _device(first.device):
             (launch or self._load(aligned))(*arguments)
-
-    def source(self, aligned: bool) -> Source:
-        """The kernel's text."""
-        return self._make(aligned)
 
     def _load(self, aligned: bool) -> Launchable:
         with _LOCK:
             if aligned not in self._ready:
                 self._ready[aligned] = load_source(self._make(aligned), self._settings)
             return self._ready[aligned]
+
+
+def _current_device() -> int:
+    import torch
+
+    return torch.cuda.current_device()
+
+
+def _device(device: Any) -> Any:
+    import torch
+
+    return torch.cuda.device(device)
 
 
 def load_source(source: Source, settings: Settings) -> Launchable:

@@ -185,3 +185,32 @@ kernel k on cuda {
     operands = [torch.arange(6.0), torch.zeros(72), 3, 4]
     found, wanted, text = in_interpreter(run_text, case, None, operands)
     assert torch.equal(found[1], wanted[1]), text
+
+
+def test_rows_chosen_by_data():
+    case = """
+kernel k on cuda {
+  numerics fast
+  axes p1{37} ~ 37, p2{50} ~ 50
+  raxes r0{41} ~ 41
+  in in0: f32[820] aligned
+  in in1: i64[37] aligned
+  in in2: f32[2050] aligned
+  out out0: f32[1850] aligned
+  loop {
+    row = load i64 in1[p1]
+    a = load f32 in0[@0{20}*41 + r0] @(row)
+    b = load f32 in2[p2 + 50*r0]
+    acc = reduce f32 dot (a, b)
+  }
+  once {
+    store f32 set out0[p2 + 50*p1] = acc
+  }
+}
+"""
+    operands = [torch.randn(820), torch.randint(0, 20, (37,)), torch.randn(2050), torch.zeros(1850)]
+    found, wanted, text = in_interpreter(run_text, case, SMALL, operands)
+    torch.testing.assert_close(found[3], wanted[3])
+    before, _, loop = text.partition("for k0")
+    # which rows there are does not change on the way
+    assert "tl.load(in1" in before and "tl.load(in1" not in loop
