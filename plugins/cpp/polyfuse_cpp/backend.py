@@ -19,7 +19,7 @@ from polyfuse_cpp.kernel import KernelText, kernel_text
 from polyfuse_cpp.ops import unsupported_op
 from polyfuse_cpp.prelude import headers_digest, prelude_for
 from polyfuse_cpp.product_plans import configs_of, nearby_plans, plan_of, product_plans
-from polyfuse_cpp.product_text import product_text
+from polyfuse_cpp.product_slices import product_text
 from polyfuse_cpp.products import has_product, product_of
 from polyfuse_cpp.tiling import lane_choices
 from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain

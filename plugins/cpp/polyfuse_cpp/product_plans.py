@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from polyfuse.ir.types import DType
@@ -18,6 +18,10 @@ _BLOCK_BYTES = 384 << 10
 
 _FEW = 96
 """Rows beyond which an operand that is read once for each tile of rows is better laid out first."""
+
+
+_UNITS, _SLICE = 8, 512
+"""Tiles below which the depth is cut, and the shortest slice."""
 
 
 class Way(IntEnum):
@@ -61,6 +65,7 @@ class ProductPlan:
         columns: columns of a tile where lanes run along the depth.
         depth: steps that are added up in registers before the sums go to memory.
         panels: panels that are laid out at once.
+        slices: parts of the depth that threads add up side by side.
     """
 
     way: Way
@@ -69,6 +74,7 @@ class ProductPlan:
     columns: int
     depth: int
     panels: int
+    slices: int = 1
 
     def config(self) -> Config:
         """The plan as numbers."""
@@ -79,6 +85,7 @@ class ProductPlan:
             columns=self.columns,
             depth=self.depth,
             panels=self.panels,
+            **({"slices": self.slices} if self.slices > 1 else {}),
         )
 
 
@@ -91,6 +98,7 @@ def plan_of(config: Config) -> ProductPlan:
         config.get("columns"),
         config.get("depth"),
         config.get("panels"),
+        config.get("slices", 1),
     )
 
 
@@ -113,7 +121,8 @@ def product_plans(product: Product, isa: Isa) -> list[ProductPlan]:
     order = sorted(found, key=lambda way: _rank(way, rows))
     best = [found[way][0] for way in order]
     others = [plan for way in order for plan in found[way][1 : 3 if way is order[0] else 2]]
-    return [*best, *others]
+    sliced = [plan for plan in map(machine.sliced, best[:2]) if plan.slices > 1]
+    return [*sliced[:1], *best, *others, *sliced[1:]]
 
 
 def nearby_plans(product: Product, isa: Isa, plan: ProductPlan) -> list[ProductPlan]:
@@ -199,6 +208,16 @@ class _Machine:
         if not ranked:
             ranked.append((0.0, 0, self.plan(way, 1, 1, 1 if way is Way.DOTS else 0)))
         yield from dict.fromkeys(plan for _, _, plan in sorted(ranked, key=lambda entry: entry[:2]))
+
+    def sliced(self, plan: ProductPlan) -> ProductPlan:
+        """The same with its depth cut into slices, where many machines have more threads than tiles."""
+        product = self.product
+        across = -(-product.extent(product.right.axes) // (plan.vectors * self.isa.lanes))
+        tiles = -(-product.extent(product.left.axes) // plan.rows) * across * product.extent(product.batch)
+        slices = min(-(-_UNITS // max(1, tiles)), product.extent(product.depth) // _SLICE)
+        if tiles >= _UNITS or slices < 2:
+            return plan
+        return replace(plan, slices=slices, depth=min(plan.depth, _SLICE), panels=1)
 
     def _cycles(self, rows: int, width: int, again: bool) -> float:
         """Half cycles of a step of one tile: in a cycle, two multiplications, one load, or half a line of the

@@ -31,7 +31,7 @@ from polyfuse_cpp.scope import Value
 from polyfuse_cpp.stage import parameters
 from polyfuse_cpp.writer import Writer
 
-__all__ = ["product_text"]
+__all__ = ["ProductText"]
 
 _TILES = 64
 """Tiles of rows whose sums wait in memory where the depth is cut."""
@@ -40,13 +40,10 @@ _LAYOUT_ALONG, _LAYOUT_ACROSS, _LAYOUT_ANY = 3, 12, 48
 """What laying out a panel costs, in sixteenths of a tile: copied, turned over, computed."""
 
 
-def product_text(product: Product, plan: ProductPlan, isa: Isa) -> KernelText:
-    """The C++ function of a kernel that is a product, named `Source.SYMBOL`."""
-    return _ProductText(product, plan, isa).text()
-
-
 @dataclass
-class _ProductText:
+class ProductText:
+    """The C++ function of a kernel that is a product, named `Source.SYMBOL`."""
+
     product: Product
     plan: ProductPlan
     isa: Isa
@@ -91,6 +88,7 @@ class _ProductText:
         out.line(f"const i64 across_count = (column_count + {wide - 1}) / {wide};")
         outer = self._size(right.axes[:-1])
         out.line(f"const i64 panel_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
+        out.line(f"const i64 batch_count = {self._size(self.product.batch)};")
 
     # The function that callers see.
 
@@ -104,10 +102,9 @@ class _ProductText:
             layout = kinds.get(self.right.layout, _LAYOUT_ANY)
         with out.block(head):
             self._extents()
-            out.line(f"const i64 batch_count = {self._size(self.product.batch)};")
-            points = product_of_sizes(facts.sizes[a] for a in facts.axes)
-            out.line(f"if (({index_text(points)}) <= 0) return;")
-            work = f"({index_text(points)}) * index_max(depth_count, 8)"
+            points = index_text(product_of_sizes(facts.sizes[a] for a in facts.axes))
+            out.line(f"if (({points}) <= 0) return;")
+            work = f"({points}) * index_max(depth_count, 8)"
             out.line(f"const int team = team_for(batch_count * tile_count * panel_count, {work});")
             with out.block("if (team == 1)"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, 1, 1);")
@@ -130,7 +127,7 @@ class _ProductText:
         comma = ", " if kernel.args else ""
         head = (
             f"static __attribute__((noinline)) void {Source.SYMBOL}_run({parameters(kernel)}{comma}"
-            "i64 first_item, i64 end_item, i64 down, i64 over)"
+            f"{self._shares()})"
         )
         kind = self.product.dtype
         with out.block(head):
@@ -143,7 +140,7 @@ class _ProductText:
                 "const i64 pass_count = depth_count <= pass_depth ? 1 : "
                 "(depth_count + pass_depth - 1) / pass_depth;"
             )
-            tile = plan.rows * plan.vectors * self.lanes
+            tile = self._tile_size()
             right, left = self.right.room(), self.left.room()
             sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.panels}) * {tile}"
             out.line(
@@ -161,19 +158,44 @@ class _ProductText:
 
     def _item(self) -> None:
         out, plan = self.out, self.plan
+        self._place()
+        self.left.before_item()
+        with out.block(f"for (i64 panel_a = panel_from; panel_a < panel_to; panel_a += {plan.panels})"):
+            out.line(f"const i64 panel_e = index_min(panel_to, panel_a + {plan.panels});")
+            with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
+                out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
+                with out.block("for (i64 pass = pass_from; pass < pass_to; ++pass)"):
+                    self._pass()
+
+    # What one item is, and where its sums go.
+
+    def _shares(self) -> str:
+        """Parameters that say what one thread does."""
+        return "i64 first_item, i64 end_item, i64 down, i64 over"
+
+    def _place(self) -> None:
+        """Declare the place of an item: some tiles of rows and panels of columns, over the whole depth."""
+        out = self.out
         start_at(self.product.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
         out.line("const i64 down_at = item / over % down, over_at = item % over;")
         out.line("const i64 tile_from = tile_count * down_at / down;")
         out.line("const i64 tile_to = tile_count * (down_at + 1) / down;")
         out.line("const i64 panel_from = panel_count * over_at / over;")
         out.line("const i64 panel_to = panel_count * (over_at + 1) / over;")
-        self.left.before_item()
-        with out.block(f"for (i64 panel_a = panel_from; panel_a < panel_to; panel_a += {plan.panels})"):
-            out.line(f"const i64 panel_e = index_min(panel_to, panel_a + {plan.panels});")
-            with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
-                out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
-                with out.block("for (i64 pass = 0; pass < pass_count; ++pass)"):
-                    self._pass()
+        out.line("const i64 pass_from = 0, pass_to = pass_count;")
+
+    def _tile_size(self) -> int:
+        return self.plan.rows * self.plan.vectors * self.lanes
+
+    def _sums(self) -> str:
+        """Where the sums of the tile at hand are: they wait for the next pass if there is one."""
+        waiting = f"((tile - tile_a) * {self.plan.panels} + panel - panel_a) * {self._tile_size()}"
+        return f"sums + (pass_count == 1 ? 0 : {waiting})"
+
+    def _after_tile(self) -> None:
+        """Finish a tile that is added up."""
+        self.out.line("if (pass + 1 < pass_to) continue;")
+        self._finish()
 
     def _pass(self) -> None:
         out, plan = self.out, self.plan
@@ -190,9 +212,7 @@ class _ProductText:
     def _tile(self) -> None:
         out, plan = self.out, self.plan
         self.right.place_of_panel()
-        tile = plan.rows * plan.vectors * self.lanes
-        waiting = f"((tile - tile_a) * {plan.panels} + panel - panel_a) * {tile}"
-        out.line(f"{self.product.dtype}* const sum = sums + (pass_count == 1 ? 0 : {waiting});")
+        out.line(f"{self.product.dtype}* const sum = {self._sums()};")
         if plan.way is Way.DOTS:
             self._dots()
         elif plan.way.paired:
@@ -200,7 +220,7 @@ class _ProductText:
             name, rows = ("matrix", plan.rows // 16) if plan.way is Way.TILES else ("pair", plan.rows)
             out.line(
                 f"{name}_tile<{rows}, {plan.vectors}, {self.left.row}>"
-                f"({self.left.operand()}, {right}, depth_here, sum, pass == 0);"
+                f"({self.left.operand()}, {right}, depth_here, sum, pass == pass_from);"
             )
         else:
             right, following = self.right.operand()
@@ -208,10 +228,9 @@ class _ProductText:
             ahead = "true" if plan.way is Way.DIRECT else "false"
             out.line(
                 f"product_tile<{plan.rows}, {plan.vectors}, {self.product.dtype}, {row}, {step}, {ahead}>"
-                f"({self.left.operand()}, {right}, {following}, depth_here, sum, pass == 0);"
+                f"({self.left.operand()}, {right}, {following}, depth_here, sum, pass == pass_from);"
             )
-        out.line("if (pass + 1 < pass_count) continue;")
-        self._finish()
+        self._after_tile()
 
     def _dots(self) -> None:
         plan, out = self.plan, self.out
@@ -220,7 +239,7 @@ class _ProductText:
         with out.block(
             f"for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {plan.columns})"
         ):
-            passed = f"(rows_at, columns_at + j, depth_from, depth_here, sum + j, {wide}, pass == 0);"
+            passed = f"(rows_at, columns_at + j, depth_from, depth_here, sum + j, {wide}, pass == pass_from);"
             name = f"product_dots<{plan.rows}, {plan.columns}, {kinds}"
             if self._one_tile():
                 out.line(f"{name}, true>{passed}")

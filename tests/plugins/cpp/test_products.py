@@ -334,3 +334,26 @@ def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_p
     sources = [made.emit(kernel, config) for kernel, config in zip(kernels, tiles, strict=True)]
     assert any("matrix_tile<2, 2" in source.text for source in sources)
     made.build(sources, tmp_path)
+
+
+@pytest.mark.parametrize("isa", ["", "scalar"])
+@pytest.mark.parametrize("right", ["bkn", "bnk"])
+def test_depths_that_threads_divide(right: str, isa: str) -> None:
+    mm = Matmul(3, 21, 5000, right=right, bias=True, residual=True)
+    assert any(c.get("slices") > 1 for c in backend(isa).configs(mm.kernel()))
+    check(mm, isa)
+    check(Matmul(2, 5, 1600, b=3, right=right, dynamic="k"), isa)
+
+
+def test_slices_do_not_depend_on_the_threads() -> None:
+    mm = Matmul(3, 21, 5000, right="bnk")
+    kernel, tensors, found = mm.kernel(), mm.tensors(), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            compiled(kernel)(*mm.arguments(tensors))
+            found.append(tensors["result"].clone())
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

@@ -81,6 +81,15 @@ static __attribute__((noinline)) void product_tile(const T* a, const T* b, i64 n
 // Lanes of a vector that lie before an end which is `left` away.
 PF_INLINE i64 product_lanes(i64 left) { return index_max(0, index_min(left, int(Vec::lanes))); }
 
+// Sums of SLICES parts of the depth, `apart` elements from each other, added up in the first one.
+template <int SLICES, class T> static __attribute__((unused)) void product_join(T* to, i64 apart, i64 count) {
+  for (i64 k = 0; k < count; k += int(Vec::lanes)) {
+    typename shape<T>::vec sum = load<Vec>(to + k);
+    for (int i = 1; i < SLICES; ++i) sum = add(sum, load<Vec>(to + i * apart + k));
+    store(to + k, sum);
+  }
+}
+
 // Layout of the left operand. A row whose steps are contiguous; up to a vector may be written past its end.
 template <class T, class S> PF_INLINE void product_row(T* to, const S* from, i64 depth) {
   i64 k = 0;
