@@ -1,8 +1,8 @@
 """Running candidates and taking the time, in whichever process this is.
 
 On the processor, operands that a model would read from memory exist in several copies that take turns, so
-that they are not found in a cache; a sample is the median of calls, for long enough. Elsewhere the
-backend that knows the device takes the time.
+that they are not found in a cache; a sample is the median of calls, for long enough. Where the first backend
+of a device has a way of its own to take the time, it does so for all.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ class Bench:
         """Milliseconds of one run of a candidate, from enough runs to tell."""
         runs = self._runs(candidate)
         problem = self._known()
-        own = {step.backend for step in candidate.steps if isinstance(step, KernelWork)}
-        timer = self._backend(min(own) if len(own) == 1 else problem.timer)
-        if not problem.device.startswith("cpu") or type(timer).benchmark is not Backend.benchmark:
+        # one clock for all candidates, whoever generates them
+        timer = self._backend(problem.timer)
+        if type(timer).benchmark is not Backend.benchmark:
             return timer.benchmark(*self._launch(candidate, runs))
         taken: list[float] = []
         turn, now = self._turn, time.perf_counter()
@@ -83,6 +83,7 @@ class Bench:
         while now < end:
             before = now
             runs[turn % len(runs)]()
+            self._wait()
             now = time.perf_counter()
             taken.append(now - before)
             turn += 1
