@@ -1,0 +1,77 @@
+"""On a device: what data put at one place, in place and in equal runs; convolutions with channels last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
+    "put": lambda x, i, v: x.index_put((i,), v),
+    "accumulate": lambda x, i, v: x.index_put((i,), v, accumulate=True),
+    "add": lambda x, i, v: x.index_add(0, i, v),
+    "copy": lambda x, i, v: x.index_copy(0, i, v),
+    "scatter_add": lambda x, i, v: x.scatter_add(0, i[:, None].expand_as(v), v),
+    "largest": lambda x, i, v: x.scatter_reduce(0, i[:, None].expand_as(v), v, "amax"),
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_equal_results_in_every_run(name: str) -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    x, i = torch.randn(50, 65, device="cuda"), torch.randint(0, 50, (20_000,), device="cuda")
+    values = torch.randn(20_000, 65, device="cuda")
+    run = torch.compile(OPERATORS[name], backend="polyfuse")
+    results = [run(x, i, values) for _ in range(5)]
+    assert all(torch.equal(result, results[0]) for result in results)
+    torch.testing.assert_close(results[0], OPERATORS[name](x, i, values), rtol=1e-5, atol=1e-4)
+
+
+def test_equal_gradients_in_every_run() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    table = torch.randn(50, 65, device="cuda", requires_grad=True)
+    index = torch.randint(0, 50, (20_000,), device="cuda")
+    run = torch.compile(
+        lambda t, i: t[i].sin().sum() + torch.nn.functional.embedding(i, t).cos().sum(), backend="polyfuse"
+    )
+    gradients = [torch.autograd.grad(run(table, index), table)[0] for _ in range(4)]
+    assert all(torch.equal(gradient, gradients[0]) for gradient in gradients)
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_an_input_is_changed_where_it_is(mode: str | None) -> None:
+    def update(cache: torch.Tensor, position: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        cache[:, position] = new
+        cache.index_copy_(1, position + 5, new * 2)
+        return cache.sum((1, 2))
+
+    run = torch.compile(update, backend="polyfuse", mode=mode)
+    mine, theirs = (torch.zeros(4, 64, 65, device="cuda") for _ in range(2))
+    for step in range(5):
+        position = torch.arange(step, step + 3, device="cuda")
+        new = torch.randn(4, 3, 65, device="cuda")
+        torch.testing.assert_close(run(mine, position, new), update(theirs, position, new))
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("option", ["auto", "on", "off"])
+def test_convolutions(dtype: torch.dtype, option: str) -> None:
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 32, 3, padding=1),
+        torch.nn.BatchNorm2d(32),
+        torch.nn.SiLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(32, 32, 3, padding=1, groups=4),
+        torch.nn.Conv2d(32, 16, 1),
+    ).to("cuda", dtype)
+    model.eval()
+    x = torch.randn(4, 3, 32, 32, device="cuda", dtype=dtype)
+    run = torch.compile(model, backend="polyfuse", options={"channels_last": option, "strict": True})
+    with torch.no_grad():
+        actual, expected = run(x), model(x)
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+    assert actual.stride() == expected.stride()
