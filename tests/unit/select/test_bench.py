@@ -96,6 +96,25 @@ class TestRuns:
         bench.prepare(PROBLEM)
         assert 0 < bench.first(MM) < 1000 and 0 < bench.sample(MM) < 1000
 
+    def test_a_backend_with_a_clock_of_its_own_takes_the_time(self):
+        class Clock(type(no_backend("any"))):  # type: ignore[misc]
+            def benchmark(self, launchable, args):
+                launchable(*args)
+                times.append(next(clock))
+                return times[-1]
+
+        times: list[float] = []
+        bench = Bench(lambda name: Clock(None))
+        bench.prepare(PROBLEM)
+        clock = iter([3.0])
+        assert bench.sample(MM) == 3.0
+        # steps together, or one by one, whichever is less
+        both = Candidate("both", (*MM.steps, *call("aten.add.out", square(0), square(1)).steps))
+        clock = iter([1.0, 2.0, 5.0])
+        assert bench.sample(both) == 3.0
+        clock = iter([1.0, 2.0, 2.5])
+        assert bench.sample(both) == 2.5
+
     def test_results_are_compared_on_fresh_operands(self):
         bench = Bench(no_backend)
         bench.prepare(PROBLEM)
