@@ -15,6 +15,7 @@ from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, Traits
 from polyfuse_halide.claims import claim_of
 from polyfuse_halide.host import Host, host
 from polyfuse_halide.machine import supported
+from polyfuse_halide.plan import pinned_choices
 
 __all__ = ["HalideBackend"]
 
@@ -40,6 +41,7 @@ class HalideBackend(Backend):
             )
         self.processor: Host = host()
         self._target = str(settings.plugin_option("halide", "target", "") or "host")
+        self._pinned = pinned_choices(str(settings.plugin_option("halide", "schedule", "") or ""))
         self._keep = str(settings.plugin_option("halide", "keep", "") or "0") not in ("0", "False", "false")
 
     def claims(self, node: Node) -> Claim:
@@ -52,6 +54,8 @@ class HalideBackend(Backend):
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Other widths, numbers of vectors side by side, and shares of threads."""
+        if self._pinned is not None:
+            return [self._pinned]
         wide = self.processor.lanes
         found = [Config()]
         found += [Config.of(unroll=count) for count in (1, 2, 4, 8)]
@@ -63,7 +67,7 @@ class HalideBackend(Backend):
         """The kernel as a program that builds its pipeline; as meta, what its launch needs to know."""
         from polyfuse_halide.kernel import kernel_text
 
-        found = kernel_text(kernel, self.processor.lanes, config)
+        found = kernel_text(kernel, self.processor.lanes, config or self._pinned)
         return Source(kernel.name, found.text, "halide", meta=found.meta)
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
@@ -105,6 +109,7 @@ class HalideBackend(Backend):
             "halide": metadata.version("halide"),
             "target": self._target if self._target != "host" else self.processor.name,
             "library": library_digest(),
+            "schedule": str(self._pinned or ""),
             "keep": str(int(self._keep)),
             "generator": _VERSION,
         }

@@ -22,6 +22,7 @@ from polyfuse.symbolic import (
     python_text,
 )
 from polyfuse_halide.address import affine, fits_i32, index_text, safe_name
+from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.forward import forwarded
 from polyfuse_halide.ops import FUNCTION_OF, constant_text
 from polyfuse_halide.plan import Plan, choose_plan
@@ -163,7 +164,7 @@ class _Emitter:
                 place += 1
             elif stmt.op == "scan":
                 name = f"scan{number}_{place}"
-                self._function(f"{name}_of", number, stmt.args, self._tuple(stmt.args))
+                self._function(f"{name}_of", number, stmt.args, _tuple_text(stmt.args))
                 self.lines.append(f'{name} = p.scan("{name}", "{stmt.attrs[0]}", {name}_of)')
                 place += 1
             elif stmt.op == "store" and stmt.attrs[0] in self.locals:
@@ -173,7 +174,7 @@ class _Emitter:
             texts = [self._operand(s, k) for s in reduces for k in range(len(s.args))]
             self._function(f"values{number}", number, operands, f"({''.join(f'{t}, ' for t in texts)})")
             kinds = ", ".join(
-                f'("{s.attrs[0]}", "{self._kind_type(s)}", "{self._position(s)}")' for s in reduces
+                f'("{s.attrs[0]}", "{self.dtypes[s.args[0]]}", "{self._position(s)}")' for s in reduces
             )
             self.lines.append(f'red{number} = p.reduce("red{number}", [{kinds}], values{number})')
 
@@ -182,14 +183,8 @@ class _Emitter:
         name = stmt.args[place]
         return f"{safe_name(name)}_n" if place == 1 and name in self.narrow else safe_name(name)
 
-    def _kind_type(self, stmt: Stmt) -> DType:
-        return self.dtypes[stmt.args[0]]
-
     def _position(self, stmt: Stmt) -> DType:
         return DType.i32 if len(stmt.args) > 1 and stmt.args[1] in self.narrow else DType.i64
-
-    def _tuple(self, names: Iterable[str]) -> str:
-        return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
 
     def _local(self, number: int, stmt: Stmt) -> None:
         buffer, index, count, mode, masked = stmt.attrs
@@ -202,7 +197,7 @@ class _Emitter:
                 f"scratch {buffer} is not filled by one plain store", "use another backend for this kernel"
             )
         name = safe_name(buffer)
-        self._function(f"{name}_of", number, stmt.args, self._tuple(stmt.args))
+        self._function(f"{name}_of", number, stmt.args, _tuple_text(stmt.args))
         self.lines.append(f'{name} = p.row("{name}", {name}_of)')
         for part in self.kernel.sections:
             for other in part.body:
@@ -352,7 +347,7 @@ class _Emitter:
                         and len(written[store.buffer]) == 1
                         and store.stmt.attrs[3] == "set"
                         and store.stmt.attrs[1] == stmt.attrs[1]
-                        and not self._used_after(number, section, stmt, store)
+                        and section.looped == store.looped
                     )
                     if not safe:
                         raise UnsupportedError(
@@ -369,10 +364,6 @@ class _Emitter:
                     "use another backend for this kernel",
                 )
 
-    def _used_after(self, number: int, section: Section, stmt: Stmt, store: _Store) -> bool:
-        """Whether a loaded value is needed where the store has happened for other points already."""
-        return section.looped != store.looped and store.looped and not section.looped
-
     def _stores(self, stores: Sequence[_Store]) -> None:
         plain: dict[int, list[tuple[_Store, IndexLike, tuple[IndexLike, ...]]]] = {}
         odd: list[_Store] = []
@@ -384,10 +375,24 @@ class _Emitter:
                 odd.append(store)
             else:
                 plain.setdefault(store.number if store.looped else -1, []).append((store, *found))
-        for key, group in sorted(plain.items()):
-            self._plain_stage(f"out{key}" if key >= 0 else "points", group)
+        self._mind_aliases(stores, odd, len(plain))
+        # what is stored at computed places first: it only reads what plain stores may overwrite
         for k, store in enumerate(odd):
             self._scatter(f"scatter{k}", store)
+        for key, group in sorted(plain.items()):
+            self._plain_stage(f"out{key}" if key >= 0 else "points", group)
+
+    def _mind_aliases(self, stores: Sequence[_Store], odd: Sequence[_Store], stages: int) -> None:
+        """Where an output may lie over an input, everything is computed before anything is stored."""
+        risky = shared_outputs(self.kernel)
+        if not risky or len(stores) == 1:
+            return
+        apart = bool(odd) or not self.axes
+        if any(store.buffer in risky for store in odd) or (apart and stages > 1):
+            raise UnsupportedError(
+                "an output may lie where an input does, and several stages store", "use another backend"
+            )
+        self.lines.append("p.careful = True")
 
     def _plain_stage(
         self, name: str, group: Sequence[tuple[_Store, IndexLike, tuple[IndexLike, ...]]]
@@ -397,7 +402,7 @@ class _Emitter:
         calls: list[str] = []
         for number in sorted({store.number for store, _, _ in group}):
             roots = list(dict.fromkeys(s.stmt.args[0] for s, _, _ in group if s.number == number))
-            self._function(f"{name}_of{number}", number, roots, self._tuple(roots))
+            self._function(f"{name}_of{number}", number, roots, _tuple_text(roots))
             calls += [
                 f"{name}_of{number}({', '.join(places)})[{roots.index(s.stmt.args[0])}]"
                 for s, _, _ in group
@@ -503,6 +508,10 @@ class _Emitter:
             },
             sort_keys=True,
         )
+
+
+def _tuple_text(names: Iterable[str]) -> str:
+    return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
 
 
 def _indirect_axes(index: IndexLike) -> list[Index]:

@@ -30,6 +30,8 @@ def polyfuse_manifest() -> Manifest:
         requires=Requires(packages=("halide>=21,<22",), hardware=("Linux on x86-64",)),
         options={
             "target": "What to compile for, as Halide writes it; empty: this machine's processor.",
+            "schedule": "Choices of the schedule for every kernel, such as `lanes=8 unroll=2`; empty: each "
+            "kernel's own.",
             "keep": "Keep the loops and the assembly that Halide makes beside each kernel: 1 or 0.",
         },
         summary="Kernels for the processor as Halide pipelines, compiled without a compiler of the system",

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.ir.kernel import Kernel, Stmt
 from polyfuse.plugin import Config
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient
+from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.ops import COST, MATH
 
-__all__ = ["Plan", "choose_plan"]
+__all__ = ["CHOICES", "Plan", "choose_plan", "pinned_choices"]
+
+CHOICES = ("lanes", "unroll", "grain", "serial")
+"""What a configuration may say of a schedule."""
 
 _SERIAL = 24_000
 """Rough price of a kernel, in additions of one element, below which one thread does it all."""
@@ -38,6 +43,20 @@ class Plan:
         """The schedule as text of a generated program."""
         options = [f"{name}={getattr(self, name)!r}" for name in self.__dataclass_fields__ if name != "kind"]
         return f'Schedule("{self.kind}", {", ".join(options)})'
+
+
+def pinned_choices(text: str) -> Config | None:
+    """A configuration from text such as ``lanes=8 unroll=2``; None where it is empty."""
+    values: dict[str, int] = {}
+    for word in text.replace(",", " ").split():
+        name, _, value = word.partition("=")
+        if name not in CHOICES or not value.isdigit():
+            raise BackendUnavailableError(
+                f"the option halide.schedule says {word!r}",
+                f"write names and numbers; names are {', '.join(CHOICES)}",
+            )
+        values[name] = int(value)
+    return Config.of(**values) if values else None
 
 
 def choose_plan(kernel: Kernel, lanes: int, config: Config | None) -> Plan:
@@ -127,7 +146,7 @@ def _in_place(kernel: Kernel) -> bool:
     local = {b.name for b in kernel.locals}
     stmts = [s for part in kernel.sections for s in part.body if s.op in ("load", "store")]
     written = {s.attrs[0] for s in stmts if s.op == "store"} - local
-    return any(s.op == "load" and s.attrs[0] in written for s in stmts)
+    return bool(shared_outputs(kernel)) or any(s.op == "load" and s.attrs[0] in written for s in stmts)
 
 
 def _kind(kernel: Kernel, axes: tuple[str, ...], raxes: tuple[str, ...], hints: dict[str, int]) -> str:

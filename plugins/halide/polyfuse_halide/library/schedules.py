@@ -22,7 +22,7 @@ def apply(program: Program) -> None:
     for scatter in program.scatters:
         _scatter(program, scatter)
     reductions = list(program.reductions)
-    if not program.outputs or program.apart or program.scatters:
+    if not program.outputs or program.scatters:
         for output in program.outputs:
             _points(program, output, output.axes, output.loops)
         for reduction in reductions:
@@ -103,6 +103,7 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
         func.split(outer[plan.turn], rows, row, _TILE, Tail).split(lane, block, column, lanes, Tail)
         outer[plan.turn] = rows
         func.reorder(column, row, block, *reversed(outer)).vectorize(column)
+        _before(output, func, row, order[-1], lanes)
         _threads(program, func, outer)
         return
     if plan.piece and plan.fuse:
@@ -113,7 +114,16 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
         func.vectorize(lane, lanes, Tail)
         if plan.unroll > 1 and (not isinstance(extent, int) or extent >= lanes * plan.unroll):
             func.unroll(lane, plan.unroll, Tail)
+    _before(output, func, lane, order[-1], lanes)
     _threads(program, func, outer)
+
+
+def _before(output: Output, func: Any, level: Any, along: Any, lanes: int) -> None:
+    """Where values are computed before anything is stored, they are so within a loop of the stage."""
+    if output.before is not None:
+        output.before.compute_at(func, level)
+        if lanes >= 4:
+            output.before.vectorize(along, lanes, Tail)
 
 
 def _root(program: Program, reduction: Reduction) -> None:
@@ -161,6 +171,11 @@ def _at_level(program: Program, func: Any, level: Any) -> None:
     for row, places in program.rows:
         row.compute_at(func, level)
         _row_lanes(program, row, places)
+    for output in program.outputs:
+        if output.before is not None:
+            output.before.compute_at(func, level)
+            if output.loops:
+                _row_lanes(program, output.before, [*output.axes, *output.loops])
 
 
 def _columns(program: Program) -> None:
@@ -175,19 +190,21 @@ def _columns(program: Program) -> None:
     while isinstance(extent, int) and wide > max(extent, lanes):
         wide //= 2
     tail = hl.TailStrategy.ShiftInwards if plan.shift and isinstance(extent, int) and extent >= wide else Tail
-    level = hl.Var("block")
+    block = level = hl.Var("block")
     for output in [head, *(o for o in program.outputs if o is not head)]:
         func, lane = output.func, output.axes[-1]
         func.compute_root()
         column = hl.Var("column")
-        func.split(lane, level, column, wide, tail)
+        func.split(lane, block, column, wide, tail)
         if output.loops:
-            func.reorder(column, *reversed(output.loops), level)
+            func.reorder(column, *reversed(output.loops), block)
         if lanes >= 4:
             func.vectorize(column, lanes, Tail)
-        _threads(program, func, [*output.axes[:-1], level])
+        inner = _threads(program, func, [*output.axes[:-1], block])
         if output is not head:
             func.compute_with(head.func, level)
+        elif inner is not None and plan.fuse >= len(output.axes):
+            level = inner
     _at_level(program, head.func, level)
     stages = [single.func for r in program.reductions for single in r.passes]
     loops = {single.func.name(): single.loops for r in program.reductions for single in r.passes}
@@ -196,6 +213,9 @@ def _columns(program: Program) -> None:
         if lanes >= 4:
             func.vectorize(lane, lanes, Tail)
             func.update(0).reorder(lane, *reversed(loops[func.name()])).vectorize(lane, lanes, Tail)
+    for output in program.outputs:
+        if output.before is not None and lanes >= 4:
+            output.before.vectorize(head.axes[-1], lanes, Tail)
     for row, _ in program.rows:
         if lanes >= 4:
             row.vectorize(head.axes[-1], lanes, Tail)

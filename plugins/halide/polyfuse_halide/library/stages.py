@@ -122,7 +122,7 @@ class Output:
     func: Any
     axes: list[Any]
     loops: list[Any]
-    targets: int
+    before: Any = None
 
 
 @dataclass
@@ -150,7 +150,7 @@ class Program:
     scatters: list[Scatter] = field(default_factory=list)
     order: list[Any] = field(default_factory=list)
     schedule: Schedule = Schedule("points")
-    apart: bool = False
+    careful: bool = False
 
     def size(self, name: str) -> Value:
         """A shape symbol."""
@@ -258,8 +258,12 @@ class Program:
         """Store values at places that are sums of axes times strides."""
         names = [*self.axes, *(self.loops if looped else ())]
         places = self._vars(names)
-        func = hl.Func(name)
+        func, before = hl.Func(name), None
         values = list(body(*places))
+        if self.careful:
+            before = hl.Func(f"{name}_before")
+            define(before, places, values)
+            values = reads(before, places, len(values))
         define(func, places, values)
         extents = [*self.axes.values(), *(self.loops.values() if looped else ())]
         for number, (buffer, steps) in enumerate(zip(func.output_buffers(), strides)):
@@ -268,7 +272,7 @@ class Program:
                     buffer.dim(dim).set_bounds(0, extent)
                 buffer.dim(dim).set_stride(step)
         count = len(self.axes)
-        self.outputs.append(Output(func, places[:count], places[count:], len(values)))
+        self.outputs.append(Output(func, places[:count], places[count:], before))
         self.order.append(func)
         return lambda *where: reads(func, where, len(values))
 
