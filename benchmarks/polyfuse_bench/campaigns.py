@@ -148,6 +148,15 @@ def tuning(selection: Selection) -> Plan:
     return [functools.partial(_compile_row, selection, task) for task in tasks]
 
 
+def tournament(selection: Selection) -> Plan:
+    from polyfuse_bench.kernels import HUGE, KERNELS
+
+    size = selection.sizes[0] if selection.sizes else "large" if selection.device == CPU else HUGE
+    names = _chosen(KERNELS, selection.only, "kernel")
+    tasks = [{"kind": "tournament", "name": name, "size": size, "device": selection.device} for name in names]
+    return [functools.partial(_tournament_row, task) for task in tasks]
+
+
 def memory(selection: Selection) -> Plan:
     return [
         functools.partial(_memory_row, selection, selection.model_task("memory", name, mode))
@@ -162,6 +171,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "products": products,
     "compile": compile_time,
     "tuning": tuning,
+    "tournament": tournament,
     "memory": memory,
 }
 
@@ -193,6 +203,13 @@ def _contest_row(task: Mapping[str, Any]) -> Row:
         return dict(run_child(task))
     except ChildFailed as failure:
         return {**task, "timings": [], "errors": {}, "failures": {"all": str(failure)}}
+
+
+def _tournament_row(task: Mapping[str, Any]) -> Row:
+    try:
+        return dict(run_child(task))
+    except ChildFailed as failure:
+        return {**task, "races": [], "failures": {"all": str(failure)}}
 
 
 def _own_row(task: Mapping[str, Any]) -> Row:

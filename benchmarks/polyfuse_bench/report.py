@@ -11,6 +11,7 @@ from polyfuse_bench.machine import Machine
 from polyfuse_bench.opdb.status import GOOD, SKIP, STATUSES
 from polyfuse_bench.results import RESULTS, read_results
 from polyfuse_bench.timing import geometric_mean
+from polyfuse_bench.tournament import gain, winner
 from polyfuse_bench.tuning import MODE, seconds_of_choice
 
 Row = dict[str, Any]
@@ -53,6 +54,8 @@ def one_line(kind: str, row: Row) -> str:
     if "timings" in row:
         parts = [f"{_title(timing['name'])} {_time(timing['median'])}" for timing in row["timings"]]
         parts += [f"{_title(name)} error {error:.1e}" for name, error in row["errors"].items()]
+    elif "races" in row:
+        parts = [f"{winner(race)} by {gain(race):.2f}" for race in row["races"]]
     elif "cold" in row:
         parts = [
             f"{_title(name)} cold {_time(s)} warm {_time(row['warm'][name])}"
@@ -79,6 +82,7 @@ def performance_page(results: Path) -> str | None:
             ("products", _products_section),
             ("compile", _compile_section),
             ("tuning", _tuning_section),
+            ("tournament", _tournament_section),
             ("memory", _memory_section),
         )
         for content in _variants(kind, results)
@@ -276,6 +280,28 @@ def _tuning_section(content: dict[str, Any]) -> list[str]:
         "",
         *_facts(content),
         *_markdown(["target", "Inductor", "Polyfuse", "of Inductor's"], table),
+        "",
+    ]
+
+
+def _tournament_section(content: dict[str, Any]) -> list[str]:
+    races = [(row["name"], race) for row in content["rows"] for race in row["races"]]
+    table = []
+    for name, race in races:
+        order = sorted(race["milliseconds"].items(), key=lambda pair: pair[1])
+        times = ", ".join(f"{backend} {_time(ms / 1e3)}" for backend, ms in order)
+        table.append([name, winner(race), times, f"{gain(race):.2f}×"])
+    mean = geometric_mean([gain(race) for _, race in races])
+    if mean:
+        table.append(["**geometric mean**", "", "", f"**{mean:.2f}×**"])
+    return [
+        f"## Tournament{_place(content)}",
+        "",
+        "Kernels that several backends generate, each in its best configuration; *gain* is over the backend",
+        "that is asked first.",
+        "",
+        *_facts(content),
+        *_markdown(["function", "fastest", "times", "gain"], table),
         "",
     ]
 

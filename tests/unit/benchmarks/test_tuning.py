@@ -1,10 +1,13 @@
-"""The campaign of tuning time: what is measured, and how the page says it."""
+"""The campaigns of tuning time and of tournaments: what is measured, and how the page says it."""
 
 from __future__ import annotations
 
 from polyfuse_bench import campaigns, report
 from polyfuse_bench.backends import DEFAULT_BACKENDS
+from polyfuse_bench.tournament import _races, gain, winner
 from polyfuse_bench.tuning import CONTENDERS, MODE, seconds_of_choice
+
+from polyfuse.cache.timings import LOST, Measured, TimingStore
 
 COLD = {"inductor": 10.0, f"inductor:{MODE}": 50.0, "polyfuse": 4.0, f"polyfuse:{MODE}": 14.0}
 WARM = {"inductor": 5.0, f"inductor:{MODE}": 6.0, "polyfuse": 3.0, f"polyfuse:{MODE}": 2.9}
@@ -35,3 +38,37 @@ def test_the_table(monkeypatch):
     assert "| bert, forward, cold | 40 s | 10 s | 0.25× |" in text
     assert "| bert, forward, warm | 1 s | 0 s | 0.00× |" in text
     assert "| bert, forward, cold | failed | failed |" in text
+
+
+RACE = {"kernel": "k", "milliseconds": {"one": 2.0, "two": 1.0}, "first": "one"}
+
+
+def test_what_a_tournament_gains():
+    assert winner(RACE) == "two" and gain(RACE) == 2.0
+    assert gain({**RACE, "first": "two"}) == 1.0
+
+
+def test_races_are_read_from_what_was_measured(tmp_path):
+    store = TimingStore(tmp_path)
+    store.write("ab", Measured({"interpreter a=1": 3.0, "interpreter a=2": 2.0, "library": 1.0}, "library"))
+    assert _races(tmp_path, "cpu") == []  # one backend alone
+    store.write(
+        "cd", Measured({"interpreter": 3.0, "cpp lane=1": 2.0, "cpp": LOST}, "cpp lane=1", "kernel k")
+    )
+    (race,) = _races(tmp_path, "cpu")
+    assert race == {"kernel": "kernel k", "milliseconds": {"interpreter": 3.0, "cpp": 2.0}, "first": "cpp"}
+
+
+def test_the_table_of_a_tournament(monkeypatch):
+    monkeypatch.setattr(report, "_facts", lambda content: [])
+    text = "\n".join(report._tournament_section({"rows": [{"name": "softmax", "races": [RACE]}]}))
+    assert "| softmax | two | two 1 ms, one 2 ms | 2.00× |" in text
+    assert "geometric mean" in text
+    assert "two by 2.00" in report.one_line(
+        "tournament", {"name": "softmax", "races": [RACE], "failures": {}}
+    )
+
+
+def test_the_campaign_has_a_row_for_each_kernel():
+    plan = campaigns.tournament(campaigns.Selection(backends=DEFAULT_BACKENDS, only=("softmax",)))
+    assert len(plan) == 1

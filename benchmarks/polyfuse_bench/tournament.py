@@ -1,0 +1,64 @@
+"""Which backend wins the kernels of one function, when all that can generate them are raced, and how much
+that gains over the order in which they are asked.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfuse_bench.backends import resolved
+from polyfuse_bench.devices import CPU
+from polyfuse_bench.kernels import KERNELS, runner
+
+OPTIONS = {"tournament": True, "tune_kernels": True, "strict": True, "progress": "off"}
+
+
+def measure(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The races of `task["name"]` at `task["size"]`."""
+    case = KERNELS[task["name"]]
+    device = task.get("device", CPU)
+    torch.manual_seed(0)
+    with torch.device(device):
+        arguments = case.arguments(task["size"])
+    with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as folder:
+        options = {**OPTIONS, "cache_dir": folder}
+        function = torch.compile(case.function, backend=resolved("polyfuse"), dynamic=False, options=options)
+        with torch.set_grad_enabled(case.backward):
+            runner(case, function, arguments)()
+        races = _races(Path(folder), device)
+    return {"name": case.name, "size": task["size"], "races": races, "failures": {}}
+
+
+def _races(folder: Path, device: str) -> list[dict[str, Any]]:
+    """Each raced kernel: milliseconds of every backend in its best configuration, and who is asked first."""
+    from polyfuse.base.settings import Settings
+    from polyfuse.cache.timings import LOST, TimingStore
+    from polyfuse.plugin import PluginManager
+
+    order = PluginManager(Settings.resolve()).order(torch.device(device).type)
+    found = []
+    for _, measured in TimingStore(folder).entries():
+        best: dict[str, float] = {}
+        for name, milliseconds in measured.milliseconds.items():
+            backend = name.partition(" ")[0]
+            if backend in order and milliseconds != LOST:
+                best[backend] = min(best.get(backend, milliseconds), milliseconds)
+        if len(best) > 1:
+            first = next(name for name in order if name in best)
+            found.append({"kernel": measured.about, "milliseconds": best, "first": first})
+    return found
+
+
+def gain(race: Mapping[str, Any]) -> float:
+    """How much faster the winner is than the backend that is asked first."""
+    return float(race["milliseconds"][race["first"]] / min(race["milliseconds"].values()))
+
+
+def winner(race: Mapping[str, Any]) -> str:
+    """The fastest backend."""
+    return str(min(race["milliseconds"], key=lambda name: race["milliseconds"][name]))
