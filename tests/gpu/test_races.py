@@ -1,0 +1,72 @@
+"""Races on a device: a candidate that breaks the device's state only loses, and what won is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+from polyfuse.select import tracks
+from polyfuse.select.process import Fault
+from polyfuse.select.tracks import ChildTrack
+from polyfuse.select.work import CallWork, Candidate, Circumstances, Problem, Storage, Window
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU in this machine"),
+]
+
+DEVICE = "cuda:0"
+ROWS = Window(0, (2, 8), (8, 1), 0, "float32")
+PLACES = Window(1, (64,), (1,), 0, "int64")
+PROBLEM = Problem(
+    "rows", DEVICE, "triton", (Storage("float32", DEVICE, 16), Storage("int64", DEVICE, 64, "small"))
+)
+# places up to 7, of 2 rows: the device's own check ends all work on it
+BAD = Candidate("bad", (CallWork("aten.index_select.default", (ROWS, 0, PLACES)),))
+GOOD = Candidate("good", (CallWork("aten.add.Tensor", (ROWS, ROWS)),))
+
+
+@pytest.fixture
+def track() -> Iterator[ChildTrack]:
+    backends = {"triton": "polyfuse_triton.backend:TritonBackend"}
+    track = ChildTrack(lambda: Circumstances(Settings(), backends), 60)
+    yield track
+    track.close()
+
+
+def test_what_breaks_the_device_costs_only_itself(track: ChildTrack) -> None:
+    track.prepare(PROBLEM)
+    assert track.first(GOOD) > 0 and track.sample(GOOD) > 0
+    with pytest.raises(Fault):
+        track.first(BAD)
+    assert track.sample(GOOD) > 0
+    assert torch.ones(3, device=DEVICE).sum().item() == 3
+
+
+def test_a_model_is_tuned_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+    x, w, b = (
+        torch.randn(*size, device=DEVICE, dtype=torch.bfloat16) for size in ((96, 128), (80, 128), (80,))
+    )
+
+    def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(F.gelu(F.linear(x, w, b)), -1)
+
+    for _ in range(2):
+        forget_sessions()
+        reset_reports()
+        torch.compiler.reset()
+        compiled = torch.compile(layer, backend="polyfuse", mode="max-autotune-no-cudagraphs")
+        torch.testing.assert_close(compiled(x, w, b), layer(x, w, b), rtol=3e-2, atol=3e-2)
+        decisions = [(d.kind, d.second, d.reason) for d in last_reports()[-1].decisions]
+        raced = [d for d in decisions if d[0] in ("choice", "tune")]
+        assert raced
+        monkeypatch.setattr(tracks, "Child", None)  # from now on nothing is timed
+    forget_sessions()
