@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -12,11 +13,13 @@ from polyfuse_triton.target import Target
 __all__ = ["around", "best_plans", "is_possible", "prefers_sums"]
 
 _SIDES = (16, 32, 64, 128, 256)
-_DEPTH_BYTES = (32, 64, 128, 256, 512)
+_DEPTH_BYTES = (32, 64, 128, 256)
 _GOOD_DEPTH = 128
 """Bytes of depth that a tile should have: as much as shared memory is arranged in."""
 _ACCUMULATOR = 128
 """Most results that a thread holds."""
+_FEW = 1024
+"""Results of a tile that few warps can hold."""
 _REGISTERS = 248
 """Registers of a thread."""
 _EPILOGUE = 8
@@ -24,12 +27,20 @@ _EPILOGUE = 8
 _SCATTERED = 32
 """Most elements of an operand that a thread loads in a turn, each by an address of its own."""
 _CANDIDATES = 12
+_TOLD_APART = 0.03
+"""Parts by which estimates have to differ."""
+_WAYS = 3
+"""Of these, at most so many have equal sides."""
 _GROUP = 8
 _RESERVED = 2048
 """Shared memory that is not the operands'."""
 _CLOCK = 1.7e9
 _LATENCY = 0.8e-6
 """Seconds from asking memory to the answer."""
+_DELIVERED = 27e9
+"""Bytes that memory gives each multiprocessor in a second."""
+_ON_THE_WAY = 96 << 10
+"""Bytes that a multiprocessor should have asked for to get as many."""
 _STEP = 25e-9
 """Seconds that a turn of the loop costs besides its work."""
 _LAUNCH = 2e-6
@@ -47,13 +58,18 @@ def prefers_sums(found: Product) -> bool:
 def best_plans(found: Product, target: Target) -> tuple[ProductPlan, ...]:
     """Plans worth a try, the one that is expected to be the fastest first."""
     model = _Model(found, target)
-    ranked = sorted(
-        _all(found, target), key=lambda plan: (model.seconds(plan), plan.k, plan.warps, -plan.stages)
-    )
+
+    def rank(plan: ProductPlan) -> tuple[float, ...]:
+        # the estimate does not tell apart what differs by little
+        coarse = round(math.log(max(model.seconds(plan), 1e-9)) / _TOLD_APART)
+        good = _GOOD_DEPTH * (1 if min(plan.m, plan.n) >= 64 else 2)
+        return coarse, abs(plan.k * found.itemsize - good), abs(plan.warps - 4), -plan.stages
+
     chosen: list[ProductPlan] = []
-    for plan in ranked:
+    for plan in sorted(_all(found, target), key=rank):
         # of each size of tile, a few ways to run it
-        if sum((p.m, p.n) == (plan.m, plan.n) for p in chosen) < 3:
+        alike = [p for p in chosen if (p.m, p.n) == (plan.m, plan.n)]
+        if len(alike) < _WAYS and sum(p.warps == plan.warps for p in alike) < _WAYS - 1:
             chosen.append(plan)
         if len(chosen) == _CANDIDATES:
             break
@@ -104,12 +120,17 @@ def _all(found: Product, target: Target) -> Iterator[ProductPlan]:
     _, rows, columns, depth = found.shape
     most = [power_of_two(max(16, size)) for size in (rows, columns)]
     deepest = max(found.shortest_depth, power_of_two(depth))
+    # where few turns are made, shorter ones overlap
+    least = min(
+        deepest, _GOOD_DEPTH // found.itemsize // (2 if depth * found.itemsize <= 2 * _GOOD_DEPTH else 1)
+    )
+    depths = [k for k in (size // found.itemsize for size in _DEPTH_BYTES) if least <= k <= deepest]
     for m in (side for side in _SIDES if side <= most[0]):
         for n in (side for side in _SIDES if side <= most[1]):
-            for k in (size // found.itemsize for size in _DEPTH_BYTES):
-                if k > deepest or (k * found.itemsize > _GOOD_DEPTH and min(m, n) > 64):
+            for k in depths:
+                if k * found.itemsize > _GOOD_DEPTH and min(m, n) > 64:
                     continue
-                for warps in (4, 8):
+                for warps in (2, 4, 8) if m * n <= _FEW else (4, 8):
                     for stages in (2, 3, 4, 5):
                         if (stages - 1) * k >= 2 * deepest:
                             continue
@@ -154,7 +175,10 @@ class _Model:
         step = turns * _STEP / together
         on_one = rounds * (max(compute, memory) + step)
         unique = batch * (rows * depth + depth * columns) * found.itemsize
-        from_device = unique / 3.5e12 * (target.processors / 132)
+        stored = batch * rows * columns * max(2, found.itemsize)
+        # the last cache alone keeps up with few bytes on the way
+        slow = max(1.0, _ON_THE_WAY / inflight) ** 0.5
+        from_device = (unique * slow + stored) / (_DELIVERED * target.processors)
         start = -(-rounds // resident) * _LAUNCH
         return max(on_one, from_device) + start
 
