@@ -40,13 +40,10 @@ class LeftText:
         self.in_place = self.dots and side.index is not None and side.step == 1
         self.paired = self.plan.way.paired
         self.at_once = not self.plan.way.packed and not self.in_place
-        moving = [a for a in side.axes if self.facts.sizes[a] != 1]
-        alone = len(moving) == 1 and moving[0] == side.axes[-1]
-        turned = side.index is not None and side.step is not None and alone and side.apart == 1
         if side.index is not None and side.step == 1:
             self.layout = "rows"
         else:
-            self.layout = "steps" if turned and not self.dots else "any"
+            self.layout = "steps" if self.product.rows_touch and not self.dots else "any"
 
     # Room for what is laid out.
 
@@ -123,6 +120,9 @@ class LeftText:
     def _tile(self) -> None:
         """The rows of a tile for one pass."""
         plan, out, side = self.plan, self.out, self.product.left
+        if self.paired:
+            self._paired_rows()
+            return
         if self.layout == "steps":
             self._row_axes("row_from")
             assert side.step is not None
@@ -130,9 +130,6 @@ class LeftText:
                 f"product_steps<{plan.rows}>({self.operand()}, {self._address('depth_from')}, "
                 f"{index_text(side.step)}, depth_here, rows_here);"
             )
-            return
-        if self.paired:
-            self._paired_rows()
             return
         # rows that there are not are zero, so that no strange numbers slow the others down
         self._rows(f"{self.operand()} + row * {self.row}")
@@ -144,6 +141,14 @@ class LeftText:
 
     def _paired_rows(self) -> None:
         out, target = self.out, f"{self.operand()} + row * {self.row}"
+        if self.layout == "steps":
+            self._row_axes("row_from")
+            following = index_text(self.product.left.step or 0)
+            out.line(
+                f"pair_steps<{self.plan.rows}, {self.row}>({self.operand()}, "
+                f"{self._address('depth_from')}, {following}, depth_here, rows_here);"
+            )
+            return
         with out.block("for (i64 row = 0; row < rows_here; ++row)"):
             self._row_axes("row_from + row")
             out.line(f"pair_row({target}, {self._address('depth_from')}, depth_here);")

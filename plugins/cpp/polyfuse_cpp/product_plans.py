@@ -155,7 +155,7 @@ def _ways(product: Product, isa: Isa) -> Iterator[Way]:
 def _paired_ways(product: Product, isa: Isa) -> Iterator[Way]:
     """The ways of two plain bf16 operands, on a machine that multiplies pairs of them."""
     left, right = product.left, product.right
-    plain = left.index is not None and left.step == 1 and right.index is not None
+    plain = right.index is not None and (product.rows_touch or (left.index is not None and left.step == 1))
     turned = right.step is not None and right.apart is not None and 1 in (right.step, right.apart)
     if isa.lanes != 16 or not (plain and turned and left.memory is right.memory is DType.bf16):
         return

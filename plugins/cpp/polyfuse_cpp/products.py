@@ -63,6 +63,13 @@ class Product:
     accumulator: str
     epilogue: tuple[Stmt, ...]
 
+    @property
+    def rows_touch(self) -> bool:
+        """Whether the rows of the left operand are contiguous at each step."""
+        side = self.left
+        moving = [a for a in side.axes if self.facts.sizes[a] != 1]
+        return side.step is not None and side.apart == 1 and moving == list(side.axes[-1:])
+
     def extent(self, axes: Iterable[str]) -> int:
         """How many points some axes span together, for the example sizes."""
         points = 1

@@ -321,6 +321,7 @@ def test_bf16_in_pairs(shape: tuple[int, int, int], right: str) -> None:
     m, n, k = shape
     check(Matmul(m, n, k, dtype=bf16, right=right, out_dtype=bf16, bias=True, pad=3))
     check(Matmul(m, n, k, dtype=bf16, right=right, dynamic="mk"))
+    check(Matmul(m, n, k, dtype=bf16, left="bkm", right=right, pad=1))
 
 
 @pytest.mark.skipif(detect_isa().name != "avx512", reason="the text is of another instruction set")

@@ -12,6 +12,24 @@ static __attribute__((unused)) void pair_row(bf16* to, const bf16* from, i64 dep
 static __attribute__((unused)) void pair_no_row(bf16* to, i64 depth) {
   for (i64 k = 0; k < pair_depth(depth); k += 32) raw_store(to + k, vi32{});
 }
+// R rows, `ROW` apart once laid out, that are contiguous at each step; beyond `rows` they are zero.
+template <int R, int ROW>
+static __attribute__((unused)) void pair_steps(bf16* to, const bf16* from, i64 next, i64 depth, i64 rows) {
+  for (int first = 0; first < R; first += 16)
+    for (i64 k = 0; k < pair_depth(depth); k += 32) {
+      vi32 tile[16];
+      const int n = int(product_lanes(rows - first));
+      for (int i = 0; i < 16; ++i) {
+        const i64 at = k + 2 * i;
+        const bf16* const p = from + at * next + first;
+        vu32 low = native_convert<vu32>(raw_load_n<vu16>(p, at < depth ? n : 0));
+        vu32 high = native_convert<vu32>(raw_load_n<vu16>(p + next, at + 1 < depth ? n : 0));
+        tile[i] = vi32(low | high << 16);
+      }
+      transpose_rows(tile);
+      for (int i = 0; i < 16 && first + i < R; ++i) raw_store(to + (first + i) * ROW + k, tile[i]);
+    }
+}
 
 // Layout of the right operand as a panel of C vectors for every pair of steps. Columns are contiguous in memory:
 template <int C>
