@@ -19,7 +19,7 @@ from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, prod
 
 __all__ = ["sum_across_rows"]
 
-_COLUMNS = (256, 16384)
+_COLUMNS = (256, 8192)
 """Lengths of rows that a group of threads can have at hand."""
 _FULL = 4096
 """Length of a row that keeps a group of threads busy."""

@@ -1,0 +1,114 @@
+"""Sums joined to rows, divided scans, quotients without divisions and lists, on a real device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyfuse.compiler.report import last_reports, reset_reports
+
+pytestmark = pytest.mark.gpu
+
+Function = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    reset_reports()
+    torch.manual_seed(7)
+    yield
+    torch.cuda.synchronize()
+
+
+def compiled(function: Function) -> Function:
+    return torch.compile(function, backend="polyfuse", dynamic=False)
+
+
+def reasons() -> set[str]:
+    return {d.reason for report in last_reports() for d in report.decisions}
+
+
+def rms_norm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return w * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6))
+
+
+NORMS: dict[str, tuple[Function, int]] = {
+    "rms norm": (rms_norm, 1),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (x.shape[-1],), w, b), 2),
+    "bias": (lambda x, b: F.gelu(x + b) * 2, 1),
+}
+
+
+@pytest.mark.parametrize("shape", [(4096, 4096), (8, 1000, 768), (5003, 1000), (2048, 8192)], ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_gradients_of_weights(name: str, shape: tuple[int, ...]) -> None:
+    fn, count = NORMS[name]
+    args = [torch.randn(s, device="cuda") for s in (shape, *[shape[-1:]] * count)]
+    weight = torch.randn(shape, device="cuda")
+    mine = [a.clone().requires_grad_() for a in args]
+    exact = [a.double().requires_grad_() for a in args]
+    found = torch.autograd.grad(compiled(fn)(*mine), mine, weight)
+    wanted = torch.autograd.grad(fn(*exact), exact, weight.double())
+    for got, true in zip(found, wanted, strict=True):
+        assert ((got - true).abs().max() / true.abs().max()).item() < 1e-5
+    assert "columns are added up where rows are at hand" in reasons()
+
+
+@pytest.mark.parametrize("shape", [(1, 1 << 22), (4, 1 << 20), (1 << 20, 2), (1, 1000003)], ids=str)
+def test_long_scans(shape: tuple[int, int]) -> None:
+    dim = int(shape[1] > shape[0])
+    x = torch.randint(-9, 9, shape, device="cuda")
+    assert torch.equal(compiled(lambda x: (x * 2).cumsum(dim))(x), (x * 2).cumsum(dim))
+    y = torch.rand(shape, device="cuda")
+    torch.testing.assert_close(
+        compiled(lambda y: y.cumsum(dim))(y), y.double().cumsum(dim).float(), rtol=1e-4, atol=1e-2
+    )
+
+
+def test_quotients_are_as_exact_as_divisions() -> None:
+    x = torch.randn(1 << 20, device="cuda") * 10 ** (torch.rand(1 << 20, device="cuda") * 60 - 30)
+    rows = torch.randn(1024, 1, device="cuda") * 10 ** (torch.rand(1024, 1, device="cuda") * 30 - 15)
+    for got, wanted in (
+        (compiled(lambda x: x / 9.0)(x), x / 9.0),
+        (compiled(lambda x, y: x.view(1024, -1) / y)(x, rows), x.view(1024, -1) / rows),
+    ):
+        normal = wanted.abs() > 1e-36
+        torch.testing.assert_close(got[normal], wanted[normal], rtol=1.2e-7, atol=0)
+
+
+def test_quotients_of_edges() -> None:
+    e = torch.tensor([0.0, -0.0, 1e-45, 3e38, float("inf"), float("nan"), -1.0, 2.0], device="cuda")
+    fn: Function = lambda a, b: a[None, :].expand(8, 8) / b[:, None]  # noqa: E731
+    found, wanted = compiled(fn)(e, e), fn(e, e)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0, equal_nan=True)
+    assert torch.equal(torch.signbit(found[wanted == 0]), torch.signbit(wanted[wanted == 0]))
+
+
+def test_losses_of_edges() -> None:
+    x = torch.randn(512, 50257, device="cuda")
+    x[3, 7], x[4], x[5, 1], x[6, 2] = float("-inf"), float("-inf"), float("inf"), float("nan")
+    fn: Function = lambda x: (x.log_softmax(-1), x.logsumexp(-1))  # noqa: E731
+    for got, wanted in zip(compiled(fn)(x), fn(x), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("args", [(3, 2, 1), (2, 2), (5, 3, 2, True, False)], ids=str)
+def test_gradients_of_averages(args: tuple[Any, ...]) -> None:
+    x = torch.randn(4, 8, 112, 112, device="cuda")
+    results = []
+    for function in (compiled(lambda x: F.avg_pool2d(x, *args)), lambda x: F.avg_pool2d(x, *args)):
+        given = x.clone().requires_grad_()
+        results.append(torch.autograd.grad(function(given).square().sum(), given)[0])
+    torch.testing.assert_close(*results)
+
+
+def test_kernels_that_share_no_data() -> None:
+    xs = [torch.randn(3000, 700, device="cuda") for _ in range(9)]
+    fn: Function = lambda *xs: [x.exp() + 1 for x in xs] + [torch.cat([xs[0] * 2, xs[1].relu()], -1)]  # noqa: E731
+    for got, wanted in zip(compiled(fn)(*xs), fn(*xs), strict=True):
+        torch.testing.assert_close(got, wanted)
