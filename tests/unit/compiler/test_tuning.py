@@ -93,7 +93,7 @@ def tunable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Tu
 def compiled(**options: object) -> Any:
     forget_sessions()
     torch.compiler.reset()
-    settings = {"build_workers": 1, "strict": True, "tune_in_process": True, **options}
+    settings = {"build_workers": 1, "strict": True, "tune_in_process": True, "tune_seconds": 999, **options}
     return torch.compile(lambda x: torch.relu(x) * 2, backend="polyfuse", options=settings)
 
 
