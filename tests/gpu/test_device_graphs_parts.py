@@ -15,7 +15,7 @@ from recorded_on_device import compiled, same, status
 pytestmark = pytest.mark.gpu
 
 
-@torch.library.custom_op("polyfuse_gpu_tests::waiting", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("polyfuse_gpu_tests::waiting", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def waiting(x: torch.Tensor) -> torch.Tensor:
     return x * 2 if x.sum().item() > 0 else x * 3
 

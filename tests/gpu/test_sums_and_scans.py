@@ -26,7 +26,8 @@ def fresh() -> Iterator[None]:
 
 
 def compiled(function: Function) -> Function:
-    return torch.compile(function, backend="polyfuse", dynamic=False)
+    options = {"triton.sums_across_rows": "1"}
+    return torch.compile(function, backend="polyfuse", dynamic=False, options=options)
 
 
 def reasons() -> set[str]:

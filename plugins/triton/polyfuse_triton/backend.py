@@ -65,7 +65,8 @@ class TritonBackend(Backend):
 
     def traits(self, device: str) -> Traits:
         """The shape of the GPU that tilings are chosen for."""
-        return traits_of(self.target)
+        wanted = str(self.settings.plugin_option("triton", "sums_across_rows", "") or "0")
+        return traits_of(self.target, sums_across_rows=wanted not in ("0", "False", "false"))
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""

@@ -11,7 +11,7 @@ _BLOCKS = 4
 """Programs on each multiprocessor that hide the latency of memory."""
 
 
-def traits_of(target: Target) -> Traits:
+def traits_of(target: Target, sums_across_rows: bool = False) -> Traits:
     """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
     return Traits(
         blocks=_BLOCKS * target.processors,
@@ -23,7 +23,7 @@ def traits_of(target: Target) -> Traits:
         two_pass_row=16 << 10,
         hoists=False,
         launch_bytes=4 << 20,
-        sums_across_rows=True,
+        sums_across_rows=sums_across_rows,
         alignment=16,
         channels_last=True,
     )
