@@ -81,7 +81,9 @@ def test_nothing_is_written_twice_in_place():
     i = axis("i0", 64)
     builder = Builder("in_place", (i,), (), (KernelArg("io0", "inout", F32, 64),))
     builder.once(Store("io0", i, apply("add", load("io0", i, F32), const(1.0, F32))))
-    assert not plan(builder.kernel((64,))).shift and plan(pointwise(64)).shift
+    assert not plan(builder.kernel((64,))).shift
+    # a result may lie over an input of its size, and over no other
+    assert not plan(pointwise(64)).shift and plan(total(64, 80, columns=True)).shift
 
 
 def test_the_option_pins_choices():
