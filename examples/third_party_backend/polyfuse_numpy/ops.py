@@ -39,24 +39,27 @@ _SAME_NAME = (
 )
 
 _OTHER_NAME = {
-    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "atan2": "arctan2",
-    "asinh": "arcsinh", "acosh": "arccosh", "atanh": "arctanh", "round": "rint", "pow": "power",
-
-        "eq": "equal",
-        "ne": "not_equal",
-        "lt": "less",
-        "le": "less_equal",
-        "gt": "greater",
-        "ge": "greater_equal"
-    ,
-
-        "add": "add",
-        "sub": "subtract",
-        "mul": "multiply",
-        "div": "divide",
-        "neg": "negative",
-        "abs": "absolute"
-    ,
+    "asin": "arcsin",
+    "acos": "arccos",
+    "atan": "arctan",
+    "atan2": "arctan2",
+    "asinh": "arcsinh",
+    "acosh": "arccosh",
+    "atanh": "arctanh",
+    "round": "rint",
+    "pow": "power",
+    "eq": "equal",
+    "ne": "not_equal",
+    "lt": "less",
+    "le": "less_equal",
+    "gt": "greater",
+    "ge": "greater_equal",
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "div": "divide",
+    "neg": "negative",
+    "abs": "absolute",
     "bitwise_not": "invert",
 }
 
