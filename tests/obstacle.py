@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-@torch.library.custom_op("polyfuse_tests::obstacle", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+@torch.library.custom_op("polyfuse_tests::obstacle", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
 def obstacle(x: torch.Tensor) -> torch.Tensor:
     """Twice `x`."""
     return x * 2

@@ -167,6 +167,8 @@ def _run(name: str) -> tuple[list[str], list[Any]]:
         faults.append(f"{name}: {len(made)} kernels were made, not {kernels}")
     near = 2e-2 if case.dtype is torch.bfloat16 else 1e-5
     for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
-        if not torch.allclose(got.double(), right.double(), near, near, equal_nan=True):
+        # gradients of a table are long sums: what they may be off by grows with them
+        limit = near * max(1.0, right.abs().max().item())
+        if not torch.allclose(got.double(), right.double(), near, limit, equal_nan=True):
             faults.append(f"{name}: result {place} is off by {(got.double() - right.double()).abs().max()}")
     return faults, made

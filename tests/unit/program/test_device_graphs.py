@@ -129,7 +129,7 @@ def test_deterministic_algorithms() -> None:
 
 
 def test_operators_whose_author_says_so() -> None:
-    @torch.library.custom_op("polyfuse_tests::unsafe", mutates_args=(), tags=torch.Tag.cudagraph_unsafe)
+    @torch.library.custom_op("polyfuse_tests::unsafe", mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,))
     def unsafe(x: torch.Tensor) -> torch.Tensor:
         return x.clone()
 

@@ -7,7 +7,7 @@ constexpr int GROUP_ROWS = 64 * BLOCKS;                               // rows of
 constexpr int BX = PINGPONG ? GROUP_ROWS : GROUP_ROWS * CONSUMERS;  // rows of a tile
 constexpr int DEPTH = 128 / BYTES;                                    // of a stage
 constexpr int X_BYTES = BX * 128, Y_BYTES = BY * 128;
-constexpr int PROMOTED = 2;                                           // stages whose sums are taken out at once
+constexpr int PROMOTED = 1;                                           // stages whose sums are taken out at once
 constexpr int STEPS = 4;                                              // products in a stage, of 32 bytes each
 constexpr bool SWIZZLED = CHUNK == 32;
 constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4;
