@@ -85,7 +85,7 @@ def test_the_process_and_its_random_numbers_are_untouched(bad):
 def test_a_second_session_times_nothing(bad, warned, monkeypatch):
     options = {**OPTIONS, "matrix_products": "fastest", "tune_kernels": True}
     torch.compile(product, backend="polyfuse", options=options)(A, B, C)
-    assert reasons(warned)
+    assert any("out of the race" in text for text in warned)
     del warned[:]
     forget_sessions()
     torch.compiler.reset()
@@ -93,7 +93,7 @@ def test_a_second_session_times_nothing(bad, warned, monkeypatch):
     torch.testing.assert_close(
         torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)
     )
-    assert not reasons(warned)
+    assert not any("out of the race" in text for text in warned)
 
 
 @pytest.mark.parametrize("options", [{"matrix_products": "fastest"}, {"tune_kernels": True}])
