@@ -105,7 +105,8 @@ class Settings:
     channels_last: str = _option(
         "auto",
         "Lay out what convolutions read and write with the channels last in memory, and what surrounds them. "
-        "`auto`: without gradients and in 16 bits, on devices whose backend says that its libraries want it.",
+        "`auto`: without gradients and in 16 bits or TF32, on devices whose backend says that its libraries "
+        "want it.",
         choices=("auto", "on", "off"),
         affects_code=True,
     )

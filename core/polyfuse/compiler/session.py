@@ -15,6 +15,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.plugin import Backend, Extensions, PluginManager, Traits
 from polyfuse.select.tuner import Tuner
+from polyfuse.torch_compat.precision import rounds_convolutions
 from polyfuse.workers import BuildPool
 
 __all__ = ["CompileSession", "forget_sessions", "session_for"]
@@ -70,7 +71,9 @@ class CompileSession:
         if self.settings.channels_last != "auto":
             return self.settings.channels_last == "on"
         # gradients gain less than bringing those of the weights into the layout of the weights costs
-        return not training and value.dtype.itemsize == 2 and self.traits(value.device.type).channels_last
+        device = value.device.type
+        narrow = value.dtype.itemsize == 2 or (value.dtype == torch.float32 and rounds_convolutions(device))
+        return not training and narrow and self.traits(device).channels_last
 
     def expect(self, device_types: Iterable[str], operators: int) -> None:
         """Prepare to build kernels for a graph of so many operators on these types of device."""

@@ -7,8 +7,10 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.extern import call, call_out
+from polyfuse.lowering.pointwise import elementwise
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue
+from polyfuse.rewrite import make
 from polyfuse.torch_compat import ops
 
 
@@ -24,7 +26,22 @@ def product(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Tensor
     name = ops.op_name(node.target)
     if ctx.template(node.meta["val"]).dtype is None or named.get("out_dtype") is not None:
         raise UnsupportedError("products of such types are left to the eager operator")
+    if name == "aten.addmm.default" and not named and _is_added_later(ctx, node):
+        term, left, right = args
+        alone = call_out(ctx, node.meta["val"], "aten.mm.out", (left, right))
+        return elementwise(ctx, node, (alone, term), lambda p, t: make("add", p, t))
     return call_out(ctx, node.meta["val"], name.replace(".default", ".out"), args, named)
+
+
+def _is_added_later(ctx: LoweringContext, node: Any) -> bool:
+    """Whether what is added to a product is better added by the kernels that read the sum: it costs them
+    nothing, and the device's library has faster products than sums."""
+    if ctx.settings.matrix_products != "library" or ctx.settings.numerics == "eager":
+        return False
+    readers = ctx.readers.get(node)
+    if readers is None or readers.stored or not readers.passes:
+        return False
+    return ctx.traits(str(node.meta["val"].device)).adds_to_products_later
 
 
 @lowers("aten.convolution.default", library=True)

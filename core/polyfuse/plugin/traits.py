@@ -34,11 +34,14 @@ class Traits:
         launch_bytes: bytes that the device moves in the time that starting a kernel takes. Kernels that do
             the same to tensors of equal size become one up to that, as with the option `list_fusion`; kernels
             that compute each element by itself do so whatever they compute, and of any size if few.
-        channels_last: whether libraries for the device compute convolutions in 16 bits faster on tensors
-            whose channels come last in memory. They get such tensors then, unless gradients are needed.
+        channels_last: whether libraries for the device compute convolutions in 16 bits, and those whose
+            operands torch lets them round to TF32, faster on tensors whose channels come last in memory. They
+            get such tensors then, unless gradients are needed.
         sums_across_rows: whether a kernel in which groups of rows add to one row each (scattering to a place
             that depends on ``row // count``) does so without atomic operations. Sums down columns then join
             kernels that work along rows.
+        adds_to_products_later: whether a library's product and an addition in the kernels that read the sum
+            are faster than the library's sum of both. Where no kernel reads it, the library adds.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
     """
@@ -55,6 +58,7 @@ class Traits:
     sums_across_rows: bool = False
     alignment: int = 0
     channels_last: bool = False
+    adds_to_products_later: bool = False
 
     def stretches(self, groups: int, elements: int) -> int:
         """Into how many stretches to divide the loops of so many groups of threads, each over so many

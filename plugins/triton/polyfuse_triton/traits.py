@@ -26,4 +26,5 @@ def traits_of(target: Target, sums_across_rows: bool = False) -> Traits:
         sums_across_rows=sums_across_rows,
         alignment=16,
         channels_last=True,
+        adds_to_products_later=True,
     )

@@ -39,6 +39,18 @@ def test_models_agree(option: str) -> None:
     assert not any(report.fallbacks or report.eager for report in last_reports())
 
 
+@pytest.mark.parametrize("rounded", [True, False])
+def test_single_precision_wants_it_where_it_may_be_rounded(
+    monkeypatch: pytest.MonkeyPatch, rounded: bool
+) -> None:
+    monkeypatch.setattr(CompileSession, "traits", lambda self, device: Traits(channels_last=True))
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rounded)
+    value = torch.empty(1, device="meta")
+    assert session_for(Settings()).wants_channels_last(value, False) is rounded
+    assert not session_for(Settings()).wants_channels_last(value, True)
+    assert not session_for(Settings()).wants_channels_last(value.double(), False)
+
+
 @pytest.mark.parametrize(
     ("option", "trait", "dtype", "training", "wanted"),
     [
