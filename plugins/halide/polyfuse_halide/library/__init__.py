@@ -10,3 +10,4 @@ from polyfuse_halide.library.functions import *  # noqa: F403
 from polyfuse_halide.library.random import *  # noqa: F403
 from polyfuse_halide.library.special import *  # noqa: F403
 from polyfuse_halide.library.stages import *  # noqa: F403
+from polyfuse_halide.library.trigonometry import *  # noqa: F403

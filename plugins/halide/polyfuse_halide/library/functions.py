@@ -1,11 +1,9 @@
-"""Roots, hyperbolic and trigonometric functions: polynomials for f32, the C library's for f64.
+"""Roots, hyperbolic functions, inverses of trigonometric ones: polynomials for f32, the C library's for f64.
 
 Halide's own call the C library for each lane in either type.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import halide as hl
 
@@ -31,15 +29,12 @@ __all__ = [
     "atan2",
     "atanh",
     "ceil",
-    "cos",
     "cosh",
     "floor",
     "rsqrt",
     "sigmoid",
-    "sin",
     "sinh",
     "square_root",
-    "tan",
     "tanh",
     "trunc",
 ]
@@ -130,15 +125,19 @@ def atanh(x: Value) -> Value:
     return hl.select(equal(x, single(0.0)), x, copysign(y, x))
 
 
-def _library(call: Callable[[Value], Value]) -> Callable[[Value], Value]:
-    def function(x: Value) -> Value:
-        return call(x)
-
-    return function
+def floor(x: Value) -> Value:
+    """The next whole number below."""
+    return hl.floor(x)
 
 
-sin, cos, tan = _library(hl.sin), _library(hl.cos), _library(hl.tan)
-floor, ceil, trunc = _library(hl.floor), _library(hl.ceil), _library(hl.trunc)
+def ceil(x: Value) -> Value:
+    """The next whole number above."""
+    return hl.ceil(x)
+
+
+def trunc(x: Value) -> Value:
+    """The whole part."""
+    return hl.trunc(x)
 
 
 _HALF_PI, _HALF_PI_LOW = 1.57079637, -4.37113883e-8

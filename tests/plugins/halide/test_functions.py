@@ -1,0 +1,79 @@
+"""Elementary functions of the library against double precision, over all magnitudes and at the edges."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("halide", reason="Halide is not installed")
+
+OPTIONS = {"backends": ["halide", "interpreter"]}
+
+EDGES = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 1e-38, 3.4e38, -3.4e38, 1.0, -1.0)
+    0.0,
+    -0.0,
+    math.inf,
+    -math.inf,
+    math.nan,
+    1e-45,
+    -1e-45,
+    1e-38,
+    3.4028234e38,
+    -3.4028234e38,
+    1.0,
+    -1.0,
+)
+
+
+def arguments(generator: torch.Generator) -> torch.Tensor:
+    """Numbers of every exponent, of usual size, and near multiples of pi/2, which are hard to reduce."""
+    bits = torch.randint(-(2**31), 2**31, (20_000,), generator=generator).to(torch.int32).view(torch.float32)
+    usual = (torch.rand(20_000, generator=generator) - 0.5) * 200
+    quarters = (torch.arange(20_000) * (math.pi / 2)).float()
+    limits = torch.tensor([3999.999, 4000.0, -4000.0, 4000.001, 4096.0, *EDGES])
+    return torch.cat((bits, usual, quarters, -quarters, limits))
+
+
+FUNCTIONS = {
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tan": torch.tan,
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log1p": torch.log1p,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "erf": torch.erf,
+    "atan": torch.atan,
+    "rsqrt": torch.rsqrt,
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    x = arguments(torch.Generator().manual_seed(torch.seed() % 2**31))
+
+    def every(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(function(x) for function in FUNCTIONS.values())
+
+    results = torch.compile(every, backend="polyfuse", options=OPTIONS)(x)
+    return x, dict(zip(FUNCTIONS, results, strict=True))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_agree_with_double_precision(
+    found: tuple[torch.Tensor, dict[str, torch.Tensor]], name: str
+) -> None:
+    x, results = found
+    expected = FUNCTIONS[name](x.double()).float()
+    actual = results[name]
+    assert torch.equal(actual.isnan(), expected.isnan())
+    # eager mode's sigmoid has no subnormal results either
+    least = 1e-38 if name == "sigmoid" else 1e-45
+    torch.testing.assert_close(actual, expected, rtol=2e-6, atol=least, equal_nan=True)
+    zero = expected == 0
+    assert torch.equal(actual[zero].signbit(), expected[zero].signbit())
