@@ -12,19 +12,6 @@ pytest.importorskip("halide", reason="Halide is not installed")
 OPTIONS = {"backends": ["halide", "interpreter"]}
 
 EDGES = (0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 1e-38, 3.4e38, -3.4e38, 1.0, -1.0)
-    0.0,
-    -0.0,
-    math.inf,
-    -math.inf,
-    math.nan,
-    1e-45,
-    -1e-45,
-    1e-38,
-    3.4028234e38,
-    -3.4028234e38,
-    1.0,
-    -1.0,
-)
 
 
 def arguments(generator: torch.Generator) -> torch.Tensor:
