@@ -36,7 +36,7 @@ static int extent_y(const Args&) { return BY; }
 static void finish(const Args&, int, int x, int y, const Acc (&v)[VEC]) {
   for (int i = 0; i < VEC; ++i) results[x + (VEC_X ? i : 0)][y + (VEC_X ? 0 : i)] += v[i];
 }
-static void finish_tile(const Args&, u32, Results&, int, int, int);
+static void finish_tile(const Args&, u32, Results&, int, int, int, int);
 
 // Each result once, at its place: returns 0.
 int main() {
@@ -51,7 +51,7 @@ int main() {
         for (int m = 0; m < BLOCKS; ++m)
           for (int i = 0; i < BY / 2; ++i)
             sum[m][i] = 1000 * (m * 64 + warp * 16 + lane / 4 + i % 4 / 2 * 8) + i / 4 * 8 + lane % 4 * 2 + i % 2 + 1;
-        finish_tile(Args(), 0, sum, 0, 0, 0);
+        finish_tile(Args(), 0, sum, 0, 0, 0, extent_x(Args()));
       });
     for (auto& one : threads) one.join();
   }

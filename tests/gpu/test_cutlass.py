@@ -39,6 +39,10 @@ TILINGS = {
     "split across": Tiling(1, 64, across=2, split=2, stages=6),
     "split down": Tiling(1, 128, down=2, split=2, stages=6),
     "few": Tiling(1, 16, consumers=1, stages=6, swap=True),
+    "few even": Tiling(1, 16, consumers=1, stages=6, swap=True, used=40),
+    "few even tall": Tiling(2, 16, consumers=1, stages=8, swap=True, used=112),
+    "few even split": Tiling(1, 16, consumers=2, split=2, stages=8, swap=True, used=88),
+    "few even across": Tiling(1, 32, consumers=1, across=2, stages=8, swap=True, used=48),
     "few split": Tiling(1, 16, consumers=1, split=2, stages=6, swap=True),
 }
 
@@ -116,8 +120,10 @@ def test_types(backend, tmp_path, dtype, out):
         Tiling(1, 192, across=2, stages=5),
         Tiling(1, 128, turns=True, stages=8),
         Tiling(1, 64, split=2, stages=6),
+        Tiling(1, 256, across=2, stages=4),
+        Tiling(2, 128, stages=4),
     ),
-    ids=("wide", "turns", "split"),
+    ids=("wide", "turns", "split", "two parts", "tall"),
 )
 @pytest.mark.parametrize("depth", (64, 144, 528))
 def test_narrow_floats(backend, tmp_path, tiling, depth):

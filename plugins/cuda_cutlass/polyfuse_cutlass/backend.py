@@ -16,7 +16,7 @@ from polyfuse_cutlass.toolchain import find_compiler
 
 __all__ = ["CutlassBackend"]
 
-_VERSION = "1"
+_VERSION = "2"
 _SPILLS_TAKEN = 64
 
 

@@ -83,7 +83,7 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
             *_constants(problem, tiling, vector),
             _args(problem),
             _extents(problem),
-            _product(problem, tiling.columns),
+            _product(problem, tiling.columns // tiling.parts(problem)),
             epilogue_text(problem, vector),
             _part("gemm.cuh"),
             "}",
@@ -106,6 +106,8 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
     numbers = {
         "BLOCKS": tiling.blocks,
         "BY": tiling.columns,
+        "TAKEN": tiling.taken,
+        "PARTS": tiling.parts(problem),
         "CONSUMERS": tiling.consumers,
         "STAGES": tiling.stages,
         "CX": tiling.across,
@@ -228,13 +230,13 @@ def _map(problem: Problem, matrix: Matrix, rows: IndexLike, box: int) -> TensorM
 
 def _meta(problem: Problem, tiling: Tiling) -> KernelMeta:
     rows, columns = extent(problem.rows), extent(problem.columns)
-    over = tiling.rows * tiling.across, tiling.columns * tiling.down
+    over = tiling.taken * tiling.across, tiling.columns * tiling.down
     tiles = [f"-(-({python_text(n)}) // {step})" for n, step in zip((rows, columns), over, strict=True)]
     batch = python_text(product(extent(a) for a in problem.batch))
     return KernelMeta(
         args=tuple(MetaArg(arg.name, arg.kind != "size") for arg in problem.kernel.args),
         maps=(
-            _map(problem, problem.left, rows, tiling.rows // tiling.down),
+            _map(problem, problem.left, rows, tiling.taken // tiling.down),
             _map(problem, problem.right, columns, tiling.columns // tiling.across),
         ),
         tiles=f"{tiles[0]} * {tiles[1]} * ({batch})",

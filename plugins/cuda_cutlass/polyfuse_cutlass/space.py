@@ -18,6 +18,7 @@ __all__ = ["configs", "emit", "estimate", "neighbours"]
 
 _MOST = 16
 _MOST_STAGES = 12
+_LEAST_USED = 16
 _FEW_COLUMNS = 128
 """Results with fewer columns than this get tiles that are no wider."""
 
@@ -64,16 +65,16 @@ def _fault(problem: Problem, tiling: Tiling) -> str:
 
 
 def _ranked(problem: Problem, target: Target) -> list[Tiling]:
-    found = [t for t in _candidates(problem) if not _fault(problem, t)]
+    found = [t for t in _candidates(problem, target) if not _fault(problem, t)]
     if not found:
         raise UnsupportedError("no tiling fits the operands", "another backend computes it")
     return sorted(dict.fromkeys(found), key=lambda t: estimate(problem, t, target))
 
 
-def _candidates(problem: Problem) -> Iterator[Tiling]:
+def _candidates(problem: Problem, target: Target) -> Iterator[Tiling]:
     along_rows = vector_of(problem).along_rows
     for swap in (False, True):
-        _, rows, columns, depth = problem.shape
+        batch, rows, columns, depth = problem.shape
         if swap:
             rows, columns = columns, rows
         # neighbours in memory should be columns of a tile, unless there are few
@@ -88,6 +89,24 @@ def _candidates(problem: Problem) -> Iterator[Tiling]:
                 for split in (1, 2, 4, 8):
                     if split * 256 <= max(depth, 256):
                         yield from _resident(Tiling(1, few, consumers, split=split, swap=swap))
+            yield from _even(few, swap, rows * max(1, batch), depth, target)
+
+
+def _even(columns: int, swap: bool, rows: int, depth: int, target: Target) -> Iterator[Tiling]:
+    """With tiles of as many rows as give each multiprocessor equally many, for memory decides."""
+    for split in (1, 2, 4):
+        for together in (1, 2):
+            used = _round_up(-(-rows * split // (target.processors * together)), 8)
+            if not _LEAST_USED <= used <= 128 or used % 64 == 0 or split * 256 > max(depth, 256):
+                continue
+            for across in (1, 2) if columns >= 32 and split == 1 else (1,):
+                tiling = Tiling(
+                    1 if used < 64 else 2, columns, 1, across=across, split=split, swap=swap, used=used
+                )
+                room = MULTIPROCESSOR_SHARED // together - RESERVED - replace(tiling, stages=0).shared_bytes
+                yield replace(tiling, stages=min(_MOST_STAGES, room // tiling.stage_bytes))
+            if used > 64:
+                yield _filled(Tiling(1, columns, 2, split=split, swap=swap, used=used))
 
 
 def _resident(tiling: Tiling) -> Iterator[Tiling]:
@@ -161,7 +180,7 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     if tiling.swap:
         rows, columns = columns, rows
     size = problem.left.dtype.itemsize
-    clusters = -(-rows // (tiling.rows * tiling.across)) * -(-columns // (tiling.columns * tiling.down))
+    clusters = -(-rows // (tiling.taken * tiling.across)) * -(-columns // (tiling.columns * tiling.down))
     blocks = clusters * batch * tiling.cluster
     room = target.processors * tiling.resident
     if tiling.cluster > 2:
@@ -173,12 +192,12 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     per_product = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_PRODUCT)
     signals = _SIGNALS / 4 if tiling.turns else _SIGNALS
     products = stages * (4 * (tiling.rows // 64) * per_product + signals)
-    fed = stages * 128 * (tiling.rows / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
-    finish = tiling.rows * tiling.columns / _FINISHED / tiling.split
+    fed = stages * 128 * (tiling.taken / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
+    finish = tiling.taken * tiling.columns / _FINISHED / tiling.split
     each = _together(products, fed) * beside + finish * (0.15 if tiling.turns else 1.0)
     moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
-    active = min(target.processors, blocks)
-    streamed = moved / min(_MEMORY_BYTES * target.processors, _MOST_MEMORY_BYTES * active)
+    busiest = moved / blocks * waves * beside
+    streamed = max(moved / (_MEMORY_BYTES * target.processors), busiest / _MOST_MEMORY_BYTES)
     # blocks that split the depth do not stay for another tile
     starts = _START * waves + _EXCHANGE if tiling.split > 1 else _START
     slower = 1.02 if vector_of(problem).along_rows != tiling.swap else 1.0

@@ -32,6 +32,7 @@ class Tiling:
         raster: tiles along the rows that are taken before the next column.
         burst: stages that are fetched together.
         swap: whether rows and columns change places: the columns of a tile may be few.
+        used: rows of a tile that are of use, where that shares out few tiles evenly; 0: all.
     """
 
     blocks: int = 1
@@ -45,11 +46,23 @@ class Tiling:
     raster: int = 8
     burst: int = 1
     swap: bool = False
+    used: int = 0
 
     @property
     def rows(self) -> int:
         """Rows of a tile."""
         return 64 * self.blocks * (1 if self.turns else self.consumers)
+
+    @property
+    def taken(self) -> int:
+        """Rows of a tile that are fetched and stored."""
+        return self.used or self.rows
+
+    def parts(self, problem: Problem) -> int:
+        """Into how many parts the columns are divided where sums are taken out of the multipliers: a thread
+        has no room for a second copy of all its sums.
+        """
+        return 2 if problem.promotes and self.blocks * self.columns > 128 else 1
 
     @property
     def cluster(self) -> int:
@@ -69,7 +82,7 @@ class Tiling:
     @property
     def stage_bytes(self) -> int:
         """Shared memory of one stage, its barriers with it."""
-        return (self.rows + self.columns) * 128 + 16
+        return (self.taken + self.columns) * 128 + 16
 
     @property
     def shared_bytes(self) -> int:
@@ -117,6 +130,7 @@ class Tiling:
             raster=self.raster,
             burst=self.burst,
             swap=int(self.swap),
+            used=self.used,
         )
 
     @staticmethod
@@ -134,20 +148,24 @@ class Tiling:
         along = problem.left.along, problem.right.along
         if self.shared_bytes > SHARED_LIMIT:
             return f"{self.shared_bytes} bytes of shared memory are more than {SHARED_LIMIT}"
-        if self.blocks * self.columns > (192 if problem.promotes else 256):
+        if self.blocks * self.columns > 256 or self.columns % (8 * self.parts(problem)):
             return "a thread would hold too many sums"
+        if self.used and (self.used % 8 or self.used > self.rows or self.turns or self.down > 1 or along[0]):
+            return f"of {self.rows} rows, the first {self.used} cannot be taken alone"
+        if (self.rows - self.taken) > self.stages * self.columns:
+            return "what is multiplied in vain would not lie in shared memory"
         if (along[0] and self.rows % (64 * self.down)) or self.rows % (8 * self.down):
             return f"{self.rows} rows cannot be shared by {self.down} blocks"
         if (along[1] and self.columns % (64 * self.across)) or self.columns % (8 * self.across):
             return f"{self.columns} columns cannot be shared by {self.across} blocks"
-        if self.rows // self.down > 256 or self.columns // self.across > 256:
+        if self.taken // self.down > 256 or self.columns // self.across > 256:
             return "a copy moves at most 256 rows"
         if self.stages < 2 * self.burst and self.burst > 1:
             return "the ring has no room for what is fetched together"
         if self.split > 1 and (
             self.turns
             or self.cluster > 8
-            or self.rows * (self.columns + 4) * 4 > self.stages * (self.rows + self.columns) * 128
+            or self.rows * (self.columns + 4) * 4 > self.stages * (self.taken + self.columns) * 128
         ):
             return "parts of sums have no room"
         return ""

@@ -15,20 +15,20 @@ _LEAST_FLUSH = 64 << 20
 
 
 def device_milliseconds(launch: Callable[..., object], args: Sequence[object], target: Target) -> float:
-    """The median of several launches, each after the last cache was overwritten.
+    """The median of several launches, each after other memory was read through the last cache.
 
-    That also gives the host time to queue the launch, so that only the kernel's own time lies between the two
-    events.
+    Were it overwritten instead, the launch would wait for what has to be written back. That also gives the
+    host time to queue the launch, so that only the kernel's own time lies between the two events.
     """
     import torch
 
-    flush = torch.empty(max(2 * target.l2_bytes, _LEAST_FLUSH), dtype=torch.uint8, device="cuda")
+    flush = torch.zeros(max(3 * target.l2_bytes, _LEAST_FLUSH) // 4, device="cuda")
 
     def samples(count: int) -> list[float]:
         pairs = []
         for _ in range(count):
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flush.zero_()
+            flush.sum()
             start.record()
             launch(*args)
             end.record()

@@ -15,16 +15,17 @@ _FEWEST, _MOST = 5, 100
 
 
 def device_milliseconds(launch: Callable[..., object], args: Sequence[object], target: Target) -> float:
-    """The median of several launches, each after the last cache was overwritten.
+    """The median of several launches, each after other memory was read through the last cache.
 
-    The overwriting also keeps the device busy while the host queues the launch, so that only the kernel's own
-    time lies between the two events.
+    Were it overwritten instead, the launch would wait for what has to be written back. The reading also
+    keeps the device busy while the host queues the launch, so that only the kernel's own time lies between
+    the two events.
     """
     import torch
 
     launch(*args)
     torch.cuda.synchronize()
-    flush = torch.empty(max(2 * target.l2_bytes, 64 << 20), dtype=torch.uint8, device="cuda")
+    flush = torch.zeros(max(3 * target.l2_bytes, 64 << 20) // 4, device="cuda")
     samples = _sample(torch.cuda, launch, args, flush, _FEWEST)
     # what a sample costs is mostly the flush, about as long as a launch that reads as much
     wanted = int(_BUDGET_MS / max(statistics.median(samples) + 0.05, 0.001))
@@ -38,7 +39,7 @@ def _sample(
     pairs: list[tuple[Any, Any]] = []
     for _ in range(count):
         start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        flush.zero_()
+        flush.sum()
         start.record()
         launch(*args)
         end.record()

@@ -29,6 +29,11 @@ CASES = {
     ),
     "dynamic_batch": (product(100, 72, 64, batch=3, shared=True, dynamic=True), Tiling(1, 64, stages=4)),
     "whole_numbers": (product(128, 128, 128, dtype="i8", out="f32"), Tiling(1, 128)),
+    "even_shares": (
+        product(16, 14336, 4096, epilogue=GELU),
+        Tiling(2, 16, consumers=1, stages=12, swap=True, used=112),
+    ),
+    "narrow_floats": (product(512, 1024, 512, dtype="f8e4m3"), Tiling(1, 256, across=2)),
     "eager": (product(128, 128, 128, epilogue=GELU, numerics="eager"), Tiling(1, 128)),
 }
 

@@ -66,6 +66,35 @@ def test_what_the_hardware_cannot_take_is_refused(made, reason):
         configs(kernel, TARGET)
 
 
+def test_few_rows_are_shared_out_evenly():
+    offered = [Tiling.of(config) for config in configs(product(16, 4096, 4096), TARGET)]
+    tilings = [t for t in offered if t.used]
+    assert tilings and all(4096 / (t.used / t.split) <= 2 * TARGET.processors for t in tilings)
+    meta = KernelMeta.parse(emit(product(16, 4096, 4096), tilings[0].config, TARGET).meta)
+    assert meta.maps[0].box[1] == tilings[0].used
+
+
+@pytest.mark.parametrize(
+    "tiling",
+    (
+        Tiling(1, 16, consumers=1, swap=True, used=20),
+        Tiling(1, 16, consumers=1, swap=True, used=72),
+        Tiling(1, 16, consumers=1, stages=2, swap=True, used=16),
+        Tiling(1, 64, turns=True, swap=True, used=32),
+    ),
+)
+def test_a_part_of_a_tile_that_cannot_be_taken_alone_is_refused(tiling):
+    with pytest.raises(UnsupportedError, match="choose another tiling"):
+        emit(product(16, 4096, 4096), tiling.config, TARGET)
+
+
+def test_sums_of_narrow_floats_are_taken_out_in_two_parts_where_a_tile_is_wide():
+    kernel = product(512, 512, 512, dtype="f8e4m3")
+    assert "constexpr int PARTS = 2;" in emit(kernel, Tiling(1, 256).config, TARGET).text
+    assert "constexpr int PARTS = 1;" in emit(kernel, Tiling(1, 128).config, TARGET).text
+    assert "constexpr int PARTS = 1;" in emit(product(512, 512, 512), Tiling(1, 256).config, TARGET).text
+
+
 def test_addresses_that_may_be_odd_are_refused():
     kernel = product(64, 64, 64)
     args = tuple(replace(arg, aligned=False) if arg.name == "in1" else arg for arg in kernel.args)

@@ -29,9 +29,9 @@ class FakeDevice:
         event.elapsed_time = lambda other: other.at - event.at
         return event
 
-    def empty(self, size: int, dtype: torch.dtype, device: str) -> object:
-        self.size = size
-        return SimpleNamespace(zero_=self.flush)
+    def zeros(self, count: int, device: str) -> object:
+        self.size = 4 * count
+        return SimpleNamespace(sum=self.flush)
 
     def flush(self) -> None:
         self.now += 7.0
@@ -48,13 +48,13 @@ class FakeDevice:
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     device = FakeDevice(0.25)
-    monkeypatch.setattr(torch, "empty", device.empty)
+    monkeypatch.setattr(torch, "zeros", device.zeros)
     monkeypatch.setattr(torch.cuda, "Event", device.event)
     monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
     return device
 
 
-def test_each_launch_is_timed_after_the_cache_was_overwritten(device):
+def test_each_launch_is_timed_with_other_memory_in_the_cache(device):
     target = known_target("sm_90")
     assert device_milliseconds(device.launch, (1, 2), target) == pytest.approx(0.25)
     assert device.size >= 2 * target.l2_bytes

@@ -6,8 +6,8 @@ constexpr int THREADS = 128 * (CONSUMERS + 1);
 constexpr int GROUP_ROWS = 64 * BLOCKS;                               // rows of a group of warps
 constexpr int BX = PINGPONG ? GROUP_ROWS : GROUP_ROWS * CONSUMERS;  // rows of a tile
 constexpr int DEPTH = 128 / BYTES;                                    // of a stage
-constexpr int X_BYTES = BX * 128, Y_BYTES = BY * 128;
-constexpr int PROMOTED = 1;                                           // stages whose sums are taken out at once
+// Of the rows that are multiplied, the first TAKEN are of use: only these are in memory, stored, and stepped over.
+constexpr int X_BYTES = TAKEN * 128, Y_BYTES = BY * 128;
 constexpr int STEPS = 4;                                              // products in a stage, of 32 bytes each
 constexpr bool SWIZZLED = CHUNK == 32;
 constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4;
@@ -41,7 +41,7 @@ struct Tiles {
   int across, down, count, at;
   int x, y, batch;
   PF_INLINE Tiles(const Args& args) {
-    across = (extent_x(args) + BX * CX - 1) / (BX * CX);
+    across = (extent_x(args) + TAKEN * CX - 1) / (TAKEN * CX);
     down = (extent_y(args) + BY * CY - 1) / (BY * CY);
     count = across * down * batches(args);
     at = blockIdx.x / CLUSTER;
@@ -86,7 +86,7 @@ PF_INLINE void produce(Ring ring, const TensorMap* map_x, const TensorMap* map_y
   for (Tiles tiles(args); tiles.valid(); tiles.next()) {
     int bx[X_BATCHES], by[Y_BATCHES];
     operand_batches(args, tiles.batch, bx, by);
-    const int x = (tiles.x * CX + rx) * BX, y = (tiles.y * CY + ry) * BY;
+    const int x = (tiles.x * CX + rx) * TAKEN, y = (tiles.y * CY + ry) * BY;
     for (int k = begin; k < end; ++k, ring.next()) {
       if constexpr (BURST > 1) {
         // neighbours along the depth are asked for at the same time, while memory is at their page
@@ -97,7 +97,7 @@ PF_INLINE void produce(Ring ring, const TensorMap* map_x, const TensorMap* map_y
         barrier_wait(ring.empty_bar(), ring.phase ^ 1);
       }
       barrier_expect(ring.full_bar(), X_BYTES + Y_BYTES);
-      feed<X_ALONG, BX / CY>(ring.x_tile(), map_x, ring.full_bar(), row_blocks, ry * (BX / CY), x, k * DEPTH, bx);
+      feed<X_ALONG, TAKEN / CY>(ring.x_tile(), map_x, ring.full_bar(), row_blocks, ry * (TAKEN / CY), x, k * DEPTH, bx);
       feed<Y_ALONG, BY / CX>(ring.y_tile(), map_y, ring.full_bar(), column_blocks, rx * (BY / CX), y, k * DEPTH, by);
     }
   }
@@ -115,18 +115,19 @@ PF_INLINE void release(u32 bar, u32 block) {
 }
 
 typedef Acc Results[BLOCKS][BY / 2];
+typedef Acc Part[BLOCKS][BY / PARTS / 2];
 
-PF_INLINE void keep(Results& r) {
+template <int N> PF_INLINE void keep(Acc (&r)[BLOCKS][N]) {
 #pragma unroll
   for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
-    for (int i = 0; i < BY / 2; ++i) asm volatile("" : PF_ACC_OPERAND(r[m][i])::"memory");
+    for (int i = 0; i < N; ++i) asm volatile("" : PF_ACC_OPERAND(r[m][i])::"memory");
 }
 
-// Starts the products of a stage. `more`: they are added to what is in `sum`.
-PF_INLINE void issue(const Ring& ring, Results& sum, int row, bool more) {
+// Starts the products of a stage with the columns from `column`. `more`: they are added to what is in `sum`.
+PF_INLINE void issue(const Ring& ring, Part& sum, int row, int column, bool more) {
   const u64 x = tile_place<X_ALONG, DEPTH>(ring.x_tile() + row * 128);
-  const u64 y = tile_place<Y_ALONG, DEPTH>(ring.y_tile());
+  const u64 y = tile_place<Y_ALONG, DEPTH>(ring.y_tile() + column * 128);
   products_fence();
 #pragma unroll
   for (int s = 0; s < STEPS; ++s)
@@ -149,33 +150,26 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
   }
   if constexpr (PROMOTES) {
     // the multipliers add narrow floats up with fewer bits than f32 has: not for long
-    Results part;
+    Part part;
 #pragma unroll
     for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
       for (int i = 0; i < BY / 2; ++i) sum[m][i] = 0;
-    for (int k = 0; k < stages; k += PROMOTED) {
-      u32 read[PROMOTED];
-      keep(part);
+    for (int k = 0; k < stages; ++k, ring.next()) {
+      barrier_wait(ring.full_bar(), ring.phase);
 #pragma unroll
-      for (int i = 0; i < PROMOTED; ++i) {
-        if (k + i < stages) {
-          barrier_wait(ring.full_bar(), ring.phase);
-          issue(ring, part, row, i > 0);
-          read[i] = ring.empty_bar();
-          ring.next();
-        }
+      for (int p = 0; p < PARTS; ++p) {
+        keep(part);
+        issue(ring, part, row, p * (BY / PARTS), false);
+        if (TURNS && p + 1 == PARTS && k + 1 == stages && threadIdx.x % 128 == 0) barrier_arrive(done);
+        products_wait<0>();
+        keep(part);
+        if (p + 1 == PARTS) release(ring.empty_bar(), block);
+#pragma unroll
+        for (int m = 0; m < BLOCKS; ++m)
+#pragma unroll
+          for (int i = 0; i < BY / PARTS / 2; ++i) sum[m][p * (BY / PARTS / 2) + i] += part[m][i];
       }
-      if (TURNS && k + PROMOTED >= stages && threadIdx.x % 128 == 0) barrier_arrive(done);
-      products_wait<0>();
-      keep(part);
-#pragma unroll
-      for (int i = 0; i < PROMOTED; ++i)
-        if (k + i < stages) release(read[i], block);
-#pragma unroll
-      for (int m = 0; m < BLOCKS; ++m)
-#pragma unroll
-        for (int i = 0; i < BY / 2; ++i) sum[m][i] += part[m][i];
     }
     return;
   }
@@ -183,7 +177,7 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
   keep(sum);
   for (int k = 0; k < stages; ++k) {
     barrier_wait(ring.full_bar(), ring.phase);
-    issue(ring, sum, row, k > 0);
+    issue(ring, (Part&)sum, row, 0, k > 0);  // one part is all
     if (k > 0) {
       products_wait<1>();
       release(last, block);
@@ -219,8 +213,8 @@ PF_INLINE void put_piece(u32 staging, Acc (&sum)[BY / 2], int piece) {
 }
 
 // A warp turns its results round, a piece at a time, so that each thread finishes VEC neighbours in memory. With two
-// buffers, the next piece is put into one while the other is read.
-PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batch, int x0, int y0) {
+// buffers, the next piece is put into one while the other is read. `end`: where the rows of use end.
+PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batch, int x0, int y0, int end) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   constexpr int UNITS = 16 * CHUNK / VEC;
   if (BUFFERS > 1) put_piece(staging, sum[0], 0), __syncwarp();
@@ -237,7 +231,7 @@ PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batc
       const int row = VEC_X ? unit % (16 / VEC) * VEC : unit / (CHUNK / VEC);
       const int column = VEC_X ? unit / (16 / VEC) : unit % (CHUNK / VEC) * VEC;
       const int x = x0 + p / PIECES_ACROSS * 64 + warp * 16 + row, y = y0 + p % PIECES_ACROSS * CHUNK + column;
-      if (x < extent_x(args) && y < extent_y(args)) {
+      if (x < end && y < extent_y(args)) {
         Acc value[VEC];
 #pragma unroll
         for (int v = 0; v < VEC; ++v) {
@@ -275,11 +269,11 @@ PF_INLINE void store_part(u32 base, Results& sum, int row) {
     }
 }
 PF_INLINE void finish_parts(const Args& args, u32 base, u32 block, int batch, int x0, int y0) {
-  constexpr int UNITS = BX * BY / VEC;
+  constexpr int UNITS = TAKEN * BY / VEC;
   const int share = block / LAYER * (128 * CONSUMERS);
   for (int unit = share + threadIdx.x - 128; unit < UNITS; unit += SPLIT * 128 * CONSUMERS) {
-    const int row = VEC_X ? unit % (BX / VEC) * VEC : unit / (BY / VEC);
-    const int column = VEC_X ? unit / (BX / VEC) : unit % (BY / VEC) * VEC;
+    const int row = VEC_X ? unit % (TAKEN / VEC) * VEC : unit / (BY / VEC);
+    const int column = VEC_X ? unit / (TAKEN / VEC) : unit % (BY / VEC) * VEC;
     if (x0 + row >= extent_x(args) || y0 + column >= extent_y(args)) continue;
     Acc value[VEC];
 #pragma unroll
@@ -324,8 +318,8 @@ PF_INLINE void consume(Ring ring, const Args& args, u32 block, u32 staging, int 
     // a barrier tells a round from the one before, not from those before that: begin only when it is time
     if (TURNS) barrier_wait(ring.turn + 8 * group, turn), turn ^= 1;
     multiply(ring, sum, stages, row, block, ring.turn + 8 * (group ^ 1));
-    const int x = (tiles.x * CX + rx) * BX, y = (tiles.y * CY + ry) * BY;
-    finish_tile(args, staging, sum, tiles.batch, x + row, y);
+    const int x = (tiles.x * CX + rx) * TAKEN, y = (tiles.y * CY + ry) * BY;
+    finish_tile(args, staging, sum, tiles.batch, x + row, y, min(extent_x(args), x + TAKEN));
     if (TURNS) tiles.next(), ring.skip(stages);
   }
 }
@@ -370,7 +364,7 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
       warps_sync(1, 128 * CONSUMERS);  // the ring is read to its end: the parts take its place
       store_part(base, sum, row);
       cluster_arrive(), cluster_wait();
-      const int x = (tiles.x * CX + block % CX) * BX, y = (tiles.y * CY + block / CX % CY) * BY;
+      const int x = (tiles.x * CX + block % CX) * TAKEN, y = (tiles.y * CY + block / CX % CY) * BY;
       finish_parts(args, base, block, tiles.batch, x, y);
     }
     cluster_arrive_relaxed(), cluster_wait();  // others may still read this block's part
