@@ -16,6 +16,8 @@ Choice = TypeVar("Choice")
 SMALL = "small"
 LARGE = "large"
 SIZES = (SMALL, LARGE)
+# Results nearer to zero than this may be zero elsewhere.
+KINK = 1e-4
 # Several times the second-level cache of an accelerator.
 HUGE = "huge"
 
@@ -25,7 +27,9 @@ class KernelCase:
     """One function to compile, and its arguments at each size.
 
     `backward` cases also run the gradient of the (single) result by all floating-point arguments. `mutates`
-    cases write into their arguments, so that a check of values must give each contender its own copy.
+    cases write into their arguments, so that a check of values must give each contender its own copy. The
+    gradient of `kinked` cases jumps where the result leaves zero: which side of it a number is on that lies
+    within rounding of zero is chance, so no gradient flows back from there.
     """
 
     name: str
@@ -34,6 +38,7 @@ class KernelCase:
     arguments: Callable[[str], Arguments]
     backward: bool = False
     mutates: bool = False
+    kinked: bool = False
 
 
 def rows_by_columns(size: str) -> tuple[int, int]:
@@ -60,7 +65,10 @@ def runner(case: KernelCase, function: Callable[..., Any], arguments: Arguments)
         return functools.partial(function, *arguments)
     wanted = [argument.requires_grad_() for argument in arguments if _differentiable(argument)]
     with torch.no_grad():
-        seed = torch.randn_like(case.function(*arguments))
+        expected = case.function(*arguments)
+        seed = torch.randn_like(expected)
+        if case.kinked:
+            seed.masked_fill_(expected.abs() < KINK, 0.0)
 
     def forward_and_backward() -> Any:
         result = function(*arguments)

@@ -111,7 +111,9 @@ SPATIAL = (
     KernelCase("upsample_nearest", "images", upsample_nearest, one_image),
     KernelCase("upsample_bilinear", "images", upsample_bilinear, one_image),
     KernelCase("batch_norm_inference", "images", batch_norm_inference, image_with_statistics),
-    KernelCase("batch_norm_train", "images", batch_norm_training, image_with_affine, backward=True),
+    KernelCase(
+        "batch_norm_train", "images", batch_norm_training, image_with_affine, backward=True, kinked=True
+    ),
     KernelCase("group_norm", "images", group_norm, image_with_affine),
     KernelCase("embedding", "indexing", embedding, indices_and_table),
     KernelCase("embedding_train", "indexing", embedding, indices_and_table, backward=True),

@@ -26,6 +26,10 @@ _WASTE = 1.125
 """How much larger than the data tiles may be."""
 _ROWS_WASTE = 1.2
 """The same where arithmetic is saved in return."""
+_LITTLE = 1.05
+"""The same that is not worth shorter blocks."""
+_LINE = 128
+"""Bytes of a cache line."""
 _TURNED = 8
 """The least extent along which a second contiguous axis counts."""
 REGISTERS = 96
@@ -55,10 +59,11 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None) -
     extent = facts.points(group)
     tiles: list[Dim] = []
     lead_block = min(block, power_of_two(max(1, extent)))
-    while beside and lead_block > 4 * _WARP and -(-extent // lead_block) * lead_block > extent * _WASTE:
-        lead_block //= 2
+    if beside:
+        lead_block = _fitting(extent, lead_block, max(_WARP, _LINE // _narrowest(facts)))
     if beside and lead_block < block:
-        rows = min(block // lead_block, power_of_two(max(1, facts.hints[beside])))
+        most = block // lead_block
+        rows = _fitting(facts.hints[beside], min(most, power_of_two(max(1, facts.hints[beside]))), most // 4)
         tiles.append(Dim("y", (beside,), facts.sizes[beside], rows))
     tiles.append(Dim("x", group, product(facts.sizes[a] for a in group), lead_block))
     elements = 1
@@ -75,6 +80,21 @@ def _columns_of_groups(facts: Facts, groups: Groups) -> Plan:
     block = min(4 * _WARP * per_thread(facts.accesses, facts), power_of_two(max(1, facts.points(columns))))
     tile = Dim("x", columns, product(facts.sizes[a] for a in columns), block)
     return Plan((tile,), None, (groups.axis,), (), True, max(1, min(4, block // _WARP)), 1, groups)
+
+
+def _fitting(extent: int, most: int, least: int) -> int:
+    """The largest block up to `most` that wastes little, else the one down to `least` that wastes least."""
+
+    def covered(block: int) -> int:
+        return -(-extent // block) * block
+
+    blocks = [most >> k for k in range(most.bit_length()) if k == 0 or most >> k >= max(1, least)]
+    return next((b for b in blocks if covered(b) <= extent * _LITTLE), min(blocks, key=covered))
+
+
+def _narrowest(facts: Facts) -> int:
+    """Bytes of the narrowest data, which a warp should still read whole lines of."""
+    return min((a.itemsize for a in facts.accesses if facts.share(a) > 0.5), default=4)
 
 
 def _fills_blocks(extent: int) -> bool:

@@ -10,6 +10,7 @@ import torch
 from polyfuse_bench import linear, report
 from polyfuse_bench.child import child_environment
 from polyfuse_bench.compile_time import keep_byte_code
+from polyfuse_bench.kernels import KernelCase, runner
 from polyfuse_bench.opdb import sweep
 from polyfuse_bench.opdb.compare import difference
 from polyfuse_bench.opdb.gate import GATE_OPERATORS
@@ -51,6 +52,19 @@ def test_clones_are_leaves_that_keep_gradients() -> None:
     copy = clone_tree(source)
     assert copy["a"].requires_grad and copy["a"].is_leaf and copy["a"] is not source["a"]
     assert copy["b"][1] == 3 and not copy["b"][0].requires_grad
+
+
+def test_no_gradient_flows_from_where_rounding_decides_its_side_of_a_kink() -> None:
+    def rounded_otherwise(x: torch.Tensor) -> torch.Tensor:
+        return (x - 1e-6).relu()
+
+    case = KernelCase("relu", "kinks", torch.relu, lambda size: (), backward=True, kinked=True)
+    x = torch.tensor([5e-7, 1.0, -1.0, 2e-6])
+    found = []
+    for function in (torch.relu, rounded_otherwise):
+        torch.manual_seed(1)
+        found.append(runner(case, function, (x.clone(),))()[1])
+    assert torch.equal(*found) and found[0][1] != 0 and found[0][[0, 2, 3]].eq(0).all()
 
 
 def test_difference_names_the_problem() -> None:
