@@ -100,6 +100,8 @@ class FakeDevice:
         self.forgotten = 0
         self.followed = 0
         self.recording = False
+        self.at_work = False
+        """Whether a program runs in order to be recorded."""
         self.fail: Exception | None = None
         self.generators: list[torch.Generator] = []
         self.graphs: list[FakeGraph] = []
@@ -126,19 +128,30 @@ class FakeDevice:
             error, self.fail = self.fail, None
             args.clear()
             raise error
-        results = program(args)
+        self.at_work = True
+        try:
+            results = program(args)
+        except Exception:
+            self._undo(seen, before)
+            raise
+        finally:
+            self.at_work = False
         # what inputs let go of while the program ran, the pool could use as well
         free = pool.free()
         spared = {b.memory.data_ptr() for b in pool.blocks} - {b.memory.data_ptr() for b in free}
         with torch.inference_mode(False):
             own, given, targets = self._place(results, inputs, pool)
-        for alias, value in zip(seen, before, strict=True):
-            if isinstance(alias, torch.Tensor):
-                _spread(alias).copy_(value)  # nothing was computed
+        self._undo(seen, before)
         self.recorded += 1
         graph = FakeGraph(self, program, seen, targets, pool, self.recorded, free, spared, own)
         self.graphs.append(graph)
         return graph, given
+
+    def _undo(self, seen: Sequence[Any], before: Sequence[Any]) -> None:
+        """Nothing was computed."""
+        for alias, value in zip(seen, before, strict=True):
+            if isinstance(alias, torch.Tensor):
+                _spread(alias).copy_(value)
 
     def _place(
         self, results: Sequence[Any], inputs: set[int], pool: FakePool

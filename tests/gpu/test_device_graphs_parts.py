@@ -23,6 +23,20 @@ def waiting(x: torch.Tensor) -> torch.Tensor:
 waiting.register_fake(torch.empty_like)
 
 
+@torch.library.custom_op("polyfuse_gpu_tests::silent", mutates_args=())
+def silent(x: torch.Tensor) -> torch.Tensor:
+    """Waits for the device, which nobody is told."""
+    return x * (2 if any((x.sum(-1) > 0).tolist()) else 3)
+
+
+silent.register_fake(torch.empty_like)
+
+
+def unknown(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    middle: torch.Tensor = silent(layers(x, w))
+    return layers(middle, w)
+
+
 def detour(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """By way of the processor."""
     return layers(layers(x, w).cpu().mul(2).cuda(), w)
@@ -33,11 +47,11 @@ def branching(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return layers(middle, w)
 
 
-@pytest.mark.parametrize("fn", [around, detour, branching])
+@pytest.mark.parametrize("fn", [around, detour, branching, unknown])
 def test_what_is_around_is_recorded(fn: Callable[..., torch.Tensor]) -> None:
     run = compiled(fn)
     kept = []
-    for number in range(8):
+    for number in range(10):
         x, w = torch.randn(64, 32, device="cuda"), torch.randn(32, 32, device="cuda") / 6
         result, expected = run(x, w), fn(x, w)
         same(result, expected)

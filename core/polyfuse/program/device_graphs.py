@@ -19,7 +19,7 @@ from polyfuse.torch_compat import ops, shapes
 from polyfuse.torch_compat.device_graphs import unsafe_to_record
 from polyfuse.torch_compat.user_kernels import UserKernel
 
-__all__ = ["graph_facts", "option_in_the_way", "part_fault"]
+__all__ = ["doubtful", "graph_facts", "option_in_the_way", "part_fault"]
 
 UNSAFE: Final = frozenset(
     {
@@ -53,6 +53,11 @@ UNSAFE_IF_DETERMINISTIC: Final = frozenset(
 )
 """The same for those that do it under `torch.use_deterministic_algorithms`."""
 
+DOUBTFUL: Final = frozenset({"aten._grouped_mm", "aten._scaled_grouped_mm", "aten._scaled_grouped_mm_v2"})
+"""Operators that wait for some devices or types."""
+
+_KNOWN: Final = ("aten.", "prims.", "higher_order.", "operator.")
+"""Where operators come from of which torch says what they do."""
 
 _WITH_STATE: Final = ".graphsafe_run_with_rng_state"
 """Calls an operator that is one of its arguments, with a given state of random numbers."""
@@ -159,23 +164,44 @@ def _faults(schedule: Schedule) -> Iterator[str]:
             yield f"{name} {fault}" + (f" ({place})" if place else "")
 
 
+def doubtful(step: Launch | Call, graph: Graph) -> bool:
+    """Whether only trying shows if a step can be recorded: it runs code of somebody else, or an operator that
+    waits for some devices.
+    """
+    if not isinstance(step, Call):
+        return False
+    target, records = _target(step.node, graph)
+    if records or target is None:
+        return False
+    name = ops.op_name(target)
+    return name.rpartition(".")[0] in DOUBTFUL or not name.startswith(_KNOWN)
+
+
 def _fault(call: ExternCall, graph: Graph) -> tuple[str, str]:
     """The name of what is called, and what is wrong with recording it."""
+    target, records = _target(call, graph)
+    if records:
+        return call.op, ""
+    if target is None:
+        return call.op, "is unknown"
+    return _op_fault(call, target)
+
+
+def _target(call: ExternCall, graph: Graph) -> tuple[Any, bool]:
+    """What is called, None if that is unknown, and whether it is known to record."""
     target: Any = None
     if call.op.startswith(OBJECT_CALL):
         target = graph.objects.get(call.op.removeprefix(OBJECT_CALL))
         if isinstance(target, UserKernel) or getattr(target, "records", False):
-            return call.op, ""
+            return target, True
         target = target.target if isinstance(target, Rebuilt) else target
     else:
         target = ops.maybe_op(call.op)
-    if target is None:
-        return call.op, "is unknown"
-    if ops.op_name(target).endswith(_WITH_STATE):
+    if target is not None and ops.op_name(target).endswith(_WITH_STATE):
         # the device knows the generator that it draws from, as it knows its own
         drawn = (graph.objects.get(arg.key) for arg in call.args if isinstance(arg, Opaque) and arg.key)
         target = next((op for op in drawn if isinstance(op, ops.OpOverload)), target)
-    return _op_fault(call, target)
+    return target, False
 
 
 def _op_fault(call: ExternCall, target: Any) -> tuple[str, str]:

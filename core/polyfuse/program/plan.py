@@ -11,7 +11,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, View
-from polyfuse.program.device_graphs import graph_facts, option_in_the_way, part_fault
+from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, part_fault
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
 from polyfuse.program.parts import Surroundings, Work, find_parts
@@ -143,8 +143,12 @@ class _Planner:
     def _parts(
         self, recording: GraphFacts | None, steps: tuple[Step, ...], first: int, constants: frozenset[str]
     ) -> tuple[Part, ...]:
-        """What is recorded of a program that cannot be recorded as a whole, where no option is against it."""
-        if recording is None or not recording.refused or option_in_the_way(self.settings):
+        """What is recorded of a program that cannot be recorded as a whole, or of which trying may show that,
+        where no option is against it.
+        """
+        if recording is None or option_in_the_way(self.settings):
+            return ()
+        if not recording.refused and not any(doubtful(step, self.graph) for step in self.schedule.steps):
             return ()
         around = Surroundings(self.graph, self.main_device, constants, recording.limit)
         return find_parts(steps, {first + i: work for i, work in self.work.items()}, around)
@@ -245,7 +249,10 @@ class _Planner:
     def _note(self, step: Launch | Call, writes: tuple[str, ...]) -> None:
         """Keep what the next step does, for what records parts of the program."""
         if self.settings.device_graphs:
-            self.work[len(self.steps)] = Work(part_fault(step, self.graph, self.main_device), writes)
+            fault = part_fault(step, self.graph, self.main_device)
+            if not fault and doubtful(step, self.graph):
+                fault = "may be impossible to record"
+            self.work[len(self.steps)] = Work(fault, writes)
 
     def _call(self, step: Call, dying: Sequence[str]) -> None:
         node = step.node

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -82,10 +83,15 @@ class _Printer:
         program = self.program
         for name, key in program.constants:
             self.objects[self.variable(name)] = key
-        self._body()
+        symbols = self._plain_symbols()
+        if program.has_detour:
+            self._body("call_in_parts", symbols, program.parts)
+            self.functions += ["", "", "def call_in_parts(args):", *self.lines]
+            self.lines = []
+        self._body("call", symbols, () if program.has_detour else program.parts)
         title = f'"""Graph {program.name} ({program.kind}), compiled by Polyfuse."""'
         parts = [title, ""]
-        if any("math." in line for line in self.lines):
+        if any("math." in line for line in (*self.functions, *self.lines)):
             parts.append("import math\n")
         if any("torch." in text for text in self.globals):
             parts.append("import torch\n")
@@ -221,8 +227,7 @@ class _Printer:
 
     # Steps.
 
-    def _body(self) -> None:
-        plain_inputs = self._plain_symbols()
+    def _body(self, function: str, plain_inputs: set[str], parts: Sequence[Part]) -> None:
         names = []
         for item in self.program.inputs:
             if item.kind == "none":
@@ -232,12 +237,12 @@ class _Printer:
         if names:
             self._line(f"({names[0]},) = args" if len(names) == 1 else f"{', '.join(names)} = args")
         self._line("args.clear()")
-        self._alignment_check()
+        self._alignment_check(function)
         if self.program.profile:
             self._open(f"with {self.helper('record_function')}({'polyfuse ' + self.program.name!r}):")
         done = 0
         lost: set[str] = set()
-        for part in self.program.parts:
+        for part in parts:
             self._steps(done, part.start, plain_inputs, lost)
             self._flush()
             _print_part(self, part, lost)
@@ -258,7 +263,7 @@ class _Printer:
                 step = Free(tuple(name for name in step.names if name not in lost))
             self._step(step)
 
-    def _alignment_check(self) -> None:
+    def _alignment_check(self, function: str) -> None:
         """Turn aside where an input is not where kernels take it to be; parameters are looked at once."""
         varying = [i for i in self.program.inputs if i.alignment and not i.static]
         if varying:
@@ -266,7 +271,7 @@ class _Printer:
             alignment = max(i.alignment for i in varying)
             self._line(f"if ({addresses}) & {alignment - 1}:")
             names = ("None" if i.kind == "none" else self.variable(i.name) for i in self.program.inputs)
-            self._line(f"    return {self.helper('realigned')}(call, [{', '.join(names)}], ALIGNED)")
+            self._line(f"    return {self.helper('realigned')}({function}, [{', '.join(names)}], ALIGNED)")
 
     def _plain_symbols(self) -> set[str]:
         """Symbols that are an input's very value: the input is unpacked under the symbol's name."""

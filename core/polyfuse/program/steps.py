@@ -255,7 +255,7 @@ class Program:
         profile: whether launches are marked for the profiler.
         symbol_hints: example values of shape symbols.
         recording: what a recording of its work has to know; None if it is not to be recorded.
-        parts: what is recorded in place of the whole where that cannot be, in order.
+        parts: what is recorded in place of the whole where that cannot be, or fails, in order.
     """
 
     name: str
@@ -270,6 +270,11 @@ class Program:
     symbol_hints: tuple[tuple[str, int], ...] = ()
     recording: GraphFacts | None = None
     parts: tuple[Part, ...] = ()
+
+    @property
+    def has_detour(self) -> bool:
+        """Whether the parts are used only once recording the whole has failed."""
+        return bool(self.parts) and self.recording is not None and not self.recording.refused
 
     def launches(self) -> tuple[LaunchKernel, ...]:
         """The kernel launches, in order."""

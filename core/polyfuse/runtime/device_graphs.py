@@ -13,7 +13,7 @@ needed.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +78,7 @@ def recorded_program(
     generators: Sequence[torch.Generator],
     name: str,
     status: GraphStatus,
+    detour: Callable[[], Program] | None = None,
 ) -> Program:
     """`program`, recorded and replayed where that is possible.
 
@@ -86,6 +87,8 @@ def recorded_program(
         generators: random number generators that the program was given.
         name: of the program, for messages.
         status: told what happens.
+        detour: makes what takes the program's place once recording it has failed: the same, recorded in
+            parts.
     """
     memory = None
     if not facts.refused:
@@ -94,7 +97,7 @@ def recorded_program(
         status.refused = facts.refused or f"torch cannot record the work of {facts.device}"
         _log.info("%s is %s", name, status.text())
         return program
-    return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory)
+    return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory, detour)
 
 
 class _Runner:
@@ -109,6 +112,7 @@ class _Runner:
         name: str,
         status: GraphStatus,
         memory: GraphMemory,
+        detour: Callable[[], Program] | None,
     ) -> None:
         self.program = program
         self.facts = facts
@@ -117,6 +121,7 @@ class _Runner:
         self.name = name
         self.status = status
         self.memory = memory
+        self.detour = detour
         self.variants: dict[tuple[int, ...], list[Recording]] = {}
         self.copied: set[int] = set()
         """Positions of results that callers keep, and so get as copies."""
@@ -243,8 +248,11 @@ class _Runner:
         words = str(error).strip().splitlines()
         reason = f"recording failed with {type(error).__name__}: {words[0] if words else ''}"
         self.status.refused = reason
-        warn_once("runtime", f"{self.name} runs without a recording: {reason}", key=f"failure of {self.name}")
+        how = "runs without a recording" if self.detour is None else "is recorded in parts"
+        warn_once("runtime", f"{self.name} {how}: {reason}", key=f"failure of {self.name}")
         _log.debug("recording %s failed", self.name, exc_info=error)
+        if self.detour is not None:
+            self.program, self.detour = self.detour(), None
         return self.program(args)
 
 

@@ -102,16 +102,22 @@ class CompiledModule:
     def _first_run(self, args: list[Any]) -> tuple[Any, ...]:
         self._check_inputs(args)
         self.wait()
-        call: Callable[[list[Any]], tuple[Any, ...]] = self.namespace["call"]
-        aligned: Aligned = self.namespace["ALIGNED"]
-        if misplaced(args, aligned):
-            # the other inputs the program checks by itself, at each call
-            call = partial(realigned, call, aligned=aligned)
-        self._run = self._recorded(on_device(call, self.namespace["DEVICE"]))
+        moved = misplaced(args, self.namespace["ALIGNED"])
+        self._run = self._recorded(partial(self._entry, moved=moved))
         return self._run(args)
 
-    def _recorded(self, program: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def _entry(self, name: str, moved: bool) -> Callable[[list[Any]], Any]:
+        """A function of the program that takes all inputs, of which some are not where kernels want them."""
+        call: Callable[[list[Any]], Any] = self.namespace[name]
+        if moved:
+            # the other inputs the program checks by itself, at each call
+            aligned: Aligned = self.namespace["ALIGNED"]
+            call = partial(realigned, call, aligned=aligned)
+        return on_device(call, self.namespace["DEVICE"])
+
+    def _recorded(self, entry: Callable[[str], Callable[[list[Any]], Any]]) -> Callable[[list[Any]], Any]:
         """The program, with its work recorded and replayed if that was asked for."""
+        program = entry("call")
         facts = self.namespace.get("GRAPH")
         if facts is None or self.graph_status is None:
             return program
@@ -119,10 +125,22 @@ class CompiledModule:
         sizes = [i for i, row in enumerate(inputs) if row[1] == "symint"]
         objects = [self.namespace[variable] for variable in self.namespace["OBJECTS"]]
         generators = [o for o in objects if isinstance(o, torch.Generator)]
+        known = GraphFacts(**facts, names=tuple(row[0] for row in inputs))
+
+        def in_parts() -> Callable[[list[Any]], Any]:
+            self._record_parts(generators)
+            return entry("call_in_parts")
+
+        detour = None
+        if known.refused:
+            self._record_parts(generators)
+        elif "PARTS" in self.namespace:
+            detour = in_parts
+        return recorded_program(program, known, sizes, generators, self.name, self.graph_status, detour)
+
+    def _record_parts(self, generators: Sequence[torch.Generator]) -> None:
         for name, own, tensors in self.namespace.get("PARTS", ()):
             self._record_part(name, GraphFacts(**own), tensors, generators)
-        known = GraphFacts(**facts, names=tuple(row[0] for row in inputs))
-        return recorded_program(program, known, sizes, generators, self.name, self.graph_status)
 
     def _record_part(
         self, name: str, facts: GraphFacts, tensors: int, generators: Sequence[torch.Generator]
