@@ -86,6 +86,7 @@ class _Emitter:
         self.narrow: set[str] = set()
         self.short: set[str] = set()
         self.loaded: list[str] = []
+        self.kept: dict[str, str] = {}
         self.outputs: list[dict[str, object]] = []
         self._study()
 
@@ -199,6 +200,10 @@ class _Emitter:
         name = safe_name(buffer)
         self._function(f"{name}_of", number, stmt.args, _tuple_text(stmt.args))
         self.lines.append(f'{name} = p.row("{name}", {name}_of)')
+        value = stmt.args[0]
+        if self.home[value] == number and self.dtypes[value] is self.locals[buffer].dtype:
+            # what needs the value from now on reads it there instead of computing it again
+            self.kept.setdefault(value, name)
         for part in self.kernel.sections:
             for other in part.body:
                 if other.op == "load" and other.attrs[0] == buffer and other.attrs[1] != index:
@@ -223,7 +228,7 @@ class _Emitter:
         needed = set(roots)
         found: list[Stmt] = []
         for stmt in reversed(self.kernel.sections[number].body):
-            if not needed & set(stmt.targets) or stmt.op == "reduce":
+            if not needed & set(stmt.targets) or stmt.op == "reduce" or stmt.targets[0] in self.kept:
                 continue
             found.append(stmt)
             if stmt.op != "scan":
@@ -255,6 +260,10 @@ class _Emitter:
         lines: list[str] = []
         point = ", ".join(self.axes)
         for name in names:
+            if name in self.kept:
+                places = ", ".join([*self.axes, *self.raxes])
+                lines.append(f"{safe_name(name)} = {self.kept[name]}({places})")
+                continue
             if name in self.reduced:
                 section, place, result = self.reduced[name]
                 found = f"red{section}({point})[{place}][{result}]"

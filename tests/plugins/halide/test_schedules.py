@@ -167,3 +167,22 @@ def test_scratch_in_another_order_is_refused():
     builder.loop(Store("out0", i * n + r, load("row", n - 1 - r, F32)))
     with pytest.raises(Exception, match="another order"):
         HalideBackend(Settings.resolve()).emit(builder.kernel((m, n)))
+
+
+def test_a_value_in_scratch_is_computed_once(tmp_path):
+    """A sum over what the same loop keeps in scratch reads it there."""
+    m, n = 5, 70
+    i, r = axis("i0", m), axis("r0", n)
+    args = (KernelArg("in0", "in", F32, m * n), KernelArg("out0", "out", F32, m * n))
+    builder = Builder("shares", (i,), (r,), args, (Local("row", F32, n),))
+    value = apply("exp", load("in0", i * n + r, F32))
+    builder.loop(Store("row", r, value), Carry(("s",), "sum", (value,)))
+    builder.loop(Store("out0", i * n + r, apply("div", load("row", r, F32), result("s", F32))))
+    kernel = builder.kernel((m, n))
+    backend = HalideBackend(Settings.resolve())
+    source = backend.emit(kernel)
+    assert source.text.count("exp(") == 1
+    x, found = torch.randn(m, n), torch.zeros(m, n)
+    backend.build([source], tmp_path)
+    backend.load(tmp_path)[source.key](x, found)
+    torch.testing.assert_close(found, x.exp() / x.exp().sum(1, keepdim=True))
