@@ -90,6 +90,11 @@ class TimingStore:
         finally:
             lock.release()
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was measured yet."""
+        return not self._folder.is_dir()
+
     def entries(self) -> Iterator[tuple[str, Measured]]:
         """All that is known, by key."""
         for path in sorted(self._folder.glob("*/*.json")):

@@ -32,6 +32,7 @@ def compile_fx_graph(
     session = session_for(_decided(Settings.resolve(mode, options)))
     device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
     session.expect(device_types, len(gm.graph.nodes))
+    session.tuner.expect()
     return compile_graph(
         gm,
         example_inputs,

@@ -23,7 +23,9 @@ _log = get_logger("select")
 Watcher = Callable[[str, float], None]
 
 # How far behind the best one may be after the first rounds.
-_ROUGH = (3.0, 2.0, 1.5)
+_ROUGH = (3.0, 1.6, 1.3)
+# After so many rounds, candidates that differ by less than `Rules.tie` are not told apart any further.
+_FEWEST = 3
 # Two samples that differ by less are the same time.
 _SAME = 1.05
 
@@ -38,6 +40,7 @@ class Rules:
         most_rounds: most samples, where the machine is so busy that no time is seen twice.
         hopeless: times the best after which one that took so long in a single run is not timed again.
         behind: the same after some rounds, when times are known better.
+        tie: times the best up to which it does not matter which candidate is taken.
         until: the `time.monotonic` after which no further round begins.
     """
 
@@ -45,7 +48,8 @@ class Rules:
     rounds: int = 7
     most_rounds: int = 28
     hopeless: float = 2.0
-    behind: float = 1.25
+    behind: float = 1.15
+    tie: float = 1.02
     until: float = float("inf")
 
 
@@ -112,7 +116,9 @@ def _take_turns(
         # at first, times are too rough to tell who is behind
         limit = best * max(rules.behind, _ROUGH[turn] if turn < len(_ROUGH) else 0.0)
         running = [c for c in running if times[c.name] <= limit and times[c.name] != LOST]
-        enough = turn + 1 >= rules.rounds and all(_seen_twice(samples[c.name]) for c in running)
+        alike = turn + 1 >= _FEWEST and all(times[c.name] <= rules.tie * best for c in running)
+        known = alike or turn + 1 >= rules.rounds
+        enough = known and all(_seen_twice(samples[c.name]) for c in running)
         if enough or (len(running) < 2 and turn) or time.monotonic() > rules.until:
             return
 

@@ -12,7 +12,7 @@ from polyfuse.select.contest import Rules, Watcher, race, tell
 from polyfuse.select.process import Fault
 from polyfuse.select.tracks import Track
 from polyfuse.select.work import Candidate, Problem
-from polyfuse.select.workshop import Entry, Workshop
+from polyfuse.select.workshop import Entry, Ordered, Workshop
 
 __all__ = ["Bout", "Heat"]
 
@@ -20,6 +20,8 @@ _log = get_logger("select")
 
 # What is faster by less than this is not worth a further round, nor better than the favourite.
 _GAIN = 0.98
+# Around another backend's fastest entry, too, if it is no slower than the leader by more than this.
+_RIVAL = 1.1
 # Around a generated entry slower than the leader by more than this, there is nothing to find.
 _NEAR = 1.3
 
@@ -63,12 +65,16 @@ class Heat:
         self.entries: dict[str, Entry] = {}
         self.times: dict[str, float] = dict(known.milliseconds)
         self.seconds = 0.0
+        self._works: dict[tuple[object, ...], str] = {}
         self._fresh: list[Entry] = []
         self._before: Entry | None = None
 
     def enter(self, entries: Sequence[Entry]) -> bool:
         """Let these take part in the next round; returns whether any is new."""
-        new = {entry.name: entry for entry in entries if entry.name not in self.entries}
+        new: dict[str, Entry] = {}
+        for entry in entries:
+            if entry.name not in self.entries and not self._is_known(entry):
+                new[entry.name] = entry
         self.entries |= new
         self._fresh = [entry for entry in new.values() if entry.name not in self.times]
         return bool(new)
@@ -102,7 +108,7 @@ class Heat:
         if before is not None and self.times[best.name] > _GAIN * self.times[before.name]:
             return False
         self._before = best
-        return self.enter(self.bout.around(best))
+        return self.enter([near for entry in (best, *self._rivals(best)) for near in self.bout.around(entry)])
 
     def measured(self, final: bool = False) -> Measured:
         """What is known; at the end, with the winner."""
@@ -112,6 +118,29 @@ class Heat:
             if self.times[best.name] > _GAIN * held:
                 best = self.entries[self.bout.favourite]
         return Measured(dict(self.times), best.name if best is not None else None, self.bout.problem.about)
+
+    def _is_known(self, entry: Entry) -> bool:
+        """Whether another name stands for the same work: configurations that give equal code."""
+        work = tuple(
+            (step.backend.name, step.source.key, step.operands) if isinstance(step, Ordered) else step
+            for step in entry.steps
+        )
+        if not work or self._works.setdefault(work, entry.name) == entry.name:
+            return False
+        _log.info("%s is the same as %s", entry.name, self._works[work])
+        return True
+
+    def _rivals(self, best: Entry) -> list[Entry]:
+        """The fastest entry of each other backend that is close to the best."""
+        limit = _RIVAL * self.times[best.name]
+        others = {e.backend.name for e in self.entries.values() if e.backend not in (None, best.backend)}
+        fastest = [
+            self._least(
+                [e for e in self.entries.values() if e.backend is not None and e.backend.name == name]
+            )
+            for name in sorted(others)
+        ]
+        return [entry for entry in fastest if entry is not None and self.times[entry.name] <= limit]
 
     def _leader(self) -> Entry | None:
         return self._least(list(self.entries.values()))

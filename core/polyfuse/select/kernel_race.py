@@ -49,6 +49,7 @@ class KernelBout(Bout):
         self.backends = tuple(backends)
         self.key = tuner.key(ir_digest(kernel), backends, kernel.device)
         self._tuner = tuner
+        self._searched: set[str] = set()
         storages, self._operands = _operands(kernel)
         results = tuple(
             o.number
@@ -66,12 +67,20 @@ class KernelBout(Bout):
 
     def opening(self) -> Sequence[Entry]:
         """What the backends offer."""
-        found = [(backend, self._tuner.configs(backend, self.kernel) or (None,)) for backend in self.backends]
-        return self._entries((backend, config) for backend, configs in found for config in configs)
+        if len(self.backends) == 1:
+            return self._entries(
+                (backend, config) for backend in self.backends for config in self._all(backend)
+            )
+        return self._entries((backend, self._all(backend)[0]) for backend in self.backends)
 
     def around(self, best: Entry) -> Sequence[Entry]:
-        """What lies around a backend's best."""
-        if best.backend is None or best.config is None:
+        """Of several backends, what else one offers that does well; then what lies around its best."""
+        if best.backend is None:
+            return ()
+        if len(self.backends) > 1 and best.backend.name not in self._searched:
+            self._searched.add(best.backend.name)
+            return self._entries((best.backend, config) for config in self._all(best.backend)[1:])
+        if best.config is None:
             return ()
         near = best.backend.neighbours(self.kernel, best.config)
         return self._entries((best.backend, config) for config in near)
@@ -91,6 +100,9 @@ class KernelBout(Bout):
         label = measured.best if len(self.backends) > 1 else f"{backend.name} {config}".strip()
         decision = Decision("tune", self.kernel.name, label, times_text(measured))
         return Verdict(backend, None if alone else chosen, decision)
+
+    def _all(self, backend: Backend) -> Sequence[Config | None]:
+        return self._tuner.configs(backend, self.kernel) or (None,)
 
     def _entries(self, wanted: Iterable[tuple[Backend, Config | None]]) -> list[Entry]:
         out: list[Entry] = []

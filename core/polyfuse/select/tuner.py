@@ -23,6 +23,7 @@ from polyfuse.select.contest import Rules
 from polyfuse.select.heat import Bout, Heat
 from polyfuse.select.machine import threads
 from polyfuse.select.progress import Board, append_log
+from polyfuse.select.prune import worth_building
 from polyfuse.select.sites import Alternative, alternatives
 from polyfuse.select.tracks import ChildTrack, LocalTrack, Track
 from polyfuse.select.work import Circumstances
@@ -75,15 +76,16 @@ class Tuner:
 
     def configs(self, backend: Backend, kernel: Kernel) -> Sequence[Config]:
         """The configurations of a kernel worth building: by the backend's own estimate, if it has one."""
-        found = list(dict.fromkeys(backend.configs(kernel)))
-        most = self.settings.tune_candidates
-        if len(found) <= most:
-            return found
-        guesses = [backend.estimate(kernel, config) for config in found]
-        if all(guess is not None for guess in guesses):
-            ranked = sorted(range(len(found)), key=lambda i: guesses[i] or 0.0)
-            found = [found[i] for i in ranked]
-        return found[:most]
+        return worth_building(backend, kernel, backend.configs(kernel), self.settings.tune_candidates)
+
+    def expect(self) -> None:
+        """Start the process that times, where races are wanted and nothing is known of this machine yet: it
+        imports torch while the graph is still captured.
+        """
+        settings = self.settings
+        wanted = settings.tune_kernels or settings.tournament or settings.matrix_products == "fastest"
+        if wanted and not settings.tune_in_process and self._track is None and self.timings.empty:
+            self._ready()
 
     def choices(
         self, graph: Graph, decisions: list[Decision]
@@ -201,8 +203,8 @@ class Tuner:
     def _rules(self, heat: Heat) -> Rules:
         return Rules(
             verify=self.settings.tune_verify,
-            rounds=7 if heat.bout.problem.device.startswith("cpu") else 3,
-            most_rounds=28 if heat.bout.problem.device.startswith("cpu") else 6,
+            rounds=6 if heat.bout.problem.device.startswith("cpu") else 3,
+            most_rounds=16 if heat.bout.problem.device.startswith("cpu") else 6,
             until=time.monotonic() + max(1, self.settings.tune_seconds),
         )
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from polyfuse.cache.timings import LOST, Measured
-from polyfuse.plugin import Config
+from polyfuse.plugin import Config, Source
 from polyfuse.select import heat as heat_module
 from polyfuse.select.contest import Rules, race
 from polyfuse.select.heat import Bout, Heat
 from polyfuse.select.process import Fault
 from polyfuse.select.work import Candidate, Problem
-from polyfuse.select.workshop import Entry
+from polyfuse.select.workshop import Entry, Ordered
 
 PROBLEM = Problem("a product", "cpu", "any", ())
 
@@ -64,12 +65,20 @@ def test_turns_and_early_leavers():
     rules = Rules(rounds=4)
     times = race(track, PROBLEM, candidates("1.0", "1.1", "1.9", "3.0"), rules, lambda n, ms: seen.append(n))
     assert times == {"1.0": 1.0, "1.1": 1.1, "1.9": 1.9, "3.0": 4.5}
-    assert [track.samples(n) for n in ("1.0", "1.1", "1.9", "3.0")] == [4, 4, 3, 0]
+    assert [track.samples(n) for n in ("1.0", "1.1", "1.9", "3.0")] == [4, 4, 2, 0]
     # what seems hopeless gets a second chance
     assert track.asked.count(("first", "3.0")) == 2
     order = [name for what, name in track.asked if what == "sample"]
     assert order[:5] == ["1.0", "1.1", "1.9", "1.0", "1.1"]
     assert set(seen) == {"1.0", "1.1", "1.9", "3.0"}
+
+
+def test_those_as_fast_as_each_other_are_not_told_apart_further():
+    track = FakeTrack()
+    race(track, PROBLEM, candidates("1.0", "1.01", "1.5"), Rules(rounds=9))
+    assert [track.samples(n) for n in ("1.0", "1.01", "1.5")] == [3, 3, 3]
+    race(track := FakeTrack(), PROBLEM, candidates("1.0", "1.1"), Rules(rounds=9))
+    assert track.samples("1.1") == 9
 
 
 def test_on_a_busy_machine_there_are_more_rounds():
@@ -135,6 +144,47 @@ class Line(Bout):
     def around(self, best: Entry) -> Sequence[Entry]:
         at = best.config.get("at") if best.config is not None else 0
         return [self.entry(at // 2), self.entry(at * 2)]
+
+
+class Pair(Bout):
+    """Two backends that each have a default and others around it; some give the same code."""
+
+    key, problem = "pair", PROBLEM
+
+    def __init__(self) -> None:
+        self.backends = {name: SimpleNamespace(name=name) for name in ("one", "two")}
+
+    def entry(self, name: str, text: str, code: str) -> Entry:
+        backend: Any = self.backends[name]
+        step = Ordered(backend, Source("kernel", code, "text"), ())
+        return Entry(f"{name} {text}".strip(), (step,), backend, Config())
+
+    def opening(self) -> Sequence[Entry]:
+        return [self.entry(name, "", f"{name} default") for name in self.backends]
+
+    def around(self, best: Entry) -> Sequence[Entry]:
+        assert best.backend is not None
+        name = best.backend.name
+        return [self.entry(name, "wide", f"{name} wide"), self.entry(name, "same", f"{name} default")]
+
+
+def test_equal_code_is_timed_once_and_close_rivals_are_searched_too(monkeypatch):
+    times = {"one": 1.0, "two": 1.05, "one wide": 0.99, "two wide": 0.9}
+
+    def fake(track: Any, problem: Any, found: Sequence[Candidate], *_: Any) -> dict[str, float]:
+        return {c.name: times[c.name] for c in found}
+
+    monkeypatch.setattr(heat_module, "race", fake)
+    for rival, best in ((1.05, "two wide"), (1.5, "one")):
+        times["two"] = rival
+        heat = Heat(Pair(), Measured())
+        heat.enter(heat.bout.opening())
+        heat.time(None, Shop(), Rules())  # type: ignore[arg-type]
+        while heat.goes_on():
+            heat.time(None, Shop(), Rules())  # type: ignore[arg-type]
+        names = ["one", "two", "one wide", "two wide"] if rival < 1.1 else ["one", "two", "one wide"]
+        assert sorted(heat.entries) == sorted(names)
+        assert heat.measured(final=True).best == ("one wide" if best == "one" else best)
 
 
 class Shop:

@@ -19,6 +19,7 @@ from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.plugin import Config
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.select import heat, product_race, tuner
+from polyfuse.select.tracks import ChildTrack
 from polyfuse.select.tuner import Tuner
 
 A, B = torch.randn(7, 5), torch.randn(5, 9)
@@ -118,8 +119,31 @@ def test_estimates_say_which_of_many_are_built(tmp_path, monkeypatch):
     sizes = [7, 1, 9, 3, 5, 1]
     monkeypatch.setattr(type(backend), "configs", lambda self, kernel: [Config.of(n=n) for n in sizes])
     assert [c.get("n") for c in session.configs(backend, None)] == [7, 1, 9]  # type: ignore[arg-type]
+    monkeypatch.setattr(type(backend), "estimate", lambda self, kernel, config: 10.0 + config.get("n"))
+    # the favourite stays
+    assert [c.get("n") for c in session.configs(backend, None)] == [7, 1, 3]  # type: ignore[arg-type]
     monkeypatch.setattr(type(backend), "estimate", lambda self, kernel, config: float(config.get("n")))
-    assert [c.get("n") for c in session.configs(backend, None)] == [1, 3, 5]  # type: ignore[arg-type]
+    # what is guessed to be far slower than the best is not built
+    assert [c.get("n") for c in session.configs(backend, None)] == [7, 1]  # type: ignore[arg-type]
+
+    def fails(self: Any, kernel: Any, config: Config) -> float:
+        raise ValueError("no idea")
+
+    monkeypatch.setattr(type(backend), "estimate", fails)
+    assert [c.get("n") for c in session.configs(backend, None)] == [7, 1, 9]  # type: ignore[arg-type]
+
+
+def test_the_process_that_times_starts_early_only_where_nothing_is_known(tmp_path, monkeypatch):
+    started: list[str] = []
+    monkeypatch.setattr(ChildTrack, "start", lambda self: started.append("child"))
+    a_tuner(tmp_path / "a", matrix_products="library", tune_in_process=False).expect()
+    a_tuner(tmp_path / "a", tune_in_process=True).expect()
+    assert started == []
+    a_tuner(tmp_path / "a", tune_in_process=False).expect()
+    assert started == ["child"]
+    TimingStore(tmp_path / "b").write("ab", Measured({"x": 1.0}, "x"))
+    a_tuner(tmp_path / "b", tune_in_process=False).expect()
+    assert started == ["child"]
 
 
 def _hold(root: str, seconds: float, started: Any) -> None:
