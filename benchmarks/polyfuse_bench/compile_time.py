@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from polyfuse_bench.devices import CPU, waiter
 from polyfuse_bench.targets import target
 
 
@@ -33,12 +34,15 @@ def keep_byte_code() -> None:
 
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds of the first call, and of the second for comparison."""
-    work = target(task)
+    work, wait = target(task), waiter(task.get("device", CPU))
     with torch.set_grad_enabled(work.gradients):
+        wait()
         began = time.perf_counter()
         call = work.start(task["backend"])
         call()
+        wait()
         first = time.perf_counter()
         call()
+        wait()
         second = time.perf_counter()
     return {"first_call": first - began, "second_call": second - first}

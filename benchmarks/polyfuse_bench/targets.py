@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from polyfuse_bench.backends import compiled
+from polyfuse_bench.devices import CPU, moved
 from polyfuse_bench.kernels import KERNELS, runner
 from polyfuse_bench.model_timing import TRAIN, prepared_model, step
 
@@ -34,7 +35,7 @@ def target(task: Mapping[str, Any]) -> Target:
 def _kernel(task: Mapping[str, Any]) -> Target:
     case = KERNELS[task["name"].removeprefix(KERNEL_PREFIX)]
     torch.manual_seed(0)
-    arguments = case.arguments(task.get("kernel_size", "large"))
+    arguments = moved(case.arguments(task.get("kernel_size", "large")), task.get("device", CPU))
     return Target(lambda backend: runner(case, compiled(case.function, backend), arguments), case.backward)
 
 

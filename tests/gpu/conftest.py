@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,29 @@ from polyfuse.runtime.graph_memory import forget_graph_memory
 
 _lost: list[str] = []
 """The test after which the device did not answer any more, if there was one."""
+
+
+SECONDS = 90
+"""That a test may take. One that hangs, a compiler or a device that does not answer, costs only itself."""
+
+
+@pytest.fixture(autouse=True)
+def limited(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that takes too long fails, unless it says that it is slow."""
+    if request.node.get_closest_marker("slow") is not None or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def too_long(signum: int, frame: Any) -> None:
+        pytest.fail(f"it took longer than {SECONDS} seconds", pytrace=True)
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)

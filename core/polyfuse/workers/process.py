@@ -157,7 +157,8 @@ class WorkerProcesses:
     def _take(self) -> WorkerProcess:
         with self._lock:
             while self._idle:
-                worker = self._idle.pop()
+                # the one that waits longest has had most time to start
+                worker = self._idle.pop(0)
                 if worker.alive:
                     return worker
                 worker.close()

@@ -1,4 +1,4 @@
-"""Programs of which recording fails where nobody expected it: they are recorded in parts around the culprit."""
+"""Programs of which recording fails where nobody expected it: they are recorded in parts around that."""
 
 from __future__ import annotations
 
