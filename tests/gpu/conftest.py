@@ -19,7 +19,9 @@ _lost: list[str] = []
 
 
 SECONDS = 90
-"""That a test may take. One that hangs, a compiler or a device that does not answer, costs only itself."""
+"""That a test may take, unless its module says otherwise under this name. One that hangs, since a compiler or
+a device does not answer, costs only itself.
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -29,11 +31,13 @@ def limited(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
 
+    seconds = getattr(request.module, "SECONDS", SECONDS)
+
     def too_long(signum: int, frame: Any) -> None:
-        pytest.fail(f"it took longer than {SECONDS} seconds", pytrace=True)
+        pytest.fail(f"it took longer than {seconds} seconds", pytrace=True)
 
     before = signal.signal(signal.SIGALRM, too_long)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:

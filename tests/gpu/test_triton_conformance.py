@@ -11,6 +11,9 @@ from polyfuse.testing.pytest_plugin import conformance_tests
 
 pytestmark = pytest.mark.gpu
 
+SECONDS = 600
+"""The first test builds and runs all cases."""
+
 JOBS = max(1, min(12, (os.cpu_count() or 1) - 2))
 
 test_conformance = conformance_tests("triton", quick=True, device="cuda", jobs=JOBS)
