@@ -11,7 +11,18 @@ from typing import Any
 import torch
 from torch.nn.attention import flex_attention as flex
 
-__all__ = ["CASES", "Case", "flex_faults", "flex_sources", "operands", "place_tables", "results_of", "runner"]
+__all__ = [
+    "CASES",
+    "REFUSED",
+    "Case",
+    "flex_faults",
+    "flex_sources",
+    "operands",
+    "place_tables",
+    "refused_faults",
+    "results_of",
+    "runner",
+]
 
 _BIAS = torch.linspace(-1, 1, 16)
 _TABLE = torch.linspace(-1, 1, 16).requires_grad_()
@@ -78,6 +89,15 @@ CASES: Mapping[str, Case] = {
 }
 
 
+REFUSED: Mapping[str, Case] = {
+    "deep": Case(depth=272, mask=_causal),
+    "small blocks": Case(mask=_causal, block=8),
+    "double": Case(dtype=torch.float64),
+    "dynamic": Case(depth=272, queries=100, keys=80, dynamic=True),
+}
+"""Calls that the kernels cannot do."""
+
+
 def place_tables(device: str) -> None:
     """Put what the functions read on a device."""
     global _BIAS, _TABLE, _DOCUMENT
@@ -135,6 +155,41 @@ def flex_faults(name: str) -> list[str]:
 def flex_sources(name: str) -> list[tuple[str, str]]:
     """The text and meta of the kernels of a case."""
     return [(source.text, source.meta) for source in _run(name)[1]]
+
+
+def refused_faults(name: str) -> list[str]:
+    """What is wrong where a call is left to eager mode: the call alone must be, and nothing around it."""
+    from polyfuse.compiler.report import last_reports, reset_reports
+    from triton_interpreted import _offer
+
+    _offer()
+    torch._dynamo.reset()
+    reset_reports()
+    case = REFUSED[name]
+    given, attend = operands(case), runner(case)
+
+    def function(q: Any, k: Any, v: Any) -> Any:
+        return torch.relu(attend(q * 2, k, v) + 1)
+
+    options = {"backends": "interpreted"}
+    compiled = torch.compile(function, backend="polyfuse", options=options, dynamic=case.dynamic)
+    with (
+        unittest.mock.patch.object(flex, "_validate_device", lambda *_: None),
+        warnings.catch_warnings(record=True) as seen,
+    ):
+        warnings.simplefilter("always")
+        found = results_of(compiled, given, case)
+        wanted = results_of(torch.compile(function, backend="eager"), given, case)
+    faults = [str(w.message) for w in seen if "polyfuse" in str(w.message)]
+    for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
+        if not torch.allclose(got, right, 1e-5, 1e-5):
+            faults.append(f"result {place} is off by {(got - right).abs().max()}")
+    left = [[op for op, _ in report.fallbacks] for report in last_reports()]
+    if left != [["higher_order.flex_attention"], ["higher_order.flex_attention_backward"]]:
+        faults.append(f"left to eager mode: {left}")
+    if not all(report.kernels for report in last_reports()):
+        faults.append("a graph has no kernels")
+    return faults
 
 
 def _run(name: str) -> tuple[list[str], list[Any]]:

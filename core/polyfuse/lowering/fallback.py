@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,17 +21,25 @@ operator."""
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Calls `target` with nested arguments rebuilt from a flat list: for operators that take dictionaries.
+    """Calls `target` with nested arguments rebuilt from a flat list: for operators that take dictionaries or
+    return lists within lists.
 
     `args` and `kwargs` have the original nesting, with `Slot` objects in the places of the flat arguments.
+    With `kinds`, the results come as one flat tuple, in the types that were traced: when they run, some
+    operators find others than they promised.
     """
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    kinds: tuple[torch.dtype | None, ...] | None = None
 
     def __call__(self, *flat: Any) -> Any:
-        return self.target(*_fill(self.args, flat), **_fill(self.kwargs, flat))
+        found = self.target(*_fill(self.args, flat), **_fill(self.kwargs, flat))
+        if self.kinds is None:
+            return found
+        pairs = zip(_flat(found), self.kinds, strict=True)
+        return tuple(value if kind is None or value is None else value.to(kind) for value, kind in pairs)
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,22 @@ def _slots(nested: Any, flat: list[Any]) -> Any:
     return Slot(len(flat) - 1)
 
 
+def _flat(nested: Any) -> Iterator[Any]:
+    """What lists within lists hold, in order."""
+    if isinstance(nested, (tuple, list)):
+        for item in nested:
+            yield from _flat(item)
+    else:
+        yield nested
+
+
+def _nested_like(model: Any, flat: Iterator[Any]) -> Any:
+    """Values of a flat list with the nesting of `model`."""
+    if isinstance(model, (tuple, list)):
+        return tuple(_nested_like(item, flat) for item in model)
+    return next(flat)
+
+
 def _has_mapping(value: Any) -> bool:
     if isinstance(value, Mapping):
         return True
@@ -97,14 +121,17 @@ def call_operator(
     name = ops.op_name(target)
     mutated = _mutated(target, facts, args, kwargs)
     ordered = facts.is_random or facts.effects or facts.is_higher_order
-    if not _by_name(target, name) or _has_mapping((args, tuple(kwargs.values()))):
+    many = isinstance(fake, (tuple, list))
+    nests = many and any(isinstance(item, (tuple, list)) for item in fake)
+    if nests or not _by_name(target, name) or _has_mapping((args, tuple(kwargs.values()))):
         flat: list[Any] = []
-        rebuilt = Rebuilt(target, _slots(args, flat), _slots(kwargs, flat))
+        kinds = tuple(getattr(item, "dtype", None) for item in _flat(fake))
+        rebuilt = Rebuilt(target, _slots(args, flat), _slots(kwargs, flat), kinds if many else None)
         name = OBJECT_CALL + host_object(ctx, rebuilt).key
         args, kwargs = tuple(flat), {}
-    return call(
+    found = call(
         ctx,
-        fake,
+        tuple(_flat(fake)) if nests else fake,
         name,
         args,
         kwargs,
@@ -113,6 +140,7 @@ def call_operator(
         mutates=mutated,
         aliases=facts.is_view,
     )
+    return _nested_like(fake, iter(found)) if nests else found
 
 
 def _by_name(target: Any, name: str) -> bool:

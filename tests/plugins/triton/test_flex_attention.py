@@ -7,13 +7,18 @@ import pytest
 pytest.importorskip("triton")
 
 from polyfuse_triton.meta import KernelMeta
-from triton_flex import CASES, flex_faults, flex_sources
+from triton_flex import CASES, REFUSED, flex_faults, flex_sources, refused_faults
 from triton_interpreted import in_interpreter
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_beside_eager_mode(name):
     assert in_interpreter(flex_faults, name) == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_left_to_eager_mode_alone(name):
+    assert in_interpreter(refused_faults, name) == []
 
 
 @pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])

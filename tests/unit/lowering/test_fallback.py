@@ -116,6 +116,23 @@ def test_several_results_and_lists() -> None:
     check(lambda x: [t + 1 for t in torch._foreach_add([x, x * 2], 1.0)], torch.randn(3), native=False)
 
 
+def test_lists_within_lists_of_results() -> None:
+    @torch.library.custom_op("polyfuse_test::shares", mutates_args=())
+    def shares(x: torch.Tensor, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return x * 2, [x / (k + 1) for k in range(count)]
+
+    @shares.register_fake
+    def _(x: torch.Tensor, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return torch.empty_like(x), [torch.empty_like(x) for _ in range(count)]
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        double, parts = shares(x + 1, 3)
+        return double.relu() - parts[0] * parts[2] + parts[1]
+
+    record = check(fn, torch.randn(4, 3), native=False)
+    assert [f.op for f in record.report.fallbacks] == ["polyfuse_test.shares.default"]
+
+
 def test_strict_refuses() -> None:
     run, _ = compiled(lambda x: torch.round(x, decimals=1) ** x.long(), strict=True)
     with pytest.raises(Exception) as caught:
