@@ -48,6 +48,7 @@ class Selection:
     dtype: str = "float32"
     device: str = CPU
     repeats: int = 3
+    together: int = 1
     effort: Effort = DEFAULT_EFFORT
 
     def model_task(self, kind: str, name: str, mode: str) -> dict[str, Any]:
@@ -91,7 +92,12 @@ def models(selection: Selection) -> Plan:
 
     effort = dataclasses.asdict(selection.effort)
     tasks = [
-        {**selection.model_task("model", name, mode), "backends": selection.backends, "effort": effort}
+        {
+            **selection.model_task("model", name, mode),
+            "backends": selection.backends,
+            "effort": effort,
+            "apart": selection.together > 1,
+        }
         for name in _chosen(FAMILIES, selection.only or MAIN_FAMILIES, "model family")
         for mode in selection.modes
     ]
@@ -197,7 +203,7 @@ def _chosen(known: Mapping[str, Any], only: Sequence[str], what: str) -> list[st
 
 
 def _contest_row(task: Mapping[str, Any]) -> Row:
-    if task.get("device", CPU) != CPU:
+    if task.get("device", CPU) != CPU and not task.get("apart"):
         return _own_row(task)
     try:
         return dict(run_child(task))

@@ -10,6 +10,7 @@ from polyfuse_bench.backends import EAGER
 from polyfuse_bench.child import first_line
 from polyfuse_bench.tensors import clone_tree, relative_error
 from polyfuse_bench.timing import Effort, compare, nothing
+from polyfuse_bench.turns import turn
 
 
 def contest(
@@ -46,7 +47,8 @@ def contest(
             errors[name] = relative_error(result, expected)
         if name in backends:
             calls[name] = call
-    comparison = compare(calls, effort, wait)
+    with turn():
+        comparison = compare(calls, effort, wait)
     return {
         "timings": [dataclasses.asdict(timing) for timing in comparison.timings],
         "errors": errors,

@@ -16,6 +16,7 @@ from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, POLYFUSE
 from polyfuse_bench.devices import CPU, copy_rate, device_name
 from polyfuse_bench.results import write_results
 from polyfuse_bench.timing import QUICK, Effort
+from polyfuse_bench.turns import run_together
 
 CONSOLE = Console()
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(kind: str, options: argparse.Namespace) -> None:
     """Run one campaign, showing each row as it comes, and write its file."""
     effort = QUICK if options.quick else Effort()
+    together = options.together if kind == "models" else 1
     plan = campaigns.CAMPAIGNS[kind](_selection(options, effort))
     place = () if options.device == CPU else (options.device,)
     facts: dict[str, Any] = {
@@ -53,7 +55,7 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     if place and kind == "kernels":
         facts["copy_rate"] = copy_rate(options.device)
     rows: list[dict[str, Any]] = []
-    for row in _progress(kind, plan):
+    for row in _progress(kind, plan, together):
         rows.append(row)
         CONSOLE.print(report.one_line(kind, row), highlight=False)
         if options.out is not None:
@@ -74,17 +76,22 @@ def _selection(options: argparse.Namespace, effort: Effort) -> campaigns.Selecti
         dtype=options.dtype,
         device=options.device,
         repeats=options.repeats,
+        together=options.together,
         effort=effort,
     )
 
 
-def _progress(kind: str, plan: Sequence[Callable[[], dict[str, Any]]]) -> Iterable[dict[str, Any]]:
+def _progress(
+    kind: str, plan: Sequence[Callable[[], dict[str, Any]]], together: int
+) -> Iterable[dict[str, Any]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=CONSOLE, transient=True) as progress:
         task = progress.add_task(kind, total=len(plan))
-        for measure in plan:
-            yield measure()
-            progress.advance(task)
+        for first in range(0, len(plan), together):
+            rows = plan[first : first + together]
+            for row in run_together(rows) if together > 1 else (measure() for measure in rows):
+                yield row
+                progress.advance(task)
 
 
 def _operators(options: argparse.Namespace) -> None:
@@ -154,6 +161,12 @@ def _parser() -> argparse.ArgumentParser:
     measured.add_argument("--device", default=CPU, help="cpu, cuda")
     measured.add_argument("--label", default="", help="ending of the result file's name, for variants")
     measured.add_argument("--repeats", type=int, default=3, help="cold starts of each backend")
+    measured.add_argument(
+        "--together",
+        type=int,
+        default=1,
+        help="models that are compiled side by side, in processes, and then timed one by one",
+    )
     operators = parser.add_argument_group("opdb")
     operators.add_argument("--dtypes", type=_names, default=("float32", "int64", "bfloat16"))
     operators.add_argument("--samples", type=int, default=2)
