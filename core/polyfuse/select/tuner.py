@@ -4,6 +4,7 @@ remembered.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -85,7 +86,8 @@ class Tuner:
         settings = self.settings
         wanted = settings.tune_kernels or settings.tournament or settings.matrix_products == "fastest"
         if wanted and not settings.tune_in_process and self._track is None and self.timings.empty:
-            self._ready()
+            with contextlib.suppress(OSError):  # whoever times first will meet it again
+                self._ready()
 
     def choices(
         self, graph: Graph, decisions: list[Decision]
