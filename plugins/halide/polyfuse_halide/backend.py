@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata, util
 from pathlib import Path
 
-from polyfuse.base.errors import BackendUnavailableError, KernelLoadError
+from polyfuse.base.errors import BackendUnavailableError, KernelLoadError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
 from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, Traits
 from polyfuse_halide.claims import claim_of
+from polyfuse_halide.gpu import Gpu, gpu_of
 from polyfuse_halide.host import Host, host
 from polyfuse_halide.machine import supported
 from polyfuse_halide.plan import pinned_choices
@@ -20,6 +21,22 @@ from polyfuse_halide.plan import pinned_choices
 __all__ = ["HalideBackend"]
 
 _VERSION = "1"
+
+
+def device_traits(gpu: Gpu) -> Traits:
+    """The shape of a GPU: hundreds of blocks at once, rows in their own memory, launches that are dear."""
+    return Traits(
+        blocks=4 * gpu.processors,
+        lanes=64,
+        chunk=8192,
+        row_bytes=32 << 10,
+        few_rows=gpu.processors,
+        long_row=16 << 10,
+        two_pass_row=16 << 10,
+        hoists=False,
+        launch_bytes=4 << 20,
+        channels_last=True,
+    )
 
 
 class HalideBackend(Backend):
@@ -40,6 +57,7 @@ class HalideBackend(Backend):
                 "Halide kernels are launched on Linux on x86-64 only", "use another backend"
             )
         self.processor: Host = host()
+        self.gpu: Gpu | None = gpu_of(settings)
         self._target = str(settings.plugin_option("halide", "target", "") or "host")
         self._pinned = pinned_choices(str(settings.plugin_option("halide", "schedule", "") or ""))
         self._keep = str(settings.plugin_option("halide", "keep", "") or "0") not in ("0", "False", "false")
@@ -50,10 +68,14 @@ class HalideBackend(Backend):
 
     def traits(self, device: str) -> Traits:
         """A processor with few threads; long reductions with few results are divided by the scheduler."""
+        if device != "cpu" and self.gpu is not None:
+            return device_traits(self.gpu)
         return Traits(blocks=16, chunk=16384)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Other widths, numbers of vectors side by side, and shares of threads."""
+        if kernel.device != "cpu":
+            return ()
         if self._pinned is not None:
             return [self._pinned]
         wide = self.processor.lanes
@@ -65,9 +87,19 @@ class HalideBackend(Backend):
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as a program that builds its pipeline; as meta, what its launch needs to know."""
+        if kernel.device != "cpu":
+            return self._emit_for_device(kernel, config)
         from polyfuse_halide.kernel import kernel_text
 
         found = kernel_text(kernel, self.processor.lanes, config or self._pinned)
+        return Source(kernel.name, found.text, "halide", meta=found.meta)
+
+    def _emit_for_device(self, kernel: Kernel, config: Config | None) -> Source:
+        from polyfuse_halide.device_kernel import device_kernel_text
+
+        if self.gpu is None:
+            raise UnsupportedError("there is no GPU that Halide compiles for", "check `nvidia-smi`")
+        found = device_kernel_text(kernel, self.gpu.processors, config)
         return Source(kernel.name, found.text, "halide", meta=found.meta)
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
@@ -78,7 +110,8 @@ class HalideBackend(Backend):
 
     def worker_options(self) -> Mapping[str, object]:
         """What to compile for, and whether to keep what Halide made of each kernel."""
-        return {"target": self._target, "keep": self._keep}
+        capability = self.gpu.capability if self.gpu is not None else 0
+        return {"target": self._target, "keep": self._keep, "capability": capability}
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """Launchers of a built folder's kernels, by key."""
@@ -94,12 +127,30 @@ class HalideBackend(Backend):
                 f"the built folder {folder} is incomplete ({error})",
                 "delete it from the cache and compile again",
             ) from error
-        functions = link(objects, [row["symbol"] for row in rows])
         pointer = tensor_data_ptr_address()
+        if rows and '"device"' in rows[0]["meta"]:
+            from polyfuse_halide.device_launch import device_launcher
+
+            return {
+                row["key"]: device_launcher(row["symbol"], data, row["meta"], pointer)
+                for row, data in zip(rows, objects, strict=True)
+            }
+        functions = link(objects, [row["symbol"] for row in rows])
         return {
             row["key"]: make_launcher(row["symbol"], functions[row["symbol"]], row["meta"], pointer)
             for row in rows
         }
+
+    def synchronize(self) -> None:
+        """Wait for the GPU, where there is one."""
+        if self.gpu is not None and self.gpu.model:
+            import torch
+
+            torch.cuda.synchronize()
+
+    def machine(self) -> Mapping[str, str]:
+        """The processor of this machine, and its GPU."""
+        return {**super().machine(), "gpu": self.gpu.model if self.gpu is not None else ""}
 
     def describe(self) -> Mapping[str, str]:
         """Halide, the processor that it compiles for, and this backend's library."""
@@ -111,5 +162,6 @@ class HalideBackend(Backend):
             "library": library_digest(),
             "schedule": str(self._pinned or ""),
             "keep": str(int(self._keep)),
+            "gpu": self.gpu.name if self.gpu is not None else "",
             "generator": _VERSION,
         }

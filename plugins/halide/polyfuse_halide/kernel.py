@@ -25,9 +25,9 @@ from polyfuse_halide.address import affine, fits_i32, index_text, safe_name
 from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.forward import forwarded
 from polyfuse_halide.ops import FUNCTION_OF, constant_text
-from polyfuse_halide.plan import Plan, choose_plan
+from polyfuse_halide.plan import choose_plan
 
-__all__ = ["KernelText", "kernel_text"]
+__all__ = ["Emitter", "KernelText", "Store", "check_sizes", "kernel_text", "tuple_text"]
 
 _LIMIT = 1 << 31
 """Elements of a buffer that Halide's indices reach."""
@@ -46,18 +46,23 @@ class KernelText:
 
 def kernel_text(kernel: Kernel, lanes: int, config: Config | None = None) -> KernelText:
     """The program of a kernel, a function named `Source.SYMBOL`."""
+    check_sizes(kernel)
+    plain = forwarded(kernel)
+    return Emitter(plain, f"p.schedule = {choose_plan(plain, lanes, config).text()}").emit()
+
+
+def check_sizes(kernel: Kernel) -> None:
+    """Refuse what Halide cannot index."""
     for arg in kernel.args:
         if isinstance(arg.numel, int) and arg.numel >= _LIMIT:
             raise UnsupportedError(
                 f"buffer {arg.name} has {arg.numel} elements and Halide counts in 32 bits",
                 "use another backend",
             )
-    plain = forwarded(kernel)
-    return _Emitter(plain, choose_plan(plain, lanes, config)).emit()
 
 
 @dataclass(frozen=True)
-class _Store:
+class Store:
     """One store and where it stands."""
 
     number: int
@@ -69,11 +74,11 @@ class _Store:
         return str(self.stmt.attrs[0])
 
 
-class _Emitter:
+class Emitter:
     """The state of writing one kernel."""
 
-    def __init__(self, kernel: Kernel, plan: Plan) -> None:
-        self.kernel, self.plan = kernel, plan
+    def __init__(self, kernel: Kernel, schedule: str) -> None:
+        self.kernel, self.schedule = kernel, schedule
         self.args: dict[str, KernelArg] = {a.name: a for a in kernel.args}
         self.locals = {b.name: b for b in kernel.locals}
         self.axes = [safe_name(axis_name(a)) for a in kernel.axes]
@@ -123,13 +128,13 @@ class _Emitter:
     def emit(self) -> KernelText:
         kernel, out = self.kernel, self.lines
         stores = [
-            _Store(number, section.looped, stmt)
+            Store(number, section.looped, stmt)
             for number, section in enumerate(kernel.sections)
             for stmt in section.body
             if stmt.op == "store" and stmt.attrs[0] not in self.locals
         ]
         self._check_order(stores)
-        out.append(f"p.schedule = {self.plan.text()}")
+        out.append(self.schedule)
         for arg in kernel.args:
             if arg.kind == "size":
                 out.append(f'{safe_name(arg.name)} = p.size("{safe_name(arg.name)}")')
@@ -165,7 +170,7 @@ class _Emitter:
                 place += 1
             elif stmt.op == "scan":
                 name = f"scan{number}_{place}"
-                self._function(f"{name}_of", number, stmt.args, _tuple_text(stmt.args))
+                self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
                 self.lines.append(f'{name} = p.scan("{name}", "{stmt.attrs[0]}", {name}_of)')
                 place += 1
             elif stmt.op == "store" and stmt.attrs[0] in self.locals:
@@ -198,7 +203,7 @@ class _Emitter:
                 f"scratch {buffer} is not filled by one plain store", "use another backend for this kernel"
             )
         name = safe_name(buffer)
-        self._function(f"{name}_of", number, stmt.args, _tuple_text(stmt.args))
+        self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
         self.lines.append(f'{name} = p.row("{name}", {name}_of)')
         value = stmt.args[0]
         if self.home[value] == number and self.dtypes[value] is self.locals[buffer].dtype:
@@ -341,9 +346,9 @@ class _Emitter:
 
     # --- stores ---------------------------------------------------------------------------------------------
 
-    def _check_order(self, stores: Sequence[_Store]) -> None:
+    def _check_order(self, stores: Sequence[Store]) -> None:
         """Stages run one after the other: what one stores, no later one may still read as it was."""
-        written: dict[str, list[_Store]] = {}
+        written: dict[str, list[Store]] = {}
         for store in stores:
             written.setdefault(store.buffer, []).append(store)
         stages = {s.number if s.looped else -1 for s in stores}
@@ -373,9 +378,9 @@ class _Emitter:
                     "use another backend for this kernel",
                 )
 
-    def _stores(self, stores: Sequence[_Store]) -> None:
-        plain: dict[int, list[tuple[_Store, IndexLike, tuple[IndexLike, ...]]]] = {}
-        odd: list[_Store] = []
+    def _stores(self, stores: Sequence[Store]) -> None:
+        plain: dict[int, list[tuple[Store, IndexLike, tuple[IndexLike, ...]]]] = {}
+        odd: list[Store] = []
         for store in stores:
             _, index, count, mode, masked = store.stmt.attrs
             space = (*self.kernel.axes, *(self.kernel.raxes if store.looped else ()))
@@ -391,7 +396,7 @@ class _Emitter:
         for key, group in sorted(plain.items()):
             self._plain_stage(f"out{key}" if key >= 0 else "points", group)
 
-    def _mind_aliases(self, stores: Sequence[_Store], odd: Sequence[_Store], stages: int) -> None:
+    def _mind_aliases(self, stores: Sequence[Store], odd: Sequence[Store], stages: int) -> None:
         """Where an output may lie over an input, everything is computed before anything is stored."""
         risky = shared_outputs(self.kernel)
         if not risky or len(stores) == 1:
@@ -404,14 +409,14 @@ class _Emitter:
         self.lines.append("p.careful = True")
 
     def _plain_stage(
-        self, name: str, group: Sequence[tuple[_Store, IndexLike, tuple[IndexLike, ...]]]
+        self, name: str, group: Sequence[tuple[Store, IndexLike, tuple[IndexLike, ...]]]
     ) -> None:
         looped = group[0][0].looped
         places = [*self.axes, *(self.raxes if looped else ())]
         calls: list[str] = []
         for number in sorted({store.number for store, _, _ in group}):
             roots = list(dict.fromkeys(s.stmt.args[0] for s, _, _ in group if s.number == number))
-            self._function(f"{name}_of{number}", number, roots, _tuple_text(roots))
+            self._function(f"{name}_of{number}", number, roots, tuple_text(roots))
             calls += [
                 f"{name}_of{number}({', '.join(places)})[{roots.index(s.stmt.args[0])}]"
                 for s, _, _ in group
@@ -428,7 +433,7 @@ class _Emitter:
         for store, offset, steps in ordered:
             self._output(store.buffer, offset, list(zip(extents, steps)))
 
-    def _scatter(self, name: str, store: _Store) -> None:
+    def _scatter(self, name: str, store: Store) -> None:
         stmt = store.stmt
         _, index, count, mode, masked = stmt.attrs
         args = [safe_name(a) for a in stmt.args]
@@ -447,10 +452,10 @@ class _Emitter:
         )
         self._output(store.buffer, 0, [(arg.numel if arg.numel is not None else 1, 1)])
 
-    def _space(self, store: _Store) -> tuple[Index, ...]:
+    def _space(self, store: Store) -> tuple[Index, ...]:
         return (*self.kernel.axes, *(self.kernel.raxes if store.looped else ()))
 
-    def _scatter_lane(self, store: _Store) -> str:
+    def _scatter_lane(self, store: Store) -> str:
         """An axis along which places differ whatever the indirect values are."""
         index = store.stmt.attrs[1]
         count = store.stmt.attrs[2]
@@ -463,7 +468,7 @@ class _Emitter:
                 return safe_name(name)
         return ""
 
-    def _depends(self, store: _Store, names: Iterable[str], axis: str) -> bool:
+    def _depends(self, store: Store, names: Iterable[str], axis: str) -> bool:
         """Whether values change along an axis."""
         waiting = set(names)
         seen: set[str] = set()
@@ -519,7 +524,7 @@ class _Emitter:
         )
 
 
-def _tuple_text(names: Iterable[str]) -> str:
+def tuple_text(names: Iterable[str]) -> str:
     return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
 
 

@@ -12,15 +12,16 @@ import json
 import struct
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from polyfuse.base.errors import KernelLoadError
 from polyfuse_halide.machine import Code, address_of, executable, writable
 
-__all__ = ["make_launcher"]
+__all__ = ["DeviceCall", "make_launcher", "nothing"]
 
-_BUFFER, _HOST, _RANK, _DIMENSIONS, _DIM = 56, 16, 36, 40, 16
-"""Bytes of a `halide_buffer_t`, the places of three of its fields, and bytes of one dimension."""
+_BUFFER, _DEVICE, _HOST, _RANK, _DIMENSIONS, _DIM = 56, 0, 16, 36, 40, 16
+"""Bytes of a `halide_buffer_t`, the places of four of its fields, and bytes of one dimension."""
 _LIMIT = 1 << 31
 
 # lea and mov of [r12 + number] into the registers of the first six arguments, then rax
@@ -41,7 +42,28 @@ class _Method(ctypes.Structure):
     )
 
 
-def make_launcher(symbol: str, function: int, meta: str, data_ptr: int | None) -> Callable[..., None]:
+@dataclass(frozen=True)
+class DeviceCall:
+    """What a launcher for a device needs besides.
+
+    Attributes:
+        index: of the device.
+        stream: address of where its current stream goes.
+        stream_function: address of a C function that writes it there, given the index; 0: somebody else does.
+        spare: an address on the device for tensors without elements.
+        status: address of a number that a launch makes other than zero where it fails.
+    """
+
+    index: int
+    stream: int
+    stream_function: int
+    spare: int
+    status: int
+
+
+def make_launcher(
+    symbol: str, function: int, meta: str, data_ptr: int | None, device: DeviceCall | None = None
+) -> Callable[..., None]:
     """A callable for a kernel.
 
     Args:
@@ -49,17 +71,18 @@ def make_launcher(symbol: str, function: int, meta: str, data_ptr: int | None) -
         function: its address.
         meta: what `kernel.KernelText.meta` says of its operands.
         data_ptr: address of a C function from a tensor object to its data pointer, or None.
+        device: for a kernel that runs on a device; it raises `RuntimeError` where the launch fails.
     """
     facts = json.loads(meta)
     if facts["empty"]:
-        return _nothing
+        return nothing
     frame = _Frame(facts)
-    call = _native(symbol, function, frame, data_ptr or 0)
+    call = _native(symbol, function, frame, data_ptr or 0, device)
     found = _sized(call, frame) if frame.changes else call
     return found if data_ptr is not None else _by_address(found)
 
 
-def _nothing(*_operands: object) -> None:
+def nothing(*_operands: object) -> None:
     """A kernel without points."""
 
 
@@ -143,9 +166,12 @@ def _by_address(call: Callable[..., None]) -> Callable[..., None]:
     return launch
 
 
-def _native(symbol: str, function: int, frame: _Frame, data_ptr: int) -> Callable[..., None]:
+def _native(
+    symbol: str, function: int, frame: _Frame, data_ptr: int, device: DeviceCall | None
+) -> Callable[..., None]:
     """A function of Python's fastest calling convention."""
-    spare, _ = writable(128)
+    spare = writable(128)[0] if device is None else device.spare
+    field = _HOST if device is None else _DEVICE
     python = ctypes.pythonapi
     first, total = len(frame.inputs), len(frame.operands)
     words = [("buffer", k) for k in range(first)]
@@ -163,16 +189,20 @@ def _native(symbol: str, function: int, frame: _Frame, data_ptr: int) -> Callabl
         code.i32("488bbb", 8 * place).jump("e8", "address")  # rdi = argument; call
         if k >= first:
             code.i32("49038424", frame.offsets + 8 * (k - first))  # rax += offset
-        code.i32("49898424", _BUFFER * k + _HOST)
+        code.i32("49898424", _BUFFER * k + field)
     for k, (place, _) in enumerate(frame.sizes):
         code.i32("488bbb", 8 * place).call(address_of(python.PyLong_AsLongLong))
         code.i32("49898424", frame.numbers + 8 * k)
+    if device is not None and device.stream_function:
+        code.i32("bf", device.index).i64("48be", device.stream).call(device.stream_function)
     for k, (kind, number) in reversed(list(enumerate(words))):
         table = _LEA if kind == "buffer" else _MOV
         code.i32(table[min(k, 6)], _BUFFER * number if kind == "buffer" else frame.numbers + 8 * number)
         if k >= 6:
             code.i32("48898424", 8 * (k - 6))  # [rsp + ...] = rax
     code.call(function)
+    if device is not None:
+        code.i64("48b8", device.status).raw("833800").jump("0f85", "failed")  # cmp dword [rax], 0; jne
     code.i64("48bf", id(None)).call(address_of(python.Py_IncRef))
     code.i64("48b8", id(None))
     code.label("leave").i32("4881c4", stack).raw("415c 5d 5b c3")
@@ -180,6 +210,11 @@ def _native(symbol: str, function: int, frame: _Frame, data_ptr: int) -> Callabl
     code.i64("48b8", _exported("PyExc_TypeError")).raw("488b38")  # rdi = PyExc_TypeError
     code.i64("48be", ctypes.cast(message, ctypes.c_void_p).value or 0)
     code.call(address_of(python.PyErr_SetString)).raw("31c0").jump("e9", "leave")
+    if device is not None:
+        code.label("failed")
+        code.i64("48b8", _exported("PyExc_RuntimeError")).raw("488b38")  # rdi = PyExc_RuntimeError
+        code.i64("48be", ctypes.cast(message, ctypes.c_void_p).value or 0)
+        code.call(address_of(python.PyErr_SetString)).raw("31c0").jump("e9", "leave")
     # rax = the address that rdi stands for: a tensor's data, or a whole number
     code.label("address").raw("4883ec08 488b4708")
     code.i64("48b9", id(int)).raw("4839c8").jump("0f84", "number")

@@ -23,13 +23,14 @@ def polyfuse_manifest() -> Manifest:
         version="0.1.0",
         distribution="polyfuse",
         api=API_VERSION,
-        device_types=("cpu",),
+        device_types=("cpu", "cuda"),
         load="polyfuse_halide.backend:HalideBackend",
         priority={"cpu": 90},
         offers=(Offer.KERNELS,),
         requires=Requires(packages=("halide>=21,<22",), hardware=("Linux on x86-64",)),
         options={
             "target": "What to compile for, as Halide writes it; empty: this machine's processor.",
+            "gpu": "The compute capability to compile for, 80 or 86; empty: that of this machine's GPU.",
             "schedule": "Choices of the schedule for every kernel, such as `lanes=8 unroll=2`; empty: each "
             "kernel's own.",
             "keep": "Keep the loops and the assembly that Halide makes beside each kernel: 1 or 0.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -75,8 +75,12 @@ class _Object:
                     self.relocations.append((info, where, what >> 32, what & 0xFFFFFFFF, addend))
 
 
-def link(objects: Sequence[bytes], wanted: Sequence[str]) -> dict[str, int]:
-    """Load objects and return the addresses of some of their symbols."""
+def link(
+    objects: Sequence[bytes], wanted: Sequence[str], given: Mapping[str, int] | None = None
+) -> dict[str, int]:
+    """Load objects and return the addresses of some of their symbols; `given` are functions that they may
+    call besides those of the process.
+    """
     parsed = [_Object(data) for data in objects]
     everything = [s for o in parsed for s in o.sections.values()]
     size = _place([s for s in everything if s.flags & _EXECUTABLE], 0)
@@ -95,7 +99,8 @@ def link(objects: Sequence[bytes], wanted: Sequence[str]) -> dict[str, int]:
         for symbol in item.symbols:
             if symbol.name and symbol.section in item.sections:
                 defined[symbol.name] = base + item.sections[symbol.section].place + symbol.value
-    addresses = {name: defined.get(name) or resolve(name) for name in outside}
+    more = given or {}
+    addresses = {name: defined.get(name) or more.get(name) or resolve(name) for name in outside}
     jumps = {name: base + stubs + 16 * k for k, name in enumerate(outside)}
     for k, name in enumerate(outside):
         struct.pack_into("<6sQ", memory, stubs + 16 * k, b"\xff\x25\0\0\0\0", addresses[name])

@@ -11,7 +11,15 @@ from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficien
 from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.ops import COST, MATH
 
-__all__ = ["CHOICES", "Plan", "choose_plan", "pinned_choices"]
+__all__ = [
+    "CHOICES",
+    "Plan",
+    "access_kind",
+    "axis_hints",
+    "choose_plan",
+    "pinned_choices",
+    "turned_axis",
+]
 
 CHOICES = ("lanes", "unroll", "grain", "serial")
 """What a configuration may say of a schedule."""
@@ -62,13 +70,13 @@ def pinned_choices(text: str) -> Config | None:
 def choose_plan(kernel: Kernel, lanes: int, config: Config | None) -> Plan:
     """The schedule of a kernel; `config` overrules single choices."""
     chosen = config or Config()
-    hints = _hints(kernel)
+    hints = axis_hints(kernel)
     axes = tuple(axis_name(a) for a in kernel.axes)
     raxes = tuple(axis_name(a) for a in kernel.raxes)
-    kind = _kind(kernel, axes, raxes, hints)
+    kind = access_kind(kernel, axes, raxes, hints)
     plan = Plan(kind, lanes=chosen.get("lanes", lanes), shift=not _in_place(kernel))
     if kind == "points":
-        plan = replace(plan, turn=_turned_axis(kernel, axes, hints))
+        plan = replace(plan, turn=turned_axis(kernel, axes, hints))
     points = 1
     for name in axes:
         points *= max(hints[name], 1)
@@ -132,7 +140,8 @@ def _price(stmt: Stmt) -> int:
     return COST.get(stmt.op, 24 if stmt.op in MATH else 1)
 
 
-def _hints(kernel: Kernel) -> dict[str, int]:
+def axis_hints(kernel: Kernel) -> dict[str, int]:
+    """The extent of each axis, or an example of it."""
     found: dict[str, int] = {}
     for place, variable in enumerate((*kernel.axes, *kernel.raxes)):
         size = axis_size(variable)
@@ -149,7 +158,8 @@ def _in_place(kernel: Kernel) -> bool:
     return bool(shared_outputs(kernel)) or any(s.op == "load" and s.attrs[0] in written for s in stmts)
 
 
-def _kind(kernel: Kernel, axes: tuple[str, ...], raxes: tuple[str, ...], hints: dict[str, int]) -> str:
+def access_kind(kernel: Kernel, axes: tuple[str, ...], raxes: tuple[str, ...], hints: dict[str, int]) -> str:
+    """Where neighbours in memory lie: along the last loop (`rows`), or along the last axis (`columns`)."""
     if not raxes:
         return "points"
     if not axes:
@@ -163,7 +173,7 @@ def _kind(kernel: Kernel, axes: tuple[str, ...], raxes: tuple[str, ...], hints: 
     return "rows"
 
 
-def _turned_axis(kernel: Kernel, axes: tuple[str, ...], hints: dict[str, int]) -> int:
+def turned_axis(kernel: Kernel, axes: tuple[str, ...], hints: dict[str, int]) -> int:
     """The axis along which something is contiguous that is not so along the last one; -1 if there is none."""
     if len(axes) < 2 or hints[axes[-1]] < TILE:
         return -1

@@ -12,8 +12,9 @@ from typing import Any
 
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.plugin import Source
+from polyfuse_halide.gpu import OLDEST
 
-__all__ = ["KEYS", "build", "build_in_worker", "pipeline_of", "warm_up"]
+__all__ = ["KEYS", "build", "build_in_worker", "on_device", "pipeline_of", "warm_up"]
 
 KEYS = "kernels.json"
 """What a built folder says of its kernels."""
@@ -70,10 +71,15 @@ def pipeline_of(source: Source) -> tuple[Any, list[Any]]:
 
     namespace: dict[str, Any] = dict(vars(library))
     exec(compile(source.rendered(), f"{source.name}.py", "exec"), namespace)
-    program = library.Program()
+    program = library.DeviceProgram() if on_device(source) else library.Program()
     namespace[source.symbol](program)
     pipeline: tuple[Any, list[Any]] = program.finish()
     return pipeline
+
+
+def on_device(source: Source) -> bool:
+    """Whether a kernel runs on a device, which its meta says."""
+    return '"device"' in source.meta
 
 
 def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
@@ -85,7 +91,10 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
         if options.get("keep"):
             wanted[hl.OutputFileType.stmt] = str(folder / f"{source.key}.stmt")
             wanted[hl.OutputFileType.assembly] = str(folder / f"{source.key}.s")
-        target = hl.Target("-".join((str(options.get("target") or "host"), *_FEATURES)))
+        features = list(_FEATURES)
+        if on_device(source):
+            features += ["cuda", f"cuda_capability_{options.get('capability') or OLDEST}"]
+        target = hl.Target("-".join((str(options.get("target") or "host"), *features)))
         pipeline.compile_to(wanted, arguments, source.symbol, target)
     except Exception as error:
         raise KernelBuildError(

@@ -1,0 +1,90 @@
+"""A kernel for a device as text: one launch for everything at plain places, one for each scatter."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Config
+from polyfuse.symbolic import IndexLike, axis, axis_size
+from polyfuse_halide.address import affine, index_text
+from polyfuse_halide.device_plan import choose_device_plan
+from polyfuse_halide.forward import forwarded
+from polyfuse_halide.kernel import Emitter, KernelText, Store, check_sizes, tuple_text
+
+__all__ = ["device_kernel_text"]
+
+_Placed = tuple[Store, IndexLike, tuple[IndexLike, ...]]
+
+
+def device_kernel_text(kernel: Kernel, processors: int, config: Config | None = None) -> KernelText:
+    """The program of a kernel for a device with so many processors."""
+    check_sizes(kernel)
+    plain = forwarded(kernel)
+    if not plain.axes:
+        # blocks are counted along an axis
+        hints = plain.size_hints and (1, *plain.size_hints)
+        plain = replace(plain, axes=(axis("one0", 1),), size_hints=hints)
+    plan = choose_device_plan(plain, processors, config)
+    return _DeviceEmitter(plain, f"p.grid = {plan.text()}").emit()
+
+
+class _DeviceEmitter(Emitter):
+    """The state of writing one kernel for a device."""
+
+    def _stores(self, stores: Sequence[Store]) -> None:
+        plain: list[_Placed] = []
+        odd: list[Store] = []
+        for store in stores:
+            _, index, count, mode, masked = store.stmt.attrs
+            found = None if count or mode != "set" or masked else affine(index, self._space(store))
+            if found is None:
+                odd.append(store)
+            else:
+                plain.append((store, *found))
+        self._mind_aliases(stores, odd, 1 if plain else 0)
+        # what is stored at computed places first: it only reads what plain stores may overwrite
+        for k, store in enumerate(odd):
+            self._scatter(f"scatter{k}", store)
+        if plain:
+            self._stage(plain)
+
+    def _stage(self, group: Sequence[_Placed]) -> None:
+        """One launch: values known before the loops are stored in them besides, each time at one place."""
+        looped = any(store.looped for store, _, _ in group)
+        raxes = self.kernel.raxes if looped else ()
+        places = [*self.axes, *(self.raxes if looped else ())]
+        calls: list[str] = []
+        ordered = sorted(group, key=lambda item: item[0].number)
+        for number in sorted({store.number for store, _, _ in group}):
+            within = [s for s, _, _ in ordered if s.number == number]
+            roots = list(dict.fromkeys(s.stmt.args[0] for s in within))
+            name, point = f"out_of{number}", places
+            self._function(name, number, roots, tuple_text(roots))
+            if looped and not within[0].looped:
+                point = list(self.axes)
+                self.lines.append(f'once{number} = p.once("once{number}", {name})')
+                name = f"once{number}"
+            calls += [f"{name}({', '.join(point)})[{roots.index(s.stmt.args[0])}]" for s in within]
+        steps_of = [(*steps, *((0,) * len(raxes) if not store.looped else ())) for store, _, steps in ordered]
+        strides = ", ".join("[" + ", ".join(index_text(step) for step in steps) + "]" for steps in steps_of)
+        self.lines.append(f"def out_all({', '.join(places)}):")
+        self.lines.append(f"    return ({''.join(call + ', ' for call in calls)})")
+        self.lines.append(f'p.store("out", {looped}, [{strides}], out_all)')
+        extents = [axis_size(a) for a in (*self.kernel.axes, *raxes)]
+        for (store, offset, _), steps in zip(ordered, steps_of, strict=True):
+            self._output(store.buffer, offset, list(zip(extents, steps, strict=True)))
+
+    def _scatter(self, name: str, store: Store) -> None:
+        arg, mode = self.args[store.buffer], store.stmt.attrs[3]
+        if mode != "set" and (arg.dtype.itemsize < 4 or (mode in ("min", "max") and arg.dtype.is_float)):
+            raise UnsupportedError(
+                f"Halide has no atomic {mode} on {arg.dtype} on devices", "use another backend"
+            )
+        super()._scatter(name, store)
+
+    def _meta(self) -> str:
+        return json.dumps({**json.loads(super()._meta()), "device": self.kernel.device}, sort_keys=True)

@@ -1,0 +1,99 @@
+"""How a kernel is divided among the blocks and threads of a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Config
+from polyfuse.symbolic import axis_name, axis_size
+from polyfuse_halide.plan import access_kind, axis_hints, turned_axis
+
+__all__ = ["DEVICE_CHOICES", "DevicePlan", "choose_device_plan"]
+
+DEVICE_CHOICES = ("lanes", "points", "each")
+"""What a configuration may say of a schedule for a device."""
+
+_BLOCK = 256
+"""Threads of a block, where nothing asks for others."""
+_MOST = 1024
+_SHORT = 16
+"""Steps of a loop that one thread walks alone."""
+_LONG_AXIS = 4096
+"""Points of a last axis that are worth blocks of their own."""
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """A schedule; its fields are those of `polyfuse_halide.library.device.Grid`."""
+
+    lanes: int = 1
+    points: int = _BLOCK
+    across: bool = False
+    each: int = 1
+    vector: bool = False
+    flat: bool = True
+    turn: int = -1
+
+    def text(self) -> str:
+        """The schedule as text of a generated program."""
+        return f"Grid({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__dataclass_fields__)})"
+
+
+def choose_device_plan(kernel: Kernel, processors: int, config: Config | None) -> DevicePlan:
+    """The schedule of a kernel for a device with so many processors; `config` overrules single choices."""
+    chosen = config or Config()
+    hints = axis_hints(kernel)
+    axes = tuple(axis_name(a) for a in kernel.axes)
+    raxes = tuple(axis_name(a) for a in kernel.raxes)
+    points, steps = _product(hints, axes), _product(hints, raxes)
+    if not raxes:
+        plan = _pointwise(kernel, axes, hints, points, processors)
+    else:
+        across = access_kind(kernel, axes, raxes, hints) == "columns"
+        plan = _looped(kernel, hints[axes[-1]], points, steps, across, processors)
+    given = {name: value for name, value in chosen.values if name in DEVICE_CHOICES}
+    return replace(plan, **given)  # type: ignore[arg-type]
+
+
+def _product(hints: dict[str, int], names: tuple[str, ...]) -> int:
+    found = 1
+    for name in names:
+        found *= max(hints[name], 1)
+    return found
+
+
+def _pointwise(
+    kernel: Kernel, axes: tuple[str, ...], hints: dict[str, int], points: int, processors: int
+) -> DevicePlan:
+    turn = turned_axis(kernel, axes, hints)
+    if turn >= 0:
+        return DevicePlan(turn=turn)
+    enough = points >= 8 * _BLOCK * processors
+    last = axis_size(kernel.axes[-1])
+    even = isinstance(last, int) and last % 4 == 0
+    flat = len(axes) == 1 or hints[axes[-1]] < _LONG_AXIS
+    return DevicePlan(each=4 if enough else 1, vector=enough and even, flat=flat)
+
+
+def _looped(kernel: Kernel, last: int, points: int, steps: int, across: bool, processors: int) -> DevicePlan:
+    scans = any(s.op == "scan" for part in kernel.sections for s in part.body)
+    static = all(isinstance(axis_size(a), int) for a in kernel.raxes)
+    if across:
+        wide = 32 if last > 16 else 16
+        lanes = 1
+        while lanes * wide < _MOST and 2 * lanes * 4 <= steps and points * lanes < 2048 * processors:
+            lanes *= 2
+        if scans or lanes > 1:
+            return DevicePlan(lanes=max(lanes, 2 if scans else 1), points=wide, across=True)
+        return DevicePlan(lanes=1, points=128 if points >= 128 * processors else 64, across=True)
+    if steps <= _SHORT and static and not scans:
+        return DevicePlan(lanes=1, points=128)
+    lanes = 32
+    most = _MOST if points < 2 * processors else 512 if steps >= 8192 else _BLOCK
+    while lanes < most and lanes * 8 <= steps:
+        lanes *= 2
+    rows = 1
+    while lanes * rows < 128 and rows < last and rows < 4 and points >= 8 * processors:
+        rows *= 2
+    return DevicePlan(lanes=lanes, points=rows)
