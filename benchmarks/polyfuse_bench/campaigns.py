@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import functools
 import importlib
+import shutil
 import statistics
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from polyfuse_bench.ahead import adopt, go_ahead
 from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, cache_environment, empty_caches
 from polyfuse_bench.child import TASKS, ChildFailed, first_line, run_child
 from polyfuse_bench.compile_time import keep_byte_code
@@ -24,6 +28,9 @@ Plan = list[Callable[[], Row]]
 
 # What compile time is measured on beside the models: one small function.
 ONE_KERNEL = "kernel:layer_norm"
+
+# The part of a limited time in which rows are compiled ahead of timing.
+_AHEAD = 0.55
 
 # With these the C library maps each larger block separately and gives it back when freed, so that resident
 # memory follows what is alive.
@@ -49,6 +56,8 @@ class Selection:
     device: str = CPU
     repeats: int = 3
     together: int = 1
+    ahead: int = 0
+    limit: float = 0.0
     effort: Effort = DEFAULT_EFFORT
 
     def model_task(self, kind: str, name: str, mode: str) -> dict[str, Any]:
@@ -116,13 +125,29 @@ def products(selection: Selection) -> Plan:
 
     if selection.device == CPU:
         raise SystemExit("products are timed on an accelerator, by its clock: name one with --device")
-    return _selecting("products", _chosen(CASES, selection.only, "product"), CONTENDERS, selection)
+    names = _chosen(CASES, selection.only, "product")
+    tasks = _selecting_tasks("products", names, CONTENDERS, selection)
+    if selection.ahead:
+        folder = Path(tempfile.mkdtemp(prefix="polyfuse-bench-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        seconds = _AHEAD * selection.limit or threading.TIMEOUT_MAX
+        done = go_ahead(tasks, selection.ahead, seconds, folder)
+        adopt(folder)
+        tasks = [{**task, "first_calls": done[task["name"]]} for task in tasks if task["name"] in done]
+    return [functools.partial(_contest_row, task) for task in tasks]
 
 
 def _selecting(kind: str, names: Sequence[str], contenders: Sequence[str], selection: Selection) -> Plan:
+    tasks = _selecting_tasks(kind, names, contenders, selection)
+    return [functools.partial(_contest_row, task) for task in tasks]
+
+
+def _selecting_tasks(
+    kind: str, names: Sequence[str], contenders: Sequence[str], selection: Selection
+) -> list[dict[str, Any]]:
     """Rows in which compilers choose among implementations, unless the command line names contenders."""
     chosen = selection.backends if selection.backends != DEFAULT_BACKENDS else contenders
-    tasks = [
+    return [
         {
             "kind": kind,
             "name": name,
@@ -133,7 +158,6 @@ def _selecting(kind: str, names: Sequence[str], contenders: Sequence[str], selec
         }
         for name in names
     ]
-    return [functools.partial(_contest_row, task) for task in tasks]
 
 
 def compile_time(selection: Selection) -> Plan:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ CONTENDERS = (EAGER, f"{INDUCTOR}:{MODE}", f"{POLYFUSE}:{MODE}")
 _CACHED = 120 << 20
 """Bytes of arguments that no cache of a device holds."""
 _CALLS = 16
+_LONG_SECONDS = 4e-3
+"""Of calls that together take longer than this, fewer make a sample."""
 _BLOCKER = 8192
 
 
@@ -68,24 +71,50 @@ FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
 }
 _ROWS = (1, 16, 64, 256, 1024, 4096, 8192)
 _LAYERS = ((4096, 4096), (4096, 14336), (14336, 4096), (4096, 6144))
-_SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
+_SQUARES = (512, 1024, 2048, 8192, 16384)
 _HEADS = ((96, 512, 64, 512), (96, 512, 512, 64), (32, 2048, 128, 2048), (32, 2048, 2048, 128))
 
 SHAPES: tuple[tuple[int, int, int, int], ...] = (
     *((1, rows, inner, outer) for inner, outer in _LAYERS for rows in _ROWS),
     *((1, n, n, n) for n in _SQUARES),
     *_HEADS,
+    (1, 512, 4096, 4096),
     (1, 128, 4096, 32000),
     (1, 2048, 4096, 32000),
 )
 """Forty shapes: projections of language models, squares, attention's products, heads over a vocabulary."""
 
-CASES: Mapping[str, Case] = {
-    case.name: case
-    for batch, rows, inner, outer in SHAPES
-    for then in (("none",) if batch > 1 else FUNCTIONS)
-    for case in (Case(rows, inner, outer, then, batch),)
-}
+
+def _cases() -> Mapping[str, Case]:
+    """Each shape with one epilogue, then with the next, in an order of which any beginning has all kinds."""
+    names = tuple(FUNCTIONS)
+    found: dict[str, Case] = {}
+    for turn in range(len(names)):
+        for place in range(len(SHAPES)):
+            batch, rows, inner, outer = SHAPES[place * _STEP % len(SHAPES)]
+            then = "none" if batch > 1 else names[(place + turn) % len(names)]
+            case = Case(rows, inner, outer, then, batch)
+            found.setdefault(case.name, case)
+    return found
+
+
+_STEP = 11
+CASES: Mapping[str, Case] = _cases()
+
+
+def first_calls(task: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of each compiler's first call, in which it compiles and chooses."""
+    case = CASES[task["name"]]
+    torch.compiler.reset()
+    arguments = _arguments(case, getattr(torch, task["dtype"]), task["device"], 1)[0]
+    found: dict[str, float] = {}
+    with torch.no_grad():
+        for name in task["backends"]:
+            if name != EAGER:
+                began = time.perf_counter()
+                compiled(FUNCTIONS[case.then], name)(*arguments)
+                found[name] = time.perf_counter() - began
+    return found
 
 
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,11 +127,14 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     errors: dict[str, float] = {}
     failures: dict[str, str] = {}
     expected: Any = None
+    chosen: list[str] = []
     with torch.no_grad():
         for name in task["backends"]:
             try:
                 call = compiled(FUNCTIONS[case.then], name)
                 result = call(*arguments[0])
+                if name.partition(":")[0] == POLYFUSE:
+                    chosen = _chosen()
             except Exception as error:
                 failures[name] = f"{type(error).__name__}: {first_line(error)}"
                 continue
@@ -117,12 +149,28 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         "dtype": task["dtype"],
         "flop": 2 * case.batch * case.rows * case.inner * case.outer,
         "timings": [dataclasses.asdict(timing) for timing in timings],
+        "chosen": chosen,
+        "first_calls": task.get("first_calls", {}),
         "errors": errors,
         "failures": failures,
     }
 
 
-def _arguments(case: Case, dtype: torch.dtype, device: str) -> list[tuple[torch.Tensor, ...]]:
+def _chosen() -> list[str]:
+    """What computes the graph compiled last: what was chosen, and the launches and calls."""
+    from polyfuse.compiler.report import last_reports
+
+    reports = last_reports()
+    if not reports:
+        return []
+    report = reports[-1]
+    picked = [f"{d.first} -> {d.second}" for d in report.decisions if d.kind in ("choice", "tune")]
+    return [*picked, *(f"{one.backend} {one.kernel}" for one in report.launches), *report.calls]
+
+
+def _arguments(
+    case: Case, dtype: torch.dtype, device: str, most: int = _CALLS + 1
+) -> list[tuple[torch.Tensor, ...]]:
     """Enough sets of arguments that none stays in a cache."""
     many = () if case.batch == 1 else (case.batch,)
     shapes = (
@@ -133,7 +181,7 @@ def _arguments(case: Case, dtype: torch.dtype, device: str) -> list[tuple[torch.
     )
     one = tuple(torch.randn(shape, dtype=torch.float32, device=device).to(dtype) for shape in shapes)
     size = sum(t.numel() * t.element_size() for t in one[:2])
-    return [one, *(tuple(t.clone() for t in one) for _ in range(min(_CALLS, _CACHED // size)))]
+    return [one, *(tuple(t.clone() for t in one) for _ in range(min(most - 1, _CACHED // size)))]
 
 
 def device_times(
@@ -146,25 +194,25 @@ def device_times(
     module = torch.get_device_module(device)
     big = torch.randn(_BLOCKER, _BLOCKER, device=device).to(torch.bfloat16)
 
-    def sample(call: Callable[..., Any]) -> float:
+    def sample(call: Callable[..., Any], count: int) -> float:
         begin, end = (module.Event(enable_timing=True) for _ in range(2))
         for _ in range(2):
             torch.mm(big, big)
         begin.record()
-        for turn in range(_CALLS):
+        for turn in range(count):
             call(*arguments[turn % len(arguments)])
         end.record()
         end.synchronize()
-        return float(begin.elapsed_time(end)) / _CALLS * 1e-3
+        return float(begin.elapsed_time(end)) / count * 1e-3
 
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        sample(call)
+    longest = max((sample(call, 2) for call in calls.values()), default=0.0)
+    count = max(2, min(_CALLS, int(_LONG_SECONDS / max(longest, 1e-9))))
     names = list(calls)
     for turn in range(effort.rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            samples[name].append(sample(calls[name]))
+            samples[name].append(sample(calls[name], count))
     return [
-        Timing(name, statistics.median(v), min(v), max(v), min(v), len(v), _CALLS)
+        Timing(name, statistics.median(v), min(v), max(v), min(v), len(v), count)
         for name, v in samples.items()
     ]

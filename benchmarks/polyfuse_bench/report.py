@@ -175,6 +175,12 @@ def _products_section(content: dict[str, Any]) -> list[str]:
         "",
         *_facts(content),
     ]
+    if content.get("ahead"):
+        lines += [
+            f"Beforehand, {content['ahead']} processes side by side compiled and chose, from empty caches;",
+            "then one process timed all rows in interleaved rounds.",
+            "",
+        ]
     for dtype in _in_order(row["dtype"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["dtype"] == dtype]
         table = _timing_table(rows, "product", lambda row: row["name"], best=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(kind: str, options: argparse.Namespace) -> None:
     """Run one campaign, showing each row as it comes, and write its file."""
+    began = time.monotonic()
     effort = QUICK if options.quick else Effort()
     together = options.together if kind == "models" else 1
     plan = campaigns.CAMPAIGNS[kind](_selection(options, effort))
@@ -54,8 +57,10 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     }
     if place and kind == "kernels":
         facts["copy_rate"] = copy_rate(options.device)
+    if options.ahead:
+        facts["ahead"] = options.ahead
     rows: list[dict[str, Any]] = []
-    for row in _progress(kind, plan, together):
+    for row in _progress(kind, plan, together, began + options.limit if options.limit else math.inf):
         rows.append(row)
         CONSOLE.print(report.one_line(kind, row), highlight=False)
         if options.out is not None:
@@ -77,17 +82,21 @@ def _selection(options: argparse.Namespace, effort: Effort) -> campaigns.Selecti
         device=options.device,
         repeats=options.repeats,
         together=options.together,
+        ahead=options.ahead,
+        limit=options.limit,
         effort=effort,
     )
 
 
 def _progress(
-    kind: str, plan: Sequence[Callable[[], dict[str, Any]]], together: int
+    kind: str, plan: Sequence[Callable[[], dict[str, Any]]], together: int, until: float
 ) -> Iterable[dict[str, Any]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=CONSOLE, transient=True) as progress:
         task = progress.add_task(kind, total=len(plan))
         for first in range(0, len(plan), together):
+            if time.monotonic() > until:
+                return
             rows = plan[first : first + together]
             for row in run_together(rows) if together > 1 else (measure() for measure in rows):
                 yield row
@@ -167,6 +176,7 @@ def _parser() -> argparse.ArgumentParser:
         default=1,
         help="models that are compiled side by side, in processes, and then timed one by one",
     )
+    measured.add_argument("--ahead", type=int, default=0, help="processes that compile products beforehand")
     operators = parser.add_argument_group("opdb")
     operators.add_argument("--dtypes", type=_names, default=("float32", "int64", "bfloat16"))
     operators.add_argument("--samples", type=int, default=2)
@@ -174,7 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     operators.add_argument("--gradients", action="store_true", help="compare gradients too")
     operators.add_argument("--shards", type=int, default=2)
     operators.add_argument("--timeout", type=float, default=120.0, help="seconds one operator may take")
-    operators.add_argument("--limit", type=float, default=0.0, help="seconds the sweep may take")
+    operators.add_argument("--limit", type=float, default=0.0, help="seconds that it may take")
     return parser
 
 
