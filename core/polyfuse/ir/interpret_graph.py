@@ -154,7 +154,7 @@ class _Run:
             kind, which, *dim = path.split(":")
             found = results[int(which)]
             if kind == "item":
-                self.sizes[symbol] = int(found)
+                self.sizes[symbol] = +found  # of a boolean, the integer; a fraction stays one
             else:
                 self.sizes[symbol] = (found.shape if kind == "size" else found.stride())[int(dim[0])]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.value import TensorValue
 from polyfuse.symbolic import Index
 from polyfuse.torch_compat import shapes
+
+_QUANTISING = ("aten.quantize_per_tensor", "aten.quantize_per_channel")
 
 
 def argument(ctx: LoweringContext, value: Any) -> Any:
@@ -73,6 +76,8 @@ def call(
     seen = tuple(dict.fromkeys(v.buffer for v in views_in((lowered, tuple(v for _, v in named)))))
     many = isinstance(fake, (tuple, list))
     results = [_result(ctx, f) for f in (fake if many else (fake,))]
+    if op.startswith(_QUANTISING):
+        _as_quantised(ctx, results, (*args, *(kwargs or {}).values()))
     outputs = tuple(r.view.buffer if isinstance(r, TensorValue) and r.view else "" for r in results)
     node = (TemplateCall if template else ExternCall)(
         ctx.fresh("call"),
@@ -130,6 +135,18 @@ def _result(ctx: LoweringContext, fake: Any) -> Any:
     if isinstance(fake, (tuple, list)):
         raise UnsupportedError("an operator returns nested lists of tensors")
     return None if fake is None else ctx.sizes.number(fake) if _is_number(fake) else fake
+
+
+def _as_quantised(ctx: LoweringContext, results: Sequence[Any], args: Sequence[Any]) -> None:
+    """Set right the type of results that are traced with the type of what was quantised: their elements are
+    smaller, and only eager operators know their scales."""
+    dtype = next((a for a in args if isinstance(a, torch.dtype)), None)
+    for value in results:
+        if isinstance(value, TensorValue) and value.view is not None and dtype is not None:
+            value.dtype, value.torch_dtype = None, dtype
+            name = value.view.buffer
+            text = str(dtype).removeprefix("torch.")
+            ctx.buffers[name] = replace(ctx.buffers[name], dtype=None, torch_dtype=text)
 
 
 def _is_number(value: Any) -> bool:

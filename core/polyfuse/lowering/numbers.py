@@ -10,6 +10,8 @@ from polyfuse.ir.expr import Expr, const, index_value
 from polyfuse.ir.types import DType
 from polyfuse.rewrite import cast, make
 from polyfuse.symbolic import Atom, Index, as_atom
+from polyfuse.symbolic.index import atoms
+from polyfuse.torch_compat import shapes
 
 _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Add: "add",
@@ -34,6 +36,8 @@ _OF_FLOAT = {
 
 def size_number(index: Index) -> Expr:
     """The value of an index; one written in host text is computed in double precision or 64-bit integers."""
+    if _is_read_fraction(index):
+        raise UnsupportedError("fractions read from data are numbers of the host alone")
     atom = _host_atom(index)
     if atom is None:
         return index_value(index)
@@ -42,7 +46,14 @@ def size_number(index: Index) -> Expr:
 
 def is_whole(value: Any) -> bool:
     """Whether a number is an integer, or made of sizes in a way that gives one."""
-    return isinstance(value, int) or (isinstance(value, Index) and _host_atom(value) is None)
+    if not isinstance(value, Index):
+        return isinstance(value, int)
+    return _host_atom(value) is None and not _is_read_fraction(value)
+
+
+def _is_read_fraction(index: Index) -> bool:
+    """Whether the number is, or is made of, floating-point numbers that are read from data."""
+    return any(atom.kind == "sym" and shapes.named_fraction(atom.name) for atom in atoms(index))
 
 
 def _host_atom(index: Index) -> Atom | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyfuse.symbolic import Atom, Index, IndexLike, bounds, host, maximum
+from polyfuse.symbolic import Atom, Index, IndexLike, bounds, host, maximum, symbol
 from polyfuse.symbolic.convert import from_sympy, host_text
 from polyfuse.symbolic.index import atoms, of_atom
 from polyfuse.symbolic.text import evaluate
@@ -84,10 +84,12 @@ class SizeTable:
         return shapes.guard(self.env, condition)
 
     def _convert(self, expr: Any) -> IndexLike:
-        for symbol in shapes.free_symbols(expr):
-            if str(symbol) not in self.hints:
-                self.hints[str(symbol)] = shapes.hint(self.env, symbol)
+        for free in shapes.free_symbols(expr):
+            if str(free) not in self.hints:
+                self.hints[str(free)] = shapes.hint(self.env, free)
         if not getattr(expr, "is_integer", False):
+            if getattr(expr, "is_Symbol", False):
+                return symbol(str(expr), _FAR_BELOW)
             return host(host_text(expr), tuple(self.index(s) for s in shapes.free_symbols(expr)), _FAR_BELOW)
         return from_sympy(expr, self._bounds)
 

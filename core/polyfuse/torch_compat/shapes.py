@@ -26,6 +26,7 @@ __all__ = [
     "is_symbolic",
     "is_unbacked",
     "named_by_data",
+    "named_fraction",
     "no_guards",
     "require",
     "simplify",
@@ -106,6 +107,13 @@ def named_by_data(name: str) -> bool:
     return _is_unbacked_symbol(sympy.Symbol(name))
 
 
+def named_fraction(name: str) -> bool:
+    """Whether a symbol of this name is one whose value is a floating-point number."""
+    from torch.utils._sympy.symbol import SymT, symbol_is_type
+
+    return symbol_is_type(sympy.Symbol(name), (SymT.FLOAT, SymT.UNBACKED_FLOAT))
+
+
 def _is_unbacked_symbol(symbol: sympy.Symbol) -> bool:
     from torch.utils._sympy.symbol import SymT, symbol_is_type
 
@@ -165,6 +173,8 @@ def value_range(shape_env: ShapeEnv | None, value: Any) -> tuple[int | None, int
     if shape_env is None:
         return (int(expr), int(expr)) if expr.is_Integer else (None, None)
     bounds = shape_env.bound_sympy(expr)
+    if bounds is None:  # the length of ragged tensors, which is a name and no number
+        return None, None
     return _finite(bounds.lower), _finite(bounds.upper)
 
 

@@ -1,0 +1,59 @@
+"""Values that are no plain tensors of numbers: fractions read from data, ragged tensors, quantised ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lowered import check, compare
+
+
+def test_fractions_read_from_tensors() -> None:
+    def function(x: torch.Tensor) -> Any:
+        value = x.sum().item()
+        other = value * 2 + 1
+        filled = torch.full((3,), value), torch.arange(3) * other, x.masked_fill(x > 2, value)
+        return *filled, x.sin() + other, x.int() + value, x.add(x, alpha=value), x[1].int().item(), other
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for x in (torch.tensor([3.5, -2.0]), torch.tensor([float("inf"), 0.25])):
+            check(function, x, native=False)
+            run = torch.compile(function, backend="polyfuse", options={"backends": ("interpreter",)})
+            compare(run(x), function(x))
+
+
+def test_a_fraction_and_a_size_read_from_tensors() -> None:
+    def function(n: torch.Tensor, x: torch.Tensor) -> Any:
+        count, value = n.item(), x[0].item()
+        torch._check(count >= 2)
+        torch._check(count < 10)
+        return x * (count * value), torch.ones(count) * value, count / 2 * x
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        check(function, torch.tensor(4), torch.tensor([3.5, 2.0]), native=False)
+
+
+def test_ragged_tensors() -> None:
+    """The length that differs from row to row is a name to the compiler, not a number."""
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        results = x.sin() * 2 + 1, x.sum(-1, keepdim=True), F.gelu(x) @ torch.ones(3, 4), F.softmax(x, -1)
+        return [r.values() for r in results]
+
+    rows = [torch.randn(2, 3), torch.randn(4, 3)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    options: dict[str, Any] = {"backends": ("interpreter",), "strict": True}
+    run = torch.compile(function, backend="polyfuse", dynamic=False, options=options)
+    compare(run(x), function(x))
+
+
+def test_quantised_elements_are_as_small_as_they_are() -> None:
+    """They are traced as what was quantised; memory taken over from them would be too small."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.quantize_per_tensor(x, 0.1, 2, torch.quint8).dequantize() + 1
+
+    record = check(function, torch.randn(40, 5), native=False)
+    kinds = {b.torch_dtype for b in record.graph.buffers.values() if b.dtype is None}
+    assert kinds == {"quint8"}
