@@ -20,6 +20,9 @@ _DIRECT = (
     *("sort", "topk", "cumsum", "cumprod", "nonzero", "gather", "index_select", "scatter_add"),
     *("native_layer_norm", "native_group_norm", "native_batch_norm", "native_dropout"),
     "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
 )
 
 
