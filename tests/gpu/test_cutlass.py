@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from cutlass_kernels import GELU, PLAIN, RESIDUAL, product
+from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.report import last_reports
 from polyfuse.ir.interpret import run_kernel
@@ -181,6 +182,16 @@ def test_launches_that_follow_each_other(backend, tmp_path):
     y.zero_()
     graph.replay()
     torch.testing.assert_close(y, wanted, rtol=0.1, atol=0.1)
+
+
+def test_compiled_by_the_library_of_torchs_wheels(tmp_path):
+    """As where there is no nvcc."""
+    try:
+        backend = CutlassBackend(Settings.resolve(None, {"cutlass.compiler": "nvrtc"}))
+    except BackendUnavailableError as error:
+        pytest.skip(error.cause)
+    assert backend.compiler.kind == "nvrtc"
+    compare(backend, product(136, 264, 200, epilogue=GELU), TILINGS["across"], 136, tmp_path)
 
 
 def test_through_the_compiler():
