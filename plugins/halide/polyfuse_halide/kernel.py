@@ -48,7 +48,8 @@ def kernel_text(kernel: Kernel, lanes: int, config: Config | None = None) -> Ker
     """The program of a kernel, a function named `Source.SYMBOL`."""
     check_sizes(kernel)
     plain = forwarded(kernel)
-    return Emitter(plain, f"p.schedule = {choose_plan(plain, lanes, config).text()}").emit()
+    plan = choose_plan(plain, lanes, config)
+    return Emitter(plain, f"p.schedule = {plan.text()}", plan.turn).emit()
 
 
 def check_sizes(kernel: Kernel) -> None:
@@ -77,7 +78,7 @@ class Store:
 class Emitter:
     """The state of writing one kernel."""
 
-    def __init__(self, kernel: Kernel, schedule: str) -> None:
+    def __init__(self, kernel: Kernel, schedule: str, turn: int = -1) -> None:
         self.kernel, self.schedule = kernel, schedule
         self.args: dict[str, KernelArg] = {a.name: a for a in kernel.args}
         self.locals = {b.name: b for b in kernel.locals}
@@ -92,6 +93,7 @@ class Emitter:
         self.short: set[str] = set()
         self.loaded: list[str] = []
         self.kept: dict[str, str] = {}
+        self.turn = turn
         self.outputs: list[dict[str, object]] = []
         self._study()
 
@@ -327,12 +329,22 @@ class Emitter:
         if buffer in self.locals:
             return f"{safe_name(buffer)}({', '.join([*self.axes, *self.raxes])})"
         parts = [self._place(index, args[:count])]
+        if self._turned(stmt):
+            return f'p.turned("{stmt.targets[0]}", {safe_name(buffer)}, {parts[0]}, {", ".join(self.axes)})'
         if not masked:
             return f"{safe_name(buffer)}({parts[0]})"
         parts += args[count : count + 2]
         extent = self.args[buffer].numel
         near = "" if count or extent is None else f".within({index_text(extent)})"
         return f"{safe_name(buffer)}{near}({', '.join(parts)})"
+
+    def _turned(self, stmt: Stmt) -> bool:
+        """Whether neighbours that a load reads lie along the axis that is walked beside the lanes."""
+        _, index, count, masked = stmt.attrs
+        if self.turn < 0 or count or masked:
+            return False
+        lane, other = axis_name(self.kernel.axes[-1]), axis_name(self.kernel.axes[self.turn])
+        return coefficient(index, lane) not in (0, 1, None) and coefficient(index, other) == 1
 
     def _place(self, index: IndexLike, indirect: Sequence[str]) -> str:
         """The text of an index whose `@k` are values."""

@@ -15,6 +15,8 @@ __all__ = ["apply"]
 
 
 _TILE = 16
+_TURNED = 8
+"""Elements that a tile reads at once: 8 vectors of 8 are exchanged with the fewest instructions."""
 
 
 def apply(program: Program) -> None:
@@ -100,9 +102,15 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
     if plan.turn >= 0 and not loops and lanes >= 4:
         # neighbours along the other axis are read again at once, while their lines are near
         rows, row, block, column = (hl.Var(n) for n in ("rows", "row", "block", "column"))
-        func.split(outer[plan.turn], rows, row, _TILE, Tail).split(lane, block, column, lanes, Tail)
+        turned = outer[plan.turn]
+        tail = _whole_tiles(program, output, turned, lane, lanes)
+        func.split(turned, rows, row, _TILE, tail or Tail).split(lane, block, column, lanes, tail or Tail)
         outer[plan.turn] = rows
         func.reorder(column, row, block, *reversed(outer)).vectorize(column)
+        if tail is not None:
+            func.unroll(row)
+            for tile, _ in program.turns:
+                _turn(tile, func, block, turned, lane, lanes)
         _before(output, func, row, order[-1], lanes)
         _threads(program, func, outer)
         return
@@ -116,6 +124,27 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
             func.unroll(lane, plan.unroll, Tail)
     _before(output, func, lane, order[-1], lanes)
     _threads(program, func, outer)
+
+
+def _whole_tiles(program: Program, output: Output, turned: Any, lane: Any, lanes: int) -> Any | None:
+    """How the last tiles of a row are taken, if all can be whole; None if not, or where nothing is turned."""
+    sizes = program.axes[turned.name()], program.axes[lane.name()]
+    if not program.turns or output.before is not None or not all(isinstance(s, int) for s in sizes):
+        return None
+    if sizes[0] % _TILE == 0 and sizes[1] % lanes == 0:
+        return Tail
+    if program.schedule.shift and sizes[0] >= _TILE and sizes[1] >= lanes:
+        return hl.TailStrategy.ShiftInwards
+    return None
+
+
+def _turn(tile: Any, func: Any, level: Any, turned: Any, lane: Any, lanes: int) -> None:
+    """A tile is read in vectors along the one axis and kept in vectors along the other: as all of them are
+    there at once, Halide exchanges their elements in registers.
+    """
+    tile.compute_at(func, level).bound_extent(turned, _TILE).bound_extent(lane, lanes)
+    tile.reorder(lane, turned).vectorize(turned, _TURNED).unroll(turned)
+    tile.reorder(lane, turned).unroll(lane)
 
 
 def _before(output: Output, func: Any, level: Any, along: Any, lanes: int) -> None:

@@ -150,6 +150,7 @@ class Program:
     scatters: list[Scatter] = field(default_factory=list)
     order: list[Any] = field(default_factory=list)
     schedule: Schedule = Schedule("points")
+    turns: list[tuple[Any, list[Any]]] = field(default_factory=list)
     careful: bool = False
 
     def size(self, name: str) -> Value:
@@ -164,6 +165,17 @@ class Program:
         param.dim(0).set_min(0).set_stride(1)
         self.inputs.append(param)
         return Input(dtype, param)
+
+    def turned(self, name: str, source: Input, place: Any, *places: Any) -> Value:
+        """An element of a buffer whose neighbours lie along another axis than the lanes: a stage of its own,
+        which can read small tiles along the one axis and give them along the other.
+        """
+        if not all(isinstance(p, hl.Var) for p in places):
+            return source(place)
+        func = hl.Func(f"{name}_turned")
+        define(func, places, [source(place)])
+        self.turns.append((func, list(places)))
+        return reads(func, places, 1)[0]
 
     def axis(self, name: str, extent: Any) -> Any:
         """A parallel axis."""
