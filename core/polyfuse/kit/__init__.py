@@ -1,5 +1,6 @@
 """What code generators share."""
 
 from polyfuse.kit.contraction import Contraction, Operand, match
+from polyfuse.kit.roofline import Machine, Work, fill, rounds, seconds, work_of
 
-__all__ = ["Contraction", "Operand", "match"]
+__all__ = ["Contraction", "Machine", "Operand", "Work", "fill", "match", "rounds", "seconds", "work_of"]

@@ -16,12 +16,13 @@ from polyfuse_cpp.bindings import bindings_text, load_library
 from polyfuse_cpp.facts import analyse
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
 from polyfuse_cpp.kernel import KernelText, kernel_text
+from polyfuse_cpp.loop_estimate import loop_seconds
 from polyfuse_cpp.ops import unsupported_op
 from polyfuse_cpp.prelude import headers_digest, prelude_for
-from polyfuse_cpp.product_plans import configs_of, nearby_plans, plan_of, product_plans
+from polyfuse_cpp.product_plans import configs_of, nearby_plans, plan_of, plan_seconds, product_plans
 from polyfuse_cpp.product_slices import product_text
 from polyfuse_cpp.products import has_product, product_of
-from polyfuse_cpp.tiling import lane_choices
+from polyfuse_cpp.tiling import choose_plan, lane_choices
 from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 
 __all__ = ["CppBackend"]
@@ -85,6 +86,14 @@ class CppBackend(Backend):
         if not has_product(kernel):
             return ()
         return configs_of(nearby_plans(product_of(kernel), self.isa, plan_of(config)))
+
+    def estimate(self, kernel: Kernel, config: Config) -> float:
+        """Seconds, roughly: by tiles and layouts for a product, by the reach of the lanes for other loops."""
+        if has_product(kernel):
+            return plan_seconds(product_of(kernel), self.isa, plan_of(config))
+        facts = analyse(kernel)
+        plan = choose_plan(kernel, facts, self.isa.lanes, config.get("lane"), config.get("unroll"))
+        return loop_seconds(kernel, facts, plan)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel's text and, as meta, its signature and the headers it needs."""

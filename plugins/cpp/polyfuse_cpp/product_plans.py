@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from polyfuse.ir.types import DType
+from polyfuse.kit import Machine, Work, seconds, work_of
 from polyfuse.plugin import Config
 from polyfuse_cpp.isa import Isa, dot_instructions
 from polyfuse_cpp.products import Product
 
-__all__ = ["ProductPlan", "Way", "configs_of", "nearby_plans", "plan_of", "product_plans"]
+__all__ = ["ProductPlan", "Way", "configs_of", "nearby_plans", "plan_of", "plan_seconds", "product_plans"]
 
 _BLOCK_BYTES = 384 << 10
 """What is laid out of the right operand at once: it stays in a processor's second cache."""
@@ -22,6 +23,10 @@ _FEW = 96
 
 _UNITS, _SLICE = 8, 512
 """Tiles below which the depth is cut, and the shortest slice."""
+
+
+_THREADS = Machine(operations=8 * 6e9, moved=60e9, units=_UNITS, start=1e-7)
+"""Half cycles and bytes of a few threads, in a second."""
 
 
 class Way(IntEnum):
@@ -52,6 +57,10 @@ class Way(IntEnum):
     def paired(self) -> bool:
         """Whether operands are laid out in pairs of bf16."""
         return self in (Way.PAIRS, Way.TILES)
+
+
+_AT_ONCE = {Way.PAIRS: 2, Way.TILES: 16}
+"""Steps of the depth that one instruction takes, times the vectors."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +129,7 @@ def product_plans(product: Product, isa: Isa) -> list[ProductPlan]:
     found = {way: list(machine.plans(way)) for way in ways}
     order = sorted(found, key=lambda way: _rank(way, rows))
     best = [found[way][0] for way in order]
-    others = [plan for way in order for plan in found[way][1 : 3 if way is order[0] else 2]]
+    others = found[order[0]][1:3]
     sliced = [plan for plan in map(machine.sliced, best[:2]) if plan.slices > 1]
     return [*sliced[:1], *best, *others, *sliced[1:]]
 
@@ -135,7 +144,12 @@ def nearby_plans(product: Product, isa: Isa, plan: ProductPlan) -> list[ProductP
         for depth in (plan.depth // 2 // 32 * 32, plan.depth * 2)
         if 64 <= depth <= deep and (depth < plan.depth or product.extent(product.depth) > plan.depth)
     ]
-    return [*tiles[:3], *near]
+    return [*tiles[:2], *near]
+
+
+def plan_seconds(product: Product, isa: Isa, plan: ProductPlan) -> float:
+    """A guess of how long a plan takes."""
+    return _Machine(product, isa).seconds(plan)
 
 
 def _ways(product: Product, isa: Isa) -> Iterator[Way]:
@@ -218,6 +232,28 @@ class _Machine:
         if tiles >= _UNITS or slices < 2:
             return plan
         return replace(plan, slices=slices, depth=min(plan.depth, _SLICE), panels=1)
+
+    def seconds(self, plan: ProductPlan) -> float:
+        """What the registers, the layout of panels and memory take, shared by a few threads."""
+        product, lanes = self.product, self.isa.lanes
+        rows = max(1, product.extent(product.left.axes))
+        across = max(1, product.extent(product.right.axes))
+        depth, batch = max(1, product.extent(product.depth)), max(1, product.extent(product.batch))
+        high = -(-rows // plan.rows)
+        if plan.way is Way.DOTS:
+            width, wide, steps = plan.columns, -(-across // plan.columns), -(-depth // lanes)
+        else:
+            width, wide, steps = plan.vectors, -(-across // (plan.vectors * lanes)), depth
+        tiles = batch * high * wide
+        cycles = float(tiles * steps * self._cycles(plan.rows, width, high > 1)) / _AT_ONCE.get(plan.way, 1)
+        if plan.way.packed:
+            apart = product.right.apart
+            each = 3 if apart == 1 else 2 * lanes if apart is None else 6
+            cycles += batch * depth * across / lanes * each
+        passes = -(-depth // max(1, plan.depth)) if plan.depth else 1
+        cycles += 4.0 * (passes - 1) * batch * rows * across / lanes
+        moved = work_of(product.kernel).moved
+        return seconds(Work(cycles, moved), _THREADS, tiles * plan.slices)
 
     def _cycles(self, rows: int, width: int, again: bool) -> float:
         """Half cycles of a step of one tile: in a cycle, two multiplications, one load, or half a line of the

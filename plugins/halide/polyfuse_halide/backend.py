@@ -85,6 +85,12 @@ class HalideBackend(Backend):
         found += [Config.of(grain=size) for size in (4096, 65536)]
         return found
 
+    def estimate(self, kernel: Kernel, config: Config) -> float:
+        """Seconds, roughly: by lanes, sums side by side, and the shares of threads."""
+        from polyfuse_halide.estimates import estimate
+
+        return estimate(kernel, config, self.processor.lanes)
+
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as a program that builds its pipeline; as meta, what its launch needs to know."""
         if kernel.device != "cpu":

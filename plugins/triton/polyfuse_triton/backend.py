@@ -80,6 +80,12 @@ class TritonBackend(Backend):
 
         return neighbours(kernel, config, self.target)
 
+    def estimate(self, kernel: Kernel, config: Config) -> float | None:
+        """Seconds, roughly: what is computed and moved, and how well tiles fill the GPU."""
+        from polyfuse_triton.estimates import estimate
+
+        return estimate(kernel, config, self.target)
+
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as a Triton program, with its `KernelMeta` as meta."""
         from polyfuse_triton.codegen import emit

@@ -10,7 +10,7 @@ from polyfuse_triton.plan import power_of_two
 from polyfuse_triton.product_plan import Product, ProductPlan
 from polyfuse_triton.target import Target
 
-__all__ = ["around", "best_plans", "is_possible", "prefers_sums"]
+__all__ = ["around", "best_plans", "is_possible", "plan_seconds", "prefers_sums"]
 
 _SIDES = (16, 32, 64, 128, 256)
 _DEPTH_BYTES = (32, 64, 128, 256)
@@ -74,6 +74,11 @@ def best_plans(found: Product, target: Target) -> tuple[ProductPlan, ...]:
         if len(chosen) == _CANDIDATES:
             break
     return tuple(chosen)
+
+
+def plan_seconds(found: Product, target: Target, plan: ProductPlan) -> float:
+    """A guess of how long a plan takes."""
+    return _Model(found, target).seconds(plan)
 
 
 def around(plan: ProductPlan) -> Iterator[ProductPlan]:

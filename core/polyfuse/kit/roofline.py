@@ -1,0 +1,107 @@
+"""How long a kernel takes at least: what is computed against what memory moves, and how much of a machine a
+division into tiles puts to use.
+
+Rough numbers, meant to compare configurations of one kernel (`Backend.estimate`), not to predict seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from math import prod
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.symbolic import axis_size, example_value
+
+__all__ = ["Machine", "Work", "fill", "rounds", "seconds", "work_of"]
+
+_UNKNOWN = 512
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel has to do, whoever does it.
+
+    Attributes:
+        operations: scalar operations, at all points together; a product and its sum count as two.
+        moved: bytes of all its buffers, each counted once.
+    """
+
+    operations: float
+    moved: float
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What does it.
+
+    Attributes:
+        operations: in a second, of all units together.
+        moved: bytes that memory gives or takes in a second.
+        units: how many tiles run at a time.
+        start: seconds in which a tile begins and ends.
+    """
+
+    operations: float
+    moved: float
+    units: int = 1
+    start: float = 0.0
+
+
+def work_of(kernel: Kernel, price: Callable[[str], float] = lambda op: 1.0) -> Work:
+    """The work of a kernel at its example sizes.
+
+    Args:
+        price: of a scalar operation, in additions.
+    """
+    sizes = {arg.name: arg.hint if arg.hint is not None else _UNKNOWN for arg in kernel.args}
+    extents = [
+        kernel.size_hints[place] if place < len(kernel.size_hints) else example_value(axis_size(axis), sizes)
+        for place, axis in enumerate((*kernel.axes, *kernel.raxes))
+    ]
+    points = prod(extents[: len(kernel.axes)])
+    steps = prod(extents[len(kernel.axes) :])
+    operations = 0.0
+    for section in kernel.sections:
+        often = points * (steps if section.looped else 1)
+        for stmt in section.body:
+            if stmt.op in ("load", "store", "const", "index"):
+                continue
+            is_product = stmt.op == "reduce" and stmt.attrs[0] in CONTRACTIONS
+            operations += often * (2.0 if is_product else price(stmt.op))
+    moved = sum(
+        example_value(arg.numel, sizes) * arg.dtype.itemsize * (2 if arg.kind == "inout" else 1)
+        for arg in kernel.args
+        if arg.numel is not None
+    )
+    return Work(operations, float(moved))
+
+
+def fill(sizes: Iterable[tuple[int, int]]) -> float:
+    """Which part of tiles is of use, given extents and the sides of a tile along them."""
+    share = 1.0
+    for extent, side in sizes:
+        extent, side = max(1, extent), max(1, side)
+        share *= extent / (-(-extent // side) * side)
+    return share
+
+
+def rounds(tiles: int, units: int) -> int:
+    """How often all units take a tile; in the last round, some may have none."""
+    return -(-max(1, tiles) // max(1, units))
+
+
+def seconds(work: Work, machine: Machine, tiles: int, filled: float = 1.0, again: float = 0.0) -> float:
+    """At least so long takes the work in that many equal tiles.
+
+    Args:
+        filled: which part of a tile is of use; the rest is computed in vain.
+        again: bytes that are moved besides those that must be.
+    """
+    turns = rounds(tiles, machine.units)
+    busy = tiles / (turns * machine.units)
+    computing = work.operations / (machine.operations * filled * busy)
+    # a few units cannot ask memory for all that it has; about a third of them can
+    moving = (work.moved + again) / (machine.moved * min(1.0, 3 * busy))
+    return max(computing, moving) + 0.1 * min(computing, moving) + turns * machine.start

@@ -1,0 +1,81 @@
+"""What the C++ backend guesses of configurations, so that not all are built: sizes, layouts, lanes."""
+
+from __future__ import annotations
+
+import pytest
+
+from cpp_kernels import KernelBuilder, backend
+from cpp_products import Matmul
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Config
+from polyfuse.select.prune import worth_building
+from polyfuse_cpp.product_plans import Way
+
+
+def best(kernel: Kernel) -> float:
+    made = backend()
+    return min(made.estimate(kernel, config) for config in made.configs(kernel))
+
+
+def test_larger_products_take_longer():
+    base = best(Matmul(64, 256, 256).kernel())
+    for sizes in ((128, 256, 256), (64, 512, 256), (64, 256, 512)):
+        assert best(Matmul(*sizes).kernel()) > 1.5 * base
+    assert best(Matmul(64, 256, 256, b=4).kernel()) > 1.5 * base
+
+
+def guesses(kernel: Kernel) -> dict[Way, float]:
+    made = backend()
+    found: dict[Way, float] = {}
+    for config in made.configs(kernel):
+        way, guess = Way(config.get("way")), made.estimate(kernel, config)
+        assert guess > 0
+        found[way] = min(found.get(way, guess), guess)
+    return found
+
+
+def test_few_rows_do_not_pay_for_a_layout_and_many_do():
+    for right in ("bkn", "bnk"):
+        few, many = (guesses(Matmul(m, 512, 512, right=right).kernel()) for m in (4, 512))
+        other = [way for way in few if not way.packed]
+        assert min(few[way] for way in other) < few.get(Way.PACKED, float("inf"))
+        assert many[Way.PACKED] <= 1.2 * min(many.values())
+
+
+def test_a_tile_of_one_row_is_slow_for_many_rows():
+    made, kernel = backend(), Matmul(240, 512, 512).kernel()
+    plan = dict(made.configs(kernel)[0].values)
+    one = Config(tuple({**plan, "rows": 1}.items()))
+    assert made.estimate(kernel, one) > 1.5 * made.estimate(kernel, made.configs(kernel)[0])
+
+
+def copy(order: str) -> Kernel:
+    k = KernelBuilder({"x0": 256, "x1": 256})
+    k.arg("a"), k.out("o")
+    s = k.section()
+    index = k["x0"] * 256 + k["x1"] if order == "rows" else k["x1"] * 256 + k["x0"]
+    s.store("o", index, s.op("neg", s.load("a", index)))
+    return k.build()
+
+
+@pytest.mark.parametrize("order", ["rows", "columns"])
+def test_lanes_that_jump_in_memory_are_not_built(order):
+    made, kernel = backend(), copy(order)
+    if made.isa.lanes == 1:
+        pytest.skip("this machine has no vectors")
+    lanes = {c.get("lane"): made.estimate(kernel, c) for c in made.configs(kernel)}
+    good, bad = (2, 1) if order == "rows" else (1, 2)
+    assert lanes[bad] > 2 * lanes[good] and lanes[0] == lanes[good]
+    built = worth_building(made, kernel, made.configs(kernel), 24)
+    assert [c.get("lane") for c in built] == [0, good]
+
+
+def test_one_sum_at_a_time_waits_for_itself():
+    k = KernelBuilder({"x0": 64}, {"r0": 4096})
+    k.arg("a"), k.out("o")
+    s = k.section(True)
+    total = s.reduce("sum", s.load("a", k["x0"] * 4096 + k["r0"]))
+    k.section().store("o", k["x0"], total)
+    made, kernel = backend(), k.build()
+    one, four = (made.estimate(kernel, Config.of(unroll=count)) for count in (1, 4))
+    assert one > four
