@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +12,11 @@ from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import KernelLoadError
 from polyfuse_cutlass.meta import KernelMeta
 
-__all__ = ["Artifact", "read_unit", "write_unit"]
+__all__ = ["Artifact", "faults_in", "read_unit", "write_unit"]
 
 _LISTING = "kernels.json"
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_SERIAL = "wgmma.mma_async instructions are serialized"
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Artifact:
     meta: KernelMeta
     spilled: int = 0
     serial: bool = False
+
+
+def faults_in(said: str) -> tuple[int, bool]:
+    """What a compiler found: bytes that a thread spills, and whether products wait for each other."""
+    return max((int(n) for pair in _SPILLS.findall(said) for n in pair), default=0), _SERIAL in said
 
 
 def write_unit(folder: Path, artifacts: Sequence[Artifact], compiler: str) -> None:

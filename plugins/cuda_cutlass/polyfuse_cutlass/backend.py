@@ -11,6 +11,9 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Traits, Yes
 from polyfuse_cutlass.artifact import read_unit
+from polyfuse_cutlass.headers import collectives_of, headers_for
+from polyfuse_cutlass.library import is_library
+from polyfuse_cutlass.linked_build import read_linked
 from polyfuse_cutlass.target import target_of
 from polyfuse_cutlass.toolchain import find_compiler
 
@@ -33,6 +36,8 @@ class CutlassBackend(Backend):
         # At once: without a GPU or a compiler this backend is of no use, and the next one should know it.
         self.target = target_of(settings)
         self.compiler = find_compiler(str(settings.plugin_option("cutlass", "compiler", "") or ""))
+        self.collectives = collectives_of(settings)
+        self.headers = headers_for(self.compiler, self.target, self.collectives)
 
     def claims(self, node: Node) -> Claim:
         """Matrix products, and what can be done with their results."""
@@ -46,20 +51,30 @@ class CutlassBackend(Backend):
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""
+        from polyfuse_cutlass.library import library_configs
         from polyfuse_cutlass.space import configs
 
-        return configs(kernel, self.target)
+        if self.target.ampere:
+            return library_configs(kernel, self.target, self.collectives)
+        # those of CUTLASS take long to build: last, so that nothing waits for them that does not ask for all
+        found = tuple(configs(kernel, self.target))
+        return found + (library_configs(kernel, self.target, self.collectives) if self.headers else ())
 
     def neighbours(self, kernel: Kernel, config: Config) -> Sequence[Config]:
         """Tilings that differ from one in one thing."""
         from polyfuse_cutlass.space import neighbours
 
+        if is_library(config):
+            return ()
         return neighbours(kernel, config, self.target)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as CUDA C++, with its `KernelMeta` as meta."""
+        from polyfuse_cutlass.library import library_source
         from polyfuse_cutlass.space import emit
 
+        if self.target.ampere or is_library(config):
+            return library_source(kernel, config, self.target, self.headers.version if self.headers else "")
         return emit(kernel, config, self.target)
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
@@ -75,6 +90,7 @@ class CutlassBackend(Backend):
             "path": self.compiler.path,
             "version": self.compiler.version,
             "arch": self.target.arch,
+            "include": self.headers.folder if self.headers else "",
         }
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
@@ -85,7 +101,7 @@ class CutlassBackend(Backend):
 
     def review(self, folder: Path, key: str) -> Claim:
         """A kernel that keeps sums in memory, or whose products wait for each other, is slow."""
-        artifact = read_unit(folder)[key]
+        artifact = read_linked(folder).get(key) or read_unit(folder)[key]
         if artifact.spilled > _SPILLS_TAKEN:
             return No(f"each thread spills {artifact.spilled} bytes of registers")
         if artifact.serial:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Finding
+from polyfuse_cutlass.headers import find_headers
 from polyfuse_cutlass.target import target_of
 from polyfuse_cutlass.toolchain import find_compiler
 
@@ -25,4 +26,10 @@ def findings(settings: Settings) -> list[Finding]:
         found.append(Finding("compiler", True, f"{compiler.kind} {compiler.version} {compiler.path}".strip()))
     except PolyfuseError as error:
         found.append(Finding("compiler", True, error.cause, error.fix))
+    try:
+        headers = find_headers()
+        found.append(Finding("headers", True, f"CUTLASS {headers.version} {headers.folder}"))
+    except PolyfuseError as error:
+        # without them the candidates of the option cutlass.collectives are not offered
+        found.append(Finding("headers", True, error.cause, error.fix))
     return found

@@ -14,6 +14,7 @@ from polyfuse.runtime import record_function
 from polyfuse.runtime.launching import current_stream, profiler_flag
 from polyfuse_cutlass.artifact import Artifact, read_unit
 from polyfuse_cutlass.driver import check, driver
+from polyfuse_cutlass.linked import Linked, load_linked
 from polyfuse_cutlass.meta import KernelMeta, TensorMap
 
 __all__ = ["Kernel", "Sizes", "load_unit", "resolved"]
@@ -29,12 +30,12 @@ _KEPT = 1024
 """Launches that a kernel keeps for arguments that come again."""
 
 
-def load_unit(folder: Path) -> Mapping[str, Kernel]:
+def load_unit(folder: Path) -> Mapping[str, Kernel | Linked]:
     """The kernels of a built folder by key, ready on the current device."""
-    found: dict[str, Kernel] = {}
+    found: dict[str, Kernel | Linked] = {**load_linked(folder)}
     for key, artifact in read_unit(folder).items():
-        found[key] = Kernel(artifact, (folder / artifact.file).read_bytes())
-        found[key].prepare()
+        kernel = found[key] = Kernel(artifact, (folder / artifact.file).read_bytes())
+        kernel.prepare()
     return found
 
 

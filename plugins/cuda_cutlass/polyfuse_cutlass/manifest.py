@@ -29,7 +29,9 @@ def polyfuse_manifest() -> Manifest:
         priority={"cuda": 50},
         offers=(Offer.KERNELS,),
         options={
-            "target": "Architecture to compile for: `sm_90`; empty: that of the GPUs of this machine.",
+            "target": "Architecture to compile for: `sm_90` or `sm_80`; empty: that of the machine's GPUs.",
+            "collectives": "How many candidates of CUTLASS's own a race builds for each product; each "
+            "takes half a minute of a processor, nvcc, and CUTLASS's headers. 0: none.",
             "compiler": "`nvcc` or `nvrtc`, the compiler of kernels; empty: nvcc where there is one.",
         },
         summary="Matrix products for Hopper GPUs, generated as CUDA C++",

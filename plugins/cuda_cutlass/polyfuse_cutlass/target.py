@@ -10,6 +10,7 @@ from polyfuse.base.settings import Settings
 __all__ = ["Target", "target_of"]
 
 _HOPPER = (9, 0)
+_AMPERE = 8
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,26 @@ class Target:
     l2_bytes: int = 50 << 20
     model: str = ""
 
+    @property
+    def ampere(self) -> bool:
+        """Whether only CUTLASS's templates for Ampere make code for it."""
+        return self.arch == "sm_80"
+
 
 def target_of(settings: Settings) -> Target:
-    """What to compile for: the option `cutlass.target`, or the Hopper GPU of this machine.
+    """What to compile for: the option `cutlass.target`, or a GPU of this machine: a Hopper, or else an
+    Ampere.
 
     Raises `BackendUnavailableError` where there is none.
     """
     named = str(settings.plugin_option("cutlass", "target", "") or "").strip()
     if named:
+        if named == "sm_80":
+            return Target("sm_80", 108, 40 << 20)
         if named not in ("sm_90", "sm_90a"):
             raise InvalidOptionError(
-                f"option 'cutlass.target' has {named!r}, for which there are no kernels", "write sm_90"
+                f"option 'cutlass.target' has {named!r}, for which there are no kernels",
+                "write sm_90 or sm_80",
             )
         return Target()
     return _present()
@@ -53,11 +63,15 @@ def _present() -> Target:
         raise BackendUnavailableError(
             "no NVIDIA GPU can be used here", "check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
         )
-    for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        if (facts.major, facts.minor) == _HOPPER:
+    every = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    for arch, fits in (
+        ("sm_90a", lambda facts: (facts.major, facts.minor) == _HOPPER),
+        ("sm_80", lambda facts: facts.major == _AMPERE),
+    ):
+        for facts in filter(fits, every):
             cache = int(getattr(facts, "L2_cache_size", Target.l2_bytes))
-            return Target("sm_90a", facts.multi_processor_count, cache, str(facts.name))
+            return Target(arch, facts.multi_processor_count, cache, str(facts.name))
     raise BackendUnavailableError(
-        "no GPU here is a Hopper (compute capability 9.0)", "other backends compute matrix products on others"
+        "no GPU here is a Hopper or an Ampere (compute capability 9.0 or 8)",
+        "other backends compute matrix products on others",
     )

@@ -5,7 +5,6 @@ Runs in a build worker, without a GPU.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,15 +17,15 @@ from polyfuse.base.process import run_program
 from polyfuse.base.settings import environment
 from polyfuse.plugin import Source
 from polyfuse_cutlass import nvrtc
-from polyfuse_cutlass.artifact import Artifact, write_unit
+from polyfuse_cutlass.artifact import Artifact, faults_in, write_unit
+from polyfuse_cutlass.library_text import LANGUAGE
+from polyfuse_cutlass.linked_build import build_linked
 from polyfuse_cutlass.meta import KernelMeta
 
 __all__ = ["Compiler", "build_in_worker", "find_compiler"]
 
 _SECONDS = 120.0
 _FLAGS = ("-std=c++17",)
-_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-_SERIAL = "wgmma.mma_async instructions are serialized"
 
 
 @dataclass(frozen=True)
@@ -90,16 +89,18 @@ def build_in_worker(sources: Sequence[Source], folder: Path, options: Mapping[st
     Args:
         sources: kernels, with `KernelMeta` as their meta.
         folder: to fill.
-        options: `compiler` and `path`, as `Compiler` has them, `version`, and `arch`.
+        options: `compiler` and `path`, as `Compiler` has them, `version`, and `arch`;
+            `include`: the folder of CUTLASS's headers, if they are needed.
     """
     compiler = Compiler(str(options["compiler"]), str(options["path"]), str(options["version"]))
     made: list[Artifact] = []
-    for source in {s.key: s for s in sources}.values():
+    unique = {s.key: s for s in sources}.values()
+    build_linked([s for s in unique if s.language == LANGUAGE], folder, options)
+    for source in (s for s in unique if s.language != LANGUAGE):
         meta = KernelMeta.parse(source.meta)
         file = f"{source.key}.cubin"
         said = _compile(compiler, source, folder, file, str(options["arch"]), meta.fuse)
-        spilled = max((int(n) for pair in _SPILLS.findall(said) for n in pair), default=0)
-        made.append(Artifact(source.key, source.name, source.symbol, file, meta, spilled, _SERIAL in said))
+        made.append(Artifact(source.key, source.name, source.symbol, file, meta, *faults_in(said)))
     write_unit(folder, made, f"{compiler.kind} {compiler.version}")
 
 
