@@ -35,6 +35,7 @@ def device_traits(gpu: Gpu) -> Traits:
         two_pass_row=16 << 10,
         hoists=False,
         launch_bytes=4 << 20,
+        alignment=16,
         channels_last=True,
     )
 

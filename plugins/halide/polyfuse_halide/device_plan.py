@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config
-from polyfuse.symbolic import axis_name, axis_size
+from polyfuse.symbolic import axis_name, axis_size, substitute
 from polyfuse_halide.plan import access_kind, axis_hints, turned_axis
 
 __all__ = ["DEVICE_CHOICES", "DevicePlan", "choose_device_plan"]
@@ -73,7 +73,16 @@ def _pointwise(
     last = axis_size(kernel.axes[-1])
     even = isinstance(last, int) and last % 4 == 0
     flat = len(axes) == 1 or hints[axes[-1]] < _LONG_AXIS
-    return DevicePlan(each=4 if enough else 1, vector=enough and even, flat=flat)
+    return DevicePlan(each=4 if enough else 1, vector=enough and even and _aligned(kernel), flat=flat)
+
+
+def _aligned(kernel: Kernel) -> bool:
+    """Whether four neighbours may be moved as one: Halide takes every tensor to begin at such a place."""
+    stores = [s for part in kernel.sections for s in part.body if s.op == "store"]
+    spots = (substitute(s.attrs[1], {axis_name(a): 0 for a in kernel.axes}) for s in stores)
+    return all(a.aligned for a in kernel.args if a.kind != "size") and all(
+        isinstance(spot, int) and spot % 4 == 0 for spot in spots
+    )
 
 
 def _looped(kernel: Kernel, last: int, points: int, steps: int, across: bool, processors: int) -> DevicePlan:

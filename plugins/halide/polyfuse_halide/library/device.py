@@ -242,18 +242,20 @@ class DeviceProgram(Program):
             func.reorder(lane, point, rounds, *reversed(order))
         block = self._fused(func, order)
         func.gpu_blocks(block)
-        self._threads(func, lane, point)
+        inner = self._threads(func, lane, point)
         self._at(func, block, alone=False)
-        return point if lane is None or grid.across else lane
+        return inner
 
-    def _threads(self, stage: Any, lane: Any | None, point: Any) -> None:
-        """Which loops of a stage are threads."""
+    def _threads(self, stage: Any, lane: Any | None, point: Any) -> Any:
+        """Which loops of a stage are threads; the innermost one."""
         if lane is None:
             stage.gpu_threads(point)
-        elif self.grid.across:
+            return point
+        if self.grid.across:
             stage.reorder(point, lane).gpu_threads(point, lane)
-        else:
-            stage.gpu_threads(lane, point)
+            return point
+        stage.gpu_threads(lane, point)
+        return lane
 
     def _at(self, func: Any, level: Any, alone: bool) -> None:
         """Compute everything that a launch needs at a loop of it."""

@@ -16,8 +16,8 @@ from polyfuse_halide.library.reduce import Body, define, reads
 
 __all__ = ["DevicePass", "DeviceReduction", "Threads", "flat_of", "places_of"]
 
-Threads = Callable[[Any, Any, Any], None]
-"""Says which loops of a stage are threads: of a stage, its lane or None, and its point."""
+Threads = Callable[[Any, Any, Any], Any]
+"""Says which loops are threads: of a stage, its lane or None, and its point. Gives the innermost one."""
 _MERGED = 8
 """States that one thread merges in one step of the tree."""
 
@@ -74,7 +74,8 @@ class DevicePass:
     def _lanes(self) -> None:
         lane = hl.Var(f"{self.name}_lane")
         alone = self.lanes == 1
-        func = hl.Func(self.name if alone else f"{self.name}_part")
+        # a thread adds up in registers, and leaves the sum where others see it
+        func = hl.Func(self.name if alone else f"{self.name}_own")
         spot = [*self.axes] if alone else [*self.axes, lane]
         define(func, spot, [value for part in self.parts for value in part.start()])
         rounds = (self.steps + self.lanes - 1) // self.lanes
@@ -86,11 +87,14 @@ class DevicePass:
             number = hl.min(number, expr(self.steps) - 1)
         operands = self.body(*self.axes, *places_of(expr(number), self.sizes))
         define(func, spot, self._take(reads(func, spot, self.count), operands, expr(step)))
-        self.step, self.rounds = step, rounds
-        self.stages.append((func, None if alone else lane, self.lanes))
+        self.step, self.rounds, self.own = step, rounds, func
         if alone:
             self.func = func
             return
+        part = hl.Func(f"{self.name}_part")
+        define(part, spot, reads(func, spot, self.count))
+        self.stages.append((part, lane, self.lanes))
+        func = part
         width, each = self.lanes, 1
         while width > 1:
             merged = min(_MERGED, width)
@@ -149,20 +153,17 @@ class DevicePass:
 
     def schedule(self, consumer: Any, level: Any, threads: Threads | None) -> None:
         """Compute all stages at a loop of the launch; without `threads`, by one thread."""
+        point = self.axes[-1]
         for func, lane, width in self.stages:
             func.compute_at(consumer, level)
-            if threads is None:
-                continue
-            point = self.axes[-1]
             if lane is not None:
-                func.bound(lane, 0, width)
-                func.reorder(lane, point)
-            threads(func, lane, point)
-        first, lane, _ = self.stages[0]
-        update = first.update(0)
-        if threads is not None:
-            update.reorder(lane, self.axes[-1], self.step)
-            threads(update, lane, self.axes[-1])
+                func.bound(lane, 0, width).reorder(lane, point)
+            inner = threads(func, lane, point) if threads is not None else None
+            if func is self.stages[0][0] and inner is not None:
+                self.own.compute_at(func, inner)
+        if threads is None:
+            self.own.compute_at(consumer, level)
+        update = self.own.update(0)
         if isinstance(self.rounds, int):
             for count in (4, 2):
                 if self.rounds % count == 0 and self.rounds > count:
