@@ -329,7 +329,7 @@ class Emitter:
         if buffer in self.locals:
             return f"{safe_name(buffer)}({', '.join([*self.axes, *self.raxes])})"
         parts = [self._place(index, args[:count])]
-        if self._turned(stmt):
+        if self.turn >= 0 and _is_turned(stmt, self.kernel.axes[-1], self.kernel.axes[self.turn]):
             return f'p.turned("{stmt.targets[0]}", {safe_name(buffer)}, {parts[0]}, {", ".join(self.axes)})'
         if not masked:
             return f"{safe_name(buffer)}({parts[0]})"
@@ -337,14 +337,6 @@ class Emitter:
         extent = self.args[buffer].numel
         near = "" if count or extent is None else f".within({index_text(extent)})"
         return f"{safe_name(buffer)}{near}({', '.join(parts)})"
-
-    def _turned(self, stmt: Stmt) -> bool:
-        """Whether neighbours that a load reads lie along the axis that is walked beside the lanes."""
-        _, index, count, masked = stmt.attrs
-        if self.turn < 0 or count or masked:
-            return False
-        lane, other = axis_name(self.kernel.axes[-1]), axis_name(self.kernel.axes[self.turn])
-        return coefficient(index, lane) not in (0, 1, None) and coefficient(index, other) == 1
 
     def _place(self, index: IndexLike, indirect: Sequence[str]) -> str:
         """The text of an index whose `@k` are values."""
@@ -538,6 +530,14 @@ class Emitter:
 
 def tuple_text(names: Iterable[str]) -> str:
     return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
+
+
+def _is_turned(stmt: Stmt, lane: Index, other: Index) -> bool:
+    """Whether neighbours that a load reads lie along another axis than the lanes."""
+    _, index, count, masked = stmt.attrs
+    if count or masked or coefficient(index, axis_name(lane)) in (0, 1, None):
+        return False
+    return coefficient(index, axis_name(other)) == 1
 
 
 def _indirect_axes(index: IndexLike) -> list[Index]:
