@@ -235,8 +235,7 @@ def _offer() -> None:
 
     import fake_plugins
     from polyfuse.plugin import discovery, hookimpl, manager
-    from polyfuse_triton import template
-    from polyfuse_triton.flex_lowering import LOWERINGS
+    from polyfuse_triton import flex_lowering, sorting, template
 
     manifest = replace(
         fake_plugins.MANIFEST,
@@ -252,7 +251,7 @@ def _offer() -> None:
 
     @hookimpl
     def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
-        return LOWERINGS
+        return {**flex_lowering.LOWERINGS, **sorting.LOWERINGS}
 
     template.load_source = _interpreted  # type: ignore[assignment]
     module = ModuleType("fake_interpreted_manifest")

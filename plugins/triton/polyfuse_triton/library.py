@@ -31,6 +31,7 @@ from polyfuse_triton.combine import (
 )
 from polyfuse_triton.device import libdevice, quick_exp2
 from polyfuse_triton.philox import random_bits, random_normal, random_uniform
+from polyfuse_triton.sort_keys import sort_key
 
 __all__ = [
     "atomic_update",
@@ -72,6 +73,7 @@ __all__ = [
     "sigmoid",
     "sign",
     "softmax_step",
+    "sort_key",
     "to_f8e4m3",
     "to_f8e4m3_nan",
     "to_f8e5m2",

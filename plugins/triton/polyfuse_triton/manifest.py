@@ -43,12 +43,12 @@ def polyfuse_manifest() -> Manifest:
 
 @hookimpl
 def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
-    """Bring flexible attention."""
+    """Bring flexible attention, and sorting."""
     if device_type != "cuda":
         return {}
-    from polyfuse_triton.flex_lowering import LOWERINGS
+    from polyfuse_triton import flex_lowering, sorting
 
-    return LOWERINGS
+    return {**flex_lowering.LOWERINGS, **sorting.LOWERINGS}
 
 
 @hookimpl

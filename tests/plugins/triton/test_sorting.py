@@ -1,0 +1,44 @@
+"""Sorting whole rows in registers: beside eager mode, and through Triton's compiler."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+
+from polyfuse.ir.types import DType
+from polyfuse.plugin import Source
+from polyfuse_triton.meta import KernelMeta
+from polyfuse_triton.sorting import Rows, sort_source
+from triton_interpreted import in_interpreter
+from triton_sorting import faults_of_sorting, faults_of_what_is_left
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_beside_eager_mode(dtype):
+    assert in_interpreter(faults_of_sorting, dtype) == []
+
+
+def test_any_number_of_rows():
+    assert in_interpreter(faults_of_sorting, torch.float32, True) == []
+
+
+def test_what_the_library_does():
+    assert in_interpreter(faults_of_what_is_left) == []
+
+
+@pytest.mark.parametrize(
+    "arch", [pytest.param(80, marks=pytest.mark.slow), 90, pytest.param(100, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(("dtype", "length"), [(DType.f32, 1000), (DType.bf16, 64), (DType.i32, 5)])
+def test_compiles_without_spilling(dtype, length, arch):
+    from polyfuse_triton.pipeline import compile_kernel, function_of
+
+    steps = ((3 * length, length, 1),) * 3
+    source = sort_source(Rows(dtype, length, length, True, (400, 3), steps), True)
+    function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
+    assert compile_kernel(function, KernelMeta.parse(source.meta), arch, 0, False).spilled_bytes == 0

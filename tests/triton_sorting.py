@@ -1,0 +1,106 @@
+"""Calls that sort, compiled with the Triton backend in the interpreter, beside eager mode."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["CASES", "LEFT", "faults_of_sorting", "faults_of_what_is_left", "numbers"]
+
+CASES: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
+    "row": (lambda x: torch.sort(x, stable=True), (37,)),
+    "two": (lambda x: torch.sort(x, stable=True), (5, 2)),
+    "a block": (lambda x: torch.sort(x, stable=True), (3, 64)),
+    "descending": (lambda x: torch.sort(x, descending=True, stable=True), (4, 3, 50)),
+    "many short rows": (lambda x: torch.sort(x, dim=-1, stable=True), (300, 7)),
+    "rows apart": (lambda x: torch.sort(x[:, 1:-2], stable=True), (6, 40)),
+    "turned rows": (lambda x: torch.sort(x.transpose(0, 1), stable=True), (4, 3, 33)),
+    "made here": (lambda x: torch.sort(x - 1, stable=True), (20, 6)),
+    "argsort": (lambda x: torch.argsort(x, stable=True, descending=True), (9, 21)),
+    "topk": (lambda x: torch.topk(x, 5)[0] + 0.0, (9, 33)),
+    "smallest": (lambda x: torch.topk(x, 4, largest=False)[0] + 0.0, (2, 16)),
+    "a quantile": (lambda x: torch.sort(x)[0][:, 3].relu() + 1, (5, 12)),
+}
+"""Functions, and the sizes of what they are given."""
+
+LEFT: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
+    "columns": (lambda x: torch.sort(x, 0), (8, 5), torch.float32),
+    "too long": (lambda x: torch.sort(x), (2, 5000), torch.float32),
+    "wide": (lambda x: torch.sort(x), (3, 9), torch.int64),
+}
+"""Calls that the library does, with the type that they are given."""
+
+
+def numbers(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random numbers, many of them equal, and whatever is special."""
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        found = torch.randint(max(info.min, -5), 6, size).to(dtype)
+        special = [info.min, info.max, 0]
+    else:
+        found = torch.where(torch.rand(size) < 0.5, torch.randn(size), torch.randint(-3, 4, size)).to(dtype)
+        special = [float("nan"), float("inf"), float("-inf"), -0.0, 0.0]
+    for value in special:
+        found[torch.rand(size) < 0.06] = value
+    return found
+
+
+def faults_of_sorting(dtype: torch.dtype, dynamic: bool = False) -> list[str]:
+    """What differs from eager mode, places and signs of zeros included, or was left to the library."""
+    from polyfuse.compiler.report import last_reports, reset_reports
+    from triton_interpreted import _offer
+
+    _offer()
+    faults: list[str] = []
+    for name, (function, size) in CASES.items():
+        torch._dynamo.reset()
+        reset_reports()
+        options = {"backends": "interpreted"}
+        compiled = torch.compile(function, backend="polyfuse", options=options, dynamic=dynamic)
+        for rows in (0, 3) if dynamic and len(size) > 1 else (0,):
+            x = numbers((size[0] + rows, *size[1:]), dtype)
+            if dynamic:
+                torch._dynamo.mark_static(x, x.dim() - 1)
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always", UserWarning)
+                found, wanted = compiled(x), function(x)
+            faults += [f"{name}: {w.message}" for w in seen if "polyfuse" in str(w.message)]
+            for got, right in zip(*map(torch.utils._pytree.tree_leaves, (found, wanted)), strict=True):
+                if got.stride() != right.stride() or not _same(got, right):
+                    faults.append(f"{name}: {x.tolist()} gave {got.tolist()}, not {right.tolist()}")
+        calls = [call for report in last_reports() for call in report.calls]
+        if any(call.startswith("aten.") for call in calls):
+            faults.append(f"{name}: the library is called: {calls}")
+    return faults
+
+
+def faults_of_what_is_left() -> list[str]:
+    """What is wrong with calls that the library should do."""
+    from polyfuse.compiler.report import last_reports, reset_reports
+    from triton_interpreted import _offer
+
+    _offer()
+    faults: list[str] = []
+    for name, (function, size, dtype) in LEFT.items():
+        torch._dynamo.reset()
+        reset_reports()
+        x = numbers(size, dtype)
+        found = torch.compile(function, backend="polyfuse", options={"backends": "interpreted"})(x)
+        for got, right in zip(found, function(x), strict=True):
+            if not torch.equal(got.nan_to_num(7), right.nan_to_num(7)):
+                faults.append(f"{name}: {got.tolist()}, not {right.tolist()}")
+        calls = [call for report in last_reports() for call in report.calls]
+        if not any(call.startswith("aten.sort") for call in calls):
+            faults.append(f"{name}: the library is not called: {calls}")
+    return faults
+
+
+def _same(got: torch.Tensor, right: torch.Tensor) -> bool:
+    if not torch.equal(got.isnan(), right.isnan()):
+        return False
+    known = ~right.isnan()
+    signs = torch.equal(torch.signbit(got[known]), torch.signbit(right[known]))
+    return signs and torch.equal(got[known], right[known])
