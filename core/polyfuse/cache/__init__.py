@@ -4,7 +4,7 @@ One root folder, from the option `cache_dir` or the platform's usual place, with
 
     kernels/ab/<unit>/         files of one build, complete by construction
     kernels/ab/<kernel>.json   which unit holds a kernel
-    graphs/                    compiled graphs
+    graphs/ab/<graph>          graphs that were compiled before
     timings/                   measured candidates
     locks/                     one lock for each artifact in the making
 """
@@ -12,7 +12,7 @@ One root folder, from the option `cache_dir` or the platform's usual place, with
 from __future__ import annotations
 
 from polyfuse.base.folders import cache_root, writable_root
-from polyfuse.cache.keys import kernel_key, unit_key
+from polyfuse.cache.keys import graph_key, kernel_key, unit_key
 from polyfuse.cache.store import KernelStore, Located
 
-__all__ = ["KernelStore", "Located", "cache_root", "kernel_key", "unit_key", "writable_root"]
+__all__ = ["KernelStore", "Located", "cache_root", "graph_key", "kernel_key", "unit_key", "writable_root"]

@@ -18,7 +18,7 @@ from typing import Final
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.version import version
 
-__all__ = ["STORE_FORMAT", "kernel_key", "unit_key"]
+__all__ = ["STORE_FORMAT", "graph_key", "kernel_key", "unit_key"]
 
 # Raised whenever the layout or meaning of stored files changes; old entries are then simply not found.
 STORE_FORMAT: Final = 1
@@ -30,6 +30,11 @@ def kernel_key(source_key: str, backend: str, facts: Mapping[str, str], added: S
     if added:
         environment["added"] = tuple(added)
     return digest("kernel", source_key, stable_json(environment))
+
+
+def graph_key(code: str, inputs: Sequence[str], options: str) -> str:
+    """Return the address of a captured graph: its code, its inputs as text, and the options' fingerprint."""
+    return digest("graph", version(), code, stable_json(list(inputs)), options)
 
 
 def unit_key(kernel_keys: Iterable[str]) -> str:

@@ -98,6 +98,19 @@ class KernelStore:
             )
         return folder
 
+    def seen(self, graph: str) -> bool:
+        """Whether kernels of a graph were asked for before, by any process; they will have been from now on.
+
+        That is a hint at what is worth preparing: the kernels themselves may be there or not.
+        """
+        mark = self.root / "graphs" / graph[:2] / graph
+        if mark.exists():
+            return True
+        with contextlib.suppress(OSError):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        return False
+
     def forget(self, key: str) -> None:
         """Drop a kernel that was found but does not load; the next look-up misses."""
         self._pointer(key).unlink(missing_ok=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from polyfuse.base.settings import Settings
+from polyfuse.cache import graph_key
 from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.session import session_for
 from polyfuse.compiler.stages import compile_aten
@@ -31,7 +32,7 @@ def compile_fx_graph(
     """
     session = session_for(_decided(Settings.resolve(mode, options)))
     device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
-    session.expect(device_types, len(gm.graph.nodes))
+    session.expect(device_types, len(gm.graph.nodes), _address(gm, example_inputs, session.settings))
     session.tuner.expect()
     return compile_graph(
         gm,
@@ -41,6 +42,16 @@ def compile_fx_graph(
         more=OfferedRewrites(session.extensions),
         channels_last=session.wants_channels_last,
     )
+
+
+def _address(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> str:
+    """The same in every process for graphs that become the same kernels, as far as can be told so early."""
+    inputs = [
+        f"{x.dtype} {list(x.shape)} {x.device}" if isinstance(x, torch.Tensor) else type(x).__name__
+        for x in example_inputs
+    ]
+    grad = torch.is_grad_enabled()
+    return graph_key(f"{grad} {getattr(gm, 'code', '')}", inputs, settings.fingerprint())
 
 
 def _decided(settings: Settings) -> Settings:

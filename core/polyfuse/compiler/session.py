@@ -75,8 +75,12 @@ class CompileSession:
         narrow = value.dtype.itemsize == 2 or (value.dtype == torch.float32 and rounds_convolutions(device))
         return not training and narrow and self.traits(device).channels_last
 
-    def expect(self, device_types: Iterable[str], operators: int) -> None:
-        """Prepare to build kernels for a graph of so many operators on these types of device."""
+    def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:
+        """Prepare to build kernels for a graph of so many operators on these types of device, unless it was
+        compiled before: then its kernels will be found.
+        """
+        if self.store.seen(graph):
+            return
         for device_type in device_types:
             try:
                 first = next(iter(self.backends(device_type)), None)

@@ -114,10 +114,10 @@ def _devices(schedule: Schedule, inputs: Sequence[ProgramInput], unused: Sequenc
 
 
 def _carried(graph: Graph, varying: Sequence[int]) -> tuple[int, ...]:
-    """Inputs of a backward that its forward saved."""
+    """Inputs of a backward that its forward computed: not what comes from outside, now or then."""
     if graph.kind != "backward":
         return ()
-    return tuple(i for i in varying if not graph.inputs[i].name.startswith("tangents"))
+    return tuple(i for i in varying if not graph.inputs[i].name.startswith(("tangents", "primals")))
 
 
 def _refusal(

@@ -46,7 +46,7 @@ class GraphFacts:
         fixed: positions of tensor inputs that are at the same address in every call.
         varying: positions of the other tensor inputs that it reads.
         mutated: positions of inputs that it writes to.
-        carried: positions of inputs that a forward saved for this backward.
+        carried: positions of inputs that a forward computed for this backward.
         saved: positions of results that are kept for a backward, which the caller never sees.
         objects: positions of inputs that are neither tensors nor numbers.
         refused: why it is not to be recorded; empty if it may be.

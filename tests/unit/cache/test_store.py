@@ -9,7 +9,7 @@ import pytest
 
 from polyfuse.base.errors import CacheError
 from polyfuse.base.settings import Settings
-from polyfuse.cache import KernelStore, cache_root, kernel_key, unit_key, writable_root
+from polyfuse.cache import KernelStore, cache_root, graph_key, kernel_key, unit_key, writable_root
 from toy_backend import source
 
 KEY, OTHER = kernel_key(source("a").key, "toy", {}), kernel_key(source("b").key, "toy", {})
@@ -157,3 +157,15 @@ def test_keys():
     assert kernel_key(source("a").key, "toy", {"cc": "1"}) != kernel_key(source("a").key, "toy", {"cc": "2"})
     assert kernel_key(source("a").key, "toy", {}) != kernel_key(source("a").key, "other", {})
     assert unit_key([KEY, OTHER]) == unit_key([OTHER, KEY]) != unit_key([KEY])
+
+
+def test_graphs_are_seen_once(tmp_path):
+    address = graph_key("code", ["float32 [3]"], "options")
+    assert [KernelStore(tmp_path).seen(address) for _ in range(3)] == [False, True, True]
+    assert not KernelStore(tmp_path).seen(graph_key("code", ["float32 [4]"], "options"))
+    assert not KernelStore(tmp_path / "other").seen(address)
+
+
+def test_a_folder_that_cannot_be_written_has_seen_nothing(tmp_path):
+    (tmp_path / "graphs").write_text("a file where a folder should be")
+    assert [KernelStore(tmp_path).seen("ab" * 16) for _ in range(2)] == [False, False]

@@ -264,6 +264,19 @@ def test_the_input_needs_a_gradient_too(device: FakeDevice) -> None:
         same(mine, x.grad)
 
 
+def test_nothing_is_saved_but_what_was_given(device: FakeDevice) -> None:
+    run = compiled(lambda x, w: (x * w).cumsum(0))
+    for _ in range(6):
+        x, w = torch.randn(4, 5), torch.randn(4, 5, requires_grad=True)
+        result = run(x, w)
+        (grad,) = torch.autograd.grad(result.sum(), w)
+        (wanted,) = torch.autograd.grad((x * w).cumsum(0).sum(), w)
+        same(grad, wanted)
+        del result, grad
+    assert status("forward").replays == 5
+    assert status("backward").replays >= 4, status("backward").text()
+
+
 def test_parts_of_a_model_compiled_one_by_one(device: FakeDevice) -> None:
     blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
     reference = copy.deepcopy(blocks)
