@@ -27,7 +27,7 @@ y = torch.randint(0, 64, (256,), device="cuda")
 options = {"strict": True, "device_graphs": kind == "recorded"}
 run = torch.compile(loss, backend="polyfuse", options=options)
 expected = torch.autograd.grad(loss(x, w, y), (x, w))
-for _ in range(4):
+for _ in range(3):
     torch.testing.assert_close(torch.autograd.grad(run(x, w, y), (x, w)), expected, rtol=1e-3, atol=1e-4)
 launches = [launch.backend for report in last_reports() for launch in report.launches]
 assert launches and set(launches) == {"triton"}, launches
@@ -35,7 +35,7 @@ assert launches and set(launches) == {"triton"}, launches
 
 
 def run(folder: Path, *words: str) -> None:
-    env = child_environment(POLYFUSE_CACHE_DIR=str(folder))
+    env = child_environment(POLYFUSE_CACHE_DIR=str(folder), POLYFUSE_BUILD_WORKERS="4")
     command = [sys.executable, "-c", SCRIPT, *words]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

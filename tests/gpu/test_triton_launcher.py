@@ -204,33 +204,37 @@ def test_profilers_show_readable_names(build):
 
 
 SCRIPT = """
-import logging, torch
+import logging, sys, torch
 logging.basicConfig(level=logging.INFO)
 def f(x, y):
-    return torch.softmax(x * 2 + y, -1), (x.sin() + y).sum(0)
+    return torch.softmax(x * 2 + y, -1)
 x, y = torch.randn(512, 1000, device="cuda"), torch.randn(1000, device="cuda")
-g = torch.compile(f, backend="polyfuse", mode="max-autotune-no-cudagraphs")
+g = torch.compile(f, backend="polyfuse", mode=sys.argv[1])
 torch.testing.assert_close(g(x, y), f(x, y), rtol=1e-4, atol=1e-4)
 """
 
 
-def run(folder: Path, **variables: str) -> str:
-    env = child_environment(POLYFUSE_CACHE_DIR=str(folder), POLYFUSE_STRICT="1", **variables)
-    command = [sys.executable, "-c", SCRIPT]
+TUNED = "max-autotune-no-cudagraphs"
+
+
+def run(folder: Path, mode: str, **variables: str) -> str:
+    chosen = {"POLYFUSE_CACHE_DIR": str(folder), "POLYFUSE_STRICT": "1", "POLYFUSE_BUILD_WORKERS": "4"}
+    env = child_environment(**chosen, **variables)
+    command = [sys.executable, "-c", SCRIPT, mode]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
 def test_configurations_are_raced_once(tmp_path):
-    first = run(tmp_path, POLYFUSE_LOG="select=info")
+    first = run(tmp_path, TUNED, POLYFUSE_LOG="select=info")
     assert "is the fastest of" in first
     assert any((tmp_path / "timings").rglob("*.json"))
-    assert "is the fastest of" not in run(tmp_path, POLYFUSE_LOG="select=info")
+    assert "is the fastest of" not in run(tmp_path, TUNED, POLYFUSE_LOG="select=info")
 
 
 def test_the_report_of_the_option_profile(tmp_path):
-    said = run(tmp_path, POLYFUSE_PROFILE="1")
+    said = run(tmp_path, "default", POLYFUSE_PROFILE="1")
     assert "kernels of Polyfuse" in said and "GB/s" in said and "softmax" in said
 
 
