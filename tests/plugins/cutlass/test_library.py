@@ -271,6 +271,7 @@ def test_units_without_shared_objects_have_none(tmp_path):
     assert read_linked(tmp_path) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
 @pytest.mark.parametrize("name", ("collective_gelu", "ampere_gelu"))
 def test_compiles_without_spills(tmp_path, name):

@@ -1,0 +1,113 @@
+"""Products of CUTLASS's own templates on a GPU, against the reference interpreter."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from cutlass_kernels import GELU, RESIDUAL, product
+from polyfuse.base.errors import BackendUnavailableError
+from polyfuse.ir.interpret import run_kernel
+from polyfuse.plugin import Config
+from polyfuse.symbolic import evaluate
+from polyfuse_cutlass.ampere import AmpereTile
+from polyfuse_cutlass.collective import Collective
+from polyfuse_cutlass.headers import find_headers
+from polyfuse_cutlass.launch import load_unit
+from polyfuse_cutlass.library import library_source
+from polyfuse_cutlass.target import Target
+from polyfuse_cutlass.toolchain import build_in_worker, find_compiler
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+    pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc"),
+]
+
+ROWS = 130
+HOPPER = {
+    "cooperative": (product(136, 264, 200, epilogue=GELU), Collective()),
+    "tall, columns": (
+        product(300, 72, 136, epilogue=RESIDUAL, right="columns"),
+        Collective(256, 128, 1, 2),
+    ),
+    "ping-pong, batch": (
+        product(72, 136, 64, batch=5, left="rows"),
+        Collective(64, 128, 2, 1, "ping-pong"),
+    ),
+    "few rows": (product(13, 1000, 520, epilogue=GELU), Collective(64, 32, 1, 1, "ping-pong", True)),
+    "stream-K": (product(300, 1000, 4096, epilogue=RESIDUAL), Collective(128, 128, 2, 1, "stream-K")),
+    "dynamic": (product(300, 136, 64, dynamic=True), Collective(128, 128, 2, 1, "ping-pong")),
+    "i8": (product(136, 136, 144, dtype="i8", out="f32"), Collective(128, 128, 1, 2)),
+    "f8e4m3": (
+        product(136, 264, 528, dtype="f8e4m3", epilogue=RESIDUAL),
+        Collective(64, 128, 2, 1, "ping-pong"),
+    ),
+    "tf32": (product(136, 136, 144, dtype="f32", out="f32", epilogue=GELU), Collective(128, 128, 2, 1)),
+}
+AMPERE = {
+    "gelu": (product(136, 264, 200, epilogue=GELU), AmpereTile()),
+    "shared": (product(72, 136, 64, batch=5, shared=True, right="columns"), AmpereTile(64, 64, 2, 2, 128, 4)),
+    "dynamic": (
+        product(300, 131, 64, dynamic=True, epilogue=RESIDUAL),
+        AmpereTile(128, 256, 2, 4, 64, 3),
+    ),
+    "i8": (product(136, 136, 144, dtype="i8", out="f32"), AmpereTile()),
+    "tf32": (product(136, 136, 144, dtype="f32", out="f32"), AmpereTile()),
+}
+
+
+def compare(kernel, config: Config, target: Target, folder) -> None:
+    try:
+        headers = find_headers()
+    except BackendUnavailableError as error:
+        pytest.skip(error.cause)
+    source = library_source(kernel, config, target, headers.version)
+    compiler = find_compiler("nvcc")
+    options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": target.arch}
+    build_in_worker([source], folder, {**options, "include": headers.folder})
+    launch = load_unit(folder)[source.key]
+    given: list[torch.Tensor | int] = []
+    for arg in kernel.args:
+        count = evaluate(arg.numel or 0, {"s0": ROWS})
+        if arg.kind == "size":
+            given.append(ROWS)
+        elif arg.dtype.is_integer:
+            given.append(torch.randint(-100, 100, (count,), dtype=arg.dtype.torch, device="cuda"))
+        else:
+            given.append(torch.randn(count, device="cuda").to(arg.dtype.torch))
+    wanted = [value.clone() if isinstance(value, torch.Tensor) else value for value in given]
+    run_kernel(kernel, wanted)
+    for _ in range(2):
+        launch(*given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launch(*given)
+    for arg, value in zip(kernel.args, given, strict=True):
+        if arg.kind == "out":
+            value.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for arg, found, expected in zip(kernel.args, given, wanted, strict=True):
+        if arg.kind == "out":
+            largest = float(expected.float().abs().max())
+            torch.testing.assert_close(found.float(), expected.float(), rtol=2e-2, atol=2e-2 * largest)
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_collectives(tmp_path, name):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no Hopper GPU")
+    kernel, config = HOPPER[name]
+    compare(kernel, config.config, Target(), tmp_path)
+
+
+@pytest.mark.parametrize("name", AMPERE)
+def test_templates_for_ampere(tmp_path, name):
+    """Newer GPUs translate what is compiled for an Ampere."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip("no Ampere GPU or newer")
+    kernel, tile = AMPERE[name]
+    compare(kernel, tile.config, Target("sm_80"), tmp_path)
