@@ -136,6 +136,8 @@ def _operators(options: argparse.Namespace) -> None:
         rows = sweep.run_sweep(settings, show)
     CONSOLE.print(sweep.summary_table(rows))
     kind = "opdb" + "-gradients" * options.gradients + "-dynamic" * options.dynamic
+    if "@" in backend:
+        kind += f"-{backend.partition('@')[2]}"
     if options.device != CPU:
         kind += f"-{options.device}"
     facts = {"settings": dataclasses.asdict(settings), "device_name": device_name(options.device)}

@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any
 import halide as hl
 
 from polyfuse_halide.library.reduce import Reduction, Tail
+from polyfuse_halide.library.scans import TILE, turn
 
 if TYPE_CHECKING:
     from polyfuse_halide.library.stages import Output, Program
 
 __all__ = ["apply"]
-
-
-_TILE = 16
-_TURNED = 8
-"""Elements that a tile reads at once: 8 vectors of 8 are exchanged with the fewest instructions."""
 
 
 def apply(program: Program) -> None:
@@ -35,7 +31,9 @@ def apply(program: Program) -> None:
         for output in program.outputs:
             _points(program, output, output.axes, [])
         return
-    if program.schedule.kind == "columns":
+    if program.schedule.kind == "scans":
+        _scans(program)
+    elif program.schedule.kind == "columns":
         _columns(program)
     elif program.axes:
         _rows(program)
@@ -104,13 +102,13 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
         rows, row, block, column = (hl.Var(n) for n in ("rows", "row", "block", "column"))
         turned = outer[plan.turn]
         tail = _whole_tiles(program, output, turned, lane, lanes)
-        func.split(turned, rows, row, _TILE, tail or Tail).split(lane, block, column, lanes, tail or Tail)
+        func.split(turned, rows, row, TILE, tail or Tail).split(lane, block, column, lanes, tail or Tail)
         outer[plan.turn] = rows
         func.reorder(column, row, block, *reversed(outer)).vectorize(column)
         if tail is not None:
             func.unroll(row)
             for tile, _ in program.turns:
-                _turn(tile, func, block, turned, lane, lanes)
+                turn(tile, func, block, turned, lane, (TILE, lanes))
         _before(output, func, row, order[-1], lanes)
         _threads(program, func, outer)
         return
@@ -131,20 +129,11 @@ def _whole_tiles(program: Program, output: Output, turned: Any, lane: Any, lanes
     sizes = program.axes[turned.name()], program.axes[lane.name()]
     if not program.turns or output.before is not None or not all(isinstance(s, int) for s in sizes):
         return None
-    if sizes[0] % _TILE == 0 and sizes[1] % lanes == 0:
+    if sizes[0] % TILE == 0 and sizes[1] % lanes == 0:
         return Tail
-    if program.schedule.shift and sizes[0] >= _TILE and sizes[1] >= lanes:
+    if program.schedule.shift and sizes[0] >= TILE and sizes[1] >= lanes:
         return hl.TailStrategy.ShiftInwards
     return None
-
-
-def _turn(tile: Any, func: Any, level: Any, turned: Any, lane: Any, lanes: int) -> None:
-    """A tile is read in vectors along the one axis and kept in vectors along the other: as all of them are
-    there at once, Halide exchanges their elements in registers.
-    """
-    tile.compute_at(func, level).bound_extent(turned, _TILE).bound_extent(lane, lanes)
-    tile.reorder(lane, turned).vectorize(turned, _TURNED).unroll(turned)
-    tile.reorder(lane, turned).unroll(lane)
 
 
 def _before(output: Output, func: Any, level: Any, along: Any, lanes: int) -> None:
@@ -250,6 +239,21 @@ def _columns(program: Program) -> None:
             row.vectorize(head.axes[-1], lanes, Tail)
             for k in range(row.num_update_definitions()):
                 row.update(k).vectorize(head.axes[-1], lanes, Tail)
+
+
+def _scans(program: Program) -> None:
+    """A block of rows at a time, each lane with a row of its own; what is stored has lanes along the rows."""
+    plan, output = program.schedule, program.outputs[0]
+    func, rows = output.func, TILE * plan.unroll
+    tail = hl.TailStrategy.ShiftInwards if plan.shift else Tail
+    block, row, piece, column = (hl.Var(n) for n in ("block", "row", "piece", "column"))
+    func.compute_root().split(output.axes[-1], block, row, rows, tail)
+    func.split(output.loops[-1], piece, column, TILE, tail)
+    func.reorder(column, row, piece, block).vectorize(column).unroll(row)
+    inner = _threads(program, func, [*output.axes[:-1], block])
+    level = block if inner is None or plan.fuse < len(output.axes) else inner
+    for scan in program.scans:
+        scan.schedule(func, level, piece, rows, tail)
 
 
 def _scatter(program: Program, scatter: Any) -> None:

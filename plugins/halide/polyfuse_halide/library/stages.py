@@ -12,6 +12,7 @@ from polyfuse_halide.library.arithmetic import Value, add, expr, maximum, minimu
 from polyfuse_halide.library.combine import merge_scan
 from polyfuse_halide.library.convert import convert, memory_type, widened
 from polyfuse_halide.library.reduce import Body, Reduction, define, reads
+from polyfuse_halide.library.scans import RowScan
 
 __all__ = ["Program", "Schedule", "as_i64", "at", "index", "largest", "least", "shared"]
 
@@ -68,7 +69,8 @@ class Schedule:
 
     Attributes:
         kind: where lanes run: ``"points"`` along the last axis of a kernel without loops, ``"rows"`` along
-            the last loop, ``"columns"`` along the last axis of a kernel with loops.
+            the last loop, ``"columns"`` along the last axis of a kernel with loops, ``"scans"`` along the
+            last axis while a scan walks contiguous rows.
         lanes: points that one vector holds.
         unroll: vectors side by side.
         fuse: outermost axes that are shared by threads as one; 0: one thread does all.
@@ -150,6 +152,7 @@ class Program:
     scatters: list[Scatter] = field(default_factory=list)
     order: list[Any] = field(default_factory=list)
     schedule: Schedule = Schedule("points")
+    scans: list[RowScan] = field(default_factory=list)
     turns: list[tuple[Any, list[Any]]] = field(default_factory=list)
     careful: bool = False
 
@@ -211,6 +214,10 @@ class Program:
     def scan(self, name: str, kind: str, body: Body) -> Callable[..., list[Value]]:
         """An inclusive scan along the loop."""
         places = self._vars([*self.axes, *self.loops])
+        if self.schedule.kind == "scans":
+            found = RowScan(name, kind, places, self.loops[places[-1].name()])
+            self.scans.append(found)
+            return found.define(body(*places)[0])
         if self.schedule.kind == "rows":
             return self._scan_in_lanes(name, kind, places, list(body(*places)))
         func = hl.Func(name)

@@ -1,0 +1,73 @@
+"""Scans along contiguous rows: many rows at a time, and all that is left over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("halide", reason="Halide is not installed")
+
+from polyfuse.base.settings import Settings
+from polyfuse.ir.expr import load
+from polyfuse.ir.kernel import Kernel, KernelArg
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import axis
+from polyfuse.testing.builder import Builder, Carry, Store, result
+from polyfuse_halide.backend import HalideBackend
+from polyfuse_halide.plan import choose_plan
+
+OPTIONS = {"backends": ["halide", "interpreter"]}
+SHAPES = [(32, 64), (16, 16), (48, 64), (33, 70), (40, 1000), (5, 100), (3, 40, 48), (64, 15), (100, 17)]
+
+
+def running_sum(m: int, n: int) -> Kernel:
+    i, r = axis("i0", m), axis("r0", n)
+    args = (KernelArg("in0", "in", DType.f32, m * n), KernelArg("out0", "out", DType.f32, m * n))
+    builder = Builder("running", (i,), (r,), args)
+    place = i * n + r
+    carried = Carry(("s",), "sum", (load("in0", place, DType.f32),), scan=True)
+    builder.loop(carried, Store("out0", place, result("s", DType.f32)))
+    return builder.kernel((m, n))
+
+
+def test_lanes_take_rows_where_tiles_are_whole() -> None:
+    kinds = {shape: choose_plan(running_sum(*shape), 16, None) for shape in ((64, 96), (48, 70), (8, 96))}
+    # where a result may lie over its operand, no tile may begin earlier
+    assert [plan.kind for plan in kinds.values()] == ["scans", "rows", "rows"]
+    text = HalideBackend(Settings.resolve()).emit(running_sum(64, 96)).text
+    assert 'Schedule("scans"' in text
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_running_sums(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    compiled = torch.compile(lambda x: (x * 2).cumsum(-1), backend="polyfuse", options=OPTIONS, dynamic=False)
+    torch.testing.assert_close(compiled(x), (x * 2).cumsum(-1), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.int32, torch.bfloat16, torch.bool])
+def test_running_sums_of_other_types(dtype: torch.dtype) -> None:
+    for shape in ((64, 96), (50, 70)):
+        x = (torch.randn(shape) * 3).to(dtype)
+        found = torch.compile(lambda x: x.cumsum(-1), backend="polyfuse", options=OPTIONS, dynamic=False)(x)
+        torch.testing.assert_close(found, x.cumsum(-1))
+
+
+def test_other_kinds_and_edges() -> None:
+    def every(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values, places = x.cummax(-1)
+        return x.cumprod(-1), x.logcumsumexp(-1), values, places
+
+    x = torch.randn(32, 48)
+    x[0, 5], x[1, 7], x[2, 3] = float("nan"), float("inf"), float("-inf")
+    for actual, expected in zip(
+        torch.compile(every, backend="polyfuse", options=OPTIONS)(x), every(x), strict=True
+    ):
+        torch.testing.assert_close(actual, expected, equal_nan=True)
+
+
+def test_running_sum_in_place() -> None:
+    x = torch.randn(64, 80)
+    expected = x.cumsum(-1)
+    torch.compile(lambda x: x.cumsum_(-1), backend="polyfuse", options=OPTIONS)(x)
+    torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
