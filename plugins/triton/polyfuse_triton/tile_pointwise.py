@@ -16,7 +16,7 @@ from polyfuse_triton.groups import Groups
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.target import Target
 
-__all__ = ["REGISTERS", "contiguous_weights", "grown", "per_thread", "pointwise_plan"]
+__all__ = ["REGISTERS", "can_split", "contiguous_weights", "grown", "per_thread", "pointwise_plan"]
 
 _NAMES = "xyz"
 _WARP = 32
@@ -24,12 +24,6 @@ _ENOUGH = 512
 """Points along one axis that make a tile of their own worth having."""
 _WASTE = 1.125
 """How much larger than the data tiles may be."""
-_ROWS_WASTE = 1.2
-"""The same where arithmetic is saved in return."""
-_LITTLE = 1.05
-"""The same that is not worth shorter blocks."""
-_LINE = 128
-"""Bytes of a cache line."""
 _TURNED = 8
 """The least extent along which a second contiguous axis counts."""
 REGISTERS = 96
@@ -38,8 +32,10 @@ _BUSY = 4
 """Programs for each multiprocessor, below which smaller tiles are better."""
 
 
-def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None) -> Plan:
-    """The plan of a kernel without loops; of one whose rows add to one row for each of some groups."""
+def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, split: bool = False) -> Plan:
+    """The plan of a kernel without loops; of one whose rows add to one row for each of some groups. `split`
+    asks for rows and columns apart where that saves arithmetic.
+    """
     if groups is not None:
         return _columns_of_groups(facts, groups)
     leads = _leads(facts)
@@ -48,7 +44,7 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None) -
     if len(leads) > 1:
         return _square(facts, leads, target)
     group, beside = grown(facts, facts.axes, leads[0], _ENOUGH)
-    if len(group) > 1 and not facts.bent.isdisjoint(group) and _fills_blocks(facts.hints[group[-1]]):
+    if split and can_split(facts, group):
         # what is computed of one axis alone is then computed once for a row or a column of the tile
         group, beside = group[-1:], group[-2]
     count = per_thread(facts.accesses, facts)
@@ -59,11 +55,10 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None) -
     extent = facts.points(group)
     tiles: list[Dim] = []
     lead_block = min(block, power_of_two(max(1, extent)))
-    if beside:
-        lead_block = _fitting(extent, lead_block, max(_WARP, _LINE // _narrowest(facts)))
+    while beside and lead_block > 4 * _WARP and -(-extent // lead_block) * lead_block > extent * _WASTE:
+        lead_block //= 2
     if beside and lead_block < block:
-        most = block // lead_block
-        rows = _fitting(facts.hints[beside], min(most, power_of_two(max(1, facts.hints[beside]))), most // 4)
+        rows = min(block // lead_block, power_of_two(max(1, facts.hints[beside])))
         tiles.append(Dim("y", (beside,), facts.sizes[beside], rows))
     tiles.append(Dim("x", group, product(facts.sizes[a] for a in group), lead_block))
     elements = 1
@@ -82,24 +77,12 @@ def _columns_of_groups(facts: Facts, groups: Groups) -> Plan:
     return Plan((tile,), None, (groups.axis,), (), True, max(1, min(4, block // _WARP)), 1, groups)
 
 
-def _fitting(extent: int, most: int, least: int) -> int:
-    """The largest block up to `most` that wastes little, else the one down to `least` that wastes least."""
-
-    def covered(block: int) -> int:
-        return -(-extent // block) * block
-
-    blocks = [most >> k for k in range(most.bit_length()) if k == 0 or most >> k >= max(1, least)]
-    return next((b for b in blocks if covered(b) <= extent * _LITTLE), min(blocks, key=covered))
-
-
-def _narrowest(facts: Facts) -> int:
-    """Bytes of the narrowest data, which a warp should still read whole lines of."""
-    return min((a.itemsize for a in facts.accesses if facts.share(a) > 0.5), default=4)
-
-
-def _fills_blocks(extent: int) -> bool:
-    """Whether blocks of whole warps cover an extent without much waste."""
-    return any(-(-extent // block) * block <= extent * _ROWS_WASTE for block in (_WARP, 4 * _WARP))
+def can_split(facts: Facts, group: Sequence[str]) -> bool:
+    """Whether axes that run through one dimension may take two, so that what is computed of one axis alone is
+    computed less often. That wastes the end of each row and writes memory in shorter pieces, and has lost
+    wherever it was measured; tuning may try it.
+    """
+    return len(group) > 1 and not facts.bent.isdisjoint(group)
 
 
 def contiguous_weights(accesses: Iterable[Access], facts: Facts) -> dict[str, float]:

@@ -123,7 +123,7 @@ class _Shape:
             return _FEW
         points = self.facts.points((*self.facts.axes, *self.facts.raxes))
         busy = points >= 2 * _PROGRAMS * self.target.processors * elements
-        return _MANY if busy and _MANY * self.facts.registers <= REGISTERS // 2 else _FEW
+        return _MANY if busy and _MANY * self.facts.registers <= REGISTERS * 3 // 4 else _FEW
 
     def _warps(self, count: int, elements: int) -> int:
         """More warps where the values of a thread's points would not fit in its registers."""

@@ -14,12 +14,14 @@ from polyfuse_triton.lanes import with_neighbours
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.rows import kept_rows
 from polyfuse_triton.target import Target
-from polyfuse_triton.tile_pointwise import pointwise_plan
+from polyfuse_triton.tile_pointwise import can_split, pointwise_plan
 from polyfuse_triton.tile_reduction import reduction_plan
 
 __all__ = ["candidates", "choose_plan", "neighbours"]
 
 _LARGEST_TILE = 1 << 17
+_SPLIT = Config.of(x=128, y=8)
+"""Rows and columns apart, where a plan has them as one."""
 _PERSISTENT, _LOOPED = 1, 2
 """Values of a configuration's ``rows``."""
 
@@ -28,7 +30,8 @@ def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) ->
     """The plan for a kernel; a configuration overrides what it names."""
     facts = analyse(kernel)
     if not any(section.looped for section in kernel.sections):
-        return _overridden(pointwise_plan(facts, target, row_groups(kernel, facts)), facts, config)
+        split = config is not None and bool(config.get("y"))
+        return _overridden(pointwise_plan(facts, target, row_groups(kernel, facts), split), facts, config)
     rows = kept_rows(kernel, facts)
     wanted = (config or Config()).get("rows")
     persistent = None if wanted == 0 else wanted == _PERSISTENT
@@ -47,7 +50,10 @@ def candidates(kernel: Kernel, target: Target) -> tuple[Config, ...]:
     if not facts.axes and not facts.raxes:
         return ()
     default = choose_plan(kernel, target)
-    return tuple(dict.fromkeys((_config_of(default), *_possible(kernel, target, default))))
+    found = [_config_of(default), *_possible(kernel, target, default)]
+    if default.reduced is None and len(default.dims) == 1 and can_split(facts, default.dims[0].axes):
+        found.append(_config_of(choose_plan(kernel, target, _SPLIT)))
+    return tuple(dict.fromkeys(found))
 
 
 def neighbours(kernel: Kernel, target: Target, config: Config) -> tuple[Config, ...]:

@@ -1,4 +1,4 @@
-"""Tiles fit the data: no program idles beside a border where blocks of another length avoid it."""
+"""Tiles of kernels whose indices divide."""
 
 from __future__ import annotations
 
@@ -6,42 +6,98 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
+
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.parse import parse
+from polyfuse.plugin import Config
+from polyfuse_triton.codegen import configs
 from polyfuse_triton.target import known_target
 from polyfuse_triton.tiling import choose_plan
+from triton_interpreted import in_interpreter, run_text
+
+TARGET = known_target("sm_90")
 
 
-def resampled(side: int, kind: str = "f32") -> Kernel:
+def resampled(images: int, side: int) -> str:
     """Images whose rows and columns are repeated."""
     half = side // 2
-    found = parse(
-        f"""kernel k on cuda {{
+    return f"""kernel k on cuda {{
   numerics fast
-  axes p0{{4096}} ~ 4096, p1{{{side}}} ~ {side}, p2{{{side}}} ~ {side}
-  in in0: {kind}[{4096 * half * half}] aligned
-  out out0: {kind}[{4096 * side * side}] aligned
+  axes p0{{{images}}} ~ {images}, p1{{{side}}} ~ {side}, p2{{{side}}} ~ {side}
+  in in0: f32[{images * half * half}] aligned
+  out out0: f32[{images * side * side}] aligned
   once {{
-    v1 = load {kind} in0[{half * half}*p0 + {half}*(p1 // 2) + (p2 // 2)]
-    store {kind} set out0[{side * side}*p0 + {side}*p1 + p2] = v1
+    v1 = load f32 in0[{half * half}*p0 + {half}*(p1 // 2) + (p2 // 2)]
+    store f32 set out0[{side * side}*p0 + {side}*p1 + p2] = v1
   }}
 }}"""
+
+
+def kernel(images: int, side: int) -> Kernel:
+    found = parse(resampled(images, side))
+    assert isinstance(found, Kernel)
+    return found
+
+
+def test_images_are_written_in_one_piece_and_nothing_is_wasted():
+    (x,) = choose_plan(kernel(4096, 224), TARGET).dims
+    assert x.extent == 224 * 224 and x.is_full
+
+
+def test_rows_and_columns_apart_are_among_the_candidates():
+    found = [c for c in configs(kernel(4096, 224), TARGET) if c.get("y")]
+    assert found
+    plan = choose_plan(kernel(4096, 224), TARGET, found[0])
+    assert [dim.name for dim in plan.dims] == ["y", "x"]
+    assert choose_plan(kernel(4096, 224), TARGET, configs(kernel(4096, 224), TARGET)[0]).dims[0].name == "x"
+
+
+@pytest.mark.parametrize("blocks", [{"x": 16, "y": 4}, {"x": 64, "y": 1}, {"x": 128, "y": 64}])
+def test_rows_and_columns_apart_give_the_same(blocks):
+    operands = (torch.randn(3 * 17 * 17), torch.empty(3 * 34 * 34))
+    found, wanted, text = in_interpreter(run_text, resampled(3, 34), Config.of(**blocks), operands)
+    assert "YBLOCK" in text and torch.equal(found[1], wanted[1])
+
+
+def normalised(kind: str) -> Kernel:
+    """Rows divided by their mean square, times a weight."""
+    wide = "" if kind == "f32" else "\n    {0} = cast f32 ({1})"
+    load = "    {0} = load f32 {2}" if kind == "f32" else "    {1} = load " + kind + " {2}" + wide
+    store = "    store f32 set out0[4096*p0 + r0] = w5"
+    if kind != "f32":
+        store = f"    w6 = cast {kind} (w5)\n    store {kind} set out0[4096*p0 + r0] = w6"
+    found = parse(
+        "\n".join(
+            [
+                "kernel k on cuda {",
+                "  numerics fast",
+                "  axes p0{16384} ~ 16384",
+                "  raxes r0{4096} ~ 4096",
+                f"  in in0: {kind}[67108864] aligned",
+                f"  in in1: {kind}[4096] aligned",
+                f"  out out0: {kind}[67108864] aligned",
+                "  loop {",
+                load.format("v1", "v0", "in0[4096*p0 + r0]"),
+                "    v2 = mul f32 (v1, v1)",
+                "    v3 = reduce f32 sum (v2)",
+                "  }",
+                "  loop {",
+                load.format("w1", "w0", "in0[4096*p0 + r0]"),
+                load.format("w3", "w2", "in1[r0]"),
+                "    w4 = div f32 (w1, v3)",
+                "    w5 = mul f32 (w4, w3)",
+                store,
+                "  }",
+                "}",
+            ]
+        )
     )
     assert isinstance(found, Kernel)
     return found
 
 
-@pytest.mark.parametrize(
-    ("side", "kind", "rows", "columns"),
-    [(224, "f32", 32, 32), (256, "f32", 4, 256), (768, "f32", 4, 256), (192, "bf16", 32, 64)],
-)
-def test_blocks_divide_rows_where_they_can(side, kind, rows, columns):
-    plan = choose_plan(resampled(side, kind), known_target("sm_90"))
-    assert [(dim.name, dim.block) for dim in plan.dims] == [("y", rows), ("x", columns)]
-
-
-def test_blocks_are_no_shorter_than_a_line_of_the_cache():
-    # nothing divides 222: the least waste is taken, in blocks that a warp reads whole lines with
-    plan = choose_plan(resampled(222), known_target("sm_90"))
-    (x,) = [dim for dim in plan.dims if dim.name == "x"]
-    assert x.block >= 32 and -(-222 // x.block) * x.block <= 224
+@pytest.mark.parametrize(("kind", "warps"), [("bf16", 8), ("f32", 16)])
+def test_a_thread_has_more_points_of_narrow_rows(kind, warps):
+    plan = choose_plan(normalised(kind), TARGET)
+    assert plan.persistent and plan.num_warps == warps
