@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import importlib
 import shutil
-import statistics
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,10 @@ from typing import Any
 import torch
 
 from polyfuse_bench.ahead import adopt, go_ahead
-from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, cache_environment, empty_caches
+from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, empty_caches
 from polyfuse_bench.child import TASKS, ChildFailed, first_line, run_child
-from polyfuse_bench.compile_time import keep_byte_code
 from polyfuse_bench.devices import CPU
+from polyfuse_bench.starts import start_rows
 from polyfuse_bench.timing import DEFAULT_EFFORT, Effort
 
 Row = dict[str, Any]
@@ -161,10 +160,11 @@ def _selecting_tasks(
 
 
 def compile_time(selection: Selection) -> Plan:
-    return [
-        functools.partial(_compile_row, selection, selection.model_task("compile", name, mode))
-        for name, mode in _targets(selection)
-    ]
+    tasks = [selection.model_task("compile", name, mode) for name, mode in _targets(selection)]
+    if selection.together < 2:
+        return [functools.partial(_compile_row, selection, task) for task in tasks]
+    figures = start_rows(tasks, selection.compilers, selection.repeats, selection.together)
+    return [lambda task=task: {**_row_head(task), **next(figures)} for task in tasks]
 
 
 def tuning(selection: Selection) -> Plan:
@@ -254,32 +254,8 @@ def _own_row(task: Mapping[str, Any]) -> Row:
 
 def _compile_row(selection: Selection, task: Mapping[str, Any]) -> Row:
     """Cold starts, the backends taking turns, each followed by a warm start from the caches it filled."""
-    cold: dict[str, list[float]] = {name: [] for name in selection.compilers}
-    warm: dict[str, list[float]] = {name: [] for name in selection.compilers}
-    failures: dict[str, str] = {}
-    keep_byte_code()
-    for _ in range(selection.repeats):
-        for name in selection.compilers:
-            if name in failures:
-                continue
-            with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as folder:
-                environment = cache_environment(Path(folder))
-                try:
-                    first = run_child({**task, "backend": name}, environment=environment)
-                    again = run_child({**task, "backend": name}, environment=environment)
-                except ChildFailed as failure:
-                    failures[name] = str(failure)
-                    continue
-            cold[name].append(first["first_call"])
-            warm[name].append(again["first_call"])
-    return {
-        **_row_head(task),
-        "cold": {name: statistics.median(values) for name, values in cold.items() if values},
-        "warm": {name: statistics.median(values) for name, values in warm.items() if values},
-        "cold_samples": cold,
-        "warm_samples": warm,
-        "failures": failures,
-    }
+    (figures,) = start_rows([task], selection.compilers, selection.repeats)
+    return {**_row_head(task), **figures}
 
 
 def _memory_row(selection: Selection, task: Mapping[str, Any]) -> Row:

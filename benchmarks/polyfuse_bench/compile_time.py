@@ -19,6 +19,7 @@ import torch
 
 from polyfuse_bench.devices import CPU, waiter
 from polyfuse_bench.targets import target
+from polyfuse_bench.turns import turn
 
 
 @cache
@@ -35,7 +36,7 @@ def keep_byte_code() -> None:
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     """Seconds of the first call, and of the second for comparison."""
     work, wait = target(task), waiter(task.get("device", CPU))
-    with torch.set_grad_enabled(work.gradients):
+    with turn(), torch.set_grad_enabled(work.gradients):
         wait()
         began = time.perf_counter()
         call = work.start(task["backend"])

@@ -176,7 +176,7 @@ def _parser() -> argparse.ArgumentParser:
         "--together",
         type=int,
         default=1,
-        help="models that are compiled side by side, in processes, and then timed one by one",
+        help="models (compile: processes) that are prepared side by side and then timed one by one",
     )
     measured.add_argument("--ahead", type=int, default=0, help="processes that compile products beforehand")
     operators = parser.add_argument_group("opdb")
