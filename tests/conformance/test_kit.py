@@ -128,6 +128,19 @@ def test_a_refusal_is_an_answer():
     assert all(c.status is Status.PASS for c in matrix.cells if c.row == "cos")
 
 
+def test_kernels_are_made_for_the_device_that_they_run_on():
+    seen: list[str] = []
+
+    class Curious(InterpreterBackend):
+        def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+            seen.append(kernel.device)
+            raise PolyfuseError("no kernels today")
+
+    cases = list(scalar_cases(True))[:2]
+    Run(Curious(Settings()), "elsewhere:1").matrix(cases, contract=False)
+    assert len(seen) > 2 and set(seen) == {"elsewhere"}
+
+
 def test_a_failing_build_costs_its_own_operation():
     matrix = matrix_of(Breaking, scalar_cases(True))
     assert failed(matrix) == {"cos"}

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from pathlib import Path
 
 from polyfuse.base.errors import KernelBuildError
@@ -96,7 +97,7 @@ class Run:
         cells: list[Cell] = []
         with tempfile.TemporaryDirectory(prefix="polyfuse-conformance-") as name:
             folder = Path(name)
-            claimed = [kept for case in cases for kept in self._claimed(case, cells)]
+            claimed = [self._placed(kept) for case in cases for kept in self._claimed(case, cells)]
             for number in range(0, len(claimed), BATCH):
                 self._batch(claimed[number : number + BATCH], folder, cells)
             labels = dict.fromkeys(part.label for case in cases for part in case.parts)
@@ -107,6 +108,10 @@ class Run:
         seconds = time.perf_counter() - start
         label = self.backend.name or type(self.backend).__name__
         return Matrix(label, tuple(ordered), dict(self.backend.describe()), seconds)
+
+    def _placed(self, case: Case) -> Case:
+        """The case with its kernel made for the device that it runs on."""
+        return replace(case, kernel=replace(case.kernel, device=self.device.partition(":")[0]))
 
     def _claimed(self, case: Case, cells: list[Cell]) -> Iterator[Case]:
         """The case without the parts that the backend refuses."""
@@ -167,7 +172,7 @@ class Run:
     def _apart(self, case: Case, reason: str, folder: Path, cells: list[Cell]) -> None:
         halves = case.split()
         for half in halves:
-            self._batch([half], folder, cells)
+            self._batch([self._placed(half)], folder, cells)
         if not halves:
             for part in case.parts:
                 cells.append(_cell(part, Status.FAIL, reason))

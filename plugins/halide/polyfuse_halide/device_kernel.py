@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.kernel import Kernel, Stmt
 from polyfuse.plugin import Config
-from polyfuse.symbolic import IndexLike, axis, axis_size
+from polyfuse.symbolic import IndexLike, axis, axis_name, axis_size, coefficient
 from polyfuse_halide.address import affine, index_text
-from polyfuse_halide.device_plan import choose_device_plan
+from polyfuse_halide.device_plan import DevicePlan, choose_device_plan
 from polyfuse_halide.forward import forwarded
 from polyfuse_halide.kernel import Emitter, KernelText, Store, check_sizes, tuple_text
 
@@ -29,11 +29,28 @@ def device_kernel_text(kernel: Kernel, processors: int, config: Config | None = 
         hints = plain.size_hints and (1, *plain.size_hints)
         plain = replace(plain, axes=(axis("one0", 1),), size_hints=hints)
     plan = choose_device_plan(plain, processors, config)
-    return _DeviceEmitter(plain, f"p.grid = {plan.text()}").emit()
+    return _DeviceEmitter(plain, plan).emit()
 
 
 class _DeviceEmitter(Emitter):
     """The state of writing one kernel for a device."""
+
+    def __init__(self, kernel: Kernel, plan: DevicePlan) -> None:
+        super().__init__(kernel, f"p.grid = {plan.text()}")
+        self.plan = plan
+        self.tiles: dict[str, str] = {}
+
+    def _load(self, stmt: Stmt, args: Sequence[str]) -> str:
+        """A load along the turned axis is one from a tile."""
+        found = super()._load(stmt, args)
+        buffer, index, count, masked = stmt.attrs
+        if self.plan.turn < 0 or count or masked or buffer in self.locals:
+            return found
+        steps = [coefficient(index, axis_name(self.kernel.axes[k])) for k in (self.plan.turn, -1)]
+        if steps[0] != 1 or steps[1] in (0, 1, None):
+            return found
+        name = self.tiles.setdefault(found, f"tile{len(self.tiles)}")
+        return f"{name}({', '.join(self.axes)})"
 
     def _stores(self, stores: Sequence[Store]) -> None:
         plain: list[_Placed] = []
@@ -73,6 +90,8 @@ class _DeviceEmitter(Emitter):
         strides = ", ".join("[" + ", ".join(index_text(step) for step in steps) + "]" for steps in steps_of)
         self.lines.append(f"def out_all({', '.join(places)}):")
         self.lines.append(f"    return ({''.join(call + ', ' for call in calls)})")
+        for text, name in self.tiles.items():
+            self.lines.append(f'{name} = p.tile("{name}", lambda {", ".join(self.axes)}: ({text}, ))')
         self.lines.append(f'p.store("out", {looped}, [{strides}], out_all)')
         extents = [axis_size(a) for a in (*self.kernel.axes, *raxes)]
         for (store, offset, _), steps in zip(ordered, steps_of, strict=True):

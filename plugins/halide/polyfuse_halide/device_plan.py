@@ -73,15 +73,27 @@ def _pointwise(
     last = axis_size(kernel.axes[-1])
     even = isinstance(last, int) and last % 4 == 0
     flat = len(axes) == 1 or hints[axes[-1]] < _LONG_AXIS
-    return DevicePlan(each=4 if enough else 1, vector=enough and even and _aligned(kernel), flat=flat)
+    each = 4
+    if isinstance(last, int) and last % 8 == 0 and _wide(kernel) <= 2 and _aligned(kernel, 8):
+        each = 8
+    return DevicePlan(
+        each=each if enough else 1, vector=enough and even and _aligned(kernel, each), flat=flat
+    )
 
 
-def _aligned(kernel: Kernel) -> bool:
-    """Whether four neighbours may be moved as one: Halide takes every tensor to begin at such a place."""
+def _wide(kernel: Kernel) -> int:
+    """Bytes of an element of the largest tensors."""
+    sizes = [(a.numel, a.dtype.itemsize) for a in kernel.args if isinstance(a.numel, int)]
+    most = max((numel for numel, _ in sizes), default=0)
+    return max((width for numel, width in sizes if numel == most), default=4)
+
+
+def _aligned(kernel: Kernel, count: int) -> bool:
+    """Whether so many neighbours may be moved as one: Halide takes every tensor to begin at such a place."""
     stores = [s for part in kernel.sections for s in part.body if s.op == "store"]
     spots = (substitute(s.attrs[1], {axis_name(a): 0 for a in kernel.axes}) for s in stores)
     return all(a.aligned for a in kernel.args if a.kind != "size") and all(
-        isinstance(spot, int) and spot % 4 == 0 for spot in spots
+        isinstance(spot, int) and spot % count == 0 for spot in spots
     )
 
 

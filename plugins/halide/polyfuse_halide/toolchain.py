@@ -72,6 +72,8 @@ def pipeline_of(source: Source) -> tuple[Any, list[Any]]:
     namespace: dict[str, Any] = dict(vars(library))
     exec(compile(source.rendered(), f"{source.name}.py", "exec"), namespace)
     program = library.DeviceProgram() if on_device(source) else library.Program()
+    if on_device(source):
+        namespace.update(library.DEVICE_FUNCTIONS)
     namespace[source.symbol](program)
     pipeline: tuple[Any, list[Any]] = program.finish()
     return pipeline

@@ -55,6 +55,7 @@ class Stage:
     shared: list[tuple[Any, list[Any], list[Any]]] = field(default_factory=list)
     reductions: list[DeviceReduction] = field(default_factory=list)
     scans: list[DeviceScan] = field(default_factory=list)
+    tiles: list[tuple[Any, list[Any]]] = field(default_factory=list)
     made: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
 
@@ -142,6 +143,18 @@ class DeviceProgram(Program):
 
         return self._lazy(name, make)
 
+    def tile(self, name: str, body: Body) -> Callable[..., Value]:
+        """A value that lies along the turned axis: a tile of it is fetched as it lies, and read turned."""
+
+        def make() -> Callable[..., Value]:
+            axes = self._vars(list(self.axes))
+            func = hl.Func(self._name(name))
+            define(func, axes, list(body(*axes))[:1])
+            self.stage.tiles.append((func, axes))
+            return lambda *where: reads(func, where, 1)[0]
+
+        return self._lazy(name, make)
+
     # --- what is stored -------------------------------------------------------------------------------------
 
     def store(
@@ -212,6 +225,12 @@ class DeviceProgram(Program):
         func.reorder(some, column, row, columns, rows, *reversed(rest)).unroll(some)
         block = self._fused(func, [*rest, rows, columns])
         func.gpu_blocks(block).gpu_threads(column, row)
+        for tile, places in self.stage.tiles:
+            along, other = places[self.grid.turn], places[-1]
+            tile.compute_at(func, block).align_storage(other, _TILE + 1)
+            tile.split(other, some, row, _TILE_ROWS, Tail)
+            tile.reorder(some, along, row, *(a for k, a in enumerate(places[:-1]) if k != self.grid.turn))
+            tile.unroll(some).gpu_threads(along, row)
         return column
 
     def _fused(self, func: Any, variables: list[Any]) -> Any:
@@ -270,10 +289,24 @@ class DeviceProgram(Program):
                 shared.reorder(*reversed(loops), *reversed(axes))
                 shared.split(self._fused(shared, loops), rounds, lane, self.grid.lanes, Tail)
                 shared.reorder(lane, axes[-1], rounds, *reversed(axes[:-1]))
+                self._unrolled(shared, rounds)
             self._threads(shared, lane, axes[-1])
         parts: list[DeviceReduction | DeviceScan] = [*stage.reductions, *stage.scans]
         for part in parts:
             part.schedule(func, level, None if alone else self._threads)
+
+    def _unrolled(self, stage: Any, rounds: Any) -> None:
+        """Several loads on their way at once, where the number of rounds is known."""
+        count: Any = 1
+        for extent in self.loops.values():
+            count = count * extent
+        if not isinstance(count, int) or count % self.grid.lanes:
+            return
+        count //= self.grid.lanes
+        for width in (4, 2):
+            if count % width == 0 and count > width:
+                stage.unroll(rounds, width)
+                return
 
     def scatter(
         self,

@@ -8,10 +8,11 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, expr
+from polyfuse_halide.library.arithmetic import Value, expr, from_bits
 from polyfuse_halide.library.combine import Fold, Moments
 from polyfuse_halide.library.convert import convert
-from polyfuse_halide.library.exponentials import exp
+from polyfuse_halide.library.exponentials import exp, exp_core, exp_reduce
+from polyfuse_halide.library.polynomials import is_wide, single
 from polyfuse_halide.library.reduce import Body, define, reads
 
 __all__ = ["DevicePass", "DeviceReduction", "Threads", "flat_of", "places_of"]
@@ -45,6 +46,16 @@ def total(sizes: Sequence[Any]) -> Any:
     for size in sizes:
         found = size if isinstance(found, int) and found == 1 else found * size
     return found
+
+
+def _share(x: Value) -> Value:
+    """e**x of what is not above zero, for a sum in which something is one: what is tiny beside that may be
+    anything tiny.
+    """
+    if is_wide(x):
+        return exp(x)
+    r, _, n = exp_reduce(hl.select(x < single(-87.0), single(-87.0), x))
+    return exp_core(r) * from_bits(hl.Float(32), (n + hl.i32(127)) << hl.i32(23))
 
 
 @dataclass
@@ -201,7 +212,7 @@ class DeviceReduction:
         def shifted(*places: Any) -> list[Value]:
             operands = self.body(*places)
             largest = reads(main.func, places[: len(self.axes)], main.count)
-            return [exp(operands[starts[k]] - largest[main.places[k][0]]) for k in softmax]
+            return [_share(operands[starts[k]] - largest[main.places[k][0]]) for k in softmax]
 
         sums: list[Fold | Moments] = [Fold("sum", self.kinds[k][1]) for k in softmax]
         self.passes.append(self._pass(f"{self.name}_sum", sums, shifted))
@@ -226,5 +237,5 @@ class DeviceReduction:
 
     def schedule(self, consumer: Any, level: Any, threads: Threads | None) -> None:
         """Compute everything at a loop of the launch."""
-        for single in self.passes:
-            single.schedule(consumer, level, threads)
+        for one in self.passes:
+            one.schedule(consumer, level, threads)

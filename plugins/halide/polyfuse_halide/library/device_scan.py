@@ -35,7 +35,10 @@ class DeviceScan:
         self.raw = hl.Func(f"{self.name}_raw")
         define(self.raw, [*self.axes, step], values)
         self.step = step
+        # an odd stretch keeps threads that walk side by side in different banks of memory
         self.each = (self.extent + self.lanes - 1) // self.lanes
+        if self.lanes > 1:
+            self.each = self.each + 1 - self.each % 2
         lane, item = hl.Var(f"{self.name}_lane"), hl.Var(f"{self.name}_item")
         self.lane, self.item = lane, item
         run = hl.Func(f"{self.name}_run")
@@ -88,10 +91,10 @@ class DeviceScan:
         threads(self.raw, inside, point)
         self.run.bound(self.lane, 0, self.lanes).bound(self.item, 0, self.each)
         self.run.reorder_storage(self.item, self.lane, *reversed(self.axes))
-        self.run.reorder(self.lane, point, self.item)
+        self.run.reorder(self.item, self.lane, point)
         threads(self.run, self.lane, point)
         update = self.run.update(0)
-        update.reorder(self.lane, point, self.walk)
+        update.reorder(self.walk, self.lane, point)
         threads(update, self.lane, point)
         for func in self.sums:
             func.compute_at(consumer, level).bound(self.lane, 0, self.lanes)
