@@ -123,8 +123,10 @@ def test_types(backend, tmp_path, dtype, out):
         Tiling(1, 64, split=2, stages=6),
         Tiling(1, 256, across=2, stages=4),
         Tiling(2, 128, stages=4),
+        Tiling(1, 256, stages=4, order=True),
+        Tiling(1, 128, across=2, split=2, stages=6, order=True),
     ),
-    ids=("wide", "turns", "split", "two parts", "tall"),
+    ids=("wide", "turns", "split", "two parts", "tall", "in order", "in order split"),
 )
 @pytest.mark.parametrize("depth", (64, 144, 528))
 def test_narrow_floats(backend, tmp_path, tiling, depth):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from polyfuse.base.errors import UnsupportedError
@@ -16,9 +17,12 @@ from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMI
 
 __all__ = ["configs", "emit", "estimate", "neighbours"]
 
-_MOST = 16
+_MOST = 12
+_MOST_ALIKE = 2
 _MOST_STAGES = 12
 _LEAST_USED = 16
+_LEAST_RING = 100 << 10
+"""Bytes of stages that keep memory busy from one multiprocessor."""
 _FEW_COLUMNS = 128
 """Results with fewer columns than this get tiles that are no wider."""
 
@@ -32,7 +36,7 @@ def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:
 
 def configs(kernel: Kernel, target: Target) -> tuple[Config, ...]:
     """Tilings worth timing, the best guess first. Raises `UnsupportedError` for what is not generated."""
-    return tuple(t.config for t in _ranked(_accepted(kernel), target)[:_MOST])
+    return tuple(t.config for t in _various(_ranked(_accepted(kernel), target)))
 
 
 def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, ...]:
@@ -40,7 +44,6 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, 
     problem, tiling = _accepted(kernel), Tiling.of(config)
     changed = [replace(tiling, raster=n) for n in (tiling.raster // 2, tiling.raster * 2) if n]
     changed.append(replace(tiling, stages=tiling.stages - 1))
-    changed += [replace(tiling, burst=n) for n in (tiling.burst - 1, tiling.burst + 1) if n]
     if tiling.split > 1:
         changed += [replace(tiling, split=tiling.split * 2), replace(tiling, split=tiling.split // 2)]
     for across, down in ((1, 1), (2, 1), (1, 2), (2, 2)):
@@ -71,6 +74,20 @@ def _ranked(problem: Problem, target: Target) -> list[Tiling]:
     return sorted(dict.fromkeys(found), key=lambda t: estimate(problem, t, target))
 
 
+def _various(ranked: Iterable[Tiling]) -> list[Tiling]:
+    """The first of a list, without many that differ only in who shares what."""
+    found: list[Tiling] = []
+    alike: dict[Tiling, int] = {}
+    for tiling in ranked:
+        kind = replace(tiling, stages=0, across=1, down=1)
+        alike[kind] = alike.get(kind, 0) + 1
+        if alike[kind] <= _MOST_ALIKE:
+            found.append(tiling)
+        if len(found) == _MOST:
+            break
+    return found
+
+
 def _candidates(problem: Problem, target: Target) -> Iterator[Tiling]:
     along_rows = vector_of(problem).along_rows
     for swap in (False, True):
@@ -80,9 +97,11 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Tiling]:
         # neighbours in memory should be columns of a tile, unless there are few
         if columns > _FEW_COLUMNS and swap != along_rows and rows > _FEW_COLUMNS:
             continue
-        for tiling in _wide(swap):
+        for tiling in (*_wide(swap), *_fitted(rows, columns * batch, swap, target)):
             if columns > _FEW_COLUMNS // 2 or tiling.columns <= 64:
                 yield _filled(tiling)
+                if problem.promotes and tiling.consumers > 1 and not tiling.turns:
+                    yield _filled(replace(tiling, order=True))
         if columns <= _FEW_COLUMNS:
             few = _round_up(columns, 8) if columns <= 32 else _round_up(columns, 32)
             for consumers in (1, 2):
@@ -92,6 +111,21 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Tiling]:
             yield from _even(few, swap, rows * max(1, batch), depth, target)
 
 
+def _fitted(rows: int, columns: int, swap: bool, target: Target) -> Iterator[Tiling]:
+    """With tiles of as many columns as make a number of tiles that multiprocessors share without a rest."""
+    for blocks, consumers, turns in ((1, 1, False), (1, 2, False), (2, 2, False), (1, 2, True), (2, 2, True)):
+        tall = -(-rows // Tiling(blocks, 64, consumers, turns).rows)
+        for rounds in (1, 2, 3, 4):
+            each = target.processors * rounds // tall
+            if not each:
+                continue
+            fit = -(-columns // each)
+            fit = _round_up(fit, 8 if fit <= 64 else 16)
+            if 16 <= fit and fit * blocks <= 256:
+                for across, down in ((1, 1), (2, 1), (1, 2)):
+                    yield Tiling(blocks, fit, consumers, turns, across=across, down=down, swap=swap)
+
+
 def _even(columns: int, swap: bool, rows: int, depth: int, target: Target) -> Iterator[Tiling]:
     """With tiles of as many rows as give each multiprocessor equally many, for memory decides."""
     for split in (1, 2, 4):
@@ -99,12 +133,13 @@ def _even(columns: int, swap: bool, rows: int, depth: int, target: Target) -> It
             used = _round_up(-(-rows * split // (target.processors * together)), 8)
             if not _LEAST_USED <= used <= 128 or used % 64 == 0 or split * 256 > max(depth, 256):
                 continue
-            for across in (1, 2) if columns >= 32 and split == 1 else (1,):
+            for across in (1, 2) if columns > 32 and split == 1 else (1,):
                 tiling = Tiling(
                     1 if used < 64 else 2, columns, 1, across=across, split=split, swap=swap, used=used
                 )
                 room = MULTIPROCESSOR_SHARED // together - RESERVED - replace(tiling, stages=0).shared_bytes
-                yield replace(tiling, stages=min(_MOST_STAGES, room // tiling.stage_bytes))
+                deep = max(_LEAST_RING // tiling.stage_bytes, 4)
+                yield replace(tiling, stages=min(deep, room // tiling.stage_bytes))
             if used > 64:
                 yield _filled(Tiling(1, columns, 2, split=split, swap=swap, used=used))
 
@@ -159,13 +194,15 @@ def _round_up(number: int, step: int) -> int:
 
 _MULTIPLIES = 2048
 """16-bit products of a multiprocessor in a cycle."""
-_LEAST_PRODUCT = 28
+_LEAST_PRODUCT = 20
 """Cycles that a product of 64 rows takes at least, however few its columns."""
-_CACHE_BYTES = 55
+_CACHE_BYTES = 70
 _MEMORY_BYTES = 19
 _MOST_MEMORY_BYTES = 28
 """Bytes in a cycle: that a multiprocessor gets from the last cache, that each gets from memory when all ask,
 and when few do."""
+_LATENCY = 1500
+"""Cycles between asking for a ring of stages and having it, while memory is busy."""
 _SIGNALS = 40
 """Cycles of a stage in which nothing is multiplied."""
 _START = 2500
@@ -189,19 +226,24 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     waves = -(-blocks // (room // tiling.cluster * tiling.cluster))
     beside = min(tiling.resident, -(-blocks // target.processors))
     stages = -(-depth * size // 128) / tiling.split
+    # groups take turns only where a block has several tiles
+    turns = tiling.turns and waves > 1
     per_product = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_PRODUCT)
-    signals = _SIGNALS / 4 if tiling.turns else _SIGNALS
+    signals = _SIGNALS / 4 if turns else _SIGNALS
     products = stages * (4 * (tiling.rows // 64) * per_product + signals)
     fed = stages * 128 * (tiling.taken / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
     finish = tiling.taken * tiling.columns / _FINISHED / tiling.split
-    each = _together(products, fed) * beside + finish * (0.15 if tiling.turns else 1.0)
+    each = _together(products, fed) * beside + finish * (0.15 if turns else 1.0)
     moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
     busiest = moved / blocks * waves * beside
     streamed = max(moved / (_MEMORY_BYTES * target.processors), busiest / _MOST_MEMORY_BYTES)
+    waited = waves * stages / tiling.stages * _LATENCY
     # blocks that split the depth do not stay for another tile
     starts = _START * waves + _EXCHANGE if tiling.split > 1 else _START
-    slower = 1.02 if vector_of(problem).along_rows != tiling.swap else 1.0
-    return slower * _together(waves * each, streamed) + starts + finish
+    slower = 1.01 if tiling.cluster > 1 else 1.0
+    slower *= 1.02 if tiling.turns and not turns else 1.0
+    slower *= 1.02 if vector_of(problem).along_rows != tiling.swap else 1.0
+    return slower * _together(waves * each, math.hypot(streamed, waited)) + starts + finish
 
 
 def _together(one: float, other: float) -> float:

@@ -32,6 +32,8 @@ class Tiling:
         raster: tiles along the rows that are taken before the next column.
         burst: stages that are fetched together.
         swap: whether rows and columns change places: the columns of a tile may be few.
+        order: whether groups that share a tile multiply one after the other, so that one takes its sums out of
+            the multipliers while the other multiplies.
         used: rows of a tile that are of use, where that shares out few tiles evenly; 0: all.
     """
 
@@ -46,6 +48,7 @@ class Tiling:
     raster: int = 8
     burst: int = 1
     swap: bool = False
+    order: bool = False
     used: int = 0
 
     @property
@@ -104,7 +107,7 @@ class Tiling:
     def _shared(self, buffers: int) -> int:
         row = 32 if self.chunk == 32 else self.chunk + 4
         staging = 0 if self.split > 1 else self.consumers * 4 * 16 * row * 4 * buffers
-        turns = 16 if self.turns else 0
+        turns = 16 if self.turns or self.order else 0
         return 1024 + self.stages * self.stage_bytes + staging + turns
 
     @property
@@ -130,6 +133,7 @@ class Tiling:
             raster=self.raster,
             burst=self.burst,
             swap=int(self.swap),
+            order=int(self.order),
             used=self.used,
         )
 
@@ -138,9 +142,10 @@ class Tiling:
         """What `config` wrote."""
         values = dict(config.values)
         return Tiling(
-            **{name: values[name] for name in values if name not in ("turns", "swap")},
-            turns=bool(values["turns"]),
-            swap=bool(values["swap"]),
+            **{
+                name: bool(value) if name in ("turns", "swap", "order") else value
+                for name, value in values.items()
+            }
         )
 
     def fault(self, problem: Problem) -> str:
@@ -150,6 +155,8 @@ class Tiling:
             return f"{self.shared_bytes} bytes of shared memory are more than {SHARED_LIMIT}"
         if self.blocks * self.columns > 256 or self.columns % (8 * self.parts(problem)):
             return "a thread would hold too many sums"
+        if self.order and (self.turns or self.consumers < 2 or not problem.promotes):
+            return "there is nothing to do in order"
         if self.used and (self.used % 8 or self.used > self.rows or self.turns or self.down > 1 or along[0]):
             return f"of {self.rows} rows, the first {self.used} cannot be taken alone"
         if (self.rows - self.taken) > self.stages * self.columns:

@@ -81,11 +81,26 @@ def test_few_rows_are_shared_out_evenly():
         Tiling(1, 16, consumers=1, swap=True, used=72),
         Tiling(1, 16, consumers=1, stages=2, swap=True, used=16),
         Tiling(1, 64, turns=True, swap=True, used=32),
+        Tiling(1, 128, order=True),
     ),
 )
 def test_a_part_of_a_tile_that_cannot_be_taken_alone_is_refused(tiling):
     with pytest.raises(UnsupportedError, match="choose another tiling"):
         emit(product(16, 4096, 4096), tiling.config, TARGET)
+
+
+def test_tiles_fit_the_number_of_multiprocessors():
+    """256 x 14336 in tiles of 128 x 256 would leave 20 of 132 without work."""
+    tilings = [Tiling.of(config) for config in configs(product(256, 14336, 4096), TARGET)]
+    assert any(128 <= -(-256 // t.rows) * -(-14336 // t.columns) <= 132 for t in tilings)
+    alike = [(t.blocks, t.columns, t.consumers, t.turns, t.split, t.swap) for t in tilings]
+    assert max(map(alike.count, alike)) == 2
+
+
+def test_groups_that_share_a_tile_of_narrow_floats_may_multiply_in_turn():
+    kernel = product(512, 512, 512, dtype="f8e4m3")
+    assert any(Tiling.of(config).order for config in configs(kernel, TARGET))
+    assert "constexpr bool IN_ORDER = true;" in emit(kernel, Tiling(1, 256, order=True).config, TARGET).text
 
 
 def test_sums_of_narrow_floats_are_taken_out_in_two_parts_where_a_tile_is_wide():

@@ -17,11 +17,12 @@ constexpr int CLUSTER = CX * CY * SPLIT;
 constexpr int SHARERS = CX + CY - 1;
 constexpr int LAYER = CX * CY;  // blocks that share operands; a cluster has one such layer for each part of the depth
 constexpr bool TURNS = CONSUMERS > 1 && PINGPONG;
+constexpr bool ORDERED = CONSUMERS > 1 && !PINGPONG && IN_ORDER;
 
 struct Ring {
   u32 full, empty, turn, x, y;  // addresses: barriers, tiles
   int stage = 0;
-  u32 phase = 0;
+  u32 phase = 0, turn_phase = 0;
   PF_INLINE void next() {
     if (++stage == STAGES) stage = 0, phase ^= 1;
   }
@@ -124,23 +125,26 @@ template <int N> PF_INLINE void keep(Acc (&r)[BLOCKS][N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : PF_ACC_OPERAND(r[m][i])::"memory");
 }
 
-// Starts the products of a stage with the columns from `column`. `more`: they are added to what is in `sum`.
+// Starts the products of a stage with the columns from `column`, in two groups where two groups of warps take turns.
+// `more`: they are added to what is in `sum`.
 PF_INLINE void issue(const Ring& ring, Part& sum, int row, int column, bool more) {
   const u64 x = tile_place<X_ALONG, DEPTH>(ring.x_tile() + row * 128);
   const u64 y = tile_place<Y_ALONG, DEPTH>(ring.y_tile() + column * 128);
   products_fence();
 #pragma unroll
-  for (int s = 0; s < STEPS; ++s)
+  for (int s = 0; s < STEPS; ++s) {
 #pragma unroll
     for (int m = 0; m < BLOCKS; ++m)
       product(sum[m], x + m * (64 * 128 / 16) + s * (X_ALONG ? 128 : 2), y + s * (Y_ALONG ? 128 : 2), s > 0 || more);
+    if (ORDERED && s + 1 == STEPS / 2) products_commit();
+  }
   products_commit();
 }
 
 // The sum over the stages of a tile. `row`: the group's first row within the tile; `done`: a barrier that learns
 // that all stages were there.
 PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block, u32 done) {
-  if (stages <= 0) {
+  if (MAY_BE_EMPTY && stages <= 0) {
     if (TURNS && threadIdx.x % 128 == 0) barrier_arrive(done);
 #pragma unroll
     for (int m = 0; m < BLOCKS; ++m)
@@ -160,7 +164,15 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
 #pragma unroll
       for (int p = 0; p < PARTS; ++p) {
         keep(part);
+        // One group adds up while the other multiplies: it begins when half of the other's products are done, not
+        // together with it.
+        const u32 mine = ring.turn + 8 * (threadIdx.x / 128 - 1), others = ring.turn + 8 * (2 - threadIdx.x / 128);
+        if (ORDERED) barrier_wait(mine, ring.turn_phase), ring.turn_phase ^= 1;
         issue(ring, part, row, p * (BY / PARTS), false);
+        if (ORDERED) {
+          products_wait<1>();
+          if (threadIdx.x % 128 == 0) barrier_arrive(others);
+        }
         if (TURNS && p + 1 == PARTS && k + 1 == stages && threadIdx.x % 128 == 0) barrier_arrive(done);
         products_wait<0>();
         keep(part);
@@ -312,11 +324,10 @@ PF_INLINE void consume(Ring ring, const Args& args, u32 block, u32 staging, int 
   const int rx = block % CX, ry = block / CX % CY;
   Tiles tiles(args);
   if (TURNS && group) tiles.next(), ring.skip(stages);
-  u32 turn = group ^ 1;  // the first group need not wait for its first turn
   for (; tiles.valid(); tiles.next()) {
     Results sum;
     // a barrier tells a round from the one before, not from those before that: begin only when it is time
-    if (TURNS) barrier_wait(ring.turn + 8 * group, turn), turn ^= 1;
+    if (TURNS) barrier_wait(ring.turn + 8 * group, ring.turn_phase), ring.turn_phase ^= 1;
     multiply(ring, sum, stages, row, block, ring.turn + 8 * (group ^ 1));
     const int x = (tiles.x * CX + rx) * TAKEN, y = (tiles.y * CY + ry) * BY;
     finish_tile(args, staging, sum, tiles.batch, x + row, y, min(extent_x(args), x + TAKEN));
@@ -336,6 +347,7 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
   ring.full = staging + (SPLIT > 1 ? 0 : CONSUMERS * 4 * STAGING);
   ring.empty = ring.full + 8 * STAGES;
   ring.turn = ring.empty + 8 * STAGES;
+  ring.turn_phase = threadIdx.x / 128 == 2 ? 0 : 1;  // the first group need not wait for its first turn
   const u32 block = CLUSTER > 1 ? block_of_cluster() : 0;
   if (threadIdx.x == 0) {
     map_prefetch(&map_x);
@@ -344,7 +356,7 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
       barrier_init(ring.full + 8 * i, 1);
       barrier_init(ring.empty + 8 * i, (TURNS ? 1 : CONSUMERS) * SHARERS);
     }
-    for (int i = 0; TURNS && i < 2; ++i) barrier_init(ring.turn + 8 * i, 1);
+    for (int i = 0; (TURNS || ORDERED) && i < 2; ++i) barrier_init(ring.turn + 8 * i, 1);
     barriers_ready();
   }
   if constexpr (CLUSTER > 1) cluster_arrive_relaxed(), cluster_wait();
