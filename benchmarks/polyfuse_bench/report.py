@@ -117,7 +117,9 @@ def _models_section(content: dict[str, Any]) -> list[str]:
         f"## Models{_place(content)}",
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
-        "gradients.",
+        "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
+        "largest; in brackets, where measured, eager mode's own where each weight is one rounding larger or is",
+        "not (a rectifier whose input is all but zero decides gradients).",
         "",
         *_facts(content),
     ]
@@ -240,7 +242,8 @@ def _timing_table(
             if cells[-1]:
                 bests.append(min(others) / medians[mine])
         error = row["errors"].get(mine or (names[-1] if names else ""))
-        table.append([*cells, _error(error)])
+        own = row.get("own_error")
+        table.append([*cells, _error(error) + (f" ({_error(own)})" if own is not None else "")])
     columns = [*(ratios[name] for name in compared), *([bests] if best else [])]
     means = [f"**{mean:.2f}×**" if (mean := geometric_mean(column)) else "" for column in columns]
     return _markdown(header, [*table, ["**geometric mean**", *([""] * len(names)), *means, ""]])

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from polyfuse_bench.contest import contest
+from polyfuse_bench.model_timing import own_error, prepared_model
 from polyfuse_bench.timing import Effort
 
 SHORT = Effort(rounds=3, min_sample_seconds=1e-4, warmup_seconds=1e-3)
@@ -30,3 +31,10 @@ def test_one_that_fails_at_any_of_its_first_calls_is_left_out(good_calls: int) -
     assert [timing["name"] for timing in row["timings"]] == ["eager", "good"]
     assert row["failures"] == {"bad": "RuntimeError: cannot be recorded"}
     assert row["errors"]["good"] == 0.0
+
+
+def test_a_model_beside_itself_with_weights_moved_by_a_rounding() -> None:
+    prepared = prepared_model({"name": "bert", "mode": "train", "size": "tiny"})
+    before = [parameter.clone() for parameter in prepared.model.parameters()]
+    assert 0 < own_error(prepared, "train") < 1e-3
+    assert all(torch.equal(a, b) for a, b in zip(before, prepared.model.parameters(), strict=True))
