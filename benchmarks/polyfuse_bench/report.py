@@ -118,8 +118,8 @@ def _models_section(content: dict[str, Any]) -> list[str]:
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
-        "largest; in brackets, where measured, eager mode's own where each weight is one rounding larger or is",
-        "not (a rectifier whose input is all but zero decides gradients).",
+        "largest; in brackets, where measured, eager mode's own where each weight is one rounding larger or",
+        "is not (a rectifier whose input is all but zero decides gradients).",
         "",
         *_facts(content),
     ]
