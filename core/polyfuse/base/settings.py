@@ -147,6 +147,14 @@ class Settings:
         affects_code=True,
     )
 
+    freezing: bool = _option(
+        False,
+        "In graphs without gradients, compute what follows from parameters and buffers alone once, and put "
+        "the scaling of channels after a convolution into its weights. What was computed is computed anew "
+        "when a parameter is written to, other than through `.data`.",
+        affects_code=True,
+    )
+
     # Memory.
     reuse_buffers: bool = _option(
         True, "Give the storage of a dead intermediate to a later one.", affects_code=True

@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, before_autograd, decomposition_table
 from polyfuse.frontend.describe import describe, output_args
+from polyfuse.frontend.freezing import freeze, values_of
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
 from polyfuse.frontend.layouts import spread_channels_last
 from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
+from polyfuse.runtime.frozen import FrozenProgram
 from polyfuse.torch_compat import aot, decomp, dynamo, fake, fx, ops, shapes
 
 __all__ = ["compile_graph", "compile_traced"]
@@ -91,7 +94,8 @@ def compile_traced(
     values.
     """
     mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
-    graph = _prepare(module, kind, settings, more, name=name, mode=mode, static=static)
+    rewrites = _rewritten(module, kind, settings, more)
+    graph = describe(module, kind, name=name, fake_mode=mode, static=static, rewrites=rewrites)
     return fx.mark_boxed(inner(graph))
 
 
@@ -143,37 +147,36 @@ class _Capture:
     def _compile(self, gm: GraphModule, inputs: Sequence[Any], kind: GraphKind) -> BoxedCallable:
         mode = dynamo.tracing_fake_mode() or fake.detect_fake_mode(inputs)
         _adopt_inputs(gm, inputs, mode)
-        graph = _prepare(
+        rewrites = _rewritten(gm, kind, self.settings, self.more)
+        static = tuple(dynamo.static_input_indices()) if kind != "backward" else ()
+        frozen = freeze(gm, static, self.settings) if self.settings.freezing and kind == "inference" else None
+        if frozen is not None:
+            static = (*static, *range(len(inputs), len(inputs) + len(frozen.layouts)))
+            rewrites = (*rewrites, ("freezing", len(frozen.layouts)))
+        graph = describe(
             gm,
             kind,
-            self.settings,
-            self.more,
             name=self._name(kind),
-            mode=mode,
-            static=dynamo.static_input_indices() if kind != "backward" else (),
+            fake_mode=mode,
+            static=static,
             donated=dynamo.donated_backward_inputs() if kind == "backward" else (),
             user_outputs=dynamo.num_user_outputs() if kind == "forward" else None,
+            rewrites=rewrites,
         )
         with fake.real_tensors():
             compiled = self.inner(graph)
         if kind != "backward":
             dynamo.report_output_strides(_reported_strides(graph, compiled))
+        if frozen is not None:
+            compiled = FrozenProgram(compiled, partial(values_of, frozen), frozen.sources)
         return fx.mark_boxed(compiled)
 
 
-def _prepare(
-    gm: GraphModule,
-    kind: GraphKind,
-    settings: Settings,
-    more: MoreRewrites | None,
-    *,
-    mode: Any,
-    **about: Any,
-) -> AtenGraph:
-    rewrites: tuple[tuple[str, int], ...] = ()
-    if settings.graph_rewrites:
-        rewrites = rewrite_graph(gm, settings, stage=kind, more=more)
-    return describe(gm, kind, fake_mode=mode, rewrites=rewrites, **about)
+def _rewritten(
+    gm: GraphModule, kind: GraphKind, settings: Settings, more: MoreRewrites | None
+) -> tuple[tuple[str, int], ...]:
+    """How often each rewrite applied."""
+    return rewrite_graph(gm, settings, stage=kind, more=more) if settings.graph_rewrites else ()
 
 
 def _adopt_inputs(gm: GraphModule, inputs: Sequence[Any], mode: Any) -> None:
