@@ -121,7 +121,7 @@ def _fitted(rows: int, columns: int, swap: bool, target: Target) -> Iterator[Til
                 continue
             fit = -(-columns // each)
             fit = _round_up(fit, 8 if fit <= 64 else 16)
-            if 16 <= fit and fit * blocks <= 256:
+            if fit >= 16 and fit * blocks <= 256:
                 for across, down in ((1, 1), (2, 1), (1, 2)):
                     yield Tiling(blocks, fit, consumers, turns, across=across, down=down, swap=swap)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from polyfuse.plugin import Config
 from polyfuse_cutlass.problem import Problem
@@ -32,8 +33,8 @@ class Tiling:
         raster: tiles along the rows that are taken before the next column.
         burst: stages that are fetched together.
         swap: whether rows and columns change places: the columns of a tile may be few.
-        order: whether groups that share a tile multiply one after the other, so that one takes its sums out of
-            the multipliers while the other multiplies.
+        order: whether groups that share a tile multiply one after the other, so that one takes its sums out
+            of the multipliers while the other multiplies.
         used: rows of a tile that are of use, where that shares out few tiles evenly; 0: all.
     """
 
@@ -140,7 +141,7 @@ class Tiling:
     @staticmethod
     def of(config: Config) -> Tiling:
         """What `config` wrote."""
-        values = dict(config.values)
+        values: dict[str, Any] = dict(config.values)
         return Tiling(
             **{
                 name: bool(value) if name in ("turns", "swap", "order") else value
