@@ -26,8 +26,12 @@ __all__ = ["LOWERINGS", "LONGEST", "Rows", "sort_source"]
 
 LONGEST = 1024
 """Longest row that is sorted in registers."""
-_TILE = 1024
-"""Numbers of a program that has several rows."""
+_COUNTED = 64
+"""Longest row of which every number is compared with every other, which takes no exchange between threads and
+is built in a fraction of the time.
+"""
+_TILE, _COMPARISONS = 1024, 8192
+"""Numbers of a program that has several rows, and comparisons where all are made."""
 _OF_THREAD = 8
 _SHORT = (DType.f16, DType.bf16, DType.i16, DType.i8, DType.u8)
 _LONG = (DType.f32, DType.i32)
@@ -162,7 +166,8 @@ def _rows(dtype: DType, views: Sequence[View], dim: int, length: int, kept: int,
 def sort_source(rows: Rows, aligned: bool) -> Source:
     """The kernel that sorts some rows in each program."""
     block = power_of_two(rows.length)
-    side = max(1, _TILE // block)
+    counts = block <= _COUNTED
+    side = max(1, min(_TILE // block, _COMPARISONS // block**2 if counts else _TILE))
     if isinstance(rows.count, int):
         side = min(side, power_of_two(max(1, rows.count)))
     symbols = symbols_of((*rows.sizes, *(s for steps in rows.steps for s in steps)))
@@ -171,7 +176,8 @@ def sort_source(rows: Rows, aligned: bool) -> Source:
     parameters = ["t0", "t1", "t2", *symbols, "ROWS: tl.constexpr", "BLOCK: tl.constexpr"]
     out.line(f"def {Source.SYMBOL}({', '.join(parameters)}):")
     with out.indented():
-        _body(out, rows)
+        _head(out, rows)
+        (_counting if counts else _exchanging)(out, rows)
     kinds = (rows.dtype, rows.dtype, DType.i64)
     meta = KernelMeta(
         args=(
@@ -179,14 +185,15 @@ def sort_source(rows: Rows, aligned: bool) -> Source:
             *(MetaArg(s, "size", "i64") for s in symbols),
         ),
         constexprs=(("ROWS", side), ("BLOCK", block)),
-        num_warps=max(1, min(8, side * block // (32 * _OF_THREAD))),
+        num_warps=4 if counts else max(1, min(8, side * block // (32 * _OF_THREAD))),
         num_stages=1,
         grid=(f"({_text(rows.count)} + {side - 1}) // {side}", 1, 1),
     )
     return Source("sort", out.text(), "triton", meta=meta.text())
 
 
-def _body(out: Writer, rows: Rows) -> None:
+def _head(out: Writer, rows: Rows) -> None:
+    """Where the rows are, and a key for each number."""
     out.line("row = tl.cast(tl.program_id(0), tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]")
     out.line("at = tl.arange(0, BLOCK)[None, :]")
     out.line(f"inside = row < {_text(rows.count)}")
@@ -197,18 +204,33 @@ def _body(out: Writer, rows: Rows) -> None:
         out.line(f"rest{d} = {rest} // {_text(rows.sizes[d])}")
         rest = f"rest{d}"
     out.line(f"p0 = {rest}")
-    first, *written = (_row_start(f"t{k}", steps) for k, steps in enumerate(rows.steps))
-    out.line(f"first = {first}")
+    out.line(f"first = {_row_start('t0', rows.steps[0])}")
     out.line("value = tl.load(first + at, mask=exists, other=0)")
-    out.line(f"key = tl.sort(sort_key(value, at, exists, {rows.descending}))")
+    out.line(f"key = sort_key(value, at, exists, {rows.descending})")
+
+
+def _counting(out: Writer, rows: Rows) -> None:
+    """The place of each number is how many keys are smaller; no two are equal."""
+    out.line("smaller = key[:, None, :] < key[:, :, None]")
+    out.line("place = tl.sum(smaller.to(tl.int32), 2)")
+    out.line(f"kept = exists & (place < {rows.kept})")
+    _stores(out, rows, "place", ("value", "tl.broadcast_to(at, [ROWS, BLOCK]).to(tl.int64)"))
+
+
+def _exchanging(out: Writer, rows: Rows) -> None:
+    """Sorted keys hold the place that each number had."""
     mask = 0xFFFF if rows.dtype in _SHORT else 0xFFFFFFFF
-    out.line(f"place = (key & {mask}).to(tl.int32)")
+    out.line(f"place = (tl.sort(key) & {mask}).to(tl.int32)")
     out.line(f"kept = inside & (at < {rows.kept})")
     # again from memory: the sign of a zero and the bits of a NaN are not in its rank
     out.line("found = tl.load(first + place, mask=kept, other=0)")
-    texts = ("found", "place.to(tl.int64)")
-    for start, steps, text in zip(written, rows.steps[1:], texts, strict=True):
-        out.line(f"tl.store({start} + at * {_text(steps[-1])}, {text}, mask=kept)")
+    _stores(out, rows, "at", ("found", "place.to(tl.int64)"))
+
+
+def _stores(out: Writer, rows: Rows, place: str, texts: Sequence[str]) -> None:
+    for k, text in enumerate(texts, 1):
+        steps = rows.steps[k]
+        out.line(f"tl.store({_row_start(f't{k}', steps)} + {place} * {_text(steps[-1])}, {text}, mask=kept)")
 
 
 def _row_start(name: str, steps: Sequence[IndexLike]) -> str:
