@@ -207,6 +207,7 @@ _SIGNALS = 40
 """Cycles of a stage in which nothing is multiplied."""
 _START = 2500
 _EXCHANGE = 1500
+_ALONE = 1.4
 _FINISHED = 14
 """Results finished in a cycle."""
 
@@ -231,6 +232,8 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     per_product = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_PRODUCT)
     signals = _SIGNALS / 4 if turns else _SIGNALS
     products = stages * (4 * (tiling.rows // 64) * per_product + signals)
+    if tiling.turns and problem.promotes:
+        products *= _ALONE  # nobody multiplies while a group takes its sums out
     fed = stages * 128 * (tiling.taken / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
     finish = tiling.taken * tiling.columns / _FINISHED / tiling.split
     each = _together(products, fed) * beside + finish * (0.15 if turns else 1.0)
