@@ -309,7 +309,9 @@ class _Planner:
         if buffer is None or buffer.kind == "object" or node.aliases:
             return
         if self.settings.size_asserts and not any(n == 0 for n in buffer.size):
-            self._add(Conform(name, buffer.size, buffer.stride, self.alignments.get(name, 0)))
+            # what torch's own operators announce is true of the type; others' is as good as their authors
+            dtype = "" if node.op.startswith("aten.") else buffer.torch_dtype
+            self._add(Conform(name, buffer.size, buffer.stride, self.alignments.get(name, 0), dtype))
 
     def _after(self, written: Iterable[str], device: str) -> None:
         """Whatever the settings ask for after something was launched."""

@@ -347,8 +347,9 @@ class _Printer:
             self._line(f"{new} = {text}; del {old}  # same storage")
         else:
             name = self.variable(step.name)
-            aligned = f", {step.alignment}" if step.alignment else ""
-            self._line(f"{name} = {self.helper('conform')}({name}, {layout}{aligned})")
+            more = f", {step.alignment}" if step.alignment else ""
+            more += f", dtype={self.dtype(step.dtype)}" if step.dtype else ""
+            self._line(f"{name} = {self.helper('conform')}({name}, {layout}{more})")
 
     def _extern(self, step: ExternStep) -> None:
         out = ", out=True" if step.out == "out" else ""

@@ -140,13 +140,14 @@ class ExternStep(Step):
 @dataclass(frozen=True)
 class Conform(Step):
     """Check that an operator returned the layout that was predicted for it; copy into that layout if not.
-    With `alignment`, its address must be a multiple of so many bytes.
+    With `alignment`, its address must be a multiple of so many bytes; with `dtype`, its type that one.
     """
 
     name: str
     size: tuple[IndexLike, ...]
     stride: tuple[IndexLike, ...]
     alignment: int = 0
+    dtype: str = ""
 
 
 @dataclass(frozen=True)

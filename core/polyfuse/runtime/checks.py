@@ -49,13 +49,23 @@ def assert_finite(tensor: torch.Tensor, label: str) -> None:
 
 
 def conform(
-    tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], alignment: int = 1
+    tensor: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    alignment: int = 1,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The tensor itself if it has this layout and starts at a multiple of `alignment` bytes, else a copy that
     does.
 
-    An operator may choose other strides when it runs than it announced when it was traced.
+    An operator may choose other strides when it runs than it announced when it was traced. Another shape or
+    type is an error: kernels would read or write beyond its memory.
     """
+    if dtype is not None and tensor.dtype != dtype:
+        raise PolyfuseError(
+            f"an operator returned elements of {tensor.dtype} where {dtype} was announced",
+            "correct the operator's fake (meta) implementation",
+        )
     try:
         assert_size_stride(tensor, size, stride)
     except AssertionError:

@@ -289,6 +289,18 @@ def test_a_result_of_another_shape_than_announced_is_an_error() -> None:
     assert "model.py:3" in caught.value.__notes__[0]
 
 
+def test_a_result_of_another_type_than_announced_is_an_error() -> None:
+    """Taken for what was announced, its memory would be too small."""
+    with torch.library._scoped_library("polyfuse_announced", "DEF") as library:
+        library.define("halved(Tensor x) -> Tensor")
+        library.impl("halved", lambda x: x.half(), "CPU")
+        library.impl("halved", torch.empty_like, "Meta")
+        halved = torch.ops.polyfuse_announced.halved
+        compiled = torch.compile(lambda x: halved(x) + 1, backend="polyfuse")
+        with pytest.raises(PolyfuseError, match=r"elements of torch.float16 where torch.float32"):
+            compiled(torch.randn(2, 3))
+
+
 # Checks and errors.
 
 
