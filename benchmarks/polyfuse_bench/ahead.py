@@ -8,10 +8,12 @@ folder wait for each other; in the end these folders become one.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -48,7 +50,9 @@ def go_ahead(
     while not waiting.empty():
         waiting.get()
     for child in children:
-        child.kill()
+        # with all that it started: nothing may run while rows are timed
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
     for thread in threads:
         thread.join()
@@ -91,6 +95,7 @@ def _started(folder: Path, number: int, processes: int) -> subprocess.Popen[str]
         stderr=subprocess.DEVNULL,
         text=True,
         env=child_environment(environment),
+        start_new_session=True,
     )
 
 
