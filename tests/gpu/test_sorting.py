@@ -1,0 +1,59 @@
+"""Rows sorted in registers, on a real device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyfuse.compiler.report import last_reports, reset_reports
+from triton_sorting import CASES, numbers
+
+pytestmark = pytest.mark.gpu
+
+
+def agrees(got: torch.Tensor, right: torch.Tensor) -> bool:
+    known = ~right.isnan()
+    same = torch.equal(got.isnan(), right.isnan()) and torch.equal(got[known], right[known])
+    return same and torch.equal(torch.signbit(got[known]), torch.signbit(right[known]))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int32, torch.uint8], ids=str
+)
+@pytest.mark.parametrize("name", CASES)
+def test_beside_eager_mode(name: str, dtype: torch.dtype) -> None:
+    torch._dynamo.reset()
+    reset_reports()
+    function, size = CASES[name]
+    x = numbers(size, dtype).cuda()
+    found = torch.compile(function, backend="polyfuse")(x)
+    for got, right in zip(*map(torch.utils._pytree.tree_leaves, (found, function(x))), strict=True):
+        assert got.stride() == right.stride() and agrees(got, right)
+    assert not any(call.startswith("aten.") for report in last_reports() for call in report.calls)
+
+
+@pytest.mark.parametrize("length", [65, 700, 1024])
+@pytest.mark.parametrize("descending", [False, True])
+def test_longer_rows(length: int, descending: bool) -> None:
+    torch._dynamo.reset()
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        values, places = torch.sort(x + 1, stable=True, descending=descending)
+        return values, places
+
+    x = numbers((33, length), torch.float32).cuda()
+    for got, right in zip(torch.compile(function, backend="polyfuse")(x), function(x), strict=True):
+        assert agrees(got, right)
+
+
+def test_recorded() -> None:
+    torch._dynamo.reset()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        weights, experts = torch.topk(torch.softmax(x, -1), 2)
+        return weights / weights.sum(-1, keepdim=True) + experts
+
+    compiled = torch.compile(function, backend="polyfuse", mode="reduce-overhead")
+    for _ in range(4):
+        x = torch.randn(100, 8, device="cuda")
+        torch.testing.assert_close(compiled(x), function(x))
