@@ -187,6 +187,9 @@ def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
             held.copy_(torch.randn(held.shape, generator=generator, dtype=wide, device=storage.device))
         elif storage.fill == "small":
             held.copy_(torch.randint(0, 8, held.shape, generator=generator, device=storage.device))
+        elif storage.fill.startswith("ends "):
+            groups = torch.arange(1, held.numel() + 1, device=storage.device)
+            held.copy_(groups * int(storage.fill.removeprefix("ends ")) // held.numel())
         out.append(held)
     return out
 

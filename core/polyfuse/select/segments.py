@@ -20,6 +20,7 @@ from polyfuse.symbolic import IndexLike, example_value, storage_size
 __all__ = ["Operands", "Segment", "around", "node_names", "segment"]
 
 
+_GROUPED_PRODUCT = "aten._grouped_mm.default"
 # Kinds of buffers that a model reads from memory: nothing wrote them just before.
 _COLD = ("input", "constant")
 
@@ -125,10 +126,22 @@ class Operands:
             into = self._window(graph, graph.buffers[node.outputs[0]].view())
         args = tuple(self._value(graph, a) for a in node.args)
         named = tuple((key, self._value(graph, value)) for key, value in node.kwargs)
+        if node.op == _GROUPED_PRODUCT:
+            self._share(node)
         return CallWork(node.op, args, named, into, node.out == "out")
 
     def _number(self, value: IndexLike) -> int:
         return example_value(value, self.hints)
+
+    def _share(self, node: ExternCall) -> None:
+        """Give the groups of a product equal shares; with groups that are empty nothing would be timed."""
+        left, right, *rest = node.args
+        ends = rest[0] if rest else dict(node.kwargs).get("offs")
+        if not isinstance(ends, View):
+            return
+        whole = right.size[-1] if len(left.size) == 3 else left.size[0 if len(right.size) == 3 else 1]
+        number = self.numbers[ends.buffer]
+        self.storages[number] = replace(self.storages[number], fill=f"ends {self._number(whole)}")
 
     def _window(self, graph: Graph, view: View) -> Window:
         buffer = graph.buffers[view.buffer]

@@ -29,7 +29,8 @@ class Storage:
         dtype: torch's name of the type.
         device: where it lies.
         count: elements.
-        fill: `normal` (random), `small` (whole numbers from 0 to 7) or `zero`, for what may be indices.
+        fill: `normal` (random), `small` (whole numbers from 0 to 7), `zero`, for what may be indices, or
+            `ends` and a number: where groups end that share so much evenly.
         cold: whether a model would read it from memory, not from a cache, such as weights.
     """
 

@@ -11,8 +11,9 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.plugin.choices import Choice
 
-__all__ = ["polyfuse_doctor", "polyfuse_manifest"]
+__all__ = ["polyfuse_choices", "polyfuse_doctor", "polyfuse_manifest"]
 
 
 @hookimpl
@@ -27,7 +28,7 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_cutlass.backend:CutlassBackend",
         # behind those that compute everything: it is asked for what they leave, and for matrix products
         priority={"cuda": 50},
-        offers=(Offer.KERNELS,),
+        offers=(Offer.KERNELS, Offer.CHOICES),
         options={
             "target": "Architecture to compile for: `sm_90` or `sm_80`; empty: that of the machine's GPUs.",
             "collectives": "How many candidates of CUTLASS's own a race builds for each product; each "
@@ -44,3 +45,11 @@ def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:
     from polyfuse_cutlass.doctor import findings
 
     return findings(settings)
+
+
+@hookimpl
+def polyfuse_choices(device_type: str) -> Sequence[Choice]:
+    """Offer products of groups of rows."""
+    from polyfuse_cutlass.grouped import grouped_choices
+
+    return grouped_choices(device_type)

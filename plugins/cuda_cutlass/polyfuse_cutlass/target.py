@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings
 
-__all__ = ["Target", "target_of"]
+__all__ = ["Target", "has_hopper", "target_of"]
 
 _HOPPER = (9, 0)
 _AMPERE = 8
@@ -75,3 +75,11 @@ def _present() -> Target:
         "no GPU here is a Hopper or an Ampere (compute capability 9.0 or 8)",
         "other backends compute matrix products on others",
     )
+
+
+def has_hopper() -> bool:
+    """Whether a GPU of this machine is a Hopper."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return any(torch.cuda.get_device_capability(index) == _HOPPER for index in range(count))
