@@ -114,7 +114,6 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
         "CY": tiling.down,
         "SPLIT": tiling.split,
         "RASTER": tiling.raster,
-        "BURST": tiling.burst,
         "BUFFERS": tiling.buffers,
         "CHUNK": tiling.chunk,
         "VEC": vector.count,

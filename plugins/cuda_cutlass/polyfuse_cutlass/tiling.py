@@ -31,7 +31,6 @@ class Tiling:
         across, down: blocks of a cluster along rows and along columns; they share operands.
         split: blocks of a cluster that each add up a part of the depth.
         raster: tiles along the rows that are taken before the next column.
-        burst: stages that are fetched together.
         swap: whether rows and columns change places: the columns of a tile may be few.
         order: whether groups that share a tile multiply one after the other, so that one takes its sums out
             of the multipliers while the other multiplies.
@@ -47,7 +46,6 @@ class Tiling:
     down: int = 1
     split: int = 1
     raster: int = 8
-    burst: int = 1
     swap: bool = False
     order: bool = False
     used: int = 0
@@ -132,7 +130,6 @@ class Tiling:
             down=self.down,
             split=self.split,
             raster=self.raster,
-            burst=self.burst,
             swap=int(self.swap),
             order=int(self.order),
             used=self.used,
@@ -168,8 +165,6 @@ class Tiling:
             return f"{self.columns} columns cannot be shared by {self.across} blocks"
         if self.taken // self.down > 256 or self.columns // self.across > 256:
             return "a copy moves at most 256 rows"
-        if self.stages < 2 * self.burst and self.burst > 1:
-            return "the ring has no room for what is fetched together"
         if self.split > 1 and (
             self.turns
             or self.cluster > 8

@@ -89,14 +89,7 @@ PF_INLINE void produce(Ring ring, const TensorMap* map_x, const TensorMap* map_y
     operand_batches(args, tiles.batch, bx, by);
     const int x = (tiles.x * CX + rx) * TAKEN, y = (tiles.y * CY + ry) * BY;
     for (int k = begin; k < end; ++k, ring.next()) {
-      if constexpr (BURST > 1) {
-        // neighbours along the depth are asked for at the same time, while memory is at their page
-        Ring ahead = ring;
-        for (int i = 0; (k - begin) % BURST == 0 && i < BURST && k + i < end; ++i, ahead.next())
-          barrier_wait(ahead.empty_bar(), ahead.phase ^ 1);
-      } else {
-        barrier_wait(ring.empty_bar(), ring.phase ^ 1);
-      }
+      barrier_wait(ring.empty_bar(), ring.phase ^ 1);
       barrier_expect(ring.full_bar(), X_BYTES + Y_BYTES);
       feed<X_ALONG, TAKEN / CY>(ring.x_tile(), map_x, ring.full_bar(), row_blocks, ry * (TAKEN / CY), x, k * DEPTH, bx);
       feed<Y_ALONG, BY / CX>(ring.y_tile(), map_y, ring.full_bar(), column_blocks, rx * (BY / CX), y, k * DEPTH, by);
