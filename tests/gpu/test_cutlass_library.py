@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 
 import pytest
@@ -9,11 +10,16 @@ import torch
 
 from cutlass_kernels import GELU, RESIDUAL, product
 from polyfuse.base.errors import BackendUnavailableError
+from polyfuse.compiler.report import last_reports
 from polyfuse.ir.interpret import run_kernel
-from polyfuse.plugin import Config
+from polyfuse.ir.nodes import Buffer, TemplateCall, View
+from polyfuse.ir.types import DType
+from polyfuse.plugin import Config, Site
 from polyfuse.symbolic import evaluate
 from polyfuse_cutlass.ampere import AmpereTile
 from polyfuse_cutlass.collective import Collective
+from polyfuse_cutlass.grouped import applies, grouped
+from polyfuse_cutlass.grouped import configs as grouped_configs
 from polyfuse_cutlass.headers import find_headers
 from polyfuse_cutlass.launch import load_unit
 from polyfuse_cutlass.library import library_source
@@ -111,3 +117,66 @@ def test_templates_for_ampere(tmp_path, name):
         pytest.skip("no Ampere GPU or newer")
     kernel, tile = AMPERE[name]
     compare(kernel, tile.config, Target("sm_80"), tmp_path)
+
+
+@pytest.mark.parametrize("ends", ([100, 100, 356, 700], [0, 0, 0, 1], [256, 512, 600, 601]), ids=str)
+@pytest.mark.parametrize("along", (False, True))
+def test_groups_of_rows(tmp_path, ends, along):
+    """Each tile, against products one by one."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no Hopper GPU")
+    rows, depth, columns = ends[-1], 264, 328
+    left = torch.randn(rows, depth, device="cuda").bfloat16()
+    shape = (len(ends), depth, columns) if along else (len(ends), columns, depth)
+    right = torch.randn(shape, device="cuda").bfloat16()
+    matrices = right if along else right.mT
+    ended = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    wanted = torch.cat(
+        [left[a:b].float() @ matrices[i].float() for i, (a, b) in enumerate(itertools.pairwise([0, *ends]))]
+    )
+    plain = {"device": "cuda:0", "dtype": DType.bf16, "torch_dtype": "bfloat16", "kind": "input"}
+    buffers = {
+        "a": Buffer("a", size=(rows, depth), stride=(depth, 1), **plain),
+        "b": Buffer("b", size=shape, stride=right.stride(), **plain),
+        "e": Buffer("e", DType.i32, "cuda:0", (len(ends),), (1,), "int32", "input"),
+        "o": Buffer("o", size=(rows, columns), stride=(columns, 1), **{**plain, "kind": "temp"}),
+    }
+    args = (
+        buffers["a"].view(),
+        View("b", (len(ends), depth, columns), matrices.stride()),
+        buffers["e"].view(),
+    )
+    site = Site(TemplateCall("c", "aten._grouped_mm.default", args, (), ("o",)), buffers)
+    assert applies(site)
+    for number, config in enumerate(grouped_configs(site)):
+        made = grouped(site, config)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        compiler = find_compiler("nvcc")
+        options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}
+        build_in_worker([made.source], folder, options)
+        out = torch.full((rows, columns), torch.nan, device="cuda").bfloat16()
+        load_unit(folder)[made.source.key](left, right, ended, out, *made.operands[4:])
+        torch.testing.assert_close(out.float(), wanted, rtol=2e-2, atol=0.3)
+
+
+def test_groups_of_rows_in_a_race():
+    """Whoever wins, the result is that of eager mode, and the kernel took part."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("no Hopper GPU")
+    rows = torch.randn(512, 256, device="cuda").bfloat16()
+    matrices = torch.randn(4, 256, 512, device="cuda").bfloat16()
+    ends = torch.tensor([128, 128, 400, 512], dtype=torch.int32, device="cuda")
+
+    def run(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        return torch._grouped_mm(rows, matrices, offs=ends).relu()
+
+    found = torch.compile(run, backend="polyfuse", options={"matrix_products": "fastest"})(
+        rows, matrices, ends
+    )
+    torch.testing.assert_close(found, run(rows, matrices, ends), rtol=2e-2, atol=0.3)
+    told = {d.second: (d.kind, d.reason) for d in last_reports()[-1].decisions}
+    assert told.get("cutlass:grouped", ("",))[0] != "declined", told
+    assert any(
+        "cutlass:grouped" in text for d in last_reports()[-1].decisions for text in (d.second, d.reason)
+    )
