@@ -39,6 +39,7 @@ class _DeviceEmitter(Emitter):
         super().__init__(kernel, f"p.grid = {plan.text()}")
         self.plan = plan
         self.tiles: dict[str, str] = {}
+        self.loose = False
 
     def _load(self, stmt: Stmt, args: Sequence[str]) -> str:
         """A load along the turned axis is one from a tile."""
@@ -99,11 +100,24 @@ class _DeviceEmitter(Emitter):
 
     def _scatter(self, name: str, store: Store) -> None:
         arg, mode = self.args[store.buffer], store.stmt.attrs[3]
-        if mode != "set" and (arg.dtype.itemsize < 4 or (mode in ("min", "max") and arg.dtype.is_float)):
-            raise UnsupportedError(
-                f"Halide has no atomic {mode} on {arg.dtype} on devices", "use another backend"
-            )
+        if mode != "set":
+            # other combinations become loops that may look at an outdated copy of the memory
+            if mode != "add" or arg.dtype.itemsize < 4:
+                raise UnsupportedError(
+                    f"Halide has no atomic {mode} on {arg.dtype} on devices", "use another backend"
+                )
+            if arg.dtype.is_float:
+                if self.kernel.raxes:
+                    raise UnsupportedError(
+                        f"Halide has no atomic {mode} on {arg.dtype} on devices beside loops",
+                        "use another backend",
+                    )
+                if not self.loose:
+                    self.lines.append("p.loose = True")
+                self.loose = True
         super()._scatter(name, store)
 
     def _meta(self) -> str:
-        return json.dumps({**json.loads(super()._meta()), "device": self.kernel.device}, sort_keys=True)
+        return json.dumps(
+            {**json.loads(super()._meta()), "device": self.kernel.device, "loose": self.loose}, sort_keys=True
+        )

@@ -95,6 +95,8 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
             wanted[hl.OutputFileType.assembly] = str(folder / f"{source.key}.s")
         features = list(_FEATURES)
         if on_device(source):
+            if json.loads(source.meta)["loose"]:
+                features.remove("strict_float")
             features += ["cuda", f"cuda_capability_{options.get('capability') or OLDEST}"]
         target = hl.Target("-".join((str(options.get("target") or "host"), *features)))
         pipeline.compile_to(wanted, arguments, source.symbol, target)

@@ -17,7 +17,7 @@ from polyfuse_halide.library.convert import memory_type
 from polyfuse_halide.library.device_reduce import DeviceReduction, flat_of, places_of
 from polyfuse_halide.library.device_scan import DeviceScan
 from polyfuse_halide.library.reduce import Body, Tail, define, reads
-from polyfuse_halide.library.stages import Program, _combined
+from polyfuse_halide.library.stages import Program
 
 __all__ = ["DeviceProgram", "Grid"]
 
@@ -64,11 +64,16 @@ _TILE, _TILE_ROWS = 32, 8
 
 @dataclass
 class DeviceProgram(Program):
-    """What a generated program for a device builds."""
+    """What a generated program for a device builds.
+
+    `loose` says that values add up in memory: the device's instruction for that is used where additions may
+    be reordered, so all else is told to keep its order.
+    """
 
     grid: Grid = Grid()
     stage: Stage = field(default_factory=Stage)
     copies: int = 0
+    loose: bool = False
 
     def _name(self, name: str) -> str:
         """Each launch has stages of its own."""
@@ -165,7 +170,7 @@ class DeviceProgram(Program):
         axes = self._vars(list(self.axes))
         loops = self._vars(list(self.loops)) if looped else []
         func, before = hl.Func(name), None
-        values = list(body(*axes, *loops))
+        values = [self._strict(value) for value in body(*axes, *loops)]
         if self.careful:
             before = hl.Func(f"{name}_before")
             define(before, [*axes, *loops], values)
@@ -186,6 +191,9 @@ class DeviceProgram(Program):
         if before is not None:
             before.compute_at(func, inner)
         return lambda *where: reads(func, where, len(values))
+
+    def _strict(self, value: Value) -> Value:
+        return hl.strict_float(value) if self.loose else value
 
     def _next(self) -> None:
         self.stage, self.copies = Stage(), self.copies + 1
@@ -212,7 +220,7 @@ class DeviceProgram(Program):
         elif grid.each > 1:
             func.reorder(item, thread, block)
         func.gpu_blocks(block).gpu_threads(thread)
-        return thread
+        return thread if grid.vector else item
 
     def _tiles(self, func: Any, axes: list[Any]) -> Any:
         turned, lane = axes[self.grid.turn], axes[-1]
@@ -231,7 +239,7 @@ class DeviceProgram(Program):
             tile.split(other, some, row, _TILE_ROWS, Tail)
             tile.reorder(some, along, row, *(a for k, a in enumerate(places[:-1]) if k != self.grid.turn))
             tile.unroll(some).gpu_threads(along, row)
-        return column
+        return some
 
     def _fused(self, func: Any, variables: list[Any]) -> Any:
         """Some neighbouring loops, outermost first, as one."""
@@ -245,7 +253,7 @@ class DeviceProgram(Program):
     def _with_loops(self, func: Any, axes: list[Any], loops: list[Any]) -> Any:
         """A launch whose points have loops; the innermost loop of a thread."""
         grid = self.grid
-        outer, point = hl.Var("outer"), hl.Var("point")
+        outer, point, rounds = hl.Var("outer"), hl.Var("point"), hl.Var("rounds")
         func.split(axes[-1], outer, point, grid.points, Tail)
         order = [*axes[:-1], outer]
         if grid.lanes == 1:
@@ -256,14 +264,16 @@ class DeviceProgram(Program):
         lane = None
         if loops:
             func.reorder(*reversed(loops), point, *reversed(order))
-            walk, rounds, lane = self._fused(func, loops), hl.Var("rounds"), hl.Var("lane")
+            walk, lane = self._fused(func, loops), hl.Var("lane")
             func.split(walk, rounds, lane, grid.lanes, Tail)
-            func.reorder(lane, point, rounds, *reversed(order))
+            func.reorder(rounds, lane, point, *reversed(order))
+            if not self.careful:
+                self._unrolled(func, rounds)
         block = self._fused(func, order)
         func.gpu_blocks(block)
         inner = self._threads(func, lane, point)
         self._at(func, block, alone=False)
-        return inner
+        return inner if lane is None else rounds
 
     def _threads(self, stage: Any, lane: Any | None, point: Any) -> Any:
         """Which loops of a stage are threads; the innermost one."""
@@ -288,7 +298,7 @@ class DeviceProgram(Program):
                 lane, rounds = hl.Var("lane"), hl.Var("rounds")
                 shared.reorder(*reversed(loops), *reversed(axes))
                 shared.split(self._fused(shared, loops), rounds, lane, self.grid.lanes, Tail)
-                shared.reorder(lane, axes[-1], rounds, *reversed(axes[:-1]))
+                shared.reorder(rounds, lane, axes[-1], *reversed(axes[:-1]))
                 self._unrolled(shared, rounds)
             self._threads(shared, lane, axes[-1])
         parts: list[DeviceReduction | DeviceScan] = [*stage.reductions, *stage.scans]
@@ -331,10 +341,12 @@ class DeviceProgram(Program):
         step, point = domain[0], domain[1]
         place, value, mask = body(*places_of(point, extents), *(places_of(step, steps) if looped else ()))
         if mask is not None:
-            domain.where(mask)
+            domain.where(self._strict(mask))
+        value = self._strict(value)
         place = hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1)
         old = expr(func[place])
-        func[place] = _atomic(mode, dtype, old, value)
+        # whole numbers wrap by themselves on devices
+        func[place] = old + value if mode == "add" else value
         func.output_buffer().dim(0).set_bounds(0, extent)
         func.output_buffer().dim(0).set_stride(1)
         self.order.append(func)
@@ -367,14 +379,3 @@ class DeviceProgram(Program):
         """The pipeline and its arguments."""
         arguments = [hl.Argument(p) for p in (*self.inputs, *self.sizes)]
         return hl.Pipeline(self.order), arguments
-
-
-def _atomic(mode: str, dtype: str, old: Value, value: Value) -> Value:
-    """What a store leaves in memory, written so that the device has an instruction for it; whole numbers wrap
-    there anyway.
-    """
-    if mode == "add":
-        return old + value
-    if mode in ("min", "max"):
-        return hl.min(old, value) if mode == "min" else hl.max(old, value)
-    return _combined(mode, dtype, old, value)

@@ -87,7 +87,7 @@ class DeviceScan:
         self.raw.compute_at(consumer, level)
         rounds, inside = hl.Var("rounds"), hl.Var("inside")
         self.raw.split(self.step, rounds, inside, self.lanes, hl.TailStrategy.GuardWithIf)
-        self.raw.reorder(inside, point, rounds)
+        self.raw.reorder(rounds, inside, point)
         threads(self.raw, inside, point)
         self.run.bound(self.lane, 0, self.lanes).bound(self.item, 0, self.each)
         self.run.reorder_storage(self.item, self.lane, *reversed(self.axes))
