@@ -19,23 +19,12 @@ def is_wide(a: Value) -> bool:
     return bool(a.type().bits() == 64)
 
 
-def _pairs(x: Value, c: list[Value]) -> Value:
-    """A polynomial by halves: few operations wait for each other."""
-    if len(c) == 1:
-        return c[0]
-    if len(c) == 2:
-        return x * c[1] + c[0]
-    if len(c) == 3:
-        return (x * x) * c[2] + (x * c[1] + c[0])
-    low = (x * x) * (x * c[3] + c[2]) + (x * c[1] + c[0])
-    if len(c) == 4:
-        return low
-    square = x * x
-    return (square * square) * _pairs(x, c[4:]) + low
-
-
 def poly(x: Value, *coefficients: float) -> Value:
-    return _pairs(x, [number(x, c) for c in coefficients])
+    """A polynomial by Horner's rule: the fewest operations; vectors side by side hide the waiting."""
+    found = number(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        found = found * x + number(x, coefficient)
+    return found
 
 
 def clamped(x: Value, low: float, high: float) -> Value:
@@ -46,14 +35,16 @@ def clamped(x: Value, low: float, high: float) -> Value:
 
 
 def nearest(x: Value) -> tuple[Value, Value]:
-    """The nearest whole number of a small number, as it is and as an integer."""
+    """The nearest whole number of a small number, as it is and as the low bits of an integer: those above the
+    22nd are of no meaning.
+    """
     magic = single(12582912.0)
     shifted = x + magic
-    return shifted - magic, bits_of(shifted) - bits_of(magic)
+    return shifted - magic, bits_of(shifted)
 
 
 def scaled(p: Value, n: Value) -> Value:
-    """p * 2**n with one rounding."""
+    """p * 2**n with one rounding; n as `nearest` has it."""
     half = n >> hl.i32(1)
     bias, place = hl.i32(127), hl.i32(23)
     kind = hl.Float(32)

@@ -26,18 +26,19 @@ __all__ = ["digamma", "erf", "erfc", "erfinv", "hypot", "lgamma", "power"]
 
 def erf(x: Value) -> Value:
     """The error function: one minus the exponential of what is nearly a polynomial."""
-    a = hl.select(absolute(x) < single(4.0), absolute(x), single(4.0))
+    a = absolute(x)
+    a = hl.select(a > single(4.0), single(4.0), a)
     b = poly(
         a,
         *(0.128379167, 0.636619382, 0.102777832, -0.0191530678, -0.000160389557, 0.00166702106),
         *(-0.000632833079, 0.000117640052, -9.2561028e-06),
     )
-    q = single(-1.0) * (a * b + a)
-    whole, n = nearest(q * single(1.44269504))
-    r = whole * single(-0.693147182) + q
+    q = a * b + a
+    whole, n = nearest(q * single(-1.44269504))
+    r = whole * single(-0.693147182) - q
     p = (r * r) * exp_tail(r) + r
     s = from_bits(hl.Float(32), (n + hl.i32(127)) << hl.i32(23))
-    return hl.select(is_nan(x), x, copysign((single(1.0) - s) - s * p, x))
+    return copysign((single(1.0) - s) - s * p, x)
 
 
 def erfc(x: Value) -> Value:
