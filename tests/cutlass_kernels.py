@@ -37,16 +37,18 @@ def product(
     epilogue: tuple[str, ...] = PLAIN,
     shared: bool = False,
     dynamic: bool = False,
+    deep: bool = False,
     place: str = "",
     numerics: str = "fast",
 ) -> Kernel:
     """A product with an epilogue from a sum in f32 to `value`.
 
     `left` and `right` say along what the operands run in memory: `depth`, or rows or columns. With `shared`
-    there is one right operand for the whole batch; with `dynamic` the number of rows is a symbol.
+    there is one right operand for the whole batch; with `dynamic` the number of rows is a symbol, with `deep`
+    the depth is one times 64.
     """
     m = "s0" if dynamic else str(rows)
-    n, k = columns, depth
+    n, k = columns, "64*s0" if deep else depth
     whole = dtype in ("i8", "u8")
     at_left = f"{k}*i0 + r0" if left == "depth" else f"{m}*r0 + i0"
     at_right = f"{k}*i1 + r0" if right == "depth" else f"{n}*r0 + i1"
@@ -58,7 +60,7 @@ def product(
         at_left = f"{k}*{m}*b0 + {at_left}"
         at = f"{n}*{m}*b0 + {at}"
         if not shared:
-            at_right = f"{n * k}*b0 + {at_right}"
+            at_right = f"{n}*{k}*b0 + {at_right}"
     lines = [line.format(sum="total" if whole else "product", out=out, place=at) for line in epilogue]
     if whole:
         lines.insert(0, "total = cast f32 (product)")
@@ -67,8 +69,8 @@ def product(
     else:
         lines += [f"rounded = cast {out} (value)", f"store {out} set out0[{at}] = rounded"]
     arguments = [
-        f"in in0: {dtype}[{count * k}*{m}] aligned",
-        f"in in1: {dtype}[{(1 if shared else count) * n * k}] aligned",
+        f"in in0: {dtype}[{count}*{k}*{m}] aligned",
+        f"in in1: {dtype}[{1 if shared else count}*{n}*{k}] aligned",
     ]
     body = "\n".join(lines)
     if "bias[" in body:
@@ -76,13 +78,13 @@ def product(
     if "added[" in body:
         arguments.append(f"in added: {out}[{count * n}*{m}] aligned")
     arguments.append(f"out out0: {out}[{count * n}*{m}] aligned")
-    if dynamic:
-        arguments.append(f"size s0: i64 ~ {rows}")
+    if dynamic or deep:
+        arguments.append(f"size s0: i64 ~ {rows if dynamic else depth // 64}")
     text = f"""kernel product on cuda {{
-{"symbols s0{1..}" if dynamic else ""}
+{"symbols s0{1..}" if dynamic or deep else ""}
 numerics {numerics}
 axes {", ".join(axes)}
-raxes r0{{{k}}} ~ {k}
+raxes r0{{{k}}} ~ {depth}
 {chr(10).join(arguments)}
 loop {{
   x = load {dtype} in0[{at_left}]

@@ -64,6 +64,16 @@ def test_compiles_without_spills(tmp_path, name):
 
 
 @needs_nvcc
+@pytest.mark.parametrize(
+    "tiling", (Tiling(2, 128, turns=True, stages=6), Tiling(1, 256)), ids=("turns", "wide")
+)
+def test_products_do_not_wait_for_each_other_where_the_depth_is_a_symbol(tmp_path, tiling):
+    source = emit(product(512, 1024, 512, deep=True), tiling.config, Target())
+    build_in_worker([source], tmp_path, options())
+    assert not read_unit(tmp_path)[source.key].serial
+
+
+@needs_nvcc
 def test_a_text_that_is_wrong_is_shown_with_the_command(tmp_path):
     kernel, tiling = CASES["wide_gelu"]
     meta = emit(kernel, tiling.config, Target()).meta
