@@ -189,11 +189,12 @@ class Settings:
     # Tuning.
     matrix_products: str = _option(
         "library",
-        "Who computes matrix products and convolutions. `library`: what torch calls. `fastest`: a race on "
+        "Who computes matrix products and convolutions. `library`: what torch calls. `known`: the same, "
+        "but for what a plugin knows to be faster on this machine, without timing. `fastest`: a race on "
         "this machine between that and what backends generate, together with what they fuse into it; what "
         'won is remembered. `generated`: the first backend that can. `mode="max-autotune"` asks for '
         "`fastest`.",
-        choices=("library", "fastest", "generated"),
+        choices=("library", "known", "fastest", "generated"),
         affects_code=True,
     )
     tune_kernels: bool = _option(

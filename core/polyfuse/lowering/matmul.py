@@ -36,7 +36,7 @@ def product(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Tensor
 def _is_added_later(ctx: LoweringContext, node: Any) -> bool:
     """Whether what is added to a product is better added by the kernels that read the sum: it costs them
     nothing, and the device's library has faster products than sums."""
-    if ctx.settings.matrix_products != "library" or ctx.settings.numerics == "eager":
+    if ctx.settings.matrix_products not in ("library", "known") or ctx.settings.numerics == "eager":
         return False
     readers = ctx.readers.get(node)
     if readers is None or readers.stored or not readers.passes:

@@ -83,6 +83,8 @@ class Choice:
         instead: the calls that take its place.
         emit: source for it in one configuration.
         configs: configurations of the source, the best guess first; without it, there is one, None.
+        preferred: whether other calls are known to be faster on this machine than what torch calls, so that
+            `matrix_products="known"` takes them without timing; without it, they are not.
     """
 
     name: str
@@ -91,9 +93,12 @@ class Choice:
     instead: Callable[[Site], Instead] | None = None
     emit: Callable[[Site, Config | None], Made] | None = None
     configs: Callable[[Site], Sequence[Config]] | None = None
+    preferred: Callable[[Site], bool] | None = None
 
     def __post_init__(self) -> None:
         if (self.instead is None) == (self.emit is None):
             raise ValueError(f"choice {self.name} must have either `instead` or `emit`")
+        if self.preferred is not None and self.instead is None:
+            raise ValueError(f"choice {self.name} is source, of which nothing is known without timing")
         if not self.name or len(self.name.split()) != 1:
             raise ValueError(f"choice {self.name!r} has no name of one word")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from polyfuse.base.log import warn_once
 from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import TemplateCall
 from polyfuse.schedule import Decision
 from polyfuse.select.choose import Chosen, assign
 from polyfuse.select.expand import Taken
@@ -24,6 +25,8 @@ def choose(graph: Graph, tuner: Tuner) -> Chosen:
     if wanted == "library":
         return Chosen(graph, {}, ())
     decisions: list[Decision] = []
+    if wanted == "known":
+        return assign(graph, _known(tuner, graph, decisions), decisions)
     if wanted == "generated":
         found = offers(graph, tuner.backends, decisions, racing=False)
         winners: Mapping[str, Taken] = {offer.call.name: offer.generated[0].taken for offer in found}
@@ -31,6 +34,21 @@ def choose(graph: Graph, tuner: Tuner) -> Chosen:
         found = offers(graph, tuner.backends, decisions, tuner.choices(graph, decisions), racing=True)
         winners = _raced(tuner, graph, found, decisions)
     return assign(graph, winners, decisions)
+
+
+def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Taken]:
+    """The calls that plugins know to be faster on this machine in another way; nothing is timed."""
+    ask = tuner.choices(graph, decisions, known=True)
+    taken: dict[str, Taken] = {}
+    for node in graph.nodes:
+        if not isinstance(node, TemplateCall):
+            continue
+        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
+        found = ask(node, device.partition(":")[0])
+        if found:
+            taken[node.name] = found[0].taken
+            decisions.append(Decision("choice", node.name, found[0].name, "known to be faster here"))
+    return taken
 
 
 def _raced(

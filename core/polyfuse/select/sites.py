@@ -50,19 +50,26 @@ def alternatives(
     plugins: PluginManager,
     most: int,
     decisions: list[Decision],
+    known: bool = False,
 ) -> list[Alternative]:
-    """What choices offer for a call; every refusal becomes a decision."""
+    """What choices offer for a call; every refusal becomes a decision.
+
+    Args:
+        known: ask only those that know that they are faster here.
+    """
     site: Site | None = None
     found: list[Alternative] = []
     for offered in choices:
         choice, name = offered.item, f"{offered.plugin}:{offered.item.name}"
-        if call.op not in choice.ops:
+        if call.op not in choice.ops or (known and choice.preferred is None):
             continue
         site = site if site is not None else site_of(graph, call)
         try:
             answer = choice.applies(site)
             if isinstance(answer, No):
                 decisions.append(Decision("declined", call.name, name, answer.reason))
+            elif known and choice.preferred is not None and not choice.preferred(site):
+                decisions.append(Decision("declined", call.name, name, "not known to be faster here"))
             elif choice.instead is not None:
                 found.append(_instead(name, choice, site))
             else:

@@ -90,14 +90,16 @@ class Tuner:
                 self._ready()
 
     def choices(
-        self, graph: Graph, decisions: list[Decision]
+        self, graph: Graph, decisions: list[Decision], known: bool = False
     ) -> Callable[[TemplateCall, str], Sequence[Alternative]]:
-        """What plugins offer for calls of a graph; every refusal becomes a decision."""
+        """What plugins offer for calls of a graph, or are sure of; every refusal becomes a decision."""
 
         def of(call: TemplateCall, device_type: str) -> Sequence[Alternative]:
             offered = self._extensions.choices(device_type)
             most = self.settings.tune_candidates
-            return alternatives(graph, call, offered, self._plugins, most, decisions) if offered else ()
+            if not offered:
+                return ()
+            return alternatives(graph, call, offered, self._plugins, most, decisions, known)
 
         return of
 

@@ -13,6 +13,7 @@ from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.select import heat
 from polyfuse.select.work import Candidate
+from polyfuse_cpp import library
 from polyfuse_cpp.library import library_choices
 
 pytestmark = pytest.mark.skipif(not library_choices(), reason="torch has no oneDNN here")
@@ -75,6 +76,37 @@ def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
     assert report.calls == ("mkldnn._linear_pointwise.default",)
     report = run(lambda x: torch.cos(LINEAR(x)), X)
     assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 1
+
+
+@pytest.mark.parametrize(("maker", "taken"), [("AuthenticAMD", True), ("GenuineIntel", False), ("", False)])
+def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken, monkeypatch):
+    monkeypatch.setattr(library, "vendor", lambda: maker)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    options = {"matrix_products": "known", "strict": True}
+    function = torch.compile(lambda x: LINEAR(x).cos(), backend="polyfuse", options=options, dynamic=True)
+    for rows in (7, 1, 3):
+        x = torch.randn(rows, 24)
+        with torch.no_grad():
+            torch.testing.assert_close(function(x), LINEAR(x).cos())
+    report = last_reports()[-1]
+    assert ("mkldnn._linear_pointwise.default" in report.calls) is taken
+    found = _reasons(report)
+    assert found["cpp:onednn"] == ("known to be faster here" if taken else "not known to be faster here")
+    assert "cpp:onednn_fused" not in found
+    forget_sessions()
+
+
+def test_who_made_the_processor(tmp_path):
+    info = tmp_path / "cpuinfo"
+    info.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t: sse\n")
+    assert library.vendor(info) == "AuthenticAMD"
+    info.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
+    library.vendor.cache_clear()
+    assert library.vendor(info) == "" == library.vendor(tmp_path / "none")
+    library.vendor.cache_clear()
 
 
 def test_sizes_that_are_not_known(run: Any) -> None:

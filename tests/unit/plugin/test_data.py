@@ -3,6 +3,8 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import pytest
+
 import polyfuse.plugin as door
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Config, No, Source, Yes, all_of
@@ -40,3 +42,15 @@ def test_backend_defaults():
 def test_everything_named_public_exists():
     for name in door.__all__:
         assert hasattr(door, name)
+
+
+def test_a_choice_says_what_it_is():
+    def anything(*_: object) -> Yes:
+        return Yes()
+
+    with pytest.raises(ValueError, match="either `instead` or `emit`"):
+        door.Choice("one", ("aten.mm.out",), anything)
+    with pytest.raises(ValueError, match="nothing is known without timing"):
+        door.Choice("one", ("aten.mm.out",), anything, emit=lambda *_: None, preferred=lambda _: True)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueError, match="one word"):
+        door.Choice("one two", ("aten.mm.out",), anything, instead=lambda _: None)  # type: ignore[arg-type,return-value]
