@@ -68,6 +68,12 @@ class CutlassBackend(Backend):
             return ()
         return neighbours(kernel, config, self.target)
 
+    def estimate(self, kernel: Kernel, config: Config) -> float | None:
+        """Cycles, roughly; None for kernels of CUTLASS, which are not compared with those of our own."""
+        from polyfuse_cutlass.space import cycles
+
+        return None if self.target.ampere or is_library(config) else cycles(kernel, config, self.target)
+
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as CUDA C++, with its `KernelMeta` as meta."""
         from polyfuse_cutlass.library import library_source

@@ -15,7 +15,7 @@ from polyfuse_cutlass.problem import Problem, problem_of
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMIT, Tiling
 
-__all__ = ["configs", "emit", "estimate", "neighbours"]
+__all__ = ["configs", "cycles", "emit", "estimate", "neighbours"]
 
 _MOST = 12
 _MOST_ALIKE = 2
@@ -210,6 +210,11 @@ _EXCHANGE = 1500
 _ALONE = 1.4
 _FINISHED = 14
 """Results finished in a cycle."""
+
+
+def cycles(kernel: Kernel, config: Config, target: Target) -> float:
+    """Cycles that a configuration of a kernel is likely to take."""
+    return estimate(_accepted(kernel), Tiling.of(config), target)
 
 
 def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:

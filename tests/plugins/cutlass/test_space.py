@@ -12,7 +12,7 @@ from polyfuse.plugin import Config
 from polyfuse_cutlass.launch import resolved
 from polyfuse_cutlass.meta import KernelMeta
 from polyfuse_cutlass.problem import problem_of
-from polyfuse_cutlass.space import configs, emit, neighbours
+from polyfuse_cutlass.space import configs, cycles, emit, neighbours
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import SHARED_LIMIT, Tiling
 
@@ -148,3 +148,15 @@ def test_sizes_of_a_launch_follow_from_symbols():
     assert sizes.extents == ((64, 300, 1), (64, 256, 1))
     assert sizes.strides == ((128, 16), (128, 16))
     assert resolved(meta, (0,)).tiles == 0
+
+
+def test_estimates_order_sizes_and_tiles():
+    kernel = product(4096, 4096, 4096)
+    found = configs(kernel, TARGET)
+    guesses = [cycles(kernel, config, TARGET) for config in found]
+    assert guesses[0] <= 1.05 * min(guesses) and min(guesses) > 0
+    for sizes in ((8192, 4096, 4096), (4096, 8192, 4096), (4096, 4096, 8192)):
+        assert cycles(product(*sizes), found[0], TARGET) > 1.5 * guesses[0]
+    # small tiles read their operands again and again
+    small = replace(Tiling.of(found[0]), blocks=1, columns=64, consumers=1, turns=False, across=1, down=1)
+    assert cycles(kernel, small.config, TARGET) > 1.2 * guesses[0]
