@@ -188,8 +188,11 @@ def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
         elif storage.fill == "small":
             held.copy_(torch.randint(0, 8, held.shape, generator=generator, device=storage.device))
         elif storage.fill.startswith("ends "):
-            groups = torch.arange(1, held.numel() + 1, device=storage.device)
-            held.copy_(groups * int(storage.fill.removeprefix("ends ")) // held.numel())
+            whole, groups = int(storage.fill.removeprefix("ends ")), torch.arange(1, held.numel() + 1)
+            # not at round places, where a mistake at the edge of a group would not show
+            ends = (groups * whole // held.numel() + groups % 3).clamp(max=whole)
+            ends[-1] = whole
+            held.copy_(ends)
         out.append(held)
     return out
 

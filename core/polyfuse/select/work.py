@@ -30,7 +30,7 @@ class Storage:
         device: where it lies.
         count: elements.
         fill: `normal` (random), `small` (whole numbers from 0 to 7), `zero`, for what may be indices, or
-            `ends` and a number: where groups end that share so much evenly.
+            `ends` and a number: where groups end that share so much almost evenly.
         cold: whether a model would read it from memory, not from a cache, such as weights.
     """
 
