@@ -27,7 +27,7 @@ _MOST_COPIES = 64
 # Seconds that one sample takes at least, for calls far shorter than that.
 _SAMPLE_SECONDS = 0.002
 # A single run that takes longer than this tells enough at first.
-_LONG_SECONDS = 0.003
+_LONG_SECONDS = 0.01
 
 Action = Callable[[], Any]
 

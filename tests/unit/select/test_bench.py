@@ -96,6 +96,17 @@ class TestRuns:
         bench.prepare(PROBLEM)
         assert 0 < bench.first(MM) < 1000 and 0 < bench.sample(MM) < 1000
 
+    def test_what_takes_long_is_run_once_less_at_first(self, monkeypatch):
+        bench = Bench(no_backend)
+        bench.prepare(PROBLEM)
+        runs: list[int] = []
+        monkeypatch.setattr(bench, "_runs", lambda candidate: [lambda: runs.append(1)])
+        for limit, count in ((0.0, 2), (1000.0, 3)):
+            monkeypatch.setattr(bench_module, "_LONG_SECONDS", limit)
+            runs.clear()
+            bench.first(MM)
+            assert len(runs) == count
+
     def test_a_backend_with_a_clock_of_its_own_takes_the_time(self):
         class Clock(type(no_backend("any"))):  # type: ignore[misc]
             def benchmark(self, launchable, args):
