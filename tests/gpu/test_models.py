@@ -14,10 +14,18 @@ from polyfuse.compiler.report import last_reports, reset_reports
 pytestmark = pytest.mark.gpu
 
 
-def _compiled(model: Any) -> Any:
+def _compiled(model: Any, fullgraph: bool = True) -> Any:
     torch._dynamo.reset()
     reset_reports()
-    return torch.compile(model, backend="polyfuse", dynamic=False, fullgraph=True)
+    return torch.compile(model, backend="polyfuse", dynamic=False, fullgraph=fullgraph)
+
+
+def _traced_as_a_whole(name: str, dtype: torch.dtype) -> bool:
+    """Whether no backward looks at data while it is traced, as that of grouped products in single precision
+    does in some releases of transformers.
+    """
+    traced = hasattr(torch.ops.transformers, "grouped_mm_fallback_backward")
+    return name != "mixtral" or dtype is torch.bfloat16 or traced
 
 
 def _prepared(name: str, dtype: torch.dtype, train: bool) -> Prepared:
@@ -68,7 +76,7 @@ def test_gradients(name: str, dtype: torch.dtype) -> None:
     for model, run, args in (
         (exact, exact, wide),
         (reference, reference, prepared.inputs),
-        (prepared.model, _compiled(prepared.model), prepared.inputs),
+        (prepared.model, _compiled(prepared.model, _traced_as_a_whole(name, dtype)), prepared.inputs),
     ):
         prepared.loss(flatten_outputs(run(**args))).backward()
         assert any(p.grad is not None for p in model.parameters())
