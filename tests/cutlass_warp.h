@@ -27,7 +27,7 @@ static void load4(u32 at, float* v) {
 static void load1(u32 at, float* v) { *v = *shared(at, 4); }
 static void __syncwarp() { warp_barrier->arrive_and_wait(); }
 
-constexpr bool SWIZZLED = CHUNK == 32;
+constexpr bool SWIZZLED = CHUNK >= 32;
 constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4, PIECE_BYTES = 16 * PITCH * 4, UNROLL = 1;
 typedef Acc Results[BLOCKS][BY / 2];
 static float results[BLOCKS * 64][BY];

@@ -32,6 +32,8 @@ TILINGS = {
     "wide": Tiling(1, 256, stages=4),
     "tall": Tiling(2, 128, stages=4),
     "turns": Tiling(2, 128, turns=True, stages=5),
+    "whole lines": Tiling(1, 256, stages=4, piece=64),
+    "turns, whole lines": Tiling(2, 128, turns=True, stages=5, piece=64),
     "turns across": Tiling(1, 256, turns=True, across=2, stages=5),
     "across": Tiling(1, 128, across=2, stages=4),
     "down": Tiling(2, 128, down=2, stages=4),
@@ -123,10 +125,9 @@ def test_types(backend, tmp_path, dtype, out):
         Tiling(1, 64, split=2, stages=6),
         Tiling(1, 256, across=2, stages=4),
         Tiling(2, 128, stages=4),
-        Tiling(1, 256, stages=4, order=True),
-        Tiling(1, 128, across=2, split=2, stages=6, order=True),
+        Tiling(1, 256, stages=4, piece=64),
     ),
-    ids=("wide", "turns", "split", "two parts", "tall", "in order", "in order split"),
+    ids=("wide", "turns", "split", "two parts", "tall", "whole lines"),
 )
 @pytest.mark.parametrize("depth", (64, 144, 528))
 def test_narrow_floats(backend, tmp_path, tiling, depth):

@@ -129,7 +129,6 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
         "Y_ALONG": problem.right.along,
         "VEC_X": vector.along_rows,
         "PROMOTES": problem.promotes,
-        "IN_ORDER": tiling.order,
         "MAY_BE_EMPTY": tiling.split > 1 or (bounds(extent(problem.depth))[0] or 0) < 1,
     }
     letter = "r" if problem.dtype.is_integer else "f"

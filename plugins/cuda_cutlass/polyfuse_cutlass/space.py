@@ -44,6 +44,7 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, 
     problem, tiling = _accepted(kernel), Tiling.of(config)
     changed = [replace(tiling, raster=n) for n in (tiling.raster // 2, tiling.raster * 2) if n]
     changed.append(replace(tiling, stages=tiling.stages - 1))
+    changed.append(replace(tiling, piece=96 - tiling.piece))
     if tiling.split > 1:
         changed += [replace(tiling, split=tiling.split * 2), replace(tiling, split=tiling.split // 2)]
     for across, down in ((1, 1), (2, 1), (1, 2), (2, 2)):
@@ -99,9 +100,7 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Tiling]:
             continue
         for tiling in (*_wide(swap), *_fitted(rows, columns * batch, swap, target)):
             if columns > _FEW_COLUMNS // 2 or tiling.columns <= 64:
-                yield _filled(tiling)
-                if problem.promotes and tiling.consumers > 1 and not tiling.turns:
-                    yield _filled(replace(tiling, order=True))
+                yield _whole_lines(_filled(tiling))
         if columns <= _FEW_COLUMNS:
             few = _round_up(columns, 8) if columns <= 32 else _round_up(columns, 32)
             for consumers in (1, 2):
@@ -109,6 +108,13 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Tiling]:
                     if split * 256 <= max(depth, 256):
                         yield from _resident(Tiling(1, few, consumers, split=split, swap=swap))
             yield from _even(few, swap, rows * max(1, batch), depth, target)
+
+
+def _whole_lines(tiling: Tiling) -> Tiling:
+    """Such that whole lines are stored, where that costs no stage."""
+    longer = replace(tiling, piece=64)
+    fits = tiling.consumers > 1 and tiling.columns % 64 == 0 and tiling.split == 1
+    return longer if fits and longer.shared_bytes <= SHARED_LIMIT else tiling
 
 
 def _fitted(rows: int, columns: int, swap: bool, target: Target) -> Iterator[Tiling]:

@@ -32,8 +32,8 @@ class Tiling:
         split: blocks of a cluster that each add up a part of the depth.
         raster: tiles along the rows that are taken before the next column.
         swap: whether rows and columns change places: the columns of a tile may be few.
-        order: whether groups that share a tile multiply one after the other, so that one takes its sums out
-            of the multipliers while the other multiplies.
+        piece: columns that a warp turns round at once at most, 32 or 64: it stores 64 or 128 bytes of 16-bit
+            results of a row together.
         used: rows of a tile that are of use, where that shares out few tiles evenly; 0: all.
     """
 
@@ -47,7 +47,7 @@ class Tiling:
     split: int = 1
     raster: int = 8
     swap: bool = False
-    order: bool = False
+    piece: int = 32
     used: int = 0
 
     @property
@@ -79,7 +79,7 @@ class Tiling:
     @property
     def chunk(self) -> int:
         """Columns that a warp turns round at once."""
-        return next(n for n in (32, 16, 8) if self.columns % n == 0)
+        return next(n for n in (self.piece, 32, 16, 8) if self.columns % n == 0)
 
     @property
     def stage_bytes(self) -> int:
@@ -104,9 +104,9 @@ class Tiling:
         return 2 if not self.turns and self.split == 1 and self._shared(2) <= SHARED_LIMIT else 1
 
     def _shared(self, buffers: int) -> int:
-        row = 32 if self.chunk == 32 else self.chunk + 4
+        row = self.chunk if self.chunk >= 32 else self.chunk + 4
         staging = 0 if self.split > 1 else self.consumers * 4 * 16 * row * 4 * buffers
-        turns = 16 if self.turns or self.order else 0
+        turns = 16 if self.turns else 0
         return 1024 + self.stages * self.stage_bytes + staging + turns
 
     @property
@@ -131,7 +131,7 @@ class Tiling:
             split=self.split,
             raster=self.raster,
             swap=int(self.swap),
-            order=int(self.order),
+            piece=self.piece,
             used=self.used,
         )
 
@@ -140,10 +140,7 @@ class Tiling:
         """What `config` wrote."""
         values: dict[str, Any] = dict(config.values)
         return Tiling(
-            **{
-                name: bool(value) if name in ("turns", "swap", "order") else value
-                for name, value in values.items()
-            }
+            **{name: bool(value) if name in ("turns", "swap") else value for name, value in values.items()}
         )
 
     def fault(self, problem: Problem) -> str:
@@ -153,8 +150,8 @@ class Tiling:
             return f"{self.shared_bytes} bytes of shared memory are more than {SHARED_LIMIT}"
         if self.blocks * self.columns > 256 or self.columns % (8 * self.parts(problem)):
             return "a thread would hold too many sums"
-        if self.order and (self.turns or self.consumers < 2 or not problem.promotes):
-            return "there is nothing to do in order"
+        if self.piece not in (32, 64) or (self.piece == 64 and (self.columns % 64 or self.split > 1)):
+            return "no such piece is turned round"
         if self.used and (self.used % 8 or self.used > self.rows or self.turns or self.down > 1 or along[0]):
             return f"of {self.rows} rows, the first {self.used} cannot be taken alone"
         if (self.rows - self.taken) > self.stages * self.columns:

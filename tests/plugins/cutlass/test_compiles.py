@@ -21,7 +21,7 @@ CASES = {
     "wide_gelu": (product(512, 1024, 512, epilogue=GELU), Tiling(1, 256, across=2)),
     "turns_residual": (
         product(512, 1000, 512, epilogue=RESIDUAL, right="columns"),
-        Tiling(2, 128, turns=True, stages=6),
+        Tiling(2, 128, turns=True, stages=6, piece=64),
     ),
     "few_rows_split": (
         product(13, 1024, 4096),
@@ -33,7 +33,7 @@ CASES = {
         product(16, 14336, 4096, epilogue=GELU),
         Tiling(2, 16, consumers=1, stages=12, swap=True, used=112),
     ),
-    "narrow_floats": (product(512, 1024, 512, dtype="f8e4m3"), Tiling(1, 256, across=2, order=True)),
+    "narrow_floats": (product(512, 1024, 512, dtype="f8e4m3"), Tiling(1, 256, across=2)),
     "eager": (product(128, 128, 128, epilogue=GELU, numerics="eager"), Tiling(1, 128)),
 }
 

@@ -81,7 +81,7 @@ def test_few_rows_are_shared_out_evenly():
         Tiling(1, 16, consumers=1, swap=True, used=72),
         Tiling(1, 16, consumers=1, stages=2, swap=True, used=16),
         Tiling(1, 64, turns=True, swap=True, used=32),
-        Tiling(1, 128, order=True),
+        Tiling(1, 96, piece=64),
     ),
 )
 def test_a_part_of_a_tile_that_cannot_be_taken_alone_is_refused(tiling):
@@ -97,10 +97,15 @@ def test_tiles_fit_the_number_of_multiprocessors():
     assert max(map(alike.count, alike)) == 2
 
 
-def test_groups_that_share_a_tile_of_narrow_floats_may_multiply_in_turn():
-    kernel = product(512, 512, 512, dtype="f8e4m3")
-    assert any(Tiling.of(config).order for config in configs(kernel, TARGET))
-    assert "constexpr bool IN_ORDER = true;" in emit(kernel, Tiling(1, 256, order=True).config, TARGET).text
+def test_whole_lines_are_stored_where_that_costs_no_stage():
+    tilings = [Tiling.of(config) for config in configs(product(4096, 4096, 4096), TARGET)]
+    assert any(t.piece == 64 for t in tilings)
+    for t in tilings:
+        deeper, longer = replace(t, piece=32, stages=t.stages + 1), replace(t, piece=64)
+        assert t.piece == 32 or deeper.shared_bytes > SHARED_LIMIT
+        assert t.piece == 64 or t.consumers == 1 or t.columns % 64 or longer.shared_bytes > SHARED_LIMIT
+    near = [Tiling.of(c) for c in neighbours(product(4096, 4096, 4096), tilings[0].config, TARGET)]
+    assert {t.piece for t in near} == {32, 64}
 
 
 def test_sums_of_narrow_floats_are_taken_out_in_two_parts_where_a_tile_is_wide():

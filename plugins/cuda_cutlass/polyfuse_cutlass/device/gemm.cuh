@@ -9,7 +9,7 @@ constexpr int DEPTH = 128 / BYTES;                                    // of a st
 // Of the rows that are multiplied, the first TAKEN are of use: only these are in memory, stored, and stepped over.
 constexpr int X_BYTES = TAKEN * 128, Y_BYTES = BY * 128;
 constexpr int STEPS = 4;                                              // products in a stage, of 32 bytes each
-constexpr bool SWIZZLED = CHUNK == 32;
+constexpr bool SWIZZLED = CHUNK >= 32;
 constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4;
 constexpr int PIECE_BYTES = 16 * PITCH * 4;
 constexpr int STAGING = BUFFERS * PIECE_BYTES;  // bytes that each warp has to turn its results round
@@ -17,7 +17,6 @@ constexpr int CLUSTER = CX * CY * SPLIT;
 constexpr int SHARERS = CX + CY - 1;
 constexpr int LAYER = CX * CY;  // blocks that share operands; a cluster has one such layer for each part of the depth
 constexpr bool TURNS = CONSUMERS > 1 && PINGPONG;
-constexpr bool ORDERED = CONSUMERS > 1 && !PINGPONG && IN_ORDER;
 
 struct Ring {
   u32 full, empty, turn, x, y;  // addresses: barriers, tiles
@@ -118,19 +117,16 @@ template <int N> PF_INLINE void keep(Acc (&r)[BLOCKS][N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : PF_ACC_OPERAND(r[m][i])::"memory");
 }
 
-// Starts the products of a stage with the columns from `column`, in two groups where two groups of warps take turns.
-// `more`: they are added to what is in `sum`.
+// Starts the products of a stage with the columns from `column`. `more`: they are added to what is in `sum`.
 PF_INLINE void issue(const Ring& ring, Part& sum, int row, int column, bool more) {
   const u64 x = tile_place<X_ALONG, DEPTH>(ring.x_tile() + row * 128);
   const u64 y = tile_place<Y_ALONG, DEPTH>(ring.y_tile() + column * 128);
   products_fence();
 #pragma unroll
-  for (int s = 0; s < STEPS; ++s) {
+  for (int s = 0; s < STEPS; ++s)
 #pragma unroll
     for (int m = 0; m < BLOCKS; ++m)
       product(sum[m], x + m * (64 * 128 / 16) + s * (X_ALONG ? 128 : 2), y + s * (Y_ALONG ? 128 : 2), s > 0 || more);
-    if (ORDERED && s + 1 == STEPS / 2) products_commit();
-  }
   products_commit();
 }
 
@@ -157,15 +153,7 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
 #pragma unroll
       for (int p = 0; p < PARTS; ++p) {
         keep(part);
-        // One group adds up while the other multiplies: it begins when half of the other's products are done, not
-        // together with it.
-        const u32 mine = ring.turn + 8 * (threadIdx.x / 128 - 1), others = ring.turn + 8 * (2 - threadIdx.x / 128);
-        if (ORDERED) barrier_wait(mine, ring.turn_phase), ring.turn_phase ^= 1;
         issue(ring, part, row, p * (BY / PARTS), false);
-        if (ORDERED) {
-          products_wait<1>();
-          if (threadIdx.x % 128 == 0) barrier_arrive(others);
-        }
         if (TURNS && p + 1 == PARTS && k + 1 == stages && threadIdx.x % 128 == 0) barrier_arrive(done);
         products_wait<0>();
         keep(part);
@@ -196,10 +184,10 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
   release(last, block);
 }
 
-// Where a result is while a warp turns its results round. Pieces of 16 bytes change places in each row, so that
-// neither rows of pairs nor pieces of rows meet in a bank.
+// Where a result is while a warp turns its results round. Pieces of 16 bytes change places in each row, and in its
+// second half, so that neither rows of pairs nor pieces of rows meet in a bank.
 PF_INLINE u32 turned(u32 staging, int row, int column) {
-  const int piece = column / 4 ^ (SWIZZLED ? (row & 3) << 1 | (row & 1) : 0);
+  const int piece = column / 4 ^ (SWIZZLED ? ((row & 3) << 1 | (row & 1)) ^ (column / 32 & 1) : 0);
   return staging + (row * PITCH + piece * 4 + column % 4) * 4;
 }
 
@@ -349,7 +337,7 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
       barrier_init(ring.full + 8 * i, 1);
       barrier_init(ring.empty + 8 * i, (TURNS ? 1 : CONSUMERS) * SHARERS);
     }
-    for (int i = 0; (TURNS || ORDERED) && i < 2; ++i) barrier_init(ring.turn + 8 * i, 1);
+    for (int i = 0; TURNS && i < 2; ++i) barrier_init(ring.turn + 8 * i, 1);
     barriers_ready();
   }
   if constexpr (CLUSTER > 1) cluster_arrive_relaxed(), cluster_wait();
