@@ -22,7 +22,8 @@ def choose(graph: Graph, tuner: Tuner) -> Chosen:
     else for it.
     """
     wanted = tuner.settings.matrix_products
-    if wanted == "library":
+    as_eager = wanted == "known" and tuner.settings.numerics == "eager"  # another library rounds otherwise
+    if wanted == "library" or as_eager:
         return Chosen(graph, {}, ())
     decisions: list[Decision] = []
     if wanted == "known":

@@ -18,7 +18,7 @@ from polyfuse.compiler.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.plugin import Config
 from polyfuse.reference.backend import InterpreterBackend
-from polyfuse.select import heat, product_race, tuner
+from polyfuse.select import decide, heat, product_race, tuner
 from polyfuse.select.tracks import ChildTrack
 from polyfuse.select.tuner import Tuner
 
@@ -131,6 +131,16 @@ def test_estimates_say_which_of_many_are_built(tmp_path, monkeypatch):
 
     monkeypatch.setattr(type(backend), "estimate", fails)
     assert [c.get("n") for c in session.configs(backend, None)] == [7, 1, 9]  # type: ignore[arg-type]
+
+
+def test_what_is_known_to_be_faster_is_not_asked_for_where_roundings_count(tmp_path, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(decide, "_known", lambda tuner, graph, decisions: asked.append(graph.name) or {})
+    for numerics, times in (("eager", 0), ("fast", 1)):
+        torch.compiler.reset()
+        options = {"matrix_products": "known", "numerics": numerics}
+        torch.testing.assert_close(compiled(torch.mm, tmp_path, **options)(A, B), A @ B)
+        assert len(asked) == times
 
 
 def test_the_process_that_times_starts_early_only_where_nothing_is_known(tmp_path, monkeypatch):
