@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from polyfuse_bench.ahead import adopt, go_ahead
-from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, empty_caches
+from polyfuse_bench.backends import DEFAULT_BACKENDS, DYNAMO, EAGER, INDUCTOR, empty_caches
 from polyfuse_bench.child import TASKS, ChildFailed, first_line, run_child
 from polyfuse_bench.devices import CPU
 from polyfuse_bench.starts import start_rows
@@ -27,6 +27,11 @@ Plan = list[Callable[[], Row]]
 
 # What compile time is measured on beside the models: one small function.
 ONE_KERNEL = "kernel:layer_norm"
+
+# What building one kernel is measured on, after another one, and by whom: Dynamo's share is in all.
+BUILT = ("kernel:softmax", "kernel:bias_gelu_residual", "kernel:layer_norm", "kernel:transcendental")
+BUILT_AFTER = "kernel:chain"
+BUILDERS = (DYNAMO, INDUCTOR, "polyfuse@cpp", "polyfuse@halide")
 
 # The part of a limited time in which rows are compiled ahead of timing.
 _AHEAD = 0.55
@@ -167,6 +172,16 @@ def compile_time(selection: Selection) -> Plan:
     return [lambda task=task: {**_row_head(task), **next(figures)} for task in tasks]
 
 
+def build(selection: Selection) -> Plan:
+    if selection.backends == DEFAULT_BACKENDS:
+        selection = dataclasses.replace(selection, backends=BUILDERS)
+    tasks = [
+        {**selection.model_task("compile", name, "forward"), "after": BUILT_AFTER}
+        for name in selection.only or BUILT
+    ]
+    return [functools.partial(_compile_row, selection, task) for task in tasks]
+
+
 def tuning(selection: Selection) -> Plan:
     from polyfuse_bench.models import FAMILIES
     from polyfuse_bench.tuning import CONTENDERS, TARGETS
@@ -200,6 +215,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "linear": linear,
     "products": products,
     "compile": compile_time,
+    "build": build,
     "tuning": tuning,
     "tournament": tournament,
     "memory": memory,

@@ -15,10 +15,13 @@ from polyfuse_bench.tournament import gain, winner
 from polyfuse_bench.tuning import MODE, seconds_of_choice
 
 Row = dict[str, Any]
-SWEEPS = tuple(
-    f"{kind}{device}"
-    for device in ("", "-cuda")
-    for kind in ("opdb", "opdb-dynamic", "opdb-gradients", "opdb-gradients-dynamic")
+SWEEPS = (
+    *(
+        f"{kind}{device}"
+        for device in ("", "-cuda")
+        for kind in ("opdb", "opdb-dynamic", "opdb-gradients", "opdb-gradients-dynamic")
+    ),
+    "opdb-halide",
 )
 TITLES = {EAGER: "eager", DYNAMO: "Dynamo alone", INDUCTOR: "Inductor", POLYFUSE: "Polyfuse"}
 
@@ -81,6 +84,7 @@ def performance_page(results: Path) -> str | None:
             ("linear", _linear_section),
             ("products", _products_section),
             ("compile", _compile_section),
+            ("build", _build_section),
             ("tuning", _tuning_section),
             ("tournament", _tournament_section),
             ("memory", _memory_section),
@@ -273,6 +277,30 @@ def _compile_section(content: dict[str, Any]) -> list[str]:
     return lines
 
 
+def _build_section(content: dict[str, Any]) -> list[str]:
+    names = _in_order(name for row in content["rows"] for name in row["cold"] if name != DYNAMO)
+    table, ratios = [], []
+    for row in content["rows"]:
+        # what Dynamo takes by itself is no backend's
+        seconds = {name: row["cold"][name] - row["cold"].get(DYNAMO, 0.0) for name in row["cold"]}
+        cells = [_time(seconds[name]) if name in seconds else "failed" for name in names]
+        table.append([row["name"].removeprefix("kernel:"), *cells])
+        if INDUCTOR in seconds:
+            ratios.append([seconds[name] / seconds[INDUCTOR] if name in seconds else None for name in names])
+    means = [geometric_mean([r for r in column if r]) for column in zip(*ratios, strict=True)]
+    table.append(["**of Inductor's**", *(f"**{mean:.2f}×**" if mean else "" for mean in means)])
+    return [
+        f"## Building one kernel{_place(content)}",
+        "",
+        "The first call of one more function in a process that has compiled one already, with caches that do",
+        "not know it, less what Dynamo takes.",
+        "",
+        *_facts(content),
+        *_markdown(["kernel", *map(_title, names)], table),
+        "",
+    ]
+
+
 def _tuning_section(content: dict[str, Any]) -> list[str]:
     table = []
     for row in content["rows"]:
@@ -392,9 +420,10 @@ def _parity_section(content: dict[str, Any]) -> list[str]:
         if row["status"] not in GOOD
     ]
     what = "Gradients" if settings["gradients"] else "Results"
+    plugin = settings["backend"].partition("@")[2]
     sizes = "dynamic" if settings["dynamic"] else "static"
     return [
-        f"### {what}, {sizes} sizes{_place(content)}",
+        f"### {what}, {sizes} sizes{_place(content)}{f', {plugin} alone' if plugin else ''}",
         "",
         f"{_title(settings['backend'])}, the first {settings['samples']} samples of each operator and dtype.",
         *_facts(content),
@@ -434,7 +463,8 @@ def _in_order(values: Iterable[str]) -> list[str]:
 
 def _title(name: str) -> str:
     backend, _, mode = name.partition(":")
-    return " ".join(filter(None, (TITLES.get(backend, backend), mode)))
+    backend, _, plugin = backend.partition("@")
+    return " ".join(filter(None, (TITLES.get(backend, backend), plugin and f"({plugin})", mode)))
 
 
 def _time(seconds: float) -> str:

@@ -125,6 +125,15 @@ def test_linear_layers_are_shown_beside_the_best_of_the_others(tmp_path: Path) -
     assert text.count("**2.00×**") == 2 and "over the best" in text
 
 
+def test_building_a_kernel_is_shown_without_what_dynamo_takes(tmp_path: Path) -> None:
+    seconds = {"dynamo": 1.0, "inductor": 5.0, "polyfuse@halide": 2.0}
+    row = {"name": "kernel:softmax", "mode": "forward", "cold": seconds, "warm": seconds, "failures": {}}
+    write_results("build", [row], path=tmp_path / "build.json")
+    text = report.write_pages(tmp_path / "docs", tmp_path)[0].read_text()
+    assert "| kernel | Inductor | Polyfuse (halide) |" in text
+    assert "| softmax | 4 s | 1 s |" in text and "**0.25×**" in text
+
+
 @pytest.mark.parametrize("then", sorted(linear.FUNCTIONS))
 def test_a_linear_layer_is_measured(then: str) -> None:
     name = next(name for name, case in linear.CASES.items() if case.then == then)

@@ -57,3 +57,11 @@ def test_rows_of_the_campaign_keep_their_targets(children: list[tuple[str, str, 
     assert all(set(row["cold"]) == set(row["warm"]) == set(BACKENDS) for row in rows)
     # all cold ones before the first warm one
     assert [cold for _, _, cold in children] == [True] * 4 + [False] * 4
+
+
+def test_one_more_kernel_is_built_after_another(children: list[tuple[str, str, bool]]) -> None:
+    chosen = campaigns.Selection(backends=campaigns.DEFAULT_BACKENDS, repeats=1)
+    (row,) = [measure() for measure in campaigns.build(chosen)][:1]
+    assert row["name"] == campaigns.BUILT[0] and set(row["cold"]) == set(campaigns.BUILDERS)
+    tasks = [measure.args[1] for measure in campaigns.build(chosen)]
+    assert all(task["after"] == campaigns.BUILT_AFTER != task["name"] for task in tasks)
