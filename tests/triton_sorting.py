@@ -14,6 +14,8 @@ CASES: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "row": (lambda x: torch.sort(x, stable=True), (37,)),
     "two": (lambda x: torch.sort(x, stable=True), (5, 2)),
     "a block": (lambda x: torch.sort(x, stable=True), (3, 64)),
+    "exchanged": (lambda x: torch.sort(x, stable=True, descending=True), (3, 130)),
+    "the smallest of many": (lambda x: torch.topk(x, 3, largest=False)[0] + 0.0, (70,)),
     "descending": (lambda x: torch.sort(x, descending=True, stable=True), (4, 3, 50)),
     "many short rows": (lambda x: torch.sort(x, dim=-1, stable=True), (300, 7)),
     "rows apart": (lambda x: torch.sort(x[:, 1:-2], stable=True), (6, 40)),
@@ -29,6 +31,7 @@ CASES: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
 LEFT: Mapping[str, tuple[Callable[..., Any], tuple[int, ...], torch.dtype]] = {
     "columns": (lambda x: torch.sort(x, 0), (8, 5), torch.float32),
     "too long": (lambda x: torch.sort(x), (2, 5000), torch.float32),
+    "longer than asked for": (lambda x: torch.sort(x), (2, 65), torch.float32),
     "wide": (lambda x: torch.sort(x), (3, 9), torch.int64),
 }
 """Calls that the library does, with the type that they are given."""
@@ -58,7 +61,7 @@ def faults_of_sorting(dtype: torch.dtype, dynamic: bool = False) -> list[str]:
     for name, (function, size) in CASES.items():
         torch._dynamo.reset()
         reset_reports()
-        options = {"backends": "interpreted"}
+        options = {"backends": "interpreted", "triton.sorted_row": "1024"}
         compiled = torch.compile(function, backend="polyfuse", options=options, dynamic=dynamic)
         for rows in (0, 3) if dynamic and len(size) > 1 else (0,):
             x = numbers((size[0] + rows, *size[1:]), dtype)

@@ -36,6 +36,8 @@ def polyfuse_manifest() -> Manifest:
             "debug": "Keep PTX beside each kernel and line numbers in it: 1 or 0.",
             "sums_across_rows": "Add up columns in the kernels that work along the same rows: 1 or 0, the "
             "default, because it has not been timed on its own yet.",
+            "sorted_row": "Longest row that is sorted in registers, at most 1024; the default is 64, how far "
+            "that is quick to compile.",
         },
         summary="Kernels for NVIDIA GPUs, generated as Triton programs and compiled in worker processes",
     )

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.errors import InvalidOptionError, UnsupportedError
+from polyfuse.base.settings import Settings
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Lowering, LoweringContext, Source, TensorValue
@@ -25,7 +26,7 @@ from polyfuse_triton.writer import Writer
 __all__ = ["LOWERINGS", "LONGEST", "Rows", "sort_source"]
 
 LONGEST = 1024
-"""Longest row that is sorted in registers."""
+"""Longest row that can be sorted in registers."""
 _COUNTED = 64
 """Longest row of which every number is compared with every other, which takes no exchange between threads and
 is built in a fraction of the time.
@@ -120,7 +121,8 @@ def _sorted(
     dim %= value.rank
     length = value.size[dim]
     kept = length if kept is None else kept
-    if not isinstance(length, int) or not isinstance(kept, int) or not 1 < length <= LONGEST or kept < 1:
+    longest = _longest(ctx.settings)
+    if not isinstance(length, int) or not isinstance(kept, int) or not 1 < length <= longest or kept < 1:
         raise UnsupportedError(f"rows of {length} are sorted by the library")
     view = ctx.realize(value)
     if view.stride[dim] != 1:
@@ -134,6 +136,14 @@ def _sorted(
     given = (*views, *symbols.values())
     ctx.emit(ExternCall(ctx.fresh("call"), ctx.keep("sort_", kernel), given, (), outputs, "into"))
     return tuple(results)
+
+
+def _longest(settings: Settings) -> int:
+    """The longest row that is sorted here."""
+    wanted = str(settings.plugin_option("triton", "sorted_row", "") or _COUNTED)
+    if not wanted.isdigit():
+        raise InvalidOptionError(f"option 'triton.sorted_row' has {wanted!r}", "write a number, such as 64")
+    return min(LONGEST, int(wanted))
 
 
 def _rows(dtype: DType, views: Sequence[View], dim: int, length: int, kept: int, descending: bool) -> Rows:
