@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from polyfuse.ir.expr import Expr, load, rewrite, walk
 from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
 from polyfuse.ir.nodes import Node, Pointwise, Reduction, Scan, Scatter
+from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.rules import accumulates
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike
 
@@ -120,7 +122,10 @@ class Builder:
     def _carry(self, carry: Carry, body: list[Stmt], known: dict[Expr, str]) -> None:
         args = tuple(self._value(e, body, known) for e in carry.values)
         op = "scan" if carry.scan else "reduce"
-        body.append(Stmt(carry.targets, op, args, carry.values[0].dtype, (carry.kind,)))
+        dtype = carry.values[0].dtype
+        if carry.kind in CONTRACTIONS:
+            dtype = accumulates(dtype)
+        body.append(Stmt(carry.targets, op, args, dtype, (carry.kind,)))
 
     def _node(self, action: Action, looped: bool) -> Node:
         name = f"n{len(self.nodes)}"

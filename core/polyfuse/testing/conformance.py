@@ -22,6 +22,7 @@ from polyfuse.testing.large_cases import large_cases
 from polyfuse.testing.launch import check
 from polyfuse.testing.matrix import Cell, Matrix, Status
 from polyfuse.testing.memory_cases import memory_cases
+from polyfuse.testing.product_cases import product_cases
 from polyfuse.testing.reduction_cases import reduction_cases
 from polyfuse.testing.scalar_cases import scalar_cases
 from polyfuse.testing.section_cases import section_cases
@@ -38,6 +39,7 @@ def all_cases(quick: bool = False) -> Iterator[Case]:
     yield from reduction_cases(quick)
     yield from memory_cases(quick)
     yield from section_cases(quick)
+    yield from product_cases(quick)
     yield from large_cases(quick)
 
 

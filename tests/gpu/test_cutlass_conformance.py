@@ -1,0 +1,29 @@
+"""The CUTLASS backend through the kit's matrix products, on the device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from polyfuse.base.errors import BackendUnavailableError
+from polyfuse.base.settings import Settings
+from polyfuse.testing.conformance import Run
+from polyfuse.testing.matrix import Status
+from polyfuse.testing.product_cases import product_cases
+from polyfuse_cutlass.backend import CutlassBackend
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
+]
+
+
+def test_products():
+    try:
+        backend = CutlassBackend(Settings.resolve())
+    except BackendUnavailableError as error:
+        pytest.skip(error.cause)
+    matrix = Run(backend, "cuda").matrix(tuple(product_cases(quick=True)), contract=False)
+    assert matrix.ok, "\n".join(f"{cell.label}: {cell.reason}" for cell in matrix.failures())
+    assert sum(cell.status is Status.PASS for cell in matrix.cells) >= 10
