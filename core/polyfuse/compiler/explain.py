@@ -63,6 +63,8 @@ def _kernels(report: GraphReport) -> Iterator[str]:
     for number, launch in enumerate(report.launches, 1):
         ops = ", ".join(op.removeprefix("aten.").removesuffix(".default") for op in launch.ops)
         yield f"{number}. {launch.kernel} ({launch.backend}, {_bytes(launch.nbytes)}): {shorten(ops, 90)}"
+        if launch.note:
+            yield f"     {launch.note}"
         for source in launch.sources[:2]:
             yield f"     {shorten(_PLACE.sub(_short_place, source), 100)}"
 

@@ -25,6 +25,7 @@ class LaunchReport:
         ops: the operators that these come from, each once.
         sources: the lines of the model that these come from, each once.
         nbytes: bytes that it reads and writes.
+        note: what its backend says of how it is computed; often nothing.
     """
 
     kernel: str
@@ -33,6 +34,7 @@ class LaunchReport:
     ops: tuple[str, ...]
     sources: tuple[str, ...]
     nbytes: int
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ AtenGraph ──lower──▶ Graph ──schedule──▶ Schedule ──emit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +20,7 @@ from polyfuse.compiler.report import GraphReport, LaunchReport, record
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.graph import Graph
+from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.print import text
 from polyfuse.ir.verify import verify_graph, verify_kernel
 from polyfuse.lowering import LoweringReport, lower_graph
@@ -64,6 +65,7 @@ class Built:
     module: CompiledModule
     schedule: Schedule
     program: Program
+    notes: Mapping[tuple[str, Kernel], str]
 
 
 def _compile(aten: AtenGraph, session: CompileSession) -> CompiledModule:
@@ -139,7 +141,8 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
     kernels = pending_kernels(program, schedule, emitted, futures, session)
     with clock.stage("load"):
         module = load(host, kernels, schedule.graph.objects, filename=dump.path("program.py"))
-    return Built(module, schedule, program)
+    notes = {key: item.source.note for key, item in emitted.items()}
+    return Built(module, schedule, program, notes)
 
 
 def _eager(aten: AtenGraph) -> Callable[[list[Any]], Any]:
@@ -183,7 +186,8 @@ def _operators(aten: AtenGraph) -> int:
 def _report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Clock) -> GraphReport:
     schedule = built.schedule
     before, after = bytes_moved(schedule)
-    launches = tuple(_launch_report(s, schedule) for s in schedule.steps if isinstance(s, Launch))
+    steps = (s for s in schedule.steps if isinstance(s, Launch))
+    launches = tuple(_launch_report(s, schedule, built.notes.get((s.backend, s.kernel), "")) for s in steps)
     calls = tuple(s.node.op for s in schedule.steps if isinstance(s, Call))
     return GraphReport(
         aten.name,
@@ -205,7 +209,7 @@ def _report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Cloc
     )
 
 
-def _launch_report(launch: Launch, schedule: Schedule) -> LaunchReport:
+def _launch_report(launch: Launch, schedule: Schedule, note: str) -> LaunchReport:
     origins = {o: None for node in launch.nodes for o in node.origins}
     return LaunchReport(
         launch.kernel.name,
@@ -214,6 +218,7 @@ def _launch_report(launch: Launch, schedule: Schedule) -> LaunchReport:
         tuple(dict.fromkeys(o.op for o in origins)),
         tuple(dict.fromkeys(o.source for o in origins if o.source)),
         step_bytes(launch, schedule),
+        note,
     )
 
 

@@ -37,7 +37,8 @@ class Source:
     must carry a name of its own: by convention, `text` writes `SYMBOL` where the entry point's name goes, and
     `rendered` puts `k_` and the key there.
 
-    `meta` is text that `load` will need, such as the argument kinds; the core only keeps it.
+    `meta` is text that `load` will need, such as the argument kinds; the core only keeps it. `note` is what
+    people should know of how the kernel is computed; `polyfuse explain` prints it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Source:
     language: str
     key: str = ""
     meta: str = ""
+    note: str = ""
 
     SYMBOL: ClassVar[str] = "POLYFUSE_KERNEL"
 

@@ -16,6 +16,7 @@ from polyfuse_halide.claims import claim_of
 from polyfuse_halide.gpu import Gpu, gpu_of
 from polyfuse_halide.host import Host, host
 from polyfuse_halide.machine import supported
+from polyfuse_halide.pins import read_pins
 from polyfuse_halide.plan import pinned_choices
 
 __all__ = ["HalideBackend"]
@@ -61,6 +62,7 @@ class HalideBackend(Backend):
         self.gpu: Gpu | None = gpu_of(settings)
         self._target = str(settings.plugin_option("halide", "target", "") or "host")
         self._pinned = pinned_choices(str(settings.plugin_option("halide", "schedule", "") or ""))
+        self._pins = read_pins(str(settings.plugin_option("halide", "pins", "") or ""))
         self._keep = str(settings.plugin_option("halide", "keep", "") or "0") not in ("0", "False", "false")
 
     def claims(self, node: Node) -> Claim:
@@ -98,16 +100,16 @@ class HalideBackend(Backend):
             return self._emit_for_device(kernel, config)
         from polyfuse_halide.kernel import kernel_text
 
-        found = kernel_text(kernel, self.processor.lanes, config or self._pinned)
-        return Source(kernel.name, found.text, "halide", meta=found.meta)
+        found = kernel_text(kernel, self.processor.lanes, config or self._pinned, self._pins)
+        return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 
     def _emit_for_device(self, kernel: Kernel, config: Config | None) -> Source:
         from polyfuse_halide.device_kernel import device_kernel_text
 
         if self.gpu is None:
             raise UnsupportedError("there is no GPU that Halide compiles for", "check `nvidia-smi`")
-        found = device_kernel_text(kernel, self.gpu.processors, config)
-        return Source(kernel.name, found.text, "halide", meta=found.meta)
+        found = device_kernel_text(kernel, self.gpu.processors, config, self._pins)
+        return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """Compile in this process; the core calls the worker instead."""

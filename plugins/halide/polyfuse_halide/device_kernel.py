@@ -14,13 +14,16 @@ from polyfuse_halide.address import affine, index_text
 from polyfuse_halide.device_plan import DevicePlan, choose_device_plan
 from polyfuse_halide.forward import forwarded
 from polyfuse_halide.kernel import Emitter, KernelText, Store, check_sizes, tuple_text
+from polyfuse_halide.pins import Pins, pinned, words
 
 __all__ = ["device_kernel_text"]
 
 _Placed = tuple[Store, IndexLike, tuple[IndexLike, ...]]
 
 
-def device_kernel_text(kernel: Kernel, processors: int, config: Config | None = None) -> KernelText:
+def device_kernel_text(
+    kernel: Kernel, processors: int, config: Config | None = None, pins: Pins | None = None
+) -> KernelText:
     """The program of a kernel for a device with so many processors."""
     check_sizes(kernel)
     plain = forwarded(kernel)
@@ -29,7 +32,8 @@ def device_kernel_text(kernel: Kernel, processors: int, config: Config | None = 
         hints = plain.size_hints and (1, *plain.size_hints)
         plain = replace(plain, axes=(axis("one0", 1),), size_hints=hints)
     plan = choose_device_plan(plain, processors, config)
-    return _DeviceEmitter(plain, plan).emit()
+    plan = pinned(kernel, plan, pins or {})
+    return replace(_DeviceEmitter(plain, plan).emit(), note=words(kernel, plan))
 
 
 class _DeviceEmitter(Emitter):

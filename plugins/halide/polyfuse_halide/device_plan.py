@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.kernel import Kernel
@@ -39,6 +40,12 @@ class DevicePlan:
         """The schedule as text of a generated program."""
         return f"Grid({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__dataclass_fields__)})"
 
+    def changed(self, values: Mapping[str, int]) -> DevicePlan:
+        """The schedule with other choices; what is not known to be aligned is not moved in wider vectors."""
+        given = {name: value for name, value in values.items() if name in DEVICE_CHOICES}
+        made = replace(self, **given)  # type: ignore[arg-type]
+        return replace(made, vector=self.vector and 1 < made.each <= self.each)
+
 
 def choose_device_plan(kernel: Kernel, processors: int, config: Config | None) -> DevicePlan:
     """The schedule of a kernel for a device with so many processors; `config` overrules single choices."""
@@ -52,8 +59,7 @@ def choose_device_plan(kernel: Kernel, processors: int, config: Config | None) -
     else:
         across = access_kind(kernel, axes, raxes, hints) == "columns"
         plan = _looped(kernel, hints[axes[-1]], points, steps, across, processors)
-    given = {name: value for name, value in chosen.values if name in DEVICE_CHOICES}
-    return replace(plan, **given)  # type: ignore[arg-type]
+    return plan.changed(dict(chosen.values)) if chosen.values else plan
 
 
 def _product(hints: dict[str, int], names: tuple[str, ...]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
@@ -25,6 +25,7 @@ from polyfuse_halide.address import affine, fits_i32, index_text, safe_name
 from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.forward import forwarded
 from polyfuse_halide.ops import FUNCTION_OF, constant_text
+from polyfuse_halide.pins import Pins, pinned, words
 from polyfuse_halide.plan import choose_plan
 
 __all__ = ["Emitter", "KernelText", "Store", "check_sizes", "kernel_text", "tuple_text"]
@@ -38,18 +39,22 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 @dataclass(frozen=True)
 class KernelText:
-    """The program of a kernel, and what its launch needs to know."""
+    """The program of a kernel, what its launch needs to know, and its schedule for people."""
 
     text: str
     meta: str
+    note: str = ""
 
 
-def kernel_text(kernel: Kernel, lanes: int, config: Config | None = None) -> KernelText:
+def kernel_text(
+    kernel: Kernel, lanes: int, config: Config | None = None, pins: Pins | None = None
+) -> KernelText:
     """The program of a kernel, a function named `Source.SYMBOL`."""
     check_sizes(kernel)
     plain = forwarded(kernel)
-    plan = choose_plan(plain, lanes, config)
-    return Emitter(plain, f"p.schedule = {plan.text()}", plan.turn).emit()
+    plan = pinned(kernel, choose_plan(plain, lanes, config), pins or {})
+    found = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn).emit()
+    return replace(found, note=words(kernel, plan))
 
 
 def check_sizes(kernel: Kernel) -> None:

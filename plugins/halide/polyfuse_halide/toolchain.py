@@ -14,7 +14,7 @@ from polyfuse.base.errors import KernelBuildError
 from polyfuse.plugin import Source
 from polyfuse_halide.gpu import OLDEST
 
-__all__ = ["KEYS", "build", "build_in_worker", "on_device", "pipeline_of", "warm_up"]
+__all__ = ["KEYS", "build", "build_in_worker", "check_memory", "on_device", "pipeline_of", "warm_up"]
 
 KEYS = "kernels.json"
 """What a built folder says of its kernels."""
@@ -100,6 +100,8 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
             features += ["cuda", f"cuda_capability_{options.get('capability') or OLDEST}"]
         target = hl.Target("-".join((str(options.get("target") or "host"), *features)))
         pipeline.compile_to(wanted, arguments, source.symbol, target)
+        if on_device(source):
+            check_memory(folder / f"{source.key}.o")
     except Exception as error:
         raise KernelBuildError(
             f"Halide could not compile kernel {source.name} ({type(error).__name__}: {_first_line(error)})",
@@ -107,6 +109,13 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
             output=f"error: {error}\n{source.text}",
             name=source.name,
         ) from error
+
+
+def check_memory(file: Path) -> None:
+    """Launches share no memory but the tensors, because a recorded one must allocate nothing."""
+    data = file.read_bytes()
+    if any(name in data for name in (b"halide_device_malloc", b"halide_device_and_host_malloc")):
+        raise ValueError("a launch would need memory of its own on the device")
 
 
 def _first_line(error: Exception) -> str:

@@ -18,6 +18,7 @@ pytest.importorskip("halide", reason="Halide is not installed")
 
 from polyfuse_halide.backend import HalideBackend
 from polyfuse_halide.device_plan import DevicePlan, choose_device_plan
+from polyfuse_halide.toolchain import check_memory
 
 POINTS = """kernel points on cuda {{
   numerics fast
@@ -227,3 +228,11 @@ def test_without_a_gpu_kernels_for_one_are_refused(monkeypatch):
 def test_an_unknown_gpu_is_refused_with_the_known_ones():
     with pytest.raises(BackendUnavailableError, match="90"):
         backend(**{"halide.gpu": "sm_90"})
+
+
+def test_what_needs_memory_of_its_own_on_the_device_is_no_kernel(tmp_path):
+    (tmp_path / "plain.o").write_bytes(b"halide_cuda_run\0")
+    (tmp_path / "hungry.o").write_bytes(b"halide_cuda_run\0halide_device_malloc\0")
+    check_memory(tmp_path / "plain.o")
+    with pytest.raises(ValueError, match="memory of its own"):
+        check_memory(tmp_path / "hungry.o")
