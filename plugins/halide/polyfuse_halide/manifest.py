@@ -33,11 +33,11 @@ def polyfuse_manifest() -> Manifest:
             "gpu": "The compute capability to compile for, 80 or 86; empty: that of this machine's GPU.",
             "schedule": "Choices of the schedule for every kernel, such as `lanes=8 unroll=2`; empty: each "
             "kernel's own.",
-            "pins": "A file with lines that `polyfuse explain` printed, `schedule`, a kernel and its choices: "
+            "pins": "A file with lines that `polyfuse explain` printed, `schedule`, a kernel, its choices: "
             "these kernels are computed as it says.",
             "keep": "Keep the loops and the assembly that Halide makes beside each kernel: 1 or 0.",
         },
-        summary="Kernels for processors and NVIDIA GPUs as Halide pipelines, without a compiler of the system",
+        summary="Kernels for processors and NVIDIA GPUs as Halide pipelines, without a system's compiler",
     )
 
 
