@@ -188,7 +188,7 @@ class Settings:
 
     # Tuning.
     matrix_products: str = _option(
-        "library",
+        "known",
         "Who computes matrix products and convolutions. `library`: what torch calls. `known`: the same, "
         "but for what a plugin knows to be faster on this machine, without timing. `fastest`: a race on "
         "this machine between that and what backends generate, together with what they fuse into it; what "

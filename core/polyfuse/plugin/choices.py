@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from polyfuse.plugin.backend import Config, Source
@@ -27,6 +27,7 @@ class Site:
             under other sizes, so that an implementation may do its work too; None where there is none.
         static: names of buffers that are parameters of the model, which stay where they are.
         inference: whether no gradients are wanted.
+        hints: a likely value of each symbol in sizes.
     """
 
     call: TemplateCall
@@ -34,6 +35,7 @@ class Site:
     reader: Pointwise | None = None
     static: frozenset[str] = frozenset()
     inference: bool = True
+    hints: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def output(self) -> Buffer:

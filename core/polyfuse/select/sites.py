@@ -85,7 +85,9 @@ def alternatives(
 def site_of(graph: Graph, call: TemplateCall) -> Site:
     """A call with what is around it."""
     static = frozenset(item.name for item in graph.inputs if item.static)
-    return Site(call, graph.buffers, _reader(graph, call), static, graph.kind == "inference")
+    return Site(
+        call, graph.buffers, _reader(graph, call), static, graph.kind == "inference", graph.symbol_hints
+    )
 
 
 def _instead(name: str, choice: Choice, site: Site) -> Alternative:

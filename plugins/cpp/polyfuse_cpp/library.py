@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from polyfuse.ir.expr import Expr, apply, const, walk
 from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Choice, Claim, Instead, No, Site, Yes
-from polyfuse.symbolic import IndexLike
+from polyfuse.symbolic import IndexLike, evaluate
 
 __all__ = ["library_choices"]
 
@@ -41,11 +42,22 @@ def library_choices() -> tuple[Choice, ...]:
 # What is known without timing.
 
 
+_FEW_PRODUCTS = 1 << 20
+"""Products up to which calling oneDNN takes longer than MKL does."""
+
+
 def _beats_mkl(site: Site) -> bool:
     """Whether torch would call MKL on a processor for which it was not made. There, oneDNN takes between a
-    third and two thirds of the time, with one row as with hundreds.
+    third and two thirds of the time, with few rows as with hundreds, but for small products.
     """
-    return torch.backends.mkl.is_available() and vendor() not in ("", "GenuineIntel")
+    _, rows, weight = _operands(site)
+    try:
+        count = prod(evaluate(extent, site.hints) for extent in (*rows.size, weight.size[1]))
+    except KeyError:  # a size that nobody can guess
+        return False
+    return (
+        count >= _FEW_PRODUCTS and torch.backends.mkl.is_available() and vendor() not in ("", "GenuineIntel")
+    )
 
 
 @lru_cache(maxsize=1)
@@ -125,12 +137,12 @@ def _result_read(site: Site) -> Expr | None:
 
 
 def _linear_alone(site: Site) -> Claim:
-    reason = _linear_fault(site)
+    reason = _linear_fault(site) or _turned_fault(site)
     return No(reason) if reason else Yes()
 
 
 def _linear_fused(site: Site) -> Claim:
-    reason = _linear_fault(site)
+    reason = _linear_fault(site) or _order_fault(site)
     if reason:
         return No(reason)
     if _activation(site) is None and _addend(site) is None:
@@ -150,8 +162,6 @@ def _linear_fault(site: Site) -> str:
         return "only f32 is multiplied faster there"
     if any(n == 0 for n in (*rows.size, *weight.size)):
         return "it is empty"
-    if rows.stride != (rows.size[1], 1) or weight.stride != (1, weight.size[0]):
-        return "an operand is not contiguous along the depth"
     if not _contiguous(site.output):
         return "the result is not contiguous"
     if bias is not None:
@@ -163,6 +173,31 @@ def _linear_fault(site: Site) -> str:
     return ""
 
 
+def _order_fault(site: Site) -> str:
+    """Why operands cannot be read as rows of a larger tensor and as a layer's weight, or an empty text."""
+    _, rows, weight = _operands(site)
+    if rows.stride != (rows.size[1], 1) or weight.stride != (1, weight.size[0]):
+        return "an operand is not contiguous along the depth"
+    return ""
+
+
+def _turned_fault(site: Site) -> str:
+    """Why operands cannot be read as matrices, turned or not, or an empty text."""
+    if not all(_is_matrix(view) for view in _operands(site)[1:]):
+        return "an operand is not contiguous along either axis"
+    return ""
+
+
+def _is_matrix(view: View) -> bool:
+    """Whether lines of one axis follow each other without gaps within, perhaps with gaps between."""
+    (n, m), (down, across) = view.size, view.stride
+    return (across == 1 and _at_least(down, m)) or (down == 1 and _at_least(across, n))
+
+
+def _at_least(step: IndexLike, extent: IndexLike) -> bool:
+    return step == extent or (isinstance(step, int) and isinstance(extent, int) and step >= extent)
+
+
 def _operands(site: Site) -> tuple[Any, Any, Any]:
     """Bias, input and weight of a call."""
     args = site.call.args
@@ -170,7 +205,13 @@ def _operands(site: Site) -> tuple[Any, Any, Any]:
 
 
 def _linear(site: Site) -> Instead:
-    return Instead((_linear_call(site, site.output, "none", ""),))
+    bias, rows, weight = _operands(site)
+    (depth, count), (down, across) = weight.size, weight.stride
+    columns = View(weight.buffer, (count, depth), (across, down), weight.offset, None)
+    args = (rows, columns, bias, "none", (), "")
+    name = f"{site.call.name}_onednn"
+    node = ExternCall(name, "mkldnn._linear_pointwise.default", args, (), (site.output.name,))
+    return Instead((node,))
 
 
 def _linear_and_more(site: Site) -> Instead:

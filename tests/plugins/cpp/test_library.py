@@ -85,7 +85,8 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken
     forget_sessions()
     reset_reports()
     torch.compiler.reset()
-    options = {"matrix_products": "known", "strict": True}
+    monkeypatch.setattr(library, "_FEW_PRODUCTS", 0)
+    options = {"strict": True}
     function = torch.compile(lambda x: LINEAR(x).cos(), backend="polyfuse", options=options, dynamic=True)
     for rows in (7, 1, 3):
         x = torch.randn(rows, 24)
@@ -96,6 +97,41 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken
     found = _reasons(report)
     assert found["cpp:onednn"] == ("known to be faster here" if taken else "not known to be faster here")
     assert "cpp:onednn_fused" not in found
+    forget_sessions()
+
+
+@pytest.mark.parametrize("left", ["rows", "columns", "gaps", "columns with gaps"])
+@pytest.mark.parametrize("right", ["rows", "columns", "gaps", "columns with gaps"])
+def test_products_of_matrices_turned_or_not(left: str, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_beats_mkl", lambda site: True)
+    a, b = _laid_out(9, 12, left), _laid_out(12, 7, right)
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    function = torch.compile(lambda a, b: torch.mm(a, b), backend="polyfuse", options={"strict": True})
+    torch.testing.assert_close(function(a, b), a @ b)
+    assert last_reports()[-1].calls == ("mkldnn._linear_pointwise.default",)
+    forget_sessions()
+
+
+def _laid_out(rows: int, columns: int, how: str) -> torch.Tensor:
+    gap = 5 if "gaps" in how else 0
+    if how.startswith("columns"):
+        return torch.randn(columns, rows + gap)[:, :rows].t()
+    return torch.randn(rows, columns + gap)[:, :columns]
+
+
+@pytest.mark.parametrize(("rows", "taken"), [(1, False), (63, False), (64, True)])
+def test_small_products_are_the_librarys(rows: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    function = torch.compile(torch.mm, backend="polyfuse", options={"strict": True}, dynamic=False)
+    a, b = torch.randn(rows, 128), torch.randn(128, 128)
+    torch.testing.assert_close(function(a, b), a @ b)
+    assert ("mkldnn._linear_pointwise.default" in last_reports()[-1].calls) is taken
     forget_sessions()
 
 
@@ -127,7 +163,9 @@ def _reasons(report: GraphReport) -> dict[str, str]:
 def test_refusals(run: Any) -> None:
     w = torch.randn(24, 40)
     found = _reasons(run(lambda x: F.relu(x @ w), X[0]))
-    assert "contiguous along the depth" in found["cpp:onednn"]
+    assert "contiguous along the depth" in found["cpp:onednn_fused"]
+    found = _reasons(run(lambda x: F.relu(x @ w[:, ::2]), X[0]))
+    assert "contiguous along either axis" in found["cpp:onednn"]
     found = _reasons(run(lambda x, b: torch.addmm(b, x, LINEAR.weight.t()), X[0], OTHER[0]))
     assert "a number for each column" in found["cpp:onednn"]
     found = _reasons(run(lambda x: torch.addmm(LINEAR.bias, x, LINEAR.weight.t(), beta=2), X[0]))
