@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polyfuse.base.errors import KernelBuildError, PolyfuseError
+from polyfuse.base.errors import KernelBuildError, PolyfuseError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Pointwise
@@ -139,6 +139,15 @@ def test_kernels_are_made_for_the_device_that_they_run_on():
     cases = list(scalar_cases(True))[:2]
     Run(Curious(Settings()), "elsewhere:1").matrix(cases, contract=False)
     assert len(seen) > 2 and set(seen) == {"elsewhere"}
+
+
+def test_a_kernel_may_be_refused_when_it_is_emitted():
+    class Late(InterpreterBackend):
+        def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+            raise UnsupportedError("not on a Sunday", "wait until Monday")
+
+    matrix = Run(Late(Settings())).matrix(list(scalar_cases(True))[:1], contract=False)
+    assert {(cell.status, cell.reason) for cell in matrix.cells} == {(Status.REFUSED, "not on a Sunday")}
 
 
 def test_a_failing_build_costs_its_own_operation():

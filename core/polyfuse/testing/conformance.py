@@ -11,7 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
-from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
 from polyfuse.ir.verify import verify_kernel
@@ -147,6 +147,8 @@ class Run:
         for case in cases:
             try:
                 emitted.append((case, self.backend.emit(case.kernel)))
+            except UnsupportedError as error:
+                self._apart(case, error.cause, folder, cells, Status.REFUSED)
             except Exception as error:
                 self._apart(case, f"emit raised {type(error).__name__}: {error}", folder, cells)
         if not emitted:
@@ -171,13 +173,15 @@ class Run:
                 fault = faults.get(position, "")
                 cells.append(_cell(part, Status.FAIL if fault else Status.PASS, fault))
 
-    def _apart(self, case: Case, reason: str, folder: Path, cells: list[Cell]) -> None:
+    def _apart(
+        self, case: Case, reason: str, folder: Path, cells: list[Cell], status: Status = Status.FAIL
+    ) -> None:
         halves = case.split()
         for half in halves:
             self._batch([self._placed(half)], folder, cells)
         if not halves:
             for part in case.parts:
-                cells.append(_cell(part, Status.FAIL, reason))
+                cells.append(_cell(part, status, reason))
 
     def _contract(self, cases: Sequence[Case], folder: Path) -> Iterator[Cell]:
         chosen = tuple(c for c in cases if c.only is None)[:4] or tuple(cases[:4])
