@@ -44,7 +44,7 @@ def test_single_precision_wants_it_where_it_may_be_rounded(
     monkeypatch: pytest.MonkeyPatch, rounded: bool
 ) -> None:
     monkeypatch.setattr(CompileSession, "traits", lambda self, device: Traits(channels_last=True))
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", rounded)
+    monkeypatch.setattr("polyfuse.compiler.session.rounds_convolutions", lambda device: rounded)
     value = torch.empty(1, device="meta")
     assert session_for(Settings()).wants_channels_last(value, False) is rounded
     assert not session_for(Settings()).wants_channels_last(value, True)

@@ -162,7 +162,11 @@ def sign(a: Value) -> Value:
 
 
 def copysign(a: Value, b: Value) -> Value:
-    """|a| with the sign of b."""
+    """|a| with the sign of b.
+
+    Choose between numbers before, not after: LLVM 21 takes the wrong operand for the mask where `b` itself
+    is kept in some lanes.
+    """
     width = a.type().bits()
     low = hl.i64((1 << 63) - 1) if width == 64 else hl.i32((1 << 31) - 1)
     high = hl.i64(-(1 << 63)) if width == 64 else hl.i32(-(1 << 31))

@@ -64,7 +64,7 @@ def tanh(x: Value) -> Value:
     p = poly(t, -0.333332628, 0.133309022, -0.0536930896, 0.0204835683, -0.00552879972)
     small = (p * t) * x + x
     big = one - single(2.0) / (exp_mid(clamped(a + a, 0.0, 40.0)) + one)
-    return hl.select(is_nan(x), x, copysign(hl.select(a < single(0.65), small, big), x))
+    return copysign(hl.select(is_nan(x), a, hl.select(a < single(0.65), small, big)), x)
 
 
 def _half_exp(x: Value) -> Value:
@@ -81,8 +81,8 @@ def sinh(x: Value) -> Value:
     a, t = absolute(x), x * x
     e = _half_exp(a)
     q = poly(t, 0.166666672, 0.00833335053, 0.000198361391, 2.81707389e-06)
-    found = hl.select(a < single(1.0), (q * t) * x + x, copysign(e - single(0.25) / e, x))
-    return hl.select(is_nan(x), x, found)
+    found = hl.select(a < single(1.0), (q * t) * x + x, e - single(0.25) / e)
+    return copysign(hl.select(is_nan(x), a, found), x)
 
 
 def cosh(x: Value) -> Value:
@@ -122,7 +122,7 @@ def atanh(x: Value) -> Value:
     a, one = absolute(x), single(1.0)
     y = log1p((a + a) / (one - a)) * single(0.5)
     y = hl.select(a > one, single(NAN), y)
-    return hl.select(equal(x, single(0.0)), x, copysign(y, x))
+    return copysign(hl.select(equal(x, single(0.0)), a, y), x)
 
 
 def floor(x: Value) -> Value:
@@ -161,7 +161,7 @@ def atan(x: Value) -> Value:
     a, one = absolute(x), single(1.0)
     y = _atan_core(hl.select(a > one, one / a, a))
     y = hl.select(a > one, (single(_HALF_PI) - y) + single(_HALF_PI_LOW), y)
-    return hl.select(is_nan(x), x, copysign(y, x))
+    return copysign(hl.select(is_nan(x), a, y), x)
 
 
 def atan2(y: Value, x: Value) -> Value:
@@ -176,8 +176,7 @@ def atan2(y: Value, x: Value) -> Value:
     r = _atan_core(q)
     r = hl.select(steep, (single(_HALF_PI) - r) + single(_HALF_PI_LOW), r)
     r = hl.select(bits_of(x) < hl.i32(0), (single(_PI) - r) + single(_PI_LOW), r)
-    r = copysign(r, y)
-    return hl.select(is_nan(y), y, hl.select(is_nan(x), x, r))
+    return copysign(hl.select(is_nan(y), ay, hl.select(is_nan(x), ax, r)), y)
 
 
 def _asin_core(r: Value) -> Value:
