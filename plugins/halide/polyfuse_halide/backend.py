@@ -104,10 +104,14 @@ class HalideBackend(Backend):
         return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 
     def _emit_for_device(self, kernel: Kernel, config: Config | None) -> Source:
+        from polyfuse_halide.device_claims import device_fault
         from polyfuse_halide.device_kernel import device_kernel_text
 
         if self.gpu is None:
             raise UnsupportedError("there is no GPU that Halide compiles for", "check `nvidia-smi`")
+        fault = device_fault(kernel)
+        if fault:
+            raise UnsupportedError(fault, "use another backend")
         found = device_kernel_text(kernel, self.gpu.processors, config, self._pins)
         return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 

@@ -211,6 +211,34 @@ def test_what_the_device_cannot_combine_is_refused(dtype, mode):
         backend().emit(parse(ADDED.format(dtype=dtype, mode=mode)))
 
 
+SCANNED = """kernel scanned on cuda {{
+  numerics {numerics}
+  axes i0{{7}} ~ 7
+  raxes r0{{300}} ~ 300
+  in in0: f32[2100]
+  out out0: f32[2100]
+  out out1: i64[2100]
+  loop {{
+    v0 = load f32 in0[300*i0 + r0]
+    v1, v2 = scan f32 {kind} (v0)
+    store f32 set out0[300*i0 + r0] = v1
+    store i64 set out1[300*i0 + r0] = v2
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize("kind", ["min", "max"])
+def test_scans_that_keep_positions_are_refused(kind):
+    with pytest.raises(UnsupportedError, match="lose positions"):
+        backend().emit(parse(SCANNED.format(kind=kind, numerics="fast")))
+
+
+def test_the_roundings_of_eager_mode_are_refused():
+    with pytest.raises(UnsupportedError, match="rounds otherwise"):
+        backend().emit(replace(parse(SOFTMAX), numerics="eager"))
+
+
 def test_programs_are_deterministic_and_differ_from_the_processors():
     kernel = parse(SOFTMAX)
     first, second = backend().emit(kernel), backend().emit(kernel)
