@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from types import MappingProxyType
 
 from polyfuse.base.errors import UnsupportedError
@@ -12,6 +10,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, axis_name, bounds, product, python_text
 from polyfuse_cutlass.epilogue import Vector, epilogue_text, heavy, sizes, vector_of
+from polyfuse_cutlass.library_text import args_text, constants, part
 from polyfuse_cutlass.meta import KernelMeta, MetaArg, TensorMap
 from polyfuse_cutlass.problem import COPY_ALIGNMENT, Matrix, Problem, divides, extent
 from polyfuse_cutlass.scope import index_text
@@ -78,14 +77,14 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
     vector = vector_of(problem)
     text = "\n".join(
         [
-            *(_part(name) for name in _PARTS),
+            *(part(name) for name in _PARTS),
             f"namespace in_{Source.SYMBOL} {{",
             *_constants(problem, tiling, vector),
-            _args(problem),
+            args_text(problem),
             _extents(problem),
             _product(problem, tiling.columns // tiling.parts(problem)),
             epilogue_text(problem, vector),
-            _part("gemm.cuh"),
+            part("gemm.cuh"),
             "}",
             "#undef PF_CLUSTER",
             "#undef PF_ACC_OPERAND",
@@ -95,11 +94,6 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
         ]
     )
     return Source(problem.kernel.name, text, LANGUAGE, meta=_meta(problem, tiling).text())
-
-
-@cache
-def _part(name: str) -> str:
-    return (Path(__file__).parent / "device" / name).read_text(encoding="utf-8").rstrip()
 
 
 def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
@@ -134,24 +128,12 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
     letter = "r" if problem.dtype.is_integer else "f"
     cluster = f"__cluster_dims__({tiling.cluster}, 1, 1)" if tiling.cluster > 1 else ""
     return [
-        *(f"constexpr int {name} = {value};" for name, value in numbers.items()),
-        *(f"constexpr bool {name} = {str(value).lower()};" for name, value in truths.items()),
-        f"typedef {problem.dtype.value} Acc;",
+        *constants(numbers, truths, {"Acc": problem.dtype.value}),
         f'#define PF_ACC_OPERAND(a) "+{letter}"(a)',
         f'#define PF_ACC_IN(a) "{letter}"(a)',
         f'#define PF_ACC_OUT(a) "={letter}"(a)',
         f"#define PF_CLUSTER {cluster}".rstrip(),
     ]
-
-
-def _args(problem: Problem) -> str:
-    lines = []
-    for arg in problem.kernel.args:
-        if arg.kind == "size":
-            lines.append(f"  i64 {arg.name};")
-        else:
-            lines.append(f"  {'const ' if arg.kind == 'in' else ''}{arg.dtype.value}* {arg.name};")
-    return "\n".join(["struct Args {", *lines, "};"])
 
 
 def _extents(problem: Problem) -> str:

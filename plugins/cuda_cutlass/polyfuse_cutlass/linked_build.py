@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from polyfuse.base.digest import stable_json
-from polyfuse.base.errors import BackendUnavailableError, KernelBuildError, KernelLoadError
-from polyfuse.base.process import run_program
+from polyfuse.base.errors import BackendUnavailableError, KernelLoadError
 from polyfuse.plugin import Source
 from polyfuse_cutlass.artifact import faults_in
 from polyfuse_cutlass.linked_meta import LinkedMeta
+from polyfuse_cutlass.nvcc import run_nvcc
 
 __all__ = ["LinkedArtifact", "build_linked", "read_linked"]
 
@@ -77,21 +77,12 @@ def _compile(source: Source, folder: Path, file: str, options: Mapping[str, Any]
             "a kernel needs the headers of CUTLASS, which are not here", "install nvidia-cutlass"
         )
     meta = LinkedMeta.parse(source.meta)
-    text = folder / f"{source.key}.cu"
-    text.write_text(source.rendered(), encoding="utf-8")
     command = [
         *(str(options["path"]), *_FLAGS, f"-fmad={'true' if meta.fuse else 'false'}"),
         *(f"-gencode={target}" for one in meta.architectures for target in _targets(one)),
-        *(f"-I{options['include']}", "-o", file, text.name),
+        f"-I{options['include']}",
     ]
-    try:
-        said = run_program(command, folder=folder, timeout=_SECONDS, name=source.name)
-    except KernelBuildError as error:
-        raise KernelBuildError(
-            error.cause, error.fix, command=error.command, output=error.output, name=source.name
-        ) from error
-    text.unlink()
-    return said
+    return run_nvcc(command, source, folder, file, _SECONDS)
 
 
 def _targets(architecture: str) -> list[str]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from polyfuse.base.errors import BackendUnavailableError, KernelBuildError, PolyfuseError
+from polyfuse.base.errors import BackendUnavailableError, PolyfuseError
 from polyfuse.base.process import run_program
 from polyfuse.base.settings import environment
 from polyfuse.plugin import Source
@@ -21,6 +21,7 @@ from polyfuse_cutlass.artifact import Artifact, faults_in, write_unit
 from polyfuse_cutlass.library_text import LANGUAGE
 from polyfuse_cutlass.linked_build import build_linked
 from polyfuse_cutlass.meta import KernelMeta
+from polyfuse_cutlass.nvcc import run_nvcc
 
 __all__ = ["Compiler", "build_in_worker", "find_compiler"]
 
@@ -111,18 +112,13 @@ def _compile(compiler: Compiler, source: Source, folder: Path, file: str, arch: 
         code, said = nvrtc.compiled(source.rendered(), [*flags, f"-arch={arch}"], source.name)
         (folder / file).write_bytes(code)
         return said
-    text = folder / f"{source.key}.cu"
-    text.write_text(source.rendered(), encoding="utf-8")
     number = arch.removeprefix("sm_")
     command = [
-        *(compiler.path, "-cubin", "-Xptxas", "-v", f"-gencode=arch=compute_{number},code={arch}", *flags),
-        *("-o", file, text.name),
+        compiler.path,
+        "-cubin",
+        "-Xptxas",
+        "-v",
+        f"-gencode=arch=compute_{number},code={arch}",
+        *flags,
     ]
-    try:
-        said = run_program(command, folder=folder, timeout=_SECONDS, name=source.name)
-    except KernelBuildError as error:
-        raise KernelBuildError(
-            error.cause, error.fix, command=error.command, output=error.output, name=source.name
-        ) from error
-    text.unlink()
-    return said
+    return run_nvcc(command, source, folder, file, _SECONDS)
