@@ -40,12 +40,13 @@ def product(
     deep: bool = False,
     place: str = "",
     numerics: str = "fast",
+    kind: str = "",
 ) -> Kernel:
     """A product with an epilogue from a sum in f32 to `value`.
 
     `left` and `right` say along what the operands run in memory: `depth`, or rows or columns. With `shared`
     there is one right operand for the whole batch; with `dynamic` the number of rows is a symbol, with `deep`
-    the depth is one times 64.
+    the depth is one times 64. `kind` is that of the contraction, if not the one usual for `dtype`.
     """
     m = "s0" if dynamic else str(rows)
     n, k = columns, "64*s0" if deep else depth
@@ -89,7 +90,7 @@ raxes r0{{{k}}} ~ {depth}
 loop {{
   x = load {dtype} in0[{at_left}]
   y = load {dtype} in1[{at_right}]
-  product = reduce {"i32" if whole else "f32"} {"dot_tf32" if dtype == "f32" else "dot"} (x, y)
+  product = reduce {"i32" if whole else "f32"} {kind or ("dot_tf32" if dtype == "f32" else "dot")} (x, y)
 }}
 once {{
 {body}

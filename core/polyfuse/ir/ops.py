@@ -152,14 +152,15 @@ REDUCTIONS: dict[str, tuple[int, int]] = {
 smallest position on ties; ``welford`` gives (mean, sum of squared deviations, count as float);
 ``online_softmax`` gives (maximum, sum of ``exp(x - maximum)``). ``min`` and ``max`` propagate NaN."""
 
-CONTRACTIONS: dict[str, tuple[int, int]] = {"dot": (2, 1), "dot_tf32": (2, 1)}
+CONTRACTIONS: dict[str, tuple[int, int]] = {"dot": (2, 1), "dot_tf32": (2, 1), "dot_fast": (2, 1)}
 """Reductions of products: (operands, results).
 
 ``dot`` gives the sum of the products of its two operands, added up in the type that `rules.accumulates`
 names. Its operands alone may be of floating-point types that are otherwise not computed with. With
-``dot_tf32``, f32 operands may be rounded to ten bits of fraction before they are multiplied. They stand apart
-from `REDUCTIONS` because ordinary loops compute them many times slower than a matrix product should run: a
-backend claims them only if it does better."""
+``dot_tf32``, f32 operands may be rounded to ten bits of fraction before they are multiplied; with
+``dot_fast``, sums of products of 8-bit floats may be kept with as few bits as the device's multipliers have.
+They stand apart from `REDUCTIONS` because ordinary loops compute them many times slower than a matrix product
+should run: a backend claims them only if it does better."""
 
 SCANS: dict[str, tuple[int, int]] = {
     "sum": (1, 1),

@@ -114,6 +114,8 @@ def _contracted(kind: str, operands: Sequence[DType]) -> tuple[DType, ...] | str
         return f"reduce {kind} does not take {left} with {right}"
     if kind == "dot_tf32" and left is not DType.f32:
         return f"reduce {kind} takes f32, not {left}"
+    if kind == "dot_fast" and not left.is_eight_bit_float:
+        return f"reduce {kind} takes floats of eight bits, not {left}"
     return (accumulates(left),)
 
 

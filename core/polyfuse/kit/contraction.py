@@ -1,8 +1,8 @@
 """Matrix products recognised in a kernel: which axes are rows, columns, batch and depth, what makes the two
 operands, and what is done with each result.
 
-A kernel is a contraction if its one loop carries nothing but a reduction of kind ``dot`` or ``dot_tf32``
-(`polyfuse.ir.ops.CONTRACTIONS`), and each operand varies along some of its axes only: such operands are
+A kernel is a contraction if its one loop carries nothing but a reduction of one of the kinds in
+`polyfuse.ir.ops.CONTRACTIONS`, and each operand varies along some of its axes only: such operands are
 read as tiles that many results share.
 """
 
@@ -56,7 +56,7 @@ class Contraction:
             empty: the product of a matrix and a vector, or of two vectors.
         depth: the reduction axes.
         left, right: the operands.
-        kind: `dot` or `dot_tf32`.
+        kind: `dot`, or another one of `CONTRACTIONS`.
         accumulator: the name of the sum.
         dtype: its type.
         epilogue: the statements that use it, with all else that is done once for each result, in order.

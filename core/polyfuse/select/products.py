@@ -105,10 +105,10 @@ class _Form:
         return const(float(value) if dtype.is_float else int(value), dtype)
 
     def sum_of_products(
-        self, left: Expr, right: Expr, depth: tuple[Index, ...], rounded: bool
+        self, left: Expr, right: Expr, depth: tuple[Index, ...], rounded: bool, fast: bool = False
     ) -> tuple[Reduction, Buffer, Expr]:
-        """The product, its buffer, and how to read it. `rounded`: f32 may be
-        rounded before it is multiplied.
+        """The product, its buffer, and how to read it. `rounded`: f32 may be rounded before it is multiplied;
+        `fast`: sums of 8-bit floats may be kept with fewer bits.
         """
         if any(axis_size(a) == 0 for a in depth):
             raise Unavailable("it adds up nothing")
@@ -133,6 +133,8 @@ class _Form:
         )
         place = _place(self.axes, strides)
         kind = "dot_tf32" if rounded and left.dtype is DType.f32 else "dot"
+        if fast and left.dtype.is_eight_bit_float:
+            kind = "dot_fast"
         node = Reduction(
             f"{self.call.name}_dot",
             self.axes,
@@ -167,8 +169,8 @@ def _place(axes: Sequence[Index], strides: Sequence[IndexLike]) -> IndexLike:
     return place
 
 
-def _matmul(form: _Form, left: Any, right: Any) -> tuple[Reduction, Buffer, Expr]:
-    """The product of two matrices, or of two lists of them."""
+def _matmul(form: _Form, left: Any, right: Any, fast: bool = False) -> tuple[Reduction, Buffer, Expr]:
+    """The product of two matrices, or of two lists of them. `fast`: sums may be kept with fewer bits."""
     if not isinstance(left, View) or not isinstance(right, View):
         raise Unavailable("an operand is no tensor")
     depth = axis("k0", left.size[-1])
@@ -179,6 +181,7 @@ def _matmul(form: _Form, left: Any, right: Any) -> tuple[Reduction, Buffer, Expr
         form.element(right, (*batch, depth, column)),
         (depth,),
         rounded,
+        fast,
     )
 
 
@@ -206,7 +209,8 @@ def _addmm(form: _Form) -> LoopForm:
 
 
 def _scaled_mm(form: _Form) -> LoopForm:
-    product, accumulator, value = _matmul(form, form.argument(0, "self"), form.argument(1, "mat2"))
+    fast = form.argument(7, "use_fast_accum", False) is True
+    product, accumulator, value = _matmul(form, form.argument(0, "self"), form.argument(1, "mat2"), fast)
     rows, columns = form.output.size
     for position, name, allowed in ((2, "scale_a", (rows, 1)), (3, "scale_b", (1, columns))):
         scale = form.argument(position, name)

@@ -35,7 +35,7 @@ class _Problem:
         finish: what is done with a sum in the type in which it was added up: from the sum, and what is read
             at a column, and at a place of the result.
         rounded: the results' type; by default that of the sums.
-        kind: `dot` or `dot_tf32`.
+        kind: `dot`, or another one of `polyfuse.ir.ops.CONTRACTIONS`.
     """
 
     rows: IndexLike
@@ -64,6 +64,7 @@ def product_cases(quick: bool) -> Iterator[Case]:
         yield _case("batch, one right operand", dtype, _Problem(40, 48, 64, batch=3, shared=True))
         yield _dynamic(dtype)
     yield _case("rounded operands", F32, _Problem(64, 96, 128, kind="dot_tf32"))
+    yield _case("sums of few bits", _E4M3, _Problem(64, 96, 128, kind="dot_fast"))
 
 
 def _residual(sum_: Expr, column: Expr, place: Expr) -> Expr:

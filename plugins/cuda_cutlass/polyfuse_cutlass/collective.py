@@ -109,6 +109,11 @@ def fault(problem: Problem, collective: Collective) -> str:
     return ""
 
 
+def _accuracy(problem: Problem) -> str:
+    """How CUTLASS calls a schedule whose multipliers alone keep the sums of 8-bit floats."""
+    return "FP8FastAccum" if problem.kind == "dot_fast" else ""
+
+
 def collective_source(problem: Problem, collective: Collective, version: str) -> Source:
     """The kernel of `problem` cut by `collective`, for CUTLASS of a version."""
     if collective.swap:
@@ -135,7 +140,7 @@ def collective_source(problem: Problem, collective: Collective, version: str) ->
         "Right": _TYPES[problem.right.dtype],
         "LeftLayout": f"cutlass::layout::{'ColumnMajor' if problem.left.along else 'RowMajor'}",
         "RightLayout": f"cutlass::layout::{'RowMajor' if problem.right.along else 'ColumnMajor'}",
-        "Schedule": f"cutlass::gemm::{_MAINLOOPS[collective.schedule]}",
+        "Schedule": f"cutlass::gemm::{_MAINLOOPS[collective.schedule]}{_accuracy(problem)}",
         "Scheduler": f"cutlass::gemm::{scheduler}",
     }
     body = [

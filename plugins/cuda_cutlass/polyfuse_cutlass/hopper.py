@@ -102,6 +102,8 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
         "BY": tiling.columns,
         "TAKEN": tiling.taken,
         "PARTS": tiling.parts(problem),
+        "INTERVAL": 1,
+        "LAG": 0,
         "CONSUMERS": tiling.consumers,
         "STAGES": tiling.stages,
         "CX": tiling.across,

@@ -58,7 +58,7 @@ class Problem:
         rows, columns: axes of the result, None where it has but one row or column.
         depth: the axis that is added up.
         left, right: the operands; `left` goes with the rows.
-        kind: `dot` or `dot_tf32`.
+        kind: `dot`, `dot_tf32` or `dot_fast`.
         accumulator: the name of the sum in the epilogue.
         dtype: its type.
         epilogue: statements that use it.
@@ -99,7 +99,7 @@ class Problem:
     @property
     def promotes(self) -> bool:
         """Whether sums must be added up outside of the multipliers, which keep too few bits of them."""
-        return self.left.dtype.is_eight_bit_float
+        return self.left.dtype.is_eight_bit_float and self.kind != "dot_fast"
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

@@ -82,6 +82,13 @@ def test_large_products_get_large_tiles(rows, columns, depth, first):
     assert len(found) == 4 and found[0].get("rows") * found[0].get("columns") == first
 
 
+def test_sums_of_narrow_floats_are_as_accurate_as_the_kind_says():
+    for kind, fast in (("dot", False), ("dot_fast", True)):
+        kernel = product(512, 512, 512, dtype="f8e4m3", kind=kind)
+        text = library_source(kernel, Collective(128, 128).config, HOPPER, "4.2.0").text
+        assert ("FP8FastAccum" in text) is fast
+
+
 def test_every_candidate_has_a_text():
     for rows, dtype, target in (
         *((700, dtype, HOPPER) for dtype in ("bf16", "f32", "i8", "f8e4m3")),

@@ -115,6 +115,14 @@ def test_sums_of_narrow_floats_are_taken_out_in_two_parts_where_a_tile_is_wide()
     assert "constexpr int PARTS = 1;" in emit(product(512, 512, 512), Tiling(1, 256).config, TARGET).text
 
 
+def test_sums_of_narrow_floats_stay_in_the_multipliers_where_few_bits_are_enough():
+    kernel = product(512, 512, 512, dtype="f8e4m3", kind="dot_fast")
+    text = emit(kernel, Tiling(1, 256).config, TARGET).text
+    assert "constexpr bool PROMOTES = false;" in text and "constexpr int PARTS = 1;" in text
+    accurate = emit(product(512, 512, 512, dtype="f8e4m3"), Tiling(1, 256).config, TARGET).text
+    assert "constexpr bool PROMOTES = true;" in accurate
+
+
 def test_addresses_that_may_be_odd_are_refused():
     kernel = product(64, 64, 64)
     args = tuple(replace(arg, aligned=False) if arg.name == "in1" else arg for arg in kernel.args)

@@ -96,6 +96,21 @@ def test_types_of_products(left: DType, right: DType, gives: DType) -> None:
 def test_types_that_are_not_multiplied(pair: tuple[DType, DType]) -> None:
     assert isinstance(result_types("reduce", "dot", pair), str)
     assert isinstance(result_types("reduce", "dot_tf32", (DType.bf16, DType.bf16)), str)
+    assert isinstance(result_types("reduce", "dot_fast", (DType.bf16, DType.bf16)), str)
+
+
+@pytest.mark.parametrize(("given", "kind"), [({}, "dot"), ({"use_fast_accum": True}, "dot_fast")])
+def test_sums_of_narrow_floats_are_as_accurate_as_was_asked_for(given: dict[str, bool], kind: str) -> None:
+    narrow = torch.float8_e4m3fn
+    left, right = R(32, 64).to(narrow), R(48, 64).to(narrow)
+    one = torch.ones(())
+
+    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(left, right.t(), one, one, out_dtype=BF, **given)
+
+    (kernel,) = kernels_of(product, left, right)
+    found = match(kernel)
+    assert found is not None and found.kind == kind
 
 
 @pytest.fixture

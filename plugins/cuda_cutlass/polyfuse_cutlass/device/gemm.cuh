@@ -141,6 +141,7 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
       for (int i = 0; i < BY / 2; ++i) sum[m][i] = 0;
     return;
   }
+  u32 last = 0;
   if constexpr (PROMOTES) {
     // the multipliers add narrow floats up with fewer bits than f32 has: not for long
     Part part;
@@ -148,16 +149,28 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
     for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
       for (int i = 0; i < BY / 2; ++i) sum[m][i] = 0;
-    for (int k = 0; k < stages; ++k, ring.next()) {
-      barrier_wait(ring.full_bar(), ring.phase);
+    // two groups that take their sums out at the same time would leave the multipliers idle
+    if (!TURNS && LAG > 0 && row > 0) pause(LAG);
+    for (int k = 0; k < stages; k += INTERVAL) {
+      const int count = min(INTERVAL, stages - k);
 #pragma unroll
       for (int p = 0; p < PARTS; ++p) {
+        Ring at = ring;
         keep(part);
-        issue(ring, part, row, p * (BY / PARTS), false);
-        if (TURNS && p + 1 == PARTS && k + 1 == stages && threadIdx.x % 128 == 0) barrier_arrive(done);
+        for (int i = 0; i < count; ++i, at.next()) {
+          if (p == 0) barrier_wait(at.full_bar(), at.phase);
+          issue(at, part, row, p * (BY / PARTS), i > 0);
+          if (PARTS == 1 && i > 0) products_wait<1>(), release(last, block);
+          last = at.empty_bar();
+        }
+        if (TURNS && p + 1 == PARTS && k + count == stages && threadIdx.x % 128 == 0) barrier_arrive(done);
         products_wait<0>();
         keep(part);
-        if (p + 1 == PARTS) release(ring.empty_bar(), block);
+        if (p + 1 == PARTS) {
+          for (; PARTS > 1 && ring.stage != at.stage; ring.next()) release(ring.empty_bar(), block);
+          if (PARTS == 1) release(last, block);
+          ring = at;
+        }
 #pragma unroll
         for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
@@ -166,7 +179,6 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
     }
     return;
   }
-  u32 last = 0;
   keep(sum);
   for (int k = 0; k < stages; ++k) {
     barrier_wait(ring.full_bar(), ring.phase);
