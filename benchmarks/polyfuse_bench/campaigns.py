@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from polyfuse_bench.ahead import adopt, go_ahead
+from polyfuse_bench.ahead import Ahead
 from polyfuse_bench.backends import DEFAULT_BACKENDS, DYNAMO, EAGER, INDUCTOR, empty_caches
 from polyfuse_bench.child import TASKS, ChildFailed, first_line, run_child
 from polyfuse_bench.devices import CPU
@@ -34,7 +34,7 @@ BUILT_AFTER = "kernel:chain"
 BUILDERS = (DYNAMO, INDUCTOR, "polyfuse@cpp", "polyfuse@halide")
 
 # The part of a limited time in which rows are compiled ahead of timing.
-_AHEAD = 0.55
+_AHEAD = 0.75
 
 # With these the C library maps each larger block separately and gives it back when freed, so that resident
 # memory follows what is alive.
@@ -47,7 +47,7 @@ ALLOCATOR_ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What the command line asks for."""
+    """What the command line asks for; `known` are names and types of rows that are measured already."""
 
     backends: tuple[str, ...]
     only: tuple[str, ...] = ()
@@ -62,6 +62,7 @@ class Selection:
     together: int = 1
     ahead: int = 0
     limit: float = 0.0
+    known: frozenset[tuple[str, str]] = frozenset()
     effort: Effort = DEFAULT_EFFORT
 
     def model_task(self, kind: str, name: str, mode: str) -> dict[str, Any]:
@@ -131,14 +132,22 @@ def products(selection: Selection) -> Plan:
         raise SystemExit("products are timed on an accelerator, by its clock: name one with --device")
     names = _chosen(CASES, selection.only, "product")
     tasks = _selecting_tasks("products", names, CONTENDERS, selection)
-    if selection.ahead:
-        folder = Path(tempfile.mkdtemp(prefix="polyfuse-bench-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        seconds = _AHEAD * selection.limit or threading.TIMEOUT_MAX
-        done = go_ahead(tasks, selection.ahead, seconds, folder)
-        adopt(folder)
-        tasks = [{**task, "first_calls": done[task["name"]]} for task in tasks if task["name"] in done]
-    return [functools.partial(_contest_row, task) for task in tasks]
+    tasks = [task for task in tasks if (task["name"], task["dtype"]) not in selection.known]
+    if not selection.ahead:
+        return [functools.partial(_contest_row, task) for task in tasks]
+    folder = Path(tempfile.mkdtemp(prefix="polyfuse-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    seconds = _AHEAD * selection.limit or threading.TIMEOUT_MAX
+    ahead = Ahead(tasks, selection.ahead, seconds, folder)
+    atexit.register(ahead.close)
+    return [functools.partial(_row_ahead, ahead, task) for task in tasks if task["name"] in ahead.ready]
+
+
+def _row_ahead(ahead: Ahead, task: Mapping[str, Any]) -> Row:
+    try:
+        return ahead.measure(task["name"])
+    except ChildFailed as failure:
+        return _failed(task, str(failure))
 
 
 def _selecting(kind: str, names: Sequence[str], contenders: Sequence[str], selection: Selection) -> Plan:
@@ -248,7 +257,7 @@ def _contest_row(task: Mapping[str, Any]) -> Row:
     try:
         return dict(run_child(task))
     except ChildFailed as failure:
-        return {**task, "timings": [], "errors": {}, "failures": {"all": str(failure)}}
+        return _failed(task, str(failure))
 
 
 def _tournament_row(task: Mapping[str, Any]) -> Row:
@@ -264,8 +273,11 @@ def _own_row(task: Mapping[str, Any]) -> Row:
     try:
         return dict(importlib.import_module(TASKS[task["kind"]]).measure(task))
     except Exception as error:
-        failure = f"{type(error).__name__}: {first_line(error)}"
-        return {**task, "timings": [], "errors": {}, "failures": {"all": failure}}
+        return _failed(task, f"{type(error).__name__}: {first_line(error)}")
+
+
+def _failed(task: Mapping[str, Any], failure: str) -> Row:
+    return {**task, "timings": [], "errors": {}, "failures": {"all": failure}}
 
 
 def _compile_row(selection: Selection, task: Mapping[str, Any]) -> Row:

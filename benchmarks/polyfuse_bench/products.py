@@ -8,10 +8,12 @@ the device's cache because it has just run.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ import torch.nn.functional as F
 
 from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE, compiled
 from polyfuse_bench.child import first_line
+from polyfuse_bench.devices import CPU
 from polyfuse_bench.tensors import relative_error
 from polyfuse_bench.timing import Effort, Timing
 
@@ -102,58 +105,91 @@ _STEP = 11
 CASES: Mapping[str, Case] = _cases()
 
 
-def first_calls(task: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of each compiler's first call, in which it compiles and chooses."""
-    case = CASES[task["name"]]
-    torch.compiler.reset()
-    arguments = _arguments(case, getattr(torch, task["dtype"]), task["device"], 1)[0]
-    found: dict[str, float] = {}
-    with torch.no_grad():
+class Row:
+    """A case that was compiled by each contender.
+
+    Attributes:
+        case, task: what is measured, and how.
+        calls: the contenders that can compute it.
+        first_calls: seconds of each compiler's first call, in which it compiles and chooses.
+        chosen: what Polyfuse chose.
+        failures: of contenders that cannot compute it.
+    """
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        self.task, self.case = task, CASES[task["name"]]
+        self.calls: dict[str, Callable[..., torch.Tensor]] = {}
+        self.first_calls: dict[str, float] = {}
+        self.chosen: list[str] = []
+        self.failures: dict[str, str] = {}
+        (arguments,) = self._arguments(1)
         for name in task["backends"]:
+            call = compiled(_copied(FUNCTIONS[self.case.then]), name)
+            began = time.perf_counter()
+            try:
+                with torch.no_grad():
+                    call(*arguments)
+            except Exception as error:
+                self.failures[name] = f"{type(error).__name__}: {first_line(error)}"
+                continue
+            self.calls[name] = call
             if name != EAGER:
-                began = time.perf_counter()
-                compiled(FUNCTIONS[case.then], name)(*arguments)
-                found[name] = time.perf_counter() - began
-    return found
+                self.first_calls[name] = time.perf_counter() - began
+            if name.partition(":")[0] == POLYFUSE:
+                self.chosen = _chosen()
+        del arguments
+        _give_back(task["device"])
+
+    def measure(self) -> dict[str, Any]:
+        """Times and errors, as a row of a result file."""
+        case, task = self.case, self.task
+        torch.manual_seed(0)
+        arguments = self._arguments(_CALLS + 1)
+        with torch.no_grad():
+            results = {name: call(*arguments[0]) for name, call in self.calls.items()}
+            expected = results.pop(EAGER, None)
+            errors = {} if expected is None else {n: relative_error(r, expected) for n, r in results.items()}
+            del results, expected
+            timings = device_times(self.calls, arguments, task["device"], Effort(**task["effort"]))
+        del arguments
+        _give_back(task["device"])
+        return {
+            "name": case.name,
+            "dtype": task["dtype"],
+            "flop": 2 * case.batch * case.rows * case.inner * case.outer,
+            "timings": [dataclasses.asdict(timing) for timing in timings],
+            "chosen": self.chosen,
+            "first_calls": self.first_calls,
+            "errors": errors,
+            "failures": self.failures,
+        }
+
+    def _arguments(self, most: int) -> list[tuple[torch.Tensor, ...]]:
+        return _arguments(self.case, getattr(torch, self.task["dtype"]), self.task["device"], most)
+
+
+prepared = Row
+"""What a process that compiles ahead keeps of a task."""
 
 
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     """The row of `task["name"]` for `task["backends"]`."""
-    case, device = CASES[task["name"]], task["device"]
-    torch.manual_seed(0)
-    dtype = getattr(torch, task["dtype"])
-    arguments = _arguments(case, dtype, device)
-    calls: dict[str, Callable[..., torch.Tensor]] = {}
-    errors: dict[str, float] = {}
-    failures: dict[str, str] = {}
-    expected: Any = None
-    chosen: list[str] = []
-    with torch.no_grad():
-        for name in task["backends"]:
-            try:
-                call = compiled(FUNCTIONS[case.then], name)
-                result = call(*arguments[0])
-                if name.partition(":")[0] == POLYFUSE:
-                    chosen = _chosen()
-            except Exception as error:
-                failures[name] = f"{type(error).__name__}: {first_line(error)}"
-                continue
-            if name == EAGER:
-                expected = result
-            elif expected is not None:
-                errors[name] = relative_error(result, expected)
-            calls[name] = call
-        timings = device_times(calls, arguments, device, Effort(**task["effort"]))
-    return {
-        "name": case.name,
-        "dtype": task["dtype"],
-        "flop": 2 * case.batch * case.rows * case.inner * case.outer,
-        "timings": [dataclasses.asdict(timing) for timing in timings],
-        "chosen": chosen,
-        "first_calls": task.get("first_calls", {}),
-        "errors": errors,
-        "failures": failures,
-    }
+    return Row(task).measure()
+
+
+def _give_back(device: str) -> None:
+    """Give the device its memory back, for other processes use it too."""
+    if device != CPU:
+        torch.get_device_module(device).empty_cache()
+
+
+def _copied(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A function like this one of which no compiler knows anything."""
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_COPIES)}")
+    return FunctionType(code, function.__globals__)
+
+
+_COPIES = itertools.count()
 
 
 def _chosen() -> list[str]:
@@ -168,9 +204,7 @@ def _chosen() -> list[str]:
     return [*picked, *(f"{one.backend} {one.kernel}" for one in report.launches), *report.calls]
 
 
-def _arguments(
-    case: Case, dtype: torch.dtype, device: str, most: int = _CALLS + 1
-) -> list[tuple[torch.Tensor, ...]]:
+def _arguments(case: Case, dtype: torch.dtype, device: str, most: int) -> list[tuple[torch.Tensor, ...]]:
     """Enough sets of arguments that none stays in a cache."""
     many = () if case.batch == 1 else (case.batch,)
     shapes = (

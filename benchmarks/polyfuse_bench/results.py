@@ -36,6 +36,27 @@ def read_results(kind: str, folder: Path = RESULTS) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
+def finished_rows(path: Path, **facts: Any) -> list[dict[str, Any]]:
+    """The rows of an earlier run's file that were measured, to which a run with these facts may add its own.
+
+    Raises:
+        ValueError: the file is of another machine, or was measured otherwise.
+    """
+    content = json.loads(path.read_text())
+    here = dataclasses.asdict(machine())
+    for name in _SAME_MACHINE:
+        if content["machine"].get(name) != _plain(here[name]):
+            raise ValueError(f"{path} is of another machine: {name} was {content['machine'].get(name)}")
+    for name, value in facts.items():
+        if content.get(name) != _plain(value):
+            raise ValueError(f"{path} was measured otherwise: {name} was {content.get(name)}")
+    return [row for row in content["rows"] if row.get("timings")]
+
+
+_SAME_MACHINE = ("cpu", "cores", "torch", "polyfuse")
+"""Facts in which two machines must agree for their rows to stand in one table."""
+
+
 def _plain(value: Any) -> Any:
     """JSON knows no NaN and no infinity: they become text."""
     if isinstance(value, float) and not math.isfinite(value):

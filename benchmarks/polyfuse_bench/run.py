@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from polyfuse_bench import campaigns, report
 from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, POLYFUSE
 from polyfuse_bench.devices import CPU, copy_rate, device_name
-from polyfuse_bench.results import write_results
+from polyfuse_bench.results import finished_rows, write_results
 from polyfuse_bench.timing import QUICK, Effort
 from polyfuse_bench.turns import run_together
 
@@ -47,7 +47,6 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     began = time.monotonic()
     effort = QUICK if options.quick else Effort()
     together = options.together if kind == "models" else 1
-    plan = campaigns.CAMPAIGNS[kind](_selection(options, effort))
     place = () if options.device == CPU else (options.device,)
     facts: dict[str, Any] = {
         "backends": options.backends,
@@ -55,11 +54,15 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         "device": options.device,
         "device_name": device_name(options.device),
     }
+    rows: list[dict[str, Any]] = []
+    if options.resume is not None:
+        rows = finished_rows(options.resume, **facts)
+    known = frozenset((row["name"], row.get("dtype", "")) for row in rows)
+    plan = campaigns.CAMPAIGNS[kind](dataclasses.replace(_selection(options, effort), known=known))
     if place and kind == "kernels":
         facts["copy_rate"] = copy_rate(options.device)
     if options.ahead:
         facts["ahead"] = options.ahead
-    rows: list[dict[str, Any]] = []
     for row in _progress(kind, plan, together, began + options.limit if options.limit else math.inf):
         rows.append(row)
         CONSOLE.print(report.one_line(kind, row), highlight=False)
@@ -179,6 +182,9 @@ def _parser() -> argparse.ArgumentParser:
         help="models (compile: processes) that are prepared side by side and then timed one by one",
     )
     measured.add_argument("--ahead", type=int, default=0, help="processes that compile products beforehand")
+    measured.add_argument(
+        "--resume", type=Path, help="result file of products: its rows are kept, and only others are measured"
+    )
     operators = parser.add_argument_group("opdb")
     operators.add_argument("--dtypes", type=_names, default=("float32", "int64", "bfloat16"))
     operators.add_argument("--samples", type=int, default=2)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import os
 from pathlib import Path
 
 import pytest
-from polyfuse_bench import ahead, products
-from polyfuse_bench.backends import CACHE_VARIABLES, EAGER, POLYFUSE
+from polyfuse_bench import ahead, campaigns, products
+from polyfuse_bench.backends import EAGER, POLYFUSE
+from polyfuse_bench.child import ChildFailed
 from polyfuse_bench.report import _products_section
-from polyfuse_bench.results import write_results
+from polyfuse_bench.results import finished_rows, write_results
+from polyfuse_bench.timing import QUICK
 
 SMALL = "512x512x512-gelu"
 
@@ -22,26 +24,58 @@ def task(name: str, backend: str) -> dict[str, object]:
         "backends": [EAGER, backend],
         "dtype": "float32",
         "device": "cpu",
+        "effort": dataclasses.asdict(QUICK),
     }
 
 
-def test_rows_are_compiled_by_processes_whose_caches_become_one(tmp_path: Path) -> None:
-    found = ahead.go_ahead([task(SMALL, POLYFUSE), task("no such row", POLYFUSE)], 2, 120.0, tmp_path)
-    assert set(found) == {SMALL, "no such row"} and found["no such row"] == {}
-    assert set(found[SMALL]) == {POLYFUSE} and found[SMALL][POLYFUSE] > 0
-    own = sorted(path.name for path in tmp_path.iterdir() if path.name.startswith("polyfuse_cache_dir-"))
-    assert own and any((tmp_path / "polyfuse_cache_dir").rglob("*"))
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "_SETTLES", 0.0)
+
+
+def test_rows_are_compiled_by_processes_that_keep_them(tmp_path: Path) -> None:
+    with ahead.Ahead([task(SMALL, POLYFUSE), task("no such row", POLYFUSE)], 2, 900.0, tmp_path) as found:
+        assert found.ready == [SMALL, "no such row"]
+        assert any(path.name.startswith("polyfuse_cache_dir-") for path in tmp_path.iterdir())
+        with pytest.raises(ChildFailed, match="KeyError"):
+            found.measure("no such row")
+        # the processor has no clock of its own, which shows that the row was there
+        with pytest.raises(ChildFailed, match="Event"):
+            found.measure(SMALL)
+    with pytest.raises(ChildFailed, match="gone"):
+        found.measure(SMALL)
 
 
 def test_what_is_not_done_in_time_is_left_out(tmp_path: Path) -> None:
-    assert ahead.go_ahead([task(SMALL, POLYFUSE)], 1, 0.0, tmp_path) == {}
+    with ahead.Ahead([task(SMALL, POLYFUSE)], 1, 0.0, tmp_path) as found:
+        assert found.ready == []
 
 
-def test_caches_are_adopted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in CACHE_VARIABLES:
-        monkeypatch.setenv(name, "elsewhere")
-    ahead.adopt(tmp_path)
-    assert all(Path(os.environ[name]).parent == tmp_path for name in CACHE_VARIABLES)
+def test_a_row_knows_what_computes_it() -> None:
+    row = products.prepared(task(SMALL, POLYFUSE))
+    assert set(row.calls) == {EAGER, POLYFUSE} and not row.failures
+    assert set(row.first_calls) == {POLYFUSE} and row.first_calls[POLYFUSE] > 0
+    assert row.chosen
+
+
+def test_rows_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
+    rows = [{"name": SMALL, "dtype": "float32", "timings": [{"median": 1.0}]}, {"name": "x", "timings": []}]
+    path = write_results("products", rows, path=tmp_path / "products.json", device_name="some GPU")
+    assert finished_rows(path, device_name="some GPU") == rows[:1]
+    with pytest.raises(ValueError, match="measured otherwise: device_name"):
+        finished_rows(path, device_name="another GPU")
+    content = json.loads(path.read_text())
+    content["machine"]["torch"] = "1.0"
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"another machine: torch was 1\.0"):
+        finished_rows(path)
+
+
+def test_measured_rows_are_not_planned_again() -> None:
+    every = campaigns.Selection((EAGER,), device="cuda", only=(SMALL, "1x4096x4096-none"))
+    known = frozenset([(SMALL, "float32")])
+    assert len(campaigns.products(every)) == 2
+    assert len(campaigns.products(dataclasses.replace(every, known=known))) == 1
 
 
 def test_any_beginning_of_the_products_has_all_kinds() -> None:
@@ -57,4 +91,4 @@ def test_the_page_says_how_the_races_were_run(tmp_path: Path) -> None:
     path = tmp_path / "products.json"
     write_results("products", [], path=path, device="cuda", device_name="some GPU", ahead=6)
     content = json.loads(path.read_text())
-    assert any("6 processes" in line for line in _products_section(content))
+    assert any("6 processes side by side" in line for line in _products_section(content))
