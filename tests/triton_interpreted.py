@@ -23,7 +23,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.plugin import Launchable, Source
 from polyfuse_triton.backend import TritonBackend
 from polyfuse_triton.header import HEADER
-from polyfuse_triton.meta import KernelMeta
+from polyfuse_triton.meta import WORKSPACE, KernelMeta
 from polyfuse_triton.target import known_target
 
 _LOCK = threading.Lock()
@@ -72,11 +72,16 @@ def _launcher(text: str, meta: KernelMeta) -> Launchable:
     (symbol,) = (n for n in names if n.startswith("k_"))
 
     def launch(*operands: object) -> None:
+        import torch
+
         sizes = {a.name: o for a, o in zip(meta.args, operands, strict=True) if a.kind == "size"}
-        grid = tuple(eval(str(g), {"min": min, "max": max}, dict(sizes)) for g in meta.grid)
+        *grid, words = (
+            eval(str(g), {"min": min, "max": max}, dict(sizes)) for g in (*meta.grid, meta.zeroed)
+        )
+        shared = {WORKSPACE: torch.zeros(words, dtype=torch.int64)} if meta.zeroed else {}
         with _LOCK:
             if all(grid):
-                names[symbol][grid](*operands, **dict(meta.constexprs))
+                names[symbol][tuple(grid)](*operands, **shared, **dict(meta.constexprs))
 
     return launch
 
@@ -286,3 +291,16 @@ def run_text(text: str, config: object, operands: Sequence[Any]) -> tuple[list[A
     wanted = [o.clone() if hasattr(o, "clone") else o for o in operands]
     run_kernel(kernel, wanted)
     return found, wanted, source.text
+
+
+def run_in_groups(
+    size: int, text: str, config: object, operands: Sequence[Any]
+) -> tuple[list[Any], list[Any], str]:
+    """`run_text`, with scans that look back at so many pieces at a time."""
+    from polyfuse_triton import lookback
+
+    usual, lookback._GROUP = lookback._GROUP, size
+    try:
+        return run_text(text, config, operands)
+    finally:
+        lookback._GROUP = usual

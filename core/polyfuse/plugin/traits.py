@@ -42,6 +42,8 @@ class Traits:
             kernels that work along rows.
         adds_to_products_later: whether a library's product and an addition in the kernels that read the sum
             are faster than the library's sum of both. Where no kernel reads it, the library adds.
+        scans_look_back: whether the backend itself spreads long scans of few rows that are contiguous over
+            the device. They are not divided into stretches then, which are read twice.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
     """
@@ -59,6 +61,7 @@ class Traits:
     alignment: int = 0
     channels_last: bool = False
     adds_to_products_later: bool = False
+    scans_look_back: bool = False
 
     def stretches(self, groups: int, elements: int) -> int:
         """Into how many stretches to divide the loops of so many groups of threads, each over so many

@@ -125,6 +125,8 @@ class _Splitter:
     def scan(self, node: Scan) -> tuple[Node, ...]:
         """The nodes that take the place of a scan; none where it stays whole."""
         extent, traits = axis_size(node.raxes[0]), self.traits(node)
+        if traits.scans_look_back and not self._contiguous_side(node):
+            return ()
         wanted = self._wanted(node, traits) if traits.blocks and node.kind in SPLIT_SCANS else 0
         count = near_divisor(extent, wanted) if wanted > 1 and isinstance(extent, int) else 0
         device = self.graph.buffers[node.outputs[0]].device

@@ -69,6 +69,7 @@ def _source(kernel: Kernel, found: KernelText, warps: int, stages: int) -> Sourc
         num_warps=warps,
         num_stages=stages,
         grid=(found.grid, 1, 1),
+        zeroed=found.zeroed,
         fp_fusion=kernel.numerics == "fast",
     )
     return Source(kernel.name, found.text, "triton", meta=meta.text())

@@ -51,7 +51,7 @@ def loop_seconds(kernel: Kernel, plan: Plan, target: Target) -> float | None:
     if len(hints) < len(kernel.axes) + len(kernel.raxes):
         return None
     sides = [(prod(hints[name] for name in dim.axes), dim.block) for dim in plan.dims]
-    tiles = prod(-(-extent // block) for extent, block in sides[: len(plan.tiles)])
+    tiles = prod(-(-extent // block) for extent, block in sides[: len(plan.placed)])
     tiles *= prod(hints[name] for name in plan.grid)
     programs = max(1, min(_WARPS // max(1, plan.num_warps), _PROGRAMS))
     machine = Machine(

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from polyfuse.ir.kernel import Kernel, Section, Stmt
 from polyfuse.plugin import Source
 from polyfuse_triton.facts import analyse
+from polyfuse_triton.lookback import LookBack
 from polyfuse_triton.memory import MemoryScope
+from polyfuse_triton.meta import WORKSPACE
 from polyfuse_triton.passes import with_fewer_passes
+from polyfuse_triton.pieces import words
 from polyfuse_triton.places import Places, renamed
 from polyfuse_triton.plan import Plan
 from polyfuse_triton.reductions import Accumulator, reduce_whole
@@ -28,12 +31,13 @@ _PLAIN = re.compile(r"(in|out|inout|io|s|u|zuf|ks)\d+")
 
 @dataclass(frozen=True)
 class KernelText:
-    """The text of one kernel, its parameters' names, and its launch grid."""
+    """The text of one kernel, its parameters' names, its launch grid, and the words that programs share."""
 
     text: str
     parameters: tuple[str, ...]
     constants: tuple[tuple[str, int], ...]
     grid: int | str
+    zeroed: int | str = 0
 
 
 def parameter_names(kernel: Kernel) -> dict[str, str]:
@@ -51,7 +55,8 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     moved = renamed(kernel, plan, facts)
     out = Writer()
     constants = tuple((dim.constant, dim.block) for dim in plan.dims)
-    parameters = [*arguments.values(), *(f"{name}: tl.constexpr" for name, _ in constants)]
+    shared = [WORKSPACE] if plan.looks_back else []
+    parameters = [*arguments.values(), *shared, *(f"{name}: tl.constexpr" for name, _ in constants)]
 
     def write(prefix: str) -> None:
         scope = MemoryScope(moved, analyse(moved), plan, places, out, arguments, prefix)
@@ -79,7 +84,9 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
         if not lines:
             out.line("pass")
     out.add(lines)
-    return KernelText(out.text(), tuple(arguments.values()), constants, places.grid())
+    grid = places.grid()
+    zeroed = words(kernel, grid) if plan.looks_back else 0
+    return KernelText(out.text(), tuple(arguments.values()), constants, grid, zeroed)
 
 
 class _Sections:
@@ -91,6 +98,7 @@ class _Sections:
         self._scope = scope
         self._plan = scope.plan
         self._looping = scope.plan.walks or bool(scope.plan.serial)
+        self._look_back = LookBack(scope) if scope.plan.looks_back else None
 
     def write(self) -> None:
         """All sections."""
@@ -125,7 +133,7 @@ class _Sections:
             if stmt.op == "reduce":
                 self._bind(stmt, reduce_whole(scope, stmt))
             elif stmt.op == "scan":
-                self._bind(stmt, Scan(scope, stmt).step())
+                self._bind(stmt, Scan(scope, stmt, self._look_back).step())
             else:
                 self._plain(stmt, section.looped)
 

@@ -27,6 +27,7 @@ struct {
   int (*cuLaunchKernel)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle,
                         void**, void**);
   int (*cuLaunchKernelEx)(const LaunchConfig*, Handle, void**, void**);
+  int (*cuMemsetD8Async)(Address, unsigned char, size_t, Handle);
   int (*cuGetErrorName)(int, const char**);
   int (*cuGetErrorString)(int, const char**);
 } cu;
@@ -42,6 +43,8 @@ const Entry ENTRIES[] = {
 #undef NEEDED
     // since CUDA 11.8; only clusters and cooperative launches ask for it
     {"cuLaunchKernelEx", (void**)&cu.cuLaunchKernelEx, false},
+    // only kernels with memory that begins as zeros
+    {"cuMemsetD8Async", (void**)&cu.cuMemsetD8Async, false},
 };
 
 pf_services services;
@@ -56,7 +59,7 @@ struct Kernel {
   int count, ctas, variants, slots;
   bool cooperative;
   int64_t* programs;
-  int lengths[4];
+  int lengths[5];
   Variant* variant;
   Slot slot[MAX_DEVICES];
   PyObject* label;
@@ -288,31 +291,36 @@ int start(const Kernel* k, const Slot* slot, const int64_t* grid, Handle stream,
   return cu.cuLaunchKernelEx(&config, slot->function, parameters, nullptr);
 }
 
-// Global scratch memory for one launch: a tensor, freed when the launch is in the stream.
-PyObject* scratch_for(const Kernel* k, const Slot* slot, const int64_t* grid, Value* out) {
-  const Variant* v = slot->variant;
-  const int64_t bytes = grid[0] * grid[1] * grid[2] * k->ctas * v->scratch + v->scratch_align;
-  PyObject* tensor = PyObject_CallFunction(services.allocate, "L", (long long)bytes);
+// Global memory for one launch: a tensor, freed when the launch is in the stream.
+PyObject* memory_for_launch(int64_t bytes, int64_t align, Value* out) {
+  PyObject* tensor = PyObject_CallFunction(services.allocate, "L", (long long)(bytes + align));
   if (!tensor) return nullptr;
   PyObject* address = PyObject_CallMethod(tensor, "data_ptr", nullptr);
   if (!address) { Py_DecRef(tensor); return nullptr; }
   const int64_t at = (int64_t)PyLong_AsVoidPtr(address);
   Py_DecRef(address);
-  out->i = (at + v->scratch_align - 1) / v->scratch_align * v->scratch_align;
+  out->i = (at + align - 1) / align * align;
   return tensor;
 }
 
+// What a launch holds until it is in the stream.
+struct Held {
+  PyObject* tensor = nullptr;
+  ~Held() { if (tensor) Py_DecRef(tensor); }
+};
+
 bool launch(Kernel* k, PyObject* const* args) {
-  Value values[k->count + 2];
-  void* parameters[k->count + 2];
+  Value values[k->count + 3];
+  void* parameters[k->count + 3];
   for (int i = 0; i < k->count; ++i) {
     if (!convert(k, i, args[i], &values[i])) return false;
     parameters[i] = &values[i];
   }
-  int64_t grid[3], ok = 1;
+  int64_t grid[3], ok = 1, zeroed = 0;
+  int64_t* const results[] = {&grid[0], &grid[1], &grid[2], &ok, &zeroed};
   const int64_t* program = k->programs;
-  for (int i = 0; i < 4; program += k->lengths[i++]) {
-    int64_t* into = i < 3 ? &grid[i] : &ok;
+  for (int i = 0; i < 5; program += k->lengths[i++]) {
+    int64_t* into = results[i];
     if (k->lengths[i] && !evaluate(program, k->lengths[i], values, into)) {
       char cause[512];
       snprintf(cause, sizeof cause, "the grid of kernel %s does not fit in 64 bits", k->name);
@@ -338,16 +346,24 @@ bool launch(Kernel* k, PyObject* const* args) {
   if (!slot) return false;
   Handle stream = nullptr;
   if (!stream_of(slot->device, &stream)) return false;
-  PyObject* scratch = nullptr;
-  values[k->count].p = values[k->count + 1].p = nullptr;
-  parameters[k->count] = &values[k->count];
-  parameters[k->count + 1] = &values[k->count + 1];
-  if (slot->variant->scratch && !(scratch = scratch_for(k, slot, grid, &values[k->count]))) return false;
+  Held scratch, words;
+  int count = k->count, status = 0;
+  if (k->lengths[4]) {
+    const int64_t bytes = zeroed * (int64_t)sizeof(int64_t);
+    if (!(words.tensor = memory_for_launch(bytes, WORDS_ALIGN, &values[count]))) return false;
+    status = cu.cuMemsetD8Async ? cu.cuMemsetD8Async((Address)values[count].i, 0, bytes, stream) : NOT_SUPPORTED;
+    ++count;
+  }
+  values[count].p = values[count + 1].p = nullptr;
+  for (int i = k->count; i < count + 2; ++i) parameters[i] = &values[i];
+  if (const Variant* v = slot->variant; v->scratch) {
+    const int64_t bytes = grid[0] * grid[1] * grid[2] * k->ctas * v->scratch;
+    if (!(scratch.tensor = memory_for_launch(bytes, v->scratch_align, &values[count]))) return false;
+  }
   // The driver waits when its queue is full, and what it waits for may need Python.
   void* thread = PyEval_SaveThread();
-  const int status = start(k, slot, grid, stream, parameters);
+  if (!status) status = start(k, slot, grid, stream, parameters);
   PyEval_RestoreThread(thread);
-  if (scratch) Py_DecRef(scratch);
   if (status) {
     raise_driver(services.launch_error, k, "launched", status,
                  "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause");
@@ -448,7 +464,7 @@ VISIBLE PyObject* pf_kernel(const pf_spec* spec) {
   k->arguments = strdup(spec->arguments), k->guard = strdup(spec->guard);
   k->count = (int)strlen(spec->codes), k->ctas = spec->ctas, k->cooperative = spec->cooperative;
   int words = 0;
-  for (int i = 0; i < 4; ++i) words += k->lengths[i] = spec->lengths[i];
+  for (int i = 0; i < 5; ++i) words += k->lengths[i] = spec->lengths[i];
   k->programs = (int64_t*)malloc(words * sizeof(int64_t) + 1);
   memcpy(k->programs, spec->programs, words * sizeof(int64_t));
   k->variants = spec->variants;

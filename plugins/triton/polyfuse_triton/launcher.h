@@ -38,6 +38,7 @@ extern char _Py_NoneStruct;
 
 // The driver's API, as far as it is used.
 typedef void* Handle;
+typedef unsigned long long Address;
 struct LaunchAttribute { int id; int padding; union { int words[16]; char bytes[64]; } value; };
 struct LaunchConfig {
   unsigned grid[3], block[3], shared;
@@ -48,7 +49,7 @@ struct LaunchConfig {
 }
 
 enum { METH_FASTCALL = 0x80 };
-enum { NO_ERROR = 0 };
+enum { NO_ERROR = 0, NOT_SUPPORTED = 801, WORDS_ALIGN = 16 };
 enum { MAJOR = 75, MINOR = 76 };                                            // CUdevice_attribute
 enum { MAX_DYNAMIC_SHARED = 8, NON_PORTABLE_CLUSTER = 14 };                 // CUfunction_attribute
 enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5 };    // CUlaunchAttributeID
@@ -85,8 +86,8 @@ struct pf_spec {
   const char* codes;                       // a letter for each argument, see `convert`
   const char* arguments;                   // their names, joined by commas
   const char* guard;                       // its text
-  const int64_t* programs;                 // grid x, y, z and the guard, one after another
-  int lengths[4];
+  const int64_t* programs;                 // grid x, y, z, the guard and the zeroed words, one after another
+  int lengths[5];
   int ctas, cooperative, variants;
   const pf_variant* variant;
 };

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from polyfuse_triton.atomics import atomic_update
+from polyfuse_triton.chains import heard, tell
 from polyfuse_triton.combine import (
     combine_all,
     combine_any,
@@ -53,6 +54,7 @@ __all__ = [
     "finish_softmax",
     "float_floor_div",
     "float_remainder",
+    "heard",
     "index_div",
     "index_mod",
     "int_floor_div",
@@ -74,6 +76,7 @@ __all__ = [
     "sign",
     "softmax_step",
     "sort_key",
+    "tell",
     "to_f8e4m3",
     "to_f8e4m3_nan",
     "to_f8e5m2",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from polyfuse.base.digest import stable_json
 
-__all__ = ["PRODUCT", "Extent", "KernelMeta", "MetaArg", "is_product"]
+__all__ = ["PRODUCT", "WORKSPACE", "Extent", "KernelMeta", "MetaArg", "is_product"]
 
 Extent = int | str
 """A whole number, or a Python expression over names of size arguments: integers with + - * // % ( ), and
@@ -17,6 +17,9 @@ calls of `min` and `max`."""
 
 PRODUCT = "GROUP"
 """A compile-time argument that kernels of matrix products have."""
+
+WORKSPACE = "workspace"
+"""The parameter, behind those of `KernelMeta.args`, of a kernel that wants memory of its own."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class KernelMeta:
         cooperative: whether all programs must be resident at once.
         guard: an expression over size arguments; where it is 0 or False the launch is refused with an error.
             Empty: none. For example that 32-bit indices reach every element.
+        zeroed: words of 64 bits, all zero, that each launch gets as the parameter `WORKSPACE`; 0: there is no
+            such parameter.
     """
 
     args: tuple[MetaArg, ...]
@@ -60,6 +65,7 @@ class KernelMeta:
     fp_fusion: bool = True
     cooperative: bool = False
     guard: str = ""
+    zeroed: Extent = 0
 
     def text(self) -> str:
         """The canonical text, from which `parse` makes an equal value."""

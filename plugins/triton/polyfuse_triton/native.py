@@ -66,7 +66,7 @@ class _Spec(ctypes.Structure):
         ("arguments", ctypes.c_char_p),
         ("guard", ctypes.c_char_p),
         ("programs", ctypes.POINTER(ctypes.c_int64)),
-        ("lengths", ctypes.c_int * 4),
+        ("lengths", ctypes.c_int * 5),
         ("ctas", ctypes.c_int),
         ("cooperative", ctypes.c_int),
         ("variants", ctypes.c_int),
@@ -135,6 +135,7 @@ class NativeLauncher:
         names = [arg.name for arg in meta.args]
         programs = [postfix(extent, names) for extent in meta.grid]
         programs.append(postfix(meta.guard, names) if meta.guard else [])
+        programs.append(postfix(meta.zeroed, names) if meta.zeroed else [])
         words = [word for program in programs for word in program]
         codes = {v.file: (folder / v.file).read_bytes() for v in artifact.variants}
         variants = [
@@ -150,7 +151,7 @@ class NativeLauncher:
             ",".join(names).encode(),
             meta.guard.encode(),
             (ctypes.c_int64 * len(words))(*words),
-            (ctypes.c_int * 4)(*(len(program) for program in programs)),
+            (ctypes.c_int * 5)(*(len(program) for program in programs)),
             meta.num_ctas,
             int(meta.cooperative),
             len(variants),

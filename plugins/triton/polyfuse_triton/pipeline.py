@@ -18,7 +18,7 @@ from typing import Any
 
 from polyfuse_triton.assembler import choose_assembler
 from polyfuse_triton.header import HEADER
-from polyfuse_triton.meta import KernelMeta
+from polyfuse_triton.meta import WORKSPACE, KernelMeta
 
 __all__ = ["Compiled", "compile_kernel", "function_of"]
 
@@ -101,6 +101,10 @@ def _specialisation(
 ) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
     """Types, compile-time values and known divisibility of the parameters, as Triton takes them."""
     types = {arg.name: arg.type for arg in meta.args}
+    round_places = [arg.name for arg in meta.args if arg.divisible16]
+    if meta.zeroed:
+        types[WORKSPACE] = "*i64"
+        round_places.append(WORKSPACE)
     constants = dict(meta.constexprs)
     # A parameter that is in neither is a mistake that Triton reports by its position only.
     absent = [name for name in function.arg_names if name not in types and name not in constants]
@@ -110,7 +114,7 @@ def _specialisation(
     return (
         {name: types.get(name, "constexpr") for name in function.arg_names},
         {places[name]: value for name, value in constants.items()},
-        {places[arg.name]: [["tt.divisibility", 16]] for arg in meta.args if arg.divisible16},
+        {places[name]: [["tt.divisibility", 16]] for name in round_places},
     )
 
 

@@ -12,6 +12,7 @@ from polyfuse.ir.kernel import Kernel, Section, Stmt
 from polyfuse.symbolic import IndexLike, axis, free_symbols, is_less, python_text, substitute, symbol
 from polyfuse_triton.facts import Facts
 from polyfuse_triton.indexing import Indexer, Variable
+from polyfuse_triton.pieces import ticket
 from polyfuse_triton.plan import Dim, Plan
 
 __all__ = ["Places", "Surroundings", "host_text", "needed", "renamed"]
@@ -130,7 +131,7 @@ class Places:
         A mask whose border may lie anywhere keeps accesses from being wide; without one they are.
         """
         dims = self.plan.dims
-        if len(dims) != 1 or dims[0] is self.plan.reduced or dims[0].is_full or dims[0].is_one:
+        if len(dims) != 1 or dims[0] not in self.plan.placed or dims[0].is_full or dims[0].is_one:
             return False
         return not (isinstance(dims[0].extent, int) and dims[0].extent % _WIDE == 0)
 
@@ -199,7 +200,7 @@ class Places:
     def _steps(self) -> Sequence[_Step]:
         """What the number of a program counts, fastest first."""
         steps = []
-        for dim in reversed(self.plan.tiles):
+        for dim in reversed(self.plan.placed):
             count: IndexLike = 1 if dim.is_one else (dim.extent + (dim.block - 1)) // dim.block
             if isinstance(dim.extent, int) and dim.extent == 0:
                 count = 0
@@ -215,8 +216,12 @@ class Places:
     def _place_programs(self) -> None:
         steps = [s for s in self._steps() if not (isinstance(s.count, int) and s.count <= 1)]
         rest = "tl.program_id(0)"
+        if self.plan.looks_back:
+            self._definitions["programs"] = "tl.num_programs(0)"
+            self._definitions["program"] = ticket()
+            rest = "program"
         for number, step in enumerate(steps[:-1]):
-            if not number:
+            if not number and rest != "program":
                 self._definitions["program"] = rest
                 rest = "program"
             count = self._count(step)
@@ -252,7 +257,7 @@ class Places:
         wide = not is_less(dim.extent, (1 << 31) - dim.block)
         dims = frozenset((n,))
         looped = dim is self.plan.reduced and self.plan.walks
-        if dim.is_one or (dim is self.plan.reduced and not looped):
+        if dim.is_one or (dim not in self.plan.placed and not looped):
             self._definitions[n] = arange
             self._definitions[f"{n}m"] = f"{n} < {self.extent(dim.extent)}"
             self._variables[n] = Variable(n, dims, "", n, dim.block)

@@ -23,6 +23,7 @@ _MAJOR, _MINOR = 75, 76
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 _COOPERATIVE, _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING = 2, 4, 5
 _USUAL_SHARED = 48 * 1024
+_WORDS_ALIGN = 16
 _LARGEST = (2**31 - 1, 65535, 65535)
 
 
@@ -107,6 +108,7 @@ class _Kernel:
         names = [arg.name for arg in artifact.meta.args]
         self._grid = [postfix(extent, names) for extent in artifact.meta.grid]
         self._guard = postfix(artifact.meta.guard, names) if artifact.meta.guard else None
+        self._zeroed = postfix(artifact.meta.zeroed, names) if artifact.meta.zeroed else None
         self._contexts: dict[int, _Loaded] = {}
         self._lock = threading.Lock()
 
@@ -133,7 +135,8 @@ class _Kernel:
         flag = services.profiler
         recorded = flag is not None and flag[0].get(flag[1]) is True
         with services.annotate(name) if recorded else nullcontext():
-            self._start(self.loaded(), grid, values)
+            words = evaluate(self._zeroed, numbers) if self._zeroed is not None else 0
+            self._start(self.loaded(), grid, values, words)
 
     def loaded(self) -> _Loaded:
         """The kernel in the current context."""
@@ -175,25 +178,40 @@ class _Kernel:
             )
         return _Loaded(function, device.value, variant)
 
-    def _start(self, loaded: _Loaded, grid: Sequence[int], values: list[Any]) -> None:
+    def _start(self, loaded: _Loaded, grid: Sequence[int], values: list[Any], words: int) -> None:
         services, variant = self._launcher.services, loaded.variant
         scratch = ctypes.c_void_p(0)
-        memory: Any = None
+        stream, status = ctypes.c_void_p(services.stream(loaded.device)), 0
+        # freed when the launch is in the stream
+        held = []
+        if self._zeroed is not None:
+            memory, address = self._memory(words * 8, _WORDS_ALIGN)
+            held.append(memory)
+            status = int(
+                self._launcher.driver.cuMemsetD8Async(
+                    ctypes.c_uint64(address.value or 0), 0, ctypes.c_size_t(words * 8), stream
+                )
+            )
+            values = [*values, address]
         if variant.scratch_bytes:
             programs = grid[0] * grid[1] * grid[2] * self._artifact.meta.num_ctas
-            memory = services.allocate(programs * variant.scratch_bytes + variant.scratch_align)
-            scratch.value = -(-memory.data_ptr() // variant.scratch_align) * variant.scratch_align
+            memory, scratch = self._memory(programs * variant.scratch_bytes, variant.scratch_align)
+            held.append(memory)
         values = [*values, scratch, ctypes.c_void_p(0)]
         pointers = (ctypes.c_void_p * len(values))(
             *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
         )
-        stream = ctypes.c_void_p(services.stream(loaded.device))
-        status = self._launch(loaded, grid, stream, pointers)
+        status = status or self._launch(loaded, grid, stream, pointers)
         if status:
             raise services.launch_error(
                 f"kernel {self._artifact.name} could not be launched: {self._launcher.why(status)}",
                 "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause",
             )
+
+    def _memory(self, size: int, align: int) -> tuple[Any, ctypes.c_void_p]:
+        """Memory for one launch, and where it begins."""
+        memory = self._launcher.services.allocate(size + align)
+        return memory, ctypes.c_void_p(-(-memory.data_ptr() // align) * align)
 
     def _launch(self, loaded: _Loaded, grid: Sequence[int], stream: Any, pointers: Any) -> int:
         driver, meta, variant = self._launcher.driver, self._artifact.meta, loaded.variant

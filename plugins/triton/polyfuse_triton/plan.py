@@ -61,6 +61,8 @@ class Plan:
         persistent: whether a tile holds all that is reduced; else a program loops over it.
         num_warps, num_stages: for Triton's compiler.
         groups: rows that one program takes one after the other; None where it takes those of its tile.
+        looks_back: whether each piece of the reduced tile dimension is a program of its own, for scans that
+            continue from one to the next.
     """
 
     tiles: tuple[Dim, ...]
@@ -71,6 +73,12 @@ class Plan:
     num_warps: int
     num_stages: int
     groups: Groups | None = None
+    looks_back: bool = False
+
+    @property
+    def placed(self) -> tuple[Dim, ...]:
+        """The tile dimensions of which a program has one piece, outermost first."""
+        return self.dims if self.looks_back else self.tiles
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -80,7 +88,9 @@ class Plan:
     @property
     def walks(self) -> bool:
         """Whether a program loops over pieces of the reduced tile dimension."""
-        return self.reduced is not None and not self.persistent and not self.reduced.is_one
+        if self.reduced is None or self.persistent or self.looks_back:
+            return False
+        return not self.reduced.is_one
 
     @property
     def elements(self) -> int:

@@ -1,4 +1,4 @@
-"""Scans as Triton text: of a whole row at once, or piece by piece with what came before carried along."""
+"""Scans as Triton text: of a whole row at once, or of its pieces, joined with what came before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.semantics import identity
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import triton_type
+from polyfuse_triton.lookback import LookBack
 from polyfuse_triton.memory import MemoryScope
 from polyfuse_triton.scope import Value
 
@@ -28,8 +29,9 @@ _FUNCTION: Mapping[str, str] = MappingProxyType(
 class Scan:
     """One scan: `step` writes it where it stands, `begin` what stands before the loop."""
 
-    def __init__(self, scope: MemoryScope, stmt: Stmt) -> None:
+    def __init__(self, scope: MemoryScope, stmt: Stmt, look_back: LookBack | None = None) -> None:
         self._scope = scope
+        self._look_back = look_back
         self._stmt = stmt
         self._kind: str = stmt.attrs[0]
         self._carried = [scope.name() for _ in stmt.targets] if scope.plan.walks else []
@@ -45,6 +47,10 @@ class Scan:
         scope.out.line(f"{', '.join(names)} = tl.associative_scan({given}, {axis}, {function})")
         if self._carried:
             names = self._carry(names, function, axis)
+        if self._look_back is not None:
+            totals = [scope.name() for _ in names]
+            self._last_column(totals, names, axis)
+            self._look_back.carry(names, totals, function)
         return tuple(self._held(Value(n, t, full)) for n, t in zip(names, self._results(), strict=True))
 
     def begin(self) -> list[str]:
@@ -66,15 +72,19 @@ class Scan:
     def _carry(self, names: list[str], function: str, axis: int) -> list[str]:
         """Join a scanned tile with what came before, and keep its last column for the next."""
         scope = self._scope
-        keep = ", keep_dims=True" if axis else ""
         fresh = [scope.name() for _ in names]
         scope.out.line(f"{', '.join(fresh)} = {function}({', '.join([*self._carried, *names])})")
-        reduced = scope.plan.reduced
-        assert reduced is not None
-        for carried, name in zip(self._carried, fresh, strict=True):
-            last = f"tl.where(rl == {reduced.constant} - 1, {name}, 0)"
-            scope.out.line(f"{carried} = tl.sum({last}, {axis}{keep})")
+        self._last_column(self._carried, fresh, axis)
         return fresh
+
+    def _last_column(self, into: list[str], names: list[str], axis: int) -> None:
+        """Name what a scanned tile ends with."""
+        reduced = self._scope.plan.reduced
+        assert reduced is not None
+        keep = ", keep_dims=True" if axis else ""
+        for last, name in zip(into, names, strict=True):
+            column = f"tl.where(rl == {reduced.constant} - 1, {name}, 0)"
+            self._scope.out.line(f"{last} = tl.sum({column}, {axis}{keep})")
 
     def _results(self) -> tuple[DType, ...]:
         types = (self._stmt.dtype, DType.i64)

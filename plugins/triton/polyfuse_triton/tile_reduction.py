@@ -14,10 +14,12 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import product
 from polyfuse_triton.facts import Access, Facts
 from polyfuse_triton.groups import Groups, row_groups
+from polyfuse_triton.pieces import can_look_back
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.rows import Rows
 from polyfuse_triton.target import Target
 from polyfuse_triton.tile_pointwise import REGISTERS, contiguous_weights, grown, per_thread
+from polyfuse_triton.traits import traits_of
 
 __all__ = ["reduction_plan"]
 
@@ -36,6 +38,8 @@ _ROW_FORCED = 65536
 """The same where nothing else is possible."""
 _TILE = 2048
 """Points of a tile of several short rows."""
+_PIECE, _SHORTEST_PIECE = 4096, 1024
+"""Points of a row's piece that is a program of its own."""
 _COLUMNS_KEPT = 64
 """Longest column that a tile holds along a contiguous parallel axis."""
 
@@ -48,7 +52,8 @@ def reduction_plan(
     scans = any(stmt.op == "scan" for section in kernel.sections for stmt in section.body)
     kinds = {s.attrs[0] for section in kernel.sections for s in section.body if s.op == "reduce"}
     positions = not kinds.isdisjoint({"argmin", "argmax"})
-    shape = _Shape(facts, target, looped, rows, scans, row_groups(kernel, facts), positions)
+    looks_back = scans and can_look_back(kernel, facts)
+    shape = _Shape(facts, target, looped, rows, scans, row_groups(kernel, facts), positions, looks_back)
     lead = shape.lead()
     if lead in facts.axes:
         return shape.columns(lead, persistent)
@@ -64,6 +69,7 @@ class _Shape:
     scans: bool
     groups: Groups | None
     positions: bool
+    looks_back: bool
 
     def lead(self) -> str:
         """The axis along which most of what loops access is contiguous."""
@@ -84,7 +90,19 @@ class _Shape:
             persistent = isinstance(length, int) and power_of_two(length) <= self._longest_row()
         if persistent and isinstance(length, int):
             return self._whole_rows(length)
+        count, points = facts.points(facts.axes), facts.points(facts.raxes)
+        if self.looks_back and traits_of(self.target).stretches(count, points):
+            return self._pieces(count * points)
         return self._walked_rows()
+
+    def _pieces(self, points: int) -> Plan:
+        """A piece of a row for each program."""
+        facts = self.facts
+        each = power_of_two(points // (2 * self.target.processors))
+        block = max(_SHORTEST_PIECE, min(_PIECE, each))
+        reduced = Dim("r", facts.raxes, product(facts.sizes[r] for r in facts.raxes), block)
+        warps = self._warps(block // (_WARP * _MANY), block)
+        return Plan((), reduced, facts.axes, (), False, warps, 1, looks_back=True)
 
     def _longest_row(self) -> int:
         if self.rows.must_stay:

@@ -36,7 +36,7 @@ def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) ->
     wanted = (config or Config()).get("rows")
     persistent = None if wanted == 0 else wanted == _PERSISTENT
     plan = _overridden(reduction_plan(kernel, facts, target, rows, persistent), facts, config)
-    if rows.must_stay and not plan.persistent:
+    if rows.must_stay and not plan.persistent and not plan.looks_back:
         raise UnsupportedError(
             f"kernel {kernel.name} computes rows that can neither be computed again nor fit in registers",
             "let the scheduler split it",
@@ -124,5 +124,7 @@ def _overridden(plan: Plan, facts: Facts, config: Config | None) -> Plan:
         num_warps=config.get("warps") or plan.num_warps,
         num_stages=config.get("stages") or plan.num_stages,
     )
+    if changed.reduced is not None and changed.reduced.is_one:
+        changed = replace(changed, looks_back=False)
     together = config.get("together")
     return with_neighbours(changed, facts, together - 1 if together else None)

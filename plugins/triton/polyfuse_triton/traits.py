@@ -27,4 +27,5 @@ def traits_of(target: Target, sums_across_rows: bool = False) -> Traits:
         alignment=16,
         channels_last=True,
         adds_to_products_later=True,
+        scans_look_back=True,
     )

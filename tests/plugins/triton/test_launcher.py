@@ -296,6 +296,27 @@ def test_scratch_memory_is_allocated_for_each_launch(make, driver, tmp_path):
     assert address % 128 == 0 and 0 <= address - kept[0].data_ptr() < 128
 
 
+def test_memory_that_begins_as_zeros_follows_the_arguments(make, driver, tmp_path):
+    kept: list[torch.Tensor] = []
+
+    def allocate(size: int) -> torch.Tensor:
+        kept.append(torch.full((size,), 7, dtype=torch.uint8))
+        return kept[-1]
+
+    meta = replace(META, zeroed="2 + 4 * ks0")
+    driver.reset(7)
+    kernel = make(allocate=allocate).kernel(
+        artifact(tmp_path, meta, scratch_bytes=256, scratch_align=128), tmp_path
+    )
+    kernel(*tensors(), 3, 1)
+    shared, scratch = driver.launches()[0].values[4:6]
+    words, memory = kept
+    begin = shared - words.data_ptr()
+    assert shared % 16 == 0 and 0 <= begin < 16
+    assert not words[begin : begin + 14 * 8].any() and int((words == 7).sum()) == len(words) - 14 * 8
+    assert scratch % 128 == 0 and 0 <= scratch - memory.data_ptr() < 128
+
+
 def test_the_profiler_sees_names_only_while_it_records(make, driver, services, tmp_path):
     flags = {"on": False}
     kernel = make(profiler=(flags, "on")).kernel(artifact(tmp_path), tmp_path)
