@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from models import checks
 
@@ -25,3 +27,19 @@ def test_found_by_a_sweep(function: Callable[[torch.Tensor, torch.Tensor], torch
     arguments = torch.randn(5, 1), torch.randn(5, 2)
     compiled = checks.compile_function(function, dynamic=False)
     checks.assert_close([compiled(*arguments)], [function(*arguments)], "output")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("count", [1, 7, 40])
+def test_a_zero_keeps_its_sign_at_a_limit(count: int, dtype: torch.dtype) -> None:
+    edges = torch.tensor([-0.0, 0.0, math.nan, -1.0, 2.0, math.inf, -math.inf, 5.0], dtype=dtype)
+    x = edges.repeat(5)[:count]
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        limited = F.relu(x), F.relu6(x), x.clamp(min=0.0), x.clamp(-0.0, 1.0), x.clamp(max=0.0)
+        return [*limited, x.clamp(math.nan, 1.0), F.hardtanh(x, 0.0, 1.0)]
+
+    for found, expected in zip(checks.compile_function(function)(x), function(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        numbers = ~expected.isnan()
+        assert torch.equal(found[numbers].signbit(), expected[numbers].signbit())

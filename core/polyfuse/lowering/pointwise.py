@@ -354,6 +354,15 @@ def masked_fill(ctx: LoweringContext, node: Any, x: Any, mask: TensorValue, valu
     return where_(ctx, node, mask, value, x)
 
 
+def _limited(op: str, v: Expr, limit: Expr) -> Expr:
+    """`v`, or `limit` where that is the `op` of both; a constant stands first.
+
+    A processor's instruction gives the second of two equal operands, so that a zero keeps its sign where the
+    limit is the other zero, as in eager mode; and that the first operand is not NaN need not be looked at.
+    """
+    return make(op, limit, v) if limit.op == "const" else make(op, v, limit)
+
+
 @lowers("aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.hardtanh.default")
 def clamp(
     ctx: LoweringContext, node: Any, x: Any, low: Any = None, high: Any = None, **named: Any
@@ -365,7 +374,7 @@ def clamp(
 
     def body(v: Expr, *limits: Expr) -> Expr:
         for (op, _), limit in zip(bounds, limits, strict=True):
-            v = make(op, v, limit)
+            v = _limited(op, v, limit)
         return v
 
     return elementwise(ctx, node, (x, *(b for _, b in bounds)), body)
@@ -373,12 +382,12 @@ def clamp(
 
 @lowers("aten.clamp_min.default", "aten.clamp_min.Tensor")
 def clamp_min(ctx: LoweringContext, node: Any, x: Any, low: Any) -> TensorValue:
-    return elementwise(ctx, node, (x, low), lambda v, limit: make("maximum", v, limit))
+    return elementwise(ctx, node, (x, low), lambda v, limit: _limited("maximum", v, limit))
 
 
 @lowers("aten.clamp_max.default", "aten.clamp_max.Tensor")
 def clamp_max(ctx: LoweringContext, node: Any, x: Any, high: Any) -> TensorValue:
-    return elementwise(ctx, node, (x, high), lambda v, limit: make("minimum", v, limit))
+    return elementwise(ctx, node, (x, high), lambda v, limit: _limited("minimum", v, limit))
 
 
 # Activations that are not decomposed.
@@ -386,7 +395,7 @@ def clamp_max(ctx: LoweringContext, node: Any, x: Any, high: Any) -> TensorValue
 
 @lowers("aten.relu.default")
 def relu(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, node, (x,), lambda v: make("maximum", v, const(0, v.dtype)))
+    return elementwise(ctx, node, (x,), lambda v: _limited("maximum", v, const(0, v.dtype)))
 
 
 @lowers("aten.silu.default")

@@ -90,7 +90,7 @@ def _gelu_by_tanh(x: Expr) -> Expr:
 
 
 _ACTIVATIONS: Mapping[tuple[str, str], Callable[[Expr], Expr]] = {
-    ("relu", ""): lambda x: apply("maximum", x, const(0.0, x.dtype)),
+    ("relu", ""): lambda x: apply("maximum", const(0.0, x.dtype), x),
     ("sigmoid", ""): lambda x: apply("sigmoid", x),
     ("tanh", ""): lambda x: apply("tanh", x),
     ("swish", ""): lambda x: _times(x, apply("sigmoid", x)),
