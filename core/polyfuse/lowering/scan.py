@@ -51,11 +51,13 @@ def _scan(
     ctx.emit(Scan(ctx.fresh("op"), axes, (along,), outputs, index, kind, values, origins=ctx.origins))
 
 
-def _is_too_long(ctx: LoweringContext, value: TensorValue, dim: int) -> bool:
+def _is_too_long(ctx: LoweringContext, value: TensorValue, dim: int, result: Any) -> bool:
     """Whether one group of threads of a wide device would walk through a row by itself: it is long, there are
-    few, and it has no equal stretches that several could take.
+    few, its pieces do not look back, and it has no equal stretches that several could take.
     """
     traits, length = ctx.traits(value.device), value.size[dim]
+    if traits.scans_look_back and result.stride(dim) == 1:
+        return False
     rows = ctx.sizes.hint(product(n for d, n in enumerate(value.size) if d != dim))
     wanted = traits.stretches(rows, ctx.sizes.hint(length))
     return wanted > 1 and not (isinstance(length, int) and near_divisor(length, wanted))
@@ -72,7 +74,7 @@ def running(ctx: LoweringContext, node: Any, value: TensorValue, dim: int, dtype
     if value.rank == 0 or value.size[wrap(dim, value.rank)] == 1:
         return ctx.lazy(result, cast(value.at(axes_of(value.size)), result.dtype.compute))
     dim = wrap(dim, value.rank)
-    if kind != "logsumexp" and _is_too_long(ctx, value, dim):
+    if kind != "logsumexp" and _is_too_long(ctx, value, dim, node.meta["val"]):
         named = {} if dtype is None else {"dtype": dtype}
         library: TensorValue = call(ctx, node.meta["val"], ops.op_name(node.target), (value, dim), named)
         return library

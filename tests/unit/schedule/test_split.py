@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from polyfuse.schedule import Schedule
 from polyfuse.schedule.split import _cut
 from polyfuse.symbolic import symbol
 from schedule_builder import Anything, Maker, axes, run
-from wide_device import WIDE, wide
+from wide_device import WIDE, WideBackend, wide
 
 KINDS = (
     "sum",
@@ -41,6 +42,12 @@ class Wide(Anything):
 
     def traits(self, device: str) -> Traits:
         return WIDE
+
+
+class LooksBack(WideBackend):
+    """A wide device whose backend spreads long scans over it."""
+
+    chosen = replace(WIDE, scans_look_back=True)
 
 
 def _values(kind: str, *size: int) -> torch.Tensor:
@@ -218,6 +225,16 @@ def test_long_scans_with_few_rows(kind: str, shape: tuple[int, int], dim: int) -
         assert any("aten.cum" in line for line in record.texts[0].splitlines() if "operator(" in line)
     else:
         assert len(record.schedules[0].steps) == 3 and record.decisions("split")
+
+
+@pytest.mark.parametrize("shape", [(2, 4096), (2, 997)])
+def test_scans_whose_pieces_look_back_stay_whole(shape: tuple[int, int]) -> None:
+    x = torch.randn(shape)
+    for dim, whole in ((1, True), (0, False)):
+        run_wide, record = wide(lambda x: torch.cumsum(x * 2, dim) + 1, backend=LooksBack)  # noqa: B023
+        given = x if whole else x.t().contiguous()
+        torch.testing.assert_close(run_wide(given), torch.cumsum(given * 2, dim) + 1, rtol=1e-4, atol=1e-4)
+        assert (len(record.schedules[0].steps) == 1 and not record.decisions("split")) is whole
 
 
 def test_scans_of_numbers_that_wrap() -> None:
