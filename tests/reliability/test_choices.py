@@ -13,7 +13,7 @@ from bad_choices import WAYS
 from fake_plugins import install, plugin
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import forget_sessions, session_for
-from polyfuse.select import process, tracks
+from polyfuse.select import heat, process, tracks
 
 OPTIONS = {"backends": ["toy", "interpreter"], "tune_timeout": 6, "strict": True, "tune_verify": True}
 A, B, C = torch.randn(7, 5), torch.randn(5, 9), torch.randn(9)
@@ -89,10 +89,13 @@ def test_a_second_session_times_nothing(bad, warned, monkeypatch):
     del warned[:]
     forget_sessions()
     torch.compiler.reset()
-    monkeypatch.setattr(tracks, "Child", None)  # none may be started
+    started: list[object] = []
+    monkeypatch.setattr(tracks, "Child", started.append)
+    monkeypatch.setattr(heat, "race", lambda *arguments: started.append(arguments) or {})
     torch.testing.assert_close(
         torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)
     )
+    assert not started
     assert not any("out of the race" in text for text in warned)
 
 

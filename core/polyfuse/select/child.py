@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import os
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -74,4 +75,5 @@ def _loader(circumstances: Circumstances) -> Callable[[str], Backend]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # at once: nothing is left to be saved, and to tear down torch takes longer than whoever waits may like
+    os._exit(main())

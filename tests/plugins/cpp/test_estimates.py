@@ -49,6 +49,16 @@ def test_a_tile_of_one_row_is_slow_for_many_rows():
     assert made.estimate(kernel, one) > 1.5 * made.estimate(kernel, made.configs(kernel)[0])
 
 
+def test_around_the_best_guess_nothing_is_tried():
+    made, kernel = backend(), Matmul(240, 512, 512).kernel()
+    best, *others = made.configs(kernel)
+    assert not made.neighbours(kernel, best)
+    near = [
+        c for other in others if other.get("way") == best.get("way") for c in made.neighbours(kernel, other)
+    ]
+    assert near and all(c.get("way") == best.get("way") for c in near)
+
+
 def copy(order: str) -> Kernel:
     k = KernelBuilder({"x0": 256, "x1": 256})
     k.arg("a"), k.out("o")
