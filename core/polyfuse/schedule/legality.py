@@ -265,11 +265,17 @@ def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
     inner_first = match.first_level == "R" or (match.first_level is None and first.is_reduction)
     if not (inner_first and inner_second):
         return ""
-    if first.is_reduction and second.is_reduction and not second.before & first.bits:
-        return ""
     rows = rules.hint(product(axis_size(a) for a in match.space.axes))
     length = rules.hint(product(axis_size(a) for a in match.space.raxes))
     traits = rules.traits(first.backend, first.device)
+    if traits.scans_look_back and (first.has_scan or second.has_scan) and traits.stretches(rows, length):
+        # a backend that spreads scans does so with all that is done at each point, and with nothing else
+        if not (first.is_reduction and second.is_reduction):
+            return ""
+        if not (first.has_scan and second.has_scan):
+            return "a reduction would keep a scan from being spread over the device"
+    if first.is_reduction and second.is_reduction and not second.before & first.bits:
+        return ""
     if (first.has_scan or second.has_scan) and first.is_reduction and second.is_reduction:
         if length * _WIDEST > traits.row_bytes:
             return "what a scan gives cannot be kept for another loop over so long a row"

@@ -21,10 +21,11 @@ def can_look_back(kernel: Kernel, facts: Facts) -> bool:
     ops = {stmt.op for section in kernel.sections for stmt in section.body}
     if "scan" not in ops or "reduce" in ops:
         return False
-    if any(stmt.op == "store" for section in kernel.sections if not section.looped for stmt in section.body):
-        return False
     for buffer in facts.written:
         here = [a for a in facts.accesses if a.buffer == buffer]
+        if not all(a.looped for a in here) and any(a.mode != "set" for a in here):
+            # every piece of a row would do it
+            return False
         alone = len({a.index for a in here}) == 1 and not any(a.indirect for a in here)
         if not alone and not all(a.is_store for a in here):
             return False

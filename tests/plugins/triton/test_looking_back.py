@@ -110,6 +110,19 @@ def test_what_another_piece_reads_keeps_the_row_together():
     assert "heard(" not in emit(parse(made), None, known_target("sm_90")).text
 
 
+def test_what_is_stored_once_for_each_row():
+    once = "loop {\n", "once {\n  v8 = load f32 in0[40003*p0]\n  store f32 set out1[p0] = v8\n}\nloop {\n"
+    made = text("sum", "f32").replace(*once).replace("once", "out out1: f32[2]\nonce", 1)
+    given = numbers(torch.float32, "sum")
+    operands = [given, torch.zeros_like(given), torch.zeros(ROWS)]
+    found, wanted, written = in_interpreter(run_in_groups, 4, made, PIECES, operands)
+    assert "heard(" in written and torch.equal(found[2], wanted[2])
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-4, atol=1e-3)
+    # what adds for each row may not do so for each piece
+    added = made.replace("store f32 set out1", "store f32 add out1").replace("out out1", "inout out1")
+    assert "heard(" not in emit(parse(added), None, known_target("sm_90")).text
+
+
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize(("kind", "dtype"), [("sum", "f32"), ("max", "f64"), ("sum", "i64"), ("max", "u8")])
 def test_compiles(kind, dtype, arch):

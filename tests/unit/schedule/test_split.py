@@ -16,7 +16,7 @@ from polyfuse.ir.semantics import reduce as reduced
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Traits
 from polyfuse.plugin.traits import near_divisor
-from polyfuse.schedule import Schedule
+from polyfuse.schedule import Launch, Schedule
 from polyfuse.schedule.split import _cut
 from polyfuse.symbolic import symbol
 from schedule_builder import Anything, Maker, axes, run
@@ -235,6 +235,16 @@ def test_scans_whose_pieces_look_back_stay_whole(shape: tuple[int, int]) -> None
         given = x if whole else x.t().contiguous()
         torch.testing.assert_close(run_wide(given), torch.cumsum(given * 2, dim) + 1, rtol=1e-4, atol=1e-4)
         assert (len(record.schedules[0].steps) == 1 and not record.decisions("split")) is whole
+
+
+def test_scans_that_look_back_are_with_nothing_that_reduces() -> None:
+    x = torch.randn(2, 997)
+    run_wide, record = wide(lambda x: (torch.cumsum(x, 1) * x, x.var(1)), backend=LooksBack)
+    for got, wanted in zip(run_wide(x), (torch.cumsum(x, 1) * x, x.var(1)), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+    kernels = [step.kernel for step in record.schedules[0].steps if isinstance(step, Launch)]
+    ops = [{s.op for part in k.sections for s in part.body} for k in kernels]
+    assert sum("scan" in o for o in ops) == 1 and not any({"scan", "reduce"} <= o for o in ops)
 
 
 def test_scans_of_numbers_that_wrap() -> None:
