@@ -214,6 +214,7 @@ _SIGNALS = 40
 _START = 2500
 _EXCHANGE = 1500
 _ALONE = 1.4
+_PARTED = 1.25
 _FINISHED = 14
 """Results finished in a cycle."""
 
@@ -245,6 +246,8 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     products = stages * (4 * (tiling.rows // 64) * per_product + signals)
     if tiling.turns and problem.promotes:
         products *= _ALONE  # nobody multiplies while a group takes its sums out
+    if tiling.parts(problem) > 1:
+        products *= _PARTED
     fed = stages * 128 * (tiling.taken / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
     finish = tiling.taken * tiling.columns / _FINISHED / tiling.split
     each = _together(products, fed) * beside + finish * (0.15 if turns else 1.0)

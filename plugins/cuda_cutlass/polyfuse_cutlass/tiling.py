@@ -15,6 +15,13 @@ SHARED_LIMIT = 232448
 MULTIPROCESSOR_SHARED = 233472
 RESERVED = 1024
 """Bytes of shared memory of a multiprocessor, and of these for each block the system's own."""
+_SUMS_TWICE = 192
+"""Columns of 64 rows of which a thread can hold two copies of its sums."""
+_SUMMED = 2
+"""Stages of 8-bit floats that multipliers may sum alone. For a depth of 8192 and results in bf16, the mean
+error is then 1.02 times that of rounding exact sums; with one stage, as the library has it, 1.01, and with all
+1.58.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,9 +69,15 @@ class Tiling:
 
     def parts(self, problem: Problem) -> int:
         """Into how many parts the columns are divided where sums are taken out of the multipliers: a thread
-        has no room for a second copy of all its sums.
+        may have no room for a second copy of all its sums.
         """
-        return 2 if problem.promotes and self.blocks * self.columns > 128 else 1
+        return 2 if problem.promotes and self.blocks * self.columns > _SUMS_TWICE else 1
+
+    def interval(self, problem: Problem) -> int:
+        """How many stages are summed in the multipliers before these sums are taken out. Where that is done
+        in parts, the stages stay in the ring meanwhile.
+        """
+        return 1 if self.parts(problem) > 1 and self.stages <= _SUMMED else _SUMMED
 
     @property
     def cluster(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 
 import pytest
 
@@ -34,6 +36,7 @@ CASES = {
         Tiling(2, 16, consumers=1, stages=12, swap=True, used=112),
     ),
     "narrow_floats": (product(512, 1024, 512, dtype="f8e4m3"), Tiling(1, 256, across=2)),
+    "narrow_floats_at_once": (product(512, 1024, 512, dtype="f8e4m3"), Tiling(1, 192, across=2)),
     "eager": (product(128, 128, 128, epilogue=GELU, numerics="eager"), Tiling(1, 128)),
 }
 
@@ -71,6 +74,19 @@ def test_products_do_not_wait_for_each_other_where_the_depth_is_a_symbol(tmp_pat
     source = emit(product(512, 1024, 512, deep=True), tiling.config, Target())
     build_in_worker([source], tmp_path, options())
     assert not read_unit(tmp_path)[source.key].serial
+
+
+@needs_nvcc
+@pytest.mark.parametrize("batch", (0, 96))
+def test_neighbours_are_stored_at_once(tmp_path, batch):
+    """The compiler takes an assignment of 16 bytes apart where it sees reason to."""
+    kernel = product(512, 512, 64, batch=batch)
+    source = emit(kernel, Tiling(1, 256).config, Target())
+    (tmp_path / "kernel.cu").write_text(source.rendered(), encoding="utf-8")
+    command = [find_compiler("nvcc").path, "-ptx", "-arch=compute_90a", "-std=c++17", "kernel.cu"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=240)
+    stores = re.findall(r"st\.global\S*", (tmp_path / "kernel.ptx").read_text(encoding="utf-8"))
+    assert stores and all(".v4." in store for store in stores)
 
 
 @needs_nvcc

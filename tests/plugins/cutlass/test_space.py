@@ -111,8 +111,16 @@ def test_whole_lines_are_stored_where_that_costs_no_stage():
 def test_sums_of_narrow_floats_are_taken_out_in_two_parts_where_a_tile_is_wide():
     kernel = product(512, 512, 512, dtype="f8e4m3")
     assert "constexpr int PARTS = 2;" in emit(kernel, Tiling(1, 256).config, TARGET).text
-    assert "constexpr int PARTS = 1;" in emit(kernel, Tiling(1, 128).config, TARGET).text
+    assert "constexpr int PARTS = 1;" in emit(kernel, Tiling(1, 192).config, TARGET).text
     assert "constexpr int PARTS = 1;" in emit(product(512, 512, 512), Tiling(1, 256).config, TARGET).text
+
+
+def test_stages_that_are_multiplied_twice_leave_room_in_the_ring():
+    kernel = product(512, 512, 512, dtype="f8e4m3")
+    wide = Tiling(2, 128, stages=4)
+    for tiling, interval in ((wide, 2), (replace(wide, stages=2), 1), (Tiling(1, 64), 2)):
+        assert f"constexpr int INTERVAL = {interval};" in emit(kernel, tiling.config, TARGET).text
+        assert interval < tiling.stages
 
 
 def test_sums_of_narrow_floats_stay_in_the_multipliers_where_few_bits_are_enough():

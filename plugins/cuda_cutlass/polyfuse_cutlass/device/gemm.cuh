@@ -149,8 +149,6 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
     for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
       for (int i = 0; i < BY / 2; ++i) sum[m][i] = 0;
-    // two groups that take their sums out at the same time would leave the multipliers idle
-    if (!TURNS && LAG > 0 && row > 0) pause(LAG);
     for (int k = 0; k < stages; k += INTERVAL) {
       const int count = min(INTERVAL, stages - k);
 #pragma unroll

@@ -34,10 +34,6 @@ PF_INLINE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;"
 // The same where no block needs to see what another wrote.
 PF_INLINE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 PF_INLINE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-PF_INLINE void pause(u32 cycles) {
-  const u32 begin = clock();
-  while ((u32)clock() - begin < cycles) {}
-}
 PF_INLINE void warps_sync(int bar, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(bar), "r"(threads) : "memory");
 }

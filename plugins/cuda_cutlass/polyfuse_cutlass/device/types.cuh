@@ -93,13 +93,22 @@ template <int N, bool LASTING, class T> PF_INLINE void read(const T* p, Pack<T, 
   for (int i = 0; i < BYTES / STEP; ++i) both.word[i] = read_word<LASTING>((const W*)p + i);
   into = both.pack;
 }
+// An assignment of such a word may become several stores of four bytes, as it did for batches.
+template <class W> PF_INLINE void write_word(W* p, W word) { *p = word; }
+PF_INLINE void write_word(uint2* p, uint2 word) {
+  asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(p), "r"(word.x), "r"(word.y) : "memory");
+}
+PF_INLINE void write_word(uint4* p, uint4 word) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(word.x), "r"(word.y), "r"(word.z),
+               "r"(word.w) : "memory");
+}
 template <int N, class T> PF_INLINE void write(T* p, const Pack<T, N>& from) {
   constexpr int BYTES = N * sizeof(T), STEP = BYTES < 16 ? BYTES : 16;
   typedef typename Words<STEP>::type W;
   union Both { Pack<T, N> pack; W word[BYTES / STEP]; PF_INLINE Both() {} } both;
   both.pack = from;
 #pragma unroll
-  for (int i = 0; i < BYTES / STEP; ++i) ((W*)p)[i] = both.word[i];
+  for (int i = 0; i < BYTES / STEP; ++i) write_word((W*)p + i, both.word[i]);
 }
 // One element that nothing writes while the kernel runs.
 template <class T> PF_INLINE T lasting(const T* p) {
