@@ -126,17 +126,42 @@ def test_types(backend, tmp_path, dtype, out):
         Tiling(1, 256, across=2, stages=4),
         Tiling(2, 128, stages=4),
         Tiling(1, 256, stages=4, piece=64),
+        Tiling(2, 128, stages=2),
     ),
-    ids=("wide", "turns", "split", "two parts", "tall", "whole lines"),
+    ids=("wide", "turns", "split", "two parts", "tall", "whole lines", "short ring"),
 )
-@pytest.mark.parametrize("depth", (64, 144, 528))
-def test_narrow_floats(backend, tmp_path, tiling, depth):
-    compare(backend, product(136, 264, depth, dtype="f8e4m3", epilogue=RESIDUAL), tiling, 136, tmp_path)
+@pytest.mark.parametrize("depth", (64, 144, 528, 1184))
+@pytest.mark.parametrize("kind", ("dot", "dot_fast"))
+def test_narrow_floats(backend, tmp_path, tiling, depth, kind):
+    kernel = product(136, 264, depth, dtype="f8e4m3", epilogue=RESIDUAL, kind=kind)
+    compare(backend, kernel, tiling, 136, tmp_path)
+
+
+@pytest.mark.parametrize("fast", (False, True))
+def test_scaled_products_are_as_accurate_as_the_librarys(fast):
+    narrow, depth = torch.float8_e4m3fn, 8192
+    x, w = (torch.randn(n, depth, device="cuda").to(narrow) for n in (256, 512))
+    rows, columns = torch.rand(256, 1, device="cuda") + 0.5, torch.rand(1, 512, device="cuda") + 0.5
+
+    def scaled(x: torch.Tensor, w: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        given = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
+        return torch._scaled_mm(x, w.t(), scale_a=rows, scale_b=columns, **given)
+
+    options = {"matrix_products": "generated", "backends": ["cutlass", "triton"]}
+    with torch.no_grad():
+        found = torch.compile(scaled, backend="polyfuse", options=options)(x, w, rows, columns)
+    assert [launch.backend for launch in last_reports()[-1].launches] == ["cutlass"]
+    wanted = (x.double() @ w.double().t()) * rows * columns
+    ours, theirs = ((y - wanted).abs().mean() for y in (found, scaled(x, w, rows, columns)))
+    assert ours < 1.05 * theirs
 
 
 @pytest.mark.parametrize("shared", (False, True))
-def test_batches(backend, tmp_path, shared):
-    compare(backend, product(72, 136, 64, batch=5, shared=shared), Tiling(1, 64, stages=4), 72, tmp_path)
+@pytest.mark.parametrize("epilogue", (PLAIN, RESIDUAL), ids=("plain", "residual"))
+@pytest.mark.parametrize("tiling", ("few", "wide", "turns, whole lines"))
+def test_batches(backend, tmp_path, shared, epilogue, tiling):
+    kernel = product(72, 136, 64, batch=5, shared=shared, epilogue=epilogue)
+    compare(backend, kernel, TILINGS[tiling], 72, tmp_path)
 
 
 @pytest.mark.parametrize("rows", (1, 64, 130))

@@ -19,8 +19,8 @@ _SUMS_TWICE = 192
 """Columns of 64 rows of which a thread can hold two copies of its sums."""
 _SUMMED = 2
 """Stages of 8-bit floats that multipliers may sum alone. For a depth of 8192 and results in bf16, the mean
-error is then 1.02 times that of rounding exact sums; with one stage, as the library has it, 1.01, and with all
-1.58.
+error is then 1.02 times that of rounding exact sums; with one stage, as the library has it, 1.01, and with
+all of them 1.58.
 """
 
 
