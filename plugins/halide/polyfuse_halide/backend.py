@@ -12,11 +12,12 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
 from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, Traits
+from polyfuse_halide.automatic import SCHEDULERS, automatic_configs, automatic_text, scheduler_named
 from polyfuse_halide.claims import claim_of
 from polyfuse_halide.gpu import Gpu, gpu_of
 from polyfuse_halide.host import Host, host
 from polyfuse_halide.machine import supported
-from polyfuse_halide.pins import read_pins
+from polyfuse_halide.pins import pin_of, read_pins
 from polyfuse_halide.plan import pinned_choices
 
 __all__ = ["HalideBackend"]
@@ -41,6 +42,10 @@ def device_traits(gpu: Gpu) -> Traits:
     )
 
 
+def _is_on(settings: Settings, option: str) -> bool:
+    return str(settings.plugin_option("halide", option, "") or "0") not in ("0", "False", "false")
+
+
 class HalideBackend(Backend):
     """Kernels for the processor as Halide pipelines, compiled without any compiler of the system."""
 
@@ -63,7 +68,8 @@ class HalideBackend(Backend):
         self._target = str(settings.plugin_option("halide", "target", "") or "host")
         self._pinned = pinned_choices(str(settings.plugin_option("halide", "schedule", "") or ""))
         self._pins = read_pins(str(settings.plugin_option("halide", "pins", "") or ""))
-        self._keep = str(settings.plugin_option("halide", "keep", "") or "0") not in ("0", "False", "false")
+        self._scheduler = scheduler_named(str(settings.plugin_option("halide", "autoscheduler", "") or ""))
+        self._keep, self._checks = (_is_on(settings, name) for name in ("keep", "checks"))
 
     def claims(self, node: Node) -> Claim:
         """Loops over values of the types that Halide has."""
@@ -76,9 +82,14 @@ class HalideBackend(Backend):
         return Traits(blocks=16, chunk=16384)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
-        """Other widths, numbers of vectors side by side, and shares of threads."""
+        """Other widths, numbers of vectors side by side, and shares of threads; Halide's own schedulers."""
+        own = kernel.device == "cpu" and self._pinned
+        if self._scheduler:
+            asked = self._asked(kernel)
+            return [*([asked] if asked else ()), own or Config()]
+        automatic = () if self._checks else automatic_configs(kernel)
         if kernel.device != "cpu":
-            return ()
+            return [Config(), *automatic]
         if self._pinned is not None:
             return [self._pinned]
         wide = self.processor.lanes
@@ -86,7 +97,13 @@ class HalideBackend(Backend):
         found += [Config.of(unroll=count) for count in (1, 2, 4, 8)]
         found.append(Config.of(lanes=wide // 2))
         found += [Config.of(grain=size) for size in (4096, 65536)]
-        return found
+        return [*found, *automatic]
+
+    def _asked(self, kernel: Kernel) -> Config | None:
+        """The configuration by the scheduler that the option names, where it can be asked."""
+        if self._checks or pin_of(kernel) in self._pins:
+            return None
+        return next(iter(automatic_configs(kernel, self._scheduler)), None) if self._scheduler else None
 
     def estimate(self, kernel: Kernel, config: Config) -> float:
         """Seconds, roughly: by lanes, sums side by side, and the shares of threads."""
@@ -96,11 +113,19 @@ class HalideBackend(Backend):
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as a program that builds its pipeline; as meta, what its launch needs to know."""
+        config = config or self._asked(kernel)
         if kernel.device != "cpu":
             return self._emit_for_device(kernel, config)
+        if config is not None and config.get("auto"):
+            return self._emit_automatic(kernel, config, self.processor.processors)
         from polyfuse_halide.kernel import kernel_text
 
-        found = kernel_text(kernel, self.processor.lanes, config or self._pinned, self._pins)
+        chosen = config or self._pinned
+        found = kernel_text(kernel, self.processor.lanes, chosen, self._pins, self._checks)
+        return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
+
+    def _emit_automatic(self, kernel: Kernel, config: Config, processors: int) -> Source:
+        found = automatic_text(kernel, SCHEDULERS[config.get("auto") - 1], processors)
         return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 
     def _emit_for_device(self, kernel: Kernel, config: Config | None) -> Source:
@@ -112,6 +137,8 @@ class HalideBackend(Backend):
         fault = device_fault(kernel)
         if fault:
             raise UnsupportedError(fault, "use another backend")
+        if config is not None and config.get("auto"):
+            return self._emit_automatic(kernel, config, self.gpu.processors)
         found = device_kernel_text(kernel, self.gpu.processors, config, self._pins)
         return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 
@@ -148,11 +175,19 @@ class HalideBackend(Backend):
                 row["key"]: device_launcher(row["symbol"], data, row["meta"], pointer)
                 for row, data in zip(rows, objects, strict=True)
             }
-        functions = link(objects, [row["symbol"] for row in rows])
-        return {
+        symbols: Mapping[str, int] = {}
+        if self._checks:
+            from polyfuse_halide.checks import faults
+
+            symbols = faults().symbols(b"".join(objects))
+        functions = link(objects, [row["symbol"] for row in rows], symbols)
+        found = {
             row["key"]: make_launcher(row["symbol"], functions[row["symbol"]], row["meta"], pointer)
             for row in rows
         }
+        if not self._checks:
+            return found
+        return {row["key"]: faults().watched(found[row["key"]], row["name"]) for row in rows}
 
     def synchronize(self) -> None:
         """Wait for the GPU, where there is one."""
@@ -175,6 +210,8 @@ class HalideBackend(Backend):
             "library": library_digest(),
             "schedule": str(self._pinned or ""),
             "keep": str(int(self._keep)),
+            "checks": str(int(self._checks)),
+            "autoscheduler": self._scheduler,
             "gpu": self.gpu.name if self.gpu is not None else "",
             "generator": _VERSION,
         }

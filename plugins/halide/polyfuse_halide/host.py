@@ -15,30 +15,30 @@ __all__ = ["Host", "host", "library_digest"]
 @dataclass(frozen=True)
 class Host:
     """This machine's processor: a name that tells its abilities from another's, and numbers of 32 bits that
-    one vector holds.
+    one vector holds, and how many processors there are.
     """
 
     name: str
     lanes: int
+    processors: int = 1
 
 
 @lru_cache(maxsize=1)
 def host() -> Host:
     """The processor of this machine."""
     flags: list[str] = []
-    model = ""
+    model, processors = "", 0
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "flags":
-                flags = value.split()
-                break
-            if key.strip() in ("cpu family", "model", "vendor_id"):
+                flags, processors = value.split(), processors + 1
+            if processors == 0 and key.strip() in ("cpu family", "model", "vendor_id"):
                 model += f" {value.strip()}"
     except OSError:
         pass
     lanes = 16 if "avx512f" in flags else 8
-    return Host(f"{platform.machine()}{model} {digest(*sorted(flags))[:12]}", lanes)
+    return Host(f"{platform.machine()}{model} {digest(*sorted(flags))[:12]}", lanes, max(1, processors))
 
 
 @lru_cache(maxsize=1)

@@ -47,13 +47,19 @@ class KernelText:
 
 
 def kernel_text(
-    kernel: Kernel, lanes: int, config: Config | None = None, pins: Pins | None = None
+    kernel: Kernel,
+    lanes: int,
+    config: Config | None = None,
+    pins: Pins | None = None,
+    checked: bool = False,
 ) -> KernelText:
-    """The program of a kernel, a function named `Source.SYMBOL`."""
+    """The program of a kernel, a function named `Source.SYMBOL`; `checked`: one that looks at each place
+    before it is read or written.
+    """
     check_sizes(kernel)
     plain = forwarded(kernel)
     plan = pinned(kernel, choose_plan(plain, lanes, config), pins or {})
-    found = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn).emit()
+    found = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn, checked, checked).emit()
     return replace(found, note=words(kernel, plan))
 
 
@@ -81,10 +87,12 @@ class Store:
 
 
 class Emitter:
-    """The state of writing one kernel."""
+    """The state of writing one kernel; `extents`: inputs are told how many elements they have."""
 
-    def __init__(self, kernel: Kernel, schedule: str, turn: int = -1) -> None:
-        self.kernel, self.schedule = kernel, schedule
+    def __init__(
+        self, kernel: Kernel, schedule: str, turn: int = -1, extents: bool = False, checked: bool = False
+    ) -> None:
+        self.kernel, self.schedule, self.extents, self.checked = kernel, schedule, extents, checked
         self.args: dict[str, KernelArg] = {a.name: a for a in kernel.args}
         self.locals = {b.name: b for b in kernel.locals}
         self.axes = [safe_name(axis_name(a)) for a in kernel.axes]
@@ -150,7 +158,8 @@ class Emitter:
         )
         for arg in kernel.args:
             if arg.name in read:
-                out.append(f'{safe_name(arg.name)} = p.input("{safe_name(arg.name)}", "{arg.dtype}")')
+                extent = f", {_extent(arg)}" if self.extents else ""
+                out.append(f'{safe_name(arg.name)} = p.input("{safe_name(arg.name)}", "{arg.dtype}"{extent})')
                 self.loaded.append(arg.name)
         for variable in kernel.axes:
             out.append(f'p.axis("{safe_name(axis_name(variable))}", {index_text(axis_size(variable))})')
@@ -333,7 +342,7 @@ class Emitter:
         buffer, index, count, masked = stmt.attrs
         if buffer in self.locals:
             return f"{safe_name(buffer)}({', '.join([*self.axes, *self.raxes])})"
-        parts = [self._place(index, args[:count])]
+        parts = [self._place(buffer, index, args[:count], args[count] if masked else "None")]
         if self.turn >= 0 and _is_turned(stmt, self.kernel.axes[-1], self.kernel.axes[self.turn]):
             return f'p.turned("{stmt.targets[0]}", {safe_name(buffer)}, {parts[0]}, {", ".join(self.axes)})'
         if not masked:
@@ -343,14 +352,18 @@ class Emitter:
         near = "" if count or extent is None else f".within({index_text(extent)})"
         return f"{safe_name(buffer)}{near}({', '.join(parts)})"
 
-    def _place(self, index: IndexLike, indirect: Sequence[str]) -> str:
+    def _place(self, buffer: str, index: IndexLike, indirect: Sequence[str], mask: str) -> str:
         """The text of an index whose `@k` are values."""
         text = index_text(index)
         if not indirect or isinstance(index, int):
             return text
         for variable in _indirect_axes(index):
             extent, number = index_text(axis_size(variable)), int(axis_name(variable)[1:])
-            text = text.replace(safe_name(axis_name(variable)), f"at({indirect[number]}, {extent})")
+            found = f"at({indirect[number]}, {extent})"
+            if self.checked:
+                words = f"is no position in {buffer}, which has 0 to {python_text(axis_size(variable) - 1)}"
+                found = f'checked_at({indirect[number]}, {extent}, "{words}", {mask})'
+            text = text.replace(safe_name(axis_name(variable)), found)
         return text
 
     # --- stores ---------------------------------------------------------------------------------------------
@@ -446,12 +459,12 @@ class Emitter:
         stmt = store.stmt
         _, index, count, mode, masked = stmt.attrs
         args = [safe_name(a) for a in stmt.args]
-        place = self._place(index, args[1 : 1 + count])
         mask = args[-1] if masked else "None"
+        place = self._place(store.buffer, index, args[1 : 1 + count], mask)
         self._function(f"{name}_of", store.number, stmt.args, f"({place}, {args[0]}, {mask})")
         lane = self._scatter_lane(store)
         arg = self.args[store.buffer]
-        extent = index_text(arg.numel if arg.numel is not None else 1)
+        extent = _extent(self.args[store.buffer])
         disjoint = mode == "set" and (
             count > 0 or not masked or affine(index, self._space(store)) is not None
         )
@@ -519,8 +532,17 @@ class Emitter:
             if arg.numel is not None and not isinstance(arg.numel, int)
         ]
         points = product(self.kernel.sizes)
+        checks = {}
+        if self.checked:
+            order = [*self.loaded, *(self.kernel.args[int(str(o["operand"]))].name for o in self.outputs)]
+            extents = [self.args[name].numel for name in self.loaded]
+            checks["checks"] = {
+                "types": [str(self.args[name].dtype) for name in order],
+                "extents": [python_text(1 if extent is None else extent) for extent in extents],
+            }
         return json.dumps(
             {
+                **checks,
                 "count": len(self.kernel.args),
                 "buffers": [k for k, arg in enumerate(self.kernel.args) if arg.kind != "size"],
                 "inputs": [position[name] for name in self.loaded],
@@ -535,6 +557,11 @@ class Emitter:
 
 def tuple_text(names: Iterable[str]) -> str:
     return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
+
+
+def _extent(arg: KernelArg) -> str:
+    """The text of a buffer's number of elements."""
+    return index_text(arg.numel if arg.numel is not None else 1)
 
 
 def _is_turned(stmt: Stmt, lane: Index, other: Index) -> bool:

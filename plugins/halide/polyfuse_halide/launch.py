@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfuse.base.errors import KernelLoadError
+from polyfuse_halide.checks import type_of
 from polyfuse_halide.machine import Code, address_of, executable, writable
 
 __all__ = ["DeviceCall", "make_launcher", "nothing"]
 
-_BUFFER, _DEVICE, _HOST, _RANK, _DIMENSIONS, _DIM = 56, 0, 16, 36, 40, 16
-"""Bytes of a `halide_buffer_t`, the places of four of its fields, and bytes of one dimension."""
+_BUFFER, _DEVICE, _HOST, _TYPE, _RANK, _DIMENSIONS, _DIM = 56, 0, 16, 32, 36, 40, 16
+"""Bytes of a `halide_buffer_t`, the places of five of its fields, and bytes of one dimension."""
 _LIMIT = 1 << 31
 
 # lea and mov of [r12 + number] into the registers of the first six arguments, then rax
@@ -101,17 +102,22 @@ class _Frame:
         self.offsets = _BUFFER * len(self.operands)
         self.numbers = self.offsets + 8 * len(self.outputs)
         start = self.numbers + 8 * len(self.sizes)
-        ranks = [len(output["dims"]) for output in facts["outputs"]]
+        checks = facts.get("checks", {})
+        # only checks look at inputs' dimensions
+        given = [[(extent, "1")] for extent in checks.get("extents", ())] or [[] for _ in self.inputs]
+        dims = [*given, *(output["dims"] for output in facts["outputs"])]
+        ranks = [len(parts) for parts in dims]
         self.dims = struct.Struct(f"<{4 * sum(ranks)}i")
         self.dims_at = start
         self.steps = struct.Struct(f"<{len(self.outputs)}q")
         self.address, self.memory = writable(start + self.dims.size + 64)
         for k in range(len(self.operands)):
-            place = start + _DIM * sum(ranks[: max(0, k - len(self.inputs))])
+            place = start + _DIM * sum(ranks[:k])
             struct.pack_into("<Q", self.memory, _BUFFER * k + _DIMENSIONS, self.address + place)
-            rank = ranks[k - len(self.inputs)] if k >= len(self.inputs) else 0
-            struct.pack_into("<i", self.memory, _BUFFER * k + _RANK, rank)
-        texts = [f"0, {e}, {s}, 0, " for o in facts["outputs"] for e, s in o["dims"]]
+            struct.pack_into("<i", self.memory, _BUFFER * k + _RANK, ranks[k])
+            if checks:
+                struct.pack_into("<BBH", self.memory, _BUFFER * k + _TYPE, *type_of(checks["types"][k]))
+        texts = [f"0, {e}, {s}, 0, " for parts in dims for e, s in parts]
         steps = [f"{o['width']} * ({o['offset']}), " for o in facts["outputs"]]
         limits = [f"({limit}) >= {_LIMIT}" for limit in facts["limits"]]
         names = ", ".join(name for _, name in self.sizes)

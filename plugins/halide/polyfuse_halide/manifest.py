@@ -35,6 +35,10 @@ def polyfuse_manifest() -> Manifest:
             "kernel's own.",
             "pins": "A file with lines that `polyfuse explain` printed, `schedule`, a kernel, its choices: "
             "these kernels are computed as it says.",
+            "autoscheduler": "One of Halide's own schedulers, Mullapudi2016, Adams2019 or Li2018, on devices "
+            "Anderson2021, which is asked about kernels of known sizes; empty: this backend's schedules.",
+            "checks": "Kernels for the processor look at each place before they read or write it, and raise "
+            "where it is outside: 1 or 0.",
             "keep": "Keep the loops and the assembly that Halide makes beside each kernel: 1 or 0.",
         },
         summary="Kernels for processors and NVIDIA GPUs as Halide pipelines, without a system's compiler",

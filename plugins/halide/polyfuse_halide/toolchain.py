@@ -12,9 +12,10 @@ from typing import Any
 
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.plugin import Source
+from polyfuse_halide.autoschedule import SECONDS, apart, autoschedule
 from polyfuse_halide.gpu import OLDEST
 
-__all__ = ["KEYS", "build", "build_in_worker", "check_memory", "on_device", "pipeline_of", "warm_up"]
+__all__ = ["KEYS", "build", "build_in_worker", "check_memory", "on_device", "program_of", "warm_up"]
 
 KEYS = "kernels.json"
 """What a built folder says of its kernels."""
@@ -61,22 +62,23 @@ def build(sources: Sequence[Source], folder: Path, options: Mapping[str, Any]) -
     rows: list[dict[str, str]] = []
     for source in {s.key: s for s in sources}.values():
         _build_one(source, folder, options)
-        rows.append({"key": source.key, "symbol": source.symbol, "meta": source.meta})
+        rows.append({"key": source.key, "symbol": source.symbol, "meta": source.meta, "name": source.name})
     (folder / KEYS).write_text(json.dumps(rows, indent=0), encoding="utf-8")
 
 
-def pipeline_of(source: Source) -> tuple[Any, list[Any]]:
-    """The Halide pipeline that a generated program builds, and its arguments."""
+def program_of(source: Source) -> Any:
+    """What a generated program builds: inputs, stages, what is stored."""
     import polyfuse_halide.library as library
 
     namespace: dict[str, Any] = dict(vars(library))
     exec(compile(source.rendered(), f"{source.name}.py", "exec"), namespace)
-    program = library.DeviceProgram() if on_device(source) else library.Program()
+    program: Any = library.DeviceProgram() if on_device(source) else library.Program()
+    if automatic(source):
+        program = library.AutomaticProgram()
     if on_device(source):
         namespace.update(library.DEVICE_FUNCTIONS)
     namespace[source.symbol](program)
-    pipeline: tuple[Any, list[Any]] = program.finish()
-    return pipeline
+    return program
 
 
 def on_device(source: Source) -> bool:
@@ -84,22 +86,17 @@ def on_device(source: Source) -> bool:
     return '"device"' in source.meta
 
 
-def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
-    import halide as hl
+def automatic(source: Source) -> bool:
+    """Whether one of Halide's own schedulers is asked for the schedule of a kernel."""
+    return '"automatic"' in source.meta
 
+
+def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
     try:
-        pipeline, arguments = pipeline_of(source)
-        wanted = {hl.OutputFileType.object: str(folder / f"{source.key}.o")}
-        if options.get("keep"):
-            wanted[hl.OutputFileType.stmt] = str(folder / f"{source.key}.stmt")
-            wanted[hl.OutputFileType.assembly] = str(folder / f"{source.key}.s")
-        features = list(_FEATURES)
-        if on_device(source):
-            if json.loads(source.meta)["loose"]:
-                features.remove("strict_float")
-            features += ["cuda", f"cuda_capability_{options.get('capability') or OLDEST}"]
-        target = hl.Target("-".join((str(options.get("target") or "host"), *features)))
-        pipeline.compile_to(wanted, arguments, source.symbol, target)
+        if automatic(source):
+            apart(lambda: _compile(source, folder, options), SECONDS)
+        else:
+            _compile(source, folder, options)
         if on_device(source):
             check_memory(folder / f"{source.key}.o")
     except Exception as error:
@@ -111,11 +108,35 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
         ) from error
 
 
+def _compile(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
+    import halide as hl
+
+    program = program_of(source)
+    pipeline, arguments = program.finish()
+    features = list(_FEATURES)
+    if on_device(source):
+        if json.loads(source.meta)["loose"]:
+            features.remove("strict_float")
+        features += ["cuda", f"cuda_capability_{options.get('capability') or OLDEST}"]
+    elif '"checks"' in source.meta:
+        features.remove("no_asserts")
+    target = "-".join((str(options.get("target") or "host"), *features))
+    if automatic(source):
+        autoschedule(program, pipeline, arguments, target)
+    wanted = {hl.OutputFileType.object: str(folder / f"{source.key}.o")}
+    if options.get("keep"):
+        wanted[hl.OutputFileType.stmt] = str(folder / f"{source.key}.stmt")
+        wanted[hl.OutputFileType.assembly] = str(folder / f"{source.key}.s")
+    pipeline.compile_to(wanted, arguments, source.symbol, hl.Target(target))
+
+
 def check_memory(file: Path) -> None:
     """Launches share no memory but the tensors, because a recorded one must allocate nothing."""
     data = file.read_bytes()
     if any(name in data for name in (b"halide_device_malloc", b"halide_device_and_host_malloc")):
         raise ValueError("a launch would need memory of its own on the device")
+    if b"halide_cuda_run" not in data or b"halide_copy_to_host" in data:
+        raise ValueError("a part of it would run on the processor")
 
 
 def _first_line(error: Exception) -> str:

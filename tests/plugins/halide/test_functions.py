@@ -74,3 +74,18 @@ def test_functions_of_sixteen_bits(name: str) -> None:
     function = getattr(torch, name)
     found = torch.compile(lambda x: function(x), backend="polyfuse", options=OPTIONS)(x)
     torch.testing.assert_close(found, function(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, "sinh", "cosh", "asinh", "acosh", "atanh", "asin", "acos"])
+def test_functions_of_few_numbers(name: str) -> None:
+    """Fewer than fill a vector: LLVM takes other liberties with single numbers."""
+    function = getattr(torch, name)
+
+    def every(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(function(x) for x in given)
+
+    given = [torch.randn(count) * 4 for count in (1, 2, 3)]
+    given += [torch.tensor([-5000.5]), torch.tensor([2.0, 1e9])]
+    found = torch.compile(every, backend="polyfuse", options=OPTIONS)(*given)
+    for actual, expected in zip(found, every(*given), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=4e-6, atol=2e-6, equal_nan=True)

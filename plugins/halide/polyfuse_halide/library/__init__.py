@@ -4,6 +4,7 @@ Only build workers import this; the process that compiles a graph writes text an
 """
 
 from polyfuse_halide.library.arithmetic import *  # noqa: F403
+from polyfuse_halide.library.automatic import *  # noqa: F403
 from polyfuse_halide.library.convert import *  # noqa: F403
 from polyfuse_halide.library.device import *  # noqa: F403
 from polyfuse_halide.library.device_math import *  # noqa: F403

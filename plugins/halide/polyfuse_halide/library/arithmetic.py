@@ -33,6 +33,7 @@ __all__ = [
     "less_equal",
     "maximum",
     "minimum",
+    "moved_up",
     "mul",
     "negate",
     "nextafter",
@@ -93,6 +94,15 @@ def bits_of(a: Value) -> Value:
 def from_bits(kind: Any, a: Value) -> Value:
     """The floating-point number with these bits."""
     return hl.reinterpret(kind, a)
+
+
+def moved_up(a: Value, count: int) -> Value:
+    """The bits of a signed whole number moved up; those that leave it are lost.
+
+    Halide multiplies where it is told to shift signed numbers, and LLVM takes it that products never leave
+    their type.
+    """
+    return _again(_unsigned(a) << hl.cast(hl.UInt(a.type().bits()), count), a)
 
 
 def _wraps(a: Value) -> bool:
@@ -420,7 +430,7 @@ def _fmod_f32(a: Value, b: Value) -> Value:
 
 def _power_of_two(biased: Value) -> Value:
     """2 to a power that is given with the bias of a double."""
-    return from_bits(hl.Float(64), hl.cast(hl.Int(64), biased) << hl.i64(52))
+    return from_bits(hl.Float(64), moved_up(hl.cast(hl.Int(64), biased), 52))
 
 
 def remainder(a: Value, b: Value) -> Value:

@@ -8,7 +8,7 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, expr, from_bits
+from polyfuse_halide.library.arithmetic import Value, expr, from_bits, moved_up
 from polyfuse_halide.library.combine import Fold, Moments
 from polyfuse_halide.library.convert import convert
 from polyfuse_halide.library.exponentials import exp, exp_core, exp_reduce
@@ -55,7 +55,7 @@ def _share(x: Value) -> Value:
     if is_wide(x):
         return exp(x)
     r, _, n = exp_reduce(hl.select(x < single(-87.0), single(-87.0), x))
-    return exp_core(r) * from_bits(hl.Float(32), (n + hl.i32(127)) << hl.i32(23))
+    return exp_core(r) * from_bits(hl.Float(32), moved_up(n + hl.i32(127), 23))
 
 
 @dataclass

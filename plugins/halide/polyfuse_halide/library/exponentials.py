@@ -9,7 +9,16 @@ import math
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, absolute, bits_of, equal, from_bits, is_nan, number
+from polyfuse_halide.library.arithmetic import (
+    Value,
+    absolute,
+    bits_of,
+    equal,
+    from_bits,
+    is_nan,
+    moved_up,
+    number,
+)
 from polyfuse_halide.library.polynomials import (
     INF,
     NAN,
@@ -62,7 +71,7 @@ def exp(x: Value) -> Value:
 def exp_mid(x: Value) -> Value:
     """exp within [-80, 80]."""
     r, _, n = exp_reduce(x)
-    return exp_core(r) * from_bits(hl.Float(32), (n + hl.i32(127)) << hl.i32(23))
+    return exp_core(r) * from_bits(hl.Float(32), moved_up(n + hl.i32(127), 23))
 
 
 def exp2(x: Value) -> Value:
@@ -80,7 +89,7 @@ def expm1(x: Value) -> Value:
         return _expm1_f64(x)
     r, whole, n = exp_reduce(clamped(finite(x), -20.0, 89.0))
     p = (r * r) * exp_tail(r) + r
-    s = from_bits(hl.Float(32), (n + hl.i32(126)) << hl.i32(23))
+    s = from_bits(hl.Float(32), moved_up(n + hl.i32(126), 23))
     y = s * p + (s - single(0.5))
     y = hl.select(equal(whole, single(0.0)), hl.select(equal(x, single(0.0)), x, p), y + y)
     return hl.select(is_nan(x), x, y)

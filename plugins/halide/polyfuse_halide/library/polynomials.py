@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, bits_of, from_bits, is_nan, number
+from polyfuse_halide.library.arithmetic import Value, bits_of, from_bits, is_nan, moved_up, number
 
 __all__ = ["INF", "NAN", "clamped", "finite", "is_wide", "nearest", "poly", "scaled", "single"]
 
@@ -46,9 +46,11 @@ def nearest(x: Value) -> tuple[Value, Value]:
 def scaled(p: Value, n: Value) -> Value:
     """p * 2**n with one rounding; n as `nearest` has it."""
     half = n >> hl.i32(1)
-    bias, place = hl.i32(127), hl.i32(23)
+    bias, place = hl.i32(127), 23
     kind = hl.Float(32)
-    return p * from_bits(kind, (half + bias) << place) * from_bits(kind, (n - half + bias) << place)
+    return (
+        p * from_bits(kind, moved_up(half + bias, place)) * from_bits(kind, moved_up(n - half + bias, place))
+    )
 
 
 def finite(x: Value) -> Value:

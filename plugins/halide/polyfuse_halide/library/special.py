@@ -15,6 +15,7 @@ from polyfuse_halide.library.arithmetic import (
     from_bits,
     is_inf,
     is_nan,
+    moved_up,
     negate,
     not_equal,
 )
@@ -37,7 +38,7 @@ def erf(x: Value) -> Value:
     whole, n = nearest(q * single(-1.44269504))
     r = whole * single(-0.693147182) - q
     p = (r * r) * exp_tail(r) + r
-    s = from_bits(hl.Float(32), (n + hl.i32(127)) << hl.i32(23))
+    s = from_bits(hl.Float(32), moved_up(n + hl.i32(127), 23))
     return copysign((single(1.0) - s) - s * p, x)
 
 
@@ -187,9 +188,7 @@ def _quick_exp(x: Value) -> Value:
         0.0013944753519351872,
         0.00019789791807873,
     )
-    scale = from_bits(
-        hl.Float(64), (hl.cast(hl.Int(64), hl.cast(hl.Int(32), n)) + hl.i64(1023)) << hl.i64(52)
-    )
+    scale = from_bits(hl.Float(64), moved_up(hl.cast(hl.Int(64), hl.cast(hl.Int(32), n)) + hl.i64(1023), 52))
     return (((r * r) * q + r) + hl.f64(1.0)) * scale
 
 

@@ -14,7 +14,7 @@ from polyfuse_halide.library.convert import convert, memory_type, widened
 from polyfuse_halide.library.reduce import Body, Reduction, define, reads
 from polyfuse_halide.library.scans import RowScan
 
-__all__ = ["Program", "Schedule", "as_i64", "at", "index", "largest", "least", "shared"]
+__all__ = ["Program", "Schedule", "as_i64", "at", "checked_at", "index", "largest", "least", "shared"]
 
 
 def index(value: Any) -> Value:
@@ -40,6 +40,18 @@ def as_i64(value: Any) -> Value:
 def at(value: Value, extent: Any) -> Value:
     """A computed place, which the representation promises to be below an extent."""
     return hl.unsafe_promise_clamped(hl.cast(hl.Int(32), value), 0, extent - 1)
+
+
+def checked_at(value: Value, extent: Any, words: str, mask: Value | None = None) -> Value:
+    """A computed place that ends the kernel, with itself and these words, where it is not below an extent;
+    where the mask is false, nothing is read or stored there.
+    """
+    wide = hl.cast(hl.Int(64), value)
+    inside = (wide >= hl.cast(hl.Int(64), 0)) & (wide < hl.cast(hl.Int(64), expr(extent)))
+    if mask is not None:
+        inside = inside | (mask == hl.cast(mask.type(), 0))
+    place = hl.require(inside, wide, hl.Expr(words))
+    return hl.unsafe_promise_clamped(hl.cast(hl.Int(32), place), 0, extent - 1)
 
 
 def shared(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -162,10 +174,12 @@ class Program:
         self.sizes.append(param)
         return hl.Expr(param)
 
-    def input(self, name: str, dtype: str) -> Input:
-        """A buffer that is read, as its elements lie in memory."""
+    def input(self, name: str, dtype: str, extent: Any = None) -> Input:
+        """A buffer that is read, as its elements lie in memory; `extent`, where it matters: how many."""
         param = hl.ImageParam(memory_type(dtype), 1, f"{name}_in")
         param.dim(0).set_min(0).set_stride(1)
+        if extent is not None:
+            param.dim(0).set_extent(extent)
         self.inputs.append(param)
         return Input(dtype, param)
 

@@ -11,7 +11,7 @@ import itertools
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, absolute, bits_of, equal, from_bits, negate
+from polyfuse_halide.library.arithmetic import Value, absolute, bits_of, equal, from_bits, moved_up, negate
 from polyfuse_halide.library.polynomials import INF, is_wide, nearest, poly, single
 
 __all__ = ["cos", "sin", "tan"]
@@ -97,7 +97,7 @@ def _wave(x: Value, shift: int) -> Value:
     r, n = _reduced(x)
     n = n + hl.i32(shift)
     found = hl.select((n & hl.i32(1)) == hl.i32(0), _sine(r), _cosine(r))
-    return from_bits(hl.Float(32), bits_of(found) ^ ((n & hl.i32(2)) << hl.i32(30)))
+    return from_bits(hl.Float(32), bits_of(found) ^ (moved_up(n & hl.i32(2), 30)))
 
 
 def sin(x: Value) -> Value:
