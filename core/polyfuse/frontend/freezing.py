@@ -79,9 +79,9 @@ def freeze(module: GraphModule, static: Sequence[int], settings: Settings) -> Fr
     return Frozen(compute, tuple(placeholders.index(n) for n in used), layouts, folded)
 
 
-def _is_plain(value: torch.Tensor | None) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether a value is a tensor in memory whose sizes are known."""
-    if value is None or value.layout != torch.strided:
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return False
     return all(isinstance(n, int) for n in (*value.shape, *value.stride()))
 

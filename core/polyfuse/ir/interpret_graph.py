@@ -26,6 +26,7 @@ from polyfuse.ir.nodes import (
     View,
 )
 from polyfuse.ir.space import spaces
+from polyfuse.runtime.once import ONCE
 from polyfuse.symbolic import Index, IndexLike, as_atom, evaluate
 
 
@@ -141,7 +142,7 @@ class _Run:
         if node.out == "out":
             keywords["out"] = self.values[node.outputs[0]]
         held = node.op.removeprefix("object.") if node.op.startswith("object.") else ""
-        operator = self.graph.objects[held] if held else find_operator(node.op)
+        operator = self.graph.objects[held] if held else find_operator(node.op.removeprefix(ONCE))
         result = operator(*arguments, **keywords)
         if node.out in ("out", "into", "none"):
             results: Sequence[Any] = [result]

@@ -10,7 +10,7 @@ from polyfuse.plugin.backend import Config, Source
 from polyfuse.plugin.claims import Claim
 
 if TYPE_CHECKING:
-    from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, TemplateCall
+    from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, TemplateCall, View
     from polyfuse.symbolic import IndexLike
 
 __all__ = ["Choice", "Instead", "Made", "Site"]
@@ -28,6 +28,7 @@ class Site:
         static: names of buffers that are parameters of the model, which stay where they are.
         inference: whether no gradients are wanted.
         hints: a likely value of each symbol in sizes.
+        freezing: whether what follows from parameters may be computed once (the option `freezing`).
     """
 
     call: TemplateCall
@@ -36,11 +37,33 @@ class Site:
     static: frozenset[str] = frozenset()
     inference: bool = True
     hints: Mapping[str, int] = field(default_factory=dict)
+    freezing: bool = False
 
     @property
     def output(self) -> Buffer:
         """Where the result of the call goes."""
         return self.buffers[self.call.outputs[0]]
+
+    def keeps(self, operand: object) -> bool:
+        """Whether an operand is a whole parameter, and what follows from it may be computed once."""
+        buffer = self.buffers.get(getattr(operand, "buffer", ""))
+        fixed = self.freezing and self.inference and buffer is not None and buffer.name in self.static
+        return fixed and buffer is not None and operand == buffer.view()
+
+    def once(self, name: str, op: str, operand: View, args: tuple[object, ...], result: Buffer) -> ExternCall:
+        """A call for `Instead` that is done once for each parameter, and again when that has changed.
+
+        Args:
+            op: an operator that takes a parameter, then plain values.
+            operand: a parameter for which `keeps` is true.
+            result: a new buffer; of kind `object` where only calls understand what is in it.
+        """
+        from polyfuse.ir.nodes import ExternCall
+        from polyfuse.runtime.once import ONCE
+
+        # nothing may be written over the result, which lives as long as the parameter does
+        kept = (operand.buffer,)
+        return ExternCall(name, f"{ONCE}{op}", (operand, *args), (), (result.name,), aliases=kept)
 
 
 @dataclass(frozen=True)

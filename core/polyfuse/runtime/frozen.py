@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["FrozenProgram"]
+__all__ = ["FrozenProgram", "stamp"]
 
 _MOST_MODELS = 64
 """Sets of parameters that are remembered: the layers of a model may share one program."""
@@ -64,15 +64,15 @@ class FrozenProgram:
             known = self._known.get(key)
             if known is not None and _is_current(known, given):
                 return known
-            stamp = _stamp(given)
+            now = stamp(given)
             values = self._compute(given)
             if known is not None and _same_tensors(known, given):
                 # at the same addresses, which recordings of the program may hold
                 for old, new in zip(known.values, values, strict=True):
                     old.copy_(new)
-                known.stamp = stamp
+                known.stamp = now
                 return known
-            known = _Known(tuple(map(weakref.ref, given)), stamp, values)
+            known = _Known(tuple(map(weakref.ref, given)), now, values)
             self._known[key] = known
             while len(self._known) > _MOST_MODELS:
                 self._known.popitem(last=False)
@@ -80,14 +80,14 @@ class FrozenProgram:
 
 
 def _is_current(known: _Known, given: Sequence[torch.Tensor]) -> bool:
-    return _same_tensors(known, given) and known.stamp == _stamp(given)
+    return _same_tensors(known, given) and known.stamp == stamp(given)
 
 
 def _same_tensors(known: _Known, given: Sequence[torch.Tensor]) -> bool:
     return all(ref() is tensor for ref, tensor in zip(known.parameters, given))
 
 
-def _stamp(given: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
+def stamp(given: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
     """What changes when a parameter does: where it is, and how often it was written to. Tensors made in
     inference mode do not count that.
     """

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from polyfuse.runtime.once import ONCE, Once
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.calls import fast_call
 
@@ -49,7 +50,11 @@ def allocator(device: str) -> Callable[[Sequence[int], Sequence[int], torch.dtyp
 
 
 def operator(name: str, out: bool = False) -> Callable[..., Any]:
-    """The cheapest callable for an operator; with `out`, the one that is called with `out=`."""
+    """The cheapest callable for an operator; with `out`, the one that is called with `out=`. After `once.`,
+    one that calls it once for each parameter.
+    """
+    if name.startswith(ONCE):
+        return Once(fast_call(name.removeprefix(ONCE)))
     return fast_call(name, out)
 
 

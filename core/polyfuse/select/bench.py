@@ -27,7 +27,9 @@ _MOST_COPIES = 64
 # Seconds that one sample takes at least, for calls far shorter than that.
 _SAMPLE_SECONDS = 0.002
 # A single run that takes longer than this tells enough at first.
-_LONG_SECONDS = 0.01
+_LONG_SECONDS = 0.002
+# Random numbers that are drawn; larger operands repeat them, out of step with any row.
+_DRAWN = 65537
 
 Action = Callable[[], Any]
 
@@ -146,7 +148,7 @@ class Bench:
         return self._folders[place][step.key]
 
     def _operands(self, step: KernelWork, held: Sequence[torch.Tensor]) -> list[object]:
-        return [held[o.number] if isinstance(o, Slot) else o for o in step.operands]
+        return [held[o.number] if isinstance(o, Slot) else _value(o, held) for o in step.operands]
 
     def _action(self, step: CallWork | KernelWork, held: Sequence[torch.Tensor]) -> Action:
         if isinstance(step, KernelWork):
@@ -183,8 +185,7 @@ def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
         dtype = getattr(torch, storage.dtype)
         held = torch.zeros(max(1, storage.count), dtype=dtype, device=storage.device)
         if storage.fill == "normal":
-            wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-            held.copy_(torch.randn(held.shape, generator=generator, dtype=wide, device=storage.device))
+            _fill_normal(held, generator)
         elif storage.fill == "small":
             held.copy_(torch.randint(0, 8, held.shape, generator=generator, device=storage.device))
         elif storage.fill.startswith("ends "):
@@ -195,6 +196,18 @@ def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
             held.copy_(ends)
         out.append(held)
     return out
+
+
+def _fill_normal(held: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill with normally distributed numbers; drawing each one of a large operand would take longer than the
+    race.
+    """
+    wide = held.dtype if held.dtype in (torch.float32, torch.float64) else torch.float32
+    count = min(held.numel(), _DRAWN)
+    drawn = torch.randn(count, generator=generator, dtype=wide, device=held.device).to(held.dtype)
+    whole = held.numel() // count * count
+    held[:whole].view(-1, count).copy_(drawn)
+    held[whole:].copy_(drawn[: held.numel() - whole])
 
 
 def _nbytes(storage: Storage) -> int:
@@ -209,6 +222,8 @@ def _value(value: Any, held: Sequence[torch.Tensor]) -> Any:
         return (base if base.dtype is dtype else base.view(dtype)).as_strided(
             value.size, value.stride, value.offset
         )
+    if isinstance(value, CallWork):
+        return operator(value.op)(*(_value(a, held) for a in value.args))
     if isinstance(value, TorchName):
         return getattr(torch, value.name)
     if isinstance(value, tuple):

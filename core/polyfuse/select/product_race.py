@@ -13,13 +13,14 @@ from polyfuse.base.log import get_logger
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import View
 from polyfuse.plugin import Backend, Config
+from polyfuse.runtime.once import ONCE
 from polyfuse.schedule import Call, Decision, Launch, Schedule, schedule_graph
 from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken
 from polyfuse.select.heat import Bout
 from polyfuse.select.kernel_race import known_config, remember, times_text
 from polyfuse.select.memo import memo_key, recalled, remember_choices
-from polyfuse.select.offers import Offer
+from polyfuse.select.offers import PROLOGUE, Offer
 from polyfuse.select.segments import Operands, Segment, around, node_names, segment
 from polyfuse.select.sites import OBJECT, Alternative
 from polyfuse.select.tolerance import tolerance
@@ -182,7 +183,8 @@ class ProductBout(Bout):
             return ()
         contender = self._contenders[_contestant(best)]
         assert contender.main is not None
-        near = best.backend.neighbours(contender.main.kernel, best.config)
+        kernel = contender.main.kernel
+        near = (*self._tuner.configs(best.backend, kernel), *best.backend.neighbours(kernel, best.config))
         return [e for config in near if (e := self._entry(contender, config)) is not None]
 
     def won(self, best: Entry, times: Mapping[str, float]) -> None:
@@ -207,25 +209,29 @@ class ProductBout(Bout):
         configs: Sequence[Config | None] = (None,)
         if contender.backend is not None and contender.main is not None:
             configs = self._tuner.configs(contender.backend, contender.main.kernel) or configs
+            if contender.name.endswith(PROLOGUE):
+                configs = configs[:1]  # a variant of what takes part anyway: more of it, where it does well
         return [e for config in configs if (e := self._entry(contender, config)) is not None]
 
     def _entry(self, contender: _Contender, config: Config | None, source: str = "") -> Entry | None:
         part, other = contender.segment, contender.alternative
         steps: list[CallWork | Ordered] = []
         for step in part.steps:
-            if isinstance(step, Call):
+            if isinstance(step, Call) and step.node.op.startswith(ONCE):
+                self._operands.keep(part.graph, step.node)
+            elif isinstance(step, Call):
                 if other is not None and other.backend is not None and step.node.op == f"{OBJECT}{other.key}":
                     operands = self._operands.named(part.graph, other.operands)
                     steps.append(Ordered(other.backend, other.sources[source], operands))
                 else:
                     steps.append(self._operands.call(part.graph, step.node))
-                continue
-            backend = self._tuner.backend(step.backend)
-            chosen = config if step is contender.main else known_config(self._tuner, backend, step.kernel)
-            launch = ordered(backend, step.kernel, chosen, self._operands.launch(part.graph, step))
-            if launch is None:
-                return None
-            steps.append(launch)
+            else:
+                backend = self._tuner.backend(step.backend)
+                chosen = config if step is contender.main else known_config(self._tuner, backend, step.kernel)
+                launch = ordered(backend, step.kernel, chosen, self._operands.launch(part.graph, step))
+                if launch is None:
+                    return None
+                steps.append(launch)
         text = source if config is None else str(config)
         return Entry(f"{contender.name} {text}".strip(), tuple(steps), contender.backend, config)
 

@@ -14,7 +14,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, Opaque, View
 from polyfuse.ir.types import DType
 from polyfuse.schedule import Call, Launch, Schedule
-from polyfuse.select.work import CallWork, Slot, Storage, TorchName, Window
+from polyfuse.select.work import CallWork, Operand, Slot, Storage, TorchName, Window
 from polyfuse.symbolic import IndexLike, example_value, storage_size
 
 __all__ = ["Operands", "Segment", "around", "node_names", "segment"]
@@ -93,6 +93,7 @@ class Operands:
     hints: Mapping[str, int]
     storages: list[Storage] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, CallWork] = field(default_factory=dict)
 
     def slot(self, buffer: Buffer, numbers: bool = False) -> Slot:
         """A buffer as an operand. `numbers`: narrow integers in it are numbers, not indices."""
@@ -107,13 +108,20 @@ class Operands:
             self.storages[found] = replace(self.storages[found], fill="small")
         return Slot(found)
 
-    def launch(self, graph: Graph, step: Launch) -> tuple[Slot | int, ...]:
+    def launch(self, graph: Graph, step: Launch) -> tuple[Operand, ...]:
         """What a kernel is launched with."""
         return self.named(graph, step.operands)
 
-    def named(self, graph: Graph, operands: Sequence[str | IndexLike]) -> tuple[Slot | int, ...]:
+    def named(self, graph: Graph, operands: Sequence[str | IndexLike]) -> tuple[Operand, ...]:
         """Buffers by name, and sizes."""
-        return tuple(self.slot(graph.buffers[o]) if isinstance(o, str) else self._number(o) for o in operands)
+        return tuple(
+            self.kept.get(o) or self.slot(graph.buffers[o]) if isinstance(o, str) else self._number(o)
+            for o in operands
+        )
+
+    def keep(self, graph: Graph, node: ExternCall) -> None:
+        """Note a call that is done once, so that no run of a candidate has it in it."""
+        self.kept[node.outputs[0]] = CallWork(node.op, tuple(self._value(graph, a) for a in node.args))
 
     def call(self, graph: Graph, node: ExternCall) -> CallWork:
         """A call of a library.
@@ -151,7 +159,7 @@ class Operands:
 
     def _value(self, graph: Graph, value: Any) -> object:
         if isinstance(value, View):
-            return self._window(graph, value)
+            return self.kept.get(value.buffer) or self._window(graph, value)
         if isinstance(value, (tuple, list)):
             return tuple(self._value(graph, item) for item in value)
         if value is None or isinstance(value, (bool, int, float, str)):

@@ -10,6 +10,7 @@ from polyfuse.ir.expr import loads
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Pointwise, TemplateCall
 from polyfuse.plugin import Backend, Choice, Config, Made, No, Offered, PluginManager, Site, Source
+from polyfuse.runtime.once import ONCE
 from polyfuse.schedule import Decision
 from polyfuse.select.expand import Taken
 from polyfuse.symbolic import IndexLike, axis_size, storage_size
@@ -51,11 +52,13 @@ def alternatives(
     most: int,
     decisions: list[Decision],
     known: bool = False,
+    freezing: bool = False,
 ) -> list[Alternative]:
     """What choices offer for a call; every refusal becomes a decision.
 
     Args:
         known: ask only those that know that they are faster here.
+        freezing: whether what follows from parameters may be computed once.
     """
     site: Site | None = None
     found: list[Alternative] = []
@@ -63,7 +66,7 @@ def alternatives(
         choice, name = offered.item, f"{offered.plugin}:{offered.item.name}"
         if call.op not in choice.ops or (known and choice.preferred is None):
             continue
-        site = site if site is not None else site_of(graph, call)
+        site = site if site is not None else site_of(graph, call, freezing)
         try:
             answer = choice.applies(site)
             if isinstance(answer, No):
@@ -82,12 +85,12 @@ def alternatives(
     return found
 
 
-def site_of(graph: Graph, call: TemplateCall) -> Site:
+def site_of(graph: Graph, call: TemplateCall, freezing: bool = False) -> Site:
     """A call with what is around it."""
-    static = frozenset(item.name for item in graph.inputs if item.static)
-    return Site(
-        call, graph.buffers, _reader(graph, call), static, graph.kind == "inference", graph.symbol_hints
-    )
+    written = {name for node in graph.nodes for name in node.writes()}
+    static = frozenset(item.name for item in graph.inputs if item.static) - written
+    inference, hints = graph.kind == "inference", graph.symbol_hints
+    return Site(call, graph.buffers, _reader(graph, call), static, inference, hints, freezing)
 
 
 def _instead(name: str, choice: Choice, site: Site) -> Alternative:
@@ -125,6 +128,9 @@ def _placed(
     wanted = reader.output if reader is not None else site.output.name
     if not nodes or wanted not in nodes[-1].writes():
         raise ValueError(f"its last call does not write {wanted}")
+    for node in nodes:
+        if node.op.startswith(ONCE) and not site.keeps(node.args[0] if node.args else None):
+            raise ValueError(f"{node.name} is done once, but does not follow from a parameter")
     return Taken(nodes, buffers, reader.name if reader is not None else "")
 
 

@@ -99,7 +99,8 @@ class Tuner:
             most = self.settings.tune_candidates
             if not offered:
                 return ()
-            return alternatives(graph, call, offered, self._plugins, most, decisions, known)
+            freezing = self.settings.freezing
+            return alternatives(graph, call, offered, self._plugins, most, decisions, known, freezing)
 
         return of
 

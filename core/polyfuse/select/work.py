@@ -12,6 +12,7 @@ __all__ = [
     "Candidate",
     "Circumstances",
     "KernelWork",
+    "Operand",
     "Problem",
     "Slot",
     "Storage",
@@ -77,7 +78,8 @@ class CallWork:
 
     Attributes:
         op: its name.
-        args, named: its arguments: numbers, texts, tuples, `Window`, `TorchName`.
+        args, named: its arguments: numbers, texts, tuples, `Window`, `TorchName`; another call stands for its
+            result, which is computed before anything is timed.
         into: where the result belongs.
         out: whether it is called with `out=`.
     """
@@ -96,8 +98,11 @@ class KernelWork:
     backend: str
     folder: str
     key: str
-    operands: tuple[Slot | int, ...]
+    operands: tuple[Operand, ...]
 
+
+Operand = Slot | CallWork | int
+"""What a kernel is launched with."""
 
 Work = CallWork | KernelWork
 

@@ -11,7 +11,7 @@ from polyfuse.cache import KernelStore, Located
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Launchable, No, Source
 from polyfuse.select.process import Fault
-from polyfuse.select.work import CallWork, Candidate, KernelWork, Slot, Work
+from polyfuse.select.work import CallWork, Candidate, KernelWork, Operand, Work
 from polyfuse.workers import BuildFuture, BuildPool
 
 __all__ = ["BuiltCall", "Entry", "Ordered", "Workshop", "ordered"]
@@ -25,7 +25,7 @@ class Ordered:
 
     backend: Backend
     source: Source
-    operands: tuple[Slot | int, ...]
+    operands: tuple[Operand, ...]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Workshop:
 
 
 def ordered(
-    backend: Backend, kernel: Kernel, config: Config | None, operands: tuple[Slot | int, ...]
+    backend: Backend, kernel: Kernel, config: Config | None, operands: tuple[Operand, ...]
 ) -> Ordered | None:
     """A launch in one configuration; None, with a line in the log, where the backend cannot emit it."""
     try:

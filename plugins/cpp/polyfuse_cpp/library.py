@@ -1,8 +1,9 @@
 """oneDNN's linear layers and convolutions with what follows them, as choices beside what torch calls.
 
 torch multiplies matrices of f32 with another library, and adds activations and residuals in passes of their
-own. Its operators `mkldnn::_linear_pointwise` and `mkldnn::_convolution_pointwise` do both at once. What the
-library makes of weights is not kept from call to call, for they may change in between.
+own. Its operators `mkldnn::_linear_pointwise` and `mkldnn::_convolution_pointwise` do both at once. Weights
+are laid out for them at each call, for they may change in between; `kept_weights` has the same with weights
+that are laid out once, where freezing allows it.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Choice, Claim, Instead, No, Site, Yes
 from polyfuse.symbolic import IndexLike, evaluate
+from polyfuse_cpp.kept_weights import keeping, with_kept
 
-__all__ = ["library_choices"]
+__all__ = ["library_choices", "vendor"]
 
 _LINEAR = ("aten.addmm.out", "aten.mm.out")
 _CONVOLUTION = ("aten.convolution.default",)
@@ -32,10 +34,26 @@ def library_choices() -> tuple[Choice, ...]:
     library = torch.backends.mkldnn
     if not library.is_available() or not getattr(library, "enabled", True):
         return ()
+    kept = (
+        Choice(
+            "onednn_kept", _LINEAR, with_kept(_linear_alone), instead=keeping(_linear), preferred=_beats_mkl
+        ),
+        Choice("onednn_fused_kept", _LINEAR, with_kept(_linear_fused), instead=keeping(_linear_and_more)),
+        Choice(
+            "onednn_conv_kept", _CONVOLUTION, with_kept(_convolution_alone), instead=keeping(_convolution)
+        ),
+        Choice(
+            "onednn_fused_conv_kept",
+            _CONVOLUTION,
+            with_kept(_convolution_fused),
+            instead=keeping(_convolution_and_more),
+        ),
+    )
     return (
+        *kept,
         Choice("onednn", _LINEAR, applies=_linear_alone, instead=_linear, preferred=_beats_mkl),
         Choice("onednn_fused", _LINEAR, applies=_linear_fused, instead=_linear_and_more),
-        Choice("onednn_fused_conv", _CONVOLUTION, applies=_convolution_fused, instead=_convolution),
+        Choice("onednn_fused_conv", _CONVOLUTION, applies=_convolution_fused, instead=_convolution_and_more),
     )
 
 
@@ -247,34 +265,68 @@ def _linear_views(site: Site, output: Buffer) -> tuple[View, View, Any]:
 # Convolutions.
 
 
+def _convolution_alone(site: Site) -> Claim:
+    reason = _convolution_fault(site)
+    return No(reason) if reason else Yes()
+
+
 def _convolution_fused(site: Site) -> Claim:
-    image, weight, bias = site.call.args[:3]
-    views = [image, weight, *([] if bias is None else [bias])]
-    if not all(isinstance(v, View) and v.dtype is None for v in views):
-        return No("an operand is no tensor")
-    if any(site.buffers[v.buffer].dtype is not DType.f32 for v in views):
-        return No("only f32 is done in the same go")
-    if site.call.args[6]:
-        return No("it is transposed")
-    if any(n == 0 for v in views for n in v.size) or any(v.stride != _strides(v.size) for v in views):
-        return No("an operand is empty or not contiguous")
-    if _activation(site) is None:
+    reason = _convolution_fault(site)
+    if reason:
+        return No(reason)
+    if _activation(site) is None and _addend(site) is None:
         return No("nothing follows that the library does in the same go")
     output = _target(site)
-    if not _contiguous(output) or output.size != site.output.size or not _contiguous(site.output):
+    if not _contiguous(output) or output.size != site.output.size:
         return No("what follows has another shape or order")
     return Yes()
 
 
+def _convolution_fault(site: Site) -> str:
+    """Why the library's own operator cannot do a convolution, or an empty text."""
+    image, weight, bias = site.call.args[:3]
+    views = [image, weight, *([] if bias is None else [bias])]
+    if not all(isinstance(v, View) and v.dtype is None for v in views):
+        return "an operand is no tensor"
+    if any(site.buffers[v.buffer].dtype is not DType.f32 for v in views):
+        return "only f32 is done in the same go"
+    if site.call.args[6]:
+        return "it is transposed"
+    if any(n == 0 for v in views for n in v.size) or any(v.stride != _strides(v.size) for v in views):
+        return "an operand is empty or not contiguous"
+    return "" if _contiguous(site.output) else "the result is not contiguous"
+
+
 def _convolution(site: Site) -> Instead:
-    activation = _activation(site)
-    assert activation is not None
+    args = (*_convolved(site), "none", (), "")
+    return Instead((_convolution_call(site, "default", "alone", args, site.output),))
+
+
+def _convolution_and_more(site: Site) -> Instead:
+    output, activation = _target(site), _activation(site)
+    if activation is not None:
+        attr, algorithm = activation
+        args: tuple[Any, ...] = (*_convolved(site), attr, (), algorithm)
+        return Instead((_convolution_call(site, "default", attr, args, output),), takes_reader=True)
+    addend = _addend(site)
+    assert addend is not None
+    image, *others = _convolved(site)
+    other = View(addend, output.size, output.stride, 0, None)
+    args = (image, other, *others, "add", None, None, (), None)
+    return Instead((_convolution_call(site, "binary", "added", args, output),), takes_reader=True)
+
+
+def _convolved(site: Site) -> tuple[Any, ...]:
+    """The arguments of a convolution in the order of the library's operator."""
     image, weight, bias, stride, padding, dilation, _, _, groups = site.call.args[:9]
-    attr, algorithm = activation
-    args = (image, weight, bias, padding, stride, dilation, groups, attr, (), algorithm)
-    name = f"{site.call.name}_{attr}"
-    node = ExternCall(name, "mkldnn._convolution_pointwise.default", args, (), (_target(site).name,))
-    return Instead((node,), takes_reader=True)
+    return image, weight, bias, padding, stride, dilation, groups
+
+
+def _convolution_call(
+    site: Site, overload: str, ending: str, args: tuple[Any, ...], output: Buffer
+) -> ExternCall:
+    op = f"mkldnn._convolution_pointwise.{overload}"
+    return ExternCall(f"{site.call.name}_{ending}", op, args, (), (output.name,))
 
 
 # Layouts.

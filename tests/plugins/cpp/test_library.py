@@ -17,7 +17,15 @@ from polyfuse_cpp import library
 from polyfuse_cpp.library import library_choices
 
 pytestmark = pytest.mark.skipif(not library_choices(), reason="torch has no oneDNN here")
-WINS = {"cpp:onednn": 2.0, "cpp:onednn_fused": 1.0, "cpp:onednn_fused_conv": 1.0}
+WINS = {
+    "cpp:onednn": 2.0,
+    "cpp:onednn_kept": 1.8,
+    "cpp:onednn_conv_kept": 1.8,
+    "cpp:onednn_fused": 1.0,
+    "cpp:onednn_fused_conv": 1.0,
+    "cpp:onednn_fused_kept": 0.8,
+    "cpp:onednn_fused_conv_kept": 0.8,
+}
 LINEAR = torch.nn.Linear(24, 40)
 CONVOLUTION = torch.nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
 X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 40)
@@ -34,7 +42,9 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
             assert track.check(c, candidates[0]) <= 1
         return {c.name: WINS.get(c.name, 9.0) for c in candidates}
 
-    def compiled(function: Callable[..., Any], *args: Any, **options: Any) -> GraphReport:
+    def compiled(
+        function: Callable[..., Any], *args: Any, freezing: bool = False, change: Any = None, **options: Any
+    ) -> GraphReport:
         monkeypatch.setattr(heat, "race", race)
         forget_sessions()
         reset_reports()
@@ -44,10 +54,14 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
             "tune_in_process": True,
             "strict": True,
             "cache_dir": str(tmp_path),
+            "freezing": freezing,
         }
         with torch.no_grad():
-            result = torch.compile(function, backend="polyfuse", options=settings, **options)(*args)
-            torch.testing.assert_close(result, function(*args))
+            call = torch.compile(function, backend="polyfuse", options=settings, **options)
+            torch.testing.assert_close(call(*args), function(*args))
+            if change is not None:
+                change.mul_(-1.5)
+                torch.testing.assert_close(call(*args), function(*args))
         return last_reports()[-1]
 
     yield compiled
@@ -154,6 +168,77 @@ def test_sizes_that_are_not_known(run: Any) -> None:
 def test_convolutions_with_an_activation(run: Any, then: Callable[..., Any]) -> None:
     report = run(lambda x: then(CONVOLUTION(x)), torch.randn(3, 4, 9, 11))
     assert report.calls == ("mkldnn._convolution_pointwise.default",) and report.kernels == 0
+
+
+def test_convolutions_with_a_residual(run: Any) -> None:
+    x, other = torch.randn(3, 4, 9, 11), torch.randn(3, 6, 5, 6)
+    report = run(lambda x, other: CONVOLUTION(x) + other, x, other)
+    assert report.calls == ("mkldnn._convolution_pointwise.binary",) and report.kernels == 0
+
+
+LINEAR_ONCE, CONVOLUTION_ONCE = "mkldnn._reorder_linear_weight", "mkldnn._reorder_convolution_weight"
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "once", "call"),
+    [
+        (lambda x: LINEAR(x).cos(), (X,), LINEAR_ONCE, "_linear_pointwise.default"),
+        (lambda x: F.linear(x, LINEAR.weight), (X[0],), LINEAR_ONCE, "_linear_pointwise.default"),
+        (lambda x: F.gelu(LINEAR(x)), (X,), LINEAR_ONCE, "_linear_pointwise.default"),
+        (lambda x, r: r + LINEAR(x), (X, OTHER), LINEAR_ONCE, "_linear_pointwise.binary"),
+        (
+            lambda x: CONVOLUTION(x).cos(),
+            (torch.randn(3, 4, 9, 11),),
+            CONVOLUTION_ONCE,
+            "_convolution_pointwise.default",
+        ),
+        (
+            lambda x: F.relu(CONVOLUTION(x)),
+            (torch.randn(1, 4, 1, 7),),
+            CONVOLUTION_ONCE,
+            "_convolution_pointwise.default",
+        ),
+        (
+            lambda x, r: CONVOLUTION(x) + r,
+            (torch.randn(3, 4, 9, 11), torch.randn(3, 6, 5, 6)),
+            CONVOLUTION_ONCE,
+            "_convolution_pointwise.binary",
+        ),
+    ],
+    ids=["linear", "no bias", "gelu", "residual", "convolution", "relu", "convolution and residual"],
+)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_weights_are_laid_out_once_and_again_after_a_change(
+    run: Any, function: Any, args: tuple[torch.Tensor, ...], once: str, call: str, dynamic: bool
+) -> None:
+    weight = CONVOLUTION.weight if "convolution" in once else LINEAR.weight
+    report = run(function, *args, freezing=True, change=weight, dynamic=dynamic)
+    if dynamic and call == "_convolution_pointwise.binary":
+        call = "_convolution_pointwise.default"  # nobody knows that both sides of the sum are of one size
+    assert report.calls == (f"once.{once}.default", f"mkldnn.{call}")
+
+
+def test_weights_that_are_not_kept(run: Any) -> None:
+    found = _reasons(run(lambda x: F.relu(LINEAR(x)), X))
+    assert "only with freezing" in found["cpp:onednn_fused_kept"]
+    found = _reasons(run(lambda x, w: F.relu(x @ w.t()), X[0], torch.randn(40, 24), freezing=True))
+    assert "no whole parameter" in found["cpp:onednn_fused_kept"]
+    found = _reasons(run(lambda x: F.relu(F.linear(x, LINEAR.weight[:9])), X[0], freezing=True))
+    assert "no whole parameter" in found["cpp:onednn_fused_kept"]
+
+
+def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(library, "_FEW_PRODUCTS", 0)
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
+    function = torch.compile(LINEAR, backend="polyfuse", options={"strict": True, "freezing": True})
+    with torch.no_grad():
+        torch.testing.assert_close(function(X), LINEAR(X))
+    assert last_reports()[-1].calls == (f"once.{LINEAR_ONCE}.default", "mkldnn._linear_pointwise.default")
+    forget_sessions()
 
 
 def _reasons(report: GraphReport) -> dict[str, str]:

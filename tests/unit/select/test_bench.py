@@ -78,6 +78,14 @@ class TestOperands:
         assert numbers.float().std() > 0.3
         assert small.min() >= 0 and small.max() <= 7 and small.any()
 
+    def test_large_operands_repeat_what_was_drawn(self):
+        bench = Bench(no_backend)
+        bench.prepare(Problem("", "cpu", "any", (storage(150_000, "bfloat16"), storage(70_000, "float64"))))
+        for held in bench._sets[0]:
+            again = held[65537:131074]
+            assert held[:65537].unique().numel() > 200 and torch.equal(again, held[: len(again)])
+            assert held[-1] != 0
+
     def test_what_is_cold_has_copies_that_take_turns(self, monkeypatch):
         monkeypatch.setattr(bench_module, "cache_bytes", lambda: 1024)
         bench = Bench(no_backend)

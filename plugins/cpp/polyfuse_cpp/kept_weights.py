@@ -1,0 +1,82 @@
+"""Weights in the layout of oneDNN, made once for each parameter: with freezing, at the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from polyfuse.ir.nodes import Buffer, ExternCall, View
+from polyfuse.plugin import Claim, Instead, No, Site
+
+__all__ = ["keeping", "with_kept"]
+
+_WEIGHTS = {
+    "mkldnn._linear_pointwise.default": 1,
+    "mkldnn._linear_pointwise.binary": 2,
+    "mkldnn._convolution_pointwise.default": 1,
+    "mkldnn._convolution_pointwise.binary": 2,
+}
+"""Where the weight stands among the arguments of an operator, by its name."""
+
+_CONVOLUTION = "aten.convolution.default"
+
+
+def with_kept(applies: Callable[[Site], Claim]) -> Callable[[Site], Claim]:
+    """`applies`, for calls whose weight is a parameter of which the library's layout may be kept."""
+
+    def claim(site: Site) -> Claim:
+        if not site.freezing or not site.inference:
+            return No("weights are laid out once only with freezing, in graphs without gradients")
+        if not site.keeps(_weight(site)):
+            return No("its weight is no whole parameter in the order of a layer's")
+        return applies(site)
+
+    return claim
+
+
+def keeping(instead: Callable[[Site], Instead]) -> Callable[[Site], Instead]:
+    """The call that `instead` makes, with a weight in the library's layout."""
+
+    def made(site: Site) -> Instead:
+        found = instead(site)
+        (call,) = found.nodes
+        place = _WEIGHTS[call.op]
+        weight = call.args[place]
+        laid_out = _laid_out(site, call, weight)
+        once = site.once(f"{call.name}_weight", *_layout(site, call), laid_out)
+        kept = replace(call, args=(*call.args[:place], laid_out.view(), *call.args[place + 1 :]))
+        return Instead((once, kept), (laid_out,), found.takes_reader)
+
+    return made
+
+
+def _weight(site: Site) -> Any:
+    """The weight of a call as a layer has it, a row for each result."""
+    args = site.call.args
+    if site.call.op == _CONVOLUTION:
+        return args[1]
+    view = args[1] if site.call.op == "aten.mm.out" else args[2]
+    if not isinstance(view, View) or len(view.size) != 2:
+        return view
+    return replace(view, size=view.size[::-1], stride=view.stride[::-1])
+
+
+def _laid_out(site: Site, call: ExternCall, weight: View) -> Buffer:
+    buffer = site.buffers[weight.buffer]
+    return replace(buffer, name=f"{call.name}_laid_out", dtype=None, kind="object")
+
+
+def _layout(site: Site, call: ExternCall) -> tuple[str, View, tuple[object, ...]]:
+    """The operator that lays a weight out, the weight, and the other arguments."""
+    weight = _weight(site)
+    if site.call.op == _CONVOLUTION:
+        bias = _WEIGHTS[call.op] + 1  # after which come padding, stride, dilation and groups
+        image = call.args[0].size
+        size = image if all(isinstance(n, int) for n in image) else None
+        return "mkldnn._reorder_convolution_weight.default", weight, (*call.args[bias + 1 : bias + 5], size)
+    rows = call.args[0].size[:-1]
+    count: int | None = 1
+    for n in rows:
+        count = count * n if isinstance(n, int) and count is not None else None
+    return "mkldnn._reorder_linear_weight.default", weight, (count,)
