@@ -304,3 +304,40 @@ def run_in_groups(
         return run_text(text, config, operands)
     finally:
         lookback._GROUP = usual
+
+
+def list_faults(count: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """What is wrong with a function of a list of tensors, and the text and meta of each kernel made of it."""
+    import torch
+
+    from polyfuse.compiler.report import last_reports, reset_reports
+
+    _offer()
+    faults: list[str] = []
+    made: list[tuple[str, str]] = []
+    emit = InterpretedTriton.emit
+
+    def noting(self: Any, kernel: Any, config: Any = None) -> Source:
+        found = emit(self, kernel, config)
+        made.append((found.text, found.meta))
+        return found
+
+    xs = [torch.randn(30, 5) for _ in range(count)]
+
+    def step(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return torch._foreach_mul(torch._foreach_add(xs, 1.0), 0.5)
+
+    torch._dynamo.reset()
+    reset_reports()
+    InterpretedTriton.emit = noting  # type: ignore[method-assign]
+    try:
+        found = torch.compile(step, backend="polyfuse", options={"backends": "interpreted"})(xs)
+    finally:
+        InterpretedTriton.emit = emit  # type: ignore[method-assign]
+    for got, wanted in zip(found, step(xs), strict=True):
+        if not torch.equal(got, wanted):
+            faults.append(f"{tuple(got.shape)}: off by {(got - wanted).abs().max()}")
+    launches = sum(len(report.launches) for report in last_reports())
+    if launches != 1:
+        faults.append(f"{launches} launches")
+    return faults, made
