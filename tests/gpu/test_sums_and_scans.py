@@ -71,6 +71,57 @@ def test_long_scans(shape: tuple[int, int]) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "length", [1, 2, 32767, 32768, 32769, 65537, (1 << 20) + 1, 256 * 4096 + 3, 10_000_019]
+)
+def test_pieces_that_look_back(length: int) -> None:
+    whole = torch.randint(-9, 9, (length,), device="cuda")
+    assert torch.equal(compiled(lambda x: x.cumsum(0) + 1)(whole), whole.cumsum(0) + 1)
+    x = torch.rand(length, device="cuda") - 0.5
+    run = compiled(lambda x: x.cumsum(0))
+    found = run(x)
+    torch.testing.assert_close(found, x.double().cumsum(0).float(), rtol=1e-4, atol=1e-2)
+    assert all(torch.equal(run(x), found) for _ in range(3))
+    if length < 1 << 21:
+        # eager mode takes long for these
+        for got, true in zip(compiled(lambda x: x.cummax(0))(x), x.cummax(0), strict=True):
+            assert torch.equal(got, true)
+
+
+SCANS: dict[str, Function] = {
+    "products": lambda x: (1 + x / 1e4).cumprod(-1),
+    "smallest": lambda x: x.cummin(-1),
+    "logarithms": lambda x: x.logcumsumexp(-1),
+    "halves": lambda x: x.to(torch.bfloat16).cumsum(-1),
+    "wide": lambda x: x.double().cumsum(-1),
+    "of another scan": lambda x: x.cumsum(-1).cummax(-1),
+    "with what is around it": lambda x: torch.where(x > 0, x.cumsum(-1) * x, x.var(-1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", SCANS)
+def test_kinds_of_pieces_that_look_back(name: str, dynamic: bool) -> None:
+    run = torch.compile(SCANS[name], backend="polyfuse", dynamic=dynamic)
+    for rows, length in ((3, 100_003), (5, 300_000)):
+        x = torch.randn(rows, length, device="cuda")
+        x[1, 70_000] = float("nan")
+        near = 2e-2 if name == "halves" else 1e-4
+        for got, true in zip(
+            torch.utils._pytree.tree_leaves(run(x)),
+            torch.utils._pytree.tree_leaves(SCANS[name](x)),
+            strict=True,
+        ):
+            torch.testing.assert_close(got, true, rtol=near, atol=1e-2, equal_nan=True)
+
+
+def test_pieces_that_look_back_in_a_recorded_graph() -> None:
+    run = torch.compile(lambda x: (x * 2).cumsum(-1) - x, backend="polyfuse", mode="reduce-overhead")
+    for _ in range(5):
+        x = torch.randint(-9, 9, (2, 1 << 20), device="cuda")
+        assert torch.equal(run(x), (x * 2).cumsum(-1) - x)
+
+
 def test_quotients_are_as_exact_as_divisions() -> None:
     x = torch.randn(1 << 20, device="cuda") * 10 ** (torch.rand(1 << 20, device="cuda") * 60 - 30)
     rows = torch.randn(1024, 1, device="cuda") * 10 ** (torch.rand(1024, 1, device="cuda") * 30 - 15)
