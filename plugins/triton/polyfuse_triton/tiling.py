@@ -20,6 +20,8 @@ from polyfuse_triton.tile_reduction import reduction_plan
 __all__ = ["candidates", "choose_plan", "neighbours"]
 
 _LARGEST_TILE = 1 << 17
+_MOST_OF_THREAD = 64
+"""Points of a thread, at most, that are tried: with hundreds, the assembler alone takes minutes."""
 _SPLIT = Config.of(x=128, y=8)
 """Rows and columns apart, where a plan has them as one."""
 _PERSISTENT, _LOOPED = 1, 2
@@ -68,7 +70,8 @@ def _possible(kernel: Kernel, target: Target, plan: Plan) -> Iterator[Config]:
             changed = choose_plan(kernel, target, config)
         except UnsupportedError:
             continue
-        if 32 <= changed.elements <= _LARGEST_TILE:
+        threads = 32 * changed.num_warps
+        if 32 <= changed.elements <= min(_LARGEST_TILE, _MOST_OF_THREAD * threads):
             yield _config_of(changed)
 
 

@@ -11,9 +11,10 @@ import torch
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.parse import parse
 from polyfuse.plugin import Config
-from polyfuse_triton.codegen import configs
+from polyfuse_triton.codegen import configs, emit
 from polyfuse_triton.target import known_target
 from polyfuse_triton.tiling import choose_plan
+from polyfuse_triton.toolchain import build
 from triton_interpreted import in_interpreter, run_text
 
 TARGET = known_target("sm_90")
@@ -101,3 +102,45 @@ def normalised(kind: str) -> Kernel:
 def test_a_thread_has_more_points_of_narrow_rows(kind, warps):
     plan = choose_plan(normalised(kind), TARGET)
     assert plan.persistent and plan.num_warps == warps
+
+
+HALVES = """kernel k on cuda {
+  numerics fast
+  axes p0{256} ~ 256
+  raxes r0{16} ~ 16, r1{3136} ~ 3136
+  in in0: bf16[12845056] aligned
+  in in1: bf16[12845056] aligned
+  out out0: f32[12845056] aligned
+  out out1: f32[256] aligned
+  loop {
+    v1 = load bf16 in0[3136*p0 + 802816*r0 + r1]
+    v2 = cast f32 (v1)
+    v3 = load bf16 in1[3136*p0 + 802816*r0 + r1]
+    v4 = cast f32 (v3)
+    v5 = mul f32 (v2, v4)
+    store f32 set out0[3136*p0 + 802816*r0 + r1] = v5
+    v6 = reduce f32 sum (v5)
+  }
+  once {
+    store f32 set out1[p0] = v6
+  }
+}"""
+
+
+def test_halves_of_rows_that_are_walked_as_one_are_read_several_at_once(tmp_path):
+    found = parse(HALVES)
+    assert isinstance(found, Kernel)
+    source = emit(found, None, TARGET)
+    build([source], tmp_path, {"archs": [90], "driver": 0, "debug": True})
+    (code,) = tmp_path.glob("*.ptx")
+    assert "// 3136" in source.text and ".v4.b32" in code.read_text() and "ld.global.b16" not in code.read_text()
+
+
+def test_no_thread_is_given_hundreds_of_points_to_try():
+    found = parse(HALVES)
+    assert isinstance(found, Kernel)
+    tried = configs(found, TARGET)
+    assert len(tried) > 5
+    for config in tried:
+        plan = choose_plan(found, TARGET, config)
+        assert plan.elements <= 64 * 32 * plan.num_warps
