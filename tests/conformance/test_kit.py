@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -209,6 +210,29 @@ def test_markdown_and_table_show_every_status(capsys):
     assert "| sin | – |" in text and "| cos | ✓ |" in text and "no sine here" in text
     matrix.print(Console(width=120))
     assert "no sine here" in capsys.readouterr().out
+
+
+def test_groups_of_which_all_is_refused_are_one_line():
+    cells = [Cell("scans", f"row {n}", "f32", Status.REFUSED, f"reason {n % 5}") for n in range(7)]
+    text = Matrix("some", (*cells, Cell("products", "plain", "bf16", Status.PASS))).markdown()
+    assert "All 7 rows are refused: reason 0; reason 1; reason 2; and others." in text
+    assert "| plain | ✓ |" in text and "row 3" not in text and "### Reasons" not in text
+
+
+def test_sections_of_the_page_that_are_not_made_anew_stay(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
+    page = importlib.import_module("support_matrix")
+    monkeypatch.setattr(page, "PAGE", tmp_path / "matrix.md")
+    monkeypatch.setattr(page, "run", lambda name, **_: Matrix(name, (Cell("g", "r", "", Status.PASS),)))
+    assert page.main(["one", "two"]) == 0
+    assert page.main(["two@cuda", "one"]) == 0
+    text = page.PAGE.read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## one",
+        "## two",
+        "## two on cuda",
+    ]
+    assert page.main(["two"]) == 0 and page.PAGE.read_text() == text
 
 
 @pytest.mark.parametrize(

@@ -95,24 +95,41 @@ class Matrix:
         console.print(self.summary())
 
     def markdown(self) -> str:
-        """The matrix as a section of a Markdown page; the same for the same outcomes."""
+        """The matrix as a section of a Markdown page; the same for the same outcomes. A group of which all is
+        refused is not shown cell by cell.
+        """
         lines = [f"## {self.backend}", ""]
         lines.append(", ".join(f"{self.count(s)} {_WORDS[s]}" for s in _RANK) + ".")
+        refused = self._refused_groups()
         for group, rows in self.groups().items():
             columns = _columns(rows)
             lines += ["", f"### {group}", ""]
+            if group in refused:
+                lines.append(f"All {len(rows)} rows are refused: {'; '.join(refused[group])}.")
+                continue
             lines.append("| | " + " | ".join(c or "outcome" for c in columns) + " |")
             lines.append("|---" + "|:-:" * len(columns) + "|")
             for row, cells in rows.items():
                 signs = (_SIGN[cells[c].status] if c in cells else " " for c in columns)
                 lines.append(f"| {row} | " + " | ".join(signs) + " |")
-        reasons = [c for c in self.cells if c.status is not Status.PASS]
+        reasons = [c for c in self.cells if c.status is not Status.PASS and c.group not in refused]
         if reasons:
             lines += ["", "### Reasons", ""]
             lines += [f"* {c.label}: {c.status}: {' '.join(c.reason.split())}" for c in reasons]
         return "\n".join(lines) + "\n"
 
+    def _refused_groups(self) -> dict[str, list[str]]:
+        """Groups of which nothing passed and nothing failed, with some of the reasons."""
+        found: dict[str, list[str]] = {}
+        for group in dict.fromkeys(cell.group for cell in self.cells):
+            cells = [cell for cell in self.cells if cell.group == group]
+            if all(cell.status is Status.REFUSED for cell in cells):
+                reasons = list(dict.fromkeys(" ".join(cell.reason.split()) for cell in cells))
+                found[group] = reasons if len(reasons) <= _REASONS else [*reasons[:_REASONS], "and others"]
+        return found
 
+
+_REASONS = 3
 _WORDS = {Status.PASS: "passed", Status.REFUSED: "refused", Status.FAIL: "failed"}
 
 
