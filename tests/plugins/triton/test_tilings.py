@@ -132,8 +132,8 @@ def test_halves_of_rows_that_are_walked_as_one_are_read_several_at_once(tmp_path
     assert isinstance(found, Kernel)
     source = emit(found, None, TARGET)
     build([source], tmp_path, {"archs": [90], "driver": 0, "debug": True})
-    (code,) = tmp_path.glob("*.ptx")
-    assert "// 3136" in source.text and ".v4.b32" in code.read_text() and "ld.global.b16" not in code.read_text()
+    code = next(tmp_path.glob("*.ptx")).read_text()
+    assert "// 3136" in source.text and ".v4.b32" in code and "ld.global.b16" not in code
 
 
 def test_no_thread_is_given_hundreds_of_points_to_try():
