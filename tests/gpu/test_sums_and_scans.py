@@ -92,9 +92,9 @@ SCANS: dict[str, Function] = {
     "products": lambda x: (1 + x / 1e4).cumprod(-1),
     "smallest": lambda x: x.cummin(-1),
     "logarithms": lambda x: x.logcumsumexp(-1),
-    "halves": lambda x: x.to(torch.bfloat16).cumsum(-1),
+    "halves": lambda x: x.to(torch.bfloat16).float().cumsum(-1).to(torch.bfloat16),
     "wide": lambda x: x.double().cumsum(-1),
-    "of another scan": lambda x: x.cumsum(-1).cummax(-1),
+    "of another scan": lambda x: (x.nan_to_num() * 8).to(torch.int64).cumsum(-1).cummax(-1),
     "with what is around it": lambda x: torch.where(x > 0, x.cumsum(-1) * x, x.var(-1, keepdim=True)),
 }
 
