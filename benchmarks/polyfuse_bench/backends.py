@@ -18,6 +18,8 @@ INDUCTOR = "inductor"
 POLYFUSE = "polyfuse"
 # What torch.compile costs by itself: the traced graph, run operator by operator.
 DYNAMO = "dynamo"
+# In place of a mode: parameters are constants, in inference.
+FREEZING = "freezing"
 DEFAULT_BACKENDS = (EAGER, INDUCTOR, POLYFUSE)
 
 # Where each compiler keeps what it compiled. A cold start points every one of them at an empty folder.
@@ -27,17 +29,39 @@ CACHE_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "POLYFUSE_CACHE_DIR", "TRITON_CACH
 def compiled(function: F, backend: str, *, dynamic: bool | None = False, **options: Any) -> F:
     """`function` compiled by `backend`; eager is the function itself.
 
-    `"inductor:reduce-overhead"` names a mode too, and `"polyfuse@halide"` the one plugin that generates code.
+    `"inductor:reduce-overhead"` names a mode too, `"inductor:freezing"` (or
+    `"inductor:freezing+max-autotune"`) what treats parameters as constants, and `"polyfuse@halide"` the one
+    plugin that generates code.
     """
     if backend == EAGER:
         return function
     backend, _, mode = backend.partition(":")
     backend, _, plugin = backend.partition("@")
-    if plugin:
+    if plugin and backend == INDUCTOR:
+        # its own generator of that name
+        options["options"] = {"cpu_backend": plugin, "cuda_backend": plugin}
+    elif plugin:
         options["options"] = {"backends": [plugin, "interpreter"]}
-    if mode:
+    if mode.partition("+")[0] == FREEZING:
+        # torch takes a mode or options, but not both
+        more = _options_of(backend, mode.partition("+")[2])
+        options["options"] = {**options.get("options", {}), **more, "freezing": True}
+    elif mode:
         options["mode"] = mode
     return torch.compile(function, backend=resolved(backend), dynamic=dynamic, **options)
+
+
+def _options_of(backend: str, mode: str) -> Mapping[str, Any]:
+    """What a mode stands for."""
+    if not mode:
+        return {}
+    if backend == INDUCTOR:
+        from torch._inductor import list_mode_options
+
+        return dict(list_mode_options(mode))
+    from polyfuse.base.settings import MODES
+
+    return MODES[mode]
 
 
 def resolved(backend: str) -> str | Callable[..., Any]:

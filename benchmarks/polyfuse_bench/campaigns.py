@@ -62,6 +62,7 @@ class Selection:
     together: int = 1
     ahead: int = 0
     limit: float = 0.0
+    cache: str = ""
     known: frozenset[tuple[str, str]] = frozenset()
     effort: Effort = DEFAULT_EFFORT
 
@@ -205,10 +206,15 @@ def tuning(selection: Selection) -> Plan:
 def tournament(selection: Selection) -> Plan:
     from polyfuse_bench.kernels import HUGE, KERNELS
 
+    from polyfuse_bench.tournament import ON_DEVICES
     size = selection.sizes[0] if selection.sizes else "large" if selection.device == CPU else HUGE
     names = _chosen(KERNELS, selection.only, "kernel")
-    tasks = [{"kind": "tournament", "name": name, "size": size, "device": selection.device} for name in names]
-    return [functools.partial(_tournament_row, task) for task in tasks]
+    backends = () if selection.device == CPU else ON_DEVICES
+    if selection.backends != DEFAULT_BACKENDS:
+        backends = selection.backends
+    place = {"size": size, "device": selection.device, "cache": selection.cache, "backends": backends}
+    tasks = [{"kind": "tournament", "name": name, **place} for name in names]
+    return [functools.partial(_own_row, task) for task in tasks]
 
 
 def memory(selection: Selection) -> Plan:
@@ -260,15 +266,8 @@ def _contest_row(task: Mapping[str, Any]) -> Row:
         return _failed(task, str(failure))
 
 
-def _tournament_row(task: Mapping[str, Any]) -> Row:
-    try:
-        return dict(run_child(task))
-    except ChildFailed as failure:
-        return {**task, "races": [], "failures": {"all": str(failure)}}
-
-
 def _own_row(task: Mapping[str, Any]) -> Row:
-    """In this process: opening an accelerator for each row would take longer than the rows."""
+    """In this process: opening an accelerator, or loading torch, for each row would take too long."""
     torch.compiler.reset()
     try:
         return dict(importlib.import_module(TASKS[task["kind"]]).measure(task))
@@ -277,7 +276,8 @@ def _own_row(task: Mapping[str, Any]) -> Row:
 
 
 def _failed(task: Mapping[str, Any], failure: str) -> Row:
-    return {**task, "timings": [], "errors": {}, "failures": {"all": failure}}
+    empty = {"races": []} if task["kind"] == "tournament" else {"timings": [], "errors": {}}
+    return {**task, **empty, "failures": {"all": failure}}
 
 
 def _compile_row(selection: Selection, task: Mapping[str, Any]) -> Row:

@@ -116,9 +116,23 @@ def _place(content: dict[str, Any]) -> str:
     return f" on {content['device_name']}" if content.get("device_name") else ""
 
 
+def _manner(content: dict[str, Any]) -> str:
+    """What all compilers were asked for, in a heading."""
+    modes = {name.partition(":")[2] for name in content.get("backends", ()) if name != EAGER}
+    return f", {modes.pop()}" if len(modes) == 1 and modes != {""} else ""
+
+
+def _plugin(content: dict[str, Any]) -> str:
+    """The plugin that is looked at, in a heading, where several were asked for."""
+    plugins = [
+        name.partition("@")[2] for name in content.get("backends", ()) if name.startswith(f"{POLYFUSE}@")
+    ]
+    return f", {plugins[-1]} beside others" if plugins else ""
+
+
 def _models_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Models{_place(content)}",
+        f"## Models{_manner(content)}{_place(content)}",
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
@@ -145,7 +159,7 @@ def _model_label(row: Row) -> str:
 
 def _kernels_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Kernels{_place(content)}",
+        f"## Kernels{_plugin(content)}{_place(content)}",
         "",
         "One fused function each; *train* cases run the gradients too.",
         "",
@@ -154,6 +168,13 @@ def _kernels_section(content: dict[str, Any]) -> list[str]:
     for size in _in_order(row["size"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["size"] == size]
         lines += [f"### {size}", "", *_timing_table(rows, "kernel", lambda row: row["name"]), ""]
+    failing = [
+        [row["name"], _title(name), _cell(words)]
+        for row in content["rows"]
+        for name, words in row["failures"].items()
+    ]
+    if failing:
+        lines += ["What failed:", "", *_text_table(["kernel", "by", "reason"], failing), ""]
     if content.get("copy_rate"):
         lines += _bandwidth_table(content)
     return lines
@@ -220,6 +241,8 @@ def _timing_table(
     """
     names = _in_order(timing["name"] for row in rows for timing in row["timings"])
     mine = next((name for name in names if name.partition(":")[0] == POLYFUSE), None)
+    # of several plugins, the one that was named last is looked at
+    mine = mine or next((name for name in reversed(names) if name.startswith(f"{POLYFUSE}@")), None)
     compared = [name for name in names if name != mine] if mine else []
     header = [
         what,
@@ -301,22 +324,33 @@ def _build_section(content: dict[str, Any]) -> list[str]:
     ]
 
 
+_TUNING_COLUMNS = (
+    "target",
+    "Inductor",
+    "Polyfuse",
+    "of Inductor's",
+    "added by Inductor",
+    "added by Polyfuse",
+)
+
+
 def _tuning_section(content: dict[str, Any]) -> list[str]:
     table = []
     for row in content["rows"]:
         for start in ("cold", "warm"):
-            theirs, ours = (seconds_of_choice(row[start], name) for name in (INDUCTOR, POLYFUSE))
-            cells = ["failed" if s is None else _time(s) if s else "0 s" for s in (theirs, ours)]
+            theirs, ours = (row[start].get(f"{name}:{MODE}") for name in (INDUCTOR, POLYFUSE))
+            added = [seconds_of_choice(row[start], name) for name in (INDUCTOR, POLYFUSE)]
+            cells = ["failed" if s is None else _time(s) if s else "0 s" for s in (theirs, ours, *added)]
             ratio = f"{ours / theirs:.2f}×" if ours is not None and theirs else ""
-            table.append([f"{row['name']}, {row['mode']}, {start}", *cells, ratio])
+            table.append([f"{row['name']}, {row['mode']}, {start}", *cells[:2], ratio, *cells[2:]])
     return [
         f"## Tuning time{_place(content)}",
         "",
-        f"What `mode={MODE!r}` adds to the time from `torch.compile` to the first result in a fresh process.",
-        "*cold*: every cache empty; *warm*: a second process with the first one's caches.",
+        f"From `torch.compile` with `mode={MODE!r}` to the first result in a fresh process, and what the",
+        "mode adds to that. *cold*: every cache empty; *warm*: a second process with the first one's caches.",
         "",
         *_facts(content),
-        *_markdown(["target", "Inductor", "Polyfuse", "of Inductor's"], table),
+        *_markdown([*_TUNING_COLUMNS], table),
         "",
     ]
 

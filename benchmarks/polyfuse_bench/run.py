@@ -87,6 +87,7 @@ def _selection(options: argparse.Namespace, effort: Effort) -> campaigns.Selecti
         together=options.together,
         ahead=options.ahead,
         limit=options.limit,
+        cache=options.cache,
         effort=effort,
     )
 
@@ -184,6 +185,9 @@ def _parser() -> argparse.ArgumentParser:
     measured.add_argument("--ahead", type=int, default=0, help="processes that compile products beforehand")
     measured.add_argument(
         "--resume", type=Path, help="result file of products: its rows are kept, and only others are measured"
+    )
+    measured.add_argument(
+        "--cache", default="", help="tournament: keep kernels in this folder; a second run only times them"
     )
     operators = parser.add_argument_group("opdb")
     operators.add_argument("--dtypes", type=_names, default=("float32", "int64", "bfloat16"))

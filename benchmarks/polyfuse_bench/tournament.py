@@ -1,9 +1,13 @@
 """Which backend wins the kernels of one function, when all that can generate them are raced, and how much
 that gains over the order in which they are asked.
+
+All rows run in one process: the races themselves have one of their own. In a folder that is kept, a second
+run finds every kernel built and only times them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,32 +19,54 @@ from polyfuse_bench.backends import resolved
 from polyfuse_bench.devices import CPU
 from polyfuse_bench.kernels import KERNELS, runner
 
+ON_DEVICES = ("triton", "halide")
+"""Who is raced on devices, where the second one generates nothing unless it is named."""
+
 OPTIONS = {"tournament": True, "tune_kernels": True, "strict": True, "progress": "off"}
 
 
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The races of `task["name"]` at `task["size"]`."""
+    """The races of `task["name"]` at `task["size"]`, with kernels kept in `task["cache"]` if given."""
     case = KERNELS[task["name"]]
     device = task.get("device", CPU)
     torch.manual_seed(0)
     with torch.device(device):
         arguments = case.arguments(task["size"])
-    with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as folder:
-        options = {**OPTIONS, "cache_dir": folder}
+    with _folder(task.get("cache", "")) as folder:
+        _forget(Path(folder))
+        options = {**OPTIONS, "cache_dir": folder, **_named(task)}
         function = torch.compile(case.function, backend=resolved("polyfuse"), dynamic=False, options=options)
         with torch.set_grad_enabled(case.backward):
             runner(case, function, arguments)()
-        races = _races(Path(folder), device)
+        races = _races(Path(folder), device, _named(task))
     return {"name": case.name, "size": task["size"], "races": races, "failures": {}}
 
 
-def _races(folder: Path, device: str) -> list[dict[str, Any]]:
+def _named(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The option that names who takes part, if not all that serve a device unasked."""
+    return {"backends": [*task["backends"], "interpreter"]} if task.get("backends") else {}
+
+
+def _folder(cache: str) -> contextlib.AbstractContextManager[str]:
+    return contextlib.nullcontext(cache) if cache else tempfile.TemporaryDirectory(prefix="polyfuse-bench-")
+
+
+def _forget(folder: Path) -> None:
+    """Drop what was timed, for this row or before it; kernels stay."""
+    from polyfuse.cache.timings import TimingStore
+
+    store = TimingStore(folder)
+    for key, _ in list(store.entries()):
+        store.forget(key)
+
+
+def _races(folder: Path, device: str, named: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Each raced kernel: milliseconds of every backend in its best configuration, and who is asked first."""
     from polyfuse.base.settings import Settings
     from polyfuse.cache.timings import LOST, TimingStore
     from polyfuse.plugin import PluginManager
 
-    order = PluginManager(Settings.resolve()).order(torch.device(device).type)
+    order = PluginManager(Settings.resolve(None, named)).order(torch.device(device).type)
     found = []
     for _, measured in TimingStore(folder).entries():
         best: dict[str, float] = {}

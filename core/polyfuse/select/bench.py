@@ -27,7 +27,7 @@ _MOST_COPIES = 64
 # Seconds that one sample takes at least, for calls far shorter than that.
 _SAMPLE_SECONDS = 0.002
 # A single run that takes longer than this tells enough at first.
-_LONG_SECONDS = 0.002
+_LONG_SECONDS = 0.01
 # Random numbers that are drawn; larger operands repeat them, out of step with any row.
 _DRAWN = 65537
 

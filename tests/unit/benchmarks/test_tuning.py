@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from polyfuse_bench import campaigns, report
-from polyfuse_bench.backends import DEFAULT_BACKENDS
+import dataclasses
+
+import pytest
+import torch
+from polyfuse_bench import campaigns, report, tournament
+from polyfuse_bench.backends import DEFAULT_BACKENDS, compiled
 from polyfuse_bench.tournament import _races, gain, winner
 from polyfuse_bench.tuning import CONTENDERS, MODE, seconds_of_choice
 
@@ -35,9 +39,9 @@ def test_the_table(monkeypatch):
     row = {"name": "bert", "mode": "forward", "cold": COLD, "warm": WARM, "failures": {}}
     lines = report._tuning_section({"rows": [row, {**row, "cold": {}, "warm": {}}]})
     text = "\n".join(lines)
-    assert "| bert, forward, cold | 40 s | 10 s | 0.25× |" in text
-    assert "| bert, forward, warm | 1 s | 0 s | 0.00× |" in text
-    assert "| bert, forward, cold | failed | failed |" in text
+    assert "| bert, forward, cold | 50 s | 14 s | 0.28× | 40 s | 10 s |" in text
+    assert "| bert, forward, warm | 6 s | 2.9 s | 0.48× | 1 s | 0 s |" in text
+    assert "| bert, forward, cold | failed | failed |  | failed | failed |" in text
 
 
 RACE = {"kernel": "k", "milliseconds": {"one": 2.0, "two": 1.0}, "first": "one"}
@@ -69,6 +73,48 @@ def test_the_table_of_a_tournament(monkeypatch):
     )
 
 
-def test_the_campaign_has_a_row_for_each_kernel():
-    plan = campaigns.tournament(campaigns.Selection(backends=DEFAULT_BACKENDS, only=("softmax",)))
-    assert len(plan) == 1
+def test_the_campaign_has_a_row_for_each_kernel(monkeypatch):
+    asked = []
+    monkeypatch.setattr(tournament, "measure", lambda task: asked.append(task) or {"races": []})
+    selection = campaigns.Selection(backends=DEFAULT_BACKENDS, only=("softmax",), cache="folder")
+    (row,) = campaigns.tournament(selection)
+    assert row() == {"races": []} and asked[0]["cache"] == "folder" and asked[0]["size"] == "large"
+    (on_device,) = campaigns.tournament(dataclasses.replace(selection, device="cuda"))
+    assert on_device() == {"races": []} and asked[1]["backends"] == ("triton", "halide")
+    assert tournament._named(asked[1]) == {"backends": ["triton", "halide", "interpreter"]}
+    assert tournament._named(asked[0]) == {}
+    monkeypatch.setattr(tournament, "measure", lambda task: 1 / 0)
+    assert row()["races"] == [] and "ZeroDivisionError" in row()["failures"]["all"]
+
+
+def test_a_second_row_does_not_see_what_was_timed_before(tmp_path, monkeypatch):
+    store = TimingStore(tmp_path)
+    store.write("ab", Measured({"interpreter": 3.0, "cpp": 2.0}, "cpp", "kernel k"))
+    assert _races(tmp_path, "cpu")
+    tournament._forget(tmp_path)
+    assert not _races(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("inductor:freezing", {"freezing": True}),
+        ("polyfuse:freezing", {"freezing": True}),
+        ("polyfuse:freezing+max-autotune-no-cudagraphs", {"tune_kernels": True, "freezing": True}),
+        ("inductor:freezing+max-autotune-no-cudagraphs", {"max_autotune": True, "freezing": True}),
+    ],
+)
+def test_parameters_as_constants(monkeypatch, name, given):
+    seen = {}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: seen.update(options) or function)
+    compiled(len, name)
+    assert "mode" not in seen and given.items() <= seen["options"].items()
+    seen.clear()
+    compiled(len, "inductor:reduce-overhead")
+    assert seen["mode"] == "reduce-overhead" and "options" not in seen
+
+
+def test_a_heading_says_what_all_compilers_were_asked_for():
+    assert report._manner({"backends": ["eager", "inductor:freezing", "polyfuse:freezing"]}) == ", freezing"
+    assert report._manner({"backends": ["eager", "inductor", "polyfuse:freezing"]}) == ""
+    assert report._manner({"backends": list(DEFAULT_BACKENDS)}) == "" == report._manner({})
