@@ -212,6 +212,23 @@ def test_markdown_and_table_show_every_status(capsys):
     assert "no sine here" in capsys.readouterr().out
 
 
+class Picky(InterpreterBackend):
+    """Refuses copies only when it emits them."""
+
+    name = "picky"
+
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        if kernel.name.startswith("copy"):
+            raise UnsupportedError("no copies", "another backend computes it")
+        return super().emit(kernel, config)
+
+
+def test_the_contract_is_checked_on_kernels_that_are_not_refused():
+    matrix = Run(Picky(Settings.resolve()), "cpu").matrix((*memory_cases(True), *scalar_cases(True)))
+    assert matrix.ok and any("no copies" in cell.reason for cell in matrix.cells)
+    assert sum(cell.group == "contract" for cell in matrix.cells) > 5
+
+
 def test_groups_of_which_all_is_refused_are_one_line():
     cells = [Cell("scans", f"row {n}", "f32", Status.REFUSED, f"reason {n % 5}") for n in range(7)]
     text = Matrix("some", (*cells, Cell("products", "plain", "bf16", Status.PASS))).markdown()
