@@ -276,6 +276,12 @@ class Settings:
     nan_asserts: bool = _option(
         False, "Check every result of every kernel for NaN and infinity.", affects_code=True
     )
+    index_asserts: bool = _option(
+        False,
+        "Raise where a position given by data (`x[i]`, `gather`, `scatter`, embeddings) does not exist, as "
+        "eager mode does. Otherwise the nearest element is read, and nothing is written there.",
+        affects_code=True,
+    )
     fuel: int | None = _option(
         None,
         "Only the first this many fusions and rewrites happen: to find the one that is at fault.",

@@ -24,7 +24,9 @@ from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, before_autograd, decomp
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.freezing import freeze, values_of
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
+from polyfuse.frontend.index_checks import check_positions
 from polyfuse.frontend.layouts import spread_channels_last
+from polyfuse.frontend.rewrite_tools import Rewriting
 from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
 from polyfuse.runtime.frozen import FrozenProgram
 from polyfuse.torch_compat import aot, decomp, dynamo, fake, fx, ops, shapes
@@ -176,7 +178,11 @@ def _rewritten(
     gm: GraphModule, kind: GraphKind, settings: Settings, more: MoreRewrites | None
 ) -> tuple[tuple[str, int], ...]:
     """How often each rewrite applied."""
-    return rewrite_graph(gm, settings, stage=kind, more=more) if settings.graph_rewrites else ()
+    done = rewrite_graph(gm, settings, stage=kind, more=more) if settings.graph_rewrites else ()
+    if settings.index_asserts and kind != "backward":
+        done = (*done, ("check-positions", check_positions(Rewriting(gm, settings, kind))))
+        gm.recompile()
+    return done
 
 
 def _adopt_inputs(gm: GraphModule, inputs: Sequence[Any], mode: Any) -> None:

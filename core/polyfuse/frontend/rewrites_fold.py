@@ -132,11 +132,13 @@ def _uniform_result(node: Node, value: torch.Tensor) -> bool | int | float | Non
     return _evaluate(node.target, arguments, value, **keywords)
 
 
-def _scalar(node: Any) -> torch.Tensor:
-    """A real tensor of one element that promotes like the node's own."""
-    traced = node.meta["val"]
-    number = uniform_value(node)
+def _scalar(arg: Any) -> torch.Tensor:
+    """A real tensor of one element that promotes like a node, or like the plain number that `vmap` leaves."""
+    number = uniform_value(arg)
     with fake.real_tensors():
+        if not isinstance(arg, torch.fx.Node):
+            return torch.tensor(number, device="cpu")
+        traced = arg.meta["val"]
         return torch.full([1] * traced.dim(), number, dtype=traced.dtype, device="cpu")
 
 

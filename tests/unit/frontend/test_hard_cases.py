@@ -175,6 +175,16 @@ def test_inference_mode_and_autocast(inner: Any) -> None:
         torch.testing.assert_close(compiled(x), model(x), rtol=2e-2, atol=2e-2)
 
 
+def test_numbers_under_vectorised_maps(inner: Any) -> None:
+    """There `t * 2` becomes a cast of a plain number."""
+    x = torch.randn(3, 4)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.func.vmap(torch.func.vmap(lambda t: t * 2 + 1))(x)
+
+    close(inner.compile(function)(x), function(x))
+
+
 def test_double_use_of_one_input(inner: Any) -> None:
     x = torch.randn(3, requires_grad=True)
     y = x.detach().clone().requires_grad_()
