@@ -95,6 +95,7 @@ def kernels(selection: Selection) -> Plan:
             "backends": selection.backends,
             "effort": effort,
             "device": selection.device,
+            "apart": selection.together > 1,
         }
         for name in _chosen(KERNELS, selection.only, "kernel")
         for size in selection.sizes or (SIZES if selection.device == CPU else (HUGE,))
@@ -205,8 +206,8 @@ def tuning(selection: Selection) -> Plan:
 
 def tournament(selection: Selection) -> Plan:
     from polyfuse_bench.kernels import HUGE, KERNELS
-
     from polyfuse_bench.tournament import ON_DEVICES
+
     size = selection.sizes[0] if selection.sizes else "large" if selection.device == CPU else HUGE
     names = _chosen(KERNELS, selection.only, "kernel")
     backends = () if selection.device == CPU else ON_DEVICES

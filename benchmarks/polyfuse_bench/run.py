@@ -46,7 +46,7 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     """Run one campaign, showing each row as it comes, and write its file."""
     began = time.monotonic()
     effort = QUICK if options.quick else Effort()
-    together = options.together if kind == "models" else 1
+    together = options.together if kind in ("models", "kernels") else 1
     place = () if options.device == CPU else (options.device,)
     facts: dict[str, Any] = {
         "backends": options.backends,
@@ -180,7 +180,7 @@ def _parser() -> argparse.ArgumentParser:
         "--together",
         type=int,
         default=1,
-        help="models (compile: processes) that are prepared side by side and then timed one by one",
+        help="models, kernels (compile: processes) that are prepared side by side and then timed one by one",
     )
     measured.add_argument("--ahead", type=int, default=0, help="processes that compile products beforehand")
     measured.add_argument(
