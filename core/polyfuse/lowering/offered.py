@@ -74,9 +74,17 @@ class OpenContext(LoweringContext):
         """Reduce `dims` of an iteration space."""
         return reduction.reduce(self, kind, size, dims, values, results)
 
-    def call(self, node: Any, op: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Any:
+    def call(
+        self,
+        node: Any,
+        op: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        offered: bool = False,
+    ) -> Any:
         """A library call whose results are those of `node`."""
-        return extern.call(self, node.meta["val"], op, args, kwargs)
+        return extern.call(self, node.meta["val"], op, args, kwargs, template=offered)
 
 
 def combined(

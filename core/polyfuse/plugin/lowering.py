@@ -141,9 +141,17 @@ class LoweringContext(Protocol):
         """The next name with this prefix that nothing in the graph has."""
 
     def call(
-        self, node: TracedNode, op: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+        self,
+        node: TracedNode,
+        op: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        offered: bool = False,
     ) -> Any:
-        """Call an operator of the library, by its name, whose results are those of `node`."""
+        """Call an operator of the library, by its name, whose results are those of `node`; `offered`:
+        plugins' choices may take the call over.
+        """
 
     def inline(self, module: Any, arguments: Sequence[Any]) -> Any:
         """What a traced function of numbers, such as an argument of a higher-order operator, gives for some

@@ -17,7 +17,7 @@ def polyfuse_manifest() -> Manifest:
         api=(1, 0),
         device_types=("cpu",),
         load="polyfuse_numpy.backend:NumpyBackend",
-        offers=(Offer.KERNELS, Offer.LOWERINGS, Offer.REWRITES),
+        offers=(Offer.KERNELS, Offer.LOWERINGS, Offer.REWRITES, Offer.CHOICES),
         requires=Requires(packages=("numpy>=1.26",)),
         summary="Kernels as NumPy programs: an example",
     )
@@ -34,9 +34,17 @@ def polyfuse_doctor() -> list[Finding]:
 @hookimpl
 def polyfuse_lowerings() -> dict[str, object]:
     """Bring the lowerings of operators."""
-    from polyfuse_numpy.lowerings import LOWERINGS
+    from polyfuse_numpy import lowerings, templates
 
-    return LOWERINGS
+    return lowerings.LOWERINGS | templates.LOWERINGS
+
+
+@hookimpl
+def polyfuse_choices(device_type: str) -> tuple[object, ...]:
+    """Offer a template for an operator."""
+    from polyfuse_numpy.templates import CHOICES
+
+    return CHOICES if device_type == "cpu" else ()
 
 
 @hookimpl

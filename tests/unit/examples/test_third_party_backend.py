@@ -17,6 +17,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.compiler.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.plugin import Extensions, PluginManager, State
+from polyfuse.select import heat
 from polyfuse.testing.conformance import run
 
 EXAMPLE = ROOT / "examples" / "third_party_backend"
@@ -107,6 +108,37 @@ def test_its_operator_becomes_part_of_a_kernel(installed) -> None:
     assert ours.calls == () and ours.kernels == 1 and ("numpy.exact-reciprocal", 1) in ours.rewrites
     assert others.calls == ("polyfuse_numpy.swiglu.default",), "it is not in charge, so it adds nothing"
     assert not [name for name, _ in others.rewrites if name.startswith("numpy")]
+
+
+@pytest.mark.parametrize("fastest", ["numpy:blocks block=8", "library"])
+def test_a_template_for_its_operator_is_raced(installed, monkeypatch, tmp_path, fastest) -> None:
+    def race(track, problem, candidates, *_):
+        track.prepare(problem)
+        for candidate in candidates:
+            track.first(candidate)
+            assert track.check(candidate, candidates[0]) <= 1
+        return {c.name: 1.0 if c.name == fastest else 2.0 for c in candidates}
+
+    monkeypatch.setattr(heat, "race", race)
+    torch._dynamo.reset()
+    reset_reports()
+    distances = importlib.import_module("polyfuse_numpy.operators").distances
+    options = {"backends": ["numpy"], "strict": True, "matrix_products": "fastest", "tune_in_process": True}
+    compiled = torch.compile(
+        lambda a, b: distances(a, b).sqrt(),
+        backend="polyfuse",
+        options={**options, "cache_dir": str(tmp_path)},
+        dynamic=False,
+    )
+    for rows in (19, 1):
+        a, b = torch.randn(rows, 5), torch.randn(7, 5)
+        torch.testing.assert_close(compiled(a, b), distances(a, b).sqrt())
+        (call,) = last_reports()[-1].calls
+        assert call.startswith("polyfuse_numpy" if fastest == "library" else "object.")
+    found = compiled(a.double(), b.double())
+    torch.testing.assert_close(found, distances(a.double(), b.double()).sqrt())
+    assert last_reports()[-1].calls == ("polyfuse_numpy.distances.default",)
+    assert any(d.reason == "only tensors of f32 have a template" for d in last_reports()[-1].decisions)
 
 
 @pytest.mark.parametrize(("divisor", "changed"), [(8, 1), (-0.25, 1), (3.0, 0), (2.0**200, 0), (1e-45, 0)])
