@@ -19,7 +19,7 @@ from polyfuse_triton.traits import traits_of
 
 __all__ = ["TritonBackend"]
 
-_VERSION = "1"
+_VERSION = "2"
 # A few values kept in memory cost nothing that can be measured.
 _SPILLS_TAKEN = 32
 # What is done with a product's sums needs registers once, beside a loop that needs all of them.

@@ -19,6 +19,7 @@ from typing import Any
 from polyfuse_triton.assembler import choose_assembler
 from polyfuse_triton.header import HEADER
 from polyfuse_triton.meta import WORKSPACE, KernelMeta
+from polyfuse_triton.packed import taken_apart
 
 __all__ = ["Compiled", "compile_kernel", "function_of"]
 
@@ -74,7 +75,10 @@ def compile_kernel(function: Any, meta: KernelMeta, arch: int, driver: int, debu
         said = io.StringIO()
         for name, stage in stages.items():
             with contextlib.redirect_stdout(said):
-                made = results[name] = stage(made, facts)
+                made = stage(made, facts)
+            if name == "ptx":
+                made = taken_apart(made)
+            results[name] = made
     spills = _SPILLS.search(said.getvalue())
     registers = _REGISTERS.search(said.getvalue())
     return Compiled(
