@@ -14,9 +14,10 @@ import halide as hl
 
 from polyfuse_halide.library.arithmetic import Value, expr
 from polyfuse_halide.library.convert import memory_type
-from polyfuse_halide.library.device_reduce import DeviceReduction, flat_of, places_of
+from polyfuse_halide.library.device_reduce import DeviceReduction, places_of
 from polyfuse_halide.library.device_scan import DeviceScan
-from polyfuse_halide.library.reduce import Body, Tail, define, reads
+from polyfuse_halide.library.passes import Body, define, flat_of, reads
+from polyfuse_halide.library.reduce import Tail
 from polyfuse_halide.library.stages import Program
 
 __all__ = ["DeviceProgram", "Grid"]

@@ -11,7 +11,7 @@ import halide as hl
 from polyfuse_halide.library.arithmetic import Value, expr
 from polyfuse_halide.library.combine import merge_scan
 from polyfuse_halide.library.device_reduce import Threads
-from polyfuse_halide.library.reduce import Body, define, reads
+from polyfuse_halide.library.passes import Body, define, reads
 
 __all__ = ["DeviceScan"]
 

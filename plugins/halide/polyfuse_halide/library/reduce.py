@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,38 +10,12 @@ import halide as hl
 
 from polyfuse_halide.library.arithmetic import Value, expr
 from polyfuse_halide.library.combine import Fold, Moments
-from polyfuse_halide.library.convert import convert
 from polyfuse_halide.library.exponentials import exp
+from polyfuse_halide.library.passes import Body, Pass, Reductions, define, flat_of, reads, total
 
-__all__ = ["Body", "Reduction", "Tail", "define", "reads"]
+__all__ = ["Reduction", "Tail"]
 
-Body = Callable[..., Sequence[Value]]
 Tail = hl.TailStrategy.GuardWithIf
-
-
-def define(func: Any, place: Sequence[Any], values: Sequence[Value]) -> None:
-    """Say what a stage is at a place, outermost first: one value or several."""
-    func[tuple(reversed(place))] = values[0] if len(values) == 1 else hl.Tuple(tuple(values))
-
-
-def reads(func: Any, place: Sequence[Any], count: int) -> list[Value]:
-    """The values of a stage at a place, outermost first."""
-    found = func[tuple(reversed(place))]
-    return [expr(found)] if count == 1 else [expr(found[k]) for k in range(count)]
-
-
-def _product(values: Sequence[Any]) -> Any:
-    found: Any = 1
-    for value in values:
-        found = value if isinstance(found, int) and found == 1 else found * value
-    return found
-
-
-def _flat(places: Sequence[Any], sizes: Sequence[Any]) -> Any:
-    found: Any = 0
-    for place, size in zip(places, sizes):
-        found = place if isinstance(found, int) and found == 0 else found * size + place
-    return found
 
 
 def _domain(extents: Sequence[Any], name: str) -> tuple[Any, list[Any]]:
@@ -52,31 +26,18 @@ def _domain(extents: Sequence[Any], name: str) -> tuple[Any, list[Any]]:
 
 
 @dataclass
-class _Pass:
+class _Pass(Pass):
     """Some folds and moments that share one loop.
 
     `lanes` is the width of a vector along the last loop, 1 where lanes run elsewhere.
     """
 
-    name: str
-    axes: Sequence[Any]
-    sizes: Sequence[Any]
-    parts: Sequence[Fold | Moments]
-    body: Body
-    lanes: int
-    unroll: int
-    func: Any = None
-    inner: list[Any] = field(default_factory=list)
-    loops: list[Any] = field(default_factory=list)
-    places: list[tuple[int, int]] = field(default_factory=list)
+    unroll: int = 1
+    inner: list[Any] = field(default_factory=list, init=False)
+    loops: list[Any] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        at = 0
-        for part in self.parts:
-            width = part.width if isinstance(part, Fold) else 2
-            self.places.append((at, at + width))
-            at += width
-        self.count = at
+        super().__post_init__()
         last = self.sizes[-1]
         if isinstance(last, int):
             while self.lanes > last:
@@ -90,39 +51,11 @@ class _Pass:
         else:
             self._along()
 
-    def _start(self) -> list[Value]:
-        return [value for part in self.parts for value in part.start()]
-
-    def _take(self, state: Sequence[Value], operands: Sequence[Value], before: Value) -> list[Value]:
-        found: list[Value] = []
-        at = 0
-        for part, (low, high) in zip(self.parts, self.places):
-            if isinstance(part, Moments):
-                found += part.take(state[low:high], operands[at], before)
-                at += 1
-            else:
-                found += part.merge(state[low:high], part.lift(operands[at : at + part.width]))
-                at += part.width
-        return found
-
-    def _merge(
-        self, left: Sequence[Value], count: Value, right: Sequence[Value], other: Value
-    ) -> tuple[list[Value], Value]:
-        found: list[Value] = []
-        for part, (low, high) in zip(self.parts, self.places):
-            if isinstance(part, Moments):
-                kind = part.dtype
-                a, b = convert(count, "i32", kind), convert(other, "i32", kind)
-                found += part.merge(left[low:high], a, right[low:high], b)[0]
-            else:
-                found += part.merge(left[low:high], right[low:high])
-        return found, count + other
-
     def _plain(self) -> None:
         define(self.func, self.axes, self._start())
         _, loops = _domain(self.sizes, f"{self.name}_r")
         state = reads(self.func, self.axes, self.count)
-        before = expr(_flat(loops, self.sizes))
+        before = expr(flat_of(loops, self.sizes))
         define(self.func, self.axes, self._take(state, self.body(*self.axes, *loops), before))
         self.loops = loops
 
@@ -135,15 +68,15 @@ class _Pass:
         define(part, place, self._start())
         rounds, rest = last // wide, last % wide
         _, loops = _domain([*outer, rounds], f"{self.name}_r")
-        before = expr(_flat(loops, [*outer, rounds]))
+        before = expr(flat_of(loops, [*outer, rounds]))
         operands = self.body(*self.axes, *loops[:-1], loops[-1] * wide + lane)
         define(part, place, self._take(reads(part, place, self.count), operands, before))
-        outer_count = _product(outer)
+        outer_count = total(outer)
         has_rest = not isinstance(rest, int) or rest > 0
         tail: list[Any] = []
         if has_rest:
             _, tail = _domain([*outer, rest], f"{self.name}_t")
-            before = expr(_flat(tail[:-1], outer) + outer_count * rounds)
+            before = expr(flat_of(tail[:-1], outer) + outer_count * rounds)
             operands = self.body(*self.axes, *tail[:-1], tail[-1] + rounds * wide)
             spot = [*self.axes, tail[-1]]
             define(part, spot, self._take(reads(part, spot, self.count), operands, before))
@@ -157,25 +90,18 @@ class _Pass:
             (reads(part, [*self.axes, lane + self.lanes * u], self.count), count(lane + self.lanes * u))
             for u in range(self.unroll)
         ]
-        define(joined, place, self._tree(copies)[0])
+        define(joined, place, self._tree(copies))
 
         def joint(at: int) -> Value:
-            total = count(hl.i32(at))
+            taken = count(hl.i32(at))
             for u in range(1, self.unroll):
-                total = total + count(hl.i32(at + self.lanes * u))
-            return total
+                taken = taken + count(hl.i32(at + self.lanes * u))
+            return taken
 
         singles = [(reads(joined, [*self.axes, hl.i32(k)], self.count), joint(k)) for k in range(self.lanes)]
-        define(self.func, self.axes, self._tree(singles)[0])
+        define(self.func, self.axes, self._tree(singles))
         self.inner = [part, joined]
         self._schedule_lanes(part, joined, lane, loops, tail)
-
-    def _tree(self, states: list[tuple[list[Value], Value]]) -> tuple[list[Value], Value]:
-        while len(states) > 1:
-            half = (len(states) + 1) // 2
-            merged = [self._merge(*states[k], *states[k + half]) for k in range(len(states) - half)]
-            states = merged + states[len(states) - half : half]
-        return states[0]
 
     def _schedule_lanes(self, part: Any, joined: Any, lane: Any, loops: list[Any], tail: list[Any]) -> None:
         self.finish_lanes = (part, joined, lane, loops, tail)
@@ -207,65 +133,18 @@ class _Pass:
 
 
 @dataclass
-class Reduction:
-    """All reductions of one loop of the kernel.
+class Reduction(Reductions[_Pass]):
+    """All reductions of one loop of the kernel, each pass in lanes along it or at each lane of an axis."""
 
-    Args:
-        kinds: (kind, type, type of positions) of each, in order.
-        body: their operands, one after the other, at a point of the axes and loops.
-    """
+    unroll: int = 1
 
-    name: str
-    axes: Sequence[Any]
-    sizes: Sequence[Any]
-    kinds: Sequence[tuple[str, str, str]]
-    body: Body
-    lanes: int
-    unroll: int
-    passes: list[_Pass] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        widths = [2 if k in ("argmin", "argmax") else 1 for k, _, _ in self.kinds]
-        starts = [sum(widths[:k]) for k in range(len(widths))]
-        first: list[Fold | Moments] = []
-        for kind, dtype, position in self.kinds:
-            if kind == "welford":
-                first.append(Moments(dtype))
-            else:
-                first.append(Fold("max" if kind == "online_softmax" else kind, dtype, position))
-        main = self._pass(self.name, first, self.body)
-        self.passes.append(main)
-        softmax = [k for k, (kind, _, _) in enumerate(self.kinds) if kind == "online_softmax"]
-        if not softmax:
-            return
-
-        def shifted(*places: Any) -> list[Value]:
-            operands = self.body(*places)
-            largest = reads(main.func, places[: len(self.axes)], main.count)
-            return [exp(operands[starts[k]] - largest[main.places[k][0]]) for k in softmax]
-
-        sums: list[Fold | Moments] = [Fold("sum", self.kinds[k][1]) for k in softmax]
-        self.passes.append(self._pass(f"{self.name}_sum", sums, shifted))
-
-    def _pass(self, name: str, parts: Sequence[Fold | Moments], body: Body) -> _Pass:
+    def make_pass(self, name: str, parts: Sequence[Fold | Moments], body: Body) -> _Pass:
+        """A pass over the loop."""
         return _Pass(name, self.axes, self.sizes, parts, body, self.lanes, self.unroll)
 
-    def __call__(self, *axes: Any) -> list[list[Value]]:
-        """The results of each reduction at a point."""
-        main = self.passes[0]
-        state = reads(main.func, axes, main.count)
-        found: list[list[Value]] = []
-        at = 0
-        for (kind, dtype, _), (low, high) in zip(self.kinds, main.places):
-            results = state[low:high]
-            if kind == "welford":
-                total = hl.i32(1) * _product(self.sizes)
-                results = [*results, convert(total, "i32", dtype)]
-            elif kind == "online_softmax":
-                results = [*results, reads(self.passes[1].func, axes, self.passes[1].count)[at]]
-                at += 1
-            found.append(results)
-        return found
+    def share(self, x: Value) -> Value:
+        """e**x."""
+        return exp(x)
 
     @property
     def funcs(self) -> list[Any]:

@@ -14,7 +14,7 @@ import halide as hl
 
 from polyfuse_halide.library.arithmetic import Value
 from polyfuse_halide.library.combine import merge_scan
-from polyfuse_halide.library.reduce import define, reads
+from polyfuse_halide.library.passes import define, reads
 
 __all__ = ["TILE", "RowScan", "turn"]
 

@@ -11,7 +11,8 @@ import halide as hl
 from polyfuse_halide.library.arithmetic import Value, add, expr, maximum, minimum, mul
 from polyfuse_halide.library.combine import merge_scan
 from polyfuse_halide.library.convert import convert, memory_type, widened
-from polyfuse_halide.library.reduce import Body, Reduction, define, reads
+from polyfuse_halide.library.passes import Body, define, reads
+from polyfuse_halide.library.reduce import Reduction
 from polyfuse_halide.library.scans import RowScan
 
 __all__ = ["Program", "Schedule", "as_i64", "at", "checked_at", "index", "largest", "least", "shared"]
