@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from fake_graphs import FakeDevice, fake_graph_device
+from fake_graphs import FakeDevice
 from obstacle import layers, obstacle
 from polyfuse.compiler.explain import explain_graph
-from polyfuse.compiler.report import last_reports, reset_reports
-from polyfuse.runtime.device_graphs import GraphStatus
+from polyfuse.compiler.report import last_reports
+from recorded_on_device import status
+from recording_in_parts import compiled, fresh_device, operands, same
 
 _devices: list[FakeDevice] = []
 
@@ -44,34 +45,10 @@ def with_culprit(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def device() -> Iterator[FakeDevice]:
-    torch._dynamo.reset()
-    reset_reports()
-    with fake_graph_device() as made:
+    with fresh_device() as made:
         _devices.append(made)
         yield made
         _devices.clear()
-    torch._dynamo.reset()
-
-
-def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    dynamic = options.pop("dynamic", False)
-    chosen = {"device_graphs": True, "backends": ["interpreter"], "strict": True, **options}
-    made: Callable[..., Any] = torch.compile(fn, backend="polyfuse", dynamic=dynamic, options=chosen)
-    return made
-
-
-def status(kind: str = "") -> GraphStatus:
-    found = [r.recording for r in last_reports() if kind in ("", r.kind)][-1]
-    assert found is not None
-    return found
-
-
-def same(actual: object, expected: object) -> None:
-    torch.testing.assert_close(actual, expected)
-
-
-def operands(rows: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(rows, 4), torch.randn(4, 4)
 
 
 def calls(run: Callable[..., Any], fn: Callable[..., Any], count: int, rows: int = 3) -> None:

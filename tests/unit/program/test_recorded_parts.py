@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fake_graphs import FakeDevice, fake_graph_device
+from fake_graphs import FakeDevice
 from obstacle import around, layers, obstacle
 from polyfuse.compiler.explain import explain_graph
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.report import last_reports
 from polyfuse.program.device_graphs import part_fault
 from polyfuse.program.steps import Part
-from polyfuse.runtime.device_graphs import GraphStatus
 from polyfuse.runtime.module import CompiledModule
 from program_builder import Builder, add, add_one
+from recorded_on_device import status
+from recording_in_parts import compiled, fresh_device, operands, same
 
 
 @pytest.fixture(autouse=True)
 def device() -> Iterator[FakeDevice]:
-    torch._dynamo.reset()
-    reset_reports()
-    with fake_graph_device() as made:
+    with fresh_device() as made:
         yield made
-    torch._dynamo.reset()
-
-
-def compiled(fn: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    dynamic = options.pop("dynamic", False)
-    chosen = {"device_graphs": True, "backends": ["interpreter"], "strict": True, **options}
-    made: Callable[..., Any] = torch.compile(fn, backend="polyfuse", dynamic=dynamic, options=chosen)
-    return made
-
-
-def status(kind: str = "") -> GraphStatus:
-    found = [r.recording for r in last_reports() if kind in ("", r.kind)][-1]
-    assert found is not None
-    return found
-
-
-def same(actual: object, expected: object) -> None:
-    torch.testing.assert_close(actual, expected)
-
-
-def operands(rows: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(rows, 4), torch.randn(4, 4)
 
 
 def test_what_is_before_and_after_is_recorded(device: FakeDevice) -> None:
