@@ -47,14 +47,14 @@ def limited(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def same_state(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing compiled, recorded or warned of before; the same seed; nothing running.
+    """Nothing compiled, recorded or warned of before; the same seed, 0 or the module's SEED; nothing running.
 
     After an illegal access the driver refuses all further work of the process: the test that made it fails,
     and those behind it are skipped with the reason.
     """
     if _lost:
         pytest.skip(f"the device was lost in {_lost[0]}")
-    _begin()
+    _begin(getattr(request.module, "SEED", 0))
     yield
     torch._dynamo.reset()
     try:
@@ -66,7 +66,7 @@ def same_state(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.cuda.empty_cache()
 
 
-def _begin() -> None:
+def _begin(seed: int) -> None:
     torch._dynamo.reset()
     reset_reports()
     reset_warned()
@@ -79,4 +79,4 @@ def _begin() -> None:
     torch.cuda.set_device(0)
     torch.cuda.set_stream(torch.cuda.default_stream())
     torch.cuda.set_sync_debug_mode("default")
-    torch.manual_seed(0)
+    torch.manual_seed(seed)

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.report import last_reports
 
 pytestmark = pytest.mark.gpu
+SEED = 3
 
 two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one device")
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    reset_reports()
-    torch.manual_seed(3)
-    yield
-    torch.cuda.synchronize()
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.report import last_reports
 from polyfuse.testing.pytest_plugin import conformance_tests
 
 pytest.importorskip("halide", reason="Halide is not installed")
 
 pytestmark = pytest.mark.gpu
+SEED = 11
 
 SECONDS = 600
 """The first test builds and runs all cases."""
@@ -26,15 +27,6 @@ test_conformance = conformance_tests(
 )
 
 Function = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    reset_reports()
-    torch.manual_seed(11)
-    yield
-    torch.cuda.synchronize()
 
 
 def compiled(function: Function, dynamic: bool = False) -> Function:

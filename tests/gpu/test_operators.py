@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.report import last_reports
 
 pytestmark = pytest.mark.gpu
+SEED = 7
 
 Function = Callable[..., Any]
 HALF = (torch.bfloat16, torch.float16)
 DTYPES = (torch.float32, *HALF)
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    reset_reports()
-    torch.manual_seed(7)
-    yield
-    torch.cuda.synchronize()
 
 
 def compiled(function: Function, dynamic: bool = False, **options: Any) -> Function:

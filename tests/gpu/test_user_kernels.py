@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -12,13 +10,6 @@ triton = pytest.importorskip("triton", reason="hand-written kernels need Triton"
 from hand_written_kernels import add_kernel, scale_kernel, tuned_add_kernel  # noqa: E402
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 def add(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
