@@ -25,8 +25,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _has_gpu():
+        from requirements import GPU
+
         for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason="no graphics processor on this machine"))
+            item.add_marker(pytest.mark.skip(reason=GPU))
 
 
 def _has_gpu() -> bool:

@@ -103,7 +103,9 @@ def build(
     try:
         toolchain = find_toolchain()
     except Exception as error:
-        pytest.skip(f"no C++ compiler: {error}")
+        pytest.skip(
+            f"no C++ compiler is installed that the backend can use, and the test compiles with it: {error}"
+        )
     source = prelude_for(
         features, lanes=level.lanes, register_bytes=level.isa.register_bytes, gathers=gathers
     )

@@ -6,8 +6,9 @@ import pytest
 
 from polyfuse.testing.conformance import run
 from polyfuse.testing.pytest_plugin import conformance_tests
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 test_conformance = conformance_tests("halide", quick=True)
 

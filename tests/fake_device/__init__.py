@@ -30,9 +30,11 @@ def unavailable() -> str:
     """Why there can be no fake device here; empty if there can."""
     import torch
 
+    from requirements import GXX
+
     if torch.version.cuda is not None or torch.version.hip is not None:
-        return "torch is built for real devices"
-    return "" if shutil.which("g++") else "there is no g++"
+        return "this torch is built for CUDA or ROCm, and the test gives the devices of one without them"
+    return "" if shutil.which("g++") else GXX
 
 
 def library() -> Path:

@@ -13,6 +13,7 @@ import torch
 from polyfuse.base.log import reset_warned
 from polyfuse.compiler.report import reset_reports
 from polyfuse.runtime.graph_memory import forget_graph_memory
+from requirements import AMPERE, HOPPER, TWO_GPUS
 
 _lost: list[str] = []
 """The test after which the device did not answer any more, if there was one."""
@@ -22,6 +23,27 @@ SECONDS = 90
 """That a test may take, unless its module says otherwise under this name. One that hangs, since a compiler or
 a device does not answer, costs only itself.
 """
+
+
+@pytest.fixture(scope="session")
+def two_gpus() -> None:
+    """Skips what asks for it where there are fewer."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip(TWO_GPUS)
+
+
+@pytest.fixture(scope="session")
+def hopper() -> None:
+    """Skips what asks for it where the GPU is another one."""
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip(HOPPER)
+
+
+@pytest.fixture(scope="session")
+def ampere() -> None:
+    """Skips what asks for it where the GPU is older."""
+    if torch.cuda.get_device_capability() < (8, 0):
+        pytest.skip(AMPERE)
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,13 +17,12 @@ from polyfuse_cutlass.backend import CutlassBackend
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.space import configs
 from polyfuse_cutlass.tiling import Tiling
+from requirements import NVRTC, needs_nvcc
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="no Hopper GPU"
-    ),
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc"),
+    pytest.mark.usefixtures("hopper"),
+    needs_nvcc,
 ]
 
 TILINGS = {
@@ -93,7 +90,7 @@ def test_layouts(backend, tmp_path, tiling, left, right):
     problem = problem_of(kernel)
     fault = one.fault(problem.swapped if one.swap else problem)
     if fault:
-        pytest.skip(fault)
+        pytest.skip(f"the tiling does not take this layout: {fault}")
     compare(backend, kernel, one, 136, tmp_path)
 
 
@@ -217,7 +214,7 @@ def test_compiled_by_the_library_of_torchs_wheels(tmp_path):
     try:
         backend = CutlassBackend(Settings.resolve(None, {"cutlass.compiler": "nvrtc"}))
     except BackendUnavailableError as error:
-        pytest.skip(error.cause)
+        pytest.skip(f"{NVRTC}: {error.cause}")
     assert backend.compiler.kind == "nvrtc"
     compare(backend, product(136, 264, 200, epilogue=GELU), TILINGS["across"], 136, tmp_path)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 
 import pytest
 import torch
@@ -25,11 +24,11 @@ from polyfuse_cutlass.launch import load_unit
 from polyfuse_cutlass.library import library_source
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.toolchain import build_in_worker, find_compiler
+from requirements import CUTLASS, needs_nvcc
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-    pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc"),
+    needs_nvcc,
 ]
 
 ROWS = 130
@@ -69,7 +68,7 @@ def compare(kernel, config: Config, target: Target, folder) -> None:
     try:
         headers = find_headers()
     except BackendUnavailableError as error:
-        pytest.skip(error.cause)
+        pytest.skip(f"{CUTLASS}: {error.cause}")
     source = library_source(kernel, config, target, headers.version)
     compiler = find_compiler("nvcc")
     options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": target.arch}
@@ -103,28 +102,25 @@ def compare(kernel, config: Config, target: Target, folder) -> None:
 
 
 @pytest.mark.parametrize("name", HOPPER)
+@pytest.mark.usefixtures("hopper")
 def test_collectives(tmp_path, name):
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("no Hopper GPU")
     kernel, config = HOPPER[name]
     compare(kernel, config.config, Target(), tmp_path)
 
 
 @pytest.mark.parametrize("name", AMPERE)
+@pytest.mark.usefixtures("ampere")
 def test_templates_for_ampere(tmp_path, name):
     """Newer GPUs translate what is compiled for an Ampere."""
-    if torch.cuda.get_device_capability() < (8, 0):
-        pytest.skip("no Ampere GPU or newer")
     kernel, tile = AMPERE[name]
     compare(kernel, tile.config, Target("sm_80"), tmp_path)
 
 
 @pytest.mark.parametrize("ends", ([100, 100, 356, 700], [0, 0, 0, 1], [256, 512, 600, 601]), ids=str)
 @pytest.mark.parametrize("along", (False, True))
+@pytest.mark.usefixtures("hopper")
 def test_groups_of_rows(tmp_path, ends, along):
     """Each tile, against products one by one."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("no Hopper GPU")
     rows, depth, columns = ends[-1], 264, 328
     left = torch.randn(rows, depth, device="cuda").bfloat16()
     shape = (len(ends), depth, columns) if along else (len(ends), columns, depth)
@@ -160,10 +156,9 @@ def test_groups_of_rows(tmp_path, ends, along):
         torch.testing.assert_close(out.float(), wanted, rtol=2e-2, atol=0.3)
 
 
+@pytest.mark.usefixtures("hopper")
 def test_groups_of_rows_in_a_race():
     """Whoever wins, the result is that of eager mode, and the kernel took part."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("no Hopper GPU")
     rows = torch.randn(512, 256, device="cuda").bfloat16()
     matrices = torch.randn(4, 256, 512, device="cuda").bfloat16()
     ends = torch.tensor([128, 128, 400, 512], dtype=torch.int32, device="cuda")

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from recorded_on_device import affine, compiled, inputs, same, status
+from requirements import TRITON
 
 pytestmark = pytest.mark.gpu
 
@@ -180,7 +181,7 @@ def test_a_library_that_keeps_workspaces() -> None:
 
 
 def test_hand_written_kernels_are_recorded() -> None:
-    triton = pytest.importorskip("triton")
+    triton = pytest.importorskip("triton", reason=TRITON)
     from hand_written_kernels import add_kernel
 
     def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -207,9 +208,8 @@ def test_a_mode_asks_for_it() -> None:
     assert status().replays == 3, status().text()
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_several_devices_are_not_recorded() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two graphics processors")
     run = compiled(lambda x, y: (x + 1, y + 1))
     for _ in range(3):
         x, y = torch.randn(4, device="cuda:0"), torch.randn(4, device="cuda:1")
@@ -217,9 +217,8 @@ def test_several_devices_are_not_recorded() -> None:
     assert "it computes on" in status().text()
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_a_device_other_than_the_current_one() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two graphics processors")
     run = compiled(affine)
     for _ in range(4):
         x, w = (t.to("cuda:1") for t in inputs())

@@ -62,9 +62,8 @@ def test_forwards_that_wait_for_their_backward() -> None:
             same(mine.grad, theirs.grad)
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_recordings_on_two_devices_in_turn() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two graphics processors")
     model = Net().to("cuda:0")
     other = copy.deepcopy(model).to("cuda:1")
     references = copy.deepcopy(model), copy.deepcopy(other)

@@ -14,7 +14,7 @@ from polyfuse.compiler.report import last_reports
 pytestmark = pytest.mark.gpu
 SEED = 3
 
-two_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one device")
+two_devices = pytest.mark.usefixtures("two_gpus")
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:

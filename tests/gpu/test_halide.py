@@ -13,8 +13,9 @@ import torch.nn.functional as F
 
 from polyfuse.compiler.report import last_reports
 from polyfuse.testing.pytest_plugin import conformance_tests
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 pytestmark = pytest.mark.gpu
 SEED = 11

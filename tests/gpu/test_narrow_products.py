@@ -22,7 +22,9 @@ ROWS, DEPTH, COLUMNS, GROUPS = 256, 512, 384, 4
 @pytest.fixture(autouse=True)
 def narrow_floats() -> None:
     if torch.cuda.get_device_capability() < (9, 0):
-        pytest.skip("the library has products of 8-bit floats and of groups since compute capability 9.0")
+        pytest.skip(
+            "the GPU is older than Hopper (9.0), with which the products of narrow floats and of groups began"
+        )
 
 
 def random(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

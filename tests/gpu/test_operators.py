@@ -227,7 +227,9 @@ def test_sizes_known_when_called() -> None:
 
 def test_more_elements_than_32_bits_count() -> None:
     if torch.cuda.mem_get_info()[0] < 40 << 30:
-        pytest.skip("not enough memory")
+        pytest.skip(
+            "less than 40 GiB of the GPU's memory are free, and the test computes on more than 2**31 elements"
+        )
     x = torch.zeros(2**31 + 1000, dtype=torch.bfloat16, device="cuda")
     x[-5:] = 3
     y = compiled(lambda x: x * 2 + 1)(x)

@@ -19,7 +19,6 @@ from polyfuse.select.work import CallWork, Candidate, Circumstances, Problem, St
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU in this machine"),
 ]
 
 DEVICE = "cuda:0"

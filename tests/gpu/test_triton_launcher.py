@@ -110,7 +110,7 @@ def test_a_thread_of_its_own(build):
     torch.testing.assert_close(out, x + 1)
 
 
-@pytest.mark.skipif("torch.cuda.device_count() < 2", reason="one GPU")
+@pytest.mark.usefixtures("two_gpus")
 def test_another_device(build):
     kernel = build(source())
     for index in (1, 0, 1):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="hand-written kernels need Triton")
+from requirements import TRITON
+
+triton = pytest.importorskip("triton", reason=TRITON)
 
 from hand_written_kernels import add_kernel, scale_kernel, tuned_add_kernel  # noqa: E402
 
@@ -55,9 +57,8 @@ def test_configurations() -> None:
         torch.testing.assert_close(run(x, y), fn(x, y))
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_a_device_other_than_the_current_one() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two graphics processors")
     run = torch.compile(lambda x, y: add(x, y, torch.empty_like(x)) + 1, backend="polyfuse")
     x, y = torch.randn(1000, device="cuda:1"), torch.randn(1000, device="cuda:1")
     torch.testing.assert_close(run(x, y), x + y + 1)

@@ -35,7 +35,9 @@ def test_a_folder_that_cannot_be_written(monkeypatch, tmp_path, warned):
     assert len(warned) == 1 and "cache" in warned[0]
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+@pytest.mark.skipif(
+    os.geteuid() == 0, reason="root may write to every folder, and the test needs one that refuses it"
+)
 def test_a_folder_that_is_read_only(monkeypatch, tmp_path, warned):
     tmp_path.chmod(0o500)
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))

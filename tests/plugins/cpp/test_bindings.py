@@ -194,7 +194,9 @@ int main() {
 def test_arm(tmp_path: Path) -> None:
     compiler = shutil.which("aarch64-linux-gnu-g++")
     if not compiler:
-        pytest.skip("no compiler for aarch64 is installed")
+        pytest.skip(
+            "the compiler aarch64-linux-gnu-g++ is not installed, and the test compiles for ARM with it"
+        )
     toolchain: Toolchain = find_toolchain(compiler)
     assert toolchain.target.startswith("aarch64") and not toolchain.linker
     text = prelude_for(FEATURES, lanes=4, register_bytes=16) + NEON_MAIN
@@ -202,7 +204,7 @@ def test_arm(tmp_path: Path) -> None:
     build_library(toolchain, ISAS["neon"], tmp_path / "k.cpp", tmp_path / "k.so")
     runner = shutil.which("qemu-aarch64-static") or shutil.which("qemu-aarch64")
     if not runner:
-        pytest.skip("compiled; no qemu to run it on")
+        pytest.skip("the emulator qemu-aarch64 is not installed: the code for ARM was compiled, and not run")
     command = build_command(toolchain, ISAS["neon"], str(tmp_path / "k.cpp"), str(tmp_path / "k"))
     command = [flag for flag in command if flag not in ("-shared", "-fPIC")] + ["-static", "-lm"]
     subprocess.run(command, check=True)

@@ -72,7 +72,9 @@ def copy(order: str) -> Kernel:
 def test_lanes_that_jump_in_memory_are_not_built(order):
     made, kernel = backend(), copy(order)
     if made.isa.lanes == 1:
-        pytest.skip("this machine has no vectors")
+        pytest.skip(
+            "the processor has no vector instructions, and the test compares loops to run their lanes along"
+        )
     lanes = {c.get("lane"): made.estimate(kernel, c) for c in made.configs(kernel)}
     good, bad = (2, 1) if order == "rows" else (1, 2)
     assert lanes[bad] > 2 * lanes[good] and lanes[0] == lanes[good]

@@ -8,6 +8,7 @@ import torch
 from cpp_kernels import KernelBuilder, compiled
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis, symbol
+from requirements import ONE_ISA
 
 f32, i64, boolean = DType.f32, DType.i64, DType.bool
 ISAS = ("", "avx2", "scalar")
@@ -32,7 +33,7 @@ def reduction(kind: str, m: int, n: int, dim: int, dtype: DType = f32) -> Kernel
 @pytest.mark.parametrize("kind", list(TORCH))
 def test_plain(kind: str, shape: tuple[int, int], dim: int, isa: str) -> None:
     if isa and shape[0] * shape[1] > 3000:
-        pytest.skip("one instruction set is enough for the large ones")
+        pytest.skip(ONE_ISA)
     a = torch.rand(shape) + 0.5 if kind != "prod" else 1 + torch.randn(shape) * 0.001
     want = TORCH[kind](a.double(), dim).float()
     o = torch.zeros_like(want)
@@ -106,7 +107,7 @@ def test_arg(content: str, kind: str, dim: int, isa: str) -> None:
 @pytest.mark.parametrize("shape", [(4, 7), (33, 200), (3, 5000), (5000, 17)])
 def test_welford(shape: tuple[int, int], dim: int, isa: str) -> None:
     if isa and shape[0] * shape[1] > 10000:
-        pytest.skip("one instruction set is enough for the large ones")
+        pytest.skip(ONE_ISA)
     m, n = shape
     k = KernelBuilder({"x0": n if dim == 0 else m}, {"r0": m if dim == 0 else n})
     k.arg("a"), k.out("o"), k.out("p"), k.out("q")

@@ -17,6 +17,7 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.isa import detect_isa
 from polyfuse_cpp.product_plans import Way
+from requirements import ONE_ISA
 
 f32, f64, bf16, f16, i8, u8, i32, i64 = (
     DType.f32, DType.f64, DType.bf16, DType.f16, DType.i8, DType.u8, DType.i32, DType.i64,
@@ -96,7 +97,7 @@ def test_more_than_one_thread(right: str) -> None:
 @pytest.mark.parametrize("right", ["bkn", "bnk"])
 def test_types(right: str, dtype: DType, isa: str) -> None:
     if isa and dtype in (f16, i64, DType.i16):
-        pytest.skip("one instruction set is enough for the rarer types")
+        pytest.skip(ONE_ISA)
     out = dtype if dtype.is_storage else None
     mm = Matmul(9, 40, 37, dtype=dtype, right=right, out_dtype=out)
     if dtype is DType.i16:
@@ -324,7 +325,9 @@ def test_bf16_in_pairs(shape: tuple[int, int, int], right: str) -> None:
     check(Matmul(m, n, k, dtype=bf16, left="bkm", right=right, pad=1))
 
 
-@pytest.mark.skipif(detect_isa().name != "avx512", reason="the text is of another instruction set")
+@pytest.mark.skipif(
+    detect_isa().name != "avx512", reason="the processor has no AVX-512, for which the test compiles"
+)
 def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     every = ("PF_DOT_BF16", "PF_DOT_BYTES", "PF_AMX")
     for module in ("backend", "product_plans"):

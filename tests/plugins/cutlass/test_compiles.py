@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 
 import pytest
@@ -16,8 +15,7 @@ from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import Tiling
 from polyfuse_cutlass.toolchain import build_in_worker, find_compiler
-
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
+from requirements import NVRTC, needs_nvcc
 
 CASES = {
     "wide_gelu": (product(512, 1024, 512, epilogue=GELU), Tiling(1, 256, across=2)),
@@ -102,7 +100,7 @@ def test_compiles_with_the_library(tmp_path):
     try:
         compiler = find_compiler("nvrtc")
     except BackendUnavailableError as error:
-        pytest.skip(error.cause)
+        pytest.skip(f"{NVRTC}: {error.cause}")
     kernel, tiling = CASES["wide_gelu"]
     source = emit(kernel, tiling.config, Target())
     chosen = {"compiler": "nvrtc", "path": "", "version": compiler.version, "arch": "sm_90a"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 
@@ -15,10 +13,9 @@ from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import evaluate
 from polyfuse_cutlass.tiling import Tiling
+from requirements import needs_gxx
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="no g++ to run epilogues on the processor"
-)
+pytestmark = needs_gxx
 
 WIDE = Tiling(1, 64, stages=4)
 SWAPPED = Tiling(1, 16, stages=4, swap=True)

@@ -22,6 +22,7 @@ from polyfuse_cutlass.library_text import part
 from polyfuse_cutlass.manifest import polyfuse_choices
 from polyfuse_cutlass.meta import KernelMeta
 from polyfuse_cutlass.toolchain import build_in_worker, find_compiler
+from requirements import GXX, needs_nvcc
 
 ROWS, DEPTH, COLUMNS, GROUPS = 512, 256, 320, 8
 
@@ -119,7 +120,7 @@ def test_operands_are_described_to_the_copy_engine():
         assert sizes.tiles == (ROWS // 128 + GROUPS) * 2
 
 
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
+@needs_nvcc
 @pytest.mark.parametrize("along", (False, True))
 def test_compiles_without_spills(tmp_path, along):
     sources = [grouped(site(along), config).source for config in configs(site())]
@@ -158,7 +159,7 @@ int main(int n, char** given) {
 def walk(tmp_path_factory):
     """The tiles of all blocks, for sizes and ends of groups."""
     if shutil.which("g++") is None:
-        pytest.skip("no C++ compiler")
+        pytest.skip(GXX)
     folder = tmp_path_factory.mktemp("walk")
     text = part("grouped.cuh")
     tiles = text[text.index("struct Tiles {") : text.index("PF_INLINE void produce")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -28,6 +27,7 @@ from polyfuse_cutlass.linked_build import read_linked
 from polyfuse_cutlass.linked_meta import LinkedMeta
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.toolchain import build_in_worker
+from requirements import CUTLASS, needs_nvcc
 
 HOPPER, AMPERE = Target(), Target("sm_80")
 COOPERATIVE, STREAM = Collective(), Collective(128, 128, 2, 1, "stream-K")
@@ -279,14 +279,14 @@ def test_units_without_shared_objects_have_none(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc on this machine")
+@needs_nvcc
 @pytest.mark.parametrize("name", ("collective_gelu", "ampere_gelu"))
 def test_compiles_without_spills(tmp_path, name):
     """About half a minute each."""
     try:
         found = headers.find_headers()
     except BackendUnavailableError as error:
-        pytest.skip(error.cause)
+        pytest.skip(f"{CUTLASS}: {error.cause}")
     kernel, config, target = CASES[name]
     source: Source = library_source(kernel, config, target, found.version)
     compiler = toolchain.find_compiler("nvcc")

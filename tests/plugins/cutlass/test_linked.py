@@ -19,8 +19,9 @@ from polyfuse_cutlass import linked
 from polyfuse_cutlass.launch import load_unit
 from polyfuse_cutlass.library import library_source
 from polyfuse_cutlass.target import Target
+from requirements import needs_gcc
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
+pytestmark = needs_gcc
 
 CODE = """
 #include <stdlib.h>

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,10 +15,9 @@ from polyfuse_cutlass.space import configs
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import Tiling
 from product_kernels import kernels_of
+from requirements import needs_gxx
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None, reason="no g++ to run epilogues on the processor"
-)
+pytestmark = needs_gxx
 
 
 def R(*size: int) -> torch.Tensor:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 import polyfuse_cutlass
+from requirements import needs_gxx
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ for the processor's threads")
+pytestmark = needs_gxx
 
 HEADER = Path(__file__).parents[2] / "cutlass_warp.h"
 KERNEL = Path(polyfuse_cutlass.__file__).parent / "device" / "gemm.cuh"

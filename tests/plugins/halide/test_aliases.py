@@ -12,8 +12,9 @@ from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
 from polyfuse.testing.builder import Builder, Carry, Store, result
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.backend import HalideBackend

@@ -14,8 +14,9 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.parse import parse
 from polyfuse.plugin import Config
 from product_kernels import kernels_of
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse_halide.automatic import SCHEDULERS, automatic_fault
 from polyfuse_halide.autoschedule import apart, check_touched, uneven

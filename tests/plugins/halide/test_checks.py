@@ -9,8 +9,9 @@ from polyfuse.base.errors import KernelLaunchError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.parse import parse
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse_halide.backend import HalideBackend
 

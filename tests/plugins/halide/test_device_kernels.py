@@ -13,8 +13,9 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.parse import parse
 from polyfuse.plugin import Config
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse_halide.backend import HalideBackend
 from polyfuse_halide.device_plan import DevicePlan, choose_device_plan

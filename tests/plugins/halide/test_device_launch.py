@@ -16,8 +16,9 @@ from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis, symbol
 from polyfuse.testing.builder import Builder, Store
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse_halide.backend import HalideBackend
 from polyfuse_halide.driver import Driver

@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-pytest.importorskip("halide", reason="Halide is not installed")
+from requirements import HALIDE
+
+pytest.importorskip("halide", reason=HALIDE)
 
 OPTIONS = {"backends": ["halide", "interpreter"]}
 

@@ -16,8 +16,9 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Launchable, Source
 from polyfuse.symbolic import axis, symbol
 from polyfuse.testing.builder import Builder, Store
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse_halide import machine, objects
 from polyfuse_halide.backend import HalideBackend

@@ -14,8 +14,9 @@ from polyfuse.compiler.explain import explain
 from polyfuse.compiler.report import reset_reports
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.parse import parse
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse_halide.backend import HalideBackend
 

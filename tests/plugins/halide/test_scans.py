@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("halide", reason="Halide is not installed")
+from requirements import HALIDE
+
+pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import load

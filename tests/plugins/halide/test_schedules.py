@@ -13,8 +13,9 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis
 from polyfuse.testing.builder import Builder, Carry, Store, result
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse_halide.backend import HalideBackend
 from polyfuse_halide.plan import Plan, choose_plan

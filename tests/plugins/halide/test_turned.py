@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("halide", reason="Halide is not installed")
+from requirements import HALIDE
+
+pytest.importorskip("halide", reason=HALIDE)
 
 OPTIONS = {"backends": ["halide", "interpreter"]}
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from polyfuse.compiler.session import _SESSIONS, forget_sessions
+from requirements import HALIDE
 
-pytest.importorskip("halide", reason="Halide is not installed")
+pytest.importorskip("halide", reason=HALIDE)
 
 
 @pytest.fixture

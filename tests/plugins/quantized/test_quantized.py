@@ -10,7 +10,9 @@ import torch
 from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
 
 # The module registers the operators; where torch has moved it away, there is nothing to lower.
-pytest.importorskip("torch.ao.quantization.fx._decomposed")
+pytest.importorskip(
+    "torch.ao.quantization.fx._decomposed", reason="this torch has no module that registers the operators"
+)
 ops = torch.ops.quantized_decomposed
 
 RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255), torch.int16: (-32768, 32767)}

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-pytest.importorskip("triton")
+from requirements import TRITON
+
+pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.plugin import Source
 from polyfuse_triton.codegen import configs, emit

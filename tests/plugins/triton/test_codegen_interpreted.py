@@ -6,7 +6,9 @@ import random
 
 import pytest
 
-pytest.importorskip("triton")
+from requirements import TRITON
+
+pytest.importorskip("triton", reason=TRITON)
 
 from triton_interpreted import in_interpreter, kit_faults, tiling_faults, whole_path_faults
 

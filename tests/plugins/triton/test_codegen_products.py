@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-pytest.importorskip("triton")
+from requirements import TRITON
+
+pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.plugin import Config
 from polyfuse_triton.codegen import configs, emit, neighbours

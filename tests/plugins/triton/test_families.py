@@ -9,7 +9,9 @@ import re
 import pytest
 import torch
 
-pytest.importorskip("triton")
+from requirements import TRITON
+
+pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.ir.expr import cast, load
 from polyfuse.ir.nodes import Pointwise

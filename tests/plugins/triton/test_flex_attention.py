@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("triton")
+from requirements import TRITON
+
+pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse_triton.meta import KernelMeta
 from triton_flex import CASES, REFUSED, flex_faults, flex_sources, refused_faults

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -24,8 +23,9 @@ from polyfuse_triton.meta import KernelMeta, MetaArg
 from polyfuse_triton.native import NativeLauncher, build_library, library_path
 from polyfuse_triton.plain import PlainLauncher
 from polyfuse_triton.services import Services, torch_services
+from requirements import needs_gcc
 
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
+pytestmark = needs_gcc
 
 META = KernelMeta(
     args=(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-pytest.importorskip("triton")
+from requirements import TRITON
+
+pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.ir.parse import parse
 from polyfuse.plugin import Config, Source

@@ -6,7 +6,9 @@ import re
 
 import pytest
 
-pytest.importorskip("triton", reason="Triton is not installed, and its compiler is what is tested")
+from requirements import TRITON
+
+pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.parse import parse

@@ -27,9 +27,10 @@ from polyfuse_triton.doctor import findings
 from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.meta import KernelMeta, MetaArg
 from polyfuse_triton.target import known_target, shared_limit, targets_of
+from requirements import HAS_GPU, TRITON
 from triton_sources import ADD_ONE, META, source
 
-pytest.importorskip("triton", reason="Triton is not installed")
+pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse_triton import assembler, toolchain
 
@@ -264,7 +265,7 @@ class TestTargets:
         with pytest.raises(InvalidOptionError, match="no architecture"):
             known_target(name)
 
-    @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+    @pytest.mark.skipif(torch.cuda.is_available(), reason=HAS_GPU)
     def test_without_a_gpu_the_backend_declines_in_one_sentence(self):
         with pytest.raises(
             BackendUnavailableError, match=r"^(this torch is built without|no NVIDIA GPU)[^.\n]*$"

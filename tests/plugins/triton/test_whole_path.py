@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,9 +21,10 @@ from polyfuse.ir.print import text
 from polyfuse.workers import BuildPool
 from polyfuse_triton.backend import TritonBackend
 from polyfuse_triton.services import torch_services
+from requirements import TRITON, needs_gcc
 
-pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler")
+pytest.importorskip("triton", reason=TRITON)
+pytestmark = needs_gcc
 
 
 @pytest.fixture

@@ -64,12 +64,10 @@ def test_fused_adam(name: str, amsgrad: bool, maximize: bool, tensor_lr: bool) -
     check(decomposition_table()[op](*lists, steps, **options), op(*lists, steps, **options))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+# Nesterov's method is one of momentum.
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
 @pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize("nesterov", [False, True])
 def test_fused_sgd(momentum: float, first: bool, nesterov: bool) -> None:
-    if nesterov and not momentum:
-        pytest.skip("has no meaning")
     op = aten._fused_sgd.default
     lists = [tensors(), tensors(), tensors() if momentum else []]
     options = {"weight_decay": 0.1, "momentum": momentum, "lr": 0.1, "dampening": 0.0, "nesterov": nesterov}

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers")
+transformers = pytest.importorskip(
+    "transformers", reason="transformers is not installed, and the test compiles its models"
+)
 
 SIZES = {
     "hidden_size": 16,

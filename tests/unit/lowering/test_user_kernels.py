@@ -13,8 +13,9 @@ from hand_written import interpreted_kernels
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.nodes import ExternCall, Pointwise
 from polyfuse.torch_compat.user_kernels import Dynamic, UserKernel, mutated_arguments
+from requirements import TRITON
 
-triton = pytest.importorskip("triton", reason="hand-written kernels need Triton")
+triton = pytest.importorskip("triton", reason=TRITON)
 
 from hand_written_kernels import (  # noqa: E402
     add_kernel,

@@ -15,6 +15,7 @@ import torch
 
 from polyfuse.torch_compat import cuda_graphs
 from polyfuse.torch_compat.cuda_graphs import TorchGraphs
+from requirements import HAS_GPU
 
 
 class State:
@@ -263,7 +264,7 @@ def test_an_interruption_is_a_failure_like_any_other(cuda: Cuda) -> None:
 
 def test_without_a_driver_nothing_begins_again() -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is a driver")
+        pytest.skip(HAS_GPU)
 
     class Nowhere:
         cuda_stream = 0

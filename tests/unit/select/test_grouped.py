@@ -57,7 +57,9 @@ def test_compiled_it_gives_what_eager_mode_gives():
     try:
         wanted = grouped(rows, matrices, ends)
     except (RuntimeError, NotImplementedError) as error:
-        pytest.skip(f"this torch has none for the processor: {error}")
+        pytest.skip(
+            f"this torch has no products of groups on the processor, which the test compares with: {error}"
+        )
     for options in ({}, {"matrix_products": "fastest", "tune_in_process": True}):
         found = torch.compile(grouped, backend="polyfuse", options={**options, "strict": True})(
             rows, matrices, ends

@@ -1,0 +1,25 @@
+"""What some tests need and a machine may lack: marks that skip them, and the reasons in the same words."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+GPU = "no GPU that torch can use is in this machine, and the test runs kernels on one"
+TWO_GPUS = "this machine has fewer than two GPUs, and the test computes on two of them"
+HOPPER = "this machine has no Hopper GPU (compute capability 9.0), for which the test's kernels are compiled"
+AMPERE = "this machine's GPU is older than Ampere (compute capability 8.0), for which kernels are compiled"
+HAS_GPU = "this machine has a GPU that torch can use, and the test is about machines without one"
+TRITON = "Triton is not installed, and the test compiles or interprets kernels with it"
+HALIDE = "Halide is not installed, and the test makes kernels with it"
+CUTLASS = "the headers of CUTLASS are not installed, and the test compiles kernels with them"
+NVRTC = "the library NVRTC is not installed, and the test compiles kernels with it"
+GCC = "the C compiler gcc is not installed, and the test compiles with it"
+GXX = "the C++ compiler g++ is not installed, and the test compiles with it"
+NVCC = "the CUDA compiler nvcc is not installed, and the test compiles kernels with it"
+ONE_ISA = "this case is run with the machine's widest instruction set alone, to keep the tests short"
+
+needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason=GCC)
+needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason=GXX)
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason=NVCC)
