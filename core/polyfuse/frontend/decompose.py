@@ -36,7 +36,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     "arithmetic": _names(
-        "addcdiv addcmul addr lerp rsub floor_divide frac heaviside xlogy special_xlog1py special_entr "
+        "addcdiv addcmul addr lerp rsub floor_divide heaviside xlogy special_xlog1py special_entr "
         "special_log_ndtr logaddexp logaddexp2 logit logit_backward sinc deg2rad rad2deg sgn nan_to_num "
         "isneginf isposinf ldexp.Tensor clamp_min clamp_max threshold mvlgamma float_power "
         "square fill masked_fill "
@@ -46,7 +46,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         "celu elu elu_backward gelu gelu_backward glu glu_backward hardshrink hardsigmoid "
         "hardsigmoid_backward hardswish hardswish_backward hardtanh hardtanh_backward leaky_relu "
         "leaky_relu_backward log_sigmoid_forward log_sigmoid_backward mish mish_backward _prelu_kernel "
-        "_prelu_kernel_backward rrelu_with_noise_backward sigmoid_backward silu silu_backward softplus "
+        "_prelu_kernel_backward rrelu_with_noise_backward silu silu_backward softplus "
         "softplus_backward softshrink tanh_backward threshold_backward"
     ),
     "losses": _names(
@@ -96,6 +96,9 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
 OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "slice_backward": own_decompositions.slice_backward,
     "logit": own_decompositions.logit,
+    "frac": own_decompositions.frac,
+    "sigmoid_backward": own_decompositions.in_opmath(own_decompositions.sigmoid_backward),
+    "softshrink": own_decompositions.in_opmath(own_decompositions.softshrink),
     "native_dropout": own_decompositions.native_dropout,
     "slice_scatter": own_decompositions.slice_scatter,
     "diagonal_scatter": own_decompositions.diagonal_scatter,
@@ -164,7 +167,7 @@ def before_autograd(op: Any) -> Callable[..., Any] | None:
     if name in FLOATING_ONLY:
         return own_decompositions.floating_before_autograd(op, decomp.registered()[op])
     if name in IN_OPMATH:
-        return own_decompositions.in_opmath(decomp.registered()[op])
+        return OWN.get(name) or own_decompositions.in_opmath(decomp.registered()[op])
     return REPLACED.get(ops.base_name(op)) or own_decompositions.with_size(op)
 
 

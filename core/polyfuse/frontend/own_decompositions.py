@@ -18,19 +18,40 @@ __all__ = [
     "diagonal_scatter",
     "floating_before_autograd",
     "floating_only",
+    "frac",
     "fused_adam",
     "fused_adamw",
     "fused_sgd",
     "in_opmath",
     "logit",
     "native_dropout",
+    "sigmoid_backward",
     "slice_backward",
     "slice_scatter",
+    "softshrink",
     "with_size",
 ]
 
 _HALF = (torch.float16, torch.bfloat16)
 _WIDE = (torch.float32, torch.float64)
+
+
+def frac(x: Tensor) -> Tensor:
+    """What is behind the point; of a zero, zero without a sign, as eager mode has it."""
+    return x - torch.trunc(x)
+
+
+def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    """The gradient in eager mode's order of factors, which decides what becomes of numbers too large."""
+    if output.is_complex():
+        return grad_output * (output * (1 - output)).conj_physical()
+    return grad_output * (1 - output) * output
+
+
+def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
+    """What is beyond a limit of either sign, and between them NaN or a zero without a sign."""
+    between = torch.where(torch.isnan(x), x, 0.0)
+    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, between))
 
 
 def in_opmath(decomposition: Callable[..., Any]) -> Callable[..., Any]:
