@@ -91,3 +91,22 @@ def test_functions_of_few_numbers(name: str) -> None:
     found = torch.compile(every, backend="polyfuse", options=OPTIONS)(*given)
     for actual, expected in zip(found, every(*given), strict=True):
         torch.testing.assert_close(actual, expected, rtol=4e-6, atol=2e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ("fmod", "remainder"))
+def test_remainders_of_sixteen_bits_and_what_is_asked_of_them(name: str) -> None:
+    function = getattr(torch, name)
+    a = (torch.randn(300) * 50).to(torch.bfloat16)
+    b = (torch.randn(300) * 3).to(torch.bfloat16)
+    edges = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 3.0])
+    a[:36], b[:36] = edges.repeat(6), edges.repeat_interleave(6)
+    rest = torch.compile(lambda a, b: function(a, b), backend="polyfuse", options=OPTIONS)
+    assert torch.equal(rest(a, b).nan_to_num(7), function(a, b).nan_to_num(7))
+
+
+def test_the_greater_of_a_remainder_and_a_number() -> None:
+    a, b, c = torch.randn(100) * 50, torch.randn(100) * 3, torch.randn(100)
+    function = torch.compile(
+        lambda a, b, c: torch.maximum(torch.fmod(a, b), c), backend="polyfuse", options=OPTIONS
+    )
+    assert torch.equal(function(a, b, c), torch.maximum(torch.fmod(a, b), c))

@@ -191,12 +191,28 @@ def signbit(a: Value) -> Value:
 
 def is_nan(a: Value) -> Value:
     """Whether a is not a number."""
-    return hl.is_nan(a)
+    return _magnitude(a) > _infinity(a)
 
 
 def is_inf(a: Value) -> Value:
     """Whether a is infinite."""
-    return hl.is_inf(a)
+    return _magnitude(a) == _infinity(a)
+
+
+def _magnitude(a: Value) -> Value:
+    """The bits of a without its sign.
+
+    Questions are asked of bits because Halide's own walk the whole expression, once for each way to each part
+    of it: of a remainder, which has deep ones, that takes for ever.
+    """
+    bits = bits_of(a)
+    return bits & hl.cast(bits.type(), (1 << (a.type().bits() - 1)) - 1)
+
+
+def _infinity(a: Value) -> Value:
+    """The bits of infinity in a's type."""
+    width = a.type().bits()
+    return hl.cast(hl.Int(width), {16: 0x7C00, 32: 0x7F800000, 64: 0x7FF << 52}[width])
 
 
 def round_even(a: Value) -> Value:

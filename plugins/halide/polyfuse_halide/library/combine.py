@@ -12,6 +12,7 @@ from polyfuse_halide.library.arithmetic import (
     add,
     bit_xor,
     equal,
+    is_inf,
     is_nan,
     maximum,
     minimum,
@@ -141,6 +142,6 @@ def merge_scan(kind: str, left: Sequence[Value], right: Sequence[Value]) -> list
     if kind == "logsumexp":
         high, low = maximum(a, b), minimum(a, b)
         found = high + log1p(exp(low - high))
-        return [hl.select(hl.is_inf(high) | is_nan(high), high, found)]
+        return [hl.select(is_inf(high) | is_nan(high), high, found)]
     later = _beats(kind, b, a) | _ties(a, b)
     return [hl.select(later, b, a), hl.select(later, right[1], left[1])]

@@ -55,7 +55,9 @@ def _narrowed(a: Value, target: str) -> Value:
     bits = hl.reinterpret(u32, a)
     sixteen, one = hl.cast(u32, 16), hl.cast(u32, 1)
     rounded = (bits + hl.cast(u32, 0x7FFF) + ((bits >> sixteen) & one)) >> sixteen
-    return hl.cast(hl.UInt(16), hl.select(hl.is_nan(a), hl.cast(u32, 0x7FC0), rounded))
+    # by its bits: Halide's own question walks the whole expression, once for each way to each part of it
+    is_nan = (bits & hl.cast(u32, 0x7FFFFFFF)) > hl.cast(u32, 0x7F800000)
+    return hl.cast(hl.UInt(16), hl.select(is_nan, hl.cast(u32, 0x7FC0), rounded))
 
 
 def convert(a: Value, source: str, target: str) -> Value:
