@@ -205,7 +205,7 @@ def _products_section(content: dict[str, Any]) -> list[str]:
     if content.get("ahead"):
         lines += [
             f"Beforehand, {content['ahead']} processes side by side compiled and chose, from empty caches.",
-            "When all were quiet, each row was timed in interleaved rounds, one row after the other.",
+            "Then, with nothing beside it, each row was timed in interleaved rounds, one after the other.",
             "",
         ]
     for dtype in _in_order(row["dtype"] for row in content["rows"]):

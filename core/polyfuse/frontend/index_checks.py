@@ -49,11 +49,10 @@ def _check(state: Rewriting, node: Node, indices: Node, size: Any, from_end: boo
         ),
     )
     every = state.call_before(node, aten.all.default, (exists,))
-    message = f"an index of {ops.op_name(node.target)} is out of range"
+    text = f"an index of {ops.op_name(node.target)} is out of range; give indices that exist"
     source = fx.source_text(node)
-    text = (
-        f"{message}; give indices that exist: {source}" if source else f"{message}; give indices that exist"
-    )
+    if source:
+        text = f"{text}: {source}"
     state.call_before(node, aten._assert_async.msg, (every, text))
 
 

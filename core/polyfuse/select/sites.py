@@ -15,7 +15,7 @@ from polyfuse.schedule import Decision
 from polyfuse.select.expand import Taken
 from polyfuse.symbolic import IndexLike, axis_size, storage_size
 
-__all__ = ["OBJECT", "Alternative", "alternatives", "site_of"]
+__all__ = ["OBJECT", "Alternative", "alternatives", "fixed_inputs", "site_of"]
 
 _log = get_logger("select")
 
@@ -53,12 +53,14 @@ def alternatives(
     decisions: list[Decision],
     known: bool = False,
     freezing: bool = False,
+    static: frozenset[str] = frozenset(),
 ) -> list[Alternative]:
     """What choices offer for a call; every refusal becomes a decision.
 
     Args:
         known: ask only those that know that they are faster here.
         freezing: whether what follows from parameters may be computed once.
+        static: `fixed_inputs` of the graph.
     """
     site: Site | None = None
     found: list[Alternative] = []
@@ -66,7 +68,7 @@ def alternatives(
         choice, name = offered.item, f"{offered.plugin}:{offered.item.name}"
         if call.op not in choice.ops or (known and choice.preferred is None):
             continue
-        site = site if site is not None else site_of(graph, call, freezing)
+        site = site if site is not None else site_of(graph, call, freezing, static)
         try:
             answer = choice.applies(site)
             if isinstance(answer, No):
@@ -85,10 +87,14 @@ def alternatives(
     return found
 
 
-def site_of(graph: Graph, call: TemplateCall, freezing: bool = False) -> Site:
-    """A call with what is around it."""
+def fixed_inputs(graph: Graph) -> frozenset[str]:
+    """The parameters that a graph reads and does not write to."""
     written = {name for node in graph.nodes for name in node.writes()}
-    static = frozenset(item.name for item in graph.inputs if item.static) - written
+    return frozenset(item.name for item in graph.inputs if item.static) - written
+
+
+def site_of(graph: Graph, call: TemplateCall, freezing: bool, static: frozenset[str]) -> Site:
+    """A call with what is around it."""
     inference, hints = graph.kind == "inference", graph.symbol_hints
     return Site(call, graph.buffers, _reader(graph, call), static, inference, hints, freezing)
 

@@ -25,7 +25,7 @@ from polyfuse.select.heat import Bout, Heat
 from polyfuse.select.machine import threads
 from polyfuse.select.progress import Board, append_log
 from polyfuse.select.prune import worth_building
-from polyfuse.select.sites import Alternative, alternatives
+from polyfuse.select.sites import Alternative, alternatives, fixed_inputs
 from polyfuse.select.tracks import ChildTrack, LocalTrack, Track
 from polyfuse.select.work import Circumstances
 from polyfuse.select.workshop import BuiltCall, Workshop
@@ -93,14 +93,14 @@ class Tuner:
         self, graph: Graph, decisions: list[Decision], known: bool = False
     ) -> Callable[[TemplateCall, str], Sequence[Alternative]]:
         """What plugins offer for calls of a graph, or are sure of; every refusal becomes a decision."""
+        static, freezing = fixed_inputs(graph), self.settings.freezing
 
         def of(call: TemplateCall, device_type: str) -> Sequence[Alternative]:
             offered = self._extensions.choices(device_type)
             most = self.settings.tune_candidates
             if not offered:
                 return ()
-            freezing = self.settings.freezing
-            return alternatives(graph, call, offered, self._plugins, most, decisions, known, freezing)
+            return alternatives(graph, call, offered, self._plugins, most, decisions, known, freezing, static)
 
         return of
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 from polyfuse.ir.nodes import Buffer, ExternCall, View
@@ -76,7 +77,5 @@ def _layout(site: Site, call: ExternCall) -> tuple[str, View, tuple[object, ...]
         size = image if all(isinstance(n, int) for n in image) else None
         return "mkldnn._reorder_convolution_weight.default", weight, (*call.args[bias + 1 : bias + 5], size)
     rows = call.args[0].size[:-1]
-    count: int | None = 1
-    for n in rows:
-        count = count * n if isinstance(n, int) and count is not None else None
+    count = prod(rows) if all(isinstance(n, int) for n in rows) else None
     return "mkldnn._reorder_linear_weight.default", weight, (count,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,8 +15,8 @@ __all__ = ["Host", "host", "library_digest"]
 
 @dataclass(frozen=True)
 class Host:
-    """This machine's processor: a name that tells its abilities from another's, and numbers of 32 bits that
-    one vector holds, and how many processors there are.
+    """This machine's processor: a name that tells its abilities from another's, numbers of 32 bits that one
+    vector holds, and how many processors there are.
     """
 
     name: str
@@ -27,18 +28,19 @@ class Host:
 def host() -> Host:
     """The processor of this machine."""
     flags: list[str] = []
-    model, processors = "", 0
+    model = ""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "flags":
-                flags, processors = value.split(), processors + 1
-            if processors == 0 and key.strip() in ("cpu family", "model", "vendor_id"):
+                flags = value.split()
+                break
+            if key.strip() in ("cpu family", "model", "vendor_id"):
                 model += f" {value.strip()}"
     except OSError:
         pass
     lanes = 16 if "avx512f" in flags else 8
-    return Host(f"{platform.machine()}{model} {digest(*sorted(flags))[:12]}", lanes, max(1, processors))
+    return Host(f"{platform.machine()}{model} {digest(*sorted(flags))[:12]}", lanes, os.cpu_count() or 1)
 
 
 @lru_cache(maxsize=1)

@@ -59,7 +59,7 @@ def kernel_text(
     check_sizes(kernel)
     plain = forwarded(kernel)
     plan = pinned(kernel, choose_plan(plain, lanes, config), pins or {})
-    found = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn, checked, checked).emit()
+    found = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn, extents=checked, checked=checked).emit()
     return replace(found, note=words(kernel, plan))
 
 
@@ -464,7 +464,7 @@ class Emitter:
         self._function(f"{name}_of", store.number, stmt.args, f"({place}, {args[0]}, {mask})")
         lane = self._scatter_lane(store)
         arg = self.args[store.buffer]
-        extent = _extent(self.args[store.buffer])
+        extent = _extent(arg)
         disjoint = mode == "set" and (
             count > 0 or not masked or affine(index, self._space(store)) is not None
         )

@@ -72,9 +72,8 @@ def program_of(source: Source) -> Any:
 
     namespace: dict[str, Any] = dict(vars(library))
     exec(compile(source.rendered(), f"{source.name}.py", "exec"), namespace)
-    program: Any = library.DeviceProgram() if on_device(source) else library.Program()
-    if automatic(source):
-        program = library.AutomaticProgram()
+    kind = library.DeviceProgram if on_device(source) else library.Program
+    program: Any = library.AutomaticProgram() if automatic(source) else kind()
     if on_device(source):
         namespace.update(library.DEVICE_FUNCTIONS)
     namespace[source.symbol](program)

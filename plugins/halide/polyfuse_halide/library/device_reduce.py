@@ -8,9 +8,9 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, expr, from_bits, moved_up
+from polyfuse_halide.library.arithmetic import Value, expr
 from polyfuse_halide.library.combine import Fold, Moments
-from polyfuse_halide.library.exponentials import exp, exp_core, exp_reduce
+from polyfuse_halide.library.exponentials import exp, exp_mid
 from polyfuse_halide.library.passes import Body, Pass, Reductions, State, define, reads, total
 from polyfuse_halide.library.polynomials import is_wide, single
 
@@ -29,16 +29,6 @@ def places_of(number: Any, sizes: Sequence[Any]) -> list[Any]:
         found.append(number % size)
         number = number // size
     return [*([number] if sizes else []), *reversed(found)]
-
-
-def _share(x: Value) -> Value:
-    """e**x of what is not above zero, for a sum in which something is one: what is tiny beside that may be
-    anything tiny.
-    """
-    if is_wide(x):
-        return exp(x)
-    r, _, n = exp_reduce(hl.select(x < single(-87.0), single(-87.0), x))
-    return exp_core(r) * from_bits(hl.Float(32), moved_up(n + hl.i32(127), 23))
 
 
 @dataclass
@@ -130,8 +120,8 @@ class DeviceReduction(Reductions[DevicePass]):
         return DevicePass(name, self.axes, self.sizes, parts, body, self.lanes)
 
     def share(self, x: Value) -> Value:
-        """e**x for a sum in which something is one."""
-        return _share(x)
+        """e**x for a sum in which something is one: what is tiny beside that may be anything tiny."""
+        return exp(x) if is_wide(x) else exp_mid(hl.select(x < single(-87.0), single(-87.0), x))
 
     def schedule(self, consumer: Any, level: Any, threads: Threads | None) -> None:
         """Compute everything at a loop of the launch."""

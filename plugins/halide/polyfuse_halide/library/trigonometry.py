@@ -97,7 +97,7 @@ def _wave(x: Value, shift: int) -> Value:
     r, n = _reduced(x)
     n = n + hl.i32(shift)
     found = hl.select((n & hl.i32(1)) == hl.i32(0), _sine(r), _cosine(r))
-    return from_bits(hl.Float(32), bits_of(found) ^ (moved_up(n & hl.i32(2), 30)))
+    return from_bits(hl.Float(32), bits_of(found) ^ moved_up(n & hl.i32(2), 30))
 
 
 def sin(x: Value) -> Value:
