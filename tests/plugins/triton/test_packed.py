@@ -1,8 +1,10 @@
-"""Packed 16-bit extremes are taken apart before PTX is assembled."""
+"""Packed 16-bit sums are taken apart before PTX is assembled."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -35,12 +37,48 @@ WINDOWS = """kernel k on cuda {
 }"""
 
 
+# The sum of a pair with a constant of which one half is used.
+HALF = """.version 8.7
+.target sm_90a
+.address_size 64
+.visible .entry k(.param .u64 p) {
+  .reg .b16 %rs<3>;
+  .reg .b32 %r<6>;
+  .reg .b64 %rd<2>;
+  ld.param.b64 %rd1, [p];
+  ld.global.b32 %r1, [%rd1];
+  mov.b32 %r2, 2;
+  add.s16x2 %r3, %r1, %r2;
+  mov.b32 {%rs1, _}, %r3;
+  or.b32 %r4, %r1, 131072;
+  mov.b32 {_, %rs2}, %r4;
+  mov.b32 %r5, {%rs1, %rs2};
+  st.global.b32 [%rd1], %r5;
+  ret;
+}
+"""
+
+
 def test_each_becomes_two():
-    text = "\tadd.s16x2 \t%r1, %r2, %r3;\n\tmax.u16x2 \t%r71, %r70, %r51;\n\tmin.s16x2 \t%r1, %r2, %r3;\n"
+    text = "\tmax.u16x2 \t%r1, %r2, %r3;\n\tadd.s16x2 \t%r71, %r70, %r51;\n\tadd.u16x2 \t%r1, %r2, 131072;\n"
     found = taken_apart(text)
-    assert "add.s16x2" in found and not re.search(r"(min|max)\.[us]16x2", found)
-    assert "max.u16 a0, a0, b0;" in found and "min.s16 a1, a1, b1;" in found
+    assert "max.u16x2" in found and not re.search(r"add\.[us]16x2", found)
+    assert "add.s16 a0, a0, b0;" in found and "add.u16 a1, a1, b1;" in found
     assert "mov.b32 {a0, a1}, %r70;" in found and "mov.b32 %r71, {a0, a1}; }" in found
+    assert "mov.b32 c, 131072;" in found
+
+
+def test_the_half_that_is_used_stays(tmp_path):
+    import triton
+
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    text, code = tmp_path / "k.ptx", tmp_path / "k.cubin"
+    text.write_text(taken_apart(HALF))
+    subprocess.run([tools / "ptxas", "-arch=sm_90a", "-O3", text, "-o", code], check=True)
+    if not (tools / "nvdisasm").exists():
+        pytest.skip("this Triton brings no disassembler, and the test reads machine code")
+    read = subprocess.run([tools / "nvdisasm", code], check=True, capture_output=True, text=True).stdout
+    assert re.search(r"VIADD R\d+, R\d+(\.reuse)?, 0x2 ", read), read
 
 
 @pytest.mark.parametrize("arch", (80, 90))
@@ -50,5 +88,5 @@ def test_indices_below_65536(tmp_path, arch):
     source = emit(kernel, None, known_target(f"sm_{arch}"))
     build([source], tmp_path, {"archs": [arch], "driver": 0, "debug": True})
     code = next(tmp_path.glob("*.ptx")).read_text()
-    assert not re.search(r"(min|max)\.[us]16x2", code)
+    assert not re.search(r"add\.[us]16x2", code)
     assert next(tmp_path.glob("*.cubin")).stat().st_size > 0
