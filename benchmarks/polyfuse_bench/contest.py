@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from polyfuse_bench.backends import EAGER
@@ -27,7 +29,8 @@ def contest(
     """Timings, errors and failures of each backend.
 
     `prepare(backend)` answers a call that does the work. Eager is always prepared first: its result is the
-    reference for the others' errors. A backend that raises is left out of the timing. Work that writes into
+    reference for the others' errors. A backend that raises, or whose first calls take longer than the effort's
+    patience, is left out of the timing. Work that writes into
     its arguments gives no result: `written(backend)` then answers what to compare. `wait` returns when a
     device has done all that it was given.
     """
@@ -38,12 +41,13 @@ def contest(
     expected: Any = None
     for name in ordered:
         try:
-            call = prepare(name)
-            result = call()
-            result = clone_tree(result if written is None else written(name))
-            for _ in range(_MORE_CALLS):
-                call()
-            wait()
+            with _limited(effort.patience):
+                call = prepare(name)
+                result = call()
+                result = clone_tree(result if written is None else written(name))
+                for _ in range(_MORE_CALLS):
+                    call()
+                wait()
         except Exception as error:
             failures[name] = f"{type(error).__name__}: {first_line(error)}"
             continue
@@ -60,3 +64,22 @@ def contest(
         "errors": errors,
         "failures": failures,
     }
+
+
+@contextlib.contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what takes longer; 0 is no limit."""
+    if not seconds:
+        yield
+        return
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"its first calls took longer than {seconds:g} seconds")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(kind: str, options: argparse.Namespace) -> None:
     """Run one campaign, showing each row as it comes, and write its file."""
     began = time.monotonic()
-    effort = QUICK if options.quick else Effort()
+    effort = dataclasses.replace(QUICK if options.quick else Effort(), patience=options.patience)
     together = options.together if kind in ("models", "kernels") else 1
     place = () if options.device == CPU else (options.device,)
     facts: dict[str, Any] = {
@@ -165,6 +165,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--docs", type=Path, default=DOCS, help="folder of the written pages")
     parser.add_argument(
         "--quick", action="store_true", help="few rounds: shows that it works, measures nothing"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=0.0, help="seconds that a contender's first calls may take; 0: any"
     )
     measured = parser.add_argument_group("kernels, models, compile, memory")
     measured.add_argument("--modes", type=_names, default=("forward", "train"))

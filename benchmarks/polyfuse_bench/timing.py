@@ -18,12 +18,13 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure."""
+    """How long to measure; `patience` is how many seconds a contender's first calls may take, 0 for any."""
 
     rounds: int = 15
     min_sample_seconds: float = 0.02
     warmup_seconds: float = 0.2
     max_seconds: float = 60.0
+    patience: float = 0.0
 
 
 DEFAULT_EFFORT = Effort()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable
 
 import pytest
@@ -31,6 +33,20 @@ def test_one_that_fails_at_any_of_its_first_calls_is_left_out(good_calls: int) -
     assert [timing["name"] for timing in row["timings"]] == ["eager", "good"]
     assert row["failures"] == {"bad": "RuntimeError: cannot be recorded"}
     assert row["errors"]["good"] == 0.0
+
+
+def test_one_that_does_not_answer_in_time_is_left_out() -> None:
+    def prepare(name: str) -> Callable[[], torch.Tensor]:
+        def call() -> torch.Tensor:
+            while name == "endless":
+                time.sleep(0.01)
+            return torch.ones(2)
+
+        return call
+
+    row = contest(("eager", "endless", "good"), prepare, dataclasses.replace(SHORT, patience=0.2))
+    assert [timing["name"] for timing in row["timings"]] == ["eager", "good"]
+    assert row["failures"] == {"endless": "TimeoutError: its first calls took longer than 0.2 seconds"}
 
 
 def test_a_model_beside_itself_with_weights_moved_by_a_rounding() -> None:
