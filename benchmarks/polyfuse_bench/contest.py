@@ -29,10 +29,10 @@ def contest(
     """Timings, errors and failures of each backend.
 
     `prepare(backend)` answers a call that does the work. Eager is always prepared first: its result is the
-    reference for the others' errors. A backend that raises, or whose first calls take longer than the effort's
-    patience, is left out of the timing. Work that writes into
-    its arguments gives no result: `written(backend)` then answers what to compare. `wait` returns when a
-    device has done all that it was given.
+    reference for the others' errors. A backend that raises, or whose first calls take longer than the
+    effort's patience, is left out of the timing. Work that writes into its arguments gives no result:
+    `written(backend)` then answers what to compare. `wait` returns when a device has done all that it was
+    given.
     """
     ordered = [EAGER, *(name for name in backends if name != EAGER)]
     calls: dict[str, Callable[[], Any]] = {}
