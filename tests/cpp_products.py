@@ -21,7 +21,8 @@ class Matmul:
     """`out[b, m, n] = finish(sum over k of left[b, m, k] * right[b, k, n])`, operands laid out as wished.
 
     `left` and `right` name dimensions from the slowest to the fastest: "bmk" is plain, "bkm" turned; what is
-    left out is broadcast. `pad` is put behind every row, so that matrices do not fill memory.
+    left out is broadcast. `pad` is put behind every row, so that matrices do not fill memory. With `panel`,
+    the right operand lies in panels of so many columns, as `[n // panel, k, panel]`.
     """
 
     m: int
@@ -35,6 +36,7 @@ class Matmul:
     out_dtype: DType | None = None
     other: DType | None = None
     pad: int = 0
+    panel: int = 0
     dynamic: str = ""
     prologue_left: Change | None = None
     prologue_right: Change | None = None
@@ -55,6 +57,10 @@ class Matmul:
 
     def index(self, order: str, builder: KernelBuilder) -> IndexLike:
         """Where an element of a tensor of some order lies."""
+        if self.panel and order == self.right:
+            column = builder["n"]
+            rows = column // self.panel * self.sizes["k"] + builder["k"]
+            return rows * self.panel + column % self.panel
         place: IndexLike = 0
         step: IndexLike = 1
         for position, name in enumerate(reversed(order)):
@@ -102,6 +108,8 @@ class Matmul:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Fresh arguments by name, as tensors of dimensions b, m, n, k in their own order."""
         made = {"left": self._tensor(self.left, self.dtype), "right": self._tensor(self.right, self.other)}
+        if self.panel:
+            made["right"] = _fresh((self.n // self.panel, self.k, self.panel), self.dtype)
         if self.bias:
             made["bias"] = _fresh((self.n,), self.dtype)
         if self.residual:
@@ -132,7 +140,11 @@ class Matmul:
     def product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sums in double precision, [b, m, n]."""
         a = self.plain(left, self.left, "bmk").to(torch.float64)
-        b = self.plain(right, self.right, "bkn").to(torch.float64)
+        if self.panel:
+            right, kn = right.movedim(0, 1).reshape(self.k, self.n), "kn"
+        else:
+            kn = self.right
+        b = self.plain(right, kn, "bkn").to(torch.float64)
         return (a @ b).expand(self.b, self.m, self.n)
 
 

@@ -4,6 +4,7 @@ kernel that fails: another configuration of it, then the next backend.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,14 +44,19 @@ class Emitted:
 Tuned = Mapping[tuple[str, Kernel], Verdict]
 
 
-def tune_kernels(schedule: Schedule, session: CompileSession) -> Tuned:
-    """How each kernel is generated that was raced, by (backend it was scheduled for, kernel)."""
+def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.0) -> Tuned:
+    """How each kernel is generated that was raced, by (backend it was scheduled for, kernel).
+
+    Args:
+        beside: milliseconds that the graph spends otherwise, as far as they are known.
+    """
     settings = session.settings
     if not settings.tune_kernels and not settings.tournament:
         return {}
     wanted: dict[tuple[str, Kernel], Sequence[Backend]] = {}
-    for step in schedule.steps:
-        if not isinstance(step, Launch) or (step.backend, step.kernel) in wanted:
+    launches = [step for step in schedule.steps if isinstance(step, Launch)]
+    for step in launches:
+        if (step.backend, step.kernel) in wanted:
             continue
         first = session.plugins.backend(step.backend)
         found: tuple[Backend, ...] = (first,)
@@ -61,7 +67,8 @@ def tune_kernels(schedule: Schedule, session: CompileSession) -> Tuned:
             found = tuple(b for b in _candidates(step.backend, step, session) if b.races_kernels)
         wanted[step.backend, step.kernel] = found
     try:
-        return settle_kernels(session.tuner, wanted)
+        uses = Counter((step.backend, step.kernel) for step in launches)
+        return settle_kernels(session.tuner, wanted, uses, beside)
     except Exception as error:
         if settings.strict:
             raise

@@ -120,7 +120,7 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
             schedule = replace(schedule, decisions=(*schedule.decisions, *timed))
     schedule = replace(schedule, decisions=(*chosen.decisions, *schedule.decisions))
     with clock.stage("tune"):
-        tuned = tune_kernels(schedule, session)
+        tuned = tune_kernels(schedule, session, chosen.milliseconds)
     schedule = replace(
         schedule, decisions=(*schedule.decisions, *(verdict.decision for verdict in tuned.values()))
     )

@@ -22,7 +22,7 @@ from polyfuse.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
-    from polyfuse.ir.nodes import Node
+    from polyfuse.ir.nodes import Node, Reduction
 
 __all__ = ["Backend", "Config", "HostCall", "Launchable", "Source"]
 
@@ -186,6 +186,12 @@ class Backend(ABC):
         """Return the kernel's source. Pure and deterministic: equal kernels give equal text."""
 
     @abstractmethod
+    def panel_width(self, product: Reduction) -> int:
+        """Return how many columns of a product's right operand should stand side by side, panel after panel,
+        if that operand is a parameter which is laid out once (the option `freezing`). 0: it is read as it is.
+        """
+        return 0
+
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """Build several kernels into files of `folder`, an empty folder that is published only when this
         returns.

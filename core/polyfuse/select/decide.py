@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from polyfuse.base.log import warn_once
 from polyfuse.ir.graph import Graph
@@ -32,8 +33,10 @@ def choose(graph: Graph, tuner: Tuner) -> Chosen:
         found = offers(graph, tuner.backends, decisions, racing=False)
         winners: Mapping[str, Taken] = {offer.call.name: offer.generated[0].taken for offer in found}
     else:
-        found = offers(graph, tuner.backends, decisions, tuner.choices(graph, decisions), racing=True)
-        winners = _raced(tuner, graph, found, decisions)
+        choices, kept = tuner.choices(graph, decisions), tuner.kept(graph)
+        found = offers(graph, tuner.backends, decisions, choices, racing=True, kept=kept)
+        winners, milliseconds = _raced(tuner, graph, found, decisions)
+        return replace(assign(graph, winners, decisions), milliseconds=milliseconds)
     return assign(graph, winners, decisions)
 
 
@@ -54,8 +57,10 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
 
 def _raced(
     tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
-) -> Mapping[str, Taken]:
-    """What wins; nothing, with one warning, where racing itself fails: then libraries do all calls."""
+) -> tuple[Mapping[str, Taken], float]:
+    """What wins, and the milliseconds of all; nothing, with one warning, where racing itself fails: then
+    libraries do all calls.
+    """
     try:
         return race_products(tuner, graph, found, decisions)
     except Exception as error:
@@ -63,4 +68,4 @@ def _raced(
             raise
         reason = f"{type(error).__name__}: {error}"
         warn_once("select", f"calls are left to libraries, because racing failed ({reason})", key=reason)
-        return {}
+        return {}, 0.0

@@ -33,15 +33,21 @@ class Bout(ABC):
         key: under which the answer is remembered.
         problem: the operands.
         favourite: the entry that wins unless another is faster by more than the noise; empty: none.
+        uses: how often the program does it.
     """
 
     key: str
     problem: Problem
     favourite: str = ""
+    uses: int = 1
 
     @abstractmethod
     def opening(self) -> Sequence[Entry]:
         """The entries of the first round, the safest first."""
+
+    def usual(self) -> Sequence[Entry]:
+        """The entry that is used where nobody searches for a better one."""
+        return ()
 
     @abstractmethod
     def around(self, best: Entry) -> Sequence[Entry]:

@@ -44,8 +44,9 @@ class Verdict:
 class KernelBout(Bout):
     """Which configuration of which backend is fastest for one kernel."""
 
-    def __init__(self, tuner: Tuner, kernel: Kernel, backends: Sequence[Backend]) -> None:
+    def __init__(self, tuner: Tuner, kernel: Kernel, backends: Sequence[Backend], uses: int = 1) -> None:
         self.kernel = kernel
+        self.uses = uses
         self.backends = tuple(backends)
         self.key = tuner.key(ir_digest(kernel), backends, kernel.device)
         self._tuner = tuner
@@ -73,6 +74,11 @@ class KernelBout(Bout):
             )
         return self._entries((backend, self._all(backend)[0]) for backend in self.backends)
 
+    def usual(self) -> Sequence[Entry]:
+        """The first guess of the backend that the kernel was scheduled for."""
+        first = self.backends[0]
+        return self._entries([(first, self._all(first)[0])])
+
     def around(self, best: Entry) -> Sequence[Entry]:
         """Of several backends, what else one offers that does well; then what lies around its best."""
         if best.backend is None:
@@ -98,7 +104,10 @@ class KernelBout(Bout):
             return None
         alone = len(self.backends) > 1 and not config
         label = measured.best if len(self.backends) > 1 else f"{backend.name} {config}".strip()
-        decision = Decision("tune", self.kernel.name, label, times_text(measured))
+        why = times_text(measured)
+        if len(measured.milliseconds) == 1:
+            why += ", too small a part of the graph to look for another"
+        decision = Decision("tune", self.kernel.name, label, why)
         return Verdict(backend, None if alone else chosen, decision)
 
     def _all(self, backend: Backend) -> Sequence[Config | None]:
@@ -116,21 +125,26 @@ class KernelBout(Bout):
 
 
 def settle_kernels(
-    tuner: Tuner, wanted: Mapping[tuple[str, Kernel], Sequence[Backend]]
+    tuner: Tuner,
+    wanted: Mapping[tuple[str, Kernel], Sequence[Backend]],
+    uses: Mapping[tuple[str, Kernel], int],
+    beside: float,
 ) -> dict[tuple[str, Kernel], Verdict]:
     """The fastest way to generate each kernel that has several, by (backend it was scheduled for, kernel).
 
     Args:
         wanted: the backends that may generate each, the first one being that it was scheduled for.
+        uses: how often the graph launches each.
+        beside: milliseconds that the graph spends otherwise, as far as they are known.
     """
     bouts: dict[tuple[str, Kernel], KernelBout] = {}
     for name, backends in wanted.items():
         try:
             if len(backends) > 1 or len(backends[0].configs(name[1])) > 1:
-                bouts[name] = KernelBout(tuner, name[1], backends)
+                bouts[name] = KernelBout(tuner, name[1], backends, uses[name])
         except Exception as error:
             tuner.note_trouble(backends[0], error, "offering configurations")
-    answers = tuner.settle(bouts.values()) if bouts else {}
+    answers = tuner.settle(bouts.values(), beside) if bouts else {}
     verdicts = {name: bout.verdict(answers[bout.key]) for name, bout in bouts.items()}
     return {name: verdict for name, verdict in verdicts.items() if verdict is not None}
 

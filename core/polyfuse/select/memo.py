@@ -5,7 +5,7 @@ contender to find what was measured.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
@@ -13,7 +13,20 @@ from polyfuse.schedule import Decision
 from polyfuse.select.offers import Offer
 from polyfuse.select.tuner import Tuner
 
-__all__ = ["memo_key", "recalled", "remember_choices"]
+__all__ = ["Known", "memo_key", "recalled", "remember_choices"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was chosen for a graph.
+
+    Attributes:
+        best: the name of what does each call, by the call's.
+        milliseconds: of all calls together.
+    """
+
+    best: Mapping[str, str]
+    milliseconds: float
 
 
 def memo_key(tuner: Tuner, graph: Graph, found: Sequence[Offer]) -> str:
@@ -33,19 +46,19 @@ def memo_key(tuner: Tuner, graph: Graph, found: Sequence[Offer]) -> str:
     return tuner.key(f"choices {ir_digest(nameless)}", everyone.values(), first.device, facts)
 
 
-def recalled(tuner: Tuner, key: str, decisions: list[Decision]) -> Mapping[str, str] | None:
-    """The names of what won, by call, with the decisions of that time; None where nothing is known."""
+def recalled(tuner: Tuner, key: str, decisions: list[Decision]) -> Known | None:
+    """What was chosen, with the decisions of that time; None where nothing is known."""
     value = tuner.timings.noted(key)
-    if not isinstance(value, list):
-        return None
     try:
-        rows = [(str(call), str(best), str(why)) for call, best, why in value]
-    except (TypeError, ValueError):
+        found, milliseconds = value["choices"], float(value["milliseconds"])  # type: ignore[index]
+        rows = [(str(call), str(best), str(why)) for call, best, why in found]
+    except (TypeError, ValueError, KeyError):
         return None
     decisions += [Decision("choice", call, best, why) for call, best, why in rows]
-    return {call: best for call, best, _ in rows}
+    return Known({call: best for call, best, _ in rows}, milliseconds)
 
 
-def remember_choices(tuner: Tuner, key: str, decisions: Sequence[Decision]) -> None:
+def remember_choices(tuner: Tuner, key: str, decisions: Sequence[Decision], milliseconds: float) -> None:
     """Keep what was chosen."""
-    tuner.timings.note(key, [[d.first, d.second, d.reason] for d in decisions if d.kind == "choice"])
+    rows = [[d.first, d.second, d.reason] for d in decisions if d.kind == "choice"]
+    tuner.timings.note(key, {"choices": rows, "milliseconds": milliseconds})

@@ -4,25 +4,29 @@ library that torch calls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from polyfuse.base.log import get_logger
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import TemplateCall
+from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
 from polyfuse.select.expand import Taken
+from polyfuse.select.panels import with_panels
 from polyfuse.select.products import LoopForm, Unavailable, loop_form
 from polyfuse.select.prologue import with_prologue
 from polyfuse.select.sites import Alternative
 
-__all__ = ["PROLOGUE", "Generated", "Offer", "offers"]
+__all__ = ["PANELS", "PROLOGUE", "Generated", "Offer", "offers"]
 
 _log = get_logger("select")
 
 PROLOGUE = "+prologue"
 """After a backend's name: its kernel computes operands too."""
+
+PANELS = "+panels"
+"""After a backend's name: its kernel reads a parameter that was laid out for it once."""
 
 Backends = Callable[[str], Iterable[Backend]]
 
@@ -36,18 +40,23 @@ class Generated:
         backend: who it is.
         form: the loops.
         removed: names of nodes whose work they do too.
+        before: calls that make what they read, once for each parameter.
+        buffers: what these write.
     """
 
     name: str
     backend: Backend
     form: LoopForm
     removed: tuple[str, ...] = ()
+    before: tuple[ExternCall, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
 
     @property
     def taken(self) -> Taken:
         """What takes the call's place."""
         form = self.form
-        return Taken(form.nodes, (form.accumulator,), removed=self.removed, backend=self.backend)
+        nodes, buffers = (*self.before, *form.nodes), (*self.buffers, form.accumulator)
+        return Taken(nodes, buffers, removed=self.removed, backend=self.backend)
 
 
 @dataclass(frozen=True)
@@ -74,11 +83,13 @@ def offers(
     choices: Callable[[TemplateCall, str], Sequence[Alternative]] | None = None,
     *,
     racing: bool,
+    kept: frozenset[str] = frozenset(),
 ) -> list[Offer]:
     """The calls of `graph` that can be done in other ways; every refusal becomes a decision.
 
     Args:
         choices: what plugins offer for a call on a device type.
+        kept: names of the parameters whose layout may be kept.
         racing: ask only backends that may be faster than a library (`Backend.races_products`).
     """
     found: list[Offer] = []
@@ -90,7 +101,7 @@ def offers(
         willing: tuple[Generated, ...] = ()
         try:
             form = loop_form(node, graph.buffers)
-            willing = _willing(graph, node, form, backends(device_type), decisions, racing)
+            willing = _willing(graph, node, form, backends(device_type), decisions, racing, kept)
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, "", str(error)))
         others = tuple(choices(node, device_type)) if choices is not None else ()
@@ -106,8 +117,11 @@ def _willing(
     backends: Iterable[Backend],
     decisions: list[Decision],
     racing: bool,
+    kept: frozenset[str],
 ) -> tuple[Generated, ...]:
-    """What backends generate for a product; in a race, also with what makes its operands."""
+    """What backends generate for a product; in a race, also with what makes its operands, and with a
+    parameter laid out once.
+    """
     willing: list[Generated] = []
     more = with_prologue(graph, call, form) if racing else None
     for backend in backends:
@@ -125,7 +139,30 @@ def _willing(
                 decisions.append(Decision("declined", call.name, name, reason))
             else:
                 willing.append(Generated(name, backend, larger, removed))
+        willing += _with_panels(graph, call, form, backend, decisions, kept) if racing and kept else ()
     return tuple(willing)
+
+
+def _with_panels(
+    graph: Graph,
+    call: TemplateCall,
+    form: LoopForm,
+    backend: Backend,
+    decisions: list[Decision],
+    kept: frozenset[str],
+) -> Iterator[Generated]:
+    """A product whose right operand is laid out once as the backend wants it, if it wants that."""
+    name = f"{backend.name}{PANELS}"
+    try:
+        width = backend.panel_width(form.product)
+        if width:
+            found = with_panels(graph, call, form, width, kept)
+            yield Generated(name, backend, found.form, (), (found.lays_out,), (found.buffer,))
+    except Unavailable as error:
+        decisions.append(Decision("declined", call.name, name, str(error)))
+    except Exception as error:
+        _log.info("backend %r raised %r over panels of %s", backend.name, error, call.name)
+        decisions.append(Decision("declined", call.name, name, f"it raised {type(error).__name__}: {error}"))
 
 
 def _refusal(backend: Backend, form: LoopForm) -> str:

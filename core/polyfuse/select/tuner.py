@@ -25,6 +25,7 @@ from polyfuse.select.heat import Bout, Heat
 from polyfuse.select.machine import threads
 from polyfuse.select.progress import Board, append_log
 from polyfuse.select.prune import worth_building
+from polyfuse.select.shares import note_usual, settled_by_share
 from polyfuse.select.sites import Alternative, alternatives, fixed_inputs
 from polyfuse.select.tracks import ChildTrack, LocalTrack, Track
 from polyfuse.select.work import Circumstances
@@ -104,6 +105,10 @@ class Tuner:
 
         return of
 
+    def kept(self, graph: Graph) -> frozenset[str]:
+        """The parameters of a graph whose layout may be kept: with freezing, where no gradients are."""
+        return fixed_inputs(graph) if self.settings.freezing and graph.kind == "inference" else frozenset()
+
     def built(self, backend: Backend, source: Source) -> BuiltCall:
         """A kernel to call, which is built meanwhile."""
         return BuiltCall(self._pool.submit(backend, [source], self._store), source.key)
@@ -138,19 +143,45 @@ class Tuner:
         most = self.settings.max_autotune_seconds
         return bool(most) and self.spent >= most
 
-    def settle(self, bouts: Iterable[Bout]) -> Mapping[str, Measured]:
-        """The answers to questions, by key; those measured before are not measured again."""
+    def settle(self, bouts: Iterable[Bout], beside: float | None = None) -> Mapping[str, Measured]:
+        """The answers to questions, by key; those measured before are not measured again.
+
+        Args:
+            beside: milliseconds that the graph spends on other things; with it, what is a small part of the
+                whole is not searched (`select/shares.py`).
+        """
         wanted = {bout.key: bout for bout in bouts}
         answers = {key: self.timings.read(key) for key in wanted}
+        if beside is not None:
+            answers |= settled_by_share(self.timings, wanted.values(), answers, beside)
         fresh = [bout for key, bout in wanted.items() if answers[key].best is None]
         if fresh and not self.exhausted:
             start = time.monotonic()
             try:
                 with _TIMING, self.timings.exclusive(self.settings.build_timeout):
-                    answers |= self._settle(fresh)
+                    if beside is not None and len(wanted) + bool(beside) > 1:
+                        self._measure_usual(fresh)
+                        answers |= settled_by_share(self.timings, wanted.values(), answers, beside)
+                    answers |= self._settle([b for b in fresh if answers[b.key].best is None])
             finally:
                 self.spent += time.monotonic() - start
         return answers
+
+    def _measure_usual(self, bouts: Sequence[Bout]) -> None:
+        """Time each once as it is without tuning, and remember that."""
+        heats: list[Heat] = []
+        for bout in bouts:
+            heat = Heat(bout, Measured())
+            if self.timings.noted(bout.key) is None and heat.enter(bout.usual()):
+                heats.append(heat)
+        if not heats:
+            return
+        track, workshop = self._ready(), Workshop(self._pool, self._store)
+        workshop.begin([entry for heat in heats for entry in heat.pending()])
+        workshop.wait()
+        for heat in heats:
+            heat.time(track, workshop, self._rules(heat))
+            note_usual(self.timings, heat)
 
     def _settle(self, bouts: Sequence[Bout]) -> dict[str, Measured]:
         # another process may have measured while this one waited

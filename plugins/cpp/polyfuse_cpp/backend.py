@@ -19,7 +19,14 @@ from polyfuse_cpp.kernel import KernelText, kernel_text
 from polyfuse_cpp.loop_estimate import loop_seconds
 from polyfuse_cpp.ops import unsupported_op
 from polyfuse_cpp.prelude import headers_digest, prelude_for
-from polyfuse_cpp.product_plans import configs_of, nearby_plans, plan_of, plan_seconds, product_plans
+from polyfuse_cpp.product_plans import (
+    configs_of,
+    nearby_plans,
+    panel_width,
+    plan_of,
+    plan_seconds,
+    product_plans,
+)
 from polyfuse_cpp.product_slices import product_text
 from polyfuse_cpp.products import has_product, product_of
 from polyfuse_cpp.tiling import choose_plan, lane_choices
@@ -94,6 +101,10 @@ class CppBackend(Backend):
         facts = analyse(kernel)
         plan = choose_plan(kernel, facts, self.isa.lanes, config.get("lane"), config.get("unroll"))
         return loop_seconds(kernel, facts, plan)
+
+    def panel_width(self, product: Reduction) -> int:
+        """Up to four vectors of columns."""
+        return panel_width(product, self.isa)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel's text and, as meta, its signature and the headers it needs."""

@@ -39,7 +39,7 @@ class LeftText:
         self.dots = self.plan.way is Way.DOTS
         self.in_place = self.dots and side.index is not None and side.step == 1
         self.paired = self.plan.way.paired
-        self.at_once = not self.plan.way.packed and not self.in_place
+        self.at_once = not self.plan.way.blocked and not self.in_place
         if side.index is not None and side.step == 1:
             self.layout = "rows"
         else:

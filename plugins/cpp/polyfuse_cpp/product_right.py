@@ -41,7 +41,7 @@ class RightText:
 
     def room(self) -> str:
         """Elements to keep, as text."""
-        return "0" if self.plan.way is Way.DOTS else str(self.plan.panels * self.panel)
+        return "0" if self.plan.way in (Way.DOTS, Way.KEPT) else str(self.plan.panels * self.panel)
 
     @property
     def element(self) -> str:
@@ -62,6 +62,8 @@ class RightText:
                 self._axes_of("panel")
                 out.line(f"{self.element}* const to = {self._panel_at()};")
                 self._lay_out()
+            return
+        if way is Way.KEPT:
             return
         if way is Way.DIRECT:
             self._in_place()
@@ -84,6 +86,10 @@ class RightText:
         """Where the panel at hand lies, and how far apart its steps are."""
         if self.plan.way is Way.DIRECT:
             return "panel_at", "panel_step"
+        if self.plan.way is Way.KEPT:
+            step = self.product.right.step
+            assert step is not None
+            return self._address("depth_from", "column_from"), index_text(step)
         return self._panel_at(), str(self.wide)
 
     # Layouts.

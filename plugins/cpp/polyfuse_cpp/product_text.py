@@ -225,7 +225,8 @@ class ProductText:
         else:
             right, following = self.right.operand()
             row, step = self.left.layout_steps()
-            ahead = "true" if plan.way is Way.DIRECT else "false"
+            once = plan.way is Way.KEPT and self._one_tile()
+            ahead = "true" if once or plan.way is Way.DIRECT else "false"
             out.line(
                 f"product_tile<{plan.rows}, {plan.vectors}, {self.product.dtype}, {row}, {step}, {ahead}>"
                 f"({self.left.operand()}, {right}, {following}, depth_here, sum, pass == pass_from);"

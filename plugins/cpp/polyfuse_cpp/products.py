@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel, Stmt
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match
-from polyfuse.symbolic import Index, IndexLike, axis_name, coefficient, free_axes
+from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cpp.facts import Facts, analyse
 
 __all__ = ["Product", "Side", "has_product", "product_of"]
@@ -27,7 +27,8 @@ class Side:
         buffer: the buffer of that load.
         memory: the type of its elements there; otherwise that of the value.
         step: elements from one step of the depth to the next, where that is one number for all.
-        apart: the same for the last axis.
+        apart: the same for the last axis; within a panel, where there are panels.
+        panel: columns that stand side by side, where the operand was laid out in panels; else 0.
     """
 
     operand: Operand
@@ -37,6 +38,7 @@ class Side:
     memory: DType
     step: IndexLike | None
     apart: IndexLike | None
+    panel: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def product_of(kernel: Kernel) -> Product:
         facts,
         _names(found.batch),
         _side(left, rows, depth, facts),
-        _side(right, columns, depth, facts),
+        _in_panels(_side(right, columns, depth, facts), facts),
         depth,
         found.dtype,
         found.accumulator,
@@ -153,6 +155,22 @@ def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts
     step = _factor(index, moving[0]) if len(moving) == 1 else None
     apart = _factor(index, axes[-1]) if axes else None
     return Side(operand, axes, index, plain.attrs[0], facts.memory[plain.attrs[0]], step, apart)
+
+
+def _in_panels(side: Side, facts: Facts) -> Side:
+    """The operand along the lanes, with its panels, if it lies in some."""
+    if side.index is None or side.apart is not None or side.step is None:
+        return side
+    name = side.axes[-1]
+    size = facts.sizes[name]
+    for atom in atoms(side.index):
+        width = atom.args[1] if atom.kind == "mod" else 0
+        if not isinstance(width, int) or not isinstance(size, int) or not width or size % width:
+            continue
+        place = substitute(side.index, {name: axis("panel", size // width) * width + axis("column", width)})
+        if coefficient(place, "column") == 1:
+            return replace(side, apart=1, panel=width)
+    return side
 
 
 def _factor(index: IndexLike, name: str) -> IndexLike | None:

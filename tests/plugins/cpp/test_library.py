@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
-from polyfuse.select import heat
-from polyfuse.select.work import Candidate
 from polyfuse_cpp import library
 from polyfuse_cpp.library import library_choices
+from races import decided, reasons
 
 pytestmark = pytest.mark.skipif(
     not library_choices(), reason="this torch is built without oneDNN, whose operators are tested"
@@ -36,37 +35,7 @@ X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 40)
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     """Compile and run a function where the library's choices win."""
-
-    def race(track: Any, problem: Any, candidates: Sequence[Candidate], *_: Any) -> Mapping[str, float]:
-        track.prepare(problem)
-        for c in candidates:
-            track.first(c)
-            assert track.check(c, candidates[0]) <= 1
-        return {c.name: WINS.get(c.name, 9.0) for c in candidates}
-
-    def compiled(
-        function: Callable[..., Any], *args: Any, freezing: bool = False, change: Any = None, **options: Any
-    ) -> GraphReport:
-        monkeypatch.setattr(heat, "race", race)
-        forget_sessions()
-        reset_reports()
-        torch.compiler.reset()
-        settings = {
-            "matrix_products": "fastest",
-            "tune_in_process": True,
-            "strict": True,
-            "cache_dir": str(tmp_path),
-            "freezing": freezing,
-        }
-        with torch.no_grad():
-            call = torch.compile(function, backend="polyfuse", options=settings, **options)
-            torch.testing.assert_close(call(*args), function(*args))
-            if change is not None:
-                change.mul_(-1.5)
-                torch.testing.assert_close(call(*args), function(*args))
-        return last_reports()[-1]
-
-    yield compiled
+    yield decided(monkeypatch, tmp_path, WINS)
     forget_sessions()
 
 
@@ -110,7 +79,7 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken
             torch.testing.assert_close(function(x), LINEAR(x).cos())
     report = last_reports()[-1]
     assert ("mkldnn._linear_pointwise.default" in report.calls) is taken
-    found = _reasons(report)
+    found = reasons(report)
     assert found["cpp:onednn"] == ("known to be faster here" if taken else "not known to be faster here")
     assert "cpp:onednn_fused" not in found
     forget_sessions()
@@ -221,11 +190,11 @@ def test_weights_are_laid_out_once_and_again_after_a_change(
 
 
 def test_weights_that_are_not_kept(run: Any) -> None:
-    found = _reasons(run(lambda x: F.relu(LINEAR(x)), X))
+    found = reasons(run(lambda x: F.relu(LINEAR(x)), X))
     assert "only with freezing" in found["cpp:onednn_fused_kept"]
-    found = _reasons(run(lambda x, w: F.relu(x @ w.t()), X[0], torch.randn(40, 24), freezing=True))
+    found = reasons(run(lambda x, w: F.relu(x @ w.t()), X[0], torch.randn(40, 24), freezing=True))
     assert "no whole parameter" in found["cpp:onednn_fused_kept"]
-    found = _reasons(run(lambda x: F.relu(F.linear(x, LINEAR.weight[:9])), X[0], freezing=True))
+    found = reasons(run(lambda x: F.relu(F.linear(x, LINEAR.weight[:9])), X[0], freezing=True))
     assert "no whole parameter" in found["cpp:onednn_fused_kept"]
 
 
@@ -243,27 +212,23 @@ def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     forget_sessions()
 
 
-def _reasons(report: GraphReport) -> dict[str, str]:
-    return {d.second: d.reason for d in report.decisions if d.kind in ("choice", "declined")}
-
-
 def test_refusals(run: Any) -> None:
     w = torch.randn(24, 40)
-    found = _reasons(run(lambda x: F.relu(x @ w), X[0]))
+    found = reasons(run(lambda x: F.relu(x @ w), X[0]))
     assert "contiguous along the depth" in found["cpp:onednn_fused"]
-    found = _reasons(run(lambda x: F.relu(x @ w[:, ::2]), X[0]))
+    found = reasons(run(lambda x: F.relu(x @ w[:, ::2]), X[0]))
     assert "contiguous along either axis" in found["cpp:onednn"]
-    found = _reasons(run(lambda x, b: torch.addmm(b, x, LINEAR.weight.t()), X[0], OTHER[0]))
+    found = reasons(run(lambda x, b: torch.addmm(b, x, LINEAR.weight.t()), X[0], OTHER[0]))
     assert "a number for each column" in found["cpp:onednn"]
-    found = _reasons(run(lambda x: torch.addmm(LINEAR.bias, x, LINEAR.weight.t(), beta=2), X[0]))
+    found = reasons(run(lambda x: torch.addmm(LINEAR.bias, x, LINEAR.weight.t(), beta=2), X[0]))
     assert found["cpp:onednn"] == "it is scaled"
-    found = _reasons(run(lambda x: F.relu(F.linear(x, LINEAR.weight.double())), X[0].double()))
+    found = reasons(run(lambda x: F.relu(F.linear(x, LINEAR.weight.double())), X[0].double()))
     assert "f32" in found["cpp:onednn"]
-    found = _reasons(run(lambda x: torch.cos(LINEAR(x)), X))
+    found = reasons(run(lambda x: torch.cos(LINEAR(x)), X))
     assert "nothing follows" in found["cpp:onednn_fused"]
-    found = _reasons(run(lambda x: F.relu(LINEAR(x).reshape(560)), X))
+    found = reasons(run(lambda x: F.relu(LINEAR(x).reshape(560)), X))
     assert "another shape" in found["cpp:onednn_fused"]
-    found = _reasons(
+    found = reasons(
         run(lambda x: F.relu(CONVOLUTION(x)), torch.randn(3, 4, 9, 11).to(memory_format=torch.channels_last))
     )
     assert "contiguous" in found["cpp:onednn_fused_conv"]

@@ -300,6 +300,28 @@ def test_what_it_refuses() -> None:
         backend().configs(k.build())
 
 
+@pytest.mark.parametrize(
+    ("shape", "panel"), [((1, 128, 40), 64), ((19, 192, 37), 64), ((70, 96, 1100), 48), ((200, 128, 530), 32)]
+)
+@pytest.mark.parametrize("dtype", [f32, f64])
+def test_panels_laid_out_before(shape: tuple[int, int, int], panel: int, dtype: DType) -> None:
+    m, n, k = shape
+    for isa in ("", "avx2"):
+        mm = Matmul(m, n, k, dtype=dtype, right="kn", panel=panel, bias=True)
+        configs = backend(isa).configs(mm.kernel())
+        assert {config.get("way") for config in configs} == {Way.KEPT}
+        assert all(panel % (config.get("vectors") * backend(isa).isa.lanes) == 0 for config in configs)
+        check(mm, isa)
+    check(Matmul(m, n, k, dtype=dtype, right="kn", panel=panel, left="bkm", dynamic="m", residual=True))
+
+
+def test_panels_of_another_type_are_laid_out_again() -> None:
+    mm = Matmul(9, 128, 37, dtype=bf16, right="kn", panel=64, out_dtype=bf16)
+    assert {config.get("way") for config in backend().configs(mm.kernel())} == {Way.PACKED}
+    check(mm)
+    check(Matmul(9, 128, 37, right="kn", panel=64), "scalar")
+
+
 def test_text_is_deterministic() -> None:
     one, two = (backend().emit(Matmul(7, 40, 20, right="bnk", bias=True).kernel()) for _ in range(2))
     assert one == two and accumulates(f32) is f32

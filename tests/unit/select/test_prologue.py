@@ -10,6 +10,9 @@ import torch
 
 from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.nodes import Node, Reduction
+from polyfuse.plugin import Claim, Config, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.select import heat
 from polyfuse.select.work import Candidate
@@ -24,7 +27,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     monkeypatch.setattr(InterpreterBackend, "races_products", True)
 
     def compiled(
-        function: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False
+        function: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False, prologue: float = 1.0
     ) -> tuple[GraphReport, list[str]]:
         names: list[str] = []
 
@@ -34,8 +37,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
                 names.append(c.name)
                 track.first(c)
                 assert track.check(c, candidates[0]) <= 1
-            order = {"library": 2.0, "interpreter": 3.0, "interpreter+prologue": 1.0}
-            return {c.name: order[c.name] for c in candidates}
+            order = {"library": 2.0, "interpreter": 3.0, "interpreter+prologue": prologue}
+            return {c.name: order[c.name.partition(" ")[0]] for c in candidates}
 
         monkeypatch.setattr(heat, "race", fake)
         forget_sessions()
@@ -102,3 +105,39 @@ def test_where_it_is_no_way(run, name):
     function, args = LEFT[name]
     _, names = run(function, *args)
     assert "interpreter" in names and "interpreter+prologue" not in names
+
+
+def test_a_backend_may_refuse_it_with_a_reason(run, monkeypatch):
+    def claims(self: InterpreterBackend, node: Node) -> Claim:
+        computed = isinstance(node, Reduction) and any(value.op != "load" for value in node.values)
+        return No("it computes no operands") if computed else Yes()
+
+    monkeypatch.setattr(InterpreterBackend, "claims", claims)
+    report, names = run(*_flat(TAKEN["converted"]), prologue=9.0)
+    assert "interpreter" in names and "interpreter+prologue" not in names
+    declined = {d.second: d.reason for d in report.decisions if d.kind == "declined"}
+    assert declined["interpreter+prologue"] == "it computes no operands"
+
+
+@pytest.mark.parametrize(("milliseconds", "tried"), [(1.0, 3), (9.0, 1)])
+def test_more_than_the_favourite_only_where_that_wins(run, monkeypatch, milliseconds, tried):
+    plain = InterpreterBackend.emit
+
+    def emit(self: InterpreterBackend, kernel: Kernel, config: Config | None = None) -> Source:
+        found = plain(self, kernel)
+        return Source(found.name, found.text, found.language, meta=str(config))
+
+    monkeypatch.setattr(InterpreterBackend, "emit", emit)
+    monkeypatch.setattr(InterpreterBackend, "configs", lambda *_: [Config.of(n=n) for n in range(3)])
+    _, names = run(*_flat(TAKEN["converted"]), prologue=milliseconds)
+    found = {name for name in names if name.startswith("interpreter+prologue")}
+    assert len(found) == tried and "interpreter+prologue n=0" in found
+    assert {name for name in names if name.startswith("interpreter n=")} == {
+        "interpreter n=0",
+        "interpreter n=1",
+        "interpreter n=2",
+    }
+
+
+def _flat(case: tuple[Any, tuple[torch.Tensor, ...]]) -> tuple[Any, ...]:
+    return case[0], *case[1]
