@@ -70,6 +70,7 @@ def _source(kernel: Kernel, found: KernelText, warps: int, stages: int) -> Sourc
         num_stages=stages,
         grid=(found.grid, 1, 1),
         zeroed=found.zeroed,
+        cluster=found.cluster,
         fp_fusion=kernel.numerics == "fast",
     )
     return Source(kernel.name, found.text, "triton", meta=meta.text())

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from polyfuse.ir.kernel import Kernel, Section, Stmt
 from polyfuse.plugin import Source
 from polyfuse_triton.facts import analyse
+from polyfuse_triton.joining import Join
 from polyfuse_triton.lookback import LookBack
 from polyfuse_triton.memory import MemoryScope
 from polyfuse_triton.meta import WORKSPACE
@@ -31,13 +32,16 @@ _PLAIN = re.compile(r"(in|out|inout|io|s|u|zuf|ks)\d+")
 
 @dataclass(frozen=True)
 class KernelText:
-    """The text of one kernel, its parameters' names, its launch grid, and the words that programs share."""
+    """The text of one kernel, its parameters' names, its launch grid, the words that programs share, and how
+    many start as one cluster.
+    """
 
     text: str
     parameters: tuple[str, ...]
     constants: tuple[tuple[str, int], ...]
     grid: int | str
     zeroed: int | str = 0
+    cluster: int = 1
 
 
 def parameter_names(kernel: Kernel) -> dict[str, str]:
@@ -55,7 +59,7 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     moved = renamed(kernel, plan, facts)
     out = Writer()
     constants = tuple((dim.constant, dim.block) for dim in plan.dims)
-    shared = [WORKSPACE] if plan.looks_back else []
+    shared = [WORKSPACE] if plan.is_shared else []
     parameters = [*arguments.values(), *shared, *(f"{name}: tl.constexpr" for name, _ in constants)]
 
     def write(prefix: str) -> None:
@@ -85,8 +89,11 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
             out.line("pass")
     out.add(lines)
     grid = places.grid()
-    zeroed = words(kernel, grid) if plan.looks_back else 0
-    return KernelText(out.text(), tuple(arguments.values()), constants, grid, zeroed)
+    programs = grid
+    if plan.joins:
+        programs = grid * plan.pieces if isinstance(grid, int) else f"({grid}) * {plan.pieces}"
+    zeroed = words(kernel, programs) if plan.is_shared else 0
+    return KernelText(out.text(), tuple(arguments.values()), constants, grid, zeroed, plan.pieces)
 
 
 class _Sections:
@@ -99,6 +106,7 @@ class _Sections:
         self._plan = scope.plan
         self._looping = scope.plan.walks or bool(scope.plan.serial)
         self._look_back = LookBack(scope) if scope.plan.looks_back else None
+        self._join = Join(scope) if scope.plan.joins else None
 
     def write(self) -> None:
         """All sections."""
@@ -131,7 +139,7 @@ class _Sections:
         scope = self._scope
         for stmt in section.body:
             if stmt.op == "reduce":
-                self._bind(stmt, reduce_whole(scope, stmt))
+                self._bind(stmt, reduce_whole(scope, stmt, self._join))
             elif stmt.op == "scan":
                 self._bind(stmt, Scan(scope, stmt, self._look_back).step())
             else:

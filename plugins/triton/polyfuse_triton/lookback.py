@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polyfuse_triton.meta import WORKSPACE
-from polyfuse_triton.pieces import HEAD, WORDS
+from polyfuse_triton.pieces import SharedWords
 from polyfuse_triton.scope import Scope
 
 __all__ = ["LookBack"]
@@ -27,13 +26,13 @@ class LookBack:
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
-        self._used = 0
+        self._words = SharedWords()
 
     def carry(self, names: Sequence[str], totals: Sequence[str], function: str) -> None:
         """Join a scanned piece, held by `names`, with what comes before it."""
         scope, out = self._scope, self._scope.out
-        own = [self._place() for _ in names]
-        whole = [self._place() for _ in names]
+        own = [self._words.place() for _ in names]
+        whole = [self._words.place() for _ in names]
         for place, total in zip(own, totals, strict=True):
             out.line(f"tell({place} + program, programs, {total})")
         out.line("if rb > 0:")
@@ -64,8 +63,3 @@ class LookBack:
         with out.indented():
             for place, total in zip(whole, totals, strict=True):
                 out.line(f"tell({place} + program, programs, {total})")
-
-    def _place(self) -> str:
-        """Where the next number of each program begins."""
-        self._used += WORDS
-        return f"{WORKSPACE} + {HEAD} + {self._used - WORDS} * programs"

@@ -47,7 +47,8 @@ class KernelMeta:
         args: run-time arguments in calling order, equal to the IR kernel's.
         constexprs: compile-time arguments, in any order, by parameter name.
         num_warps, num_stages, num_ctas: as Triton's compiler takes them.
-        grid: programs along x, y and z.
+        grid: programs along x, y and z; where they start in clusters, clusters along x.
+        cluster: programs, each compiled by itself, that start together and run side by side.
         fp_fusion: whether products and sums may be contracted.
         cooperative: whether all programs must be resident at once.
         guard: an expression over size arguments; where it is 0 or False the launch is refused with an error.
@@ -66,6 +67,12 @@ class KernelMeta:
     cooperative: bool = False
     guard: str = ""
     zeroed: Extent = 0
+    cluster: int = 1
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks of a cluster, as the driver counts them."""
+        return self.num_ctas * self.cluster
 
     def text(self) -> str:
         """The canonical text, from which `parse` makes an equal value."""

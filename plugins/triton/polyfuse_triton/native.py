@@ -152,7 +152,7 @@ class NativeLauncher:
             meta.guard.encode(),
             (ctypes.c_int64 * len(words))(*words),
             (ctypes.c_int * 5)(*(len(program) for program in programs)),
-            meta.num_ctas,
+            meta.blocks,
             int(meta.cooperative),
             len(variants),
             (_Variant * len(variants))(*variants),

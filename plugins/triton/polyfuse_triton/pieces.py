@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.types import DType
 from polyfuse_triton.facts import Facts
 from polyfuse_triton.meta import WORKSPACE
 
-__all__ = ["HEAD", "WORDS", "can_look_back", "ticket", "words"]
+__all__ = ["HEAD", "WORDS", "SharedWords", "can_join", "can_look_back", "ticket", "words"]
 
 HEAD = 2
 """Shared words in front of those that programs tell: the counter, and one that keeps what follows aligned."""
 WORDS = 2
 """Words that a number takes at most."""
+_TOLD = (DType.f32, DType.f64, DType.i32, DType.i64)
+"""Types of results that programs tell each other."""
+_JOINED = frozenset({"sum", "prod", "min", "max", "argmin", "argmax", "welford", "online_softmax"})
+"""Kinds of reductions whose parts are joined."""
+
+
+class SharedWords:
+    """Where the programs of a kernel put what they tell."""
+
+    def __init__(self) -> None:
+        self._used = 0
+
+    def place(self) -> str:
+        """Where the next number of each program begins."""
+        self._used += WORDS
+        return f"{WORKSPACE} + {HEAD} + {self._used - WORDS} * programs"
 
 
 def can_look_back(kernel: Kernel, facts: Facts) -> bool:
@@ -19,8 +36,22 @@ def can_look_back(kernel: Kernel, facts: Facts) -> bool:
     point, and nothing is written that another program reads.
     """
     ops = {stmt.op for section in kernel.sections for stmt in section.body}
-    if "scan" not in ops or "reduce" in ops:
+    return "scan" in ops and "reduce" not in ops and _writes_apart(facts)
+
+
+def can_join(kernel: Kernel, facts: Facts) -> bool:
+    """The same where nothing but reductions looks beyond one point."""
+    statements = [stmt for section in kernel.sections for stmt in section.body]
+    reductions = [stmt for stmt in statements if stmt.op == "reduce"]
+    if not reductions or any(stmt.op == "scan" for stmt in statements):
         return False
+    if any(stmt.dtype not in _TOLD or stmt.attrs[0] not in _JOINED for stmt in reductions):
+        return False
+    return _writes_apart(facts)
+
+
+def _writes_apart(facts: Facts) -> bool:
+    """Whether no piece of a row minds what the others write."""
     for buffer in facts.written:
         here = [a for a in facts.accesses if a.buffer == buffer]
         if not all(a.looped for a in here) and any(a.mode != "set" for a in here):
@@ -33,9 +64,13 @@ def can_look_back(kernel: Kernel, facts: Facts) -> bool:
 
 
 def words(kernel: Kernel, programs: int | str) -> int | str:
-    """Words of memory that a kernel's programs share: each tells its own total, and that up to its end."""
-    values = sum(len(stmt.targets) for s in kernel.sections for stmt in s.body if stmt.op == "scan")
-    count = 2 * WORDS * values
+    """Words of memory that a kernel's programs share: of each scan a program tells its own total, and that up
+    to its end, and of each reduction what it found.
+    """
+    told = {"scan": 2, "reduce": 1}
+    count = WORDS * sum(
+        told.get(stmt.op, 0) * len(stmt.targets) for section in kernel.sections for stmt in section.body
+    )
     return HEAD + count * programs if isinstance(programs, int) else f"{HEAD} + {count} * ({programs})"
 
 

@@ -182,8 +182,8 @@ class Places:
         return Indexer(self.variable, self._arguments).value(size)[0]
 
     def grid(self) -> int | str:
-        """The number of programs, as a Python expression over size arguments."""
-        counts = [step.count for step in self._steps()]
+        """The number of programs, or of clusters of them, as a Python expression over size arguments."""
+        counts = [step.count for step in self._steps() if not (self.plan.joins and step.name == "rb")]
         static = 1
         texts: list[str] = []
         for count in counts:
@@ -216,9 +216,9 @@ class Places:
     def _place_programs(self) -> None:
         steps = [s for s in self._steps() if not (isinstance(s.count, int) and s.count <= 1)]
         rest = "tl.program_id(0)"
-        if self.plan.looks_back:
+        if self.plan.is_shared:
             self._definitions["programs"] = "tl.num_programs(0)"
-            self._definitions["program"] = ticket()
+            self._definitions["program"] = ticket() if self.plan.looks_back else rest
             rest = "program"
         for number, step in enumerate(steps[:-1]):
             if not number and rest != "program":

@@ -126,7 +126,7 @@ class _Kernel:
         grid = [evaluate(program, numbers) for program in self._grid]
         if min(grid) <= 0:
             return
-        limits = (_LARGEST[0] // self._artifact.meta.num_ctas, *_LARGEST[1:])
+        limits = (_LARGEST[0] // self._artifact.meta.blocks, *_LARGEST[1:])
         if any(n > most for n, most in zip(grid, limits)):
             raise services.launch_error(
                 f"kernel {name} would need a grid of {grid[0]} by {grid[1]} by {grid[2]} programs",
@@ -167,7 +167,7 @@ class _Kernel:
             status = driver.cuModuleGetFunction(ctypes.byref(function), module, symbol)
             if not status and variant.shared_bytes > _USUAL_SHARED:
                 status = driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, variant.shared_bytes)
-            if not status and self._artifact.meta.num_ctas > 8:
+            if not status and self._artifact.meta.blocks > 8:
                 status = driver.cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER, 1)
             if status:
                 driver.cuModuleUnload(module)
@@ -194,7 +194,7 @@ class _Kernel:
             )
             values = [*values, address]
         if variant.scratch_bytes:
-            programs = grid[0] * grid[1] * grid[2] * self._artifact.meta.num_ctas
+            programs = grid[0] * grid[1] * grid[2] * self._artifact.meta.blocks
             memory, scratch = self._memory(programs * variant.scratch_bytes, variant.scratch_align)
             held.append(memory)
         values = [*values, scratch, ctypes.c_void_p(0)]
@@ -215,9 +215,9 @@ class _Kernel:
 
     def _launch(self, loaded: _Loaded, grid: Sequence[int], stream: Any, pointers: Any) -> int:
         driver, meta, variant = self._launcher.driver, self._artifact.meta, loaded.variant
-        shape = (grid[0] * meta.num_ctas, *grid[1:])
+        shape = (grid[0] * meta.blocks, *grid[1:])
         threads, shared = variant.num_warps * 32, variant.shared_bytes
-        if meta.num_ctas == 1 and not meta.cooperative:
+        if meta.blocks == 1 and not meta.cooperative:
             return int(
                 driver.cuLaunchKernel(
                     loaded.function,
@@ -230,8 +230,8 @@ class _Kernel:
         attributes = (_Attribute * 3)()
         count = 0
         wanted = ((_COOPERATIVE, (1,)),) if meta.cooperative else ()
-        if meta.num_ctas > 1:
-            wanted += ((_CLUSTER_DIMENSION, (meta.num_ctas, 1, 1)), (_CLUSTER_SCHEDULING, (1,)))  # type: ignore[assignment]
+        if meta.blocks > 1:
+            wanted += ((_CLUSTER_DIMENSION, (meta.blocks, 1, 1)), (_CLUSTER_SCHEDULING, (1,)))  # type: ignore[assignment]
         for count, (number, numbers) in enumerate(wanted, 1):
             attributes[count - 1].id = number
             for place, value in enumerate(numbers):

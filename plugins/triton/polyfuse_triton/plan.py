@@ -63,6 +63,8 @@ class Plan:
         groups: rows that one program takes one after the other; None where it takes those of its tile.
         looks_back: whether each piece of the reduced tile dimension is a program of its own, for scans that
             continue from one to the next.
+        joins: the same for reductions: programs of one row run side by side, and tell each other what they
+            found.
     """
 
     tiles: tuple[Dim, ...]
@@ -74,11 +76,24 @@ class Plan:
     num_stages: int
     groups: Groups | None = None
     looks_back: bool = False
+    joins: bool = False
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the pieces of a row are programs of their own."""
+        return self.looks_back or self.joins
+
+    @property
+    def pieces(self) -> int:
+        """Programs of one row that run side by side."""
+        if not self.joins or self.reduced is None or not isinstance(self.reduced.extent, int):
+            return 1
+        return max(1, -(-self.reduced.extent // self.reduced.block))
 
     @property
     def placed(self) -> tuple[Dim, ...]:
         """The tile dimensions of which a program has one piece, outermost first."""
-        return self.dims if self.looks_back else self.tiles
+        return self.dims if self.is_shared else self.tiles
 
     @property
     def dims(self) -> tuple[Dim, ...]:
@@ -88,7 +103,7 @@ class Plan:
     @property
     def walks(self) -> bool:
         """Whether a program loops over pieces of the reduced tile dimension."""
-        if self.reduced is None or self.persistent or self.looks_back:
+        if self.reduced is None or self.persistent or self.is_shared:
             return False
         return not self.reduced.is_one
 

@@ -10,6 +10,7 @@ from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.semantics import identity
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import literal, triton_type
+from polyfuse_triton.joining import Join
 from polyfuse_triton.memory import MemoryScope
 from polyfuse_triton.scope import Value
 
@@ -86,16 +87,20 @@ def _neutral(kind: str, place: int, dtype: DType, narrow: bool) -> str:
 # --- a row in one piece -------------------------------------------------------------------------------------
 
 
-def reduce_whole(scope: MemoryScope, stmt: Stmt) -> tuple[Value, ...]:
-    """Reduce a tile that holds all points."""
+def reduce_whole(scope: MemoryScope, stmt: Stmt, join: Join | None = None) -> tuple[Value, ...]:
+    """Reduce a tile that holds all points, or the piece of a row that is joined with others."""
     kind = stmt.attrs[0]
     values = [scope.value(name) for name in stmt.args]
     operands = _operands(scope, stmt, values)
     if kind == "welford":
-        return _moments(scope, stmt, operands[0].text)
+        return _moments(scope, stmt, operands[0].text, join)
     if kind == "online_softmax":
-        return _softmax(scope, stmt, operands[0].text)
-    return _finish(scope, stmt, [o.text for o in operands], operands[-1].narrow)
+        return _softmax(scope, stmt, operands[0].text, join)
+    found = _finish(scope, stmt, [o.text for o in operands], operands[-1].narrow)
+    if join is None:
+        return found
+    neutral = [_neutral(kind, place, stmt.dtype, v.narrow) for place, v in enumerate(found)]
+    return _finish(scope, stmt, join.of([v.text for v in found], neutral), found[-1].narrow)
 
 
 def _finish(scope: MemoryScope, stmt: Stmt, texts: Sequence[str], narrow: bool) -> tuple[Value, ...]:
@@ -167,7 +172,7 @@ def _count(scope: MemoryScope, dtype: DType) -> str:
     return f"({text}).to({triton_type(dtype)})"
 
 
-def _moments(scope: MemoryScope, stmt: Stmt, text: str) -> tuple[Value, ...]:
+def _moments(scope: MemoryScope, stmt: Stmt, text: str, join: Join | None) -> tuple[Value, ...]:
     """Mean and squared deviations of a row in registers, in two passes over them."""
     axis, keep = _axis(scope), _keep(scope)
     dims = frozenset(d.name for d in scope.plan.tiles)
@@ -179,24 +184,35 @@ def _moments(scope: MemoryScope, stmt: Stmt, text: str) -> tuple[Value, ...]:
         return f"tl.where({masks[0]}, {what}, 0.0)" if masks else what
 
     count = scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
+    here = count if join is None else scope.define(join.points(stmt.dtype), Value("", stmt.dtype))
     total = scope.define(f"tl.sum({inside(row.text)}, {axis}{keep})", plain)
-    mean = scope.define(f"divide({total.text}, tl.maximum({count.text}, 1.0))", plain)
+    mean = scope.define(f"divide({total.text}, tl.maximum({here.text}, 1.0))", plain)
     away = scope.define(inside(f"{row.text} - {mean.text}"), plain)
     squares = scope.define(f"tl.sum({away.text} * {away.text}, {axis}{keep})", plain)
+    if join is not None:
+        parts = [*join.of([mean.text, squares.text], ["0.0", "0.0"]), join.points_of_all(stmt.dtype)]
+        mean, squares, _ = _finish(scope, stmt, parts, False)
     return mean, squares, count
 
 
-def _softmax(scope: MemoryScope, stmt: Stmt, text: str) -> tuple[Value, ...]:
+def _softmax(scope: MemoryScope, stmt: Stmt, text: str, join: Join | None) -> tuple[Value, ...]:
     """Maximum and sum of exponentials of a row in registers."""
     axis, keep = _axis(scope), _keep(scope)
     plain = Value("", stmt.dtype, frozenset(d.name for d in scope.plan.tiles))
     masks = scope.places.mask(("r",))
     row = scope.define(text, plain)
     largest = scope.define(f"tl.reduce({row.text}, {axis}, combine_max{keep})", plain)
+    if join is not None:
+        (highs,) = join.of([largest.text], [_neutral("max", 0, stmt.dtype, False)])
+        largest = scope.define(f"tl.reduce({highs}, 0, combine_max)", plain)
     power = f"libdevice.exp({row.text} - {largest.text})"
     if masks:
         power = f"tl.where({masks[0]}, {power}, 0.0)"
-    return largest, scope.define(f"tl.sum({power}, {axis}{keep})", plain)
+    total = scope.define(f"tl.sum({power}, {axis}{keep})", plain)
+    if join is not None:
+        (totals,) = join.of([total.text], ["0.0"])
+        total = scope.define(f"tl.sum({totals}, 0)", plain)
+    return largest, total
 
 
 # --- piece by piece -----------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ __all__ = ["OLDEST", "Target", "driver_major", "known_target", "shared_limit", "
 
 OLDEST = 80
 """The oldest compute capability, as a number of two or three digits, that kernels are made for."""
+_CLUSTERS = 90
+"""The oldest that starts programs in clusters."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class Target:
         l2_bytes: size of the last cache.
         warp: threads that run in step.
         model: the chip's name; empty where none is at hand.
+        clusters: whether programs can be started in clusters, on all that kernels are compiled for.
     """
 
     arch: int
@@ -34,6 +37,7 @@ class Target:
     l2_bytes: int
     warp: int = 32
     model: str = ""
+    clusters: bool = False
 
     @property
     def name(self) -> str:
@@ -61,7 +65,7 @@ def known_target(name: str) -> Target:
     if text.startswith("sm_") and digits.isdigit() and int(digits) >= OLDEST:
         arch = int(digits)
         nearest = max((known for known in _KNOWN if known <= arch), default=OLDEST)
-        return replace(_KNOWN[nearest], arch=arch)
+        return replace(_KNOWN[nearest], arch=arch, clusters=arch >= _CLUSTERS)
     raise InvalidOptionError(
         f"option 'triton.target' has {name!r}, which is no architecture",
         f"write sm_{OLDEST}, sm_90 or the like, several with commas between",
@@ -75,8 +79,11 @@ def targets_of(settings: Settings) -> tuple[Target, ...]:
     """
     named = str(settings.plugin_option("triton", "target", "") or "")
     if named:
-        return tuple(dict.fromkeys(known_target(part) for part in named.split(",") if part.strip()))
-    return _present()
+        found = tuple(dict.fromkeys(known_target(part) for part in named.split(",") if part.strip()))
+    else:
+        found = _present()
+    clusters = all(target.clusters for target in found)
+    return tuple(replace(target, clusters=clusters) for target in found)
 
 
 def shared_limit(arch: int) -> int:
@@ -119,6 +126,7 @@ def _present() -> tuple[Target, ...]:
                 int(getattr(facts, "shared_memory_per_block_optin", usual.shared_bytes)),
                 int(getattr(facts, "L2_cache_size", usual.l2_bytes)),
                 model=str(facts.name),
+                clusters=arch >= _CLUSTERS,
             )
     if not found:
         raise BackendUnavailableError(

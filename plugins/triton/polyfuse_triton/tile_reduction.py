@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import product
 from polyfuse_triton.facts import Access, Facts
 from polyfuse_triton.groups import Groups, row_groups
-from polyfuse_triton.pieces import can_look_back
+from polyfuse_triton.pieces import can_join, can_look_back
 from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.rows import Rows
 from polyfuse_triton.target import Target
 from polyfuse_triton.tile_pointwise import REGISTERS, contiguous_weights, grown, per_thread
 from polyfuse_triton.traits import traits_of
 
-__all__ = ["reduction_plan"]
+__all__ = ["joined_plan", "reduction_plan"]
 
 _WARP = 32
 _THREADS, _LARGEST, _RESIDENT = 512, 1024, 2048
@@ -40,6 +41,12 @@ _TILE = 2048
 """Points of a tile of several short rows."""
 _PIECE, _SHORTEST_PIECE = 4096, 1024
 """Points of a row's piece that is a program of its own."""
+_JOINED_PIECES = (8192, 16384)
+"""Points of a piece that a program of a cluster keeps in registers."""
+_CLUSTER, _LARGEST_CLUSTER = 8, 16
+"""Programs of a cluster that every device has room for, and the most of any."""
+_KEPT = 32
+"""Points of such a piece for each thread."""
 _COLUMNS_KEPT = 64
 """Longest column that a tile holds along a contiguous parallel axis."""
 
@@ -48,16 +55,37 @@ def reduction_plan(
     kernel: Kernel, facts: Facts, target: Target, rows: Rows, persistent: bool | None = None
 ) -> Plan:
     """The plan of a kernel with looped sections; `persistent` decides where it is not None."""
+    shape = _shape(kernel, facts, target, rows)
+    lead = shape.lead()
+    if lead in facts.axes:
+        return shape.columns(lead, persistent)
+    return shape.rows_of(persistent)
+
+
+def joined_plan(kernel: Kernel, facts: Facts, target: Target, rows: Rows, piece: int = 0) -> Plan:
+    """The plan of a kernel with rows that several programs hold together, in pieces of so many points.
+
+    Raises `UnsupportedError` where that is impossible.
+    """
+    shape = _shape(kernel, facts, target, rows)
+    plan = None
+    if target.clusters and can_join(kernel, facts) and shape.groups is None:
+        plan = shape.joined(piece) if shape.lead() in facts.raxes else None
+    if plan is None:
+        raise UnsupportedError(
+            f"kernel {kernel.name} has no rows that a cluster of programs could hold",
+            "let one program walk them",
+        )
+    return plan
+
+
+def _shape(kernel: Kernel, facts: Facts, target: Target, rows: Rows) -> _Shape:
     looped = [a for a in facts.accesses if a.looped]
     scans = any(stmt.op == "scan" for section in kernel.sections for stmt in section.body)
     kinds = {s.attrs[0] for section in kernel.sections for s in section.body if s.op == "reduce"}
     positions = not kinds.isdisjoint({"argmin", "argmax"})
     looks_back = scans and can_look_back(kernel, facts)
-    shape = _Shape(facts, target, looped, rows, scans, row_groups(kernel, facts), positions, looks_back)
-    lead = shape.lead()
-    if lead in facts.axes:
-        return shape.columns(lead, persistent)
-    return shape.rows_of(persistent)
+    return _Shape(facts, target, looped, rows, scans, row_groups(kernel, facts), positions, looks_back)
 
 
 @dataclass(frozen=True)
@@ -103,6 +131,21 @@ class _Shape:
         reduced = Dim("r", facts.raxes, product(facts.sizes[r] for r in facts.raxes), block)
         warps = self._warps(block // (_WARP * _MANY), block)
         return Plan((), reduced, facts.axes, (), False, warps, 1, looks_back=True)
+
+    def joined(self, piece: int) -> Plan | None:
+        """A piece of a row for each program of a cluster, which keeps it; None where rows are too long."""
+        facts = self.facts
+        length = product(facts.sizes[r] for r in facts.raxes)
+        if not isinstance(length, int):
+            return None
+        pieces = (power_of_two(piece),) if piece else _JOINED_PIECES
+        fitting = [p for most in (_CLUSTER, _LARGEST_CLUSTER) for p in pieces if p < length <= most * p]
+        if not fitting:
+            return None
+        block = fitting[0]
+        reduced = Dim("r", facts.raxes, length, block)
+        warps = max(1, min(32, block // (_WARP * _KEPT)))
+        return Plan((), reduced, facts.axes, (), False, warps, 1, joins=True)
 
     def _longest_row(self) -> int:
         if self.rows.must_stay:

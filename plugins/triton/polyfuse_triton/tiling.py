@@ -15,7 +15,7 @@ from polyfuse_triton.plan import Dim, Plan, power_of_two
 from polyfuse_triton.rows import kept_rows
 from polyfuse_triton.target import Target
 from polyfuse_triton.tile_pointwise import can_split, pointwise_plan
-from polyfuse_triton.tile_reduction import reduction_plan
+from polyfuse_triton.tile_reduction import joined_plan, reduction_plan
 
 __all__ = ["candidates", "choose_plan", "neighbours"]
 
@@ -24,7 +24,7 @@ _MOST_OF_THREAD = 64
 """Points of a thread, at most, that are tried: with hundreds, the assembler alone takes minutes."""
 _SPLIT = Config.of(x=128, y=8)
 """Rows and columns apart, where a plan has them as one."""
-_PERSISTENT, _LOOPED = 1, 2
+_PERSISTENT, _LOOPED, _JOINED = 1, 2, 3
 """Values of a configuration's ``rows``."""
 
 
@@ -37,8 +37,12 @@ def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) ->
     rows = kept_rows(kernel, facts)
     wanted = (config or Config()).get("rows")
     persistent = None if wanted == 0 else wanted == _PERSISTENT
-    plan = _overridden(reduction_plan(kernel, facts, target, rows, persistent), facts, config)
-    if rows.must_stay and not plan.persistent and not plan.looks_back:
+    if wanted == _JOINED:
+        plan = joined_plan(kernel, facts, target, rows, (config or Config()).get("r"))
+    else:
+        plan = reduction_plan(kernel, facts, target, rows, persistent)
+    plan = _overridden(plan, facts, config)
+    if rows.must_stay and not plan.persistent and not plan.is_shared:
         raise UnsupportedError(
             f"kernel {kernel.name} computes rows that can neither be computed again nor fit in registers",
             "let the scheduler split it",
@@ -81,7 +85,7 @@ def _config_of(plan: Plan) -> Config:
         # a missing value is 0, which says nothing
         values["together"] = 1 + max(dim.together for dim in plan.dims)
     if plan.reduced is not None:
-        values["rows"] = _PERSISTENT if plan.persistent else _LOOPED
+        values["rows"] = _JOINED if plan.joins else _PERSISTENT if plan.persistent else _LOOPED
     return Config.of(**values, warps=plan.num_warps, stages=plan.num_stages)
 
 
@@ -104,8 +108,10 @@ def _around(plan: Plan) -> Iterator[Config]:
         if base.get("together", 1 + count) != 1 + count:
             yield Config.of(**{**base, "together": 1 + count})
     if plan.reduced is not None:
-        yield Config.of(rows=_LOOPED if plan.persistent else _PERSISTENT)
-        if not plan.persistent or plan.groups is not None:
+        for rows in (_PERSISTENT, _LOOPED, _JOINED):
+            if rows != base["rows"]:
+                yield Config.of(rows=rows)
+        if plan.groups is not None or not (plan.persistent or plan.joins):
             for stages in (1, 2, 3, 4):
                 yield Config.of(**{**base, "stages": stages})
 

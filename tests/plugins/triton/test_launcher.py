@@ -278,6 +278,13 @@ def test_clusters_and_cooperative_grids(make, driver, tmp_path):
     assert launched.values[:4][2:] == (3, 5000)
 
 
+def test_programs_of_one_row_start_as_a_cluster(make, driver, tmp_path):
+    meta = replace(META, cluster=13)
+    make().kernel(artifact(tmp_path, meta), tmp_path)(*tensors(), 3, 5000)
+    launched = driver.launches()[0]
+    assert launched.grid == (15 * 13, 3, 1) and launched.attributes == ((4, 13), (5, 1))
+
+
 def test_scratch_memory_is_allocated_for_each_launch(make, driver, tmp_path):
     sizes: list[int] = []
     kept: list[torch.Tensor] = []
