@@ -12,7 +12,7 @@ from polyfuse_bench.contest import contest
 from polyfuse_bench.devices import CPU, waiter
 from polyfuse_bench.kernels import KERNELS, runner
 from polyfuse_bench.kernels.case import Arguments
-from polyfuse_bench.tensors import bytes_in, clone_tree
+from polyfuse_bench.tensors import bytes_in, bytes_moved, clone_tree
 from polyfuse_bench.timing import Effort
 
 
@@ -36,7 +36,7 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         outcome = contest(
             task["backends"], prepare, Effort(**task["effort"]), written=written, wait=waiter(device)
         )
-        moved_bytes = bytes_in(arguments) + bytes_in(case.function(*arguments))
+        moved_bytes = bytes_moved(case.function, arguments)
     return {
         "name": case.name,
         "group": case.group,

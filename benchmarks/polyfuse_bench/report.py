@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
+from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.machine import Machine
 from polyfuse_bench.opdb.status import GOOD, SKIP, STATUSES
 from polyfuse_bench.results import RESULTS, read_results
@@ -122,6 +123,14 @@ def _manner(content: dict[str, Any]) -> str:
     return f", {modes.pop()}" if len(modes) == 1 and modes != {""} else ""
 
 
+def _sizes(content: dict[str, Any]) -> str:
+    """The type and the batch in a heading, where all rows have the same and it is not the usual one."""
+    types = {row.get("dtype") or "float32" for row in content["rows"]}
+    batches = {row.get("batch") for row in content["rows"]}
+    found = f", {types.pop()}" if len(types) == 1 and types != {"float32"} else ""
+    return found + (f", batch {batches.pop()}" if len(batches) == 1 and batches != {None} else "")
+
+
 def _plugin(content: dict[str, Any]) -> str:
     """The plugin that is looked at, in a heading, where several were asked for."""
     plugins = [
@@ -132,7 +141,7 @@ def _plugin(content: dict[str, Any]) -> str:
 
 def _models_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Models{_manner(content)}{_place(content)}",
+        f"## Models{_manner(content)}{_sizes(content)}{_place(content)}",
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
@@ -216,15 +225,19 @@ def _products_section(content: dict[str, Any]) -> list[str]:
 
 
 def _bandwidth_table(content: dict[str, Any]) -> list[str]:
-    """Bytes that must move (arguments and results, once each) per second, beside the device's copy."""
+    """Bytes that must move (arguments and results, once each) per second, beside the device's copy; nothing
+    of sizes that measure the call alone.
+    """
     rate = content["copy_rate"]
     table = []
     for row in content["rows"]:
         medians = {timing["name"]: timing["median"] for timing in row["timings"]}
-        if row.get("train") or POLYFUSE not in medians or not row.get("moved_bytes"):
+        if row.get("train") or row["size"] == SMALL or POLYFUSE not in medians or not row.get("moved_bytes"):
             continue
         reached = row["moved_bytes"] / medians[POLYFUSE]
         table.append([row["name"], f"{reached / 1e12:.2f} TB/s", f"{reached / rate:.0%}"])
+    if not table:
+        return []
     return [
         f"### Bandwidth, beside a copy's {rate / 1e12:.2f} TB/s",
         "",

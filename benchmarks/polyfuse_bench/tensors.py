@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,15 @@ ROUNDING = 1e-5
 
 def bytes_in(tree: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(tree))
+
+
+def bytes_moved(function: Callable[..., Any], arguments: Any) -> int:
+    """Bytes that a call must move: its arguments once, what it writes of them once more, and its results."""
+    given = tensors_in(arguments)
+    before = [tensor._version for tensor in given]
+    results = function(*arguments)
+    written = [tensor for tensor, version in zip(given, before, strict=True) if tensor._version != version]
+    return bytes_in(arguments) + bytes_in(written) + bytes_in(results)
 
 
 def relative_error(actual: Any, expected: Any) -> float:

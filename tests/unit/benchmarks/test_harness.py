@@ -15,7 +15,7 @@ from polyfuse_bench.opdb import sweep
 from polyfuse_bench.opdb.compare import difference
 from polyfuse_bench.opdb.gate import GATE_OPERATORS
 from polyfuse_bench.results import read_results, write_results
-from polyfuse_bench.tensors import clone_tree, relative_error
+from polyfuse_bench.tensors import bytes_moved, clone_tree, relative_error
 from polyfuse_bench.timing import Effort, compare, geometric_mean
 
 SHORT = Effort(rounds=3, min_sample_seconds=1e-4, warmup_seconds=1e-3)
@@ -112,6 +112,43 @@ def test_pages_come_from_results(tmp_path: Path) -> None:
     text = pages[0].read_text()
     assert "| softmax | 4 ms | 2 ms | 1 ms | 4.00× | 2.00× |" in text
     assert "**2.00×**" in text
+
+
+def test_what_a_call_writes_of_its_arguments_counts_twice() -> None:
+    kept, changed = torch.ones(8), torch.ones(4, dtype=torch.float64)
+
+    def call(kept: torch.Tensor, changed: list[torch.Tensor]) -> torch.Tensor:
+        changed[0].add_(1)
+        return kept[:2] + 1
+
+    assert bytes_moved(call, (kept, [changed])) == 32 + 2 * 32 + 8
+
+
+def test_headings_name_type_and_batch_where_all_rows_share_them(tmp_path: Path) -> None:
+    timings = [{"name": name, "median": median} for name, median in _MEDIANS.items()]
+    row = {"name": "bert", "mode": "forward", "timings": timings, "errors": {}, "failures": {}}
+    usual = {**row, "dtype": "float32", "batch": None}
+    wide = {**row, "dtype": "bfloat16", "batch": 16}
+    for label, rows in (("", [usual]), ("-bf16", [wide]), ("-both", [usual, wide])):
+        write_results("models", rows, path=tmp_path / f"models{label}.json", device_name="G")
+    text = report.write_pages(tmp_path / "docs", tmp_path)[0].read_text()
+    assert text.count("## Models on G\n") == 2 and text.count("## Models, bfloat16, batch 16 on G\n") == 1
+
+
+def test_bandwidth_is_shown_of_sizes_that_move_data(tmp_path: Path) -> None:
+    timings = [{"name": name, "median": median} for name, median in _MEDIANS.items()]
+    row = {
+        "name": "softmax",
+        "size": "huge",
+        "moved_bytes": 3e9,
+        "timings": timings,
+        "errors": {},
+        "failures": {},
+    }
+    write_results("kernels", [row], path=tmp_path / "kernels.json", copy_rate=4e12)
+    write_results("kernels", [{**row, "size": "small"}], path=tmp_path / "kernels-few.json", copy_rate=4e12)
+    text = report.write_pages(tmp_path / "docs", tmp_path)[0].read_text()
+    assert text.count("of the copy") == 1 and "| softmax | 3.00 TB/s | 75% |" in text
 
 
 def test_linear_layers_are_shown_beside_the_best_of_the_others(tmp_path: Path) -> None:
