@@ -6,8 +6,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 
+import torch
+
+from polyfuse.compiler.report import reset_reports
+from polyfuse.compiler.session import forget_sessions
 from polyfuse.plugin import API_VERSION, Manifest, discovery, hookimpl, manager
 
 MANIFEST = Manifest(
@@ -56,6 +61,20 @@ def plugin(monkeypatch, name: str = "toy", hooks: Mapping[str, object] = {}, **c
         setattr(module, hook, hookimpl(function))  # type: ignore[type-var]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return entry_point(name, module.__name__, f"polyfuse-{name}")
+
+
+def serve(monkeypatch, tmp_path: Path, kind: type) -> None:
+    """Let new sessions, with a cache of their own, ask this backend, called `toy`, first on the processor."""
+    home = ModuleType(f"fake_{kind.__name__}_backend")
+    home.kind = kind  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+    point = plugin(monkeypatch, load=f"{home.__name__}:kind", priority={"cpu": 1000}, options={})
+    real = manager.find_candidates
+    monkeypatch.setattr(manager, "find_candidates", lambda points: (*real(None), *real([point])))
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    forget_sessions()
+    reset_reports()
+    torch.compiler.reset()
 
 
 def install(monkeypatch, *points: metadata.EntryPoint) -> None:

@@ -181,7 +181,7 @@ class PendingKernel:
         kernel, source, found = self.launch.kernel, self.emitted.source, self._found()
         if not self.session.settings.profile:
             return found
-        uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args]
+        uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args] + [0] * bool(source.scratch)
         return metered(source.name, source.key, kernel.device.partition(":")[0], uses, found)
 
     def _found(self) -> Callable[..., Any]:
@@ -208,7 +208,14 @@ class PendingKernel:
                     _warn_of_replacement(failed, kernel, outcome, repr(backend.name))
                     return found
         _warn_of_replacement(failed, kernel, outcome, "an interpreter")
-        return partial(_interpret, kernel)
+        return self._called_alike(0, partial(_interpret, kernel))
+
+    def _called_alike(self, scratch: int, found: Launchable) -> Launchable:
+        """A kernel that takes the place of the planned one, called with the scratch of that: passed on only
+        if it is as much as this one asks for.
+        """
+        planned = self.emitted.source.scratch
+        return partial(_without_last, found) if planned and scratch != planned else found
 
     def _otherwise(self, outcome: Launchable | PolyfuseError) -> Launchable | PolyfuseError:
         """The kernel in another configuration, if one can be built as it should be; else any that can be
@@ -225,6 +232,7 @@ class PendingKernel:
                 found = future.outcomes()[source.key]
                 if isinstance(found, PolyfuseError):
                     continue
+                found = self._called_alike(source.scratch, found)
                 if _is_good(backend, future, source):
                     _log.info("kernel %s is built in another configuration", kernel.name)
                     return found
@@ -248,7 +256,7 @@ class PendingKernel:
         if isinstance(found, PolyfuseError):
             _log.info("%s", found)
             return None
-        return found
+        return self._called_alike(source.scratch, found)
 
 
 def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
@@ -264,6 +272,10 @@ def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
     if not verdict:
         _log.info("kernel %s is not as it should be: %s", source.name, verdict)
     return bool(verdict)
+
+
+def _without_last(kernel: Launchable, *operands: Any) -> None:
+    kernel(*operands[:-1])
 
 
 def _interpret(kernel: Kernel, *operands: Any) -> None:

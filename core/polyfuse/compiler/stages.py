@@ -24,7 +24,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.print import text
 from polyfuse.ir.verify import verify_graph, verify_kernel
 from polyfuse.lowering import LoweringReport, lower_graph
-from polyfuse.program import Program, bytes_moved, plan, python_text
+from polyfuse.program import Program, bytes_moved, plan, python_text, with_scratch
 from polyfuse.program.traffic import step_bytes
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError, schedule_graph
@@ -135,7 +135,8 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
         dump.write(f"kernel{i}.{item.source.language.split()[-1]}", item.source.rendered)
         dump.write(f"kernel{i}.ir", partial(text, kernel))
     with clock.stage("plan"):
-        program = plan(schedule, settings)
+        scratch = {key: item.source.scratch for key, item in emitted.items()}
+        program = plan(with_scratch(schedule, scratch), settings)
         host = python_text(program, harness=settings.benchmark_harness)
     dump.write("program.py", lambda: host)
     kernels = pending_kernels(program, schedule, emitted, futures, session)

@@ -39,6 +39,10 @@ class Source:
 
     `meta` is text that `load` will need, such as the argument kinds; the core only keeps it. `note` is what
     people should know of how the kernel is computed; `polyfuse explain` prints it.
+
+    `scratch` is how many bytes of memory each launch may use meanwhile. A program plans them with its other
+    memory and passes them as a last argument; whoever else launches the kernel does not, and it provides for
+    itself.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Source:
     key: str = ""
     meta: str = ""
     note: str = ""
+    scratch: int = 0
 
     SYMBOL: ClassVar[str] = "POLYFUSE_KERNEL"
 
@@ -181,17 +186,17 @@ class Backend(ABC):
         """
         return None
 
-    @abstractmethod
-    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
-        """Return the kernel's source. Pure and deterministic: equal kernels give equal text."""
-
-    @abstractmethod
     def panel_width(self, product: Reduction) -> int:
         """Return how many columns of a product's right operand should stand side by side, panel after panel,
         if that operand is a parameter which is laid out once (the option `freezing`). 0: it is read as it is.
         """
         return 0
 
+    @abstractmethod
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        """Return the kernel's source. Pure and deterministic: equal kernels give equal text."""
+
+    @abstractmethod
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """Build several kernels into files of `folder`, an empty folder that is published only when this
         returns.

@@ -14,6 +14,7 @@ from polyfuse_cutlass.hopper import check
 from polyfuse_cutlass.library_text import LANGUAGE, args_text, constants, library_text, part
 from polyfuse_cutlass.linked_meta import meta_of
 from polyfuse_cutlass.problem import Problem
+from polyfuse_cutlass.stream_k import scratch_bytes
 
 __all__ = ["SCHEDULES", "Collective", "collective_source", "fault"]
 
@@ -114,8 +115,8 @@ def _accuracy(problem: Problem) -> str:
     return "FP8FastAccum" if problem.kind == "dot_fast" else ""
 
 
-def collective_source(problem: Problem, collective: Collective, version: str) -> Source:
-    """The kernel of `problem` cut by `collective`, for CUTLASS of a version."""
+def collective_source(problem: Problem, collective: Collective, version: str, processors: int) -> Source:
+    """The kernel of `problem` cut by `collective`, for CUTLASS of a version and so many multiprocessors."""
     if collective.swap:
         problem = problem.swapped
     check(problem)
@@ -133,7 +134,8 @@ def collective_source(problem: Problem, collective: Collective, version: str) ->
         "VEC": vector.count,
         "UNROLL": 1 if heavy(problem) else 4,
     }
-    scheduler = "StreamKScheduler" if collective.schedule == "stream-K" else "PersistentScheduler"
+    shares = collective.schedule == "stream-K"
+    scheduler = "StreamKScheduler" if shares else "PersistentScheduler"
     types = {
         "Acc": problem.dtype.value,
         "Left": _TYPES[problem.left.dtype],
@@ -150,4 +152,7 @@ def collective_source(problem: Problem, collective: Collective, version: str) ->
         part("collective.cuh"),
     ]
     text = library_text(version, _HEADERS, body)
-    return Source(problem.kernel.name, text, LANGUAGE, meta=meta_of(problem, ("90a",)).text())
+    tile, cluster = (collective.rows, collective.columns), (collective.across, collective.down)
+    scratch = scratch_bytes(problem, (*tile, numbers["DEPTH"]), cluster, processors) if shares else 0
+    meta = meta_of(problem, ("90a",)).text()
+    return Source(problem.kernel.name, text, LANGUAGE, meta=meta, scratch=scratch)

@@ -61,7 +61,7 @@ def library_source(kernel: Kernel, config: Config | None, target: Target, versio
         config = library_configs(kernel, target, 1)[0]
     if config.get("ampere"):
         return ampere_source(problem, AmpereTile.of(config), version)
-    return collective_source(problem, Collective.of(config), version)
+    return collective_source(problem, Collective.of(config), version, target.processors)
 
 
 def library_configs(kernel: Kernel, target: Target, most: int) -> tuple[Config, ...]:

@@ -55,7 +55,10 @@ class _Ready:
 
 
 class Linked:
-    """A shared object's kernel: called with its arguments, it launches on the current device and stream."""
+    """A shared object's kernel: called with its arguments, it launches on the current device and stream.
+
+    Behind them may stand memory to use meanwhile. Where that is missing, or too little, torch lends it.
+    """
 
     def __init__(self, artifact: LinkedArtifact, path: Path) -> None:
         self.artifact = artifact
@@ -76,6 +79,7 @@ class Linked:
         self._code = [compile(one.text, "<number>", "eval") for one in self.meta.numbers]
         self._empty = compile(self.meta.empty, "<empty>", "eval")
         self._names = [arg.name for arg in self.meta.args if not arg.pointer]
+        self._count = len(self.meta.args)
         self._lock = threading.Lock()
         self._ready: dict[tuple[int, ...], _Ready] = {}
         self._stream: Callable[[int], int] = current_stream("cuda")
@@ -86,6 +90,9 @@ class Linked:
         import torch
 
         device = torch.cuda.current_device()
+        planned: Any = None
+        if len(args) > self._count:
+            args, planned = args[:-1], args[-1]
         values = tuple([a if isinstance(a, int) else a.data_ptr() for a in args])  # type: ignore[attr-defined]
         key = (device, *values)
         ready = self._ready.get(key)
@@ -100,10 +107,11 @@ class Linked:
             if not ready.scratch:
                 self._check(self._start(ready.address, None, stream), "launching")
                 return
-            # freed when this returns, on the stream that uses it: what comes later may have it
-            scratch = torch.empty(ready.scratch, dtype=torch.uint8, device=f"cuda:{device}")
+            if planned is None or planned.nbytes < ready.scratch:
+                # freed when this returns, on the stream that uses it: what comes later may have it
+                planned = torch.empty(ready.scratch, dtype=torch.uint8, device=f"cuda:{device}")
             with self._lock:
-                status = self._start(ready.address, scratch.data_ptr(), stream)
+                status = self._start(ready.address, planned.data_ptr(), stream)
             self._check(status, "launching")
 
     def _remember(self, key: tuple[int, ...], device: int, values: tuple[int, ...]) -> _Ready:

@@ -126,6 +126,31 @@ def test_scratch_is_lent_for_each_launch(tmp_path, device, monkeypatch):
     assert [one.numel() for one in lent] == [4096, 4096] and number(library, "prepared") == 1
 
 
+def test_scratch_that_was_planned_is_used(tmp_path, device, monkeypatch):
+    launch, library = unit(tmp_path, product(72, 64, 128, epilogue=RESIDUAL))
+    ctypes.c_longlong.in_dll(library, "scratch_of").value = 4096
+    given, planned = operands(72, 64, 128), torch.zeros(4096, dtype=torch.uint8)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", None)
+        launch(*given, planned)
+    assert number(library, "scratch_seen") == planned.data_ptr()
+
+
+def test_scratch_that_is_too_small_is_replaced(tmp_path, device, monkeypatch):
+    launch, library = unit(tmp_path, product(72, 64, 128, epilogue=RESIDUAL))
+    ctypes.c_longlong.in_dll(library, "scratch_of").value = 4096
+    lent = torch.zeros(4096, dtype=torch.uint8)
+    monkeypatch.setattr(torch, "empty", lambda size, **options: lent[:size])
+    launch(*operands(72, 64, 128), torch.zeros(4095, dtype=torch.uint8))
+    assert number(library, "scratch_seen") == lent.data_ptr()
+
+
+def test_scratch_that_a_kernel_does_not_ask_for_is_left_alone(tmp_path, device):
+    launch, library = unit(tmp_path, product(72, 64, 128, epilogue=RESIDUAL))
+    launch(*operands(72, 64, 128), torch.zeros(4096, dtype=torch.uint8))
+    assert number(library, "scratch_seen") == 0 and number(library, "started") == 1
+
+
 @pytest.mark.parametrize(
     ("name", "status", "words"),
     (
@@ -144,6 +169,8 @@ def test_missing_arguments_are_reported(tmp_path, device):
     launch, _ = unit(tmp_path, product(72, 64, 128, epilogue=RESIDUAL))
     with pytest.raises(KernelLaunchError, match="takes 5 arguments, got 1"):
         launch(torch.zeros(1))
+    with pytest.raises(KernelLaunchError, match="takes 5 arguments, got 6"):
+        launch(*operands(72, 64, 128), *operands(1, 1, 1)[:2])
 
 
 def test_damaged_units_are_reported(tmp_path, device):

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
-from fake_plugins import plugin
+from fake_plugins import serve
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.base.settings import Settings
 from polyfuse.cache.timings import LOST, Measured
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.report import last_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.kernel import Kernel
-from polyfuse.plugin import Claim, Config, Launchable, No, Source, Yes, manager
+from polyfuse.plugin import Claim, Config, Launchable, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
 
 
@@ -76,16 +74,7 @@ class Tunable(InterpreterBackend):
 @pytest.fixture
 def tunable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Tunable]]:
     kind = type("Fresh", (Tunable,), {"timed": [], "built": []})
-    home = ModuleType("tunable_backend")
-    home.kind = kind  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, home.__name__, home)
-    point = plugin(monkeypatch, load="tunable_backend:kind", priority={"cpu": 1000}, options={})
-    real = manager.find_candidates
-    monkeypatch.setattr(manager, "find_candidates", lambda points: (*real(None), *real([point])))
-    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
-    forget_sessions()
-    reset_reports()
-    torch.compiler.reset()
+    serve(monkeypatch, tmp_path, kind)
     yield kind
     forget_sessions()
 
