@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.symbolic import IndexLike, axis_size, bounds, coefficient, free_axes, substitute
+from polyfuse.symbolic import IndexLike, atoms, axis_size, bounds, coefficient, free_axes, of_atom, substitute
 from polyfuse.symbolic.index import Atom, Index
 
-__all__ = ["affine", "fits_i32", "index_text", "safe_name"]
+__all__ = ["affine", "fits_i32", "index_text", "indirect_axes", "safe_name"]
 
 _TAKEN = frozenset(("p", "log2", "log10", "log1p", "exp2", "expm1", "atan2"))
 
@@ -83,3 +83,16 @@ def affine(index: IndexLike, axes: tuple[Index, ...]) -> tuple[IndexLike, tuple[
         strides.append(stride)
     offset = substitute(index, {free_axes(a)[0]: 0 for a in axes})
     return None if free_axes(offset) else (offset, tuple(strides))
+
+
+def indirect_axes(index: IndexLike) -> list[Index]:
+    """The variables `@k` of an index, longest names first."""
+    found: dict[str, Index] = {}
+
+    def look(part: IndexLike) -> None:
+        for atom in atoms(part):
+            if atom.kind == "axis" and atom.name.startswith("@"):
+                found[atom.name] = of_atom(atom)
+
+    look(index)
+    return [found[name] for name in sorted(found, key=len, reverse=True)]

@@ -21,12 +21,13 @@ from polyfuse.symbolic import (
     product,
     python_text,
 )
-from polyfuse_halide.address import affine, fits_i32, index_text, safe_name
+from polyfuse_halide.address import affine, fits_i32, index_text, indirect_axes, safe_name
 from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.forward import forwarded
 from polyfuse_halide.ops import FUNCTION_OF, constant_text
 from polyfuse_halide.pins import Pins, pinned, words
 from polyfuse_halide.plan import choose_plan
+from polyfuse_halide.shares import shares_of
 
 __all__ = ["Emitter", "KernelText", "Store", "check_sizes", "kernel_text", "tuple_text"]
 
@@ -106,6 +107,7 @@ class Emitter:
         self.short: set[str] = set()
         self.loaded: list[str] = []
         self.kept: dict[str, str] = {}
+        self.shares = shares_of(kernel)
         self.turn = turn
         self.outputs: list[dict[str, object]] = []
         self._study()
@@ -336,6 +338,11 @@ class Emitter:
             return [f"{target} = random_{stmt.attrs[0]}({', '.join(args)})"]
         if stmt.op in _COMPARISONS and all(a in self.narrow for a in stmt.args):
             args = [f"{a}_n" for a in args]
+        if self.kernel.numerics == "fast" and stmt.targets[0] in self.shares.summed:
+            return [f"{target} = exp_share({args[0]})"]
+        if self.kernel.numerics == "fast" and stmt.targets[0] in self.shares.parts:
+            # the same divisor all along the row
+            return [f"{target} = mul({args[0]}, reciprocal({args[1]}))"]
         return [f"{target} = {FUNCTION_OF[stmt.op]}({', '.join(args)})"]
 
     def _load(self, stmt: Stmt, args: Sequence[str]) -> str:
@@ -357,7 +364,7 @@ class Emitter:
         text = index_text(index)
         if not indirect or isinstance(index, int):
             return text
-        for variable in _indirect_axes(index):
+        for variable in indirect_axes(index):
             extent, number = index_text(axis_size(variable)), int(axis_name(variable)[1:])
             found = f"at({indirect[number]}, {extent})"
             if self.checked:
@@ -570,18 +577,3 @@ def _is_turned(stmt: Stmt, lane: Index, other: Index) -> bool:
     if count or masked or coefficient(index, axis_name(lane)) in (0, 1, None):
         return False
     return coefficient(index, axis_name(other)) == 1
-
-
-def _indirect_axes(index: IndexLike) -> list[Index]:
-    """The variables `@k` of an index, longest names first."""
-    from polyfuse.symbolic import atoms, of_atom
-
-    found: dict[str, Index] = {}
-
-    def look(part: IndexLike) -> None:
-        for atom in atoms(part):
-            if atom.kind == "axis" and atom.name.startswith("@"):
-                found[atom.name] = of_atom(atom)
-
-    look(index)
-    return [found[name] for name in sorted(found, key=len, reverse=True)]

@@ -8,7 +8,6 @@ from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.ir.kernel import Kernel, Stmt
 from polyfuse.plugin import Config
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient
-from polyfuse_halide.address import affine
 from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.ops import COST, MATH
 
@@ -78,8 +77,6 @@ def choose_plan(kernel: Kernel, lanes: int, config: Config | None) -> Plan:
     plan = Plan(kind, lanes=chosen.get("lanes", lanes), shift=not _in_place(kernel))
     if kind == "points":
         plan = replace(plan, turn=turned_axis(kernel, axes, hints))
-    if kind == "rows" and _scans_whole_tiles(kernel, plan.shift):
-        plan = replace(plan, kind="scans", lanes=TILE)
     points = 1
     for name in axes:
         points *= max(hints[name], 1)
@@ -87,15 +84,9 @@ def choose_plan(kernel: Kernel, lanes: int, config: Config | None) -> Plan:
     for name in raxes:
         steps *= max(hints[name], 1)
     cost = max(1, sum(_price(s) for part in kernel.sections for s in part.body))
-    unroll = 1 if kind == "points" else 2 if plan.kind == "scans" else 4
+    unroll = 1 if kind == "points" else 4
     plan = replace(plan, unroll=chosen.get("unroll", unroll))
     static = all(isinstance(axis_size(a), int) for a in (*kernel.axes, *kernel.raxes))
-    if plan.kind == "scans":
-        # whole blocks of rows
-        rows = axis_size(kernel.axes[-1])
-        least = TILE * plan.unroll
-        whole = isinstance(rows, int) and (rows % least == 0 or (plan.shift and rows >= least))
-        plan = plan if whole else replace(plan, unroll=1)
     if (static and points * steps * cost < _SERIAL) or chosen.get("serial"):
         return plan
     if kind == "points" and not axes:
@@ -113,7 +104,7 @@ def _shared(
         return replace(plan, fuse=1, piece=grain)
     if plan.kind == "rows":
         outer, rest = list(sizes), steps
-    elif plan.kind in ("columns", "scans"):
+    elif plan.kind == "columns":
         wide = plan.lanes * plan.unroll
         outer, rest = [*sizes[:-1], -(-sizes[-1] // wide)], wide * steps
     elif plan.turn >= 0:
@@ -180,26 +171,6 @@ def access_kind(kernel: Kernel, axes: tuple[str, ...], raxes: tuple[str, ...], h
     if apart > along or (hints[raxes[-1]] < 12 and hints[axes[-1]] >= 16 and apart + along > 0):
         return "columns"
     return "rows"
-
-
-def _scans_whole_tiles(kernel: Kernel, shift: bool) -> bool:
-    """Whether a kernel is a scan of one value along contiguous rows, and whole tiles make up all of them;
-    `shift`: the last tile may begin earlier.
-    """
-    if len(kernel.sections) != 1 or len(kernel.raxes) != 1 or kernel.locals:
-        return False
-    body = kernel.sections[0].body
-    stores, scans = ([s for s in body if s.op == op] for op in ("store", "scan"))
-    if len(stores) != 1 or len(scans) != 1 or len(scans[0].args) != 1:
-        return False
-    if affine(stores[0].attrs[1], (*kernel.axes, *kernel.raxes)) is None or stores[0].attrs[2:] != (
-        0,
-        "set",
-        False,
-    ):
-        return False
-    sizes = axis_size(kernel.axes[-1]), axis_size(kernel.raxes[0])
-    return all(isinstance(n, int) and n >= TILE and (shift or n % TILE == 0) for n in sizes)
 
 
 def turned_axis(kernel: Kernel, axes: tuple[str, ...], hints: dict[str, int]) -> int:

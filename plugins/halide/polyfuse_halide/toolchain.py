@@ -96,7 +96,7 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
             apart(lambda: _compile(source, folder, options), SECONDS)
         else:
             _compile(source, folder, options)
-        if on_device(source):
+        if on_device(source) and not json.loads(source.meta)["empty"]:
             check_memory(folder / f"{source.key}.o")
     except Exception as error:
         raise KernelBuildError(

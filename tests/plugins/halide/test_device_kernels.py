@@ -265,3 +265,31 @@ def test_what_needs_memory_of_its_own_on_the_device_is_no_kernel(tmp_path):
     check_memory(tmp_path / "plain.o")
     with pytest.raises(ValueError, match="memory of its own"):
         check_memory(tmp_path / "hungry.o")
+
+
+ROUNDED = """kernel rounded on cuda {{
+  numerics fast
+  axes i0{{1000}} ~ 1000
+  in in0: f32[1000]
+  out out0: f32[1000]
+  once {{
+    v0 = load f32 in0[i0]
+    v1 = {op} f32 (v0)
+    store f32 set out0[i0] = v1
+  }}
+}}
+"""
+
+
+@pytest.mark.parametrize("op", ["floor", "ceil"])
+def test_least_numbers_are_rounded_by_their_bits(op, tmp_path):
+    """The device takes them for zero, of which the next whole number is another."""
+    text = code(parse(ROUNDED.format(op=op)), tmp_path)
+    assert re.search(rf"setp\.lt\.u32\s+%p\d+, %r\d+, {(1 << 23) - 1};", text)
+
+
+def test_an_empty_kernel_has_no_launch(tmp_path):
+    made = backend()
+    source = made.emit(points(0, 64))
+    made.build([source], tmp_path)
+    assert (tmp_path / f"{source.key}.o").exists()

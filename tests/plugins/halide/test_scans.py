@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -16,10 +19,22 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
 from polyfuse.testing.builder import Builder, Carry, Store, result
 from polyfuse_halide.backend import HalideBackend
-from polyfuse_halide.plan import choose_plan
 
 OPTIONS = {"backends": ["halide", "interpreter"]}
-SHAPES = [(32, 64), (16, 16), (48, 64), (33, 70), (40, 1000), (5, 100), (3, 40, 48), (64, 15), (100, 17)]
+TARGET = "x86-64-linux-avx2-fma-avx512-avx512_skylake"
+SHAPES = [
+    (32, 64),
+    (16, 16),
+    (48, 64),
+    (33, 70),
+    (40, 1000),
+    (5, 100),
+    (3, 40, 48),
+    (64, 15),
+    (100, 17),
+    (4, 16),
+    (1, 33),
+]
 
 
 def running_sum(m: int, n: int) -> Kernel:
@@ -32,12 +47,28 @@ def running_sum(m: int, n: int) -> Kernel:
     return builder.kernel((m, n))
 
 
-def test_lanes_take_rows_where_tiles_are_whole() -> None:
-    kinds = {shape: choose_plan(running_sum(*shape), 16, None) for shape in ((64, 96), (48, 70), (8, 96))}
-    # where a result may lie over its operand, no tile may begin earlier
-    assert [plan.kind for plan in kinds.values()] == ["scans", "rows", "rows"]
-    text = HalideBackend(Settings.resolve()).emit(running_sum(64, 96)).text
-    assert 'Schedule("scans"' in text
+def test_steps_are_scanned_in_registers(tmp_path: Path) -> None:
+    """A vector of a row takes four exchanges of its elements, and the memory between them is none."""
+    backend = HalideBackend(Settings.resolve(options={"halide.keep": "1", "halide.target": TARGET}))
+    source = backend.emit(running_sum(8, 256))
+    backend.build([source], tmp_path)
+    text = (tmp_path / f"{source.key}.s").read_text()
+    (loop,) = [part for part in loops(text) if part.count("vperm") >= 4]
+    assert len(re.findall(r"vadd\w+", loop)) == 5
+    assert len(re.findall(r"vmov[ua]ps\s+%zmm\d+, ", loop)) <= 3
+
+
+def loops(text: str) -> list[str]:
+    """The bodies of innermost loops of an assembly: from a label to the jump back to it."""
+    body = r"(\.LBB\d+_\d+):(?:(?!\.LBB\d+_\d+:).)*?\n\s+j\w+\s+\1\n"
+    return [found.group(0) for found in re.finditer(body, text, re.DOTALL)]
+
+
+def test_running_sums_of_changing_sizes() -> None:
+    compiled = torch.compile(lambda x: x.cumsum(-1), backend="polyfuse", options=OPTIONS, dynamic=True)
+    for shape in ((5, 64), (3, 7), (9, 100), (2, 17)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(compiled(x), x.cumsum(-1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -22,7 +22,7 @@ from polyfuse_halide.library.arithmetic import (
 from polyfuse_halide.library.convert import constant
 from polyfuse_halide.library.exponentials import exp, log1p
 
-__all__ = ["Fold", "Moments", "merge_scan"]
+__all__ = ["Fold", "Moments", "merge_scan", "scan_start"]
 
 _FLOATS = ("f32", "f64")
 
@@ -130,6 +130,19 @@ class Moments:
         part = other / hl.select(total > number(total, 0), total, number(total, 1))
         mean = left[0] + away * part
         return [mean, left[1] + right[1] + away * away * count * part], total
+
+
+def scan_start(kind: str, values: Sequence[Value]) -> list[Value]:
+    """The running state before any value, which changes no value that it is merged with."""
+    like = values[0]
+    if kind == "sum":
+        return [number(like, -0.0 if like.type().is_float() else 0)]
+    if kind == "prod":
+        return [number(like, 1)]
+    if kind == "logsumexp":
+        return [number(like, float("-inf"))]
+    first = like.type().max() if kind == "min" else like.type().min()
+    return [first, *(number(value, 0) for value in values[1:])]
 
 
 def merge_scan(kind: str, left: Sequence[Value], right: Sequence[Value]) -> list[Value]:

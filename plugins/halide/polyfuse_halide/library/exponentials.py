@@ -16,17 +16,18 @@ from polyfuse_halide.library.arithmetic import (
     equal,
     from_bits,
     is_nan,
-    moved_up,
     number,
 )
 from polyfuse_halide.library.polynomials import (
     INF,
     NAN,
+    SCALE,
     clamped,
     finite,
     is_wide,
     nearest,
     poly,
+    power_of_two,
     scaled,
     single,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "exp_core",
     "exp_mid",
     "exp_reduce",
+    "exp_share",
     "exp_tail",
     "expm1",
     "log",
@@ -54,8 +56,9 @@ def exp_core(r: Value) -> Value:
     return ((r * r) * exp_tail(r) + r) + single(1.0)
 
 
-def exp_reduce(c: Value) -> tuple[Value, Value, Value]:
-    whole, n = nearest(c * single(1.44269504))
+def exp_reduce(c: Value, bias: int = SCALE) -> tuple[Value, Value, Value]:
+    """What is left of c beside multiples of log(2), how many there are, and that plus `bias` as low bits."""
+    whole, n = nearest(c * single(1.44269504), bias)
     r = whole * single(-0.693359375) + c
     return whole * single(2.12194440e-4) + r, whole, n
 
@@ -70,8 +73,21 @@ def exp(x: Value) -> Value:
 
 def exp_mid(x: Value) -> Value:
     """exp within [-80, 80]."""
-    r, _, n = exp_reduce(x)
-    return exp_core(r) * from_bits(hl.Float(32), moved_up(n + hl.i32(127), 23))
+    r, _, n = exp_reduce(x, 127)
+    return exp_core(r) * power_of_two(n)
+
+
+def exp_share(x: Value) -> Value:
+    """e**x of what is not above zero, for a sum in which something is one: the error may grow with the
+    distance from zero, and what is tiny beside one may be anything tiny. NaN goes through.
+    """
+    if is_wide(x):
+        return hl.exp(x)
+    t, least = x * single(1.44269504), single(-126.0)
+    t = hl.select(t < least, least, t)
+    whole, n = nearest(t, 127)
+    p = poly(t - whole, 1.0, 0.6931471806, 0.2402234904, 0.05550381014, 0.009666368515, 0.001338130254)
+    return p * power_of_two(n)
 
 
 def exp2(x: Value) -> Value:
@@ -79,7 +95,7 @@ def exp2(x: Value) -> Value:
     if is_wide(x):
         return hl.pow(hl.f64(2.0), x)
     c = clamped(x, -151.0, 129.0)
-    whole, n = nearest(c)
+    whole, n = nearest(c, SCALE)
     return scaled(exp_core((c - whole) * single(0.693147182)), n)
 
 
@@ -87,9 +103,9 @@ def expm1(x: Value) -> Value:
     """e**x - 1."""
     if is_wide(x):
         return _expm1_f64(x)
-    r, whole, n = exp_reduce(clamped(finite(x), -20.0, 89.0))
+    r, whole, n = exp_reduce(clamped(finite(x), -20.0, 89.0), 126)
     p = (r * r) * exp_tail(r) + r
-    s = from_bits(hl.Float(32), moved_up(n + hl.i32(126), 23))
+    s = power_of_two(n)
     y = s * p + (s - single(0.5))
     y = hl.select(equal(whole, single(0.0)), hl.select(equal(x, single(0.0)), x, p), y + y)
     return hl.select(is_nan(x), x, y)

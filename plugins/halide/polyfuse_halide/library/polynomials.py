@@ -6,9 +6,23 @@ import halide as hl
 
 from polyfuse_halide.library.arithmetic import Value, bits_of, from_bits, is_nan, moved_up, number
 
-__all__ = ["INF", "NAN", "clamped", "finite", "is_wide", "nearest", "poly", "scaled", "single"]
+__all__ = [
+    "INF",
+    "NAN",
+    "clamped",
+    "finite",
+    "is_wide",
+    "SCALE",
+    "nearest",
+    "poly",
+    "power_of_two",
+    "scaled",
+    "single",
+]
 
 INF, NAN = float("inf"), float("nan")
+SCALE = 2 * 127
+"""What `nearest` adds to the exponent of `scaled`: the biases of its two factors."""
 
 
 def single(value: float) -> Value:
@@ -34,23 +48,24 @@ def clamped(x: Value, low: float, high: float) -> Value:
     return hl.select(x > top, top, x)
 
 
-def nearest(x: Value) -> tuple[Value, Value]:
-    """The nearest whole number of a small number, as it is and as the low bits of an integer: those above the
-    22nd are of no meaning.
+def nearest(x: Value, bias: int = 0) -> tuple[Value, Value]:
+    """The nearest whole number of a small number, as it is, and plus `bias` as the low bits of an integer:
+    those above the 21st are of no meaning.
     """
-    magic = single(12582912.0)
+    magic = single(12582912.0 + bias)
     shifted = x + magic
     return shifted - magic, bits_of(shifted)
 
 
 def scaled(p: Value, n: Value) -> Value:
-    """p * 2**n with one rounding; n as `nearest` has it."""
+    """p * 2**n with one rounding; n as `nearest` has it with the bias `SCALE`."""
     half = n >> hl.i32(1)
-    bias, place = hl.i32(127), 23
-    kind = hl.Float(32)
-    return (
-        p * from_bits(kind, moved_up(half + bias, place)) * from_bits(kind, moved_up(n - half + bias, place))
-    )
+    return p * power_of_two(half) * power_of_two(n - half)
+
+
+def power_of_two(biased: Value) -> Value:
+    """2**n in f32, where the low bits are those of n + 127."""
+    return from_bits(hl.Float(32), moved_up(biased, 23))
 
 
 def finite(x: Value) -> Value:

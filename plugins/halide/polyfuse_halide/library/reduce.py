@@ -10,7 +10,7 @@ import halide as hl
 
 from polyfuse_halide.library.arithmetic import Value, expr
 from polyfuse_halide.library.combine import Fold, Moments
-from polyfuse_halide.library.exponentials import exp
+from polyfuse_halide.library.exponentials import exp_share
 from polyfuse_halide.library.passes import Body, Pass, Reductions, define, flat_of, reads, total
 
 __all__ = ["Reduction", "Tail"]
@@ -143,8 +143,8 @@ class Reduction(Reductions[_Pass]):
         return _Pass(name, self.axes, self.sizes, parts, body, self.lanes, self.unroll)
 
     def share(self, x: Value) -> Value:
-        """e**x."""
-        return exp(x)
+        """e**x of what is not above zero."""
+        return exp_share(x)
 
     @property
     def funcs(self) -> list[Any]:

@@ -1,68 +1,93 @@
-"""Scans along contiguous rows, many rows at a time: each lane of a vector walks a row of its own.
+"""Scans along rows, a vector of steps at a time.
 
-Tiles of the rows are read in vectors along them and turned in registers, so that neighbouring rows lie side
-by side; the results are turned back.
+The steps of a vector are scanned in registers: each takes what the one before it has, then what the one two
+before has, then four. What came before the vector joins last, so that little waits for the vector before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value
-from polyfuse_halide.library.combine import merge_scan
-from polyfuse_halide.library.passes import define, reads
+from polyfuse_halide.library.arithmetic import Value, expr
+from polyfuse_halide.library.combine import merge_scan, scan_start
+from polyfuse_halide.library.passes import Body, define, reads
 
-__all__ = ["TILE", "RowScan", "turn"]
-
-TILE = 16
-"""Points of a tile along either axis."""
-_TURNED = 8
-"""Elements that a tile reads at once: 8 vectors of 8 are exchanged with the fewest instructions."""
-
-
-def turn(tile: Any, func: Any, level: Any, read: Any, kept: Any, sizes: tuple[int, int]) -> None:
-    """A tile is made in vectors along the axis `read` and kept in vectors along the axis `kept`: as all of
-    them are there at once, Halide exchanges their elements in registers. `sizes` are those of the tile.
-    """
-    tile.compute_at(func, level).bound_extent(read, sizes[0]).bound_extent(kept, sizes[1])
-    tile.reorder_storage(kept, read)
-    tile.reorder(kept, read).vectorize(read, _TURNED).unroll(read)
-    tile.reorder(kept, read).unroll(kept)
+__all__ = ["RowScan"]
 
 
 @dataclass
 class RowScan:
-    """A scan of one value along the last of `places`, with lanes along the one before it."""
+    """A scan along the last of `places`, of so many steps, by vectors of so many lanes."""
 
     name: str
     kind: str
     places: Sequence[Any]
-    extent: int
+    extent: Any
+    lanes: int
+    scan: Any = field(init=False)
+    parts: list[Any] = field(default_factory=list, init=False)
 
-    def define(self, value: Value) -> Callable[..., list[Value]]:
-        """Define the stages: what is scanned, the scan, and its results turned back."""
-        self.given, self.scan, self.turned = (hl.Func(self.name + end) for end in ("_of", "", "_turned"))
-        places = list(self.places)
-        define(self.given, places, [value])
-        define(self.scan, places, reads(self.given, places, 1))
-        self.step = hl.RDom([(1, self.extent - 1)], f"{self.name}_r")[0]
-        now, before = [*places[:-1], self.step], [*places[:-1], self.step - 1]
-        merged = merge_scan(self.kind, reads(self.scan, before, 1), reads(self.scan, now, 1))
-        define(self.scan, now, merged)
-        define(self.turned, places, reads(self.scan, places, 1))
-        return lambda *where: reads(self.turned, where, 1)
+    def define(self, body: Body) -> Callable[..., list[Value]]:
+        """Define the stages: vectors scanned one by one, and the scan, which begins before the row."""
+        axes, width = list(self.places[:-1]), self.lanes
+        values = list(body(*self.places))
+        self.count = len(values)
+        self.scan = hl.Func(self.name)
+        define(self.scan, self.places, [hl.undef(v.type()) for v in values])
+        # a whole vector before the row, so that all of the row's begin where lines do
+        self.start = hl.RDom([(-width, width)], f"{self.name}_s")[0]
+        define(self.scan, [*axes, self.start], scan_start(self.kind, values))
+        self.lane, self.vector = hl.Var(f"{self.name}_lane"), hl.Var(f"{self.name}_vector")
+        spot = [*axes, self.vector, self.lane]
+        self._stage("of", spot, list(body(*axes, self.vector * width + self.lane)))
+        away = 1
+        while away < width:
+            self._stage(str(away), spot, self._joined(spot, away))
+            away *= 2
+        whole, rest = self.extent // width, self.extent % width
+        domain = hl.RDom([(0, width), (0, whole)], f"{self.name}_r")
+        self.inside, self.outside = domain[0], domain[1]
+        here = reads(self.parts[-1], [*axes, self.outside, self.inside], self.count)
+        self._follow(axes, self.outside * width + self.inside, self.outside * width - 1, here)
+        self.has_rest = not isinstance(rest, int) or rest > 0
+        if self.has_rest:
+            place = hl.RDom([(0, rest)], f"{self.name}_t")[0] + whole * width
+            self._follow(axes, place, place - 1, list(body(*axes, place)))
+        return lambda *where: reads(self.scan, where, self.count)
 
-    def schedule(self, func: Any, block: Any, piece: Any, rows: int, tail: Any) -> None:
-        """Within a block of rows of `func`; results are needed by the piece of a row."""
-        row, step = self.places[-2:]
-        turn(self.turned, func, piece, row, step, (rows, TILE))
-        self.scan.compute_at(func, block).bound_extent(row, rows).reorder_storage(row, step)
-        part, inside, half, lane = (hl.Var(f"{self.name}_{n}") for n in ("part", "inside", "half", "lane"))
-        self.scan.split(step, part, inside, TILE, tail).split(row, half, lane, TILE)
-        self.scan.reorder(lane, inside, half, part).vectorize(lane).unroll(inside)
-        self.scan.update(0).reorder(row, self.step).vectorize(row, TILE).unroll(row)
-        turn(self.given, self.scan, half, step, row, (TILE, TILE))
+    def _stage(self, name: str, spot: Sequence[Any], values: Sequence[Value]) -> None:
+        func = hl.Func(f"{self.name}_{name}")
+        define(func, spot, values)
+        self.parts.append(func)
+
+    def _joined(self, spot: Sequence[Any], away: int) -> list[Value]:
+        """Each step of a vector with the one that is so many before it, where there is one."""
+        *rest, lane = spot
+        here = reads(self.parts[-1], spot, self.count)
+        before = reads(self.parts[-1], [*rest, hl.max(lane - away, 0)], self.count)
+        joined = merge_scan(self.kind, before, here)
+        return [hl.select(expr(lane) >= away, j, h) for j, h in zip(joined, here, strict=True)]
+
+    def _follow(self, axes: Sequence[Any], place: Any, before: Any, values: Sequence[Value]) -> None:
+        """What came before joins values of a place."""
+        had = reads(self.scan, [*axes, before], self.count)
+        define(self.scan, [*axes, place], merge_scan(self.kind, had, values))
+
+    def schedule(self, func: Any = None, level: Any = None) -> None:
+        """Compute the scan at a loop of another stage, or before all of it."""
+        if func is None:
+            self.scan.compute_root()
+        else:
+            self.scan.compute_at(func, level)
+        self.scan.update(0).vectorize(self.start)
+        self.scan.update(1).allow_race_conditions().vectorize(self.inside)
+        if self.has_rest:
+            self.scan.update(2).unscheduled()
+        for part in self.parts:
+            part.compute_at(self.scan, self.outside).bound_extent(self.lane, self.lanes).vectorize(
+                self.lane, self.lanes
+            )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import halide as hl
 
 from polyfuse_halide.library.reduce import Reduction, Tail
-from polyfuse_halide.library.scans import TILE, turn
+from polyfuse_halide.library.tiles import TILE, turn
 
 if TYPE_CHECKING:
     from polyfuse_halide.library.stages import Output, Program
@@ -31,9 +31,7 @@ def apply(program: Program) -> None:
         for output in program.outputs:
             _points(program, output, output.axes, [])
         return
-    if program.schedule.kind == "scans":
-        _scans(program)
-    elif program.schedule.kind == "columns":
+    if program.schedule.kind == "columns":
         _columns(program)
     elif program.axes:
         _rows(program)
@@ -49,6 +47,8 @@ def _root_rows(program: Program) -> None:
     for func, places in program.rows:
         func.compute_root()
         _row_lanes(program, func, places)
+    for scan in program.scans:
+        scan.schedule()
 
 
 def _row_lanes(program: Program, func: Any, places: list[Any]) -> None:
@@ -56,13 +56,16 @@ def _row_lanes(program: Program, func: Any, places: list[Any]) -> None:
     loops = places[len(program.axes) :]
     if program.schedule.kind != "rows" or func.num_update_definitions():
         return
-    extent = program.loops[loops[-1].name()]
-    if not isinstance(extent, int) or extent >= program.schedule.lanes:
-        func.vectorize(loops[-1], program.schedule.lanes, Tail)
+    lanes = _lanes_within(program.loops[loops[-1].name()], program.schedule.lanes)
+    if lanes >= 4:
+        func.vectorize(loops[-1], lanes, Tail)
 
 
-def _static(extent: Any, atleast: int) -> bool:
-    return not isinstance(extent, int) or extent >= atleast
+def _lanes_within(extent: Any, lanes: int) -> int:
+    """Lanes of which a loop fills all at least once."""
+    while isinstance(extent, int) and lanes > extent:
+        lanes //= 2
+    return lanes
 
 
 def _threads(program: Program, func: Any, axes: list[Any]) -> Any | None:
@@ -93,9 +96,7 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
     extents = {**program.axes, **program.loops}
     lane = order[-1]
     extent = extents[lane.name()]
-    lanes = plan.lanes
-    while isinstance(extent, int) and lanes > extent:
-        lanes //= 2
+    lanes = _lanes_within(extent, plan.lanes)
     outer = order[:-1]
     if plan.turn >= 0 and not loops and lanes >= 4:
         # neighbours along the other axis are read again at once, while their lines are near
@@ -164,10 +165,7 @@ def _rows(program: Program) -> None:
         func = output.func
         func.compute_root()
         if output.loops:
-            extent = program.loops[output.loops[-1].name()]
-            lanes = plan.lanes
-            while isinstance(extent, int) and lanes > extent:
-                lanes //= 2
+            lanes = _lanes_within(program.loops[output.loops[-1].name()], plan.lanes)
             if lanes >= 4:
                 func.vectorize(output.loops[-1], lanes, Tail)
         inner = _threads(program, func, output.axes)
@@ -189,6 +187,8 @@ def _at_level(program: Program, func: Any, level: Any) -> None:
     for row, places in program.rows:
         row.compute_at(func, level)
         _row_lanes(program, row, places)
+    for scan in program.scans:
+        scan.schedule(func, level)
     for output in program.outputs:
         if output.before is not None:
             output.before.compute_at(func, level)
@@ -201,9 +201,7 @@ def _columns(program: Program) -> None:
     plan = program.schedule
     head = next((o for o in program.outputs if o.loops), program.outputs[0])
     extent = program.axes[head.axes[-1].name()]
-    lanes = plan.lanes
-    while isinstance(extent, int) and lanes > extent:
-        lanes //= 2
+    lanes = _lanes_within(extent, plan.lanes)
     wide = lanes * max(1, plan.unroll)
     while isinstance(extent, int) and wide > max(extent, lanes):
         wide //= 2
@@ -239,21 +237,6 @@ def _columns(program: Program) -> None:
             row.vectorize(head.axes[-1], lanes, Tail)
             for k in range(row.num_update_definitions()):
                 row.update(k).vectorize(head.axes[-1], lanes, Tail)
-
-
-def _scans(program: Program) -> None:
-    """A block of rows at a time, each lane with a row of its own; what is stored has lanes along the rows."""
-    plan, output = program.schedule, program.outputs[0]
-    func, rows = output.func, TILE * plan.unroll
-    tail = hl.TailStrategy.ShiftInwards if plan.shift else Tail
-    block, row, piece, column = (hl.Var(n) for n in ("block", "row", "piece", "column"))
-    func.compute_root().split(output.axes[-1], block, row, rows, tail)
-    func.split(output.loops[-1], piece, column, TILE, tail)
-    func.reorder(column, row, piece, block).vectorize(column).unroll(row)
-    inner = _threads(program, func, [*output.axes[:-1], block])
-    level = block if inner is None or plan.fuse < len(output.axes) else inner
-    for scan in program.scans:
-        scan.schedule(func, level, piece, rows, tail)
 
 
 def _scatter(program: Program, scatter: Any) -> None:

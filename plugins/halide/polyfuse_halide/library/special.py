@@ -20,7 +20,16 @@ from polyfuse_halide.library.arithmetic import (
     not_equal,
 )
 from polyfuse_halide.library.exponentials import exp, exp_tail, log
-from polyfuse_halide.library.polynomials import INF, NAN, clamped, is_wide, nearest, poly, single
+from polyfuse_halide.library.polynomials import (
+    INF,
+    NAN,
+    clamped,
+    is_wide,
+    nearest,
+    poly,
+    power_of_two,
+    single,
+)
 
 __all__ = ["digamma", "erf", "erfc", "erfinv", "hypot", "lgamma", "power"]
 
@@ -35,10 +44,10 @@ def erf(x: Value) -> Value:
         *(-0.000632833079, 0.000117640052, -9.2561028e-06),
     )
     q = a * b + a
-    whole, n = nearest(q * single(-1.44269504))
+    whole, n = nearest(q * single(-1.44269504), 127)
     r = whole * single(-0.693147182) - q
     p = (r * r) * exp_tail(r) + r
-    s = from_bits(hl.Float(32), moved_up(n + hl.i32(127), 23))
+    s = power_of_two(n)
     return copysign((single(1.0) - s) - s * p, x)
 
 

@@ -68,22 +68,13 @@ def shared(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-_BLOCK = 16
-"""Steps of a scan that are taken in lanes."""
-
-
-def _many(blocks: Any) -> bool:
-    return not isinstance(blocks, int) or blocks > 1
-
-
 @dataclass(frozen=True)
 class Schedule:
     """How a kernel is computed.
 
     Attributes:
         kind: where lanes run: ``"points"`` along the last axis of a kernel without loops, ``"rows"`` along
-            the last loop, ``"columns"`` along the last axis of a kernel with loops, ``"scans"`` along the
-            last axis while a scan walks contiguous rows.
+            the last loop, ``"columns"`` along the last axis of a kernel with loops.
         lanes: points that one vector holds.
         unroll: vectors side by side.
         fuse: outermost axes that are shared by threads as one; 0: one thread does all.
@@ -229,12 +220,10 @@ class Program:
     def scan(self, name: str, kind: str, body: Body) -> Callable[..., list[Value]]:
         """An inclusive scan along the loop."""
         places = self._vars([*self.axes, *self.loops])
-        if self.schedule.kind == "scans":
-            found = RowScan(name, kind, places, self.loops[places[-1].name()])
-            self.scans.append(found)
-            return found.define(body(*places)[0])
         if self.schedule.kind == "rows":
-            return self._scan_in_lanes(name, kind, places, list(body(*places)))
+            found = RowScan(name, kind, places, self.loops[places[-1].name()], max(self.schedule.lanes, 2))
+            self.scans.append(found)
+            return found.define(body)
         func = hl.Func(name)
         values = list(body(*places))
         define(func, places, values)
@@ -245,46 +234,6 @@ class Program:
         define(func, now, merge_scan(kind, reads(func, before, len(values)), reads(func, now, len(values))))
         self.rows.append((func, places))
         return lambda *where: reads(func, where, len(values))
-
-    def _scan_in_lanes(
-        self, name: str, kind: str, places: list[Any], values: list[Value]
-    ) -> Callable[..., list[Value]]:
-        """Blocks are scanned in steps of one, two, four... places; then each takes what came before it."""
-        count, step = len(values), places[-1]
-        stage = hl.Func(name)
-        define(stage, places, values)
-        self.rows.append((stage, places))
-        away = 1
-        while away < _BLOCK:
-            back = [*places[:-1], hl.max(hl.likely_if_innermost(step - away), 0)]
-            here = reads(stage, places, count)
-            joined = merge_scan(kind, reads(stage, back, count), here)
-            begun = expr(step % _BLOCK) >= away
-            stage = hl.Func(f"{name}_{away}")
-            define(stage, places, [hl.select(begun, j, h) for j, h in zip(joined, here)])
-            self.rows.append((stage, places))
-            away *= 2
-        extent = list(self.loops.values())[-1]
-        blocks = (extent + _BLOCK - 1) // _BLOCK
-        before = hl.Func(f"{name}_before")
-        block = [*places[:-1], hl.Var(f"{name}_block")]
-        # at most the last place, because a row of unknown length may be shorter than a block
-        end = hl.clamp(block[-1] * _BLOCK - 1, 0, expr(extent) - 1)
-        define(before, block, reads(stage, [*places[:-1], end], count))
-        rest = max(blocks - 2, 0) if isinstance(blocks, int) else hl.max(blocks - 2, 0)
-        later = hl.RDom([(2, rest)], f"{name}_r")[0]
-        now, last = [*places[:-1], later], [*places[:-1], later - 1]
-        define(before, now, merge_scan(kind, reads(before, last, count), reads(before, now, count)))
-        self.rows.append((before, block))
-
-        def found(*where: Any) -> list[Value]:
-            here = reads(stage, where, count)
-            number = hl.max(expr(where[-1]) // _BLOCK, 1 if _many(blocks) else 0)
-            whole = merge_scan(kind, reads(before, [*where[:-1], number], count), here)
-            first = expr(where[-1]) < _BLOCK
-            return [hl.select(first, h, w) for h, w in zip(here, whole)]
-
-        return found
 
     def store(
         self, name: str, looped: bool, strides: Sequence[Sequence[Any]], body: Body
