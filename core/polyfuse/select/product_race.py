@@ -160,6 +160,8 @@ class ProductBout(Bout):
         self._contenders = {c.name: c for c in contenders}
         self._hints = hints
         self._operands = Operands(hints)
+        self._known: dict[str, Entry | None] = {}
+        self._launches: dict[tuple[int, Config | None], Ordered | None] = {}
 
     def opening(self) -> Sequence[Entry]:
         """The library, and what each backend offers; nothing, where the library's call cannot be repeated."""
@@ -220,6 +222,16 @@ class ProductBout(Bout):
         return [e for config in configs if (e := self._entry(contender, config)) is not None]
 
     def _entry(self, contender: _Contender, config: Config | None, source: str = "") -> Entry | None:
+        """A contender in one configuration, made once; None where it cannot be emitted."""
+        text = source if config is None else str(config)
+        name = f"{contender.name} {text}".strip()
+        if name not in self._known:
+            self._known[name] = self._made(name, contender, config, source)
+        return self._known[name]
+
+    def _made(
+        self, name: str, contender: _Contender, config: Config | None, source: str = ""
+    ) -> Entry | None:
         part, other = contender.segment, contender.alternative
         steps: list[CallWork | Ordered] = []
         for step in part.steps:
@@ -232,14 +244,21 @@ class ProductBout(Bout):
                 else:
                     steps.append(self._operands.call(part.graph, step.node))
             else:
-                backend = self._tuner.backend(step.backend)
-                chosen = config if step is contender.main else known_config(self._tuner, backend, step.kernel)
-                launch = ordered(backend, step.kernel, chosen, self._operands.launch(part.graph, step))
+                launch = self._launch(part.graph, step, step is contender.main, config)
                 if launch is None:
                     return None
                 steps.append(launch)
-        text = source if config is None else str(config)
-        return Entry(f"{contender.name} {text}".strip(), tuple(steps), contender.backend, config)
+        return Entry(name, tuple(steps), contender.backend, config)
+
+    def _launch(self, graph: Graph, step: Launch, main: bool, config: Config | None) -> Ordered | None:
+        """A launch, emitted once for all entries that it is part of. `config` is that of the product."""
+        place = id(step), config if main else None
+        if place not in self._launches:
+            backend = self._tuner.backend(step.backend)
+            chosen = config if main else known_config(self._tuner, backend, step.kernel)
+            operands = self._operands.launch(graph, step)
+            self._launches[place] = ordered(backend, step.kernel, chosen, operands)
+        return self._launches[place]
 
     def _results(self) -> tuple[int, ...]:
         """What every contender writes."""

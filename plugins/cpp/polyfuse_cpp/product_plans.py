@@ -139,11 +139,13 @@ def product_plans(product: Product, isa: Isa) -> list[ProductPlan]:
     if len(ways) > 1:
         # what is surely slower is not worth building
         faster = any(way.paired for way in ways)
+        # narrow numbers are multiplied several at a time there
+        most = _FEW if product.right.memory is product.dtype else 4 * _FEW
         ways = [
             way
             for way in ways
             if not (way.packed and rows <= 2)
-            and not (way is Way.DOTS and rows > 4 * _FEW)
+            and not (way is Way.DOTS and rows > most)
             and not (way is Way.PACKED and faster)
         ] or [Way.PACKED]
     found = {way: list(machine.plans(way)) for way in ways}

@@ -7,6 +7,7 @@ import pytest
 from cpp_kernels import KernelBuilder, backend
 from cpp_products import Matmul
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
 from polyfuse.select.prune import worth_building
 from polyfuse_cpp.product_plans import Way
@@ -91,3 +92,25 @@ def test_one_sum_at_a_time_waits_for_itself():
     made, kernel = backend(), k.build()
     one, four = (made.estimate(kernel, Config.of(unroll=count)) for count in (1, 4))
     assert one > four
+
+
+def ways(rows: int, dtype: DType) -> set[int]:
+    kernel = Matmul(rows, 64, 256, dtype=dtype, right="bnk").kernel()
+    return {config.get("way") for config in backend().configs(kernel)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "taken"), [(96, "f32", True), (128, "f32", False), (128, "i8", True)]
+)
+def test_many_rows_of_wide_numbers_are_not_worth_reading_in_place(rows: int, dtype: str, taken: bool) -> None:
+    assert (Way.DOTS in ways(rows, DType(dtype))) is taken
+
+
+def test_around_packed_panels_only_shorter_passes_are_tried() -> None:
+    kernel = Matmul(300, 640, 3072, right="bnk").kernel()
+    first, *others = backend().configs(kernel)
+    config = next(c for c in others if c.get("way") == Way.PACKED)
+    depths = {
+        c.get("depth") for c in backend().neighbours(kernel, config) if c.get("rows") == config.get("rows")
+    }
+    assert depths == {config.get("depth") // 2} and first not in backend().neighbours(kernel, first)

@@ -12,9 +12,11 @@ import torch.nn.functional as F
 
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import session_for
+from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.rules import accumulates, result_types
 from polyfuse.ir.types import DType
 from polyfuse.kit import match
+from polyfuse.plugin import Config, Source
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.select import heat
 from polyfuse.select.work import Candidate
@@ -180,3 +182,22 @@ def test_a_real_race(tmp_path: Path, racing: None) -> None:
     a, b = R(7, 5), R(5, 9)
     torch.testing.assert_close(compiled(a, b), (a @ b).relu())
     assert list((tmp_path / "timings").rglob("*.json"))
+
+
+def test_nobody_is_emitted_twice(tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    plain = InterpreterBackend.emit
+
+    def emit(self: InterpreterBackend, kernel: Kernel, config: Config | None = None) -> Source:
+        found = plain(self, kernel)
+        if match(kernel) is not None:
+            written.append(str(config))
+        return Source(found.name, found.text, found.language, meta=str(config))
+
+    monkeypatch.setattr(InterpreterBackend, "emit", emit)
+    monkeypatch.setattr(InterpreterBackend, "configs", lambda *_: [Config.of(n=n) for n in range(3)])
+    monkeypatch.setattr(InterpreterBackend, "neighbours", lambda *_: [Config.of(n=3)])
+    times = {"library": 9.0} | {f"interpreter n={n}": 5.0 - n for n in range(4)}
+    assert _race(tmp_path, times, monkeypatch) == ["interpreter n=3", "timed 2"]
+    # the winner once more, for the program
+    assert sorted(written) == ["n=0", "n=1", "n=2", "n=3", "n=3"]
