@@ -112,7 +112,8 @@ class _Run:
         """An argument of a call, or a result, as the host has it."""
         if isinstance(value, View):
             base = self.values[value.buffer]
-            return view_tensor(base, value, self.sizes) if isinstance(base, Tensor) else base
+            strided = isinstance(base, Tensor) and base.layout is torch.strided
+            return view_tensor(base, value, self.sizes) if strided else base
         if isinstance(value, Index):
             return evaluate(value, self.sizes)
         if isinstance(value, Opaque):

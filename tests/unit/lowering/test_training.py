@@ -108,3 +108,17 @@ def test_dropout_needs_one_pass_beside_the_draw() -> None:
     run, record = compiled(lambda x: F.dropout(x, 0.5).relu() + 1)
     run(torch.randn(4, 5))
     assert record.kinds() == ["ExternCall", "Pointwise"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_gradients_of_embeddings_may_be_sparse(scale: float) -> None:
+    """What has no strides is a result of the backward as the eager operator made it."""
+    mine = torch.nn.Embedding(10, 4, sparse=True)
+    theirs = copy.deepcopy(mine)
+    run, record = compiled(lambda table, i: (table(i).sin() * scale).sum())
+    positions = torch.randint(0, 10, (3, 5))
+    run(mine, positions).backward()
+    (theirs(positions).sin() * scale).sum().backward()
+    assert len(record.graphs) == 2
+    assert mine.weight.grad is not None and mine.weight.grad.is_sparse
+    torch.testing.assert_close(mine.weight.grad, theirs.weight.grad)
