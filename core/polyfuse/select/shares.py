@@ -5,12 +5,12 @@ is a small part of the whole stays so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.cache.timings import LOST, Measured, TimingStore
 from polyfuse.select.heat import Bout, Heat
 
-__all__ = ["note_usual", "settled_by_share"]
+__all__ = ["note_usual", "settled_by_share", "with_usual"]
 
 _LEAST = 0.01
 """Of the time of a graph: a kernel with less, all its launches together, is not searched for a faster one."""
@@ -29,6 +29,14 @@ def note_usual(timings: TimingStore, heat: Heat) -> None:
     for name, milliseconds in heat.times.items():
         if milliseconds != LOST:
             timings.note(heat.bout.key, {"name": name, "milliseconds": milliseconds})
+
+
+def with_usual(timings: TimingStore, key: str, known: Measured) -> Measured:
+    """What is known of a question, with the time of its usual entry, if that was measured."""
+    usual = _usual(timings, key)
+    if usual is None:
+        return known
+    return replace(known, milliseconds={usual.name: usual.milliseconds, **known.milliseconds})
 
 
 def settled_by_share(

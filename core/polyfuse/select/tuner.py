@@ -25,7 +25,7 @@ from polyfuse.select.heat import Bout, Heat
 from polyfuse.select.machine import threads
 from polyfuse.select.progress import Board, append_log
 from polyfuse.select.prune import worth_building
-from polyfuse.select.shares import note_usual, settled_by_share
+from polyfuse.select.shares import note_usual, settled_by_share, with_usual
 from polyfuse.select.sites import Alternative, alternatives, fixed_inputs
 from polyfuse.select.tracks import ChildTrack, LocalTrack, Track
 from polyfuse.select.work import Circumstances
@@ -186,7 +186,8 @@ class Tuner:
     def _settle(self, bouts: Sequence[Bout]) -> dict[str, Measured]:
         # another process may have measured while this one waited
         answers = {bout.key: self.timings.read(bout.key) for bout in bouts}
-        heats = [Heat(bout, answers[bout.key]) for bout in bouts if answers[bout.key].best is None]
+        unsettled = [bout for bout in bouts if answers[bout.key].best is None]
+        heats = [Heat(bout, with_usual(self.timings, bout.key, answers[bout.key])) for bout in unsettled]
         if not heats:
             return answers
         track = self._ready()

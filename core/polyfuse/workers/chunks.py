@@ -18,9 +18,9 @@ MAX_UNIT: Final = 40_000
 
 
 def divide(sources: Sequence[Source], workers: int, min_unit: int) -> tuple[tuple[Source, ...], ...]:
-    """Divide sources into units of nearly equal size, at most one each for `workers` unless they grow too
-    big. Below `min_unit` characters of source, a unit of its own costs more than it saves even when a
-    processor is idle; where that is 1, every source is a unit of its own.
+    """Divide sources into units of nearly equal size, at most one each for `workers`, or several each where
+    they would grow too big. Below `min_unit` characters of source, a unit of its own costs more than it saves
+    even when a processor is idle; where that is 1, every source is a unit of its own.
 
     Deterministic: the same sources in any order give the same units.
     """
@@ -30,7 +30,7 @@ def divide(sources: Sequence[Source], workers: int, min_unit: int) -> tuple[tupl
         return tuple((source,) for source in sorted(sources, key=lambda item: (-len(item.text), item.key)))
     total = sum(len(source.text) for source in sources)
     wanted = min(workers, max(1, total // min_unit))
-    count = min(len(sources), max(wanted, -(-total // MAX_UNIT)))
+    count = min(len(sources), wanted * -(-total // (wanted * MAX_UNIT)))
     units: list[list[Source]] = [[] for _ in range(count)]
     sizes = [0] * count
     for source in sorted(sources, key=lambda item: (-len(item.text), item.key)):

@@ -16,7 +16,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.select import heat
-from polyfuse.select.shares import settled_by_share
+from polyfuse.select.shares import settled_by_share, with_usual
 from polyfuse.select.work import Candidate
 
 LARGE, SMALL = torch.randn(300, 100), torch.randn(9)
@@ -79,6 +79,7 @@ def test_what_is_small_is_measured_once_and_never_again(run):
     usual, searched = raced[:2], raced[2:]
     assert [names for _, names in usual] == [["n=0"], ["n=0"]]
     ((about, names),) = searched
+    # the usual one runs again, beside the others
     assert "[30000]" in about and names == NAMES
     assert sum("too small a part" in reason for reason in tuned(report)) == 1
     again, raced = run(both, LARGE, SMALL)
@@ -144,3 +145,11 @@ def test_shares_of_the_whole(tmp_path):
     assert set(settled_by_share(store, questions, answers, 1000.0)) == {"ab2", "ab3"}
     answers["ab1"] = Measured({"best": 1.0, "bad": LOST}, "best")
     assert set(settled_by_share(store, questions, answers, 0.0)) == set()
+
+
+def test_the_usual_time_is_known_to_a_race(tmp_path):
+    store = TimingStore(tmp_path)
+    assert with_usual(store, "ab1", Measured()) == Measured()
+    store.note("ab1", {"name": "first", "milliseconds": 2.0})
+    assert with_usual(store, "ab1", Measured({"other": 1.0})).milliseconds == {"first": 2.0, "other": 1.0}
+    assert with_usual(store, "ab1", Measured({"first": 1.5})).milliseconds == {"first": 1.5}

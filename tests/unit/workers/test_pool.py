@@ -151,6 +151,9 @@ def test_division():
     assert units == divide(middle[::-1], 4, 1500)
     big = [source(f"{i}" + "x" * MAX_UNIT) for i in range(3)]
     assert len(divide(big, 1, 1500)) == 3
+    # as many for each worker
+    many = [source(f"{i}" + "x" * (MAX_UNIT // 4)) for i in range(10)]
+    assert [len(unit) for unit in divide(many, 2, 1500)] == [3, 3, 2, 2]
     # where starting a build costs nothing, each is on its own, the longest first
     assert [len(unit) for unit in divide([*tiny, *big], 2, 1)] == [1] * 23
     assert {unit[0].key for unit in divide([*tiny, *big], 2, 1)[:3]} == {item.key for item in big}
