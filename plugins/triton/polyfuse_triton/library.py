@@ -30,12 +30,14 @@ from polyfuse_triton.combine import (
     welford_even_step,
     welford_step,
 )
-from polyfuse_triton.device import libdevice, quick_exp2
+from polyfuse_triton.device import anywhere, libdevice, quick_exp2
 from polyfuse_triton.philox import random_bits, random_normal, random_uniform
 from polyfuse_triton.sort_keys import sort_key
 
 __all__ = [
+    "anywhere",
     "atomic_update",
+    "beginning",
     "combine_all",
     "combine_any",
     "combine_argmax",
@@ -83,6 +85,13 @@ __all__ = [
     "welford_even_step",
     "welford_step",
 ]
+
+
+@triton.jit
+def beginning(place: tl.tensor) -> tl.tensor:
+    """The place where a tile begins, of which the compiler then knows that it is not negative."""
+    tl.assume(place >= 0)
+    return place
 
 
 @triton.jit

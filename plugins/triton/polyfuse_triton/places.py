@@ -19,6 +19,8 @@ __all__ = ["Places", "Surroundings", "host_text", "needed", "renamed"]
 
 _WIDE = 16
 """Elements of the widest access."""
+_NARROW = 1 << 16
+"""Indices below this fit in 16 bits."""
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -265,7 +267,7 @@ class Places:
         self._definitions[f"{n}l"] = arange
         inside = self._inside if looped else self._definitions
         if not looped:
-            inside[f"{n}0"] = f"tl.cast({n}b, tl.int64) * {constant}" if wide else f"{n}b * {constant}"
+            inside[f"{n}0"] = self._beginning(dim, wide)
         inside[n] = f"{n}0 + {n}l"
         if isinstance(dim.extent, int) and not wide:
             inside[f"{n}m"] = f"{n} < {dim.extent}"
@@ -274,6 +276,21 @@ class Places:
             left = f"tl.minimum({self.extent(dim.extent)} - {n}0, {constant})"
             inside[f"{n}m"] = f"{n}l < tl.cast({left}, tl.int32)"
         self._variables[n] = Variable(n, dims, f"{n}0", f"{n}l", dim.block, wide)
+
+    def _beginning(self, dim: Dim, wide: bool) -> str:
+        """Where a program's tile begins.
+
+        Where axes are found by division, it says that this is no negative number, for that takes fewer
+        instructions; and it keeps short indices from being narrowed to 16 bits, for that takes more of them.
+        """
+        number, constant = f"{dim.name}b", dim.constant
+        if wide:
+            return f"tl.cast({number}, tl.int64) * {constant}"
+        if len(dim.axes) < 2 and self._facts.bent.isdisjoint(dim.axes):
+            return f"{number} * {constant}"
+        if isinstance(dim.extent, int) and dim.extent <= _NARROW:
+            number = f"anywhere({number})"
+        return f"beginning({number} * {constant})"
 
 
 def host_text(index: IndexLike, arguments: Mapping[str, str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from requirements import TRITON
@@ -146,3 +148,35 @@ def test_no_thread_is_given_hundreds_of_points_to_try():
     for config in tried:
         plan = choose_plan(found, TARGET, config)
         assert plan.elements <= 64 * 32 * plan.num_warps
+
+
+def compiled(made: Kernel) -> tuple[str, str]:
+    """The text of a kernel and its PTX."""
+    from polyfuse_triton.meta import KernelMeta
+    from polyfuse_triton.pipeline import compile_kernel, function_of
+
+    source = emit(made, None, TARGET)
+    function = function_of(source.text.replace(source.SYMBOL, "k_test"), "k_test")
+    return source.text, compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, False).ptx
+
+
+def test_short_indices_that_are_divided_keep_32_bits():
+    text, ptx = compiled(kernel(4096, 224))
+    assert "x0 = beginning(anywhere(xb) * XBLOCK)" in text
+    assert not re.search(r"\.[su]16(x2)?\s", ptx)
+
+
+def test_long_indices_that_are_divided_are_known_not_to_be_negative():
+    made = kernel(4096, 222)
+    text, ptx = compiled(made)
+    assert "x0 = beginning(xb * XBLOCK)" in text and "anywhere" not in text
+    # a quotient of a number that may be negative is corrected by its sign
+    assert "shr.s32" not in ptx and "shr.u32" in ptx
+
+
+def test_indices_that_nothing_divides_are_left_alone():
+    made = parse(
+        "kernel k on cuda {\n numerics fast\n axes p0{999} ~ 999\n in in0: f32[999]\n out out0: f32[999]\n"
+        " once {\n  v1 = load f32 in0[p0]\n  store f32 set out0[p0] = v1\n }\n}"
+    )
+    assert "beginning" not in emit(made, None, TARGET).text
