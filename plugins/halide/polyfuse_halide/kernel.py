@@ -23,6 +23,7 @@ from polyfuse.symbolic import (
 )
 from polyfuse_halide.address import affine, fits_i32, index_text, indirect_axes, safe_name
 from polyfuse_halide.aliases import shared_outputs
+from polyfuse_halide.contracting import contracts
 from polyfuse_halide.forward import forwarded
 from polyfuse_halide.ops import FUNCTION_OF, constant_text
 from polyfuse_halide.pins import Pins, pinned, words
@@ -108,6 +109,7 @@ class Emitter:
         self.loaded: list[str] = []
         self.kept: dict[str, str] = {}
         self.shares = shares_of(kernel)
+        self.contracting = kernel.device == "cpu" and contracts(kernel)
         self.turn = turn
         self.outputs: list[dict[str, object]] = []
         self._study()
@@ -539,7 +541,7 @@ class Emitter:
             if arg.numel is not None and not isinstance(arg.numel, int)
         ]
         points = product(self.kernel.sizes)
-        checks = {}
+        checks: dict[str, object] = {"contracts": True} if self.contracting else {}
         if self.checked:
             order = [*self.loaded, *(self.kernel.args[int(str(o["operand"]))].name for o in self.outputs)]
             extents = [self.args[name].numel for name in self.loaded]

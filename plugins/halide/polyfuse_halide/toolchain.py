@@ -110,9 +110,16 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None
 def _compile(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
     import halide as hl
 
-    program = program_of(source)
+    from polyfuse_halide.library.contraction import contraction
+
+    contracts = '"contracts"' in source.meta and not automatic(source)
+    with contraction(contracts):
+        program = program_of(source)
     pipeline, arguments = program.finish()
     features = list(_FEATURES)
+    if contracts:
+        # stages say themselves what is strict
+        features.remove("strict_float")
     if on_device(source):
         if json.loads(source.meta)["loose"]:
             features.remove("strict_float")

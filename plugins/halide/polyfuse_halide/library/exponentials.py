@@ -18,6 +18,7 @@ from polyfuse_halide.library.arithmetic import (
     is_nan,
     number,
 )
+from polyfuse_halide.library.contraction import elementary, multiply_add
 from polyfuse_halide.library.polynomials import (
     INF,
     NAN,
@@ -36,6 +37,7 @@ __all__ = [
     "exp",
     "exp2",
     "exp_core",
+    "exp_less",
     "exp_mid",
     "exp_reduce",
     "exp_share",
@@ -52,17 +54,23 @@ def exp_tail(r: Value) -> Value:
     return poly(r, 0.49999994, 0.166665196, 0.0416683927, 0.00836878084, 0.00138144684)
 
 
+def exp_less(r: Value) -> Value:
+    """e**r - 1 of what is left of a number."""
+    return multiply_add(r * r, exp_tail(r), r)
+
+
 def exp_core(r: Value) -> Value:
-    return ((r * r) * exp_tail(r) + r) + single(1.0)
+    return exp_less(r) + single(1.0)
 
 
 def exp_reduce(c: Value, bias: int = SCALE) -> tuple[Value, Value, Value]:
     """What is left of c beside multiples of log(2), how many there are, and that plus `bias` as low bits."""
-    whole, n = nearest(c * single(1.44269504), bias)
-    r = whole * single(-0.693359375) + c
+    whole, n = nearest(c, bias, 1.44269504)
+    r = multiply_add(whole, single(-0.693359375), c)
     return whole * single(2.12194440e-4) + r, whole, n
 
 
+@elementary
 def exp(x: Value) -> Value:
     """e**x. NaN goes through: whatever its exponent becomes, a product with it is NaN."""
     if is_wide(x):
@@ -77,6 +85,7 @@ def exp_mid(x: Value) -> Value:
     return exp_core(r) * power_of_two(n)
 
 
+@elementary
 def exp_share(x: Value) -> Value:
     """e**x of what is not above zero, for a sum in which something is one: the error may grow with the
     distance from zero, and what is tiny beside one may be anything tiny. NaN goes through.
@@ -90,6 +99,7 @@ def exp_share(x: Value) -> Value:
     return p * power_of_two(n)
 
 
+@elementary
 def exp2(x: Value) -> Value:
     """2**x."""
     if is_wide(x):
@@ -99,12 +109,13 @@ def exp2(x: Value) -> Value:
     return scaled(exp_core((c - whole) * single(0.693147182)), n)
 
 
+@elementary
 def expm1(x: Value) -> Value:
     """e**x - 1."""
     if is_wide(x):
         return _expm1_f64(x)
     r, whole, n = exp_reduce(clamped(finite(x), -20.0, 89.0), 126)
-    p = (r * r) * exp_tail(r) + r
+    p = exp_less(r)
     s = power_of_two(n)
     y = s * p + (s - single(0.5))
     y = hl.select(equal(whole, single(0.0)), hl.select(equal(x, single(0.0)), x, p), y + y)
@@ -138,7 +149,7 @@ def _log_tail(f: Value) -> Value:
         *(-0.116760977, 0.0674737915),
     )
     square = f * f
-    return (square * f) * p + square * single(-0.5)
+    return multiply_add(square * f, p, square * single(-0.5))
 
 
 def _log_parts(x: Value) -> tuple[Value, Value, Value]:
@@ -157,15 +168,17 @@ def _log_edges(x: Value, found: Value) -> Value:
     return hl.select((x > zero) | equal(x, zero), found, number(x, NAN))
 
 
+@elementary
 def log(x: Value) -> Value:
     """The natural logarithm."""
     if is_wide(x):
         return hl.log(x)
     f, tail, e = _log_parts(x)
     found = (e * single(-2.12194440e-4) + tail) + f
-    return _log_edges(x, e * single(0.693359375) + found)
+    return _log_edges(x, multiply_add(e, single(0.693359375), found))
 
 
+@elementary
 def log2(x: Value) -> Value:
     """The logarithm to base 2."""
     if is_wide(x):
@@ -175,6 +188,7 @@ def log2(x: Value) -> Value:
     return _log_edges(x, e + (f + ((f * c + tail * c) + tail)))
 
 
+@elementary
 def log10(x: Value) -> Value:
     """The logarithm to base 10."""
     if is_wide(x):
@@ -187,6 +201,7 @@ def log10(x: Value) -> Value:
     return _log_edges(x, e * single(0.301025390625) + found)
 
 
+@elementary
 def log1p(x: Value) -> Value:
     """log(1 + x): the rounding error of the sum comes back as a correction of first order."""
     one = number(x, 1)
@@ -199,5 +214,5 @@ def log1p(x: Value) -> Value:
     m, e = _frexp(y, single(0.0))
     f = m - one
     found = (e * single(-2.12194440e-4) + (_log_tail(f) + d / y)) + f
-    found = e * single(0.693359375) + found
+    found = multiply_add(e, single(0.693359375), found)
     return hl.select(equal(x, single(0.0)), x, _log_edges(u, found))

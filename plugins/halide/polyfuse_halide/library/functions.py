@@ -17,6 +17,7 @@ from polyfuse_halide.library.arithmetic import (
     negate,
     number,
 )
+from polyfuse_halide.library.contraction import elementary, multiply_add
 from polyfuse_halide.library.exponentials import exp, exp_core, exp_mid, exp_reduce, log, log1p
 from polyfuse_halide.library.polynomials import INF, NAN, clamped, finite, is_wide, poly, scaled, single
 
@@ -50,19 +51,21 @@ def rsqrt(x: Value) -> Value:
     return number(x, 1) / hl.sqrt(x)
 
 
+@elementary
 def sigmoid(x: Value) -> Value:
     """1 / (1 + exp(-x))."""
     one = number(x, 1)
     return one / (one + exp(negate(x)))
 
 
+@elementary
 def tanh(x: Value) -> Value:
     """The hyperbolic tangent."""
     if is_wide(x):
         return hl.tanh(x)
     a, t, one = absolute(x), x * x, single(1.0)
     p = poly(t, -0.333332628, 0.133309022, -0.0536930896, 0.0204835683, -0.00552879972)
-    small = (p * t) * x + x
+    small = multiply_add(p * t, x, x)
     big = one - single(2.0) / (exp_mid(clamped(a + a, 0.0, 40.0)) + one)
     return copysign(hl.select(is_nan(x), a, hl.select(a < single(0.65), small, big)), x)
 
@@ -74,6 +77,7 @@ def _half_exp(x: Value) -> Value:
     return scaled(exp_core(r), n - hl.i32(1))
 
 
+@elementary
 def sinh(x: Value) -> Value:
     """The hyperbolic sine."""
     if is_wide(x):
@@ -81,10 +85,11 @@ def sinh(x: Value) -> Value:
     a, t = absolute(x), x * x
     e = _half_exp(a)
     q = poly(t, 0.166666672, 0.00833335053, 0.000198361391, 2.81707389e-06)
-    found = hl.select(a < single(1.0), (q * t) * x + x, e - single(0.25) / e)
+    found = hl.select(a < single(1.0), multiply_add(q * t, x, x), e - single(0.25) / e)
     return copysign(hl.select(is_nan(x), a, found), x)
 
 
+@elementary
 def cosh(x: Value) -> Value:
     """The hyperbolic cosine."""
     if is_wide(x):
@@ -93,6 +98,7 @@ def cosh(x: Value) -> Value:
     return hl.select(is_nan(x), x, e + single(0.25) / e)
 
 
+@elementary
 def asinh(x: Value) -> Value:
     """The inverse of sinh."""
     if is_wide(x):
@@ -104,6 +110,7 @@ def asinh(x: Value) -> Value:
     return copysign(hl.select(a > far, log(a) + single(0.693147182), hl.select(is_nan(x), x, y)), x)
 
 
+@elementary
 def acosh(x: Value) -> Value:
     """The inverse of cosh."""
     if is_wide(x):
@@ -115,6 +122,7 @@ def acosh(x: Value) -> Value:
     return hl.select(x < one, single(NAN), y)
 
 
+@elementary
 def atanh(x: Value) -> Value:
     """The inverse of tanh."""
     if is_wide(x):
@@ -151,9 +159,10 @@ def _atan_core(r: Value) -> Value:
         *(-0.333333254, 0.199996665, -0.142797738, 0.110577896, -0.0880930498, 0.0673717856, -0.0446229056),
         *(0.0224788357, -0.00728736306, 0.00110730063),
     )
-    return (r * t) * q + r
+    return multiply_add(r * t, q, r)
 
 
+@elementary
 def atan(x: Value) -> Value:
     """The inverse of tan."""
     if is_wide(x):
@@ -182,9 +191,10 @@ def atan2(y: Value, x: Value) -> Value:
 def _asin_core(r: Value) -> Value:
     t = r * r
     q = poly(t, 0.166666597, 0.075005047, 0.0445167981, 0.0318092778, 0.014431824, 0.0375271216)
-    return (r * t) * q + r
+    return multiply_add(r * t, q, r)
 
 
+@elementary
 def asin(x: Value) -> Value:
     """The inverse of sin."""
     if is_wide(x):
@@ -196,6 +206,7 @@ def asin(x: Value) -> Value:
     return copysign(hl.select(a > half, big, y), x)
 
 
+@elementary
 def acos(x: Value) -> Value:
     """The inverse of cos."""
     if is_wide(x):

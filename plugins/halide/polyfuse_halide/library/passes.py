@@ -11,6 +11,7 @@ import halide as hl
 
 from polyfuse_halide.library.arithmetic import Value, expr
 from polyfuse_halide.library.combine import Fold, Moments
+from polyfuse_halide.library.contraction import strict
 from polyfuse_halide.library.convert import convert
 
 __all__ = ["Body", "Pass", "Reductions", "State", "define", "flat_of", "reads", "total"]
@@ -22,7 +23,8 @@ State = tuple[list[Value], Value]
 
 def define(func: Any, place: Sequence[Any], values: Sequence[Value]) -> None:
     """Say what a stage is at a place, outermost first: one value or several."""
-    func[tuple(reversed(place))] = values[0] if len(values) == 1 else hl.Tuple(tuple(values))
+    found = tuple(map(strict, values))
+    func[tuple(reversed(place))] = found[0] if len(found) == 1 else hl.Tuple(found)
 
 
 def reads(func: Any, place: Sequence[Any], count: int) -> list[Value]:

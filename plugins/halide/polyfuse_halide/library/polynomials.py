@@ -5,6 +5,7 @@ from __future__ import annotations
 import halide as hl
 
 from polyfuse_halide.library.arithmetic import Value, bits_of, from_bits, is_nan, moved_up, number
+from polyfuse_halide.library.contraction import multiply_add
 
 __all__ = [
     "INF",
@@ -37,7 +38,7 @@ def poly(x: Value, *coefficients: float) -> Value:
     """A polynomial by Horner's rule: the fewest operations; vectors side by side hide the waiting."""
     found = number(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
-        found = found * x + number(x, coefficient)
+        found = multiply_add(found, x, number(x, coefficient))
     return found
 
 
@@ -48,12 +49,12 @@ def clamped(x: Value, low: float, high: float) -> Value:
     return hl.select(x > top, top, x)
 
 
-def nearest(x: Value, bias: int = 0) -> tuple[Value, Value]:
-    """The nearest whole number of a small number, as it is, and plus `bias` as the low bits of an integer:
+def nearest(x: Value, bias: int = 0, factor: float = 1.0) -> tuple[Value, Value]:
+    """The nearest whole number of a small product, as it is, and plus `bias` as the low bits of an integer:
     those above the 21st are of no meaning.
     """
     magic = single(12582912.0 + bias)
-    shifted = x + magic
+    shifted = x + magic if factor == 1.0 else multiply_add(x, single(factor), magic)
     return shifted - magic, bits_of(shifted)
 
 

@@ -19,7 +19,8 @@ from polyfuse_halide.library.arithmetic import (
     negate,
     not_equal,
 )
-from polyfuse_halide.library.exponentials import exp, exp_tail, log
+from polyfuse_halide.library.contraction import elementary, multiply_add
+from polyfuse_halide.library.exponentials import exp, exp_less, log
 from polyfuse_halide.library.polynomials import (
     INF,
     NAN,
@@ -34,6 +35,7 @@ from polyfuse_halide.library.polynomials import (
 __all__ = ["digamma", "erf", "erfc", "erfinv", "hypot", "lgamma", "power"]
 
 
+@elementary
 def erf(x: Value) -> Value:
     """The error function: one minus the exponential of what is nearly a polynomial."""
     a = absolute(x)
@@ -43,10 +45,10 @@ def erf(x: Value) -> Value:
         *(0.128379167, 0.636619382, 0.102777832, -0.0191530678, -0.000160389557, 0.00166702106),
         *(-0.000632833079, 0.000117640052, -9.2561028e-06),
     )
-    q = a * b + a
-    whole, n = nearest(q * single(-1.44269504), 127)
+    q = multiply_add(a, b, a)
+    whole, n = nearest(q, 127, -1.44269504)
     r = whole * single(-0.693147182) - q
-    p = (r * r) * exp_tail(r) + r
+    p = exp_less(r)
     s = power_of_two(n)
     return copysign((single(1.0) - s) - s * p, x)
 

@@ -10,6 +10,7 @@ import halide as hl
 
 from polyfuse_halide.library.arithmetic import Value, add, expr, maximum, minimum, mul
 from polyfuse_halide.library.combine import merge_scan
+from polyfuse_halide.library.contraction import strict
 from polyfuse_halide.library.convert import convert, memory_type, widened
 from polyfuse_halide.library.passes import Body, define, reads
 from polyfuse_halide.library.reduce import Reduction
@@ -283,9 +284,9 @@ class Program:
         loops = [domain[k] for k in range(len(extents))][::-1]
         place, value, mask = body(*loops)
         if mask is not None:
-            domain.where(mask)
-        place = hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1)
-        func[place] = _combined(mode, dtype, expr(func[place]), value)
+            domain.where(strict(mask))
+        place = strict(hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1))
+        func[place] = strict(_combined(mode, dtype, expr(func[place]), value))
         func.output_buffer().dim(0).set_bounds(0, extent)
         func.output_buffer().dim(0).set_stride(1)
         by_name = dict(zip(names, loops))

@@ -12,6 +12,7 @@ import itertools
 import halide as hl
 
 from polyfuse_halide.library.arithmetic import Value, absolute, bits_of, equal, from_bits, moved_up, negate
+from polyfuse_halide.library.contraction import elementary
 from polyfuse_halide.library.polynomials import INF, is_wide, nearest, poly, single
 
 __all__ = ["cos", "sin", "tan"]
@@ -37,7 +38,7 @@ def _near(x: Value) -> tuple[Value, Value]:
     """r and n of an argument below the limit. The products are exact; the last difference that is not keeps
     its rounding error.
     """
-    whole, n = nearest(x * single(0.636619772))
+    whole, n = nearest(x, 0, 0.636619772)
     r = x - whole * single(1.5703125)
     r = r - whole * single(4.8351287841796875e-4)
     p = whole * single(3.13855707645416259765e-7)
@@ -100,6 +101,7 @@ def _wave(x: Value, shift: int) -> Value:
     return from_bits(hl.Float(32), bits_of(found) ^ moved_up(n & hl.i32(2), 30))
 
 
+@elementary
 def sin(x: Value) -> Value:
     """The sine."""
     if is_wide(x):
@@ -107,6 +109,7 @@ def sin(x: Value) -> Value:
     return _checked(x, hl.select(equal(x, single(0.0)), x, _wave(x, 0)))
 
 
+@elementary
 def cos(x: Value) -> Value:
     """The cosine."""
     if is_wide(x):
@@ -114,6 +117,7 @@ def cos(x: Value) -> Value:
     return _checked(x, _wave(x, 1))
 
 
+@elementary
 def tan(x: Value) -> Value:
     """The tangent."""
     if is_wide(x):
