@@ -6,12 +6,11 @@ import argparse
 import json
 
 from rich.console import Console
-from rich.table import Table
 
 from polyfuse.base.folders import cache_root
 from polyfuse.base.settings import Settings
 from polyfuse.cache.timings import LOST, TimingStore
-from polyfuse.select.progress import row_of
+from polyfuse.select.progress import table_of
 
 __all__ = ["configure", "run"]
 
@@ -47,12 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         print(json.dumps(rows, indent=2))
     elif found:
-        table = Table()
-        for column in ("problem", "fastest", "ms", "next", "candidates"):
-            table.add_column(column)
-        for _, measured in sorted(found, key=lambda pair: pair[1].about):
-            table.add_row(*row_of(measured.about, measured))
-        Console().print(table)
+        Console().print(table_of(sorted(((m.about, m) for _, m in found), key=lambda pair: pair[0])))
     else:
-        print("nothing is remembered")
+        print("nothing is remembered" + (f" of {' '.join(arguments.words)}" if arguments.words else ""))
     return 0

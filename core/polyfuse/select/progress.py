@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-__all__ = ["Board", "append_log", "row_of"]
+__all__ = ["Board", "append_log", "row_of", "table_of"]
 
 # Seconds before anything is shown: short races need no table.
 _PATIENCE = 2.0
@@ -41,6 +41,7 @@ class Board:
         self._round = self._problems = self._at = 0
         self._done: list[tuple[str, Measured]] = []
         self._about = "building candidates"
+        self._candidates = 0
         self._times: dict[str, float] = {}
         self._live: Live | None = None
         self._drawn = 0.0
@@ -51,14 +52,14 @@ class Board:
         """Begin a round of so many problems, whose candidates are built first."""
         self._round += 1
         self._problems, self._at = problems, 0
-        self._about, self._times = "building candidates", {}
+        self._about, self._candidates, self._times = "building candidates", 0, {}
         self._draw()
         self._round_begun = time.monotonic()
 
-    def problem(self, about: str) -> None:
-        """Turn to the next problem."""
+    def problem(self, about: str, candidates: int) -> None:
+        """Turn to the next problem, for which so many are timed."""
         self._at += 1
-        self._about, self._times = about, {}
+        self._about, self._candidates, self._times = about, candidates, {}
         self._draw()
 
     def candidate(self, name: str, milliseconds: float) -> None:
@@ -75,7 +76,8 @@ class Board:
         if self._live is None:
             return
         self._live.stop()
-        self._live.console.print(_final(self._done[-_SHOWN:], time.monotonic() - self._begun))
+        seconds = time.monotonic() - self._begun
+        self._live.console.print(table_of(self._done[-_SHOWN:], f"tuned in {seconds:.1f} s"))
         self._live = None
 
     def _draw(self) -> None:
@@ -100,7 +102,8 @@ class Board:
         table.add_column("problem")
         table.add_column("candidates", justify="right")
         table.add_column("best so far")
-        table.add_row(self._about, str(len(self._times)), _best_text(self._times))
+        count = f"{len(self._times)} of {self._candidates}" if self._candidates else ""
+        table.add_row(self._about, count, _best_text(self._times))
         return table
 
     def _left(self) -> str:
@@ -114,8 +117,8 @@ class Board:
 
 
 def row_of(about: str, measured: Measured) -> tuple[str, str, str, str, str]:
-    """A line of a table: the problem, what won, its milliseconds, how the next one compares, how many there
-    were.
+    """A line of a table: the problem, what won, its milliseconds, how many times these the next one takes,
+    how many there were. The next one is the best of somebody else, where not all are by one.
     """
     timed = sorted((ms, name) for name, ms in measured.milliseconds.items() if ms != LOST)
     lost = len(measured.milliseconds) - len(timed)
@@ -123,9 +126,30 @@ def row_of(about: str, measured: Measured) -> tuple[str, str, str, str, str]:
     if measured.best is None:
         return about, "undecided", "", "", count
     best = measured.milliseconds[measured.best]
-    others = [(ms, name) for ms, name in timed if name != measured.best]
-    next_best = f"{others[0][0] / best:.2f} x {others[0][1] or 'first guess'}" if others and best else ""
+    alike = [(ms, name or "first guess") for ms, name in timed if name != measured.best]
+    others = [(ms, _by(name)) for ms, name in timed if _by(name) != _by(measured.best)]
+    after = (others or alike)[:1]
+    next_best = f"{after[0][0] / best:.2f} x {after[0][1]}" if after and best else ""
     return about, measured.best or "first guess", f"{best:.4f}", next_best, count
+
+
+def _by(name: str) -> str:
+    """Who stands behind a name; empty where it is a configuration alone."""
+    first = name.partition(" ")[0]
+    return "" if "=" in first else first
+
+
+def table_of(done: Iterable[tuple[str, Measured]], title: str = "") -> Table:
+    """Answers, with what they are about, as a table."""
+    from rich.table import Table
+
+    table = Table(title=title or None, show_lines=True)
+    for name, justify in (("problem", "left"), ("fastest", "left"), ("ms", "right"), ("next", "left")):
+        table.add_column(name, justify=justify, no_wrap=name == "ms")  # type: ignore[arg-type]
+    table.add_column("candidates", justify="right")
+    for about, measured in done:
+        table.add_row(*row_of(about, measured))
+    return table
 
 
 def append_log(path: str, key: str, measured: Measured, seconds: float) -> None:
@@ -159,15 +183,3 @@ def _best_text(times: dict[str, float]) -> str:
     if best is None or times[best] == LOST:
         return ""
     return f"{best or 'first guess'} {times[best]:.4f} ms"
-
-
-def _final(done: Sequence[tuple[str, Measured]], seconds: float) -> Table:
-    from rich.table import Table
-
-    table = Table(title=f"tuned in {seconds:.1f} s")
-    for name, justify in (("problem", "left"), ("fastest", "left"), ("ms", "right"), ("next", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    table.add_column("candidates", justify="right")
-    for about, measured in done:
-        table.add_row(*row_of(about, measured))
-    return table

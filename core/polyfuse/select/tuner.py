@@ -215,7 +215,7 @@ class Tuner:
             workshop.begin([entry for heat in running for entry in heat.pending()])
             workshop.wait()
             for heat in running:
-                board.problem(heat.bout.problem.about)
+                board.problem(heat.bout.problem.about, len(heat.pending()))
                 heat.time(track, workshop, self._rules(heat), board.candidate)
                 self.timings.write(heat.bout.key, heat.measured())
             running = [heat for heat in running if not self._expired(heat) and heat.goes_on()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from rich.console import Console
 
 from polyfuse import cli
 from polyfuse.base.settings import Settings
@@ -25,10 +26,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def shown(settings: Settings) -> None:
     board = Board(settings, limit=100.0)
     board.begin_round(2)
-    board.problem("mm of float32[7x5]")
+    board.problem("mm of float32[7x5]", 3)
     board.candidate("library", 2.0)
     board.candidate("x a=1", LOST)
-    board.problem("bmm of float32[2x7x5]")
+    board.problem("bmm of float32[2x7x5]", 2)
     board.done("mm of float32[7x5]", MEASURED)
     board.close()
     board.close()
@@ -39,6 +40,17 @@ def test_tables_while_it_lasts_and_afterwards(at_once, capsys):
     said = capsys.readouterr().err
     assert "tuned in" in said and "mm of float32[7x5]" in said
     assert "x a=1" in said and "1.0000" in said and "2.00 x library" in said and "2 + 1 failed" in said
+
+
+def test_how_far_a_problem_is(capsys):
+    board = Board(Settings.resolve(None, {"progress": "off"}))
+    board.begin_round(2)
+    board.problem("mm of float32[7x5]", 3)
+    board.candidate("library", 2.0)
+    board.candidate("x a=1", LOST)
+    Console(width=120).print(board._table())
+    said = capsys.readouterr().out
+    assert "problem 1 of 2" in said and "2 of 3" in said and "library 2.0000 ms" in said
 
 
 @pytest.mark.parametrize("value", ["auto", "off"])
@@ -56,6 +68,10 @@ def test_rows():
     assert row_of("p", MEASURED) == ("p", "x a=1", "1.0000", "2.00 x library", "2 + 1 failed")
     assert row_of("p", Measured({"": 1.0}, ""))[1] == "first guess"
     assert row_of("p", Measured({"x": LOST}))[1:3] == ("undecided", "")
+    # of configurations of one, the next; else the best of somebody else
+    assert row_of("p", Measured({"n=1": 1.0, "n=2": 1.5, "": 3.0}, "n=1"))[3] == "1.50 x n=2"
+    both = Measured({"x n=1": 1.0, "x n=2": 1.5, "y n=1": 2.0, "y": 3.0}, "x n=1")
+    assert row_of("p", both)[3] == "2.00 x y"
 
 
 def test_every_race_adds_a_line_to_the_log(tmp_path):
@@ -87,6 +103,8 @@ class TestCommand:
         assert cli.main(["tune", "show"]) == 0
         said = capsys.readouterr().out
         assert "mm of float32[7x5]" in said and "kernel k" in said
+        cli.main(["tune", "show", "no", "such"])
+        assert capsys.readouterr().out == "nothing is remembered of no such\n"
 
     def test_show_some(self, capsys):
         cli.main(["tune", "show", "kernel", "--json"])
