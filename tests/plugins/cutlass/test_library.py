@@ -15,7 +15,7 @@ from polyfuse.base.errors import (
 )
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Source
-from polyfuse_cutlass import headers, toolchain
+from polyfuse_cutlass import headers, linked_build, toolchain
 from polyfuse_cutlass.ampere import AmpereTile
 from polyfuse_cutlass.artifact import write_unit
 from polyfuse_cutlass.backend import CutlassBackend
@@ -25,6 +25,7 @@ from polyfuse_cutlass.library import is_library, library_configs, library_source
 from polyfuse_cutlass.library_text import LANGUAGE
 from polyfuse_cutlass.linked_build import read_linked
 from polyfuse_cutlass.linked_meta import LinkedMeta
+from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.toolchain import build_in_worker
 from requirements import CUTLASS, needs_nvcc
@@ -271,6 +272,22 @@ def test_errors_come_with_command_and_output(tmp_path):
     assert "no such thing" in caught.value.output and str(tmp_path / "nvcc") == caught.value.command[0]
     with pytest.raises(BackendUnavailableError, match="headers of CUTLASS"):
         build_in_worker([source], tmp_path, {**compile_options(tmp_path, "nvcc", "true"), "include": ""})
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    (
+        (toolchain, emit(product(64, 64, 64), None, HOPPER)),
+        (linked_build, library_source(*CASES["ampere_gelu"], "4.2.0")),
+    ),
+    ids=("kernel of our own", "library"),
+)
+def test_a_compiler_that_takes_too_long_is_ended(tmp_path, monkeypatch, module, source):
+    monkeypatch.setattr(module, "_SECONDS", 0.3)
+    options = compile_options(tmp_path, "nvcc", "echo under way; sleep 60")
+    with pytest.raises(KernelBuildError, match="took longer") as caught:
+        build_in_worker([source], tmp_path, options)
+    assert "under way" in caught.value.output and caught.value.command[0] == options["path"]
 
 
 def test_units_without_shared_objects_have_none(tmp_path):
