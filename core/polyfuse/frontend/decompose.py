@@ -70,7 +70,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "linear algebra": _names("addmv addbmm dot vdot mv linalg_cross"),
     "views and shapes": _names(
-        "_unsafe_view _reshape_alias t transpose expand_as narrow detach alias_copy expand_copy "
+        "_unsafe_view _reshape_alias t transpose expand_as narrow detach expand_copy "
         "diagonal_copy split_with_sizes_copy squeeze_copy t_copy transpose_copy unfold_copy "
         "unsqueeze_copy unbind_copy as_strided_copy view_copy permute_copy squeeze.default squeeze.dim "
         "split.Tensor unsafe_split "

@@ -103,6 +103,10 @@ def _cloned(node: Node) -> Node | None:
     return _first(node)
 
 
+def _rounded(node: Node) -> Node | None:
+    return None if _is_floating(node) else _first(node)
+
+
 def _converted(node: Node) -> Node | None:
     return None if node.kwargs.get("pin_memory") else _first(node)
 
@@ -128,7 +132,12 @@ def _overwritten(node: Node) -> Node | None:
 
 _COPIES: Final[Mapping[Any, Callable[[Node], Node | None]]] = {
     aten.clone.default: _cloned,
+    aten.alias_copy.default: _cloned,
     aten.lift_fresh_copy.default: _cloned,
+    aten.ceil.default: _rounded,
+    aten.floor.default: _rounded,
+    aten.round.default: _rounded,
+    aten.trunc.default: _rounded,
     aten._to_copy.default: _converted,
     aten.repeat.default: _repeated,
     aten.constant_pad_nd.default: _padded,

@@ -18,6 +18,7 @@ from polyfuse.torch_compat import ops
 @lowers(
     "aten._to_copy.default",
     "aten.clone.default",
+    "aten.alias_copy.default",
     "aten.contiguous.default",
     "aten.lift_fresh_copy.default",
     "prims.convert_element_type.default",

@@ -266,7 +266,7 @@ class LoweringContext:
             return value.view
         if value.view is None and storage_layout(value.size, value.stride, self.sizes) == value.stride:
             return self.realize(value, reason)
-        repeated = [s == 0 and n != 1 for n, s in zip(value.size, value.stride, strict=True)]
+        repeated = [s == 0 and n not in (0, 1) for n, s in zip(value.size, value.stride, strict=True)]
         size = tuple(1 if r else n for n, r in zip(value.size, repeated, strict=True))
         single = TensorValue(value.dtype, value.torch_dtype, value.device, size, value.stride)
         assert value.dtype is not None

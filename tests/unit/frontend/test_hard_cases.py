@@ -53,6 +53,21 @@ def test_branches(inner: Any) -> None:
         close(compiled(x), model(x))
 
 
+def test_a_loop_whose_state_is_also_its_result_is_differentiated(inner: Any) -> None:
+    from torch._higher_order_ops.scan import scan
+
+    def model(x: torch.Tensor, state: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        def step(state: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            state = torch.tanh(state @ weight + x)
+            return state, state.clone()
+
+        last, states = scan(step, state, x)
+        return states.cumsum(0) + last
+
+    inputs = torch.randn(4, 2, 3), torch.randn(2, 3), torch.randn(3, 3)
+    close(gradients(inner.compile(model, fullgraph=True), *inputs), gradients(model, *inputs))
+
+
 def test_custom_operator_that_writes(inner: Any) -> None:
     @torch.library.custom_op("polyfuse_tests::accumulate", mutates_args=["total"])
     def accumulate(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

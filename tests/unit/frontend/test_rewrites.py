@@ -111,6 +111,12 @@ def test_adding_zero_to_a_float_stays() -> None:
     assert calls(module) == ["abs.default"]
 
 
+@pytest.mark.parametrize("step", [torch.ceil, torch.floor, torch.round, torch.trunc])
+def test_rounding_goes_where_numbers_are_whole(step: Any) -> None:
+    assert calls(rewritten(lambda x: step(x).abs(), torch.arange(-2, 2))[0]) == ["abs.default"]
+    assert len(calls(rewritten(lambda x: step(x).abs(), SPECIAL)[0])) == 2
+
+
 def test_promotion_is_no_identity() -> None:
     module, _ = rewritten(lambda x: ((x * 1.0), (x / 1), (x * True)), torch.arange(4))
     assert len(calls(module)) >= 2

@@ -49,3 +49,13 @@ def test_mutation_reads_old_value_first() -> None:
 
     record = check(step, torch.randn(6), torch.randn(6))
     assert record.graph.mutated_inputs()
+
+
+def test_results_that_repeat_no_element_are_empty() -> None:
+    """Strides of zero repeat elements, but not where there are none."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        once = x + 1
+        return once.expand(2, 0), once[..., None].expand(2, 0, 3), once.expand(4, 2, 0), once.expand(4, 2, 5)
+
+    check(function, torch.randn(2, 1))
