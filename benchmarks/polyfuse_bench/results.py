@@ -36,8 +36,9 @@ def read_results(kind: str, folder: Path = RESULTS) -> dict[str, Any] | None:
     return json.loads(path.read_text()) if path.exists() else None
 
 
-def finished_rows(path: Path, **facts: Any) -> list[dict[str, Any]]:
-    """The rows of an earlier run's file that were measured, to which a run with these facts may add its own.
+def finished_rows(path: Path, **facts: Any) -> tuple[list[dict[str, Any]], int]:
+    """The rows of an earlier run's file that were measured, to which a run with these facts may add its own,
+    and how many processes compiled them ahead.
 
     Raises:
         ValueError: the file is of another machine, or was measured otherwise.
@@ -50,7 +51,7 @@ def finished_rows(path: Path, **facts: Any) -> list[dict[str, Any]]:
     for name, value in facts.items():
         if content.get(name) != _plain(value):
             raise ValueError(f"{path} was measured otherwise: {name} was {content.get(name)}")
-    return [row for row in content["rows"] if row.get("timings")]
+    return [row for row in content["rows"] if row.get("timings")], content.get("ahead", 0)
 
 
 _SAME_MACHINE = ("cpu", "cores", "torch", "polyfuse")

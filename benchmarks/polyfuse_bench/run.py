@@ -54,15 +54,16 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         "device": options.device,
         "device_name": device_name(options.device),
     }
-    rows: list[dict[str, Any]] = []
+    rows, ahead = [], options.ahead
     if options.resume is not None:
-        rows = finished_rows(options.resume, **facts)
+        rows, before = finished_rows(options.resume, **facts)
+        ahead = max(ahead, before)
     known = frozenset((row["name"], row.get("dtype", "")) for row in rows)
     plan = campaigns.CAMPAIGNS[kind](dataclasses.replace(_selection(options, effort), known=known))
     if place and kind == "kernels":
         facts["copy_rate"] = copy_rate(options.device)
-    if options.ahead:
-        facts["ahead"] = options.ahead
+    if ahead:
+        facts["ahead"] = ahead
     for row in _progress(kind, plan, together, began + options.limit if options.limit else math.inf):
         rows.append(row)
         CONSOLE.print(report.one_line(kind, row), highlight=False)
