@@ -213,7 +213,7 @@ def _products_section(content: dict[str, Any]) -> list[str]:
     ]
     if content.get("ahead"):
         lines += [
-            f"Beforehand, up to {content['ahead']} processes side by side compiled and chose, from empty caches.",
+            f"Beforehand, up to {content['ahead']} processes side by side compiled and chose, caches empty.",
             "Then, with nothing beside it, each row was timed in interleaved rounds, one after the other.",
             "",
         ]
