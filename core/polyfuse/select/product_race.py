@@ -5,7 +5,7 @@ once on a machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
@@ -97,13 +97,13 @@ def _bouts(tuner: Tuner, graph: Graph, found: Sequence[Offer]) -> list[tuple[Off
     """A bout for each product: the schedules with the library and with each backend say what they run."""
     library = schedule_graph(graph, tuner.settings, tuner.backends)
     others: dict[str, Schedule] = {}
-    for name in sorted({name for offer in found for name in _contestants(offer)}):
-        taken = {o.call.name: _contestants(o)[name] for o in found if name in _contestants(o)}
+    offered = {offer.call.name: _contestants(offer) for offer in found}
+    for name in sorted({name for names in offered.values() for name in names}):
+        taken = {call: names[name] for call, names in offered.items() if name in names}
         chosen = assign(graph, taken)
         others[name] = schedule_graph(chosen.graph, tuner.settings, tuner.backends, chosen.backends)
-    same = {offer.call.name: _nodes_of(offer) for offer in found}
     return [
-        (offer, ProductBout(tuner, offer, _contenders(offer, same, library, others), graph.symbol_hints))
+        (offer, ProductBout(tuner, offer, _contenders(offer, offered, library, others), graph.symbol_hints))
         for offer in found
     ]
 
@@ -114,10 +114,10 @@ def _contestants(offer: Offer) -> dict[str, Taken]:
     return generated | {alternative.name: alternative.taken for alternative in offer.alternatives}
 
 
-def _nodes_of(offer: Offer) -> frozenset[str]:
-    """The names of all nodes that do the work of a call, whoever does it."""
-    names = {offer.call.name}
-    for taken in _contestants(offer).values():
+def _nodes_of(call: str, offered: Mapping[str, Taken], contestants: Iterable[str]) -> frozenset[str]:
+    """The names of all nodes that do the work of a call, whoever of some contestants does it."""
+    names = {call}
+    for taken in (offered[name] for name in contestants if name in offered):
         names |= {*(node.name for node in taken.nodes), *taken.removed, taken.reader} - {""}
     return frozenset(names)
 
@@ -284,15 +284,21 @@ class ProductBout(Bout):
 
 
 def _contenders(
-    offer: Offer, same: Mapping[str, frozenset[str]], library: Schedule, others: Mapping[str, Schedule]
+    offer: Offer,
+    offered: Mapping[str, Mapping[str, Taken]],
+    library: Schedule,
+    others: Mapping[str, Schedule],
 ) -> list[_Contender]:
     """The library and all others, each with the steps that compute the same.
 
     Args:
-        same: the nodes that do the work of each call, by its name.
+        offered: what is raced for each call, by the names of the call and the contestant.
     """
+    # what other contestants would do of other calls is no matter here
+    contestants = offered[offer.call.name]
+    same = {call: _nodes_of(call, names, contestants) for call, names in offered.items()}
     own = same[offer.call.name]
-    schedules = [library, *(others[name] for name in _contestants(offer))]
+    schedules = [library, *(others[name] for name in contestants)]
     for _ in range(2):  # what shares a step with a node that moved counts on all sides
         for schedule in schedules:
             own = own.union(*(found for s in schedule.steps if (found := around(s, own))))
