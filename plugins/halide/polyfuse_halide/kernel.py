@@ -25,7 +25,7 @@ from polyfuse_halide.address import affine, fits_i32, index_text, indirect_axes,
 from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.contracting import contracts
 from polyfuse_halide.forward import forwarded
-from polyfuse_halide.ops import FUNCTION_OF, constant_text
+from polyfuse_halide.ops import call_text, constant_text
 from polyfuse_halide.pins import Pins, pinned, words
 from polyfuse_halide.plan import choose_plan
 from polyfuse_halide.shares import shares_of
@@ -112,6 +112,7 @@ class Emitter:
         self.contracting = kernel.device == "cpu" and contracts(kernel)
         self.turn = turn
         self.outputs: list[dict[str, object]] = []
+        self.numbers: dict[str, float] = {}
         self._study()
 
     def _study(self) -> None:
@@ -132,6 +133,8 @@ class Emitter:
                     place += 1
                 if stmt.op == "index" and fits_i32(stmt.attrs[0]):
                     self.narrow.add(stmt.targets[0])
+                if stmt.op == "const" and stmt.dtype.is_float:
+                    self.numbers[stmt.targets[0]] = float(stmt.attrs[0])
                 if stmt.op == "const" and stmt.dtype is DType.i64 and abs(stmt.attrs[0]) < _LIMIT:
                     self.narrow.add(stmt.targets[0])
 
@@ -345,7 +348,7 @@ class Emitter:
         if self.kernel.numerics == "fast" and stmt.targets[0] in self.shares.parts:
             # the same divisor all along the row
             return [f"{target} = mul({args[0]}, reciprocal({args[1]}))"]
-        return [f"{target} = {FUNCTION_OF[stmt.op]}({', '.join(args)})"]
+        return [f"{target} = {call_text(stmt.op, args, [self.numbers.get(a) for a in stmt.args])}"]
 
     def _load(self, stmt: Stmt, args: Sequence[str]) -> str:
         buffer, index, count, masked = stmt.attrs

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from polyfuse.ir.ops import RANDOM, SCALAR_OPS
 from polyfuse.ir.types import DType
 
-__all__ = ["COST", "FUNCTION_OF", "MATH", "REDUCTIONS", "SCANS", "constant_text", "unsupported_op"]
+__all__ = [
+    "COST",
+    "FUNCTION_OF",
+    "MATH",
+    "REDUCTIONS",
+    "SCANS",
+    "call_text",
+    "constant_text",
+    "unsupported_op",
+]
 
 _SAME = (
     *(
@@ -100,6 +110,21 @@ def constant_text(value: bool | int | float, dtype: DType) -> str:
     number = float(value)
     shown = repr(number) if number - number == 0 else f'float("{number}")'
     return f'constant({shown}, "{dtype}")'
+
+
+def call_text(op: str, args: Sequence[str], numbers: Sequence[float | None]) -> str:
+    """A scalar operation as a call; `numbers` are those of its operands that are constants.
+
+    A limit that is a constant is one instruction, because it is known to be a number.
+    """
+    if op in ("minimum", "maximum"):
+        limit = "at_least" if op == "maximum" else "at_most"
+        first, second = numbers
+        if first is not None and first == first:
+            return f"{limit}({args[1]}, {args[0]})"
+        if second is not None and second == second and (second or math.copysign(1.0, second) > 0):
+            return f"{limit}({args[0]}, {args[1]}, positive_zero={second == 0})"
+    return f"{FUNCTION_OF[op]}({', '.join(args)})"
 
 
 def unsupported_op(op: str, dtype: DType, kind: str = "") -> str:

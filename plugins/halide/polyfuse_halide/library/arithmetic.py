@@ -12,6 +12,8 @@ import halide as hl
 __all__ = [
     "absolute",
     "add",
+    "at_least",
+    "at_most",
     "bit_and",
     "bit_not",
     "bit_or",
@@ -293,6 +295,18 @@ def maximum(a: Value, b: Value) -> Value:
     if a.type().is_float():
         return hl.select((a > b) | is_nan(a), a, b)
     return hl.max(a, b)
+
+
+def at_least(a: Value, low: Value, positive_zero: bool = False) -> Value:
+    """The larger of a number and a constant; NaN wins, and so does a `positive_zero` over zeros."""
+    found = hl.select(low > a, low, a)
+    return found + number(a, 0) if positive_zero else found
+
+
+def at_most(a: Value, high: Value, positive_zero: bool = False) -> Value:
+    """The smaller of a number and a constant; NaN wins, and so does a `positive_zero` over zeros."""
+    found = hl.select(high < a, high, a)
+    return found + number(a, 0) if positive_zero else found
 
 
 def fmin(a: Value, b: Value) -> Value:

@@ -105,11 +105,18 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
         tail = _whole_tiles(program, output, turned, lane, lanes)
         func.split(turned, rows, row, TILE, tail or Tail).split(lane, block, column, lanes, tail or Tail)
         outer[plan.turn] = rows
-        func.reorder(column, row, block, *reversed(outer)).vectorize(column)
+        level = block
+        if tail is not None and program.axes[turned.name()] % (2 * TILE) == 0:
+            # two tiles side by side take whole pairs of lines, which are fetched together
+            level = hl.Var("tile")
+            func.split(rows, rows, level, 2, Tail)
+            func.reorder(column, row, level, block, *reversed(outer)).vectorize(column)
+        else:
+            func.reorder(column, row, block, *reversed(outer)).vectorize(column)
         if tail is not None:
             func.unroll(row)
             for tile, _ in program.turns:
-                turn(tile, func, block, turned, lane, (TILE, lanes))
+                turn(tile, func, level, turned, lane, (TILE, lanes))
         _before(output, func, row, order[-1], lanes)
         _threads(program, func, outer)
         return
@@ -156,6 +163,11 @@ def _root(program: Program, reduction: Reduction) -> None:
         single.at_each_point()
 
 
+def _alone(program: Program, output: Output) -> bool:
+    """Whether no other stage stores in loops: what this one reads, only it overwrites, at the same place."""
+    return bool(output.loops) and sum(bool(o.loops) for o in program.outputs) == 1
+
+
 def _rows(program: Program) -> None:
     """One row after the other: its reductions, then what is stored of it."""
     head = next((o for o in program.outputs if o.loops), program.outputs[0])
@@ -168,6 +180,8 @@ def _rows(program: Program) -> None:
             lanes = _lanes_within(program.loops[output.loops[-1].name()], plan.lanes)
             if lanes >= 4:
                 func.vectorize(output.loops[-1], lanes, Tail)
+            if _alone(program, output):
+                _before(output, func, output.loops[-1], output.loops[-1], lanes)
         inner = _threads(program, func, output.axes)
         last = output.axes[-1] if inner is None or plan.fuse < len(output.axes) else inner
         if output is head:
@@ -190,7 +204,7 @@ def _at_level(program: Program, func: Any, level: Any) -> None:
     for scan in program.scans:
         scan.schedule(func, level)
     for output in program.outputs:
-        if output.before is not None:
+        if output.before is not None and not _alone(program, output):
             output.before.compute_at(func, level)
             if output.loops:
                 _row_lanes(program, output.before, [*output.axes, *output.loops])
@@ -216,6 +230,8 @@ def _columns(program: Program) -> None:
             func.reorder(column, *reversed(output.loops), block)
         if lanes >= 4:
             func.vectorize(column, lanes, Tail)
+        if _alone(program, output):
+            _before(output, func, column, lane, lanes)
         inner = _threads(program, func, [*output.axes[:-1], block])
         if output is not head:
             func.compute_with(head.func, level)
@@ -230,7 +246,9 @@ def _columns(program: Program) -> None:
             func.vectorize(lane, lanes, Tail)
             func.update(0).reorder(lane, *reversed(loops[func.name()])).vectorize(lane, lanes, Tail)
     for output in program.outputs:
-        if output.before is not None and lanes >= 4:
+        if output.before is not None and lanes >= 4 and not _alone(program, output):
+            if output.loops:
+                output.before.reorder_storage(head.axes[-1], *reversed(output.loops))
             output.before.vectorize(head.axes[-1], lanes, Tail)
     for row, _ in program.rows:
         if lanes >= 4:
