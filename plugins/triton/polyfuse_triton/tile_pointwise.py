@@ -28,6 +28,8 @@ _TURNED = 8
 """The least extent along which a second contiguous axis counts."""
 REGISTERS = 96
 """Registers of a thread that the values of its points may take."""
+_WINDOW, _OF_WINDOWS = 4, 4
+"""Places of a buffer that make a window, and points for each thread where windows are read."""
 _BUSY = 4
 """Programs for each multiprocessor, below which smaller tiles are better."""
 
@@ -48,6 +50,8 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, s
         # what is computed of one axis alone is then computed once for a row or a column of the tile
         group, beside = group[-1:], group[-2]
     count = per_thread(facts.accesses, facts)
+    if _reads_windows(facts, leads[0]):
+        count = min(count, _OF_WINDOWS)
     points = facts.points(facts.axes)
     warps, block = 4, 4 * _WARP * count
     while block > 4 * _WARP and points < _BUSY * target.processors * block:
@@ -67,6 +71,12 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, s
     warps = max(1, min(warps, elements // _WARP))
     inside = {a for dim in tiles for a in dim.axes}
     return Plan(tuple(tiles), None, _rest(facts.axes, inside), (), True, warps, 1)
+
+
+def _reads_windows(facts: Facts, lead: str) -> bool:
+    """Whether points read several places of one buffer, in steps, as pooling does."""
+    read = [a.buffer for a in facts.accesses if not a.is_store and abs(a.strides.get(lead) or 0) > 1]
+    return any(read.count(buffer) >= _WINDOW for buffer in read)
 
 
 def _columns_of_groups(facts: Facts, groups: Groups) -> Plan:

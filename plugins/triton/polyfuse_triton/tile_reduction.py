@@ -47,6 +47,8 @@ _CLUSTER, _LARGEST_CLUSTER = 8, 16
 """Programs of a cluster that every device has room for, and the most of any."""
 _KEPT = 32
 """Points of such a piece for each thread."""
+_VALUES = 4
+"""Values of such a point that fit in registers."""
 _COLUMNS_KEPT = 64
 """Longest column that a tile holds along a contiguous parallel axis."""
 
@@ -69,8 +71,9 @@ def joined_plan(kernel: Kernel, facts: Facts, target: Target, rows: Rows, piece:
     """
     shape = _shape(kernel, facts, target, rows)
     plan = None
-    if target.clusters and can_join(kernel, facts) and shape.groups is None:
-        plan = shape.joined(piece) if shape.lead() in facts.raxes else None
+    if shape.lead() in facts.raxes:
+        pieces = (power_of_two(piece),) if piece else _JOINED_PIECES
+        plan = shape.joined(pieces) or shape.joined(pieces, _LARGEST_CLUSTER)
     if plan is None:
         raise UnsupportedError(
             f"kernel {kernel.name} has no rows that a cluster of programs could hold",
@@ -85,7 +88,11 @@ def _shape(kernel: Kernel, facts: Facts, target: Target, rows: Rows) -> _Shape:
     kinds = {s.attrs[0] for section in kernel.sections for s in section.body if s.op == "reduce"}
     positions = not kinds.isdisjoint({"argmin", "argmax"})
     looks_back = scans and can_look_back(kernel, facts)
-    return _Shape(facts, target, looped, rows, scans, row_groups(kernel, facts), positions, looks_back)
+    groups = row_groups(kernel, facts)
+    joins = target.clusters and groups is None and can_join(kernel, facts)
+    rounds = sum(any(s.op == "reduce" for s in section.body) for section in kernel.sections)
+    rounds += "online_softmax" in kinds
+    return _Shape(facts, target, looped, rows, scans, groups, positions, looks_back, joins, rounds)
 
 
 @dataclass(frozen=True)
@@ -98,6 +105,8 @@ class _Shape:
     groups: Groups | None
     positions: bool
     looks_back: bool
+    joins: bool
+    rounds: int
 
     def lead(self) -> str:
         """The axis along which most of what loops access is contiguous."""
@@ -114,6 +123,7 @@ class _Shape:
         """One row or several for each program."""
         facts = self.facts
         length = product(facts.sizes[r] for r in facts.raxes)
+        unsaid = persistent is None
         if persistent is None:
             persistent = isinstance(length, int) and power_of_two(length) <= self._longest_row()
         if persistent and isinstance(length, int):
@@ -121,7 +131,8 @@ class _Shape:
         count, points = facts.points(facts.axes), facts.points(facts.raxes)
         if self.looks_back and traits_of(self.target).stretches(count, points):
             return self._pieces(count * points)
-        return self._walked_rows()
+        together = self.joined(_JOINED_PIECES[:1]) if unsaid and self._gains_by_joining() else None
+        return together or self._walked_rows()
 
     def _pieces(self, points: int) -> Plan:
         """A piece of a row for each program."""
@@ -132,20 +143,36 @@ class _Shape:
         warps = self._warps(block // (_WARP * _MANY), block)
         return Plan((), reduced, facts.axes, (), False, warps, 1, looks_back=True)
 
-    def joined(self, piece: int) -> Plan | None:
-        """A piece of a row for each program of a cluster, which keeps it; None where rows are too long."""
+    def joined(self, pieces: Sequence[int], most: int = _CLUSTER) -> Plan | None:
+        """A piece of a row for each program of a cluster of at most so many, of the first length that is long
+        enough; None where there is none.
+        """
         facts = self.facts
         length = product(facts.sizes[r] for r in facts.raxes)
-        if not isinstance(length, int):
+        if not isinstance(length, int) or not self.joins:
             return None
-        pieces = (power_of_two(piece),) if piece else _JOINED_PIECES
-        fitting = [p for most in (_CLUSTER, _LARGEST_CLUSTER) for p in pieces if p < length <= most * p]
-        if not fitting:
+        block = next((p for p in pieces if p < length <= most * p), 0)
+        if not block:
             return None
-        block = fitting[0]
         reduced = Dim("r", facts.raxes, length, block)
         warps = max(1, min(32, block // (_WARP * _KEPT)))
         return Plan((), reduced, facts.axes, (), False, warps, 1, joins=True)
+
+    def _gains_by_joining(self) -> bool:
+        """Whether rows that are read again are too long for the last cache, and programs of a cluster are
+        many, and wait for each other once.
+        """
+        facts, target = self.facts, self.target
+        if not self.rows.rereads or self.rounds != 1 or facts.registers > _VALUES:
+            return False
+        programs = facts.points(facts.axes) * facts.points(facts.raxes) // _JOINED_PIECES[0]
+        under_way = _RESIDENT // _LARGEST * target.processors * self._row_bytes()
+        return programs >= _PROGRAMS * target.processors and under_way > target.l2_bytes
+
+    def _row_bytes(self) -> int:
+        """Bytes of a row of everything that loops access."""
+        each = {a.buffer: a.itemsize for a in self.looped if self.facts.share(a) > 0.5}
+        return self.facts.points(self.facts.raxes) * sum(each.values())
 
     def _longest_row(self) -> int:
         if self.rows.must_stay:
@@ -232,9 +259,7 @@ class _Shape:
             return threads
         while threads < _LARGEST and 2 * threads * count <= _RESIDENT * target.processors:
             threads *= 2
-        size = facts.points(facts.raxes) * sum(
-            {a.buffer: a.itemsize for a in self.looped if facts.share(a) > 0.5}.values()
-        )
+        size = self._row_bytes()
         if not self.rows.rereads or 2 * size * target.processors > target.l2_bytes:
             return threads
         while threads < _LARGEST and _RESIDENT // threads * target.processors * size > target.l2_bytes // 2:

@@ -15,6 +15,7 @@ from polyfuse.plugin import Config, Source
 from polyfuse_triton.codegen import configs, emit
 from polyfuse_triton.meta import KernelMeta
 from polyfuse_triton.target import known_target
+from polyfuse_triton.tiling import choose_plan
 from triton_interpreted import in_interpreter, run_text
 
 ROWS, LENGTH = 3, 5003
@@ -201,3 +202,65 @@ def test_compiles(body, arch):
     assert built.spilled_bytes == 0 and built.registers <= 128
     # each number is read once: 32 to a thread, four at a time
     assert built.ptx.count("ld.global.v4") == 8
+
+
+GRADIENT = """loop {
+  v1 = load f32 in0ROW
+  v2 = load f32 in1ROW
+  v3 = mul f32 (v1, v2)
+  s = reduce f32 sum (v3)
+}
+loop {
+  v4 = load f32 in0ROW
+  v5 = load f32 in1ROW
+  v6 = mul f32 (v5, s)
+  v7 = mul f32 (v4, v5)
+  v8 = sub f32 (v7, v6)
+  store f32 set out0ROW = v8
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "rows", "length", "joined"),
+    [
+        (GRADIENT, 2048, 50304, True),
+        (GRADIENT, 2048, 65536, True),
+        (GRADIENT, 2048, 65537, False),
+        (GRADIENT, 2048, 16384, False),
+        (GRADIENT, 64, 50304, False),
+        (SOFTMAX, 2048, 50304, False),
+    ],
+    ids=["long", "longest", "too long", "short", "few", "two exchanges"],
+)
+def test_rows_that_are_held_together_without_tuning(body, rows, length, joined):
+    more = f"in in1: f32[{rows * length}] aligned\n"
+    made = text(body, rows=rows, length=length).replace("out out0", more + "out out0")
+    plan = choose_plan(parse(made), TARGET)
+    assert plan.joins == joined and (not joined or plan.pieces <= 8)
+    assert not choose_plan(parse(made), known_target("sm_80")).joins
+    assert configs(parse(made), TARGET)[0].get("rows") == (3 if joined else configs_rows(plan))
+
+
+def configs_rows(plan) -> int:
+    return 1 if plan.persistent else 2
+
+
+@pytest.mark.parametrize(("length", "joined"), [(20480, False), (32768, True)])
+def test_rows_that_stay_in_the_cache_are_walked(length, joined):
+    made = text(GRADIENT.replace("in1", "in0"), rows=2048, length=length)
+    assert choose_plan(parse(made), TARGET).joins == joined
+
+
+def test_a_gradient_held_together_does_not_spill():
+    from polyfuse_triton.pipeline import compile_kernel, function_of
+
+    made = text(GRADIENT, rows=2048, length=65536)
+    source = emit(
+        parse(made.replace("out out0", f"in in1: f32[{2048 * 65536}] aligned\nout out0")), None, TARGET
+    )
+    function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")
+    built = compile_kernel(function, KernelMeta.parse(source.meta), 90, 0, False)
+    assert KernelMeta.parse(source.meta).cluster == 8 and built.spilled_bytes == 0
+    # two programs of eight warps have room on a multiprocessor
+    assert built.registers <= 128

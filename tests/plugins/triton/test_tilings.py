@@ -180,3 +180,24 @@ def test_indices_that_nothing_divides_are_left_alone():
         " once {\n  v1 = load f32 in0[p0]\n  store f32 set out0[p0] = v1\n }\n}"
     )
     assert "beginning" not in emit(made, None, TARGET).text
+
+
+def pooled(columns: str) -> Kernel:
+    """The largest of five numbers around every second one, or around each."""
+    loads = "\n".join(f"  v{k} = load f32 in0[{columns} + {k}]" for k in range(5))
+    joins = "\n".join(f"  w{k} = maximum f32 ({f'w{k - 1}' if k > 1 else 'v0'}, v{k})" for k in range(1, 5))
+    found = parse(
+        "kernel k on cuda {\n numerics fast\n axes p0{65536} ~ 65536, p1{1000} ~ 1000\n"
+        f" in in0: f32[134217728] aligned\n out out0: f32[65536000] aligned\n once {{\n{loads}\n{joins}\n"
+        "  store f32 set out0[1000*p0 + p1] = w4\n }\n}"
+    )
+    assert isinstance(found, Kernel)
+    return found
+
+
+def test_threads_that_read_windows_in_steps_have_fewer_points():
+    def points(columns: str) -> int:
+        plan = choose_plan(pooled(columns), TARGET)
+        return plan.elements // (32 * plan.num_warps)
+
+    assert points("2000*p0 + 2*p1") == 4 < points("2000*p0 + p1")
