@@ -42,6 +42,7 @@ class Rules:
         behind: the same after some rounds, when times are known better.
         tie: times the best up to which it does not matter which candidate is taken.
         until: the `time.monotonic` after which no further round begins.
+        alone: whether one that nobody competes with is measured with the same care.
     """
 
     verify: bool = False
@@ -51,6 +52,7 @@ class Rules:
     behind: float = 1.15
     tie: float = 1.02
     until: float = float("inf")
+    alone: bool = False
 
 
 def race(
@@ -119,7 +121,8 @@ def _take_turns(
         alike = turn + 1 >= _FEWEST and all(times[c.name] <= rules.tie * best for c in running)
         known = alike or turn + 1 >= rules.rounds
         enough = known and all(_seen_twice(samples[c.name]) for c in running)
-        if enough or (len(running) < 2 and turn) or time.monotonic() > rules.until:
+        decided = len(running) < 2 and turn and not rules.alone
+        if enough or decided or time.monotonic() > rules.until:
             return
 
 

@@ -8,6 +8,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -180,7 +181,7 @@ class Tuner:
         workshop.begin([entry for heat in heats for entry in heat.pending()])
         workshop.wait()
         for heat in heats:
-            heat.time(track, workshop, self._rules(heat))
+            heat.time(track, workshop, replace(self._rules(heat), alone=True))
             note_usual(self.timings, heat)
 
     def _settle(self, bouts: Sequence[Bout]) -> dict[str, Measured]:

@@ -97,6 +97,19 @@ def test_on_a_busy_machine_there_are_more_rounds():
     assert track.samples("1.0") == 5
 
 
+def test_alone_it_may_be_measured_with_the_same_care():
+    for alone, count in ((False, 2), (True, 6)):
+        noise = iter([9.0, 5.0, 7.0, 3.0, 1.0, 1.01, 1.0])
+
+        class Busy(FakeTrack):
+            def sample(self, candidate: Candidate) -> float:
+                return super().sample(candidate) * next(noise)  # noqa: B023 - used within the turn
+
+        track = Busy()
+        race(track, PROBLEM, candidates("1.0"), Rules(alone=alone))
+        assert track.samples("1.0") == count
+
+
 def test_what_fails_has_lost_with_one_line(caplog):
     track = FakeTrack()
     times = race(track, PROBLEM, candidates("bad1", "later2", "1.0"), Rules())
