@@ -10,6 +10,7 @@ GPU = "no GPU that torch can use is in this machine, and the test runs kernels o
 TWO_GPUS = "this machine has fewer than two GPUs, and the test computes on two of them"
 HOPPER = "this machine has no Hopper GPU (compute capability 9.0), for which the test's kernels are compiled"
 AMPERE = "this machine's GPU is older than Ampere (compute capability 8.0), for which kernels are compiled"
+CLUSTERS = "this machine's GPU is older than Hopper (compute capability 9.0), and has no clusters of programs"
 HAS_GPU = "this machine has a GPU that torch can use, and the test is about machines without one"
 TRITON = "Triton is not installed, and the test compiles or interprets kernels with it"
 HALIDE = "Halide is not installed, and the test makes kernels with it"

@@ -13,7 +13,7 @@ import torch
 from polyfuse.base.log import reset_warned
 from polyfuse.compiler.report import reset_reports
 from polyfuse.runtime.graph_memory import forget_graph_memory
-from requirements import AMPERE, HOPPER, TWO_GPUS
+from requirements import AMPERE, CLUSTERS, HOPPER, TWO_GPUS
 
 _lost: list[str] = []
 """The test after which the device did not answer any more, if there was one."""
@@ -37,6 +37,13 @@ def hopper() -> None:
     """Skips what asks for it where the GPU is another one."""
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip(HOPPER)
+
+
+@pytest.fixture(scope="session")
+def starts_clusters() -> None:
+    """Skips what asks for it where the GPU starts no clusters of programs."""
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip(CLUSTERS)
 
 
 @pytest.fixture(scope="session")
