@@ -31,24 +31,41 @@ class _Launcher:
     def __init__(self, symbol: str, data: bytes, meta: str, data_ptr: int | None) -> None:
         self._symbol, self._data, self._meta, self._data_ptr = symbol, data, meta, data_ptr
         self._made: dict[int, Callable[..., None]] = {}
+        self._ready: dict[int, Callable[..., None]] = {}
         self._spare: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._driver: Driver = driver()
 
     def only(self, *operands: Any) -> None:
         """Launch on the one device of this machine."""
-        call = self._made.get(0) or self._make(0)
-        try:
-            call(*operands)
-        except RuntimeError:
-            self._again(call, operands)
+        call = self._ready.get(0)
+        if call is None:
+            self._first(0, operands)
+        else:
+            self._launch(call, operands)
 
     def current(self, *operands: Any) -> None:
         """Launch on the current one of several devices."""
         import torch
 
         index = torch.cuda.current_device()
-        call = self._made.get(index) or self._make(index)
+        call = self._ready.get(index)
+        if call is None:
+            self._first(index, operands)
+        else:
+            self._launch(call, operands)
+
+    def _first(self, index: int, operands: tuple[Any, ...]) -> None:
+        """The first launch, which loads the code: meanwhile other threads run, and must not write the
+        addresses of their tensors over those that are about to be used.
+        """
+        with self._lock:
+            if index not in self._made:
+                self._made[index] = self._make(index)
+            self._launch(self._made[index], operands)
+            self._ready[index] = self._made[index]
+
+    def _launch(self, call: Callable[..., None], operands: tuple[Any, ...]) -> None:
         try:
             call(*operands)
         except RuntimeError:
@@ -74,22 +91,18 @@ class _Launcher:
 
         from polyfuse.runtime.launching import current_stream, current_stream_address
 
-        with self._lock:
-            if index not in self._made:
-                # what kernels may look at where a tensor has no elements
-                spare = torch.zeros(256, dtype=torch.uint8, device=torch.device("cuda", index))
-                functions: Mapping[str, int] = link([self._data], [self._symbol], self._driver.symbols)
-                device = DeviceCall(
-                    index,
-                    self._driver.stream,
-                    current_stream_address("cuda") or 0,
-                    spare.data_ptr(),
-                    self._driver.status,
-                )
-                call = make_launcher(
-                    self._symbol, functions[self._symbol], self._meta, self._data_ptr, device
-                )
-                if not device.stream_function:
-                    call = self._driver.streamed(call, current_stream("cuda"), index)
-                self._spare[index], self._made[index] = spare, call
-            return self._made[index]
+        # what kernels may look at where a tensor has no elements
+        spare = torch.zeros(256, dtype=torch.uint8, device=torch.device("cuda", index))
+        functions: Mapping[str, int] = link([self._data], [self._symbol], self._driver.symbols)
+        device = DeviceCall(
+            index,
+            self._driver.stream,
+            current_stream_address("cuda") or 0,
+            spare.data_ptr(),
+            self._driver.status,
+        )
+        call = make_launcher(self._symbol, functions[self._symbol], self._meta, self._data_ptr, device)
+        if not device.stream_function:
+            call = self._driver.streamed(call, current_stream("cuda"), index)
+        self._spare[index] = spare
+        return call

@@ -24,7 +24,6 @@ _TABLE = 4096
 _MAX_DYNAMIC_SHARED = 8
 _USUAL_SHARED = 48 * 1024
 _SHARED_PER_BLOCK = 97
-_INVALID_CONTEXT = 201
 
 
 class Driver:
@@ -112,7 +111,7 @@ class Driver:
         import torch
 
         context, device, library = ctypes.c_void_p(), ctypes.c_int(), self.library
-        if library.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value:
+        if not self.lacks_context():
             return
         status = (
             library.cuInit(0)
@@ -137,9 +136,9 @@ class Driver:
         return launch
 
     def lacks_context(self) -> bool:
-        """Whether the last launch failed because its thread has no context."""
-        (status,) = struct.unpack_from("<i", self._cells, 8)
-        return bool(status == _INVALID_CONTEXT)
+        """Whether this thread has no context, in which launches fail."""
+        context = ctypes.c_void_p()
+        return bool(self.library.cuCtxGetCurrent(ctypes.byref(context)) or not context.value)
 
     def reason(self) -> str:
         """Why the last launch failed."""

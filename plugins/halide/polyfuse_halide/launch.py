@@ -206,6 +206,9 @@ def _native(
         code.i32(table[min(k, 6)], _BUFFER * number if kind == "buffer" else frame.numbers + 8 * number)
         if k >= 6:
             code.i32("48898424", 8 * (k - 6))  # [rsp + ...] = rax
+    if device is not None:
+        # what another thread has not looked at yet is no answer to this launch
+        code.i64("48b8", device.status).raw("c700 00000000")  # mov dword [rax], 0
     code.call(function)
     if device is not None:
         code.i64("48b8", device.status).raw("833800").jump("0f85", "failed")  # cmp dword [rax], 0; jne

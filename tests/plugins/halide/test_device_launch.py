@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from polyfuse.base.errors import KernelLaunchError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import apply, load
 from polyfuse.ir.kernel import Kernel, KernelArg
@@ -20,6 +22,7 @@ from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
+from polyfuse_halide import device_launch
 from polyfuse_halide.backend import HalideBackend
 from polyfuse_halide.driver import Driver
 from polyfuse_halide.launch import DeviceCall, make_launcher
@@ -146,3 +149,75 @@ def test_a_launch_that_fails_says_why(tmp_path):
         call(torch.ones(1000), torch.empty(1000))
     assert not driver.lacks_context()
     assert "no patience left" in driver.reason()
+
+
+def test_the_first_launch_is_done_before_another_thread_begins(monkeypatch):
+    """It loads the code, which lets other threads run before its tensors' addresses are used."""
+    monkeypatch.setattr(device_launch, "driver", lambda: Driver(FakeDriver()))
+    seen: list[tuple[str, int]] = []
+    inside, going_on = threading.Event(), threading.Event()
+
+    def call(number: int) -> None:
+        seen.append(("begins", number))
+        if not inside.is_set():
+            inside.set()
+            going_on.wait(10)
+        seen.append(("ends", number))
+
+    found = device_launch._Launcher("kernel", b"", "{}", None)
+    monkeypatch.setattr(found, "_make", lambda index: call)
+    threads = [threading.Thread(target=found.only, args=(number,)) for number in range(3)]
+    threads[0].start()
+    assert inside.wait(10)
+    for thread in threads[1:]:
+        thread.start()
+        thread.join(0.2)
+    assert seen == [("begins", 0)]
+    going_on.set()
+    for thread in threads:
+        thread.join(10)
+    assert seen[:2] == [("begins", 0), ("ends", 0)] and len(seen) == 6
+
+
+def test_a_first_launch_that_fails_is_tried_again(monkeypatch):
+    fake = FakeDriver()
+    monkeypatch.setattr(device_launch, "driver", lambda: Driver(fake))
+    found = device_launch._Launcher("kernel", b"", "{}", None)
+    answers = [RuntimeError("no"), None]
+
+    def call() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(found, "_make", lambda index: call)
+    with pytest.raises(KernelLaunchError, match="could not be launched"):
+        found.only()
+    found.only()
+    assert not answers
+
+
+def test_what_failed_in_another_thread_is_no_answer(tmp_path):
+    fake = FakeDriver()
+    (call, _), driver = launcher(doubled(1000), tmp_path, fake)
+    x, y = torch.ones(1000), torch.empty(1000)
+    ctypes.c_int.from_address(driver.status).value = 201
+    call(x, y)
+    assert len(fake.launches) == 1
+
+
+def test_a_thread_without_a_context_gets_one(monkeypatch):
+    fake = FakeDriver()
+    monkeypatch.setattr(device_launch, "driver", lambda: Driver(fake))
+    found = device_launch._Launcher("kernel", b"", "{}", None)
+    entered: list[int] = []
+
+    def call() -> None:
+        if not entered:
+            raise RuntimeError("no context")
+
+    monkeypatch.setattr(found, "_make", lambda index: call)
+    monkeypatch.setattr(found._driver, "lacks_context", lambda: not entered)
+    monkeypatch.setattr(found._driver, "enter_context", lambda: entered.append(1))
+    found.only()
+    assert entered == [1]
