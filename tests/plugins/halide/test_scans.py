@@ -12,16 +12,14 @@ from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
-from polyfuse.base.settings import Settings
+from halide_code import assembly, loops
 from polyfuse.ir.expr import load
 from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
 from polyfuse.testing.builder import Builder, Carry, Store, result
-from polyfuse_halide.backend import HalideBackend
 
 OPTIONS = {"backends": ["halide", "interpreter"]}
-TARGET = "x86-64-linux-avx2-fma-avx512-avx512_skylake"
 SHAPES = [
     (32, 64),
     (16, 16),
@@ -49,19 +47,9 @@ def running_sum(m: int, n: int) -> Kernel:
 
 def test_steps_are_scanned_in_registers(tmp_path: Path) -> None:
     """A vector of a row takes four exchanges of its elements, and the memory between them is none."""
-    backend = HalideBackend(Settings.resolve(options={"halide.keep": "1", "halide.target": TARGET}))
-    source = backend.emit(running_sum(8, 256))
-    backend.build([source], tmp_path)
-    text = (tmp_path / f"{source.key}.s").read_text()
-    (loop,) = [part for part in loops(text) if part.count("vperm") >= 4]
+    (loop,) = [part for part in loops(assembly(running_sum(8, 256), tmp_path)) if part.count("vperm") >= 4]
     assert len(re.findall(r"vadd\w+", loop)) == 5
     assert len(re.findall(r"vmov[ua]ps\s+%zmm\d+, ", loop)) <= 3
-
-
-def loops(text: str) -> list[str]:
-    """The bodies of innermost loops of an assembly: from a label to the jump back to it."""
-    body = r"(\.LBB\d+_\d+):(?:(?!\.LBB\d+_\d+:).)*?\n\s+j\w+\s+\1\n"
-    return [found.group(0) for found in re.finditer(body, text, re.DOTALL)]
 
 
 def test_running_sums_of_changing_sizes() -> None:

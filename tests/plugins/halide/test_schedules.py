@@ -17,6 +17,7 @@ from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
+from halide_code import assembly, loops
 from polyfuse_halide.backend import HalideBackend
 from polyfuse_halide.plan import Plan, choose_plan
 
@@ -71,6 +72,13 @@ def test_lanes_run_where_memory_is_contiguous():
     assert plan(total(300, 400, columns=False)).kind == "rows"
     assert plan(total(300, 400, columns=True)).kind == "columns"
     assert plan(total(300, 5, columns=False)).kind == "columns", "rows too short for a vector"
+
+
+@pytest.mark.parametrize("columns", [256, 200])
+def test_sums_down_columns_stay_in_registers(columns, tmp_path):
+    code = assembly(total(300, columns, columns=True), tmp_path)
+    sums = [part for part in loops(code) if "vaddps" in part]
+    assert sums and all(part.count("vaddps") == 4 and "vmov" not in part for part in sums)
 
 
 def test_a_transposition_walks_along_both_sides():

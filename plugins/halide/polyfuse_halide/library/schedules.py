@@ -220,6 +220,7 @@ def _columns(program: Program) -> None:
     while isinstance(extent, int) and wide > max(extent, lanes):
         wide //= 2
     tail = hl.TailStrategy.ShiftInwards if plan.shift and isinstance(extent, int) and extent >= wide else Tail
+    whole = isinstance(extent, int) and (extent % wide == 0 or tail is not Tail)
     block = level = hl.Var("block")
     for output in [head, *(o for o in program.outputs if o is not head)]:
         func, lane = output.func, output.axes[-1]
@@ -244,7 +245,11 @@ def _columns(program: Program) -> None:
         lane = head.axes[-1]
         if lanes >= 4:
             func.vectorize(lane, lanes, Tail)
-            func.update(0).reorder(lane, *reversed(loops[func.name()])).vectorize(lane, lanes, Tail)
+            update = func.update(0).reorder(lane, *reversed(loops[func.name()])).vectorize(lane, lanes, Tail)
+            if whole and wide > lanes:
+                # sums stay in registers
+                func.bound_extent(lane, wide).unroll(lane)
+                update.unroll(lane)
     for output in program.outputs:
         if output.before is not None and lanes >= 4 and not _alone(program, output):
             if output.loops:
