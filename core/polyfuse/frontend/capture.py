@@ -51,14 +51,11 @@ def compile_graph(
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """
+    again = partial(compile_graph, inner=inner, settings=settings, more=more, channels_last=channels_last)
+    if not dynamo.returns_flat_tuple(gm):
+        return dynamo.flatten_results(gm, lambda flat: again(flat, example_inputs))
     if dynamo.has_nested_inputs(example_inputs):
-        return dynamo.flatten_inputs(
-            gm,
-            example_inputs,
-            lambda flat, inputs: compile_graph(
-                flat, inputs, inner=inner, settings=settings, more=more, channels_last=channels_last
-            ),
-        )
+        return dynamo.flatten_inputs(gm, example_inputs, again)
     session = _Capture(inner, settings, dynamo.graph_ordinal(), more, channels_last)
     dynamo.count_aot("total")
     try:

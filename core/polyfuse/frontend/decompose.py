@@ -80,7 +80,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         "resize_as"
     ),
     "indexing": _names(
-        "index_copy index_fill isin take _unsafe_index _unsafe_index_put _unsafe_masked_index "
+        "index_copy index_fill isin take _unsafe_index _unsafe_index_put "
         "_unsafe_masked_index_put_accumulate embedding_dense_backward affine_grid_generator "
         "max_unpool2d max_unpool3d "
         "grid_sampler_2d"
@@ -106,6 +106,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "index_reduce": own_indexing.index_reduce,
     "put": own_indexing.put,
     "take": own_indexing.take,
+    "_unsafe_masked_index": own_indexing.unsafe_masked_index,
     "max_pool2d_with_indices_backward": own_indexing.max_pool2d_backward,
     "max_pool3d_with_indices_backward": own_indexing.max_pool3d_backward,
     "masked_scatter": own_indexing.masked_scatter,

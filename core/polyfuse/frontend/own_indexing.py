@@ -24,6 +24,7 @@ __all__ = [
     "max_pool3d_backward",
     "put",
     "take",
+    "unsafe_masked_index",
 ]
 
 _FEW_WINDOWS = 25
@@ -59,6 +60,14 @@ def index_reduce(
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Elements read at positions counted through the whole tensor."""
     return torch.ops.aten.index.Tensor(x.reshape(-1), [index.reshape(-1)]).view(index.shape)
+
+
+def unsafe_masked_index(x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float) -> Any:
+    """Elements read where `mask` holds. Positions below zero count from the end, as in eager mode."""
+    if not shapes.is_unbacked(x) and x.numel() == 0:
+        return NotImplemented
+    inside = [i if i is None else i.clamp(-n, n - 1) for i, n in zip(indices, x.shape, strict=False)]
+    return torch.ops.aten._unsafe_index.Tensor(x, inside).masked_fill(~mask, fill)
 
 
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Any:

@@ -12,10 +12,12 @@ from polyfuse.ir.expr import bitcast, loads
 from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.extern import call
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.symbolic import IndexLike, coefficient, free_axes, is_equal, is_nonnegative, substitute
 from polyfuse.symbolic.index import atoms
+from polyfuse.torch_compat import shapes
 
 IndexMap = Callable[[Sequence[IndexLike]], Sequence[IndexLike]]
 """From the indices of a view to those of what it looks at."""
@@ -238,12 +240,23 @@ def slice_(
     step: Any = 1,
 ) -> TensorValue:
     dim = wrap(dim, value.rank)
+    if _names_a_size(node):
+        fake, args = node.meta["val"], (value, dim, start, end, step)
+        found: TensorValue = call(ctx, fake, "aten.slice.Tensor", args, aliases=True)
+        return found
     begin = slice_start(value.size[dim], start)
     if begin is None:
         return look(ctx, node, value, None)
     return look(
         ctx, node, value, lambda axes: [a * step + begin if d == dim else a for d, a in enumerate(axes)]
     )
+
+
+def _names_a_size(node: Any) -> bool:
+    """Whether the size of a slice is a name of its own, for only data tell where the slice ends: eager mode's
+    slice says what it is."""
+    made = node.meta.get("unbacked_bindings") or ()
+    return any(s in made for n in node.meta["val"].shape for s in shapes.unbacked_symbols(n))
 
 
 def slice_start(size: IndexLike, start: Any) -> IndexLike | None:

@@ -56,6 +56,43 @@ def flatten_inputs(
     return flatten_graph_inputs(gm, inputs, compile_flat)
 
 
+def returns_flat_tuple(gm: Any) -> bool:
+    """Whether a graph returns a plain tuple of values, as Dynamo's do; who calls a backend may return
+    anything."""
+    graph = None if isinstance(gm, _FlatResults) else getattr(gm, "graph", None)
+    if graph is None or type(graph._codegen) is not torch.fx.graph.CodeGen:
+        return graph is None
+    output = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
+    return isinstance(output, list | tuple) and not any(isinstance(x, list | tuple | dict) for x in output)
+
+
+class _FlatResults(torch.nn.Module):
+    """A module whose results are the leaves of those of another, with the structure remembered."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__()
+        self.module, self.graph = module, module.graph
+        self.structure: Any = None
+
+    def forward(self, *args: Any) -> tuple[Any, ...]:
+        leaves, self.structure = torch.utils._pytree.tree_flatten(self.module(*args))
+        return tuple(leaves)
+
+
+def flatten_results(
+    gm: torch.fx.GraphModule, compile_flat: Callable[[Any], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Compile a graph that returns something else than a plain tuple by giving `compile_flat` one that
+    does."""
+    flat = _FlatResults(gm)
+    compiled = compile_flat(flat)
+
+    def run(*args: Any) -> Any:
+        return torch.utils._pytree.tree_unflatten(list(compiled(*args)), flat.structure)
+
+    return run
+
+
 def reset() -> None:
     """Forget every compiled function."""
     import torch._dynamo

@@ -172,3 +172,13 @@ def test_f64_functions(level: Level) -> None:
                 report(f"{form}_{op.name}", inputs, run(kernels, form, op, *inputs), exact, allowed)
             )
     assert not any(failures), "\n".join(filter(None, failures))
+
+
+@pytest.mark.parametrize("level", level_params())
+def test_lgamma_is_zero_where_it_should_be(level: Level) -> None:
+    ops = [Op(f"lgamma__{kind}", "lgamma(a)", (kind,), kind) for kind in ("f32", "f64")]
+    kernels = build_ops(level, ops)
+    for op, dtype in zip(ops, (torch.float32, torch.float64), strict=True):
+        x = torch.tensor([1.0, 2.0, 3.0], dtype=dtype).repeat(11)
+        for form in "vs":
+            assert torch.equal(run(kernels, form, op, x) == 0, x < 3)

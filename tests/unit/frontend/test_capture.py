@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from polyfuse.frontend.inputs import symbol_inputs, symbol_sources, symbols_of_graph
 from polyfuse.torch_compat import dynamo, shapes
@@ -271,6 +272,27 @@ def test_nested_inputs_are_flattened(inner: Any) -> None:
     compiled = inner.backend(gm, [[torch.ones(2), torch.ones(2)], torch.ones(2)])
     (out,) = compiled([torch.ones(2), torch.full((2,), 2.0)], torch.full((2,), 3.0))
     close(out, torch.full((2,), 7.0))
+
+
+def test_results_keep_their_structure(inner: Any) -> None:
+    class Pairs(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, given: dict[str, Any]) -> Any:
+            first, second = given["both"]
+            return {"sum": first + second, "rest": (first * self.weight, [second, 3])}
+
+    module, given = Pairs(), {"both": [torch.ones(2), torch.full((2,), 2.0)]}
+    for gm in (torch.fx.symbolic_trace(module), torch.export.export(module, (given,)).module()):
+        out = inner.backend(gm, [given])(given)
+        assert set(out) == {"sum", "rest"} and out["rest"][1][1] == 3
+        close([out["sum"], out["rest"][0], out["rest"][1][0]], [torch.full((2,), v) for v in (3.0, 1.0, 2.0)])
+        out["rest"][0].sum().backward()
+    close(module.weight.grad, torch.full((2,), 2.0))
+    single = inner.backend(make_fx(torch.sin)(torch.ones(2)), [torch.ones(2)])
+    close(single(torch.ones(2)), torch.ones(2).sin())
 
 
 def test_names_carry_the_compile_id(inner: Any) -> None:

@@ -41,3 +41,15 @@ def test_compiled_softshrink_and_its_gradient(dtype):
         results.append((y, *torch.autograd.grad(y.sum(), given)))
     for got, true in zip(*results, strict=True):
         assert torch.equal(got, true) and torch.equal(torch.signbit(got), torch.signbit(true))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_masked_positions_count_from_the_end(dtype):
+    x, mask = torch.randn(4, 5), torch.tensor([[True, False, True], [True, True, False]])
+    rows = torch.tensor([[3, 9, -4], [-1, 0, -50]], dtype=dtype)
+    columns = torch.tensor([-2, 7, 4], dtype=dtype)
+    for indices in ([rows], [rows, columns], [None, columns]):
+        masked = mask[0] if indices[0] is None else mask if len(indices) == 2 else mask[..., None]
+        expected = torch.ops.aten._unsafe_masked_index(x, masked, indices, -3)
+        found = torch.compile(torch.ops.aten._unsafe_masked_index, backend="polyfuse")(x, masked, indices, -3)
+        assert torch.equal(found, expected)

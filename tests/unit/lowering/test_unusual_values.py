@@ -34,6 +34,27 @@ def test_a_fraction_and_a_size_read_from_tensors() -> None:
         check(function, torch.tensor(4), torch.tensor([3.5, 2.0]), native=False)
 
 
+def test_a_slice_that_ends_where_data_say() -> None:
+    """Its size has a name of its own, since the end may lie behind the last element."""
+
+    def function(n: torch.Tensor, x: torch.Tensor) -> Any:
+        y = x * 2
+        part = y[:, : n.item()]
+        y = y + 1
+        return part.softmax(-1), part.sum(), y[:, : n.item()].t() + 1
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        check(function, torch.tensor(2), torch.randn(3, 5), native=False)
+        run = torch.compile(
+            function, backend="polyfuse", options={"backends": ("interpreter",), "strict": True}
+        )
+        for n in (2, 5, 1, 9):
+            inputs = torch.tensor(n), torch.randn(3, 5)
+            compare(run(*inputs), function(*inputs))
+        empty = run(torch.tensor(0), torch.randn(3, 5))
+        assert [r.shape for r in empty] == [(3, 0), (), (0, 3)] and empty[1] == 0
+
+
 def test_ragged_tensors() -> None:
     """The length that differs from row to row is a name to the compiler, not a number."""
 

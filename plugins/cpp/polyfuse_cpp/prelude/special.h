@@ -23,6 +23,7 @@ template <class V> PF_INLINE V lgamma_quick(V x) {
   V s = f * horner(V(f * f), 3.1415926535896359, -5.1677127799881655, 2.5501640359163882, -0.59926443410026542,
                    0.082144795939639775, -0.0073640099832531563, 0.00044749809885089416);
   y = x < zero ? fill<V>(1.1447298858494002) - log_f64(s) - y : y;
+  y = (x - one) * (x - fill<V>(2.0)) == zero ? zero : y;
   y = x == zero ? inf : y;
   y = abs(x) == inf ? inf : y;
   return x != x ? x : y;
