@@ -22,6 +22,7 @@ from polyfuse.symbolic import (
     python_text,
 )
 from polyfuse_halide.address import affine, fits_i32, index_text, indirect_axes, safe_name
+from polyfuse_halide.again import needed_again
 from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.contracting import contracts
 from polyfuse_halide.forward import forwarded
@@ -61,8 +62,10 @@ def kernel_text(
     check_sizes(kernel)
     plain = forwarded(kernel)
     plan = pinned(kernel, choose_plan(plain, lanes, config), pins or {})
-    found = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn, extents=checked, checked=checked).emit()
-    return replace(found, note=words(kernel, plan))
+    emitter = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn, extents=checked, checked=checked)
+    if plan.kind != "points":
+        emitter.side_by_side = plan.lanes * plan.unroll if plan.kind == "columns" else 1
+    return replace(emitter.emit(), note=words(kernel, plan))
 
 
 def check_sizes(kernel: Kernel) -> None:
@@ -109,6 +112,7 @@ class Emitter:
         self.loaded: list[str] = []
         self.kept: dict[str, str] = {}
         self.shares = shares_of(kernel)
+        self.side_by_side = 0
         self.contracting = kernel.device == "cpu" and contracts(kernel)
         self.turn = turn
         self.outputs: list[dict[str, object]] = []
@@ -198,6 +202,11 @@ class Emitter:
                 place += 1
             elif stmt.op == "store" and stmt.attrs[0] in self.locals:
                 self._local(number, stmt)
+        again = needed_again(self.kernel, section, self.side_by_side) if reduces and self.side_by_side else ""
+        if again:
+            self._function(f"again{number}_of", number, [again], tuple_text([again]))
+            self.lines.append(f'again{number} = p.row("again{number}", again{number}_of)')
+            self.kept.setdefault(again, f"again{number}")
         if reduces:
             operands = [a for s in reduces for a in s.args]
             texts = [self._operand(s, k) for s in reduces for k in range(len(s.args))]

@@ -195,3 +195,45 @@ def test_a_value_in_scratch_is_computed_once(tmp_path):
     backend.build([source], tmp_path)
     backend.load(tmp_path)[source.key](x, found)
     torch.testing.assert_close(found, x.exp() / x.exp().sum(1, keepdim=True))
+
+
+def stored_and_summed(m: int, n: int, columns: bool) -> Kernel:
+    """exp(in0) is stored, and summed along the loop."""
+    i, r = axis("i0", n if columns else m), axis("r0", m if columns else n)
+    args = (
+        KernelArg("in0", "in", F32, m * n),
+        KernelArg("out0", "out", F32, m * n),
+        KernelArg("out1", "out", F32, n if columns else m),
+    )
+    builder = Builder("again", (i,), (r,), args)
+    place = r * n + i if columns else i * n + r
+    value = apply("exp", load("in0", place, F32))
+    builder.loop(Store("out0", place, value), Carry(("s",), "sum", (value,)))
+    builder.once(Store("out1", i, result("s", F32)))
+    return builder.kernel((n, m) if columns else (m, n))
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("shape", [(70, 100), (33, 256), (5, 17), (300, 64)])
+def test_what_is_stored_and_summed_is_computed_once(shape, columns, tmp_path):
+    kernel = stored_and_summed(*shape, columns)
+    backend = HalideBackend(Settings.resolve())
+    source = backend.emit(kernel)
+    assert source.text.count("exp(") == 1
+    backend.build([source], tmp_path)
+    x, found = torch.randn(shape), torch.zeros(shape)
+    sums = torch.zeros(shape[1 if columns else 0])
+    backend.load(tmp_path)[source.key](x, found, sums)
+    torch.testing.assert_close(found, x.exp())
+    torch.testing.assert_close(sums, x.exp().sum(0 if columns else 1), rtol=1e-5, atol=1e-5)
+    # over what it reads
+    sums.zero_()
+    backend.load(tmp_path)[source.key](x, x, sums)
+    torch.testing.assert_close(x, found)
+    torch.testing.assert_close(sums, found.sum(0 if columns else 1), rtol=1e-5, atol=1e-5)
+
+
+def test_what_fills_no_cache_is_computed_again():
+    short, long = stored_and_summed(2000, 256, columns=True), stored_and_summed(3000, 256, columns=True)
+    texts = [HalideBackend(Settings.resolve()).emit(kernel).text for kernel in (short, long)]
+    assert [text.count("exp(") for text in texts] == [1, 2]

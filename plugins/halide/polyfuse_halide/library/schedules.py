@@ -255,8 +255,10 @@ def _columns(program: Program) -> None:
             if output.loops:
                 output.before.reorder_storage(head.axes[-1], *reversed(output.loops))
             output.before.vectorize(head.axes[-1], lanes, Tail)
-    for row, _ in program.rows:
+    for row, places in program.rows:
         if lanes >= 4:
+            inward = [place for place in reversed(places) if place.name() != head.axes[-1].name()]
+            row.reorder_storage(head.axes[-1], *inward).reorder(head.axes[-1], *inward)
             row.vectorize(head.axes[-1], lanes, Tail)
             for k in range(row.num_update_definitions()):
                 row.update(k).vectorize(head.axes[-1], lanes, Tail)
