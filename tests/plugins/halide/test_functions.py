@@ -110,3 +110,16 @@ def test_the_greater_of_a_remainder_and_a_number() -> None:
         lambda a, b, c: torch.maximum(torch.fmod(a, b), c), backend="polyfuse", options=OPTIONS
     )
     assert torch.equal(function(a, b, c), torch.maximum(torch.fmod(a, b), c))
+
+
+def test_powers_that_vanish() -> None:
+    x = torch.cat((torch.linspace(-106, -88, 4001), torch.tensor([-math.inf, -1e30, -104.0])))
+
+    def powers(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.exp(x), torch.exp2(x - 45)
+
+    found = torch.compile(powers, backend="polyfuse", options=OPTIONS)(x)
+    for actual, wide in zip(found, (torch.exp(x.double()), torch.exp2((x - 45).double())), strict=True):
+        # the same multiple of the least number, or the next one
+        assert ((actual.double() - wide) / 2.0**-149).abs().max() < 1.01
+        assert (actual[-3:-1] == 0).all() and not actual[wide < 2.0**-150].any() and actual[:-3].any()

@@ -63,6 +63,16 @@ def exp_core(r: Value) -> Value:
     return exp_less(r) + single(1.0)
 
 
+def _within(x: Value, low: float, high: float) -> tuple[Value, Value]:
+    """A number up to a limit, and whether its power is zero. Where it is, zero stands in for the number:
+    numbers below the smallest normal one, through which the way to zero leads, slow processors down, and
+    masks of attention are full of powers of minus infinity.
+    """
+    vanishes = x < single(low)
+    c = hl.select(vanishes, single(0.0), x)
+    return hl.select(c > single(high), single(high), c), vanishes
+
+
 def exp_reduce(c: Value, bias: int = SCALE) -> tuple[Value, Value, Value]:
     """What is left of c beside multiples of log(2), how many there are, and that plus `bias` as low bits."""
     whole, n = nearest(c, bias, 1.44269504)
@@ -75,8 +85,9 @@ def exp(x: Value) -> Value:
     """e**x. NaN goes through: whatever its exponent becomes, a product with it is NaN."""
     if is_wide(x):
         return hl.exp(x)
-    r, _, n = exp_reduce(clamped(x, -104.5, 89.0))
-    return scaled(exp_core(r), n)
+    c, vanishes = _within(x, -104.0, 89.0)
+    r, _, n = exp_reduce(c)
+    return hl.select(vanishes, single(0.0), scaled(exp_core(r), n))
 
 
 def exp_mid(x: Value) -> Value:
@@ -104,9 +115,10 @@ def exp2(x: Value) -> Value:
     """2**x."""
     if is_wide(x):
         return hl.pow(hl.f64(2.0), x)
-    c = clamped(x, -151.0, 129.0)
+    c, vanishes = _within(x, -150.0, 129.0)
     whole, n = nearest(c, SCALE)
-    return scaled(exp_core((c - whole) * single(0.693147182)), n)
+    found = scaled(exp_core((c - whole) * single(0.693147182)), n)
+    return hl.select(vanishes, single(0.0), found)
 
 
 @elementary
