@@ -28,9 +28,10 @@ def bytes_in(tree: Any) -> int:
 def bytes_moved(function: Callable[..., Any], arguments: Any) -> int:
     """Bytes that a call must move: its arguments once, what it writes of them once more, and its results."""
     given = tensors_in(arguments)
-    before = [tensor._version for tensor in given]
+    # not by their versions: lists of tensors are changed without counting
+    before = [tensor.detach().clone() for tensor in given]
     results = function(*arguments)
-    written = [tensor for tensor, version in zip(given, before, strict=True) if tensor._version != version]
+    written = [now for now, then in zip(given, before, strict=True) if not torch.equal(now.detach(), then)]
     return bytes_in(arguments) + bytes_in(written) + bytes_in(results)
 
 
