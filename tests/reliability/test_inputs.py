@@ -66,6 +66,29 @@ def test_odd_offsets_of_other_types(dtype):
         torch.testing.assert_close(actual, expected)
 
 
+def negated(rows: int) -> torch.Tensor:
+    return torch.randn(rows, 4, dtype=torch.complex64).conj().imag
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_negated_only_when_it_is_read(dynamic):
+    """Its memory and that of its views hold other numbers than it has, and what is written is negated."""
+
+    def g(x):
+        x.add_(1)
+        x[0] = 5
+        inside = torch.complex(x, x * 2).conj().imag
+        return x * 2, x[1:].t() + 1, x.sum(0), x.reshape(-1), inside + 1, inside.softmax(-1)
+
+    compiled = torch.compile(g, backend="polyfuse", options=STRICT, dynamic=dynamic)
+    for x in (torch.randn(3, 4), negated(3), torch.randn(5, 4), negated(5)):
+        mine, theirs = (torch._neg_view(-x) if x.is_neg() else x.clone() for _ in range(2))
+        assert mine.is_neg() == x.is_neg()
+        for actual, expected in zip(compiled(mine), g(theirs), strict=True):
+            torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_the_same_tensor_twice_and_changed_in_place():
     def g(x, y):
         x.add_(1)

@@ -119,8 +119,10 @@ class LoweringContext:
         if fake.layout is not torch.strided or type(fake).__name__ not in _PLAIN_TENSORS:
             return TensorValue(None, fake.dtype, str(fake.device), self.sizes.sizes(fake.shape), ())
         stride = tuple([s if type(s) is int else self.sizes.stride(s) for s in fake.stride()])
+        # what is negated only when it is read has other numbers in memory
+        eager = fake.is_quantized or fake.is_neg()
         return TensorValue(
-            None if fake.is_quantized else from_torch(fake.dtype),
+            None if eager else from_torch(fake.dtype),
             fake.dtype,
             str(fake.device),
             self.sizes.sizes(fake.shape),
