@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
+from polyfuse_bench.alarm import limited
 from polyfuse_bench.backends import EAGER
 from polyfuse_bench.child import first_line
 from polyfuse_bench.tensors import clone_tree, relative_error
@@ -34,6 +33,10 @@ def contest(
     `written(backend)` then answers what to compare. `wait` returns when a device has done all that it was
     given.
     """
+
+    def late() -> NoReturn:
+        raise TimeoutError(f"its first calls took longer than {effort.patience:g} seconds")
+
     ordered = [EAGER, *(name for name in backends if name != EAGER)]
     calls: dict[str, Callable[[], Any]] = {}
     errors: dict[str, float] = {}
@@ -41,7 +44,7 @@ def contest(
     expected: Any = None
     for name in ordered:
         try:
-            with _limited(effort.patience):
+            with limited(effort.patience, late):
                 call = prepare(name)
                 result = call()
                 result = clone_tree(result if written is None else written(name))
@@ -64,22 +67,3 @@ def contest(
         "errors": errors,
         "failures": failures,
     }
-
-
-@contextlib.contextmanager
-def _limited(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in what takes longer; 0 is no limit."""
-    if not seconds:
-        yield
-        return
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError(f"its first calls took longer than {seconds:g} seconds")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
+from polyfuse_bench.alarm import limited
 
 from polyfuse.base.log import reset_warned
 from polyfuse.compiler.report import reset_reports
@@ -54,24 +54,15 @@ def ampere() -> None:
 
 
 @pytest.fixture(autouse=True)
-def limited(request: pytest.FixtureRequest) -> Iterator[None]:
+def ends_in_time(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that takes too long fails, unless it says that it is slow."""
     if request.node.get_closest_marker("slow") is not None or not hasattr(signal, "setitimer"):
         yield
         return
 
     seconds = getattr(request.module, "SECONDS", SECONDS)
-
-    def too_long(signum: int, frame: Any) -> None:
-        pytest.fail(f"it took longer than {seconds} seconds", pytrace=True)
-
-    before = signal.signal(signal.SIGALRM, too_long)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
+    with limited(seconds, lambda: pytest.fail(f"it took longer than {seconds} seconds", pytrace=True)):
         yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)
