@@ -8,6 +8,7 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, bitcast, const, index_value, load
 from polyfuse.ir.types import DType
+from polyfuse.lowering.conditions import all_of, less, masked
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.inlined_reads import read_at
 from polyfuse.lowering.registry import lowers
@@ -15,6 +16,7 @@ from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.lowering.views import wrap
 from polyfuse.rewrite import cast, make, where
 from polyfuse.symbolic import IndexLike, axis, is_less, is_nonnegative, product
+from polyfuse.symbolic.index import as_atom
 
 Place = IndexLike | Expr
 """A position in one dimension: an index, or a value computed from data (i64)."""
@@ -81,21 +83,33 @@ def fetch(
 ) -> Expr:
     """The element of a value at places that may depend on data, all of them in range.
 
-    The value is stored, unless it is an expression that `count` readers had better compute where they are.
+    The value is stored, unless it is an expression that `count` readers had better compute where they are. If
+    only data tell whether it has elements, nothing is read where it has none, so that no place is beyond it.
     """
     if source.dtype is None:
         raise UnsupportedError(f"{source.torch_dtype} is not a type that kernels compute in")
+    if any(n == 0 for n in source.size):
+        raise UnsupportedError("places in a tensor without elements are refused by eager mode")
+    pairs = zip(places, source.size, strict=True)
+    some = all_of(*[less(0, n) for place, n in pairs if not _is_axis_of(place, n)])
+    nothing = const(0, source.dtype.compute)
     if count is not None:
         known = [place if (at := known_place(place)) is None else at for place in places]
         computed = read_at(ctx, source, known, count)
         if computed is not None:
-            return computed
+            return masked(computed, some, nothing)
     view = ctx.realize(source, "read at places given by data")
     index, indirect = address(places, source.size, view.stride, view.offset)
     element = load(view.buffer, index, source.raw or source.dtype, indirect)
     if source.raw is not None:
         element = bitcast(element, source.dtype)
-    return cast(element, source.dtype.compute)
+    return masked(cast(element, source.dtype.compute), some, nothing)
+
+
+def _is_axis_of(place: Place, size: IndexLike) -> bool:
+    """Whether a place runs over a dimension, so that it is nowhere if that is empty."""
+    atom = None if isinstance(place, Expr) else as_atom(place)
+    return atom is not None and atom.kind == "axis" and atom.args[0] == size
 
 
 def position_at(ctx: LoweringContext, indices: TensorValue, axes: Sequence[IndexLike], device: str) -> Expr:

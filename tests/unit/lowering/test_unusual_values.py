@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from lowered import check, compare
@@ -53,6 +54,40 @@ def test_a_slice_that_ends_where_data_say() -> None:
             compare(run(*inputs), function(*inputs))
         empty = run(torch.tensor(0), torch.randn(3, 5))
         assert [r.shape for r in empty] == [(3, 0), (), (0, 3)] and empty[1] == 0
+
+
+NOWHERE = {
+    "list": lambda x, i: x[[0]] + 1,
+    "index": lambda x, i: x[i] + 1,
+    "column": lambda x, i: x[None, i, None] * 2,
+    "gather": lambda x, i: x.gather(0, i) + 1,
+    "rows": lambda x, i: x.index_select(0, i) + 1,
+    "embedding": lambda x, i: F.embedding(i, x[:, None].expand(-1, 3)) + 1,
+}
+
+
+@pytest.mark.parametrize("name", NOWHERE)
+@pytest.mark.parametrize("backend", ["cpp", "interpreter"])
+def test_places_in_nothing_are_refused(name: str, backend: str) -> None:
+    """As in eager mode; no memory is read where there is none."""
+    torch._dynamo.reset()
+    run = torch.compile(NOWHERE[name], backend="polyfuse", options={"backends": (backend,)})
+    with pytest.raises((IndexError, RuntimeError), match=r"size 0|should be positive|out of range"):
+        run(torch.empty(0), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("backend", ["cpp", "interpreter"])
+def test_places_in_what_data_leave_are_read_with_care(backend: str) -> None:
+    def function(x: torch.Tensor, kept: torch.Tensor, i: torch.Tensor) -> Any:
+        some = x[kept]
+        return some[i] + 1, some[[-1]] * 2, some.gather(0, i), (some * 3).gather(0, i)
+
+    x, i = torch.randn(4), torch.tensor([1, 0])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        run = torch.compile(function, backend="polyfuse", options={"backends": (backend,)})
+        for kept in (torch.ones(4, dtype=torch.bool), x > x.min()):
+            compare(run(x, kept, i), function(x, kept, i))
+        assert [r.shape for r in run(x, x > 9, i)] == [(2,), (1,), (2,), (2,)]
 
 
 def test_ragged_tensors() -> None:
