@@ -72,3 +72,8 @@ template <int N, class T> void write(T* p, const Pack<T, N>& from) {
   memcpy(p, &from, sizeof from);
 }
 template <class T> T lasting(const T* p) { return *p; }
+template <class T, int N> struct Held {
+  Pack<T, N> held;
+  Pack<T, N> pack() const { return held; }
+};
+template <int N, class T> void hold(const T* p, Held<T, N>& into) { read<N, true>(p, into.held); }

@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <thread>
 #include <vector>
-#define PF_INLINE static inline
+#define PF_INLINE inline
 typedef unsigned u32;
 typedef float Acc;
 struct Args {};
@@ -28,13 +28,21 @@ static void load1(u32 at, float* v) { *v = *shared(at, 4); }
 static void __syncwarp() { warp_barrier->arrive_and_wait(); }
 
 constexpr bool SWIZZLED = CHUNK >= 32;
-constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4, PIECE_BYTES = 16 * PITCH * 4, UNROLL = 1;
+constexpr int PITCH = SWIZZLED ? CHUNK : CHUNK + 4, PIECE_BYTES = 16 * PITCH * 4, UNROLL = 4;
+constexpr bool PROMOTES = false;
 typedef Acc Results[BLOCKS][BY / 2];
 static float results[BLOCKS * 64][BY];
 static int extent_x(const Args&) { return BLOCKS * 64 - 3; }
 static int extent_y(const Args&) { return BY; }
+struct Fetched { int x, y; };
+static void fetch(const Args&, int, int x, int y, Fetched& fetched) { fetched.x = x, fetched.y = y; }
 static void finish(const Args&, int, int x, int y, const Acc (&v)[VEC]) {
   for (int i = 0; i < VEC; ++i) results[x + (VEC_X ? i : 0)][y + (VEC_X ? 0 : i)] += v[i];
+}
+// What was asked for ahead is for this place.
+static void finish(const Args& args, int, int x, int y, const Acc (&v)[VEC], const Fetched& fetched) {
+  if (fetched.x != x || fetched.y != y) abort();
+  finish(args, 0, x, y, v);
 }
 static void finish_tile(const Args&, u32, Results&, int, int, int, int);
 

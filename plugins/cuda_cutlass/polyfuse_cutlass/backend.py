@@ -19,7 +19,7 @@ from polyfuse_cutlass.toolchain import find_compiler
 
 __all__ = ["CutlassBackend"]
 
-_VERSION = "2"
+_VERSION = "3"
 _SPILLS_TAKEN = 64
 
 

@@ -22,6 +22,7 @@ __all__ = ["Vector", "epilogue_text", "heavy", "refusal", "vector_of"]
 
 _WIDEST = 16
 _MOST = 8
+_REGISTER = 4
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,30 @@ def _lined_up(problem: Problem, buffer: str, index: IndexLike, one: Index, count
 
 
 def epilogue_text(problem: Problem, vector: Vector) -> str:
-    """The function `finish`."""
+    """The function `finish`, and `fetch` for what it needs from memory besides the sums, wherever that can be
+    asked for before they are there. The first may be called without the second.
+    """
     writer = _Writer(problem, vector)
     for stmt in problem.epilogue:
         writer.statement(stmt)
+    places = _places(problem)
     return "\n".join(
         [
+            f"constexpr int FETCHED = {writer.fetched};  // bytes",
+            "struct Fetched {",
+            *(f"  {field};" for field in writer.fields),
+            "};",
+            "PF_INLINE void fetch(const Args& args, int batch, int x, int y, Fetched& fetched) {",
+            *(f"  {line}" for line in (*places, *writer.asked) if writer.asked),
+            "}",
+            "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC], "
+            "const Fetched& fetched) {",
+            *(f"  {line}" for line in (*places, *writer.lines)),
+            "}",
             "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC]) {",
-            *(f"  {line}" for line in (*_places(problem), *writer.lines)),
+            "  Fetched fetched;",
+            "  fetch(args, batch, x, y, fetched);",
+            "  finish(args, batch, x, y, sum, fetched);",
             "}",
         ]
     )
@@ -116,9 +133,20 @@ def sizes(problem: Problem) -> dict[str, str]:
 
 @dataclass
 class _Writer:
+    """What becomes of statements.
+
+    Attributes:
+        lines: of `finish`.
+        fields, asked: of the structure that `fetch` fills, and its lines.
+        fetched: bytes that it fetches.
+    """
+
     problem: Problem
     vector: Vector
     lines: list[str] = field(default_factory=list)
+    fields: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    fetched: int = 0
     types: dict[str, DType] = field(default_factory=dict)
     varies: dict[str, bool] = field(default_factory=dict)
 
@@ -157,6 +185,8 @@ class _Writer:
             self.along in free_axes(a) for a in stmt.attrs if isinstance(a, Index)
         )
         self.types[target], self.varies[target] = stmt.dtype, varies
+        if stmt.op == "load" and self._fetched(stmt, target, varies):
+            return
         if stmt.op == "load" and varies and self._packed(stmt, 0):
             kind = self.args[stmt.attrs[0]].dtype.value
             lasting = "true" if self.args[stmt.attrs[0]].kind == "in" else "false"
@@ -166,6 +196,25 @@ class _Writer:
             self._define(target, stmt.dtype, True, f"p_{target}.item[j]")
             return
         self._define(target, stmt.dtype, varies, self._text(stmt))
+
+    def _fetched(self, stmt: Stmt, target: str, varies: bool) -> bool:
+        """Let `fetch` load it, if it can do so in one access."""
+        buffer, index, indirect, masked = stmt.attrs
+        if indirect or masked or self.args[buffer].kind != "in" or (varies and not self._packed(stmt, 0)):
+            return False
+        kind = self.args[buffer].dtype
+        at = self.place(index, (), False)
+        if varies:
+            self.fields.append(f"Held<{kind.value}, VEC> p_{target}")
+            self.asked.append(f"hold<VEC>(args.{buffer} + ({at}), fetched.p_{target});")
+            self.lines.append(f"const Pack<{kind.value}, VEC> p_{target} = fetched.p_{target}.pack();")
+            self._define(target, stmt.dtype, True, f"p_{target}.item[j]")
+        else:
+            self.fields.append(f"{kind.value} v_{target}")
+            self.asked.append(f"fetched.v_{target} = lasting(&args.{buffer}[{at}]);")
+            self._define(target, stmt.dtype, False, f"fetched.v_{target}")
+        self.fetched += max(_REGISTER, kind.itemsize * (self.vector.count if varies else 1))
+        return True
 
     def _define(self, target: str, dtype: DType, varies: bool, text: str) -> None:
         if varies:

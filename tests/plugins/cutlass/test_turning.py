@@ -33,22 +33,23 @@ def turning() -> str:
 
 
 @pytest.mark.parametrize(
-    ("columns", "chunk", "blocks", "count", "along_rows", "buffers"),
+    ("columns", "chunk", "blocks", "count", "along_rows", "buffers", "fetched"),
     (
-        (256, 32, 1, 8, False, 2),
-        (128, 32, 2, 8, False, 1),
-        (256, 64, 1, 8, False, 1),
-        (128, 64, 2, 8, False, 2),
-        (64, 64, 1, 4, False, 1),
-        (64, 64, 1, 8, True, 1),
-        (64, 32, 1, 1, False, 2),
-        (48, 16, 1, 4, False, 1),
-        (16, 16, 1, 8, True, 2),
-        (8, 8, 1, 8, False, 2),
+        (256, 32, 1, 8, False, 2, 8),  # what a result needs besides is asked for a piece ahead
+        (128, 32, 2, 8, False, 1, 80),  # with the piece
+        (256, 64, 1, 8, False, 1, 48),
+        (128, 64, 2, 8, False, 2, 8),
+        (64, 64, 1, 4, False, 1, 0),  # when it is there
+        (64, 64, 1, 8, True, 1, 8),
+        (64, 32, 1, 1, False, 2, 8),
+        (48, 16, 1, 4, False, 1, 8),
+        (16, 16, 1, 8, True, 2, 8),
+        (8, 8, 1, 8, False, 2, 8),
     ),
 )
-def test_each_result_arrives_once(tmp_path, columns, chunk, blocks, count, along_rows, buffers):
+def test_each_result_arrives_once(tmp_path, columns, chunk, blocks, count, along_rows, buffers, fetched):
     numbers = {"BY": columns, "CHUNK": chunk, "BLOCKS": blocks, "VEC": count, "BUFFERS": buffers}
+    numbers["FETCHED"] = fetched
     constants = [f"constexpr int {name} = {value};" for name, value in numbers.items()]
     constants.append(f"constexpr bool VEC_X = {str(along_rows).lower()};")
     source = tmp_path / "turning.cpp"

@@ -215,42 +215,66 @@ PF_INLINE void put_piece(u32 staging, Acc (&sum)[BY / 2], int piece) {
   }
 }
 
+// What a thread finishes of a piece: units of VEC neighbours in memory.
+constexpr int UNITS = 16 * CHUNK / VEC, EACH = (UNITS + 31) / 32;
+// What they need besides is asked for while results are turned round, a piece ahead if registers hold it beside the
+// sums: 2; or for the same piece: 1. With two copies of the sums there is no room for it.
+constexpr int HELD = BLOCKS * BY / 2, MORE = EACH * FETCHED / 4;
+constexpr bool IN_REGISTERS = FETCHED > 0 && EACH <= UNROLL && !PROMOTES;
+constexpr int AHEAD = !IN_REGISTERS ? 0 : HELD + 2 * MORE <= 184 ? 2 : HELD + MORE <= 212 ? 1 : 0;
+struct Unit {
+  int row, column, x, y;
+  bool valid;
+  PF_INLINE Unit(const Args& args, int piece, int i, int x0, int y0, int end) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, unit = i * 32 + lane;
+    row = VEC_X ? unit % (16 / VEC) * VEC : unit / (CHUNK / VEC);
+    column = VEC_X ? unit / (16 / VEC) : unit % (CHUNK / VEC) * VEC;
+    x = x0 + piece / PIECES_ACROSS * 64 + warp * 16 + row, y = y0 + piece % PIECES_ACROSS * CHUNK + column;
+    valid = (UNITS % 32 == 0 || unit < UNITS) && x < end && y < extent_y(args);
+  }
+};
+PF_INLINE void fetch_piece(const Args& args, Fetched (&fetched)[EACH], int piece, int batch, int x0, int y0, int end) {
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) {
+    const Unit unit(args, piece, i, x0, y0, end);
+    if (unit.valid) fetch(args, batch, unit.x, unit.y, fetched[i]);
+  }
+}
+
 // A warp turns its results round, a piece at a time, so that each thread finishes VEC neighbours in memory. With two
 // buffers, the next piece is put into one while the other is read. `end`: where the rows of use end.
 PF_INLINE void finish_tile(const Args& args, u32 staging, Results& sum, int batch, int x0, int y0, int end) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  constexpr int UNITS = 16 * CHUNK / VEC;
+  Fetched fetched[2][EACH];
+  if (AHEAD == 2) fetch_piece(args, fetched[0], 0, batch, x0, y0, end);
   if (BUFFERS > 1) put_piece(staging, sum[0], 0), __syncwarp();
 #pragma unroll
   for (int p = 0; p < PIECES; ++p) {
     const u32 here = staging + p % BUFFERS * PIECE_BYTES;
+    if (AHEAD == 1) fetch_piece(args, fetched[0], p, batch, x0, y0, end);
+    if (AHEAD == 2 && p + 1 < PIECES) fetch_piece(args, fetched[(p + 1) % 2], p + 1, batch, x0, y0, end);
     if (BUFFERS == 1) put_piece(here, sum[p / PIECES_ACROSS], p % PIECES_ACROSS), __syncwarp();
     else if (p + 1 < PIECES)
       put_piece(staging + (p + 1) % BUFFERS * PIECE_BYTES, sum[(p + 1) / PIECES_ACROSS], (p + 1) % PIECES_ACROSS);
 #pragma unroll UNROLL
-    for (int i = 0; i < (UNITS + 31) / 32; ++i) {
-      const int unit = i * 32 + lane;
-      if (UNITS % 32 && unit >= UNITS) continue;
-      const int row = VEC_X ? unit % (16 / VEC) * VEC : unit / (CHUNK / VEC);
-      const int column = VEC_X ? unit / (16 / VEC) : unit % (CHUNK / VEC) * VEC;
-      const int x = x0 + p / PIECES_ACROSS * 64 + warp * 16 + row, y = y0 + p % PIECES_ACROSS * CHUNK + column;
-      if (x < end && y < extent_y(args)) {
-        Acc value[VEC];
+    for (int i = 0; i < EACH; ++i) {
+      const Unit unit(args, p, i, x0, y0, end);
+      if (!unit.valid) continue;
+      Acc value[VEC];
 #pragma unroll
-        for (int v = 0; v < VEC; ++v) {
-          if constexpr (!VEC_X && VEC % 4 == 0) {
-            if (v % 4 == 0)
-              asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                           : PF_ACC_OUT(value[v]), PF_ACC_OUT(value[v + 1]), PF_ACC_OUT(value[v + 2]),
-                             PF_ACC_OUT(value[v + 3])
-                           : "r"(turned(here, row, column + v)) : "memory");
-          } else {
-            asm volatile("ld.shared.b32 %0, [%1];" : PF_ACC_OUT(value[v])
-                         : "r"(turned(here, row + (VEC_X ? v : 0), column + (VEC_X ? 0 : v))) : "memory");
-          }
+      for (int v = 0; v < VEC; ++v) {
+        const int row = unit.row + (VEC_X ? v : 0), column = unit.column + (VEC_X ? 0 : v);
+        if constexpr (!VEC_X && VEC % 4 == 0) {
+          if (v % 4 == 0)
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : PF_ACC_OUT(value[v]), PF_ACC_OUT(value[v + 1]), PF_ACC_OUT(value[v + 2]),
+                           PF_ACC_OUT(value[v + 3])
+                         : "r"(turned(here, row, column)) : "memory");
+        } else {
+          asm volatile("ld.shared.b32 %0, [%1];" : PF_ACC_OUT(value[v]) : "r"(turned(here, row, column)) : "memory");
         }
-        finish(args, batch, x, y, value);
       }
+      if constexpr (AHEAD > 0) finish(args, batch, unit.x, unit.y, value, fetched[AHEAD == 2 ? p % 2 : 0][i]);
+      else finish(args, batch, unit.x, unit.y, value);
     }
     __syncwarp();
   }

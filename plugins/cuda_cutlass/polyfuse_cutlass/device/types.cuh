@@ -80,8 +80,34 @@ template <> struct Words<2> { typedef u16 type; };
 template <> struct Words<4> { typedef u32 type; };
 template <> struct Words<8> { typedef uint2 type; };
 template <> struct Words<16> { typedef uint4 type; };
+// In its place among other accesses: a compiler that sees that nothing changes there would ask for all at once.
+PF_INLINE u8 ask(const u8* p) {
+  u32 r;
+  asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(r) : "l"(p));
+  return (u8)r;
+}
+PF_INLINE u16 ask(const u16* p) {
+  u16 r;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));
+  return r;
+}
+PF_INLINE u32 ask(const u32* p) {
+  u32 r;
+  asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(r) : "l"(p));
+  return r;
+}
+PF_INLINE uint2 ask(const uint2* p) {
+  uint2 r;
+  asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(p));
+  return r;
+}
+PF_INLINE uint4 ask(const uint4* p) {
+  uint4 r;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
+  return r;
+}
 template <bool LASTING, class W> PF_INLINE W read_word(const W* p) {
-  if constexpr (LASTING) return __ldg(p);
+  if constexpr (LASTING) return ask(p);
   else return *p;
 }
 // LASTING: nothing writes there while the kernel runs.
@@ -92,6 +118,22 @@ template <int N, bool LASTING, class T> PF_INLINE void read(const T* p, Pack<T, 
 #pragma unroll
   for (int i = 0; i < BYTES / STEP; ++i) both.word[i] = read_word<LASTING>((const W*)p + i);
   into = both.pack;
+}
+// The same as words, to be taken apart later: elements of their own would need more registers.
+template <class T, int N> struct Held {
+  static constexpr int BYTES = N * sizeof(T), STEP = BYTES < 16 ? BYTES : 16;
+  typename Words<STEP>::type word[BYTES / STEP];
+  PF_INLINE Pack<T, N> pack() const {
+    union Both { Pack<T, N> pack; typename Words<STEP>::type word[BYTES / STEP]; PF_INLINE Both() {} } both;
+#pragma unroll
+    for (int i = 0; i < BYTES / STEP; ++i) both.word[i] = word[i];
+    return both.pack;
+  }
+};
+template <int N, class T> PF_INLINE void hold(const T* p, Held<T, N>& into) {
+#pragma unroll
+  for (int i = 0; i < Held<T, N>::BYTES / Held<T, N>::STEP; ++i)
+    into.word[i] = read_word<true>((const typename Words<Held<T, N>::STEP>::type*)p + i);
 }
 // An assignment of such a word may become several stores of four bytes, as it did for batches.
 template <class W> PF_INLINE void write_word(W* p, W word) { *p = word; }
