@@ -58,7 +58,7 @@ def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.
     for step in launches:
         if (step.backend, step.kernel) in wanted:
             continue
-        first = session.plugins.backend(step.backend)
+        first = _taker(step, session)
         found: tuple[Backend, ...] = (first,)
         raced = _is_raced(step.kernel, session)
         if raced and known_config(session.tuner, first, step.kernel) is not None:
@@ -90,6 +90,18 @@ def emit_kernels(
             backends = _first(verdict.backend, backends)
         out[step.backend, step.kernel] = _emit(step.kernel, backends, session, verdict)
     return out
+
+
+def _taker(step: Launch, session: CompileSession) -> Backend:
+    """The first backend that does not refuse the whole of a kernel: it is more than its nodes."""
+    for backend in _candidates(step.backend, step, session):
+        try:
+            session.tuner.configs(backend, step.kernel)
+        except UnsupportedError as error:
+            _log.info("backend %r refuses kernel %s: %s", backend.name, step.kernel.name, error)
+        else:
+            return backend
+    return session.plugins.backend(step.backend)
 
 
 def _first(first: Backend, others: Iterable[Backend]) -> Iterator[Backend]:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fake_plugins import serve
-from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.cache.timings import LOST, Measured
 from polyfuse.compiler.report import last_reports
@@ -159,6 +159,17 @@ def test_where_all_lose_the_first_guess_stays(tunable, monkeypatch):
     monkeypatch.setattr(tunable, "failing", (4, 8, 16))
     run(tune_kernels=True)
     assert best_known()[1] is None
+
+
+def test_a_kernel_that_a_backend_refuses_as_a_whole_is_tuned_by_the_next(tunable, monkeypatch):
+    def refuse(*given: object) -> Any:
+        raise UnsupportedError("it is no such kernel", "another backend computes it")
+
+    monkeypatch.setattr(tunable, "configs", refuse)
+    monkeypatch.setattr(tunable, "emit", refuse)
+    x = torch.randn(5, 7)
+    torch.testing.assert_close(compiled(tune_kernels=True)(x), torch.relu(x) * 2)
+    assert tunable.built == []
 
 
 def test_one_configuration_is_no_choice(tunable, monkeypatch):
