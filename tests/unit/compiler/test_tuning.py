@@ -19,6 +19,7 @@ from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Claim, Config, Launchable, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
+from polyfuse.select.tuner import Tuner
 
 
 class Tunable(InterpreterBackend):
@@ -165,11 +166,13 @@ def test_a_kernel_that_a_backend_refuses_as_a_whole_is_tuned_by_the_next(tunable
     def refuse(*given: object) -> Any:
         raise UnsupportedError("it is no such kernel", "another backend computes it")
 
+    troubles: list[str] = []
     monkeypatch.setattr(tunable, "configs", refuse)
     monkeypatch.setattr(tunable, "emit", refuse)
+    monkeypatch.setattr(Tuner, "note_trouble", lambda self, backend, *rest: troubles.append(backend.name))
     x = torch.randn(5, 7)
     torch.testing.assert_close(compiled(tune_kernels=True)(x), torch.relu(x) * 2)
-    assert tunable.built == []
+    assert tunable.built == [] and troubles == []
 
 
 def test_one_configuration_is_no_choice(tunable, monkeypatch):
