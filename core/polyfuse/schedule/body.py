@@ -57,7 +57,7 @@ class _Builder:
     removed: frozenset[str]
     simplify: Callable[[Expr], Expr]
     effects: list[Effect] = field(default_factory=list)
-    stored: dict[str, tuple[IndexLike, Expr]] = field(default_factory=dict)
+    stored: dict[str, Expr] = field(default_factory=dict)
 
     def take(self, expr: Expr, mapping: Mapping[str, IndexLike]) -> Expr:
         """`expr` in the kernel's axes, with what earlier members stored in place of its loads."""
@@ -69,17 +69,19 @@ class _Builder:
     def _forward(self, expr: Expr) -> Expr:
         if expr.op != "load":
             return expr
-        buffer, index, indirect, masked = expr.attrs
+        buffer, _, indirect, masked = expr.attrs
         known = self.stored.get(buffer)
-        if known is None or indirect or known[0] != index:
+        if known is None or indirect:
             return expr
-        return apply_mask(known[1], expr.args[0], expr.args[1]) if masked else known[1]
+        # members share a kernel only where they meet at one element, though with sizes that are not known its
+        # index may be written in two ways
+        return apply_mask(known, expr.args[0], expr.args[1]) if masked else known
 
     def store(self, level: str, buffer: str, index: IndexLike, value: Expr) -> None:
         """Note a plain store; buffers that only this kernel needs are not written."""
         dtype = self.graph.buffers[buffer].dtype
         value = cast(value, dtype) if dtype is not None else value
-        self.stored[buffer] = (index, value)
+        self.stored[buffer] = value
         if buffer not in self.removed:
             self.effects.append(Effect("store", (value,), "set", level, buffer, index))
 
