@@ -302,3 +302,26 @@ def test_sizes_that_only_the_extent_of_an_argument_has_are_arguments_too() -> No
     x, other = torch.randn(5), torch.randn(6)
     out = run(schedule, {"x": x, "other": other}, {"s0": 5, "s1": 6})
     torch.testing.assert_close(out["y"], torch.cat((x.exp(), other)))
+
+
+@pytest.mark.parametrize("outputs", [("z",), ("y", "z")], ids=["passed on alone", "stored as well"])
+def test_what_is_stored_is_passed_on_though_its_index_is_written_otherwise(outputs: tuple[str, ...]) -> None:
+    """With one axis for two, steps that are no numbers keep an index from being the same text."""
+    s0, s1 = symbol("s0", 2), symbol("s1", 16)
+    n = (s1 // 8) * (s1 // 8) + 1
+    m = Maker(hints={"s0": 2, "s1": 32})
+    for name, kind in (("x", "input"), ("y", "temp")):
+        m.buffer(name, s0, n, 4, 8, stride=(32 * n, 1, 8 * n, n), kind=kind)
+    m.buffer("z", s0, n, 32)
+    i, j, k, e = axes(s0, n, 4, 8)
+    doubled = apply("mul", m.load("x", i, j, k, e), const(2.0, DType.f32))
+    m.pointwise("y", (i, k, e, j), doubled, i, j, k, e)
+    p, q, r = axes(s0, n, 32, prefix="j")
+    m.pointwise("z", (p, q, r), load("y", p * 32 * n + q + r * n, DType.f32), p, q, r)
+    schedule = m.schedule(*outputs)
+    (step,) = schedule.steps
+    assert [arg.kind for arg in step.kernel.args if arg.kind != "size"] == ["in", *["out"] * len(outputs)]
+    x = torch.randn(3, 32, 10)
+    given = x.as_strided((3, 10, 4, 8), (320, 1, 80, 10))
+    found = run(schedule, {"x": given}, {"s0": 3, "s1": 24})
+    torch.testing.assert_close(found["z"], x.transpose(1, 2) * 2)
