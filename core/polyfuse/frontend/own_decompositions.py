@@ -315,6 +315,10 @@ def with_size(op: Any) -> Callable[..., Any] | None:
                 n * int(s) if s == int(s) else torch.sym_int(n * s)
                 for n, s in zip(spatial, scales, strict=True)
             ]
+        empty = [isinstance(n, int) and n == 0 for n in x.shape]
+        if empty[0] and not any(empty[1:]):
+            # fine in eager mode; what checks sizes while tracing fails on a batch of none
+            return x.new_empty((0, x.shape[1], *output_size))
         result: Tensor = sized(x, output_size, *options, *(scales or [None] * len(spatial)))
         return result
 

@@ -52,6 +52,9 @@ def from_sympy(expr: Any, bounds: Bounds) -> IndexLike:
         return (maximum if name == "Max" else minimum)(*(from_sympy(a, bounds) for a in arguments))
     if name == "Identity":
         return from_sympy(arguments[0], bounds)
+    if name == "Abs" and arguments[0].is_integer:
+        signed = from_sympy(arguments[0], bounds)
+        return maximum(signed, -signed)
     lo, hi = bounds(expr)
     symbols = sorted(expr.free_symbols, key=str)
     return host(host_text(expr), (from_sympy(s, bounds) for s in symbols), lo, hi)
@@ -64,7 +67,7 @@ def host_text(expr: Any) -> str:
         return _cases(expr.args)
     parts = [host_text(a) for a in expr.args]
     if not parts:
-        return str(expr)
+        return {sympy.oo: "math.inf", -sympy.oo: "(-math.inf)"}.get(expr, str(expr))
     forms = {
         "FloorDiv": "({} // {})",
         "CleanDiv": "({} // {})",

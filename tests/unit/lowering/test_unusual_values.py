@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -88,6 +89,36 @@ def test_places_in_what_data_leave_are_read_with_care(backend: str) -> None:
         for kept in (torch.ones(4, dtype=torch.bool), x > x.min()):
             compare(run(x, kept, i), function(x, kept, i))
         assert [r.shape for r in run(x, x > 9, i)] == [(2,), (1,), (2,), (2,)]
+
+
+def test_an_empty_batch_is_resampled() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return F.interpolate(x, scale_factor=2) + 1, F.interpolate(x, size=(5, 7), mode="bilinear")
+
+    check(function, torch.randn(0, 3, 4, 4), native=False)
+
+
+def test_numbers_read_from_data_and_infinity() -> None:
+    def function(x: torch.Tensor) -> Any:
+        value = x.item()
+        return value == math.inf, value == -math.inf, value < math.inf, x + 1
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = torch.compile(function, backend="polyfuse", options={"backends": ("interpreter",)})
+        for number in (3.0, math.inf, -math.inf):
+            x = torch.tensor([number])
+            assert run(x)[:3] == function(x)[:3]
+
+
+def test_a_distance_of_sizes_is_a_size() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.arange(abs(x.shape[0] - y.shape[0])) * 2 + x.sum()
+
+    options = {"backends": ("interpreter",), "strict": True}
+    run = torch.compile(function, backend="polyfuse", dynamic=True, options=options)
+    for n, m in ((7, 3), (3, 8)):
+        x, y = torch.randn(n), torch.randn(m)
+        compare(run(x, y), function(x, y))
 
 
 def test_ragged_tensors() -> None:

@@ -56,6 +56,20 @@ def test_a_condition_becomes_a_number_of_the_host() -> None:
     assert [evaluate(index, {"a": a, "b": 3}) for a in (0, 1, 2)] == [3, 5, 3]
 
 
+def test_a_distance_is_known_to_the_algebra() -> None:
+    """Kernels need no number of the host for it."""
+    index = from_sympy(sympy.Abs(a - b), lambda _: (0, None))
+    assert "host" not in str(index)
+    assert [evaluate(index, {"a": a, "b": 3}) for a in (0, 3, 7)] == [3, 0, 4]
+
+
+@pytest.mark.parametrize("number", [1.5, math.inf, -math.inf])
+def test_fractions_are_compared_with_infinity(number: float) -> None:
+    x = sympy.Symbol("x", real=None)
+    for wanted, limit in ((number == math.inf, sympy.oo), (number == -math.inf, -sympy.oo)):
+        assert eval(host_text(sympy.Eq(x, limit)), {"math": math}, {"x": number}) is wanted
+
+
 def test_what_has_no_text_is_named() -> None:
     with pytest.raises(ValueError, match="uses gamma, which has no host form"):
         host_text(sympy.gamma(a))
