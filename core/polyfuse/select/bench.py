@@ -41,6 +41,7 @@ class Bench:
         self._backend = backend
         self._problem: Problem | None = None
         self._sets: list[list[torch.Tensor]] = []
+        self._fresh: dict[int, torch.Tensor] = {}
         self._loaded: dict[str, list[Action]] = {}
         self._folders: dict[tuple[str, str], Mapping[str, Any]] = {}
         self._reference: list[torch.Tensor] | None = None
@@ -58,11 +59,14 @@ class Bench:
         for _ in range(copies - 1):
             pairs = zip(problem.storages, first, strict=True)
             self._sets.append([held.clone() if storage.cold else held for storage, held in pairs])
+        updated = (number for number, storage in enumerate(problem.storages) if storage.updated)
+        self._fresh = {number: first[number].clone() for number in updated}
         self._problem = problem
 
     def first(self, candidate: Candidate) -> float:
         """Load a candidate, run it, and return the milliseconds of a second run."""
         runs = self._runs(candidate)
+        self._restore()
         runs[0]()
         self._wait()
         best = float("inf")
@@ -79,6 +83,7 @@ class Bench:
         """Milliseconds of one run of a candidate, from enough runs to tell."""
         runs = self._runs(candidate)
         problem = self._known()
+        self._restore()
         # one clock for all candidates, whoever generates them
         timer = self._backend(problem.timer)
         if type(timer).benchmark is not Backend.benchmark:
@@ -109,12 +114,18 @@ class Bench:
     def clear(self) -> None:
         """Let go of the problem."""
         self._problem, self._reference = None, None
-        self._sets, self._loaded, self._folders = [], {}, {}
+        self._sets, self._fresh, self._loaded, self._folders = [], {}, {}, {}
 
     def _known(self) -> Problem:
         if self._problem is None:
             raise RuntimeError("no problem was prepared")
         return self._problem
+
+    def _restore(self) -> None:
+        """Put back what candidates have updated."""
+        for number, fresh in self._fresh.items():
+            for held in self._sets:
+                held[number].copy_(fresh)
 
     def _wait(self) -> None:
         problem = self._known()

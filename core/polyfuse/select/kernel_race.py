@@ -201,5 +201,5 @@ def _operands(kernel: Kernel) -> tuple[tuple[Storage, ...], tuple[Slot | int, ..
         count = example_value(arg.numel if arg.numel is not None else 0, sizes)
         fill = "normal" if arg.dtype.is_float and arg.kind != "out" else "zero"
         dtype = str(arg.dtype.torch).removeprefix("torch.")
-        storages.append(Storage(dtype, kernel.device, max(1, count), fill))
+        storages.append(Storage(dtype, kernel.device, max(1, count), fill, updated=arg.kind == "inout"))
     return tuple(storages), tuple(operands)

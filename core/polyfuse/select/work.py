@@ -33,6 +33,8 @@ class Storage:
         fill: `normal` (random), `small` (whole numbers from 0 to 7), `zero`, for what may be indices, or
             `ends` and a number: where groups end that share so much almost evenly.
         cold: whether a model would read it from memory, not from a cache, such as weights.
+        updated: whether a candidate reads it and then writes to it. Each sample begins with the same numbers,
+            since those that were updated often enough are too small for processors to be as fast as usual.
     """
 
     dtype: str
@@ -40,6 +42,7 @@ class Storage:
     count: int
     fill: str = "normal"
     cold: bool = False
+    updated: bool = False
 
     @property
     def about(self) -> str:

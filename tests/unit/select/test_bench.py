@@ -134,6 +134,23 @@ class TestRuns:
         clock = iter([1.0, 2.0, 2.5])
         assert bench.sample(both) == 2.5
 
+    def test_what_is_updated_in_place_is_put_back_before_each_sample(self):
+        bench = Bench(no_backend)
+        bench.prepare(Problem("in place", "cpu", "any", (storage(16, updated=True),), (0,), 1e-3))
+        (held,) = bench._sets[0]
+        began, seen = held.clone(), []
+
+        def run() -> None:
+            seen.append(held.clone())
+            held.add_(1)
+
+        doubled = call("aten.add.out", square(0), square(0), into=0)
+        bench._loaded[doubled.name] = [run]
+        for measured in (bench.first, bench.sample, bench.sample):
+            seen.clear()
+            measured(doubled)
+            assert torch.equal(seen[0], began) and len(seen) > 1
+
     def test_results_are_compared_on_fresh_operands(self):
         bench = Bench(no_backend)
         bench.prepare(PROBLEM)
