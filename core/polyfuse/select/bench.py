@@ -28,6 +28,9 @@ _MOST_COPIES = 64
 _SAMPLE_SECONDS = 0.002
 # A single run that takes longer than this tells enough at first.
 _LONG_SECONDS = 0.01
+# Runs that a sample has at least, unless they are long: in one of fewer, the machine may
+# have done something else.
+_FEWEST = 3
 # Random numbers that are drawn; larger operands repeat them, out of step with any row.
 _DRAWN = 65537
 
@@ -90,8 +93,8 @@ class Bench:
             return self._by(timer, candidate, runs)
         taken: list[float] = []
         turn, now = self._turn, time.perf_counter()
-        end = now + _SAMPLE_SECONDS
-        while now < end:
+        end, latest = now + _SAMPLE_SECONDS, now + _FEWEST * _LONG_SECONDS
+        while now < end or (len(taken) < _FEWEST and now < latest):
             before = now
             runs[turn % len(runs)]()
             self._wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -133,6 +135,20 @@ class TestRuns:
         assert bench.sample(both) == 3.0
         clock = iter([1.0, 2.0, 2.5])
         assert bench.sample(both) == 2.5
+
+    def test_one_run_in_which_the_machine_did_something_else_says_nothing(self, monkeypatch):
+        clock, taken = [0.0], [0.02, *[0.001] * 20]
+        monkeypatch.setattr(bench_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+        bench = Bench(no_backend)
+        bench.prepare(PROBLEM)
+
+        def run() -> None:
+            clock[0] += taken.pop(0)
+
+        bench._loaded[MM.name] = [run]
+        assert bench.sample(MM) == pytest.approx(1.0) and len(taken) == 18
+        taken[:] = [0.04, 0.04]
+        assert bench.sample(MM) == pytest.approx(40.0) and len(taken) == 1
 
     def test_what_is_updated_in_place_is_put_back_before_each_sample(self):
         bench = Bench(no_backend)
