@@ -22,6 +22,8 @@ def with_scratch(schedule: Schedule, wanted: Mapping[tuple[str, Kernel], int]) -
         schedule: what to run.
         wanted: bytes for each launch, by (backend, kernel).
     """
+    if not any(wanted.values()):
+        return schedule
     graph = schedule.graph
     buffers = dict(graph.buffers)
     taken = {*buffers, *graph.objects, *(item.name for item in graph.inputs)}

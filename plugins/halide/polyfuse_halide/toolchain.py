@@ -15,7 +15,7 @@ from polyfuse.plugin import Source
 from polyfuse_halide.autoschedule import SECONDS, apart, autoschedule
 from polyfuse_halide.gpu import OLDEST
 
-__all__ = ["KEYS", "build", "build_in_worker", "check_memory", "on_device", "program_of", "warm_up"]
+__all__ = ["KEYS", "build", "build_in_worker", "check_memory", "program_of", "warm_up"]
 
 KEYS = "kernels.json"
 """What a built folder says of its kernels."""
@@ -72,31 +72,30 @@ def program_of(source: Source) -> Any:
 
     namespace: dict[str, Any] = dict(vars(library))
     exec(compile(source.rendered(), f"{source.name}.py", "exec"), namespace)
-    kind = library.DeviceProgram if on_device(source) else library.Program
-    program: Any = library.AutomaticProgram() if automatic(source) else kind()
-    if on_device(source):
+    facts = _facts(source)
+    kind = library.DeviceProgram if "device" in facts else library.Program
+    program: Any = library.AutomaticProgram() if "automatic" in facts else kind()
+    if "device" in facts:
         namespace.update(library.DEVICE_FUNCTIONS)
     namespace[source.symbol](program)
     return program
 
 
-def on_device(source: Source) -> bool:
-    """Whether a kernel runs on a device, which its meta says."""
-    return '"device"' in source.meta
-
-
-def automatic(source: Source) -> bool:
-    """Whether one of Halide's own schedulers is asked for the schedule of a kernel."""
-    return '"automatic"' in source.meta
+def _facts(source: Source) -> Mapping[str, Any]:
+    """What a kernel's meta says of it: `device`, that it runs on one; `automatic`, which of Halide's own
+    schedulers is asked for its schedule; `checks`, `contracts`, `empty`, `loose`.
+    """
+    return json.loads(source.meta) if source.meta else {}
 
 
 def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
+    facts = _facts(source)
     try:
-        if automatic(source):
+        if "automatic" in facts:
             apart(lambda: _compile(source, folder, options), SECONDS)
         else:
             _compile(source, folder, options)
-        if on_device(source) and not json.loads(source.meta)["empty"]:
+        if "device" in facts and not facts["empty"]:
             check_memory(folder / f"{source.key}.o")
     except Exception as error:
         raise KernelBuildError(
@@ -112,7 +111,8 @@ def _compile(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
 
     from polyfuse_halide.library.contraction import contraction
 
-    contracts = '"contracts"' in source.meta and not automatic(source)
+    facts = _facts(source)
+    contracts = "contracts" in facts and "automatic" not in facts
     with contraction(contracts):
         program = program_of(source)
     pipeline, arguments = program.finish()
@@ -120,14 +120,14 @@ def _compile(source: Source, folder: Path, options: Mapping[str, Any]) -> None:
     if contracts:
         # stages say themselves what is strict
         features.remove("strict_float")
-    if on_device(source):
-        if json.loads(source.meta)["loose"]:
+    if "device" in facts:
+        if facts["loose"]:
             features.remove("strict_float")
         features += ["cuda", f"cuda_capability_{options.get('capability') or OLDEST}"]
-    elif '"checks"' in source.meta:
+    elif "checks" in facts:
         features.remove("no_asserts")
     target = "-".join((str(options.get("target") or "host"), *features))
-    if automatic(source):
+    if "automatic" in facts:
         autoschedule(program, pipeline, arguments, target)
     wanted = {hl.OutputFileType.object: str(folder / f"{source.key}.o")}
     if options.get("keep"):
