@@ -128,11 +128,12 @@ def linear(selection: Selection) -> Plan:
 
 
 def products(selection: Selection) -> Plan:
-    from polyfuse_bench.products import CASES, CONTENDERS
+    from polyfuse_bench.product_cases import CASES, cases_of
+    from polyfuse_bench.products import CONTENDERS
 
     if selection.device == CPU:
         raise SystemExit("products are timed on an accelerator, by its clock: name one with --device")
-    names = _chosen(CASES, selection.only, "product")
+    names = _chosen(CASES, selection.only or cases_of(selection.dtype), "product")
     tasks = _selecting_tasks("products", names, CONTENDERS, selection)
     tasks = [task for task in tasks if (task["name"], task["dtype"]) not in selection.known]
     if not selection.ahead:

@@ -12,16 +12,15 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE, compiled
 from polyfuse_bench.child import first_line
 from polyfuse_bench.devices import CPU
+from polyfuse_bench.product_cases import CASES, Tensors
 from polyfuse_bench.tensors import relative_error
 from polyfuse_bench.timing import Effort, Timing
 
@@ -29,80 +28,10 @@ MODE = "max-autotune-no-cudagraphs"
 CONTENDERS = (EAGER, f"{INDUCTOR}:{MODE}", f"{POLYFUSE}:{MODE}")
 """Who is compared unless the command line says otherwise: the compilers choose among implementations."""
 
-_CACHED = 120 << 20
-"""Bytes of arguments that no cache of a device holds."""
 _CALLS = 16
 _LONG_SECONDS = 4e-3
 """Of calls that together take longer than this, fewer make a sample."""
 _BLOCKER = 8192
-
-
-@dataclass(frozen=True)
-class Case:
-    """`rows` by `inner` times `inner` by `outer`, so often."""
-
-    rows: int
-    inner: int
-    outer: int
-    then: str
-    batch: int = 1
-
-    @property
-    def name(self) -> str:
-        often = f"{self.batch}x" if self.batch > 1 else ""
-        return f"{often}{self.rows}x{self.inner}x{self.outer}-{self.then}"
-
-
-def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return x @ weight.mT
-
-
-def _gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return F.gelu(F.linear(x, weight, bias))
-
-
-def _residual(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
-) -> torch.Tensor:
-    return F.linear(x, weight, bias) + residual
-
-
-FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
-    "none": _plain,
-    "gelu": _gelu,
-    "residual": _residual,
-}
-_ROWS = (1, 16, 64, 256, 1024, 4096, 8192)
-_LAYERS = ((4096, 4096), (4096, 14336), (14336, 4096), (4096, 6144))
-_SQUARES = (512, 1024, 2048, 8192, 16384)
-_HEADS = ((96, 512, 64, 512), (96, 512, 512, 64), (32, 2048, 128, 2048), (32, 2048, 2048, 128))
-
-SHAPES: tuple[tuple[int, int, int, int], ...] = (
-    *((1, rows, inner, outer) for inner, outer in _LAYERS for rows in _ROWS),
-    *((1, n, n, n) for n in _SQUARES),
-    *_HEADS,
-    (1, 512, 4096, 4096),
-    (1, 128, 4096, 32000),
-    (1, 2048, 4096, 32000),
-)
-"""Forty shapes: projections of language models, squares, attention's products, heads over a vocabulary."""
-
-
-def _cases() -> Mapping[str, Case]:
-    """Each shape with one epilogue, then with the next, in an order of which any beginning has all kinds."""
-    names = tuple(FUNCTIONS)
-    found: dict[str, Case] = {}
-    for turn in range(len(names)):
-        for place in range(len(SHAPES)):
-            batch, rows, inner, outer = SHAPES[place * _STEP % len(SHAPES)]
-            then = "none" if batch > 1 else names[(place + turn) % len(names)]
-            case = Case(rows, inner, outer, then, batch)
-            found.setdefault(case.name, case)
-    return found
-
-
-_STEP = 11
-CASES: Mapping[str, Case] = _cases()
 
 
 class Row:
@@ -124,7 +53,7 @@ class Row:
         self.failures: dict[str, str] = {}
         (arguments,) = self._arguments(1)
         for name in task["backends"]:
-            call = compiled(_copied(FUNCTIONS[self.case.then]), name)
+            call = compiled(_copied(self.case.function(task["dtype"])), name)
             began = time.perf_counter()
             try:
                 with torch.no_grad():
@@ -164,8 +93,8 @@ class Row:
             "failures": self.failures,
         }
 
-    def _arguments(self, most: int) -> list[tuple[torch.Tensor, ...]]:
-        return _arguments(self.case, getattr(torch, self.task["dtype"]), self.task["device"], most)
+    def _arguments(self, most: int) -> list[Tensors]:
+        return self.case.arguments(self.task["dtype"], self.task["device"], most)
 
 
 prepared = Row
@@ -204,23 +133,9 @@ def _chosen() -> list[str]:
     return [*picked, *(f"{one.backend} {one.kernel}" for one in report.launches), *report.calls]
 
 
-def _arguments(case: Case, dtype: torch.dtype, device: str, most: int) -> list[tuple[torch.Tensor, ...]]:
-    """Enough sets of arguments that none stays in a cache."""
-    many = () if case.batch == 1 else (case.batch,)
-    shapes = (
-        (*many, case.rows, case.inner),
-        (*many, case.outer, case.inner),
-        (case.outer,),
-        (*many, case.rows, case.outer),
-    )
-    one = tuple(torch.randn(shape, dtype=torch.float32, device=device).to(dtype) for shape in shapes)
-    size = sum(t.numel() * t.element_size() for t in one[:2])
-    return [one, *(tuple(t.clone() for t in one) for _ in range(min(most - 1, _CACHED // size)))]
-
-
 def device_times(
     calls: Mapping[str, Callable[..., Any]],
-    arguments: Sequence[tuple[torch.Tensor, ...]],
+    arguments: Sequence[Tensors],
     device: str,
     effort: Effort,
 ) -> list[Timing]:

@@ -220,8 +220,32 @@ def _products_section(content: dict[str, Any]) -> list[str]:
     for dtype in _in_order(row["dtype"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["dtype"] == dtype]
         table = _timing_table(rows, "product", lambda row: row["name"], best=True)
-        lines += [f"### {dtype}", "", *table, ""]
+        rate = content.get("matrix_rates", {}).get(dtype)
+        lines += [f"### {dtype}", "", *table, "", *(_rate_table(rows, rate) if rate else ())]
     return lines
+
+
+def _rate_table(rows: Sequence[Row], rate: float) -> list[str]:
+    """Long plain products beside what the matrix units do alone."""
+    table = []
+    for row in rows:
+        medians = {timing["name"].partition(":")[0]: timing["median"] for timing in row["timings"]}
+        if row["flop"] / rate < _LONG_PRODUCT or POLYFUSE not in medians or EAGER not in medians:
+            continue
+        rates = [row["flop"] / medians[name] for name in (EAGER, POLYFUSE)]
+        table.append([row["name"], *(f"{one / 1e12:.0f}" for one in rates), f"{rates[1] / rate:.0%}"])
+    if not table:
+        return []
+    return [
+        f"Multiplying what lies in shared memory already reaches {rate / 1e12:.0f} TFLOP/s; beside that:",
+        "",
+        *_markdown(["product", "eager, TFLOP/s", "Polyfuse, TFLOP/s", "of the rate"], table),
+        "",
+    ]
+
+
+_LONG_PRODUCT = 5e-4
+"""Seconds that a product takes at least to show a device's sustained rate."""
 
 
 def _bandwidth_table(content: dict[str, Any]) -> list[str]:

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from polyfuse_bench import campaigns, report
 from polyfuse_bench.backends import DEFAULT_BACKENDS, EAGER, POLYFUSE
 from polyfuse_bench.devices import CPU, copy_rate, device_name
+from polyfuse_bench.matrix_rate import matrix_rate
 from polyfuse_bench.results import finished_rows, write_results
 from polyfuse_bench.timing import QUICK, Effort
 from polyfuse_bench.turns import run_together
@@ -62,6 +63,8 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     plan = campaigns.CAMPAIGNS[kind](dataclasses.replace(_selection(options, effort), known=known))
     if place and kind == "kernels":
         facts["copy_rate"] = copy_rate(options.device)
+    if kind == "products":
+        facts["matrix_rates"] = {options.dtype: matrix_rate(options.device, options.dtype)}
     if ahead:
         facts["ahead"] = ahead
     for row in _progress(kind, plan, together, began + options.limit if options.limit else math.inf):

@@ -7,7 +7,8 @@ import json
 from pathlib import Path
 
 import pytest
-from polyfuse_bench import ahead, campaigns, products
+import torch
+from polyfuse_bench import ahead, campaigns, product_cases, products
 from polyfuse_bench.backends import EAGER, POLYFUSE
 from polyfuse_bench.child import ChildFailed
 from polyfuse_bench.report import _products_section
@@ -79,10 +80,10 @@ def test_measured_rows_are_not_planned_again() -> None:
 
 
 def test_any_beginning_of_the_products_has_all_kinds() -> None:
-    cases = list(products.CASES.values())
-    assert len(products.SHAPES) == 40 and len(cases) == 36 * 3 + 4
+    cases = list(product_cases.CASES.values())
+    assert len(product_cases.SHAPES) == 40 and len(cases) == 36 * 3 + 4
     first = cases[:20]
-    assert {case.then for case in first} == set(products.FUNCTIONS)
+    assert {case.then for case in first} == set(product_cases.FUNCTIONS)
     assert any(case.batch > 1 for case in first) and any(case.rows == 1 for case in first)
     assert len({(c.batch, c.rows, c.inner, c.outer) for c in cases[:40]}) == 40
 
@@ -92,3 +93,31 @@ def test_the_page_says_how_the_races_were_run(tmp_path: Path) -> None:
     write_results("products", [], path=path, device="cuda", device_name="some GPU", ahead=6)
     content = json.loads(path.read_text())
     assert any("up to 6 processes side by side" in line for line in _products_section(content))
+
+
+def test_narrow_floats_have_scales_and_no_batches() -> None:
+    names = product_cases.cases_of("float8_e4m3fn")
+    assert len(names) == 36 * 3 and len(product_cases.cases_of("bfloat16")) == 36 * 3 + 4
+    case = product_cases.CASES["512x4096x4096-residual"]
+    (arguments,) = case.arguments("float8_e4m3fn", "cpu", 1)
+    x, weight, bias, residual, rows, columns = arguments
+    assert x.dtype == weight.dtype == torch.float8_e4m3fn and bias.dtype == residual.dtype == torch.bfloat16
+    assert rows.shape == (512, 1) and columns.shape == (1, 4096)
+    assert case.function("float8_e4m3fn") is not case.function("bfloat16")
+
+
+def test_long_products_stand_beside_the_rate(tmp_path: Path) -> None:
+    rows = [
+        {"name": name, "dtype": "float16", "flop": flop, "errors": {}, "failures": {}, "timings": timings}
+        for name, flop, timings in (
+            ("long", 1e12, [{"name": EAGER, "median": 2e-3}, {"name": f"{POLYFUSE}:x", "median": 1.25e-3}]),
+            ("short", 1e9, [{"name": EAGER, "median": 2e-6}, {"name": f"{POLYFUSE}:x", "median": 2e-6}]),
+        )
+    ]
+    path = tmp_path / "products.json"
+    rates = {"float16": 1e15}
+    write_results("products", rows, path=path, device="cuda", device_name="some GPU", matrix_rates=rates)
+    lines = _products_section(json.loads(path.read_text()))
+    assert "| long | 500 | 800 | 80% |" in lines
+    assert not any(line.startswith("| short | 500") for line in lines)
+    assert any("reaches 1000 TFLOP/s" in line for line in lines)
