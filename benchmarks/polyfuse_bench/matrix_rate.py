@@ -1,7 +1,7 @@
 """How fast a device multiplies matrices when nothing has to be moved: the roof for products.
 
 Every multiprocessor multiplies numbers that lie in its shared memory, the same ones again and again, until
-it is as warm as in long products. How fast it may go depends on the power it takes; so the numbers are random.
+it is as warm as in long products. How fast it may go depends on the power it takes: the numbers are random.
 """
 
 from __future__ import annotations
