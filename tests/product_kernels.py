@@ -19,8 +19,8 @@ def kernels_of(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool 
     found: list[Kernel] = []
     schedule_graph = stages.schedule_graph
 
-    def spy(*given: Any) -> Any:
-        schedule = schedule_graph(*given)
+    def spy(*given: Any, **more: Any) -> Any:
+        schedule = schedule_graph(*given, **more)
         found.extend(step.kernel for step in schedule.steps if isinstance(step, Launch))
         return schedule
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Scatter, View
+from polyfuse.ir.ops import FOLD_MODES
 from polyfuse.symbolic import IndexLike
 
 
@@ -89,7 +90,7 @@ def reads(node: Node) -> tuple[str, ...]:
     """Buffers `node` reads, in order, each once. A combining scatter reads its target too."""
     if isinstance(node, LoopNode):
         names = [e.attrs[0] for e in loads(*node.expressions())]
-        if isinstance(node, Scatter):
+        if isinstance(node, Scatter) and node.mode not in FOLD_MODES:
             names.append(node.target)
         return tuple(dict.fromkeys(names))
     if isinstance(node, ExternCall):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
+from polyfuse.ir import semantics
 from polyfuse.ir.evaluator import Evaluator, type_of
 from polyfuse.ir.graph import Graph, GraphInput, reads
 from polyfuse.ir.interpret_kernel import POINTS, flat
@@ -175,6 +176,8 @@ class _Run:
 
     def _loop(self, node: LoopNode) -> None:
         storages = {name: self._flat(name) for name in dict.fromkeys((*reads(node), *node.writes()))}
+        if isinstance(node, Scatter):
+            semantics.begin_fold(storages[node.target], node.mode)
         device = next((s.device for s in storages.values()), torch.device("cpu"))
         for space in spaces(node.axes, node.raxes, self.sizes, device, POINTS):
             _run_loop(node, Evaluator(space, self.sizes, storages))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
+from polyfuse.ir import semantics
 from polyfuse.ir.evaluator import Evaluator
 from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
 from polyfuse.ir.space import Space, spaces
@@ -39,6 +40,9 @@ def run_kernel(kernel: Kernel, operands: Sequence[Tensor | int]) -> None:
     for arg, value in zip(kernel.args, operands, strict=True):
         if arg.kind != "size":
             storages[arg.name] = _storage(kernel, arg, value, sizes)
+    for stmt in (s for section in kernel.sections for s in section.body):
+        if stmt.op == "store" and stmt.attrs[0] in storages:
+            semantics.begin_fold(storages[stmt.attrs[0]], stmt.attrs[3])
     device = next((s.device for s in storages.values()), torch.device("cpu"))
     for space in spaces(kernel.axes, kernel.raxes, sizes, device, POINTS):
         _run_part(kernel, space, sizes, storages)

@@ -62,7 +62,7 @@ class Stmt:
     * ``index`` (attrs: index expression): its value, i64
     * ``load`` (attrs: buffer, index, indirect count, masked flag; args: indirect values, then mask and other)
     * ``store`` (attrs: buffer, index, indirect count, mode, masked flag; args: value, indirect values, then
-      mask): no target; modes of `ops.STORE_MODES`, where all but ``set`` are atomic
+      mask): no target; modes of `ops.STORE_MODES`, where all but ``set`` are atomic, and `ops.FOLD_MODES`
     * ``reduce`` (attrs: kind; args: operands): targets of `ops.REDUCTIONS`, known after the section's loop
     * ``scan`` (attrs: kind; args: operands): targets of `ops.SCANS`, known at once at each point; the
       section's loop runs in order over the one reduction axis

@@ -182,3 +182,9 @@ made like that from w0 and w1; ``bits``: ``w0 | w1 << 32``."""
 STORE_MODES = ("set", "add", "min", "max", "mul")
 """What a store does to the element: overwrite it, or combine with it atomically (``min``/``max`` propagate
 NaN)."""
+
+FOLD_MODES: dict[str, str] = {"fold_sum": "sum", "fold_min": "min", "fold_max": "max"}
+"""Stores that combine what the points of one kernel store at an element, in an order that is the same in
+every run, and nothing else: what was there before does not count. By the reduction that each does. They stand
+apart from `STORE_MODES` because only kernels in which points that share an element lie side by side can have
+them, as results of a matrix product do; see `Backend.fold_width`."""

@@ -6,6 +6,7 @@ storage but hardly any arithmetic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
-from polyfuse.ir.ops import CONTRACTIONS, SCALAR_OPS
+from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES, SCALAR_OPS
 from polyfuse.ir.rules import accumulates
 from polyfuse.ir.types import DType
 
@@ -223,13 +224,29 @@ def where(condition: Tensor, value: Tensor, other: Tensor) -> Tensor:
     return torch.where(condition, twin, _twin(other)).view(value.dtype)
 
 
+_COMBINED = {"add": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "mul": numpy.multiply}
+
+
+def begin_fold(storage: Tensor, mode: str) -> None:
+    """Fill a storage with what stores of a mode of `ops.FOLD_MODES` begin with; others change nothing."""
+    if mode not in FOLD_MODES:
+        return
+    if mode == "fold_sum":
+        storage.zero_()
+    elif storage.dtype.is_floating_point:
+        storage.fill_(math.inf if mode == "fold_min" else -math.inf)
+    else:
+        limits = torch.iinfo(storage.dtype)
+        storage.fill_(limits.max if mode == "fold_min" else limits.min)
+
+
 def scatter(storage: Tensor, index: Tensor, value: Tensor, mode: str) -> None:
     """Store a flat list of values at a flat list of positions, combined with what is there as `mode` says."""
     if mode == "set":
         _twin(storage)[index] = _twin(value)
         return
     # combined in NumPy one after the other, which wraps integers and propagates NaN like the IR's modes do
-    combine = {"add": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "mul": numpy.multiply}[mode]
+    combine = _COMBINED["add" if mode == "fold_sum" else mode.removeprefix("fold_")]
     narrow = storage.dtype in (torch.bfloat16, torch.float16)
     total = (storage.float() if narrow else storage).cpu().numpy().copy()
     added = (value.float() if narrow else value).cpu().numpy()

@@ -18,7 +18,7 @@ from polyfuse.ir.nodes import (
     Scatter,
     View,
 )
-from polyfuse.ir.ops import STORE_MODES
+from polyfuse.ir.ops import FOLD_MODES, STORE_MODES
 from polyfuse.ir.print import Printer
 from polyfuse.ir.rules import extent_fault, index_fault, operation_fault, result_types
 from polyfuse.ir.types import DType
@@ -28,6 +28,8 @@ _NEIGHBOURS = 2
 """Nodes shown on either side of a faulty one."""
 
 _OUT = ("single", "tuple", "out", "into", "none")
+
+_MODES = (*STORE_MODES, *FOLD_MODES)
 
 
 def verify_expr(
@@ -188,8 +190,8 @@ class _Check:
         return ""
 
     def _scatter_fault(self, node: Scatter) -> str:
-        if node.mode not in STORE_MODES:
-            return f"store mode {node.mode!r} is unknown; the modes are {', '.join(STORE_MODES)}"
+        if node.mode not in _MODES:
+            return f"store mode {node.mode!r} is unknown; the modes are {', '.join(_MODES)}"
         if any(e.dtype is not DType.i64 for e in node.indirect):
             return "an indirect operand is not i64"
         if node.mask is not None and node.mask.dtype is not DType.bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from polyfuse.base.errors import VerifyError
 from polyfuse.ir.kernel import Kernel, Section, Stmt
-from polyfuse.ir.ops import STORE_MODES
+from polyfuse.ir.ops import FOLD_MODES, STORE_MODES
 from polyfuse.ir.print import Printer
 from polyfuse.ir.rules import extent_fault, index_fault, operation_fault, result_types
 from polyfuse.ir.types import DType
@@ -14,6 +14,8 @@ from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size
 
 _NEIGHBOURS = 4
 """Statements shown on either side of a faulty one."""
+
+_MODES = (*STORE_MODES, *FOLD_MODES)
 
 
 def verify_kernel(kernel: Kernel) -> None:
@@ -154,8 +156,8 @@ class _Check:
         if stmt.targets or len(stmt.attrs) != 5:
             return "store takes a buffer, an index, an indirect count, a mode, and whether it is masked"
         name, index, count, mode, masked = stmt.attrs
-        if mode not in STORE_MODES:
-            return f"store mode {mode!r} is unknown; the modes are {', '.join(STORE_MODES)}"
+        if mode not in _MODES:
+            return f"store mode {mode!r} is unknown; the modes are {', '.join(_MODES)}"
         if len(operands) != 1 + count + bool(masked):
             return f"store takes a value, {count} indirect operands{' and a mask' if masked else ''}"
         if operands[0] is not stmt.dtype:
@@ -166,7 +168,10 @@ class _Check:
             return f"the mask is {operands[1 + count]}, not bool"
         if name in self.buffers and name not in self.writable:
             return f"{name!r} is an input, and is stored to"
-        self.readable.add(name)
+        if mode not in FOLD_MODES:
+            self.readable.add(name)
+        elif name in self.readable:
+            return f"{name!r} is combined from nothing, and is read or stored to otherwise"
         return self._access(name, index, count, masked, stmt.dtype, axes)
 
     def _access(

@@ -192,6 +192,13 @@ class Backend(ABC):
         """
         return 0
 
+    def fold_width(self, product: Reduction, kind: str, along: str) -> int:
+        """Return how many neighbouring results of a product its kernel can combine, where a `"sum"`, `"min"`
+        or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each
+        group beside its results (`ops.FOLD_MODES`), and a second kernel combines these. 0: none.
+        """
+        return 0
+
     @abstractmethod
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """Return the kernel's source. Pure and deterministic: equal kernels give equal text."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from polyfuse.ir.expr import loads
 from polyfuse.ir.graph import views_in
 from polyfuse.ir.nodes import ExternCall, LoopNode, Node, Pointwise, Reduction, Scan, Scatter
+from polyfuse.ir.ops import FOLD_MODES
 from polyfuse.program.memory import example_value, itemsize, storage_bytes
 from polyfuse.schedule.result import Call, Launch, Schedule
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, free_axes, product
@@ -67,7 +68,7 @@ def _accesses(node: Node, schedule: Schedule) -> Iterable[tuple[str, int, bool]]
     elif isinstance(node, Scatter):
         size = _touched(node.target, extents, extents, schedule)
         yield node.target, size, True
-        if node.mode != "set":
+        if node.mode not in ("set", *FOLD_MODES):
             yield node.target, size, False
 
 

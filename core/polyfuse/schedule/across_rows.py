@@ -17,7 +17,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Traits
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, product
 
-__all__ = ["sum_across_rows"]
+__all__ = ["axes_apart", "row_major", "sum_across_rows"]
 
 _COLUMNS = (256, 8192)
 """Lengths of rows that a group of threads can have at hand."""
@@ -58,7 +58,7 @@ def _rows_of_group(rows: int, columns: int, blocks: int) -> int:
 
 def _matrices(node: Reduction) -> set[str]:
     """Buffers that a sum reads as a matrix, each row of which lies in one piece."""
-    place, _ = _row_major((*node.raxes, *node.axes))
+    place, _ = row_major((*node.raxes, *node.axes))
     return {item.attrs[0] for item in loads(node.values[0]) if item.attrs[1] == place}
 
 
@@ -89,14 +89,14 @@ def _parts(
 ) -> tuple[tuple[Node, ...], dict[str, Buffer]]:
     groups = -(-rows // count)
     row, group = axis("t0", rows), axis("t1", groups)
-    place, extent = _row_major((group, *node.axes))
+    place, extent = row_major((group, *node.axes))
     name, device = f"{node.name}_part", graph.buffers[node.writes()[0]].device
     buffer = Buffer(name, DType.f32, device, (extent,), (1,), "float32")
-    value = reindex(node.values[0], _rows_apart(row, node.raxes))
+    value = reindex(node.values[0], axes_apart(row, node.raxes))
     zero = Pointwise(
         f"{node.name}_zero", (group, *node.axes), (), name, place, const(0.0, DType.f32), origins=node.origins
     )
-    target, _ = _row_major((row // count, *node.axes), (groups, *node.sizes))
+    target, _ = row_major((row // count, *node.axes), (groups, *node.sizes))
     added = Scatter(
         f"{node.name}_rows", (row, *node.axes), (), name, target, (), value, "add", origins=node.origins
     )
@@ -105,8 +105,8 @@ def _parts(
     return (zero, added, final), {name: buffer}
 
 
-def _rows_apart(row: Index, raxes: Sequence[Index]) -> dict[str, IndexLike]:
-    """Each of the loops over rows in terms of the number of a row."""
+def axes_apart(row: Index, raxes: Sequence[Index]) -> dict[str, IndexLike]:
+    """Each of some nested loops in terms of the number of a point."""
     place: dict[str, IndexLike] = {}
     rest: IndexLike = row
     for var in reversed(raxes[1:]):
@@ -116,7 +116,7 @@ def _rows_apart(row: Index, raxes: Sequence[Index]) -> dict[str, IndexLike]:
     return place
 
 
-def _row_major(
+def row_major(
     places: Sequence[IndexLike], sizes: Sequence[IndexLike] | None = None
 ) -> tuple[IndexLike, IndexLike]:
     """The position within axes, and the number of positions."""

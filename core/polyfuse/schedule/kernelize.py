@@ -11,7 +11,7 @@ from polyfuse.ir.expr import Expr, load, walk
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
 from polyfuse.ir.nodes import LoopNode, Origin, Scatter
-from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCALAR_OPS, SCANS
+from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES, REDUCTIONS, SCALAR_OPS, SCANS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Traits
 from polyfuse.schedule.axes import flat_position, indices_in, merged_space
@@ -305,7 +305,7 @@ def _finish(
             if stmt.op in ("load", "store") and stmt.attrs[0] not in local_names:
                 kinds = use.setdefault(stmt.attrs[0], set())
                 kinds.add(stmt.op)
-                if stmt.op == "store" and stmt.attrs[3] != "set":
+                if stmt.op == "store" and stmt.attrs[3] not in ("set", *FOLD_MODES):
                     kinds.add("load")
     rename: dict[str, str] = {}
     aligned = context.aligned if context.traits(unit.backend, unit.device).alignment else frozenset()
@@ -350,7 +350,8 @@ def _finish(
         locals_,
         sections,
         hints,
-        deterministic=context.deterministic and any(isinstance(m.node, Scatter) for m in unit.members),
+        deterministic=context.deterministic
+        and any(isinstance(m.node, Scatter) and m.node.mode not in FOLD_MODES for m in unit.members),
         numerics=context.numerics,
         origins=tuple(origins),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from polyfuse.base.log import warn_once
@@ -14,6 +15,7 @@ from polyfuse.rewrite import simplifier
 from polyfuse.schedule.access import accesses
 from polyfuse.schedule.alignment import aligned_buffers
 from polyfuse.schedule.deps import dependencies, live_nodes, storage_roots
+from polyfuse.schedule.folds import fold_results, folds_alone
 from polyfuse.schedule.fuse import Fuel, fuse, link, order_units
 from polyfuse.schedule.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.legality import Rules
@@ -35,6 +37,7 @@ def schedule_graph(
     backends: Callable[[str], Iterable[Backend]],
     chosen: Mapping[str, Backend] | None = None,
     apart: Sequence[Apart] = (),
+    folded: frozenset[str] = frozenset(),
 ) -> Schedule:
     """Order, fuse and lay out `graph`.
 
@@ -42,12 +45,15 @@ def schedule_graph(
         backends: backends for a device type, in the order in which they are asked.
         chosen: backends of single nodes, by the node's name: those are not asked.
         apart: nodes that are not fused, because they are faster so.
+        folded: names of reductions that are begun in the kernel of the product whose results they read.
 
     Raises:
         UnclaimedError: no backend claims some of the nodes.
     """
     decisions: list[Decision] = []
     hint = _hints(graph)
+    given = graph
+    graph, owners = fold_results(graph, chosen or {}, folded, decisions)
     graph = split_reductions(graph, backends, hint, decisions, settings.deterministic != "on")
     roots = storage_roots(graph)
     deps = dependencies(graph, graph.nodes, roots)
@@ -64,7 +70,7 @@ def schedule_graph(
             continue
         if isinstance(node, LoopNode):
             device = _device_of(graph, node)
-            backend = (chosen or {}).get(node.name) or _claim(
+            backend = owners.get(node.name) or _claim(
                 node, backends(device.split(":")[0]), decisions, settings.strict
             )
             if isinstance(backend, str):
@@ -81,6 +87,10 @@ def schedule_graph(
     rules = Rules(graph, settings, by_name, traits, roots, hint, fresh, tuple(apart))
     if settings.fusion:
         units = fuse(units, rules, Fuel(settings.fuel), decisions)
+    alone = folds_alone(units)
+    if alone:
+        again = schedule_graph(given, settings, backends, chosen, apart, folded.difference(alone))
+        return replace(again, decisions=(*again.decisions, *alone.values()))
     units = order_units(units, deps)
     removed = kernel_local(graph, units, roots)
     decisions.extend(Decision("local", name, "", "only one kernel needs it") for name in sorted(removed))
@@ -192,8 +202,6 @@ def _reuse_in_place(
     roots: Mapping[str, str],
     decisions: list[Decision],
 ) -> list[Launch | Call]:
-    from dataclasses import replace
-
     alone: dict[str, int] = {}
     for name in graph.buffers:
         alone[roots[name]] = alone.get(roots[name], 0) + 1

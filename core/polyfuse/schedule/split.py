@@ -19,7 +19,7 @@ from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, Traits
 from polyfuse.plugin.traits import is_near, near_divisor
-from polyfuse.schedule.across_rows import sum_across_rows
+from polyfuse.schedule.across_rows import row_major, sum_across_rows
 from polyfuse.schedule.result import Decision
 from polyfuse.schedule.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, product
@@ -222,7 +222,7 @@ class _Splitter:
         # stretches outermost where rows are neighbours in memory, innermost where each row is by itself
         side = self._contiguous_side(node)
         axes = (*how.outer, *node.axes) if side else (*node.axes, *how.outer)
-        index, extent = _row_major(axes)
+        index, extent = row_major(axes)
         types = _result_types(kind, values)
         names = tuple(f"{node.name}_part{k}" for k in range(len(types)))
         for name, dtype in zip(names, types, strict=True):
@@ -244,7 +244,7 @@ class _Splitter:
         dtype = mean.dtype
         device = self.graph.buffers[node.writes()[0]].device
         shape = product(node.sizes)
-        index, _ = _row_major(node.axes)
+        index, _ = row_major(node.axes)
         made: list[Node] = []
 
         def total(label: str, value: Expr, result: str = "") -> Expr:
@@ -320,14 +320,6 @@ def _cut(extent: IndexLike, wanted: int) -> tuple[int, IndexLike]:
     if isinstance(length, int) and length > 4 * _ALIGNED:
         length = -(-length // _ALIGNED) * _ALIGNED
     return wanted, length
-
-
-def _row_major(axes: Sequence[Index]) -> tuple[IndexLike, IndexLike]:
-    """The position within `axes`, and the number of positions."""
-    index: IndexLike = 0
-    for var in axes:
-        index = index * axis_size(var) + var
-    return index, product(axis_size(a) for a in axes)
 
 
 def _confined(kind: str, values: tuple[Expr, ...], inside: Expr) -> tuple[Expr, ...]:

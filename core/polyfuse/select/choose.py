@@ -22,12 +22,14 @@ class Chosen:
         backends: who generates loops among these, by the name of the node.
         decisions: what was chosen, and what was refused, with reasons.
         milliseconds: of the calls that were raced, all together, as they are done now.
+        folded: names of reductions that are begun in the kernel of the product whose results they read.
     """
 
     graph: Graph
     backends: Mapping[str, Backend]
     decisions: tuple[Decision, ...]
     milliseconds: float = 0.0
+    folded: frozenset[str] = frozenset()
 
 
 def assign(graph: Graph, taken: Mapping[str, Taken], decisions: Sequence[Decision] = ()) -> Chosen:
@@ -35,4 +37,5 @@ def assign(graph: Graph, taken: Mapping[str, Taken], decisions: Sequence[Decisio
     backends = {
         node.name: item.backend for item in taken.values() if item.backend is not None for node in item.nodes
     }
-    return Chosen(expanded(graph, taken), backends, tuple(decisions))
+    folded = frozenset(name for item in taken.values() for name in item.folds)
+    return Chosen(expanded(graph, taken), backends, tuple(decisions), folded=folded)

@@ -24,6 +24,7 @@ class Taken:
         removed: names of nodes before the call whose work is done too.
         objects: new host values, by key.
         backend: who generates the loops among the nodes.
+        folds: names of reductions over its results that are begun with it.
     """
 
     nodes: tuple[Node, ...]
@@ -32,6 +33,7 @@ class Taken:
     removed: tuple[str, ...] = ()
     objects: Mapping[str, Any] = field(default_factory=dict, compare=False)
     backend: Backend | None = field(default=None, compare=False)
+    folds: tuple[str, ...] = ()
 
 
 def expanded(graph: Graph, taken: Mapping[str, Taken]) -> Graph:

@@ -5,20 +5,21 @@ library that torch calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.base.log import get_logger
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
-from polyfuse.select.expand import Taken
+from polyfuse.schedule.folds import foldable
+from polyfuse.select.expand import Taken, expanded
 from polyfuse.select.panels import with_panels
 from polyfuse.select.products import LoopForm, Unavailable, loop_form
 from polyfuse.select.prologue import with_prologue
 from polyfuse.select.sites import Alternative
 
-__all__ = ["PANELS", "PROLOGUE", "Generated", "Offer", "offers"]
+__all__ = ["FOLDS", "PANELS", "PROLOGUE", "Generated", "Offer", "offers"]
 
 _log = get_logger("select")
 
@@ -27,6 +28,9 @@ PROLOGUE = "+prologue"
 
 PANELS = "+panels"
 """After a backend's name: its kernel reads a parameter that was laid out for it once."""
+
+FOLDS = "+folds"
+"""After a backend's name: its kernel begins reductions over its results."""
 
 Backends = Callable[[str], Iterable[Backend]]
 
@@ -42,6 +46,7 @@ class Generated:
         removed: names of nodes whose work they do too.
         before: calls that make what they read, once for each parameter.
         buffers: what these write.
+        folds: names of reductions over its results that its kernel begins.
     """
 
     name: str
@@ -50,13 +55,14 @@ class Generated:
     removed: tuple[str, ...] = ()
     before: tuple[ExternCall, ...] = ()
     buffers: tuple[Buffer, ...] = ()
+    folds: tuple[str, ...] = ()
 
     @property
     def taken(self) -> Taken:
         """What takes the call's place."""
         form = self.form
         nodes, buffers = (*self.before, *form.nodes), (*self.buffers, form.accumulator)
-        return Taken(nodes, buffers, removed=self.removed, backend=self.backend)
+        return Taken(nodes, buffers, removed=self.removed, backend=self.backend, folds=self.folds)
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,9 @@ def _willing(
         if reason:
             decisions.append(Decision("declined", call.name, backend.name, reason))
             continue
-        willing.append(Generated(backend.name, backend, form))
+        plain = Generated(backend.name, backend, form)
+        folding = _with_folds(graph, call, plain, decisions)
+        willing += [plain, *folding] if racing else folding or [plain]
         if more is not None:
             name, (larger, removed) = f"{backend.name}{PROLOGUE}", more
             reason = _refusal(backend, larger)
@@ -141,6 +149,24 @@ def _willing(
                 willing.append(Generated(name, backend, larger, removed))
         willing += _with_panels(graph, call, form, backend, decisions, kept) if racing and kept else ()
     return tuple(willing)
+
+
+def _with_folds(
+    graph: Graph, call: TemplateCall, plain: Generated, decisions: list[Decision]
+) -> list[Generated]:
+    """A product whose kernel begins the reductions over its results, if there are any."""
+    name = f"{plain.name}{FOLDS}"
+    if type(plain.backend).fold_width is Backend.fold_width:
+        return []
+    try:
+        folds = foldable(
+            expanded(graph, {call.name: plain.taken}), plain.form.product.name, plain.backend, decisions
+        )
+    except Exception as error:
+        _log.info("backend %r raised %r over reductions of %s", plain.name, error, call.name)
+        decisions.append(Decision("declined", call.name, name, f"it raised {type(error).__name__}: {error}"))
+        return []
+    return [replace(plain, name=name, folds=folds)] if folds else []
 
 
 def _with_panels(

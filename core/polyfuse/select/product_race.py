@@ -15,12 +15,13 @@ from polyfuse.ir.nodes import View
 from polyfuse.plugin import Backend, Config
 from polyfuse.runtime.once import ONCE
 from polyfuse.schedule import Call, Decision, Launch, Schedule, schedule_graph
+from polyfuse.schedule.folds import is_fold, part_names
 from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken
 from polyfuse.select.heat import Bout
 from polyfuse.select.kernel_race import known_config, remember, times_text
 from polyfuse.select.memo import Known, memo_key, recalled, remember_choices
-from polyfuse.select.offers import PROLOGUE, Offer
+from polyfuse.select.offers import FOLDS, PROLOGUE, Offer
 from polyfuse.select.segments import Operands, Segment, around, node_names, segment
 from polyfuse.select.sites import OBJECT, Alternative
 from polyfuse.select.tolerance import tolerance
@@ -101,7 +102,9 @@ def _bouts(tuner: Tuner, graph: Graph, found: Sequence[Offer]) -> list[tuple[Off
     for name in sorted({name for names in offered.values() for name in names}):
         taken = {call: names[name] for call, names in offered.items() if name in names}
         chosen = assign(graph, taken)
-        others[name] = schedule_graph(chosen.graph, tuner.settings, tuner.backends, chosen.backends)
+        others[name] = schedule_graph(
+            chosen.graph, tuner.settings, tuner.backends, chosen.backends, folded=chosen.folded
+        )
     return [
         (offer, ProductBout(tuner, offer, _contenders(offer, offered, library, others), graph.symbol_hints))
         for offer in found
@@ -119,6 +122,7 @@ def _nodes_of(call: str, offered: Mapping[str, Taken], contestants: Iterable[str
     names = {call}
     for taken in (offered[name] for name in contestants if name in offered):
         names |= {*(node.name for node in taken.nodes), *taken.removed, taken.reader} - {""}
+        names.update(part for name in taken.folds for part in part_names(name))
     return frozenset(names)
 
 
@@ -192,7 +196,14 @@ class ProductBout(Bout):
         assert contender.main is not None
         kernel = contender.main.kernel
         near = (*self._tuner.configs(best.backend, kernel), *best.backend.neighbours(kernel, best.config))
-        return [e for config in near if (e := self._entry(contender, config)) is not None]
+        found = [self._entry(contender, config) for config in near]
+        # what does well alone does so with reductions begun in it, and the other way round
+        found += [
+            self._entry(other, best.config)
+            for other in self._contenders.values()
+            if other.backend is best.backend and other is not contender and _alike(other, contender)
+        ]
+        return [entry for entry in found if entry is not None]
 
     def won(self, best: Entry, times: Mapping[str, float]) -> None:
         """Remember the configuration of the kernel too: that is how it is found when it is generated."""
@@ -217,7 +228,7 @@ class ProductBout(Bout):
         configs: Sequence[Config | None] = (None,)
         if contender.backend is not None and contender.main is not None:
             configs = self._tuner.configs(contender.backend, contender.main.kernel) or configs
-            if contender.name.endswith(PROLOGUE):
+            if contender.name.endswith((PROLOGUE, FOLDS)):
                 configs = configs[:1]  # a variant of what takes part anyway: more of it, where it does well
         return [e for config in configs if (e := self._entry(contender, config)) is not None]
 
@@ -307,11 +318,18 @@ def _contenders(
     for entry in offer.generated:
         part, product = segment(others[entry.name], own), entry.form.product.name
         main = next((s for s in part.steps if isinstance(s, Launch) and product in node_names(s)), None)
+        if entry.folds and (main is None or not any(map(is_fold, main.nodes))):
+            continue  # the reductions did not fit into the kernel: the same as without
         out.append(_Contender(entry.name, part, entry.backend, main))
     for alternative in offer.alternatives:
         part = segment(others[alternative.name], own)
         out.append(_Contender(alternative.name, part, alternative=alternative))
     return out
+
+
+def _alike(one: _Contender, other: _Contender) -> bool:
+    """Whether all that two contenders of a backend differ in is where reductions begin."""
+    return one.name.removesuffix(FOLDS) == other.name.removesuffix(FOLDS)
 
 
 def _contestant(entry: Entry) -> str:

@@ -1,0 +1,200 @@
+"""Reductions over rows or columns of a matrix product, begun where its results are computed.
+
+The kernel of the product combines groups of neighbouring results, and stores a partial result of each group
+beside the results; a second kernel, an ordinary reduction, combines these. So nothing reads the results back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from polyfuse.ir.expr import Expr, load, loads, reindex, rewrite
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import Buffer, Node, Pointwise, Reduction, Scatter
+from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES
+from polyfuse.ir.types import DType
+from polyfuse.plugin import Backend
+from polyfuse.schedule.across_rows import axes_apart, row_major
+from polyfuse.schedule.products import has_product
+from polyfuse.schedule.result import Decision
+from polyfuse.schedule.units import Unit
+from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, free_axes, product
+
+__all__ = ["fold_results", "foldable", "folds_alone", "is_fold", "part_names"]
+
+_MODES = {kind: mode for mode, kind in FOLD_MODES.items()}
+_PARTIAL = "_partial"
+
+
+@dataclass(frozen=True)
+class _Fold:
+    """A reduction over results of a product.
+
+    Attributes:
+        place: where it reads the matrix of results.
+        along: whether it is over the matrix's `"rows"` or its `"columns"`.
+    """
+
+    product: Reduction
+    reduction: Reduction
+    place: IndexLike
+    along: str
+
+
+def foldable(graph: Graph, name: str, backend: Backend, decisions: list[Decision]) -> tuple[str, ...]:
+    """The names of the reductions that a backend can begin in the kernel of a product.
+
+    Args:
+        name: of the product.
+        decisions: gets the reason why for each other one that reads the product's results.
+    """
+    found: list[str] = []
+    for fold in _folds(graph):
+        if fold.product.name != name:
+            continue
+        answer = _divided(graph, fold, backend)
+        if isinstance(answer, str):
+            decisions.append(Decision("declined", fold.reduction.name, backend.name, answer))
+        else:
+            found.append(fold.reduction.name)
+    return tuple(dict.fromkeys(found))
+
+
+def fold_results(
+    graph: Graph, chosen: Mapping[str, Backend], folded: frozenset[str], decisions: list[Decision]
+) -> tuple[Graph, Mapping[str, Backend]]:
+    """`graph` with some reductions begun in the kernels of products, and who generates which nodes, by name.
+
+    Args:
+        chosen: who generates products, by name.
+        folded: names of the reductions.
+        decisions: gets an entry for each.
+    """
+    owners = dict(chosen)
+    parts: dict[str, tuple[Node, Node]] = {}
+    buffers = dict(graph.buffers)
+    for fold in _folds(graph) if folded else ():
+        name, backend = fold.reduction.name, chosen.get(fold.product.name)
+        if backend is None or name in parts or name not in folded:
+            continue
+        answer = _divided(graph, fold, backend)
+        if isinstance(answer, str):
+            continue
+        first, buffer, last = answer
+        parts[name], buffers[buffer.name], owners[first.name] = (first, last), buffer, backend
+        decisions.append(Decision("split", name, fold.product.name, "begun where the results are computed"))
+    nodes = tuple(part for node in graph.nodes for part in parts.get(node.name, (node,)))
+    return replace(graph, nodes=nodes, buffers=buffers) if parts else graph, owners
+
+
+def folds_alone(units: Iterable[Unit]) -> Mapping[str, Decision]:
+    """The names of reductions that were begun in a kernel other than the product's, with a decision each."""
+    reason = "what it reads is not computed in the kernel of the product"
+    return {
+        name: Decision("declined", name, unit.backend, reason)
+        for unit in units
+        for member in unit.members
+        if is_fold(member.node) and not has_product(unit)
+        for name in (member.node.name.removesuffix(_PARTIAL),)
+    }
+
+
+def is_fold(node: Node) -> bool:
+    """Whether a node combines groups of results of a product."""
+    return isinstance(node, Scatter) and node.mode in FOLD_MODES
+
+
+def part_names(name: str) -> tuple[str, ...]:
+    """The names of the nodes that a reduction becomes, or may become, and its own."""
+    return name, f"{name}{_PARTIAL}", f"{name}_final"
+
+
+def _folds(graph: Graph) -> Iterator[_Fold]:
+    """The reductions over rows or columns of each product, or of what is done with each of its results."""
+    for at, node in enumerate(graph.nodes):
+        if not isinstance(node, Reduction) or node.kind not in CONTRACTIONS:
+            continue
+        extents = _extents(node)
+        results = set(node.writes())
+        for other in graph.nodes[at + 1 :]:
+            if not isinstance(other, (Pointwise, Reduction)):
+                continue
+            read = [item for item in loads(*other.expressions()) if item.attrs[0] in results]
+            if not read:
+                continue
+            if isinstance(other, Pointwise):
+                if product(other.sizes) == product(node.sizes):
+                    results.add(other.output)
+            elif other.kind in _MODES and other.values[0].dtype is DType.f32:
+                place, *more = {item.attrs[1] for item in read}
+                along = "" if more else _along(other, place, extents)
+                if along:
+                    yield _Fold(node, other, place, along)
+
+
+def _extents(node: Reduction) -> Mapping[str, IndexLike]:
+    """How many rows and columns a product has; none where it has several, or several matrices."""
+    used = [{n for item in loads(value) for n in free_axes(item.attrs[1])} for value in node.values]
+    found: dict[str, list[Index]] = {"rows": [], "columns": [], "": []}
+    for var in node.axes:
+        sides = axis_name(var) in used[0], axis_name(var) in used[1]
+        found["rows" if sides == (True, False) else "columns" if sides == (False, True) else ""].append(var)
+    if len(found["rows"]) != 1 or len(found["columns"]) != 1 or found[""]:
+        return {}
+    return {along: axis_size(found[along][0]) for along in ("rows", "columns")}
+
+
+def _along(node: Reduction, place: IndexLike, extents: Mapping[str, IndexLike]) -> str:
+    """Whether a reduction that reads a matrix at a place does so along its rows or its columns; empty where
+    it does neither.
+    """
+    for along, other, axes in (
+        ("columns", "rows", (*node.axes, *node.raxes)),
+        ("rows", "columns", (*node.raxes, *node.axes)),
+    ):
+        sizes = product(node.rsizes), product(node.sizes)
+        if extents and place == row_major(axes)[0] and sizes == (extents[along], extents[other]):
+            return along
+    return ""
+
+
+def _divided(graph: Graph, fold: _Fold, backend: Backend) -> tuple[Scatter, Buffer, Reduction] | str:
+    """The node that combines groups of results, what it writes, and the node that combines these; or why a
+    backend does not generate the first.
+    """
+    node = fold.reduction
+    width = backend.fold_width(fold.product, node.kind, fold.along)
+    if width < 1:
+        return f"it combines no results of a product along its {fold.along}"
+    across = fold.along == "columns"
+    size = product(node.rsizes)
+    groups = (size + width - 1) // width
+    line, other, group = axis("t0", size), axis("t1", product(node.sizes)), axis("t2", groups)
+    row, column = (other, line) if across else (line, other)
+    place = other * groups + line // width if across else line // width * axis_size(other) + other
+    name, device = f"{node.name}_part", graph.buffers[node.writes()[0]].device
+    buffer = Buffer(name, DType.f32, device, (groups * axis_size(other),), (1,), "float32")
+    first_name, last_name = part_names(node.name)[1:]
+    value = _at(node, fold.place, row * axis_size(column) + column, line, other)
+    mode = _MODES[node.kind]
+    first = Scatter(first_name, (row, column), (), name, place, (), value, mode, origins=node.origins)
+    answer = backend.claims(first)
+    if not answer:
+        return getattr(answer, "reason", "no reason given")
+    whole, _ = row_major(node.axes)
+    again = whole * groups + group if across else group * axis_size(other) + whole
+    parts = (load(name, again, DType.f32),)
+    return first, buffer, replace(node, name=last_name, raxes=(group,), values=parts)
+
+
+def _at(node: Reduction, place: IndexLike, flat: IndexLike, line: Index, other: Index) -> Expr:
+    """What a reduction combines, in terms of a matrix's two axes. `place`: where it reads the matrix."""
+
+    def change(expr: Expr) -> Expr:
+        if expr.op != "load" or expr.attrs[1] != place:
+            return expr
+        return Expr("load", expr.args, expr.dtype, (expr.attrs[0], flat, *expr.attrs[2:]))
+
+    apart = axes_apart(line, node.raxes) | (axes_apart(other, node.axes) if node.axes else {})
+    return reindex(rewrite(node.values[0], change), apart)
