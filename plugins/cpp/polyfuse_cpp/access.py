@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Stmt
-from polyfuse.symbolic import IndexLike, coefficient, free_axes
+from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.address import fits_deep, index_text, safe_name
 from polyfuse_cpp.lanes import lane_index, lane_offsets, lane_rise
-from polyfuse_cpp.scope import Scope
+from polyfuse_cpp.scope import Scope, Weave
 
 __all__ = ["MemoryScope"]
 
@@ -151,6 +151,10 @@ class MemoryScope(Scope):
         return lane_index(at, self.lane or "", kind, names, vectors)
 
     def _store(self, stmt: Stmt) -> None:
+        if self.lane is not None and id(stmt) in self.woven:
+            if stmt is self.woven[id(stmt)].stores[-1]:
+                self._store_woven(self.woven[id(stmt)])
+            return
         buffer, index, count, mode, masked = stmt.attrs
         indirect = stmt.args[1 : 1 + count]
         mask = stmt.args[1 + count] if masked else None
@@ -165,6 +169,24 @@ class MemoryScope(Scope):
                 address = f"{safe_name(buffer)} + {self._plain(index, self._indirect_names(indirect, copy))}"
                 text = self._store_text(stmt, address, self._stored(stmt.args[0], False, copy), mode)
             self.out.line(guard + text)
+
+    def _store_woven(self, weave: Weave) -> None:
+        """Write the vectors of several stores as the one piece of memory that they are."""
+        self.features.add("weave")
+        buffer, index = weave.stores[0].attrs[:2]
+        turns = len(weave.stores)
+        for copy in range(self.copies):
+            values = ", ".join(self._stored(s.args[0], True, copy) for s in weave.stores)
+            address = f"{safe_name(buffer)} + {index_text(self.place(index, copy))}"
+            here = axis(self.lane or "", self.facts.sizes[self.lane or ""]) * turns
+            if weave.end is not None:
+                count = index_text(weave.end - self.place(here, copy))
+                self.out.line(f"store_woven_n({address}, {count}, {values});")
+            elif self.tail:
+                self.out.line(f"store_woven_n({address}, {turns} * {self.tail}, {values});")
+            else:
+                whole = "stream" if id(weave.stores[0]) in self.streams else "store"
+                self.out.line(f"{whole}_woven({address}, {values});")
 
     def _stored(self, name: str, vector: bool, copy: int) -> str:
         """A value on its way to memory: a half float is not rounded first, for the store does it."""

@@ -31,6 +31,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "shuffle": (),
     "stream": (),
     "tile": ("shuffle", "stream"),
+    "weave": ("shuffle", "stream"),
     "window": ("shuffle", "kernel"),
     "scan": (),
     "update": ("atomic", "kernel"),
@@ -43,7 +44,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
 
 _ORDER: tuple[str, ...] = (
     "omp", "reduce", "divide", "math_f32", "math_f64", "trig_f32", "hyper_f32", "special", "gather", "atomic",
-    "kernel", "shuffle", "stream", "tile", "window", "scan", "update", "fold", "online", "product",
+    "kernel", "shuffle", "stream", "tile", "weave", "window", "scan", "update", "fold", "online", "product",
     "pairs",
 )  # fmt: skip
 

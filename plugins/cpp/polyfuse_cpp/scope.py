@@ -14,7 +14,7 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.ops import scalar_type, vector_type
 from polyfuse_cpp.writer import Writer
 
-__all__ = ["Scope", "Value"]
+__all__ = ["Scope", "Value", "Weave"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,19 @@ class Value:
         return self.texts[copy if len(self.texts) > 1 else 0]
 
 
+@dataclass(frozen=True)
+class Weave:
+    """Stores of one vector each that fill a piece of memory together.
+
+    Attributes:
+        stores: in the order of their elements.
+        end: where the lane axis, in elements, ends; None where every vector of the axis is whole.
+    """
+
+    stores: tuple[Stmt, ...]
+    end: IndexLike | None
+
+
 @dataclass
 class Scope:
     """One place in the loop nest, and the values known there.
@@ -57,6 +70,7 @@ class Scope:
         features: headers that the text needs, collected.
         tiles: element text of the tile that stands for a load or store (by identity).
         streams: stores (by identity) that bypass the caches where a whole vector is written.
+        woven: stores (by identity) whose elements take turns in memory, and those that they are woven with.
     """
 
     facts: Facts
@@ -71,6 +85,7 @@ class Scope:
     env: dict[str, Value] = field(default_factory=dict)
     tiles: Mapping[int, str] = field(default_factory=dict)
     streams: frozenset[int] = frozenset()
+    woven: Mapping[int, Weave] = field(default_factory=dict)
 
     def child(self, **changes: object) -> Self:
         """The same place one scope further in."""

@@ -14,6 +14,7 @@ from polyfuse_cpp.nest import emit_sections
 from polyfuse_cpp.odometer import advance, start_at
 from polyfuse_cpp.streams import streamed_stores
 from polyfuse_cpp.tiling import Plan, is_apart
+from polyfuse_cpp.weave import woven_stores
 from polyfuse_cpp.writer import Writer
 
 __all__ = ["StageText", "blocks_text", "parameters"]
@@ -53,7 +54,8 @@ class StageText:
     name: str
 
     def __post_init__(self) -> None:
-        self.streamed = streamed_stores(self.facts, self.plan)
+        self.woven = woven_stores(self.kernel, self.facts, self.plan)
+        self.streamed = streamed_stores(self.facts, self.plan, self.woven)
 
     def emit(self) -> None:
         """Write the function."""
@@ -123,6 +125,7 @@ class StageText:
             local_lanes=self.plan.lanes * self.plan.unroll if apart else 1,
             features=self.features,
             streams=self.streamed,
+            woven=self.woven,
         )
 
     def _never_collides(self, stmt: Stmt) -> bool:

@@ -7,9 +7,12 @@ apart in memory, so that fetching them costs even more.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from polyfuse.symbolic import coefficient, free_axes
 from polyfuse_cpp.address import static_multiple
 from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.scope import Weave
 from polyfuse_cpp.tiling import Plan
 
 __all__ = ["streamed_stores"]
@@ -24,25 +27,29 @@ _LARGE_IN_TILES = 4 << 20
 """The same where tiles are turned over."""
 
 
-def streamed_stores(facts: Facts, plan: Plan) -> frozenset[int]:
+def streamed_stores(facts: Facts, plan: Plan, woven: Mapping[int, Weave]) -> frozenset[int]:
     """The stores (by identity) that bypass the caches."""
     # a register is as wide as the lanes of four bytes
     if not plan.lane or plan.lanes * 4 != _LINE:
         return frozenset()
     read = {a.buffer for a in facts.accesses if not a.is_store}
-    return frozenset(id(a.stmt) for a in facts.accesses if a.buffer not in read and _streams(a, facts, plan))
+    return frozenset(
+        id(a.stmt) for a in facts.accesses if a.buffer not in read and _streams(a, facts, plan, woven)
+    )
 
 
-def _streams(access: Access, facts: Facts, plan: Plan) -> bool:
+def _streams(access: Access, facts: Facts, plan: Plan, woven: Mapping[int, Weave]) -> bool:
     """Whether one store writes a large result, line by line."""
     size = facts.memory[access.buffer].itemsize
     masked = access.stmt.attrs[-1]
     if access.mode != "set" or access.indirect or masked or size < 4 or access.buffer in facts.local_names:
         return False
     along = plan.tile if access in plan.tiled else plan.lane
-    if coefficient(access.index, along) != 1:
+    weave = woven.get(id(access.stmt))
+    turns = len(weave.stores) if weave else 1
+    if coefficient(access.index, along) != turns or (weave and weave.stores[0] is not access.stmt):
         return False
-    elements = 1
+    elements = turns
     for name in free_axes(access.index):
         step = coefficient(access.index, name)
         if name != along and (step is None or not static_multiple(step, _LINE // size)):
