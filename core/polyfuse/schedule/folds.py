@@ -21,7 +21,7 @@ from polyfuse.schedule.result import Decision
 from polyfuse.schedule.units import Unit
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, free_axes, product
 
-__all__ = ["fold_results", "foldable", "folds_alone", "is_fold", "part_names"]
+__all__ = ["fold_results", "foldable", "folds_alone", "is_fold", "part_names", "reduction_of"]
 
 _MODES = {kind: mode for mode, kind in FOLD_MODES.items()}
 _PARTIAL = "_partial"
@@ -96,13 +96,18 @@ def folds_alone(units: Iterable[Unit]) -> Mapping[str, Decision]:
         for unit in units
         for member in unit.members
         if is_fold(member.node) and not has_product(unit)
-        for name in (member.node.name.removesuffix(_PARTIAL),)
+        for name in (reduction_of(member.node),)
     }
 
 
 def is_fold(node: Node) -> bool:
     """Whether a node combines groups of results of a product."""
     return isinstance(node, Scatter) and node.mode in FOLD_MODES
+
+
+def reduction_of(node: Node) -> str:
+    """The name of the reduction that a node begins which combines groups of results."""
+    return node.name.removesuffix(_PARTIAL)
 
 
 def part_names(name: str) -> tuple[str, ...]:

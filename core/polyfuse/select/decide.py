@@ -11,6 +11,7 @@ from polyfuse.ir.nodes import TemplateCall
 from polyfuse.schedule import Decision
 from polyfuse.select.choose import Chosen, assign
 from polyfuse.select.expand import Taken
+from polyfuse.select.folds import accepted_folds
 from polyfuse.select.offers import Offer, offers
 from polyfuse.select.product_race import race_products
 from polyfuse.select.tuner import Tuner
@@ -31,7 +32,8 @@ def choose(graph: Graph, tuner: Tuner) -> Chosen:
         return assign(graph, _known(tuner, graph, decisions), decisions)
     if wanted == "generated":
         found = offers(graph, tuner.backends, decisions, racing=False)
-        winners: Mapping[str, Taken] = {offer.call.name: offer.generated[0].taken for offer in found}
+        first = {offer.call.name: offer.generated[0].taken for offer in found}
+        winners = accepted_folds(tuner, graph, first, decisions)
     else:
         choices, kept = tuner.choices(graph, decisions), tuner.kept(graph)
         found = offers(graph, tuner.backends, decisions, choices, racing=True, kept=kept)

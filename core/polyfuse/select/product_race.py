@@ -5,7 +5,7 @@ once on a machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
@@ -18,6 +18,7 @@ from polyfuse.schedule import Call, Decision, Launch, Schedule, schedule_graph
 from polyfuse.schedule.folds import is_fold, part_names
 from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken
+from polyfuse.select.folds import refused_folds
 from polyfuse.select.heat import Bout
 from polyfuse.select.kernel_race import known_config, remember, times_text
 from polyfuse.select.memo import Known, memo_key, recalled, remember_choices
@@ -65,7 +66,7 @@ def _raced(
     tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
 ) -> tuple[Known, bool]:
     """What wins each race, and whether all of them could be decided."""
-    bouts = {offer.call.name: bout for offer, bout in _bouts(tuner, graph, found)}
+    bouts = {offer.call.name: bout for offer, bout in _bouts(tuner, graph, found, decisions)}
     answers = tuner.settle(bouts.values())
     names: dict[str, str] = {}
     total = 0.0
@@ -94,10 +95,13 @@ def _winner(tuner: Tuner, offer: Offer, name: str, config: str) -> Taken | None:
     return next((entry.taken for entry in offer.generated if entry.name == name), None)
 
 
-def _bouts(tuner: Tuner, graph: Graph, found: Sequence[Offer]) -> list[tuple[Offer, ProductBout]]:
+def _bouts(
+    tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
+) -> list[tuple[Offer, ProductBout]]:
     """A bout for each product: the schedules with the library and with each backend say what they run."""
     library = schedule_graph(graph, tuner.settings, tuner.backends)
     others: dict[str, Schedule] = {}
+    whole: set[str] = set()
     offered = {offer.call.name: _contestants(offer) for offer in found}
     for name in sorted({name for names in offered.values() for name in names}):
         taken = {call: names[name] for call, names in offered.items() if name in names}
@@ -105,9 +109,11 @@ def _bouts(tuner: Tuner, graph: Graph, found: Sequence[Offer]) -> list[tuple[Off
         others[name] = schedule_graph(
             chosen.graph, tuner.settings, tuner.backends, chosen.backends, folded=chosen.folded
         )
+        whole |= refused_folds(tuner, others[name], decisions).keys()
     return [
-        (offer, ProductBout(tuner, offer, _contenders(offer, offered, library, others), graph.symbol_hints))
+        (offer, ProductBout(tuner, offer, contenders, graph.symbol_hints))
         for offer in found
+        for contenders in (_contenders(offer, offered, library, others, whole),)
     ]
 
 
@@ -299,11 +305,13 @@ def _contenders(
     offered: Mapping[str, Mapping[str, Taken]],
     library: Schedule,
     others: Mapping[str, Schedule],
+    whole: Set[str],
 ) -> list[_Contender]:
     """The library and all others, each with the steps that compute the same.
 
     Args:
         offered: what is raced for each call, by the names of the call and the contestant.
+        whole: names of reductions that backends will not begin in the kernels of products.
     """
     # what other contestants would do of other calls is no matter here
     contestants = offered[offer.call.name]
@@ -318,8 +326,8 @@ def _contenders(
     for entry in offer.generated:
         part, product = segment(others[entry.name], own), entry.form.product.name
         main = next((s for s in part.steps if isinstance(s, Launch) and product in node_names(s)), None)
-        if entry.folds and (main is None or not any(map(is_fold, main.nodes))):
-            continue  # the reductions did not fit into the kernel: the same as without
+        if entry.folds and (main is None or whole & set(entry.folds) or not any(map(is_fold, main.nodes))):
+            continue  # the reductions do not fit into the kernel
         out.append(_Contender(entry.name, part, entry.backend, main))
     for alternative in offer.alternatives:
         part = segment(others[alternative.name], own)

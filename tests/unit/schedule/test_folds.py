@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyfuse.base.errors import VerifyError
+from polyfuse.base.errors import UnsupportedError, VerifyError
 from polyfuse.ir.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Scatter
@@ -147,6 +147,24 @@ def test_a_refusal_has_its_reason(monkeypatch, tmp_path):
     assert reasons(run(*_flat("largest of a row")))["interpreter"] == "it knows no maximum"
     found = reasons(run(*_flat("sum of columns")))["interpreter"]
     assert found == "it combines no results of a product along its rows"
+
+
+@pytest.mark.parametrize("raced", (False, True))
+def test_a_kernel_may_be_refused_as_a_whole(folding, monkeypatch, tmp_path, raced):
+    def configs(self: Any, kernel: Kernel) -> tuple[()]:
+        if folds([kernel]):
+            raise UnsupportedError("its tiles are too small", "")
+        return ()
+
+    monkeypatch.setattr(InterpreterBackend, "configs", configs)
+    if not raced:
+        assert not folds(kernels_of(*_flat("largest of a row")))
+        return
+    monkeypatch.setattr(InterpreterBackend, "races_products", True)
+    run = decided(monkeypatch, tmp_path, {"library": 8.0, "interpreter": 3.0, "interpreter+folds": 1.0})
+    report = run(*_flat("largest of a row"))
+    assert [d.second for d in report.decisions if d.kind == "choice"] == ["interpreter"]
+    assert "its tiles are too small" in {d.reason for d in report.decisions if d.kind == "declined"}
 
 
 FOLD = """kernel fold on cpu {
