@@ -215,7 +215,9 @@ class StageText:
         with out.block(f"for (; {name} < to; {name} += {plan.lanes})"):
             tail = None
             if not static_multiple(size, plan.lanes):
-                out.line(f"const i64 n = index_min({plan.lanes}, to - {name});")
+                # known where nothing but the end of a row is left
+                rest = size % plan.lanes if plan.unroll == 1 and isinstance(size, int) else ""
+                out.line(f"const i64 n = {rest or f'index_min({plan.lanes}, to - {name})'};")
                 tail = "n"
             frame = self._frame(plan.lane, 1, tail)
             frame.env = dict(outside.env)

@@ -55,6 +55,24 @@ PF_INLINE vmask as_mask(wide<hi64> m) {
 #else
 PF_INLINE vmask as_mask(vi64 m) { return {__builtin_convertvector(m, vi32)}; }
 #endif
+#if PF_WIDE
+// Half a vector of four-byte elements as eight-byte ones: compilers take that apart where one instruction does it.
+template <class H, class G> PF_INLINE H widen_half(G a) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  typedef typename tr<H>::elem E; typedef typename tr<G>::elem S;
+  typedef int d8 __attribute__((vector_size(32))); typedef float f8 __attribute__((vector_size(32)));
+  typedef long long q8 __attribute__((vector_size(64))); typedef double e8 __attribute__((vector_size(64)));
+  const unsigned char every = (unsigned char)-1;
+  if constexpr (tr<S>::is_float && tr<E>::is_float) return (H)__builtin_ia32_cvtps2pd512_mask((f8)a, e8{}, every, 4);
+  else if constexpr (!tr<S>::is_float && !tr<E>::is_float) {
+    if constexpr (S(-1) < S(0)) return (H)__builtin_ia32_pmovsxdq512_mask((d8)a, q8{}, every);
+    else return (H)__builtin_ia32_pmovzxdq512_mask((d8)a, q8{}, every);
+  } else if constexpr (same<S, i32>::value) return (H)__builtin_ia32_cvtdq2pd512_mask((d8)a, e8{}, every);
+  else
+#endif
+    return __builtin_convertvector(a, H);
+}
+#endif
 template <class V> struct mask_width {
   typedef typename tr<V>::ivec I;
   PF_INLINE I of(vmask m) {
@@ -65,7 +83,7 @@ template <class V> struct mask_width {
 #if PF_WIDE
 template <class H> struct mask_width<wide<H>> {
   PF_INLINE wide<hi64> of(vmask m) {
-    return {__builtin_convertvector(low_half<hi32>(m.v), hi64), __builtin_convertvector(high_half<hi32>(m.v), hi64)};
+    return {widen_half<hi64>(low_half<hi32>(m.v)), widen_half<hi64>(high_half<hi32>(m.v))};
   }
 };
 #endif
@@ -123,8 +141,14 @@ template <class T> PF_INLINE T where(vmask m, T a, T b) { return mask_for<T>(m) 
 PF_INLINE vmask where(vmask m, vmask a, vmask b) { return {(a.v & m.v) | (b.v & ~m.v)}; }
 #if PF_WIDE
 template <class H> PF_INLINE wide<H> where(vmask m, wide<H> a, wide<H> b) {
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+  const unsigned k = (unsigned short)__builtin_ia32_cvtd2mask512(m.v);
+  return {(H)__builtin_ia32_blendmq_512_mask((cmp_i64)b.lo, (cmp_i64)a.lo, (unsigned char)k),
+          (H)__builtin_ia32_blendmq_512_mask((cmp_i64)b.hi, (cmp_i64)a.hi, (unsigned char)(k >> 8))};
+#else
   wide<hi64> k = mask_for<wide<H>>(m);
   return {k.lo ? a.lo : b.lo, k.hi ? a.hi : b.hi};
+#endif
 }
 #endif
 #endif

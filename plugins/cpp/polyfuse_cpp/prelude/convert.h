@@ -82,10 +82,10 @@ template <class H, class From> struct vector_cast<wide<H>, From> {
     if constexpr (tr<S>::is_float && same<E, u64>::value) return each_lane<wide<H>>(convert_one<E, S>, a);
     else if constexpr (sizeof(S) < 4) {
       vi32 b = native_convert<vi32>(a);
-      return {__builtin_convertvector(low_half<hi32>(b), H), __builtin_convertvector(high_half<hi32>(b), H)};
+      return {widen_half<H>(low_half<hi32>(b)), widen_half<H>(high_half<hi32>(b))};
     } else {
       typedef typename half_shape<S>::type G;
-      return {__builtin_convertvector(low_half<G>(a), H), __builtin_convertvector(high_half<G>(a), H)};
+      return {widen_half<H>(low_half<G>(a)), widen_half<H>(high_half<G>(a))};
     }
   }
 };

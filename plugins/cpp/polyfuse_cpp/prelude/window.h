@@ -27,7 +27,29 @@ template <class O, int FROM, int N> struct window {
   struct within {
     static constexpr int at(int k) { return O::of(FROM + k) - first; }
   };
+  // Whether no two lanes read one element, and the elements that all of them read.
+  static constexpr bool rises() {
+    for (int k = 1; k < N; ++k)
+      if (O::of(FROM + k) <= O::of(FROM + k - 1)) return false;
+    return true;
+  }
+  static constexpr u64 elements() {
+    u64 bits = 0;
+    for (int k = 0; k < N; ++k) bits |= u64(1) << (O::of(FROM + k) - first);
+    return bits;
+  }
 };
+// Elements of a window as bits: those that the lanes of a mask read, or all between the first and the last.
+template <class O, int FROM, int N> PF_INLINE u64 wanted_elements(unsigned lanes) {
+  typedef window<O, FROM, N> W;
+#if defined(__BMI2__) && PF_X86_BUILTINS
+  if constexpr (W::rises()) return __builtin_ia32_pdep_di(lanes, W::elements());
+#endif
+  if (lanes == 0) return 0;
+  const int low = O::of(FROM + __builtin_ctz(lanes)) - W::first;
+  const int high = O::of(FROM + 31 - __builtin_clz(lanes)) - W::first;
+  return (~u64(0) >> (63 - high)) & (~u64(0) << low);
+}
 // `part(i)` loads one part.
 template <class V, class W, class F> PF_INLINE V put_together(F part) {
   const int n = int(tr<V>::lanes);
@@ -59,11 +81,17 @@ template <class V, class O, int FROM> PF_INLINE V raw_window(const void* p, unsi
   typedef typename tr<V>::elem E;
   const int n = int(tr<V>::lanes);
   typedef window<O, FROM, n> W;
-  if (lanes == 0) return V{};
-  if (lanes == (1u << n) - 1u) return raw_window<V, O, FROM>(p);
-  const int low = O::of(FROM + __builtin_ctz(lanes)) - W::first;
-  const int high = O::of(FROM + 31 - __builtin_clz(lanes)) - W::first;
-  const u64 wanted = (~u64(0) >> (63 - high)) & (~u64(0) << low);
+#if PF_AVX512 && PF_W == 16 && PF_X86_BUILTINS
+  // masks cost nothing there, and a question asked of each vector would
+  const bool asks = sizeof(V) < 64 || !W::rises();
+#else
+  const bool asks = true;
+#endif
+  if constexpr (asks) {
+    if (lanes == 0) return V{};
+    if (lanes == (1u << n) - 1u) return raw_window<V, O, FROM>(p);
+  }
+  const u64 wanted = wanted_elements<O, FROM, n>(lanes);
   return put_together<V, W>([&](int i) __attribute__((always_inline)) {
     const char* q = (const char*)p + (W::first + W::start(i)) * i64(sizeof(E));
     return raw_load_bits<V>(q, unsigned(wanted >> W::start(i)) & ((1u << n) - 1u));
