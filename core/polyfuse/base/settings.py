@@ -232,6 +232,11 @@ class Settings:
         "which.",
         minimum=1,
     )
+    tune_learnt: bool = _option(
+        True,
+        "Learn from races which configurations win, and build fewer of those that the estimates leave where "
+        "enough is known.",
+    )
     tune_timeout: int = _option(
         30, "Seconds after which a candidate that does not come back from being timed has lost.", minimum=1
     )

@@ -5,7 +5,9 @@ One root folder, from the option `cache_dir` or the platform's usual place, with
     kernels/ab/<unit>/         files of one build, complete by construction
     kernels/ab/<kernel>.json   which unit holds a kernel
     graphs/ab/<graph>          graphs that were compiled before
+    compiled/<graph>/          compiled graphs, one for each set of guards
     timings/                   measured candidates
+    samples/                   what they taught of configurations
     locks/                     one lock for each artifact in the making
 """
 

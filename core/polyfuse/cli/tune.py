@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
 from polyfuse.base.folders import cache_root
 from polyfuse.base.settings import Settings
+from polyfuse.cache.samples import SampleStore
 from polyfuse.cache.timings import LOST, TimingStore
 from polyfuse.select.progress import table_of
 
@@ -24,7 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List or forget."""
-    store = TimingStore(cache_root(Settings.resolve()))
+    root = cache_root(Settings.resolve())
+    store, samples = TimingStore(root), SampleStore(root)
     found = [
         (key, measured)
         for key, measured in store.entries()
@@ -33,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "clear":
         for key, _ in found:
             store.forget(key)
+            samples.forget(key)
         print(f"{len(found)} problems forgotten")
     elif arguments.json:
         rows = [
@@ -47,6 +51,22 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(rows, indent=2))
     elif found:
         Console().print(table_of(sorted(((m.about, m) for _, m in found), key=lambda pair: pair[0])))
+        for line in _learnt(samples, arguments.words):
+            print(line)
     else:
         print("nothing is remembered" + (f" of {' '.join(arguments.words)}" if arguments.words else ""))
     return 0
+
+
+def _learnt(samples: SampleStore, words: Sequence[str]) -> Iterator[str]:
+    """What races taught of each kind of kernel, a line each."""
+    from polyfuse.select.learnt import learn
+
+    for group in samples.groups():
+        races = samples.races(group)
+        about = races[0].about if races else ""
+        if about and all(word in about for word in words):
+            model = learn(races)
+            count = sum(len(race.samples) for race in races)
+            said = f"{count} samples of {len(races)} races, too few or no better than what is known without"
+            yield f"learnt of {about}: {model.about if model is not None else said}"

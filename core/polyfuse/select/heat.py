@@ -34,12 +34,14 @@ class Bout(ABC):
         problem: the operands.
         favourite: the entry that wins unless another is faster by more than the noise; empty: none.
         uses: how often the program does it.
+        spared: how many configurations were not built, because earlier races taught that they would not win.
     """
 
     key: str
     problem: Problem
     favourite: str = ""
     uses: int = 1
+    spared: int = 0
 
     @abstractmethod
     def opening(self) -> Sequence[Entry]:

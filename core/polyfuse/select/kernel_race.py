@@ -107,6 +107,8 @@ class KernelBout(Bout):
         why = times_text(measured)
         if len(measured.milliseconds) == 1:
             why += ", too small a part of the graph to look for another"
+        if self.spared:
+            why += f", {self.spared} not built, as earlier races taught"
         decision = Decision("tune", self.kernel.name, label, why)
         return Verdict(backend, None if alone else chosen, decision)
 

@@ -8,7 +8,7 @@ from polyfuse.base.log import get_logger
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config
 
-__all__ = ["worth_building"]
+__all__ = ["guesses", "worth_building"]
 
 _log = get_logger("select")
 
@@ -22,13 +22,17 @@ def worth_building(backend: Backend, kernel: Kernel, configs: Sequence[Config], 
     Where it has no estimate of one of them, its own order decides.
     """
     found = list(dict.fromkeys(configs))
-    guesses = [_guess(backend, kernel, config) for config in found]
-    known = [guess for guess in guesses if guess is not None]
+    known = [guess for guess in guesses(backend, kernel, found) if guess is not None]
     if len(known) < len(found) or len(found) < 2:
         return found[:most]
     limit = _HOPELESS * min(known)
     ranked = sorted(range(1, len(found)), key=lambda i: known[i])
     return [found[0], *(found[i] for i in ranked if known[i] <= limit)][:most]
+
+
+def guesses(backend: Backend, kernel: Kernel, configs: Sequence[Config]) -> list[float | None]:
+    """What a backend estimates of each."""
+    return [_guess(backend, kernel, config) for config in configs]
 
 
 def _guess(backend: Backend, kernel: Kernel, config: Config) -> float | None:

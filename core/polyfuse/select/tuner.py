@@ -15,6 +15,7 @@ import torch
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
+from polyfuse.cache.samples import SampleStore
 from polyfuse.cache.timings import Measured, TimingStore, timing_key
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
@@ -22,6 +23,7 @@ from polyfuse.ir.nodes import TemplateCall
 from polyfuse.plugin import Backend, Config, Extensions, Source, State
 from polyfuse.schedule import Decision
 from polyfuse.select.contest import Rules
+from polyfuse.select.experience import Experience, kernels_of
 from polyfuse.select.heat import Bout, Heat
 from polyfuse.select.machine import threads
 from polyfuse.select.progress import Board, append_log
@@ -62,6 +64,8 @@ class Tuner:
         self._pool = pool
         self._store = store
         self._track: Track | None = None
+        self._experience = Experience(SampleStore(store.root), self._group)
+        self._spared: dict[tuple[str, Kernel], int] = {}
 
     # Who takes part.
 
@@ -78,8 +82,17 @@ class Tuner:
         return next(iter(self.backends(device.partition(":")[0])))
 
     def configs(self, backend: Backend, kernel: Kernel) -> Sequence[Config]:
-        """The configurations of a kernel worth building: by the backend's own estimate, if it has one."""
-        return worth_building(backend, kernel, backend.configs(kernel), self.settings.tune_candidates)
+        """The configurations of a kernel worth building: by the backend's own estimate, if it has one, and by
+        what earlier races taught.
+        """
+        offered = backend.configs(kernel)
+        usual = worth_building(backend, kernel, offered, self.settings.tune_candidates)
+        if not self.settings.tune_learnt:
+            return usual
+        short = self._experience.shortlist(backend, kernel, offered, usual)
+        if short.spared:
+            self._spared[backend.name, kernel] = short.spared
+        return short.configs
 
     def expect(self) -> None:
         """Start the process that times, where races are wanted and nothing is known of this machine yet: it
@@ -135,6 +148,10 @@ class Tuner:
             known["threads"] = str(threads())
         names = "+".join(b.name for b in asked)
         return timing_key(what, names, known, self.timer(device).machine())
+
+    def _group(self, kind: str, backend: Backend, device: str) -> str:
+        """The address of what races taught of a kind of kernel."""
+        return self.key(f"samples of {kind}", (backend,), device)
 
     # Races.
 
@@ -200,6 +217,8 @@ class Tuner:
                 answers[heat.bout.key] = self._closed(heat, board)
         finally:
             board.close()
+            self._spared.clear()
+            self._experience.renew()
         return answers
 
     def _search(self, track: Track, heats: Sequence[Heat], board: Board) -> list[Heat]:
@@ -223,8 +242,14 @@ class Tuner:
         return opened
 
     def _closed(self, heat: Heat, board: Board) -> Measured:
-        """The answer, remembered and told."""
+        """The answer, remembered and told, and learnt from."""
         measured = heat.measured(final=True)
+        if self.settings.tune_learnt:
+            self._experience.add(heat)
+        heat.bout.spared = sum(self._spared.get(of, 0) for of in kernels_of(heat))
+        if heat.bout.spared:
+            about = f"{measured.about} ({heat.bout.spared} not built, as earlier races taught)"
+            measured = replace(measured, about=about)
         self.timings.write(heat.bout.key, measured)
         if measured.best is not None:
             heat.bout.won(heat.entries[measured.best], measured.milliseconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.log import get_logger
@@ -21,11 +21,18 @@ _log = get_logger("select")
 
 @dataclass(frozen=True)
 class Ordered:
-    """A launch of a kernel that is still to be built."""
+    """A launch of a kernel that is still to be built.
+
+    Attributes:
+        backend, source, operands: what is built, and what it is launched with.
+        kernel, config: what the source was generated from, where it was.
+    """
 
     backend: Backend
     source: Source
     operands: tuple[Operand, ...]
+    kernel: Kernel | None = field(default=None, compare=False)
+    config: Config | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -115,7 +122,7 @@ def ordered(
 ) -> Ordered | None:
     """A launch in one configuration; None, with a line in the log, where the backend cannot emit it."""
     try:
-        return Ordered(backend, backend.emit(kernel, config), operands)
+        return Ordered(backend, backend.emit(kernel, config), operands, kernel, config)
     except Exception as error:
         _log.info("backend %r cannot emit %s with %s: %s", backend.name, kernel.name, config, error)
         return None

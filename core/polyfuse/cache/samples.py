@@ -1,0 +1,127 @@
+"""What races taught of the configurations of a backend: what each took, for kernels of a kind on a device.
+
+One small file for each race of each kernel. Nothing is chosen by these numbers alone: they say which
+configurations of other kernels are worth building (`select/learnt.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from polyfuse.base.digest import stable_json
+from polyfuse.base.files import atomic_write, read_text
+from polyfuse.cache.timings import LOST
+
+__all__ = ["Race", "Sample", "SampleStore"]
+
+# As many races of a kind are read: more teach little, and each is a file.
+_MOST: Final = 300
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One configuration in one race.
+
+    Attributes:
+        config: its names and values, sorted.
+        estimate: what its backend guessed, in any unit; None: nothing.
+        milliseconds: what it took; `LOST` if it failed.
+    """
+
+    config: tuple[tuple[str, int], ...]
+    estimate: float | None
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class Race:
+    """The configurations of one kernel that were timed side by side.
+
+    Attributes:
+        about: backend and kind of kernel, for people.
+        sizes: of the kernel, as many in each race of a kind.
+        samples: in the order in which they were offered.
+    """
+
+    about: str
+    sizes: tuple[int, ...]
+    samples: tuple[Sample, ...]
+
+
+class SampleStore:
+    """Races under one root folder, by group: a kind of kernel of one backend on one device."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "samples"
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing yet."""
+        return not self._folder.is_dir()
+
+    def groups(self) -> Iterator[str]:
+        """The groups of which there are races."""
+        return (path.name for path in sorted(self._folder.glob("*")) if path.is_dir())
+
+    def races(self, group: str) -> tuple[Race, ...]:
+        """What is known of a group, in an order that does not depend on when it was learnt. A file that is
+        damaged is as if it were not there.
+        """
+        paths = sorted((self._folder / group).glob("*.json"))[:_MOST]
+        found = (_parsed(read_text(path)) for path in paths)
+        return tuple(race for race in found if race is not None)
+
+    def add(self, group: str, key: str, place: int, race: Race) -> None:
+        """Remember.
+
+        Args:
+            key: what the race was about, as its answer is remembered.
+            place: of the kernel among those of the race.
+        """
+        rows = [
+            [dict(s.config), s.estimate, None if s.milliseconds == LOST else s.milliseconds]
+            for s in race.samples
+        ]
+        stored = {"about": race.about, "sizes": list(race.sizes), "rows": rows}
+        with contextlib.suppress(OSError):
+            atomic_write(self._folder / group / f"{key}-{place}.json", stable_json(stored))
+
+    def forget(self, key: str) -> None:
+        """Drop what one race taught."""
+        for path in self._folder.glob(f"*/{key}-*.json"):
+            path.unlink(missing_ok=True)
+
+
+def _parsed(text: str | None) -> Race | None:
+    """What a file holds; None where it is not what `add` writes."""
+    try:
+        stored = json.loads(text or "")
+        samples = tuple(
+            Sample(
+                tuple(sorted((str(name), _whole(value)) for name, value in config.items())),
+                None if estimate is None else _time(estimate),
+                LOST if milliseconds is None else _time(milliseconds),
+            )
+            for config, estimate, milliseconds in stored["rows"]
+        )
+        return Race(str(stored["about"]), tuple(_whole(n) for n in stored["sizes"]), samples)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or abs(value) >= 1 << 62:
+        raise ValueError(f"{value!r} is no size")
+    return value
+
+
+def _time(value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
+        raise ValueError(f"{value!r} is no time")
+    return float(value)  # type: ignore[arg-type]
