@@ -267,6 +267,11 @@ class Settings:
 
     # Caches.
     cache: bool = _option(True, "Keep compiled graphs, kernels and timings on disk and use them again.")
+    graph_cache: bool = _option(
+        False,
+        "Keep compiled graphs, with what AOTAutograd traced, on disk: a later process that compiles the same "
+        "graph reads them instead of compiling. A backward is then compiled together with its forward.",
+    )
     cache_dir: str = _option("", "Folder of the caches; empty: the user's cache folder of this platform.")
 
     # Checks.

@@ -14,7 +14,19 @@ One root folder, from the option `cache_dir` or the platform's usual place, with
 from __future__ import annotations
 
 from polyfuse.base.folders import cache_root, writable_root
-from polyfuse.cache.keys import graph_key, kernel_key, unit_key
+from polyfuse.cache.graphs import GraphFolder, graph_counts
+from polyfuse.cache.keys import compiled_key, graph_key, kernel_key, unit_key
 from polyfuse.cache.store import KernelStore, Located
 
-__all__ = ["KernelStore", "Located", "cache_root", "graph_key", "kernel_key", "unit_key", "writable_root"]
+__all__ = [
+    "GraphFolder",
+    "KernelStore",
+    "Located",
+    "cache_root",
+    "compiled_key",
+    "graph_counts",
+    "graph_key",
+    "kernel_key",
+    "unit_key",
+    "writable_root",
+]

@@ -7,7 +7,12 @@ A kernel's key holds everything that its built files depend on, and nothing else
 * what plugins add by the hook `polyfuse_cache_key`,
 * the version of Polyfuse and the format of the store.
 
-Not in it: where the files lie, the name for people, the order of compilation.
+The key of a compiled graph holds the text of the captured graph with the types and layouts of its inputs,
+the options that change code, torch's version and switches, and the plugins with a digest of their code and of
+the compiler's own. What the backends say of themselves is compared when an entry is read: those that have no
+part in a graph are not even loaded.
+
+Not in a kernel's key: where the files lie, the name for people, the order of compilation.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import Final
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.version import version
 
-__all__ = ["STORE_FORMAT", "graph_key", "kernel_key", "unit_key"]
+__all__ = ["STORE_FORMAT", "compiled_key", "graph_key", "kernel_key", "unit_key"]
 
 # Raised whenever the layout or meaning of stored files changes; old entries are then simply not found.
 STORE_FORMAT: Final = 1
@@ -35,6 +40,16 @@ def kernel_key(source_key: str, backend: str, facts: Mapping[str, str], added: S
 def graph_key(code: str, inputs: Sequence[str], options: str) -> str:
     """Return the address of a captured graph: its code, its inputs as text, and the options' fingerprint."""
     return digest("graph", version(), code, stable_json(list(inputs)), options)
+
+
+def compiled_key(graph: str, surroundings: Sequence[str], options: str) -> str:
+    """Return the address of a compiled graph, from the text of the captured one.
+
+    Args:
+        surroundings: switches of torch, the plugins and their code, and what they add to keys.
+        options: the fingerprint of the options.
+    """
+    return digest("compiled", str(STORE_FORMAT), version(), graph, stable_json(list(surroundings)), options)
 
 
 def unit_key(kernel_keys: Iterable[str]) -> str:

@@ -9,10 +9,11 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
+from polyfuse.compiler.keeping import GraphKeeper
 from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.session import session_for
-from polyfuse.compiler.stages import compile_aten
 from polyfuse.frontend.capture import compile_graph
+from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 
 __all__ = ["compile_fx_graph"]
 
@@ -34,14 +35,27 @@ def compile_fx_graph(
     device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
     session.expect(device_types, len(gm.graph.nodes), _address(gm, example_inputs, session.settings))
     session.tuner.expect()
-    return compile_graph(
+    keeper = GraphKeeper(session)
+
+    def inner(graph: AtenGraph) -> BoxedCallable:
+        # a graph that is found needs none of it
+        from polyfuse.compiler.stages import compile_aten
+
+        compiled = compile_aten(graph, session)
+        keeper.note(compiled)
+        return compiled
+
+    compiled = compile_graph(
         gm,
         example_inputs,
-        inner=lambda graph: compile_aten(graph, session),
+        inner=inner,
         settings=session.settings,
         more=OfferedRewrites(session.extensions),
         channels_last=session.wants_channels_last,
+        keep=keeper,
     )
+    keeper.settle()
+    return compiled
 
 
 def _address(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> str:

@@ -57,6 +57,7 @@ class GraphReport:
         calls: operators called from the library, in order.
         rewrites: rewrites of the captured graph, as (pass, how many).
         eager: why the whole graph runs in eager mode; empty if it does not.
+        kept: whether the graph was compiled before, by this process or another, and only read.
         recording: what becomes of recording its work, kept up to date; None where that was not asked for.
     """
 
@@ -76,6 +77,7 @@ class GraphReport:
     calls: tuple[str, ...] = ()
     rewrites: tuple[tuple[str, int], ...] = ()
     eager: str = ""
+    kept: bool = False
     recording: GraphStatus | None = None
 
 

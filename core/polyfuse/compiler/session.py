@@ -34,13 +34,20 @@ class CompileSession:
         extensions: what plugins add besides code generators.
         pool: builds kernels.
         store: keeps built kernels.
+        key_facts: what plugins add to keys; None where one cannot say, so that nothing is kept between runs.
         tuner: races what can be done in several ways, and keeps what each took.
     """
 
     def __init__(
-        self, settings: Settings, plugins: PluginManager, pool: BuildPool, store: KernelStore
+        self,
+        settings: Settings,
+        plugins: PluginManager,
+        pool: BuildPool,
+        store: KernelStore,
+        key_facts: tuple[str, ...] | None = (),
     ) -> None:
         self.settings = settings
+        self.key_facts = key_facts
         self.plugins = plugins
         self.extensions = Extensions(plugins)
         self.pool = pool
@@ -114,7 +121,7 @@ def _new_session(settings: Settings) -> CompileSession:
     facts = Extensions(plugins).key_facts()
     # where a plugin cannot say what its results depend on, what earlier sessions stored may be stale
     store = KernelStore.temporary() if facts is None else KernelStore.open(settings)
-    return CompileSession(settings, plugins, BuildPool(settings, facts or ()), store)
+    return CompileSession(settings, plugins, BuildPool(settings, facts or ()), store, facts)
 
 
 def forget_sessions() -> None:

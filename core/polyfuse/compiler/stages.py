@@ -15,7 +15,8 @@ from typing import Any
 
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.compiler.dump import Dump
-from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit, tune_kernels
+from polyfuse.compiler.keeping import record_of
+from polyfuse.compiler.kernels import PendingKernel, emit_kernels, pending_kernels, submit, tune_kernels
 from polyfuse.compiler.report import GraphReport, LaunchReport, record
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.graph import AtenGraph
@@ -66,6 +67,7 @@ class Built:
     schedule: Schedule
     program: Program
     notes: Mapping[tuple[str, Kernel], str]
+    kernels: Mapping[str, PendingKernel]
 
 
 def _compile(aten: AtenGraph, session: CompileSession) -> CompiledModule:
@@ -87,7 +89,12 @@ def _compile(aten: AtenGraph, session: CompileSession) -> CompiledModule:
             if settings.strict or refused.keys() <= eager.keys():
                 raise
             eager.update(refused)
-    record(_report(aten, lowering, built, clock))
+    report = _report(aten, lowering, built, clock)
+    record(report)
+    if settings.graph_cache:
+        built.module.kept = record_of(
+            built.module, built.kernels, built.schedule.graph.objects, report, session
+        )
     return built.module
 
 
@@ -150,7 +157,7 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
     with clock.stage("load"):
         module = load(host, kernels, schedule.graph.objects, filename=dump.path("program.py"))
     notes = {key: item.source.note for key, item in emitted.items()}
-    return Built(module, schedule, program, notes)
+    return Built(module, schedule, program, notes, kernels)
 
 
 def _eager(aten: AtenGraph) -> Callable[[list[Any]], Any]:

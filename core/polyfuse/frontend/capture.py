@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.fx import GraphModule
@@ -31,9 +31,15 @@ from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
 from polyfuse.runtime.frozen import FrozenProgram
 from polyfuse.torch_compat import aot, decomp, dynamo, fake, fx, ops, shapes
 
+if TYPE_CHECKING:
+    from polyfuse.torch_compat.kept_graphs import Keeping
+
 __all__ = ["compile_graph", "compile_traced"]
 
 _log = get_logger("frontend")
+
+Keeper: TypeAlias = Callable[[Any, Sequence[Any]], "Keeping | None"]
+"""From a captured graph and its inputs to how it is kept; None: it is not."""
 
 
 def compile_graph(
@@ -44,19 +50,24 @@ def compile_graph(
     settings: Settings,
     more: MoreRewrites | None = None,
     channels_last: Callable[[torch.Tensor, bool], bool] | None = None,
+    keep: Keeper | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
     graph. `more` are rewrites that run after those of this room; `channels_last` says of the operand of a
-    convolution, and of whether gradients are needed, whether its channels should come last.
+    convolution, and of whether gradients are needed, whether its channels should come last. `keep` says how
+    the graph is looked up among those that were compiled before.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """
-    again = partial(compile_graph, inner=inner, settings=settings, more=more, channels_last=channels_last)
+    again = partial(
+        compile_graph, inner=inner, settings=settings, more=more, channels_last=channels_last, keep=keep
+    )
     if not dynamo.returns_flat_tuple(gm):
         return dynamo.flatten_results(gm, lambda flat: again(flat, example_inputs))
     if dynamo.has_nested_inputs(example_inputs):
         return dynamo.flatten_inputs(gm, example_inputs, again)
-    session = _Capture(inner, settings, dynamo.graph_ordinal(), more, channels_last)
+    kept = keep(gm, example_inputs) if keep is not None else None
+    session = _Capture(inner, settings, dynamo.graph_ordinal(), more, channels_last, kept is not None)
     dynamo.count_aot("total")
     try:
         options = aot.partition_options(own_cse=settings.graph_rewrites, memory_budget=None)
@@ -69,6 +80,7 @@ def compile_graph(
                 inference=session.inference,
                 partition=session.partition,
                 decompositions=decomposition_table(settings.numerics),
+                keep=kept,
             )
     except dynamo.restart_exceptions():
         raise
@@ -108,6 +120,8 @@ class _Capture:
     """Which of the graphs of one Dynamo compile this is."""
     more: MoreRewrites | None = None
     channels_last: Callable[[torch.Tensor, bool], bool] | None = None
+    kept: bool = False
+    """Whether what is compiled is stored."""
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
         self._lay_out(gm, training=False)
@@ -168,6 +182,8 @@ class _Capture:
             dynamo.report_output_strides(_reported_strides(graph, compiled))
         if frozen is not None:
             compiled = FrozenProgram(compiled, partial(values_of, frozen), frozen.sources)
+        if self.kept:
+            compiled = aot.storable(compiled)
         return fx.mark_boxed(compiled)
 
 

@@ -89,6 +89,10 @@ class PluginManager:
                 raise self._unknown(name)
             return self._states[name]
 
+    def module(self, name: str) -> str:
+        """Return the name of the module that declares a plugin; empty if it could not be read."""
+        return str(getattr(self._hooks.get_plugin(name), "__name__", ""))
+
     def order(self, device_type: str) -> tuple[str, ...]:
         """Return the names of usable backends for a device type in the order in which they are asked."""
         with self._lock:

@@ -44,6 +44,7 @@ class CompiledModule:
         namespace: the globals of the program.
         output_strides: strides that the compiler chose for results, where it may; None if it changed none.
         graph_status: what becomes of recording its work; None where that was not asked for.
+        kept: what the compiler stores of it, so that a later process need not compile it, or why it does not.
     """
 
     _boxed_call = True
@@ -63,6 +64,7 @@ class CompiledModule:
         self.output_strides = output_strides
         self.namespace = namespace
         self.graph_status = GraphStatus() if namespace.get("GRAPH") is not None else None
+        self.kept: object = "nobody said how to"
         self._pending = dict(kernels)
         self._lock = threading.Lock()
         self._run: Callable[[list[Any]], tuple[Any, ...]] = self._first_run

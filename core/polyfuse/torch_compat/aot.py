@@ -8,11 +8,14 @@ from Dynamo, nested inputs) are done by `frontend.capture`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.fx import GraphModule
+
+if TYPE_CHECKING:
+    from polyfuse.torch_compat.kept_graphs import Keeping
 
 
 class GraphCompiler(Protocol):
@@ -38,23 +41,31 @@ def compile_module(
     inference: GraphCompiler,
     partition: Partitioner,
     decompositions: Mapping[Any, Callable[..., Any]],
+    keep: Keeping | None = None,
 ) -> Callable[..., Any]:
-    """Trace `gm` with AOTAutograd and compile what comes out with the given compilers.
+    """Trace `gm` with AOTAutograd and compile what comes out with the given compilers; with `keep`, only if
+    nothing is found under its key. The compilers then return `KeptCode`.
 
     Mutations of inputs stay in the graphs as trailing `aten.copy_`.
     """
     from torch._functorch.aot_autograd import aot_module_simplified
 
-    compiled: Callable[..., Any] = aot_module_simplified(
-        gm,
-        list(example_inputs),
-        fw_compiler=forward,
-        bw_compiler=backward,
-        inference_compiler=inference,
-        partition_fn=partition,
-        decompositions=dict(decompositions),
-        keep_inference_input_mutations=True,
-    )
+    compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
+    scope: AbstractContextManager[None] = nullcontext()
+    if keep is not None:
+        from polyfuse.torch_compat.kept_graphs import keeping, serialisable
+
+        compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
+        scope = keeping(keep)
+    with scope:
+        compiled: Callable[..., Any] = aot_module_simplified(
+            gm,
+            list(example_inputs),
+            **compilers,
+            partition_fn=partition,
+            decompositions=dict(decompositions),
+            keep_inference_input_mutations=True,
+        )
     return compiled
 
 
@@ -108,3 +119,16 @@ def is_joint_input(node: torch.fx.Node) -> str:
     if target.startswith("primals"):
         return "primal"
     return "tangent" if target.startswith("tangents") else "other"
+
+
+def kept_of(compiled: Any) -> Any:
+    """What its compiler stores of a compiled graph, or a text that says why nothing is."""
+    return getattr(compiled, "kept", "it runs in eager mode")
+
+
+def storable(compiled: Any) -> Any:
+    """A compiled graph as `KeptCode`: with what its compiler stores of it in `kept`, or why it does not."""
+    from polyfuse.torch_compat.kept_graphs import KeptCode
+
+    kept = kept_of(compiled)
+    return KeptCode(compiled, None, kept) if isinstance(kept, str) else KeptCode(compiled, kept)

@@ -163,3 +163,8 @@ def tracing(fake_mode: Any) -> Iterator[None]:
 
     with torch_tracing(TracingContext(fake_mode)):
         yield
+
+
+def is_static_input(node: torch.fx.Node) -> bool:
+    """Whether Dynamo says of an input that its address never changes."""
+    return bool((node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))

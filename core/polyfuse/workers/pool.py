@@ -84,6 +84,14 @@ class BuildPool:
             for _ in range(wanted):
                 self._threads.submit(self._start_worker, backend)
 
+    def address(self, backend: Backend, source: Source) -> str:
+        """The key under which a store keeps what is built from a source."""
+        return kernel_key(source.key, backend.name, backend.describe(), self._key_facts)
+
+    def load_stored(self, backend: Backend, place: Located) -> Launchable:
+        """Load a kernel that a store holds, or raise what its backend raises."""
+        return self._load_unit(backend, place)
+
     def wait_until_idle(self) -> None:
         """Wait for all builds under way, whoever asked for them: they would disturb measurements."""
         with self._lock:

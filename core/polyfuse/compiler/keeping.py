@@ -1,0 +1,233 @@
+"""Compiled graphs kept across processes: what is stored of one, when it is found again, when it is not kept.
+
+A graph is looked up before it is traced, by what Dynamo captured (`frontend/captured.py`), so that a process
+that finds it neither traces nor compiles: AOTAutograd's wrappers are read together with a `GraphRecord` for
+the forward and one for the backward. A record names its kernels by their addresses in the kernel store. Where
+one of them is gone, or its backend describes itself in other words by now, the entry is dropped and the graph
+compiled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from polyfuse.base.code import code_stamp
+from polyfuse.base.digest import digest, stable_json
+from polyfuse.base.log import get_logger, warn_once
+from polyfuse.base.settings import Settings
+from polyfuse.cache import GraphFolder, Located, compiled_key
+from polyfuse.cache.graphs import count
+from polyfuse.compiler.report import GraphReport, record
+from polyfuse.compiler.session import CompileSession
+from polyfuse.frontend.captured import NotKept, captured_text
+from polyfuse.frontend.graph import BoxedCallable
+from polyfuse.plugin import Backend
+from polyfuse.plugin.inventory import inventory
+from polyfuse.runtime.module import CompiledModule, KernelEntry, load
+from polyfuse.torch_compat import global_state
+from polyfuse.torch_compat.aot import kept_of
+
+if TYPE_CHECKING:
+    from polyfuse.compiler.kernels import PendingKernel
+    from polyfuse.torch_compat.kept_graphs import Keeping
+
+__all__ = ["GraphKeeper", "GraphRecord", "KernelRecord", "record_of"]
+
+_log = get_logger("cache")
+
+# Larger constants are not copied into an entry.
+_CONSTANT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class KernelRecord:
+    """Where a kernel lies.
+
+    Attributes:
+        backend: who loads it.
+        facts: digest of what that backend said of itself.
+        key, source_key: its addresses in the store and in its unit.
+    """
+
+    backend: str
+    facts: str
+    key: str
+    source_key: str
+
+
+@dataclass(frozen=True)
+class GraphRecord:
+    """What is stored of one compiled graph.
+
+    Attributes:
+        text: the host program.
+        kernels: by their names in the program.
+        constants: tensors that the program reads, by their keys.
+        report: what the compiler did.
+    """
+
+    text: str
+    kernels: Mapping[str, KernelRecord]
+    constants: Mapping[str, torch.Tensor]
+    report: GraphReport
+
+
+def record_of(
+    module: CompiledModule,
+    kernels: Mapping[str, PendingKernel],
+    objects: Mapping[str, Any],
+    report: GraphReport,
+    session: CompileSession,
+) -> GraphRecord | str:
+    """What is stored of a compiled graph, or why it cannot be."""
+    constants = {key: objects[key] for key in module.namespace["OBJECTS"].values()}
+    for value in constants.values():
+        if type(value) is not torch.Tensor or value.layout != torch.strided or value.requires_grad:
+            return f"its program refers to a {type(value).__name__}"
+    if sum(value.nbytes for value in constants.values()) > _CONSTANT_BYTES:
+        return "its constants are large"
+    try:
+        places = {
+            name: KernelRecord(
+                kernel.emitted.backend.name,
+                _facts(kernel.emitted.backend),
+                session.pool.address(kernel.emitted.backend, kernel.emitted.source),
+                kernel.emitted.source.key,
+            )
+            for name, kernel in kernels.items()
+        }
+    except Exception as error:
+        return f"a backend cannot describe itself ({type(error).__name__})"
+    return GraphRecord(module.text, places, constants, replace(report, recording=None))
+
+
+class GraphKeeper:
+    """Looks up one captured graph, and counts what became of that."""
+
+    def __init__(self, session: CompileSession) -> None:
+        self._session = session
+        self._folder = GraphFolder(session.store.root)
+        self._key = ""
+        self._refusal = ""
+        self._revived: list[GraphReport] = []
+        self._compiled = 0
+
+    def __call__(self, gm: Any, example_inputs: Sequence[Any]) -> Keeping | None:
+        """How a captured graph is looked up and stored; None where it is not."""
+        if not self._session.settings.graph_cache:
+            return None
+        try:
+            self._key = self._address(gm, example_inputs)
+        except NotKept as error:
+            self._refusal = str(error)
+            return None
+        from polyfuse.torch_compat.kept_graphs import Keeping
+
+        return Keeping(self._key, self._folder.path, self._revive)
+
+    def note(self, compiled: BoxedCallable) -> None:
+        """Take note of a graph that was compiled, since nothing was found."""
+        self._compiled += 1
+        kept = kept_of(compiled)
+        if isinstance(kept, str):
+            self._refusal = self._refusal or kept
+
+    def settle(self) -> None:
+        """Count what became of the graph, and report what was found."""
+        if not self._session.settings.graph_cache:
+            return
+        if self._refusal:
+            _log.info("a graph is not kept: %s", self._refusal)
+            count("bypass", self._refusal)
+        elif self._key and not self._compiled:
+            count("hit")
+            for report in self._revived:
+                record(report)
+                self._session.observe(report.decisions)
+        elif self._key and self._folder.holds(self._key):
+            count("miss")
+        elif self._key:
+            count("error")
+            warn_once("cache", f"a compiled graph could not be written to {self._folder.path}")
+
+    def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
+        session = self._session
+        refused = _not_kept_with(session.settings)
+        if refused:
+            raise NotKept(refused)
+        plugins = inventory(session.plugins)
+        if session.key_facts is None or plugins is None:
+            raise NotKept("a plugin does not say what its code depends on")
+        text = captured_text(gm, example_inputs)
+        from polyfuse.torch_compat.kept_graphs import refusal
+
+        refused = refusal(gm)
+        if refused:
+            raise NotKept(refused)
+        stamp = code_stamp("polyfuse")
+        surroundings = (*global_state.switches(), *plugins, *session.key_facts, stamp)
+        return compiled_key(text, surroundings, session.settings.fingerprint())
+
+    def _revive(self, kept: GraphRecord) -> BoxedCallable:
+        """A stored graph as something that can be called."""
+        from polyfuse.torch_compat.kept_graphs import KeptIsGone
+
+        start = time.perf_counter()
+        try:
+            facts: dict[str, str] = {}
+            kernels = {name: self._kernel(place, facts) for name, place in kept.kernels.items()}
+            module = load(kept.text, kernels, kept.constants)
+        except Exception as error:
+            self._folder.drop(self._key)
+            _log.info("a compiled graph that was kept cannot be used: %s", error)
+            raise KeptIsGone(str(error)) from error
+        seconds = time.perf_counter() - start
+        report = replace(
+            kept.report,
+            compile_seconds=seconds,
+            stage_seconds=(("read", seconds),),
+            recording=module.graph_status,
+            kept=True,
+        )
+        self._revived.append(report)
+        return module
+
+    def _kernel(self, place: KernelRecord, facts: dict[str, str]) -> KernelEntry:
+        session = self._session
+        backend = session.plugins.backend(place.backend)
+        if facts.setdefault(backend.name, _facts(backend)) != place.facts:
+            raise LookupError(f"backend {backend.name!r} is not as it was")
+        found: Located | None = session.store.find(place.key)
+        if found is None:
+            raise LookupError(f"a kernel of backend {backend.name!r} is gone")
+        verdict = backend.review(found.folder, found.source_key)
+        if not verdict:
+            raise LookupError(f"a kernel of backend {backend.name!r} is not as it should be: {verdict}")
+        return session.pool.load_stored(backend, found)
+
+
+def _facts(backend: Backend) -> str:
+    return digest(stable_json(dict(backend.describe())), stable_json(dict(backend.machine())))
+
+
+def _not_kept_with(settings: Settings) -> str:
+    """Why graphs are not kept with these options; empty if they are."""
+    asked = {
+        "cache": not settings.cache,
+        "freezing": settings.freezing,
+        "fuel": settings.fuel is not None,
+        "dump": bool(settings.dump),
+        "profile": settings.profile,
+        "benchmark_harness": settings.benchmark_harness,
+        "tune_kernels": settings.tune_kernels,
+        "tournament": settings.tournament,
+        "benchmark_fusion": settings.benchmark_fusion,
+        "matrix_products": settings.matrix_products == "fastest",
+    }
+    names = [name for name, on in asked.items() if on]
+    return f"the option {names[0]!r} is against it" if names else ""

@@ -1,0 +1,34 @@
+"""The plugins of a session as text: what a compiled graph depends on besides the facts of its backends."""
+
+from __future__ import annotations
+
+from polyfuse.base.code import code_stamp
+from polyfuse.plugin.manager import PluginManager, PluginState, State
+
+__all__ = ["inventory"]
+
+_USABLE = (State.AVAILABLE, State.LOADED)
+
+
+def inventory(plugins: PluginManager) -> tuple[str, ...] | None:
+    """One line for each plugin, equal only for plugins of equal code; None where a plugin has no files by
+    which its code could be told.
+    """
+    lines: list[str] = []
+    for state in plugins.states():
+        usable = state.state in _USABLE
+        line = f"{state.name} {state.distribution} {state.version} {usable or state.reason}"
+        if usable:
+            stamps = [code_stamp(package) for package in _packages(plugins, state)]
+            if not all(stamps):
+                return None
+            line += f" {plugins.settings.backends} {state.manifest} {stamps}"
+        lines.append(line)
+    return tuple(lines)
+
+
+def _packages(plugins: PluginManager, state: PluginState) -> tuple[str, ...]:
+    modules = [plugins.module(state.name)]
+    if state.manifest is not None and state.manifest.load:
+        modules.append(state.manifest.load.partition(":")[0])
+    return tuple(dict.fromkeys(name.partition(".")[0] for name in modules))

@@ -1,0 +1,407 @@
+"""Compiled graphs that an earlier process kept: found where they fit, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyfuse.base.settings import child_environment
+from polyfuse.cache.graphs import GraphCounts, graph_counts, reset_graph_counts
+from polyfuse.compiler.explain import explain
+from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+
+
+@pytest.fixture(autouse=True)
+def _place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "1")
+    fresh()
+    yield
+    fresh()
+
+
+def fresh() -> None:
+    """As in a new process, as far as compiled graphs go."""
+    torch.compiler.reset()
+    forget_sessions()
+    reset_reports()
+    reset_graph_counts()
+
+
+def compiled(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    dynamic = options.pop("dynamic", None)
+    options = {"strict": True, **options}
+    return torch.compile(function, backend="polyfuse", options=options, dynamic=dynamic)(*args)
+
+
+def again(function: Callable[..., Any], *args: Any, **options: Any) -> GraphCounts:
+    """What becomes of the graph of a function in a further process; the result is checked."""
+    fresh()
+    torch.testing.assert_close(compiled(function, *args, **options), function(*args), equal_nan=True)
+    return graph_counts()
+
+
+def check(function: Callable[..., Any], *args: Any, **options: Any) -> None:
+    """A first process keeps the graph, a second one finds it."""
+    first, second = again(function, *args, **options), again(function, *args, **options)
+    assert (first.hits, first.misses, first.bypasses) == (0, 1, {})
+    assert (second.hits, second.misses, second.bypasses) == (1, 0, {})
+
+
+def entries(tmp_path: Path) -> list[Path]:
+    return [path for path in (tmp_path / "cache" / "compiled").glob("*/*") if path.is_file()]
+
+
+def soft(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x * 3, -1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        soft,
+        lambda x: (x.sin(), x, x.shape[0], None),
+        lambda x: x.t().contiguous() @ x,
+        lambda x: x + torch.tensor([1.0, 2.0, 3.0]).sum(),
+        lambda x: torch.nn.functional.dropout(x, 0.5, training=False),
+        lambda x: (x.view(-1)[1:], x.chunk(2, 0)[1]),
+        lambda x: x.sort(0).values.cumsum(-1),
+        lambda x: x.bfloat16() * 2,
+    ],
+)
+def test_results_are_those_of_a_compile(function):
+    check(function, torch.randn(6, 30))
+
+
+@pytest.mark.parametrize(
+    "x", [torch.empty(0, 4), torch.ones(1, 1), torch.tensor([[float("nan"), -0.0, float("inf")]])]
+)
+def test_edges(x):
+    check(lambda x: torch.relu(x) + x.abs(), x)
+
+
+def test_a_strided_input():
+    check(soft, torch.randn(30, 6).t())
+
+
+def test_inputs_that_are_written_to():
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y.exp())
+        return x * 2
+
+    for _ in range(2):
+        fresh()
+        x, y = torch.randn(4, 5), torch.randn(4, 5)
+        mine, theirs = x.clone(), x.clone()
+        torch.testing.assert_close(compiled(f, mine, y), f(theirs, y))
+        torch.testing.assert_close(mine, theirs)
+    assert graph_counts().hits == 1
+
+
+def test_results_that_are_views_of_inputs():
+    x = torch.randn(4, 5)
+    for _ in range(2):
+        fresh()
+        view, other = compiled(lambda x: (x.view(-1), x * 2), x)
+        assert view.data_ptr() == x.data_ptr() and view.shape == (20,)
+        torch.testing.assert_close(other, x * 2)
+    assert graph_counts().hits == 1
+
+
+def trained(model: torch.nn.Module, x: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    call = torch.compile(model, backend="polyfuse", options={"strict": True}) if options else model
+    result = call(x)
+    result.square().sum().backward()
+    return [result.detach(), x.grad, *(p.grad.clone() for p in model.parameters())]
+
+
+def test_training():
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.GELU())
+    x = torch.randn(5, 6)
+    expected = trained(model, x)
+    for hits in (0, 1):
+        fresh()
+        torch.testing.assert_close(trained(model, x, compiled=True), expected)
+        assert graph_counts().hits == hits
+    assert [r.kind for r in last_reports()] == ["forward", "backward"] and last_reports()[0].kept
+
+
+def test_statistics_of_a_model_are_updated():
+    for hits in (0, 1):
+        fresh()
+        torch.manual_seed(0)
+        mine, theirs = torch.nn.BatchNorm1d(6), torch.nn.BatchNorm1d(6)
+        x = torch.randn(5, 6)
+        torch.testing.assert_close(compiled(mine, x), theirs(x))
+        torch.testing.assert_close(mine.running_var, theirs.running_var)
+        assert mine.num_batches_tracked == 1 and graph_counts().hits == hits
+
+
+def test_random_numbers_follow_the_seed():
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(x, 0.5)
+
+    results = []
+    for _ in range(2):
+        fresh()
+        torch.manual_seed(3)
+        results.append(compiled(f, torch.ones(100)))
+    assert torch.equal(*results)
+    torch.manual_seed(4)
+    assert not torch.equal(compiled(f, torch.ones(100)), results[0])
+
+
+def test_dynamic_sizes_and_the_guards_under_which_a_graph_was_made():
+    def f(x: torch.Tensor) -> torch.Tensor:
+        if x.shape[0] > 8:
+            return x.sin() + 1
+        return x.sin() + 1 if x.shape[0] % 2 else x.cos()
+
+    for rows in (4, 16, 17):
+        first, second = (again(f, torch.randn(rows, 5), dynamic=True) for _ in range(2))
+        assert second.hits == 1, (rows, first, second)
+    torch._dynamo.mark_dynamic(x := torch.randn(12, 5), 0)
+    function = torch.compile(f, backend="polyfuse")
+    for rows in (12, 20, 6, 5):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(function(x), f(x))
+
+
+def test_a_guard_made_by_the_compiler_holds_after_a_hit():
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.view(2, -1).sum(0)
+
+    for hits in (0, 1):
+        fresh()
+        function = torch.compile(f, backend="polyfuse", dynamic=True)
+        for rows in (6, 8, 10):
+            x = torch.randn(rows, 3)
+            torch.testing.assert_close(function(x), f(x))
+        assert graph_counts().hits >= hits
+        with pytest.raises(RuntimeError):
+            function(torch.randn(1, 3))
+
+
+CHANGES: dict[str, Callable[[], Any]] = {
+    "type": lambda: again(soft, torch.randn(5, 30, dtype=torch.float64)),
+    "size": lambda: again(soft, torch.randn(5, 31)),
+    "stride": lambda: again(soft, torch.randn(30, 5).t()),
+    "gradient": lambda: again(soft, torch.randn(5, 30, requires_grad=True)),
+    "constant": lambda: again(lambda x: torch.softmax(x * 4, -1), torch.randn(5, 30)),
+    "kind of number": lambda: again(lambda x: torch.softmax(x * 3.0, -1), torch.randn(5, 30)),
+    "option": lambda: again(soft, torch.randn(5, 30), numerics="eager"),
+    "backend": lambda: again(soft, torch.randn(5, 30), backends=["interpreter"]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_is_not_the_same_is_not_found(name):
+    assert again(soft, torch.randn(5, 30)).misses == 1
+    assert CHANGES[name]().hits == 0
+    assert again(soft, torch.randn(5, 30)).hits == 1
+
+
+SWITCHES = {
+    "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+        True,
+    ),
+    "gradients": (torch.is_grad_enabled, torch.set_grad_enabled, False),
+    "default type": (torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "threads": (torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_switches_of_torch_are_part_of_the_key(name):
+    get, put, other = SWITCHES[name]
+    before = get()
+    assert again(soft, torch.randn(5, 30)).misses == 1
+    try:
+        put(other)
+        assert again(soft, torch.randn(5, 30, dtype=torch.float32)).hits == 0
+    finally:
+        put(before)
+    assert again(soft, torch.randn(5, 30)).hits == 1
+
+
+def test_autocast_is_part_of_the_key():
+    layer = torch.nn.Linear(8, 8)
+    x = torch.randn(4, 8)
+    results = []
+    for dtype in (None, torch.bfloat16, torch.float16, torch.bfloat16):
+        fresh()
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            results.append(compiled(layer, x).dtype)
+    assert results == [torch.float32, torch.bfloat16, torch.float16, torch.bfloat16]
+    assert graph_counts().hits == 1
+
+
+def test_two_models_that_differ_in_a_constant_tensor():
+    for value in (1.0, 2.0, 1.0):
+        constant = torch.full((5,), value)
+        assert again(lambda x, c=constant: x * 2 + c, torch.randn(4, 5)).errors == 0
+        text = f"lambda x: x * 2 + torch.tensor([{value}, 3.0])"
+        assert again(eval(text, {"torch": torch}), torch.randn(4, 2)).errors == 0
+
+
+def test_a_kernel_that_is_gone_is_a_miss(tmp_path):
+    check(soft, torch.randn(5, 30))
+    shutil.rmtree(tmp_path / "cache" / "kernels")
+    assert again(soft, torch.randn(5, 30)).misses == 1
+    assert again(soft, torch.randn(5, 30)).hits == 1
+
+
+def test_a_backend_that_describes_itself_otherwise_is_a_miss(monkeypatch):
+    check(soft, torch.randn(5, 30), backends=["interpreter"])
+    from polyfuse.reference.backend import InterpreterBackend
+
+    monkeypatch.setattr(InterpreterBackend, "describe", lambda self: {"version": "another"})
+    assert again(soft, torch.randn(5, 30), backends=["interpreter"]).misses == 1
+    assert again(soft, torch.randn(5, 30), backends=["interpreter"]).hits == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"nothing", pickle.dumps({"an": "other"})])
+def test_a_damaged_entry_is_a_miss(tmp_path, content):
+    check(soft, torch.randn(5, 30))
+    for path in entries(tmp_path):
+        path.write_bytes(content)
+    assert again(soft, torch.randn(5, 30)).hits == 0
+
+
+def test_an_entry_cut_short_is_a_miss(tmp_path):
+    check(soft, torch.randn(5, 30))
+    for path in entries(tmp_path):
+        path.write_bytes(path.read_bytes()[:-100])
+    assert again(soft, torch.randn(5, 30)).misses == 1
+
+
+def test_a_folder_that_cannot_be_written_only_warns(tmp_path, warned):
+    assert again(lambda x: x.sin(), torch.randn(3)).misses == 1
+    shutil.rmtree(tmp_path / "cache" / "compiled")
+    (tmp_path / "cache" / "compiled").write_text("in the way")
+    assert again(soft, torch.randn(5, 30)).errors == 1
+    assert len(warned) == 1 and "compiled" in warned[0]
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+def _shared() -> tuple[torch.Tensor, torch.Tensor]:
+    base = torch.randn(2, 6)
+    return base[0], base[1]
+
+
+BYPASSES: dict[str, tuple[str, Callable[[], GraphCounts]]] = {
+    "function": ("takes functions", lambda: again(Twice.apply, torch.randn(4, requires_grad=True))),
+    "memory": ("share memory", lambda: again(lambda x, y: x + y, *_shared())),
+    "freezing": ("'freezing'", lambda: again(soft, torch.randn(4, 5), freezing=True)),
+    "fuel": ("'fuel'", lambda: again(soft, torch.randn(4, 5), fuel=100)),
+    "tuning": ("'tune_kernels'", lambda: again(soft, torch.randn(4, 5), tune_kernels=True)),
+    "cache": ("'cache'", lambda: again(soft, torch.randn(4, 5), cache=False)),
+}
+
+
+@pytest.mark.parametrize("name", BYPASSES)
+def test_what_is_not_kept_and_why(name, tmp_path):
+    reason, run = BYPASSES[name]
+    counts = run()
+    assert counts.hits == counts.misses == 0 and not entries(tmp_path)
+    assert [reason in key for key in counts.bypasses] == [True], counts
+
+
+def test_operators_of_others_are_not_kept():
+    @torch.library.custom_op("polyfuse_tests::kept", mutates_args=())
+    def kept(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    kept.register_fake(torch.empty_like)
+    counts = again(lambda x: kept(x) + 1, torch.randn(4))
+    assert "no operator of torch" in next(iter(counts.bypasses))
+
+
+def test_off_means_off(monkeypatch, tmp_path):
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
+    for _ in range(2):
+        assert again(soft, torch.randn(5, 30)) == GraphCounts()
+    assert not entries(tmp_path)
+
+
+def test_reports_say_that_a_graph_was_kept():
+    again(soft, torch.randn(5, 30))
+    (first,) = last_reports()
+    again(soft, torch.randn(5, 30))
+    (second,) = last_reports()
+    assert not first.kept and second.kept
+    assert second.launches == first.launches and second.decisions == first.decisions
+    assert "compiled before" in explain() and isinstance(second, GraphReport)
+
+
+SCRIPT = """
+import json, sys, torch
+from polyfuse.cache.graphs import graph_counts
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.LayerNorm(8))
+x = torch.randn(5, 6)
+compiled = torch.compile(model, backend="polyfuse", options={"strict": True})
+with torch.no_grad():
+    torch.testing.assert_close(compiled(x), model(x))
+result, expected = compiled(x), model(x)
+torch.testing.assert_close(
+    torch.autograd.grad(result.sum(), model[0].weight), torch.autograd.grad(expected.sum(), model[0].weight)
+)
+counts = graph_counts()
+print(json.dumps([counts.hits, counts.misses, counts.bypasses, counts.errors, sorted(sys.modules)]))
+"""
+
+
+def start() -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SCRIPT]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
+    )
+
+
+def outcome(process: subprocess.Popen[str]) -> list[Any]:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err[-2000:]
+    found: list[Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def test_another_process_compiles_nothing_and_loads_no_part_that_compiles():
+    assert outcome(start())[:4] == [0, 2, {}, 0]
+    *counts, modules = outcome(start())
+    assert counts == [2, 0, {}, 0]
+    parts = ("ir", "graph", "lowering", "scheduler", "compile_fx", "codegen.wrapper")
+    assert not {f"torch._inductor.{part}" for part in parts} & set(modules)
+    own = {"polyfuse.lowering.lower", "polyfuse.program.plan", "polyfuse.compiler.stages"}
+    assert not own & set(modules)
+
+
+def test_processes_that_write_at_once():
+    together = [start() for _ in range(3)]
+    for process in together:
+        hits, misses, bypasses, errors, _ = outcome(process)
+        assert hits + misses == 2 and not bypasses and not errors
+    assert outcome(start())[:2] == [2, 0]
