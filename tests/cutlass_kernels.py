@@ -21,6 +21,10 @@ RESIDUAL = (
     *("b0 = load {out} bias[i1]", "b1 = cast f32 (b0)", "b2 = add f32 ({sum}, b1)"),
     *("b3 = load {out} added[{place}]", "b4 = cast f32 (b3)", "value = add f32 (b2, b4)"),
 )
+SCALED = (
+    *("of_row = load f32 scale[i0]", "of_column = load {out} bias[i1]", "b1 = cast f32 (of_column)"),
+    *("b2 = mul f32 ({sum}, of_row)", "value = add f32 (b2, b1)"),
+)
 PLAIN = ("one = const f32 1.0", "value = mul f32 ({sum}, one)")
 
 
@@ -39,6 +43,7 @@ def product(
     dynamic: bool = False,
     deep: bool = False,
     place: str = "",
+    pitch: int = 0,
     numerics: str = "fast",
     kind: str = "",
 ) -> Kernel:
@@ -46,20 +51,22 @@ def product(
 
     `left` and `right` say along what the operands run in memory: `depth`, or rows or columns. With `shared`
     there is one right operand for the whole batch; with `dynamic` the number of rows is a symbol, with `deep`
-    the depth is one times 64. `kind` is that of the contraction, if not the one usual for `dtype`.
+    the depth is one times 64. `kind` is that of the contraction, if not the one usual for `dtype`, and
+    `pitch` the step from a row of the result to the next, if rows do not follow each other.
     """
     m = "s0" if dynamic else str(rows)
     n, k = columns, "64*s0" if deep else depth
     whole = dtype in ("i8", "u8")
     at_left = f"{k}*i0 + r0" if left == "depth" else f"{m}*r0 + i0"
     at_right = f"{k}*i1 + r0" if right == "depth" else f"{n}*r0 + i1"
-    at = place or f"{n}*i0 + i1"
+    pitch = pitch or n
+    at = place or f"{pitch}*i0 + i1"
     axes = [f"i0{{{m}}} ~ {rows}", f"i1{{{n}}} ~ {n}"]
     count = max(batch, 1)
     if batch:
         axes.insert(0, f"b0{{{batch}}} ~ {batch}")
         at_left = f"{k}*{m}*b0 + {at_left}"
-        at = f"{n}*{m}*b0 + {at}"
+        at = f"{pitch}*{m}*b0 + {at}"
         if not shared:
             at_right = f"{n}*{k}*b0 + {at_right}"
     lines = [line.format(sum="total" if whole else "product", out=out, place=at) for line in epilogue]
@@ -76,9 +83,11 @@ def product(
     body = "\n".join(lines)
     if "bias[" in body:
         arguments.append(f"in bias: {out}[{n}] aligned")
+    if "scale[" in body:
+        arguments.append(f"in scale: f32[{m}] aligned")
     if "added[" in body:
         arguments.append(f"in added: {out}[{count * n}*{m}] aligned")
-    arguments.append(f"out out0: {out}[{count * n}*{m}] aligned")
+    arguments.append(f"out out0: {out}[{count * pitch}*{m}] aligned")
     if dynamic or deep:
         arguments.append(f"size s0: i64 ~ {rows if dynamic else depth // 64}")
     text = f"""kernel product on cuda {{

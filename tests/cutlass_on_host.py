@@ -14,6 +14,8 @@ import torch
 from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import evaluate
 from polyfuse_cutlass.hopper import hopper_source
+from polyfuse_cutlass.launch import resolved
+from polyfuse_cutlass.meta import KernelMeta
 from polyfuse_cutlass.problem import Matrix, extent, problem_of
 from polyfuse_cutlass.tiling import Tiling
 
@@ -34,21 +36,50 @@ extern "C" void run(const Args* args, const Acc* sums) {
 }
 }
 """
+_RUN_ROUNDED = """
+extern "C" void run(const Args* args, const Acc* sums, Result* results, const i64* steps) {
+  const int X = extent_x(*args), Y = extent_y(*args);
+  for (int batch = 0; batch < batches(*args); ++batch) {
+    int of[RESULT_BATCHES];
+    result_batches(*args, batch, of);
+    Result* matrix = results;
+    for (int i = 0; i < RESULT_BATCHES; ++i) matrix += of[i] * steps[1 + i];
+    for (int x = 0; x < X; ++x)
+      for (int y = 0; y < Y; y += VEC) {
+        OfRow row;
+        OfColumns columns;
+        fetch_row(*args, batch, x, row);
+        fetch_columns(*args, batch, y, columns);
+        const i64 at = ((i64)batch * X + x) * Y + y;
+        const Acc sum[VEC] = {sums[at], sums[at + 1]};
+        f32 to[VEC];
+        finish(*args, batch, x, y, sum, row, columns, to);
+        for (int j = 0; j < VEC; ++j) matrix[x * steps[0] + y + j] = memory_form<Result>::of(to[j]);
+      }
+  }
+}
+}
+"""
 
 
 def run_on_host(kernel: Kernel, operands: Sequence[torch.Tensor | int], tiling: Tiling, folder: Path) -> None:
-    """Execute a kernel on tensors of the processor: products by torch, everything else by its own text."""
+    """Execute a kernel on tensors of the processor: products by torch, everything else by its own text.
+
+    Results that the copy engine stores go to where its map says.
+    """
     problem = problem_of(kernel)
     if tiling.swap:
         problem = problem.swapped
-    text = hopper_source(problem_of(kernel), tiling).rendered()
+    made = hopper_source(problem_of(kernel), tiling)
+    text, meta = made.rendered(), KernelMeta.parse(made.meta)
+    rounded = len(meta.maps) > 2
     start, end = text.index("#ifndef PF_MATH"), text.index("// The kernel:")
     text = text[start:end]
     text = text[: text.index("#ifndef PF_HOPPER")] + text[text.index("namespace in_") :]
     text = re.sub(r"PF_INLINE void product\(.*?^}$", "", text, flags=re.S | re.M)
     text = re.sub(r"#pragma unroll.*", "", text)
     source = folder / "epilogue.cpp"
-    source.write_text(f'#include "{_HEADER}"\n{text}{_RUN}')
+    source.write_text(f'#include "{_HEADER}"\n{text}{_RUN_ROUNDED if rounded else _RUN}')
     compiler = shutil.which("g++") or "c++"
     command = [compiler, "-std=gnu++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", str(source)]
     subprocess.run([*command, "-o", str(folder / "epilogue.so")], check=True, timeout=120)
@@ -68,4 +99,11 @@ def run_on_host(kernel: Kernel, operands: Sequence[torch.Tensor | int], tiling: 
     sums = (left.double() @ right.double().transpose(-1, -2)).to(problem.dtype.torch).contiguous()
     packed = (ctypes.c_uint64 * len(operands))(*(v if isinstance(v, int) else v.data_ptr() for v in operands))
     library = ctypes.CDLL(str(folder / "epilogue.so"))
-    library.run(packed, ctypes.c_void_p(sums.data_ptr()))
+    if not rounded:
+        library.run(packed, ctypes.c_void_p(sums.data_ptr()))
+        return
+    found = resolved(meta, tuple(sizes.values()))
+    result, steps = operands[meta.maps[2].arg], (ctypes.c_int64 * 4)(*(n // 2 for n in found.strides[2]))
+    assert isinstance(result, torch.Tensor)
+    place = ctypes.c_void_p(result.data_ptr() + found.offsets[2])
+    library.run(packed, ctypes.c_void_p(sums.data_ptr()), place, steps)

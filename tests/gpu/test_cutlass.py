@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cutlass_kernels import GELU, PLAIN, RESIDUAL, product
+from cutlass_kernels import GELU, PLAIN, RESIDUAL, SCALED, product
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.report import last_reports
@@ -92,6 +92,64 @@ def test_layouts(backend, tmp_path, tiling, left, right):
     if fault:
         pytest.skip(f"the tiling does not take this layout: {fault}")
     compare(backend, kernel, one, 136, tmp_path)
+
+
+ROUNDED = {
+    **{name: TILINGS[name] for name in ("wide", "tall", "turns", "whole lines", "across", "square")},
+    "three pieces": Tiling(1, 192, stages=4),
+    "overlapping pieces": Tiling(1, 176, stages=4),
+    "little more than a piece": Tiling(1, 72, stages=4),
+    "one group": Tiling(1, 64, consumers=1, stages=4),
+    "changed places": Tiling(1, 64, stages=4, swap=True),
+}
+"""Tilings whose results may be rounded before they leave a thread."""
+
+
+@pytest.mark.parametrize("tiling", ROUNDED)
+@pytest.mark.parametrize("shape", ((136, 264, 200), (700, 1000, 72), (300, 64, 64), (3, 8, 8)))
+def test_rounded_results(backend, tmp_path, tiling, shape):
+    """What varies with rows and with columns, edges within tiles and pieces, and rows that are not dense."""
+    one, (rows, columns, _) = ROUNDED[tiling], shape
+    place = f"{rows}*i1 + i0" if one.swap and rows % 8 == 0 else ""
+    kernel = product(*shape, epilogue=SCALED, place=place, pitch=0 if place else columns + 16)
+    text = backend.emit(kernel, one.config).text
+    assert ("put_matrices(piece" in text) == (not one.swap or bool(place))
+    compare(backend, kernel, one, rows, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out"), (("f16", "f16"), ("f32", "bf16"), ("i8", "f16"), ("f8e4m3", "bf16"), ("f8e5m2", "f16"))
+)
+@pytest.mark.parametrize("batch", (0, 3))
+def test_rounded_types_and_batches(backend, tmp_path, dtype, out, batch):
+    kernel = product(328, 400, 208, dtype=dtype, out=out, batch=batch, epilogue=SCALED)
+    assert "put_matrices(piece" in backend.emit(kernel, Tiling(1, 176, stages=4).config).text
+    compare(backend, kernel, Tiling(1, 176, stages=4), 328, tmp_path)
+
+
+@pytest.mark.parametrize("rows", (1, 63, 129))
+def test_rounded_rows_known_at_run_time(backend, tmp_path, rows):
+    kernel = product(300, 136, 64, dynamic=True, epilogue=SCALED, batch=2)
+    assert "put_matrices(piece" in backend.emit(kernel, Tiling(1, 64, stages=4).config).text
+    compare(backend, kernel, Tiling(1, 64, stages=4), rows, tmp_path)
+
+
+@pytest.mark.parametrize("tiling", ("wide", "turns", "three pieces", "overlapping pieces"))
+def test_rounded_results_over_many_rounds(backend, tmp_path, tiling):
+    """Pieces wait for the copy engine while the next tiles are multiplied."""
+    x, w = (torch.randn(n, 264, device="cuda").bfloat16() for n in (8000, 8200))
+    bias, scale = torch.randn(8200, device="cuda").bfloat16(), torch.rand(8000, device="cuda")
+    kernel = product(8000, 8200, 264, epilogue=SCALED)
+    source = backend.emit(kernel, ROUNDED[tiling].config)
+    backend.build([source], tmp_path)
+    launch = backend.load(tmp_path)[source.key]
+    out = torch.full((8000, 8200), torch.nan, device="cuda", dtype=torch.bfloat16)
+    given = {"in0": x, "in1": w, "bias": bias, "scale": scale, "out0": out}
+    wanted = (x @ w.t()).float() * scale[:, None] + bias.float()
+    for _ in range(3):
+        launch(*(given[arg.name] for arg in kernel.args))
+        torch.testing.assert_close(out.float(), wanted, rtol=2e-2, atol=1e-1)
+        out.fill_(torch.nan)
 
 
 @pytest.mark.parametrize("shape", ((1, 8, 8), (3, 5, 8), (13, 1000, 72), (257, 130, 64), (300, 72, 8)))

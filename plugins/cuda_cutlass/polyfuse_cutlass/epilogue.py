@@ -18,7 +18,7 @@ from polyfuse_cutlass.ops import cast_text, literal, operation_text, unsupported
 from polyfuse_cutlass.problem import Problem, divides, extent
 from polyfuse_cutlass.scope import index_text
 
-__all__ = ["Vector", "epilogue_text", "heavy", "refusal", "vector_of"]
+__all__ = ["Asked", "Vector", "Writer", "epilogue_text", "heavy", "places", "refusal", "vector_of"]
 
 _WIDEST = 16
 _MOST = 8
@@ -84,22 +84,16 @@ def epilogue_text(problem: Problem, vector: Vector) -> str:
     """The function `finish`, and `fetch` for what it needs from memory besides the sums, wherever that can be
     asked for before they are there. The first may be called without the second.
     """
-    writer = _Writer(problem, vector)
+    writer = Writer(problem, vector)
     for stmt in problem.epilogue:
         writer.statement(stmt)
-    places = _places(problem)
     return "\n".join(
         [
-            f"constexpr int FETCHED = {writer.fetched};  // bytes",
-            "struct Fetched {",
-            *(f"  {field};" for field in writer.fields),
-            "};",
-            "PF_INLINE void fetch(const Args& args, int batch, int x, int y, Fetched& fetched) {",
-            *(f"  {line}" for line in (*places, *writer.asked) if writer.asked),
-            "}",
+            f"constexpr int FETCHED = {writer.asked.bytes};  // bytes",
+            *writer.asked.text(problem, "Fetched", "fetch", "xy"),
             "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC], "
             "const Fetched& fetched) {",
-            *(f"  {line}" for line in (*places, *writer.lines)),
+            *(f"  {line}" for line in (*places(problem), *writer.lines)),
             "}",
             "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC]) {",
             "  Fetched fetched;",
@@ -110,8 +104,8 @@ def epilogue_text(problem: Problem, vector: Vector) -> str:
     )
 
 
-def _places(problem: Problem) -> list[str]:
-    """The axes' values, from the numbers of batch, row and column."""
+def places(problem: Problem, known: str = "xy") -> list[str]:
+    """The axes' values, from the numbers of batch, row (`x`) and column (`y`), as far as they are known."""
     lines = ["i64 rest = batch;"] if problem.batch else []
     names = sizes(problem)
     for number, one in enumerate(reversed(problem.batch)):
@@ -121,7 +115,7 @@ def _places(problem: Problem) -> list[str]:
         if not last:
             lines.append(f"rest /= {size};")
     for place, tiled in (("x", problem.rows), ("y", problem.columns)):
-        if tiled is not None:
+        if tiled is not None and place in known:
             lines.append(f"const i64 a_{axis_name(tiled)} = {place};")
     return lines
 
@@ -132,21 +126,47 @@ def sizes(problem: Problem) -> dict[str, str]:
 
 
 @dataclass
-class _Writer:
+class Asked:
+    """What is asked of memory before sums are there.
+
+    Attributes:
+        name: what a structure of it is called where it is used.
+        fields: of that structure.
+        lines: that fill it.
+        bytes: that it holds.
+    """
+
+    name: str
+    fields: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    bytes: int = 0
+
+    def text(self, problem: Problem, structure: str, function: str, known: str) -> list[str]:
+        """The structure, and the function that fills it, which is told the batch and what else is `known`."""
+        given = "".join(f"int {place}, " for place in known)
+        return [
+            f"struct {structure} {{",
+            *(f"  {one};" for one in self.fields),
+            "};",
+            f"PF_INLINE void {function}(const Args& args, int batch, {given}{structure}& {self.name}) {{",
+            *(f"  {line}" for line in (*places(problem, known), *self.lines) if self.lines),
+            "}",
+        ]
+
+
+@dataclass
+class Writer:
     """What becomes of statements.
 
     Attributes:
         lines: of `finish`.
-        fields, asked: of the structure that `fetch` fills, and its lines.
-        fetched: bytes that it fetches.
+        asked: what is asked for beforehand.
     """
 
     problem: Problem
     vector: Vector
     lines: list[str] = field(default_factory=list)
-    fields: list[str] = field(default_factory=list)
-    asked: list[str] = field(default_factory=list)
-    fetched: int = 0
+    asked: Asked = field(default_factory=lambda: Asked("fetched"))
     types: dict[str, DType] = field(default_factory=dict)
     varies: dict[str, bool] = field(default_factory=dict)
 
@@ -178,7 +198,7 @@ class _Writer:
     def statement(self, stmt: Stmt) -> None:
         """One statement."""
         if stmt.op == "store":
-            self._store(stmt)
+            self.store(stmt)
             return
         (target,) = stmt.targets
         varies = any(self.varies[name] for name in stmt.args) or any(
@@ -187,7 +207,7 @@ class _Writer:
         self.types[target], self.varies[target] = stmt.dtype, varies
         if stmt.op == "load" and self._fetched(stmt, target, varies):
             return
-        if stmt.op == "load" and varies and self._packed(stmt, 0):
+        if stmt.op == "load" and varies and self.packed(stmt):
             kind = self.args[stmt.attrs[0]].dtype.value
             lasting = "true" if self.args[stmt.attrs[0]].kind == "in" else "false"
             at = self.place(stmt.attrs[1], (), False)
@@ -200,21 +220,26 @@ class _Writer:
     def _fetched(self, stmt: Stmt, target: str, varies: bool) -> bool:
         """Let `fetch` load it, if it can do so in one access."""
         buffer, index, indirect, masked = stmt.attrs
-        if indirect or masked or self.args[buffer].kind != "in" or (varies and not self._packed(stmt, 0)):
+        if indirect or masked or self.args[buffer].kind != "in" or (varies and not self.packed(stmt)):
             return False
         kind = self.args[buffer].dtype
         at = self.place(index, (), False)
+        asked = self.asked_with(varies)
         if varies:
-            self.fields.append(f"Held<{kind.value}, VEC> p_{target}")
-            self.asked.append(f"hold<VEC>(args.{buffer} + ({at}), fetched.p_{target});")
-            self.lines.append(f"const Pack<{kind.value}, VEC> p_{target} = fetched.p_{target}.pack();")
+            asked.fields.append(f"Held<{kind.value}, VEC> p_{target}")
+            asked.lines.append(f"hold<VEC>(args.{buffer} + ({at}), {asked.name}.p_{target});")
+            self.lines.append(f"const Pack<{kind.value}, VEC> p_{target} = {asked.name}.p_{target}.pack();")
             self._define(target, stmt.dtype, True, f"p_{target}.item[j]")
         else:
-            self.fields.append(f"{kind.value} v_{target}")
-            self.asked.append(f"fetched.v_{target} = lasting(&args.{buffer}[{at}]);")
-            self._define(target, stmt.dtype, False, f"fetched.v_{target}")
-        self.fetched += max(_REGISTER, kind.itemsize * (self.vector.count if varies else 1))
+            asked.fields.append(f"{kind.value} v_{target}")
+            asked.lines.append(f"{asked.name}.v_{target} = lasting(&args.{buffer}[{at}]);")
+            self._define(target, stmt.dtype, False, f"{asked.name}.v_{target}")
+        asked.bytes += max(_REGISTER, kind.itemsize * (self.vector.count if varies else 1))
         return True
+
+    def asked_with(self, varies: bool) -> Asked:
+        """With what a value is asked for that varies among neighbours, or does not."""
+        return self.asked
 
     def _define(self, target: str, dtype: DType, varies: bool, text: str) -> None:
         if varies:
@@ -244,7 +269,7 @@ class _Writer:
             return f"{values[count]} ? {read} : {values[count + 1]}" if masked else read
         return operation_text(stmt.op, self.types[stmt.args[-1]], values)
 
-    def _packed(self, stmt: Stmt, skip: int) -> bool:
+    def packed(self, stmt: Stmt) -> bool:
         """Whether an access of neighbours is one."""
         buffer, index, indirect = stmt.attrs[:3]
         masked = stmt.attrs[-1]
@@ -252,11 +277,12 @@ class _Writer:
             return False
         return _lined_up(self.problem, buffer, index, self.axis, self.vector.count)
 
-    def _store(self, stmt: Stmt) -> None:
+    def store(self, stmt: Stmt) -> None:
+        """What becomes of a result."""
         buffer, index, count, _mode, masked = stmt.attrs
         kind = self.args[buffer].dtype
         value = cast_text(self.value(stmt.args[0]), self.types[stmt.args[0]], kind)
-        if self._packed(stmt, 1):
+        if self.packed(stmt):
             self.lines += [
                 "{",
                 f"  Pack<{kind.value}, VEC> p;",

@@ -12,11 +12,12 @@ from polyfuse.symbolic import IndexLike, axis_name, bounds, product, python_text
 from polyfuse_cutlass.epilogue import Vector, epilogue_text, heavy, sizes, vector_of
 from polyfuse_cutlass.library_text import args_text, constants, part
 from polyfuse_cutlass.meta import KernelMeta, MetaArg, TensorMap
-from polyfuse_cutlass.problem import COPY_ALIGNMENT, Matrix, Problem, divides, extent
+from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, divides, extent
+from polyfuse_cutlass.rounded import PAIR, ROWS_AT_ONCE, rounded_text, stored
 from polyfuse_cutlass.scope import index_text
 from polyfuse_cutlass.tiling import Tiling
 
-__all__ = ["LANGUAGE", "check", "hopper_source"]
+__all__ = ["LANGUAGE", "check", "hopper_source", "result_of"]
 
 LANGUAGE = "cuda"
 _PARTS = ("types.cuh", "math.cuh", "hopper.cuh")
@@ -43,7 +44,6 @@ _PRODUCT_TYPES: Mapping[DType, str] = MappingProxyType(
     }
 )
 _REFUSED = "another backend, or the library, computes it"
-_MOST_BATCHES = 3
 
 
 def check(problem: Problem) -> None:
@@ -60,7 +60,7 @@ def check(problem: Problem) -> None:
         others = (matrix.depth if matrix.along else matrix.row, *matrix.batch)
         if not all(divides(step, stride) for stride in others):
             raise UnsupportedError("an operand's rows may not begin at multiples of 16 bytes", _REFUSED)
-        if len(matrix.batches) > _MOST_BATCHES:
+        if len(matrix.batches) > MOST_BATCHES:
             raise UnsupportedError("an operand has too many batch axes", _REFUSED)
         if any((bounds(stride)[0] or 0) < 0 for stride in others):
             raise UnsupportedError("an operand is walked backwards", _REFUSED)
@@ -74,29 +74,49 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
     fault = tiling.fault(problem)
     if fault:
         raise UnsupportedError(fault, "choose another tiling")
-    vector = vector_of(problem)
+    result = result_of(problem, tiling)
+    vector = PAIR if result else vector_of(problem)
     text = "\n".join(
         [
             *(part(name) for name in _PARTS),
             f"namespace in_{Source.SYMBOL} {{",
-            *_constants(problem, tiling, vector),
+            *_constants(problem, tiling, vector, result),
             args_text(problem),
-            _extents(problem),
+            _extents(problem, result),
             _product(problem, tiling.columns // tiling.parts(problem)),
-            epilogue_text(problem, vector),
+            rounded_text(problem) if result else epilogue_text(problem, vector),
             part("gemm.cuh"),
+            *(part(name) for name in _ends(tiling, result)),
+            part("block.cuh"),
             "}",
             "#undef PF_CLUSTER",
+            "#undef PF_RESULT_MAP",
+            "#undef PF_RESULT_PLACE",
             "#undef PF_ACC_OPERAND",
             "#undef PF_ACC_IN",
             "#undef PF_ACC_OUT",
             "",
         ]
     )
-    return Source(problem.kernel.name, text, LANGUAGE, meta=_meta(problem, tiling).text())
+    return Source(problem.kernel.name, text, LANGUAGE, meta=_meta(problem, tiling, result).text())
 
 
-def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
+def result_of(problem: Problem, tiling: Tiling) -> Matrix | None:
+    """Where results lie that are rounded before they leave a thread, or None where they leave as sums.
+
+    Much arithmetic that another group's products hide is better done in a loop, which rounding is not.
+    """
+    return stored(problem) if tiling.may_round and not (tiling.turns and heavy(problem)) else None
+
+
+def _ends(tiling: Tiling, result: Matrix | None) -> tuple[str, ...]:
+    """The fixed parts that say what becomes of sums."""
+    if tiling.split > 1:
+        return ("parts.cuh",)
+    return "rounded.cuh" if result else "turned.cuh", "tiles.cuh"
+
+
+def _constants(problem: Problem, tiling: Tiling, vector: Vector, result: Matrix | None) -> list[str]:
     numbers = {
         "BLOCKS": tiling.blocks,
         "BY": tiling.columns,
@@ -110,11 +130,13 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
         "SPLIT": tiling.split,
         "RASTER": tiling.raster,
         "BUFFERS": tiling.buffers,
+        "STAGING": tiling.staging_bytes,
         "CHUNK": tiling.chunk,
         "VEC": vector.count,
         "BYTES": problem.left.dtype.itemsize,
         "X_BATCHES": max(1, len(problem.left.batches)),
         "Y_BATCHES": max(1, len(problem.right.batches)),
+        "RESULT_BATCHES": max(1, len(result.batches)) if result else 1,
         "UNROLL": 1 if heavy(problem) else 4,
         "RESIDENT": tiling.resident,
     }
@@ -134,10 +156,12 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector) -> list[str]:
         f'#define PF_ACC_IN(a) "{letter}"(a)',
         f'#define PF_ACC_OUT(a) "={letter}"(a)',
         f"#define PF_CLUSTER {cluster}".rstrip(),
+        f"#define PF_RESULT_MAP{' const __grid_constant__ TensorMap map_result,' if result else ''}",
+        f"#define PF_RESULT_PLACE {'&map_result' if result else '0'}",
     ]
 
 
-def _extents(problem: Problem) -> str:
+def _extents(problem: Problem, result: Matrix | None) -> str:
     names = sizes(problem)
     lines = [
         f"PF_INLINE int {name}(const Args& args) {{ return (int)({index_text(value, names)}); }}"
@@ -152,18 +176,30 @@ def _extents(problem: Problem) -> str:
         "// Where an operand's matrices of a batch are, along each batch axis that it has.",
         "PF_INLINE void operand_batches(const Args& args, int batch, int (&bx)[X_BATCHES], "
         "int (&by)[Y_BATCHES]) {",
-        "  bx[0] = by[0] = 0;",
+        *_batches(problem, {"bx": problem.left, "by": problem.right}),
+        "}",
     ]
-    places = {
-        ("bx", axis_number): place for place, axis_number in enumerate(reversed(problem.left.batches))
-    } | {("by", axis_number): place for place, axis_number in enumerate(reversed(problem.right.batches))}
+    if result:
+        lines += [
+            "PF_INLINE void result_batches(const Args& args, int batch, int (&of)[RESULT_BATCHES]) {",
+            *_batches(problem, {"of": result}),
+            "}",
+        ]
+    return "\n".join(lines)
+
+
+def _batches(problem: Problem, matrices: Mapping[str, Matrix]) -> list[str]:
+    """Takes the number of a batch apart, into the places of matrices along their batch axes."""
+    names = sizes(problem)
+    lines = [f"  {' = '.join(f'{name}[0]' for name in matrices)} = 0;"]
     for number in reversed(range(len(problem.batch))):
         size = f"(int)({index_text(extent(problem.batch[number]), names)})"
-        for operand in ("bx", "by"):
-            if (operand, number) in places:
-                lines.append(f"  {operand}[{places[operand, number]}] = batch % {size};")
+        for name, matrix in matrices.items():
+            if number in matrix.batches:
+                place = tuple(reversed(matrix.batches)).index(number)
+                lines.append(f"  {name}[{place}] = batch % {size};")
         lines.append(f"  batch /= {size};")
-    return "\n".join([*lines, "}"])
+    return lines
 
 
 def _product(problem: Problem, columns: int) -> str:
@@ -188,10 +224,9 @@ PF_INLINE void product(Acc (&d)[{count}], u64 a, u64 b, int more) {{
 }}"""
 
 
-def _map(problem: Problem, matrix: Matrix, rows: IndexLike, box: int) -> TensorMap:
+def _map(problem: Problem, matrix: Matrix, rows: IndexLike, box: int, depth: IndexLike) -> TensorMap:
     size = matrix.dtype.itemsize
     number = [arg.name for arg in problem.kernel.args].index(matrix.arg.name)
-    depth = extent(problem.depth)
     batches = tuple(reversed(matrix.batches))
     inner, outer, stride = (rows, depth, matrix.depth) if matrix.along else (depth, rows, matrix.row)
     extents: list[IndexLike] = [inner, outer, *(extent(problem.batch[i]) for i in batches)]
@@ -211,17 +246,20 @@ def _map(problem: Problem, matrix: Matrix, rows: IndexLike, box: int) -> TensorM
     )
 
 
-def _meta(problem: Problem, tiling: Tiling) -> KernelMeta:
-    rows, columns = extent(problem.rows), extent(problem.columns)
+def _meta(problem: Problem, tiling: Tiling, result: Matrix | None) -> KernelMeta:
+    rows, columns, depth = (extent(a) for a in (problem.rows, problem.columns, problem.depth))
+    maps = [
+        _map(problem, problem.left, rows, tiling.taken // tiling.down, depth),
+        _map(problem, problem.right, columns, tiling.columns // tiling.across, depth),
+    ]
+    if result:
+        maps.append(_map(problem, result, rows, ROWS_AT_ONCE, columns))
     over = tiling.taken * tiling.across, tiling.columns * tiling.down
     tiles = [f"-(-({python_text(n)}) // {step})" for n, step in zip((rows, columns), over, strict=True)]
     batch = python_text(product(extent(a) for a in problem.batch))
     return KernelMeta(
         args=tuple(MetaArg(arg.name, arg.kind != "size") for arg in problem.kernel.args),
-        maps=(
-            _map(problem, problem.left, rows, tiling.taken // tiling.down),
-            _map(problem, problem.right, columns, tiling.columns // tiling.across),
-        ),
+        maps=tuple(maps),
         tiles=f"{tiles[0]} * {tiles[1]} * ({batch})",
         cluster=tiling.cluster,
         lasting=tiling.split == 1,

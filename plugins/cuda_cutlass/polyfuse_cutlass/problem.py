@@ -11,15 +11,17 @@ from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, free_axes
 
-__all__ = ["Matrix", "Problem", "divides", "extent", "problem_of"]
+__all__ = ["Matrix", "Problem", "divides", "extent", "problem_of", "strided"]
 
 COPY_ALIGNMENT = 16
 """Bytes of which the copy engine wants addresses and strides to be multiples."""
+MOST_BATCHES = 3
+"""Batch axes of a matrix with which the copy engine deals."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """One operand where it lies.
+    """One operand where it lies; or the result, whose columns take the place of the depth.
 
     Attributes:
         arg: the kernel's argument.
@@ -171,19 +173,26 @@ def _matrix(
     load = operand.plain
     if load is None:
         raise UnsupportedError("an operand is computed before it is multiplied", _OTHERS)
-    buffer, index = load.attrs[0], load.attrs[1]
+    matrix = strided(args[load.attrs[0]], load.attrs[1], row, found.depth[0], batch)
+    if matrix is None:
+        raise UnsupportedError("an operand is no strided matrix", _OTHERS)
+    return matrix
+
+
+def strided(
+    arg: KernelArg, index: IndexLike, row: Index | None, depth: Index, batch: tuple[Index, ...]
+) -> Matrix | None:
+    """What lies at `index` as a matrix, or None where an axis takes uneven steps."""
     rest: IndexLike = index
     steps: list[IndexLike] = []
-    for one in (row, found.depth[0], *batch):
+    for one in (row, depth, *batch):
         step: IndexLike | None = 0 if one is None else coefficient(index, axis_name(one))
         if step is None or free_axes(step):
-            raise UnsupportedError("an operand is no strided matrix", _OTHERS)
+            return None
         steps.append(step)
         if one is not None:
             rest = rest - step * one
-    if free_axes(rest):
-        raise UnsupportedError("an operand is no strided matrix", _OTHERS)
-    return Matrix(args[buffer], load.dtype, rest, steps[0], steps[1], tuple(steps[2:]))
+    return None if free_axes(rest) else Matrix(arg, arg.dtype, rest, steps[0], steps[1], tuple(steps[2:]))
 
 
 def extent(axis: Index | None) -> IndexLike:

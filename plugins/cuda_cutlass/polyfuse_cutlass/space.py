@@ -9,8 +9,8 @@ from dataclasses import replace
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
-from polyfuse_cutlass.epilogue import refusal, vector_of
-from polyfuse_cutlass.hopper import check, hopper_source
+from polyfuse_cutlass.epilogue import heavy, refusal, vector_of
+from polyfuse_cutlass.hopper import check, hopper_source, result_of
 from polyfuse_cutlass.problem import Problem, problem_of
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMIT, Tiling
@@ -23,6 +23,8 @@ _MOST_STAGES = 12
 _LEAST_USED = 16
 _LEAST_RING = 100 << 10
 """Bytes of stages that keep memory busy from one multiprocessor."""
+_MOST_ROUNDS = 8
+"""Rounds in which tiles of a fitting width may be taken: of more, the last hardly counts."""
 _FEW_COLUMNS = 128
 """Results with fewer columns than this get tiles that are no wider."""
 
@@ -121,7 +123,7 @@ def _fitted(rows: int, columns: int, swap: bool, target: Target) -> Iterator[Til
     """With tiles of as many columns as make a number of tiles that multiprocessors share without a rest."""
     for blocks, consumers, turns in ((1, 1, False), (1, 2, False), (2, 2, False), (1, 2, True), (2, 2, True)):
         tall = -(-rows // Tiling(blocks, 64, consumers, turns).rows)
-        for rounds in (1, 2, 3, 4):
+        for rounds in range(1, _MOST_ROUNDS + 1):
             each = target.processors * rounds // tall
             if not each:
                 continue
@@ -174,6 +176,7 @@ def _wide(swap: bool) -> Iterator[Tiling]:
         yield Tiling(2, 128, turns=True, across=across, swap=swap)
         yield Tiling(1, 256, turns=True, across=across, swap=swap)
         yield Tiling(1, 192, across=across, swap=swap)
+        yield Tiling(1, 176, across=across, swap=swap)
         yield Tiling(1, 128, across=across, swap=swap)
         yield Tiling(1, 128, turns=True, across=across, swap=swap)
     for split in (2, 4):
@@ -216,7 +219,8 @@ _EXCHANGE = 1500
 _ALONE = 1.4
 _PARTED = 1.25
 _FINISHED = 14
-"""Results finished in a cycle."""
+_ROUNDED = 20
+"""Results finished in a cycle, where they leave as sums, and where they are rounded first."""
 
 
 def cycles(kernel: Kernel, config: Config, target: Target) -> float:
@@ -249,7 +253,8 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     if tiling.parts(problem) > 1:
         products *= _PARTED
     fed = stages * 128 * (tiling.taken / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
-    finish = tiling.taken * tiling.columns / _FINISHED / tiling.split
+    quick = not heavy(problem) and result_of(problem.swapped if tiling.swap else problem, tiling) is not None
+    finish = tiling.taken * tiling.columns / (_ROUNDED if quick else _FINISHED) / tiling.split
     each = _together(products, fed) * beside + finish * (0.15 if turns else 1.0)
     moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
     busiest = moved / blocks * waves * beside

@@ -17,6 +17,9 @@ RESERVED = 1024
 """Bytes of shared memory of a multiprocessor, and of these for each block the system's own."""
 _SUMS_TWICE = 192
 """Columns of 64 rows of which a thread can hold two copies of its sums."""
+_ROUNDED = 64
+_ROUNDED_BYTES = 16 * _ROUNDED * 2
+"""Columns of a piece of 16 rows that is rounded before it leaves a thread, and its bytes."""
 _SUMMED = 2
 """Stages of 8-bit floats that multipliers may sum alone. For a depth of 8192 and results in bf16, the mean
 error is then 1.02 times that of rounding exact sums; with one stage, as the library has it, 1.01, and with
@@ -90,6 +93,11 @@ class Tiling:
         return 128 * (self.consumers + 1)
 
     @property
+    def may_round(self) -> bool:
+        """Whether results may be rounded before they leave a thread: pieces of whole rows of 64 columns."""
+        return self.split == 1 and not self.used and self.columns >= _ROUNDED
+
+    @property
     def chunk(self) -> int:
         """Columns that a warp turns round at once."""
         return next(n for n in (self.piece, 32, 16, 8) if self.columns % n == 0)
@@ -116,9 +124,20 @@ class Tiling:
         """
         return 2 if not self.turns and self.split == 1 and self._shared(2) <= SHARED_LIMIT else 1
 
-    def _shared(self, buffers: int) -> int:
+    @property
+    def staging_bytes(self) -> int:
+        """Shared memory in which a warp lays results on their way to memory."""
+        return self._staging(self.buffers)
+
+    def _staging(self, buffers: int) -> int:
+        if self.split > 1:
+            return 0
         row = self.chunk if self.chunk >= 32 else self.chunk + 4
-        staging = 0 if self.split > 1 else self.consumers * 4 * 16 * row * 4 * buffers
+        piece = 16 * row * 4
+        return buffers * (max(piece, _ROUNDED_BYTES) if self.columns >= _ROUNDED else piece)
+
+    def _shared(self, buffers: int) -> int:
+        staging = self.consumers * 4 * self._staging(buffers)
         turns = 16 if self.turns else 0
         return 1024 + self.stages * self.stage_bytes + staging + turns
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from cutlass_kernels import GELU, RESIDUAL, product
+from cutlass_kernels import GELU, RESIDUAL, SCALED, product
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.plugin import Source
 from polyfuse_cutlass.artifact import read_unit
@@ -35,6 +35,10 @@ CASES = {
     ),
     "narrow_floats": (product(512, 1024, 512, dtype="f8e4m3"), Tiling(1, 256, across=2)),
     "narrow_floats_at_once": (product(512, 1024, 512, dtype="f8e4m3"), Tiling(1, 192, across=2)),
+    "scaled_batch": (
+        product(512, 1000, 512, dtype="f8e4m3", batch=2, epilogue=SCALED),
+        Tiling(1, 176, stages=5),
+    ),
     "eager": (product(128, 128, 128, epilogue=GELU, numerics="eager"), Tiling(1, 128)),
 }
 
@@ -78,7 +82,7 @@ def test_products_do_not_wait_for_each_other_where_the_depth_is_a_symbol(tmp_pat
 @pytest.mark.parametrize("batch", (0, 96))
 def test_neighbours_are_stored_at_once(tmp_path, batch):
     """The compiler takes an assignment of 16 bytes apart where it sees reason to."""
-    kernel = product(512, 512, 64, batch=batch)
+    kernel = product(512, 512, 64, batch=batch, epilogue=RESIDUAL)
     source = emit(kernel, Tiling(1, 256).config, Target())
     (tmp_path / "kernel.cu").write_text(source.rendered(), encoding="utf-8")
     command = [find_compiler("nvcc").path, "-ptx", "-arch=compute_90a", "-std=c++17", "kernel.cu"]

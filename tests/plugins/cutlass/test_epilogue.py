@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cutlass_kernels import GELU, PLAIN, RESIDUAL, product
+from cutlass_kernels import GELU, PLAIN, RESIDUAL, SCALED, product
 from cutlass_on_host import run_on_host
 from polyfuse.ir.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
@@ -46,15 +46,33 @@ def compare(kernel: Kernel, rows: int, tiling: Tiling, folder, tolerance: float 
 
 
 @pytest.mark.parametrize("tiling", (WIDE, SWAPPED), ids=("wide", "swapped"))
-@pytest.mark.parametrize("epilogue", (PLAIN, GELU, RESIDUAL), ids=("plain", "gelu", "residual"))
+@pytest.mark.parametrize(
+    "epilogue", (PLAIN, GELU, RESIDUAL, SCALED), ids=("plain", "gelu", "residual", "scaled")
+)
 @pytest.mark.parametrize(("rows", "columns"), ((24, 40), (9, 12), (5, 7)))
 def test_layers(tmp_path, tiling, epilogue, rows, columns):
     compare(product(rows, columns, 16, epilogue=epilogue), rows, tiling, tmp_path)
 
 
 @pytest.mark.parametrize("shared", (False, True))
-def test_batches(tmp_path, shared):
-    compare(product(6, 16, 32, batch=3, shared=shared, epilogue=RESIDUAL), 6, WIDE, tmp_path)
+@pytest.mark.parametrize("epilogue", (RESIDUAL, SCALED), ids=("residual", "scaled"))
+def test_batches(tmp_path, shared, epilogue):
+    compare(product(6, 16, 32, batch=3, shared=shared, epilogue=epilogue), 6, WIDE, tmp_path)
+
+
+def test_rows_of_results_may_lie_apart(tmp_path):
+    compare(product(6, 16, 32, batch=3, epilogue=SCALED, pitch=24), 6, WIDE, tmp_path)
+
+
+def test_results_may_be_rounded_before_they_are_rounded(tmp_path):
+    lines = ("narrow = cast f16 ({sum})", "value = cast f32 (narrow)")
+    kernel = product(8, 16, 32, epilogue=lines)
+    given = operands(kernel, 8)
+    given[0].view(-1)[:32] *= 1e6
+    wanted = [value.clone() for value in given]
+    run_on_host(kernel, given, WIDE, tmp_path)
+    run_kernel(kernel, wanted)
+    assert wanted[-1].isinf().any() and torch.equal(given[-1].isinf(), wanted[-1].isinf())
 
 
 def test_rows_may_be_a_symbol(tmp_path):

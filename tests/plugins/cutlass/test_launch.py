@@ -31,6 +31,7 @@ class FakeDriver:
     loads: int = 0
     fail: dict[str, int] = field(default_factory=dict)
     parameters: int = 0
+    described: int = 0
 
     def cuCtxGetCurrent(self, context: Any) -> int:
         context._obj.value = 0x1000
@@ -61,8 +62,9 @@ class FakeDriver:
         if self.fail.get("launch"):
             return self.fail["launch"]
         made = config.contents
-        maps = [ctypes.c_uint64.from_address(parameters[i]).value for i in (0, 1)]
-        words = (ctypes.c_uint64 * self.parameters).from_address(parameters[2])
+        described = range(self.described)
+        maps = [ctypes.c_uint64.from_address(parameters[i]).value for i in described]
+        words = (ctypes.c_uint64 * self.parameters).from_address(parameters[len(described)])
         assert function.value == 7 and made.count == 0 and made.block[0] % 128 == 0
         self.launches.append((made.grid[0], made.stream or 0, [*maps, *words]))
         return 0
@@ -94,7 +96,7 @@ def loaded(kernel: Kernel, tiling: Tiling, driver: FakeDriver, folder: Any) -> l
     meta = KernelMeta.parse(source.meta)
     (folder / "x.cubin").write_bytes(b"code")
     write_unit(folder, [Artifact(source.key, "k", source.symbol, "x.cubin", meta)], "none")
-    driver.parameters = len(kernel.args)
+    driver.parameters, driver.described = len(kernel.args), len(meta.maps)
     return launching.load_unit(folder)[source.key]
 
 
@@ -115,7 +117,7 @@ def test_what_comes_again_is_ready(driver, tmp_path):
     for _ in range(3):
         launch(16, 32, 48, 64)
     launch(16, 32, 48, 65)
-    assert len(driver.launches) == 4 and len(driver.maps) == 4 and driver.loads == 1
+    assert len(driver.launches) == 4 and len(driver.maps) == 2 * 3 and driver.loads == 1
 
 
 def test_blocks_stay_for_further_tiles(driver, tmp_path):

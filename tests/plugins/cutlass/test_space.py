@@ -166,8 +166,8 @@ def test_sizes_of_a_launch_follow_from_symbols():
     meta = KernelMeta.parse(emit(product(300, 256, 64, dynamic=True), Tiling(1, 128).config, TARGET).meta)
     sizes = resolved(meta, (300,))
     assert sizes.tiles == 3 * 2
-    assert sizes.extents == ((64, 300, 1), (64, 256, 1))
-    assert sizes.strides == ((128, 16), (128, 16))
+    assert sizes.extents == ((64, 300, 1), (64, 256, 1), (256, 300, 1))
+    assert sizes.strides == ((128, 16), (128, 16), (512, 16))
     assert resolved(meta, (0,)).tiles == 0
 
 

@@ -1,9 +1,10 @@
-"""How warps turn their results round, with threads of the processor in place of a warp's."""
+"""How results leave registers, with threads of the processor in place of a warp's."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,22 +15,50 @@ from requirements import needs_gxx
 pytestmark = needs_gxx
 
 HEADER = Path(__file__).parents[2] / "cutlass_warp.h"
-KERNEL = Path(polyfuse_cutlass.__file__).parent / "device" / "gemm.cuh"
+DEVICE = Path(polyfuse_cutlass.__file__).parent / "device"
 VALUE = r"PF_ACC_IN\((.*?)\)"
+TILES = """
+static void tiles() {
+  Staging staging(0, nullptr);
+  for (int tile = 0; tile < TILES; ++tile) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    Results sum;
+    for (int m = 0; m < BLOCKS; ++m)
+      for (int i = 0; i < BY / 2; ++i)
+        sum[m][i] = number(m * 64 + warp * 16 + lane / 4 + i % 4 / 2 * 8,
+                           tile * BY + i / 4 * 8 + lane % 4 * 2 + i % 2);
+    Ahead ahead;
+    ahead.ask(Args(), 0, 0, tile * BY, extent_x(Args()));
+    finish_tile(Args(), staging, ahead, sum, 0, 0, tile * BY, extent_x(Args()));
+  }
+  staging.done();
+}
+"""
 
 
-def turning() -> str:
-    """That part of the kernel, with its accesses to shared memory as calls."""
-    text = KERNEL.read_text()
-    start, end = text.index("// Where a result is while"), text.index("// The blocks of a cluster have each")
-    text = re.sub(r"#pragma unroll.*", "", text[start:end])
+def without_assembly(name: str) -> str:
+    """A fixed part of the kernel, with its accesses to shared memory as calls."""
+    text = re.sub(r"#pragma unroll.*", "", (DEVICE / name).read_text())
     store = rf'asm volatile\("st\.shared\.v2[^;]*?;" ::"r"\((.*?)\),\s*{VALUE},\s*{VALUE} : "memory"\);'
     text = re.sub(store, r"store2(\1, \2, \3);", text, flags=re.S)
-    for width, name in (("v4.b32", "load4"), ("b32", "load1")):
-        load = rf'asm volatile\("ld\.shared\.{re.escape(width)} .*?: "r"\((.*?)\) : "memory"\);'
-        text = re.sub(load, rf"{name}(\1, &value[v]);", text, flags=re.S)
+    for width, load in (("v4.b32", "load4"), ("b32", "load1")):
+        found = rf'asm volatile\("ld\.shared\.{re.escape(width)} .*?: "r"\((.*?)\) : "memory"\);'
+        text = re.sub(found, rf"{load}(\1, &value[v]);", text, flags=re.S)
     assert "asm" not in text
     return text
+
+
+def arrives_once(name: str, numbers: Mapping[str, int], along_rows: bool, folder: Path) -> bool:
+    """Whether each result arrives at its place, once."""
+    constants = [f"constexpr int {key} = {value};" for key, value in numbers.items()]
+    constants.append(f"constexpr bool VEC_X = {str(along_rows).lower()};")
+    if name == "rounded.cuh":
+        constants.insert(0, "#define ROUNDED")
+    source, program = folder / "leaving.cpp", folder / "leaving"
+    source.write_text("\n".join([*constants, f'#include "{HEADER}"', without_assembly(name), TILES]))
+    command = ["g++", "-std=gnu++20", "-O1", "-pthread", "-w", str(source), "-o", str(program)]
+    subprocess.run(command, check=True, timeout=120)
+    return subprocess.run([str(program)], timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -49,12 +78,14 @@ def turning() -> str:
 )
 def test_each_result_arrives_once(tmp_path, columns, chunk, blocks, count, along_rows, buffers, fetched):
     numbers = {"BY": columns, "CHUNK": chunk, "BLOCKS": blocks, "VEC": count, "BUFFERS": buffers}
-    numbers["FETCHED"] = fetched
-    constants = [f"constexpr int {name} = {value};" for name, value in numbers.items()]
-    constants.append(f"constexpr bool VEC_X = {str(along_rows).lower()};")
-    source = tmp_path / "turning.cpp"
-    source.write_text("\n".join([*constants, f'#include "{HEADER}"', turning()]))
-    program = tmp_path / "turning"
-    command = ["g++", "-std=gnu++20", "-O1", "-pthread", "-w", str(source), "-o", str(program)]
-    subprocess.run(command, check=True, timeout=120)
-    assert subprocess.run([str(program)], timeout=60, check=False).returncode == 0
+    assert arrives_once("turned.cuh", {**numbers, "FETCHED": fetched}, along_rows, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "blocks", "buffers"),
+    ((256, 1, 2), (128, 2, 3), (176, 1, 1), (192, 1, 2), (72, 1, 4), (64, 1, 2)),
+)
+def test_rounded_results_arrive_through_the_copy_engine(tmp_path, columns, blocks, buffers):
+    """Tile after tile, while it reads pieces late, and with a last piece that overlaps the one before."""
+    numbers = {"BY": columns, "BLOCKS": blocks, "VEC": 2, "STAGING": buffers * 2048}
+    assert arrives_once("rounded.cuh", numbers, False, tmp_path)

@@ -3,6 +3,12 @@
 #ifndef PF_HOPPER
 #define PF_HOPPER
 PF_INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+// The number of this thread, asked for anew: what follows from it takes no registers before.
+PF_INLINE u32 thread_here() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
+  return r;
+}
 PF_INLINE void barrier_init(u32 bar, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
 }
@@ -73,6 +79,34 @@ PF_INLINE void copy_tile(u32 to, const TensorMap* map, u32 bar, u16 others, int 
   else
     asm volatile(PF_COPY "5d" PF_COPY_WAY " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(to), "l"((u64)map),
                  "r"(bar), "r"(c0), "r"(c1), "r"(b[0]), "r"(b[1]), "r"(b[2]) : "memory");
+}
+
+// What this thread wrote to shared memory is there for copies that are started from now on.
+PF_INLINE void copies_see_writes() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Copies a box of shared memory to a tensor.
+#define PF_STORE_WAY ".global.shared::cta.tile.bulk_group"
+PF_INLINE void store_tile(u32 from, const TensorMap* map, int c0, int c1, const int (&b)[1]) {
+  asm volatile(PF_COPY "3d" PF_STORE_WAY " [%0, {%2, %3, %4}], [%1];" ::"l"((u64)map), "r"(from), "r"(c0), "r"(c1),
+               "r"(b[0]) : "memory");
+}
+PF_INLINE void store_tile(u32 from, const TensorMap* map, int c0, int c1, const int (&b)[2]) {
+  asm volatile(PF_COPY "4d" PF_STORE_WAY " [%0, {%2, %3, %4, %5}], [%1];" ::"l"((u64)map), "r"(from), "r"(c0),
+               "r"(c1), "r"(b[0]), "r"(b[1]) : "memory");
+}
+PF_INLINE void store_tile(u32 from, const TensorMap* map, int c0, int c1, const int (&b)[3]) {
+  asm volatile(PF_COPY "5d" PF_STORE_WAY " [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"((u64)map), "r"(from), "r"(c0),
+               "r"(c1), "r"(b[0]), "r"(b[1]), "r"(b[2]) : "memory");
+}
+PF_INLINE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until all but so many of this thread's stores have read what they store.
+template <int LEFT> PF_INLINE void stores_wait() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(LEFT) : "memory");
+}
+// Four matrices of eight rows of eight results, of which each thread holds two neighbours. `to`: where the row lies
+// that this thread stands for.
+PF_INLINE void put_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+               "r"(d) : "memory");
 }
 
 PF_INLINE void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -54,6 +54,18 @@ template <> struct memory_form<f16> {
     return {r};
   }
 };
+// Two neighbours as they are kept in memory.
+template <class T> PF_INLINE u32 pair_of(f32 first, f32 second);
+template <> PF_INLINE u32 pair_of<bf16>(f32 first, f32 second) {
+  u32 r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(second), "f"(first));
+  return r;
+}
+template <> PF_INLINE u32 pair_of<f16>(f32 first, f32 second) {
+  u32 r;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(second), "f"(first));
+  return r;
+}
 
 // Rounded to nearest. What is too large becomes the largest number or NaN, as torch's version has it.
 PF_INLINE f8e4m3 f8e4m3_largest(f32 x) {
