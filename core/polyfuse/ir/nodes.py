@@ -218,6 +218,10 @@ class ExternCall(Node):
         return tuple(o for o in self.outputs if o) + self.mutates
 
 
+ROWS_APART = frozenset({"aten.mm.out", "aten.addmm.out"})
+"""Operators that write a matrix whose rows lie apart as fast as one whose rows follow each other."""
+
+
 @dataclass(frozen=True)
 class TemplateCall(ExternCall):
     """An extern call that plugins may offer other implementations for (matrix products, convolution,

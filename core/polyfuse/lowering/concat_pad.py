@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const
-from polyfuse.ir.nodes import LoopNode, Origin, View
+from polyfuse.ir.nodes import ROWS_APART, ExternCall, LoopNode, Origin, View
 from polyfuse.lowering.conditions import TRUE, all_of, at_least, between, exists, less, masked
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.extern import call_out
@@ -102,6 +102,7 @@ def cat(ctx: LoweringContext, node: Any, parts: Sequence[TensorValue], dim: int 
     result = ctx.template(node.meta["val"])
     if result.dtype is None:
         raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
+    alone = [p for p, source in zip(parts, node.args[0], strict=True) if ctx.is_read_once(source)]
     # an empty tensor of one dimension joins with anything
     parts = [p for p in parts if p.rank == result.rank and p.size[wrap(dim, p.rank)] != 0]
     dim = wrap(dim, result.rank)
@@ -110,7 +111,8 @@ def cat(ctx: LoweringContext, node: Any, parts: Sequence[TensorValue], dim: int 
     pieces = [_whole(p, dim) for p in parts]
     if len(parts) <= MOST_CHOICES and ctx.is_read_once(node) and _is_cheap(ctx, parts):
         return ctx.lazy(result, chosen(pieces, dim, result))
-    if _is_apart(ctx, parts, result) or (len(parts) >= MANY_PARTS and _is_small(ctx, parts, result)):
+    apart = _is_apart(ctx, parts, result) and not any(_may_be_placed(ctx, p, dim) for p in alone)
+    if apart or (len(parts) >= MANY_PARTS and _is_small(ctx, parts, result)):
         return call_out(ctx, node.meta["val"], "aten.cat.out", (tuple(parts), dim), template=False)
     return written(ctx, pieces, dim, result)
 
@@ -135,6 +137,18 @@ def _is_apart(ctx: LoweringContext, parts: Sequence[TensorValue], result: Tensor
         return False
     made = {b for node in ctx.nodes if isinstance(node, LoopNode) for b in node.writes()}
     return not any(p.view is None or p.view.buffer in made for p in parts)
+
+
+def _may_be_placed(ctx: LoweringContext, part: TensorValue, dim: int) -> bool:
+    """Whether a library call makes a part that it could write where the part is copied to."""
+    if part.view is None:
+        return False
+    made = [
+        n.op
+        for n in ctx.nodes
+        if isinstance(n, ExternCall) and n.out == "out" and n.outputs[0] == part.view.buffer
+    ]
+    return any(op in ROWS_APART or product(part.size[:dim]) == 1 for op in made)
 
 
 def _is_small(ctx: LoweringContext, parts: Sequence[TensorValue], result: TensorValue) -> bool:

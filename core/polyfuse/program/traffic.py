@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.graph import views_in
-from polyfuse.ir.nodes import ExternCall, LoopNode, Node, Pointwise, Reduction, Scan, Scatter
+from polyfuse.ir.nodes import ExternCall, LoopNode, Node, Pointwise, Reduction, Scan, Scatter, View
 from polyfuse.ir.ops import FOLD_MODES
 from polyfuse.program.memory import example_value, itemsize, storage_bytes
 from polyfuse.schedule.result import Call, Launch, Schedule
@@ -82,11 +82,16 @@ def _touched(buffer: str, axes: Iterable[str], extents: Mapping[str, IndexLike],
 
 def _extern_accesses(node: ExternCall, schedule: Schedule) -> Iterable[tuple[str, int, bool]]:
     graph = schedule.graph
+    placed = {view.buffer: view for key, view in node.kwargs if key == "out" and isinstance(view, View)}
     for view in views_in((node.args, tuple(value for _, value in node.kwargs))):
         buffer = graph.buffers[view.buffer]
         if buffer.kind != "object":
             looped = example_value(product(view.size), graph.symbol_hints) * itemsize(buffer)
-            yield view.buffer, min(looped, storage_bytes(buffer, graph.symbol_hints)), False
+            yield (
+                view.buffer,
+                min(looped, storage_bytes(buffer, graph.symbol_hints)),
+                placed.get(view.buffer) == view,
+            )
     for name in node.writes():
-        if name in graph.buffers and graph.buffers[name].kind != "object":
+        if name not in placed and name in graph.buffers and graph.buffers[name].kind != "object":
             yield name, storage_bytes(graph.buffers[name], graph.symbol_hints), True

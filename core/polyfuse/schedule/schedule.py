@@ -20,6 +20,7 @@ from polyfuse.schedule.fuse import Fuel, fuse, link, order_units
 from polyfuse.schedule.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.legality import Rules
 from polyfuse.schedule.lifetimes import inplace_pairs, kernel_local, last_uses
+from polyfuse.schedule.placed import place_results
 from polyfuse.schedule.result import NO_BACKEND, Apart, Call, Decision, Launch, Schedule, UnclaimedError
 from polyfuse.schedule.space import fresh_axes
 from polyfuse.schedule.split import split_reductions
@@ -55,6 +56,7 @@ def schedule_graph(
     given = graph
     graph, owners = fold_results(graph, chosen or {}, folded, decisions)
     graph = split_reductions(graph, backends, hint, decisions, settings.deterministic != "on")
+    graph = place_results(graph, decisions)
     roots = storage_roots(graph)
     deps = dependencies(graph, graph.nodes, roots)
     alive = live_nodes(graph, graph.nodes, deps, roots)

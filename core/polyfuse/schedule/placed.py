@@ -1,0 +1,162 @@
+"""Results of library calls that are written where they are needed: into a part of a larger tensor.
+
+`torch.cat([a @ b, a @ c], 1)` multiplies twice and then copies both products. A library writes its result
+wherever it is told to, so the call gets the part of the larger tensor as its `out=`, and the copy is no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polyfuse.ir.graph import Graph, reads
+from polyfuse.ir.nodes import ROWS_APART, ExternCall, Node, Pointwise, View
+from polyfuse.schedule.deps import storage_roots
+from polyfuse.schedule.result import Decision
+from polyfuse.symbolic import Index, IndexLike, axis_size, coefficient, free_axes, is_nonnegative, substitute
+
+__all__ = ["place_results"]
+
+
+def place_results(graph: Graph, decisions: list[Decision]) -> Graph:
+    """The graph without copies of what a call could have written in its place at once."""
+    calls = {
+        n.outputs[0]: i
+        for i, n in enumerate(graph.nodes)
+        if isinstance(n, ExternCall) and _is_placeable(n, graph)
+    }
+    if not calls:
+        return graph
+    roots = storage_roots(graph)
+    readers: dict[str, list[int]] = {}
+    for position, node in enumerate(graph.nodes):
+        for name in reads(node):
+            readers.setdefault(name, []).append(position)
+    nodes: dict[int, Node] = dict(enumerate(graph.nodes))
+    begun = {item.name for item in graph.inputs}
+    for position, node in enumerate(graph.nodes):
+        if isinstance(node, Pointwise) and _is_copy(node) and graph.buffers[node.output].kind == "temp":
+            source = node.value.attrs[0]
+            made = calls.get(source)
+            view = _place(node, graph) if made is not None and readers[source] == [position] else None
+            if made is not None and view is not None:
+                call = graph.nodes[made]
+                assert isinstance(call, ExternCall)
+                if _may_wait(call, graph.nodes[made + 1 : position], node.output, roots, graph, view):
+                    nodes[position] = _placed(call, view, first=node.output not in begun)
+                    del nodes[made]
+                    reason = "its result is written where it would be copied to"
+                    decisions.append(Decision("place", call.name, node.name, reason))
+        begun.update(node.writes())
+    return replace(graph, nodes=tuple(nodes[k] for k in sorted(nodes)))
+
+
+def _is_placeable(node: ExternCall, graph: Graph) -> bool:
+    """Whether a call writes its result to memory that it is given, and nothing but the graph holds that."""
+    if node.out != "out" or node.ordered or node.symbols or node.mutates:
+        return False
+    name = node.outputs[0]
+    kept = name in graph.output_buffers() or graph.buffers[name].kind != "temp"
+    return node.op.startswith("aten.") and not kept
+
+
+def _is_copy(node: Pointwise) -> bool:
+    """Whether elements are moved as they are."""
+    value = node.value
+    return value.op == "load" and not value.attrs[2] and not value.attrs[3]
+
+
+def _may_wait(
+    call: ExternCall,
+    between: Sequence[Node],
+    target: str,
+    roots: dict[str, str],
+    graph: Graph,
+    view: View,
+) -> bool:
+    """Whether a call may run at a later place with a part of another buffer for its result."""
+    operands = {roots[name] for name in reads(call)}
+    if roots[target] in operands or any(roots[name] in operands for n in between for name in n.writes()):
+        return False
+    source, buffer = graph.buffers[call.outputs[0]], graph.buffers[target]
+    same = (source.torch_dtype, source.device) == (buffer.torch_dtype, buffer.device)
+    if not same or view.size != source.size:
+        return False
+    if view.stride == source.stride and _is_dense(view):
+        return True
+    return call.op in ROWS_APART and _has_rows(view)
+
+
+def _is_dense(view: View) -> bool:
+    """Whether a view is contiguous."""
+    step: IndexLike = 1
+    for size, stride in reversed(list(zip(view.size, view.stride, strict=True))):
+        if size != 1 and stride != step:
+            return False
+        step = step * size
+    return True
+
+
+def _has_rows(view: View) -> bool:
+    """Whether a view is a matrix whose rows are contiguous and lie apart."""
+    return len(view.size) == 2 and view.stride[1] == 1 and is_nonnegative(view.stride[0] - view.size[1])
+
+
+def _placed(call: ExternCall, view: View, *, first: bool) -> ExternCall:
+    """The call with a part of a buffer for its result; `first` where nothing is written to that before."""
+    kwargs = (*call.kwargs, ("out", view))
+    if first:
+        return replace(call, kwargs=kwargs, outputs=(view.buffer,), out="into")
+    return replace(call, kwargs=kwargs, outputs=(), out="none", mutates=(view.buffer,))
+
+
+def _place(copy: Pointwise, graph: Graph) -> View | None:
+    """The part of its output that a copy fills with the whole of what it reads, laid out as that is."""
+    name, index = copy.value.attrs[0], copy.value.attrs[1]
+    buffer = graph.buffers[name]
+    steps: list[tuple[IndexLike, IndexLike, IndexLike]] = []
+    for variable in copy.axes:
+        axis = free_axes(variable)[0]
+        read, write = coefficient(index, axis), coefficient(copy.index, axis)
+        if read is None or write is None:
+            return None
+        if axis_size(variable) != 1:
+            steps.append((axis_size(variable), read, write))
+    if _start(index, copy.axes) != 0:
+        return None
+    strides: list[IndexLike] = []
+    for size, stride in zip(reversed(buffer.size), reversed(buffer.stride), strict=True):
+        found = _stride(size, stride, steps)
+        if found is None:
+            return None
+        strides.append(found)
+    if steps:
+        return None
+    offset = _start(copy.index, copy.axes)
+    return View(copy.output, buffer.size, tuple(reversed(strides)), offset)
+
+
+def _stride(
+    size: IndexLike, stride: IndexLike, steps: list[tuple[IndexLike, IndexLike, IndexLike]]
+) -> IndexLike | None:
+    """The stride in what is written that goes with one in what is read; takes the axes that make it up."""
+    if size == 1:
+        return stride
+    covered: IndexLike = 1
+    result: IndexLike | None = None
+    while covered != size:
+        step = next((s for s in steps if s[1] == stride * covered), None)
+        if step is None:
+            return None
+        steps.remove(step)
+        if result is None:
+            result = step[2]
+        elif step[2] != result * covered:
+            return None
+        covered = covered * step[0]
+    return result
+
+
+def _start(index: IndexLike, axes: Sequence[Index]) -> IndexLike:
+    """An index at the first point of its axes."""
+    return substitute(index, {free_axes(a)[0]: 0 for a in axes})
