@@ -10,12 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polyfuse.ir.graph import Graph, reads
-from polyfuse.ir.nodes import ROWS_APART, ExternCall, Node, Pointwise, View
+from polyfuse.ir.nodes import ROWS_APART, Buffer, ExternCall, Node, Pointwise, View
 from polyfuse.schedule.deps import storage_roots
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import Index, IndexLike, axis_size, coefficient, free_axes, is_nonnegative, substitute
 
 __all__ = ["place_results"]
+
+_ALIGNMENT = 16
+"""Bytes of which addresses of rows are multiples where devices read and write whole pieces of them."""
 
 
 def place_results(graph: Graph, decisions: list[Decision]) -> Graph:
@@ -80,11 +83,21 @@ def _may_wait(
         return False
     source, buffer = graph.buffers[call.outputs[0]], graph.buffers[target]
     same = (source.torch_dtype, source.device) == (buffer.torch_dtype, buffer.device)
-    if not same or view.size != source.size:
+    if not same or view.size != source.size or not _is_aligned(view, source):
         return False
     if view.stride == source.stride and _is_dense(view):
         return True
     return call.op in ROWS_APART and _has_rows(view)
+
+
+def _is_aligned(view: View, buffer: Buffer) -> bool:
+    """Whether rows begin where a device is as fast as with memory of its own; processors do not care."""
+    if buffer.device.startswith("cpu"):
+        return True
+    if buffer.dtype is None:
+        return False
+    elements = max(1, _ALIGNMENT // buffer.dtype.itemsize)
+    return all(n % elements == 0 for n in (view.offset, *view.stride[:-1]))
 
 
 def _is_dense(view: View) -> bool:

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.schedule import Schedule
+from schedule_builder import Maker, axes, reasons
 
 
 @pytest.fixture(autouse=True)
@@ -126,3 +128,32 @@ def test_training() -> None:
 def test_generated_products_write_there_too() -> None:
     report = run(lambda a, b, c: torch.cat([a @ b, a @ c], 1), A, B, C, matrix_products="generated")
     assert report.calls == () and report.kernels == 2
+
+
+def scheduled(columns: int, start: int, device: str, op: str = "aten.mm.out") -> Schedule:
+    """A product of 64 rows that is copied into columns of a wider tensor."""
+    make = Maker()
+    for name, size in (("x", (64, 32)), ("y", (32, columns))):
+        make.buffer(name, *size, kind="input", device=device)
+    make.buffer("p", 64, columns, device=device)
+    make.buffer("o", 64, 128, device=device)
+    make.call(op, ("p",), "x", "y", out="out")
+    i, j = axes(64, columns)
+    make.pointwise("o", (i, j), make.load("p", i, j), i, j + start)
+    return make.schedule("o")
+
+
+def test_devices_want_rows_at_round_addresses() -> None:
+    for columns, start, device, expected in (
+        (32, 64, "cuda:0", 1),
+        (30, 64, "cuda:0", 1),
+        (32, 6, "cuda:0", 0),
+        (32, 6, "cpu", 1),
+    ):
+        schedule = scheduled(columns, start, device)
+        assert len(reasons(schedule, "place")) == expected
+        assert len(schedule.steps) == 2 - expected
+
+
+def test_operators_that_want_their_results_together_keep_them() -> None:
+    assert not reasons(scheduled(32, 64, "cpu", "aten.cumsum.out"), "place")
