@@ -96,7 +96,7 @@ class Heat:
         """Run the round."""
         begun = time.monotonic()
         candidates: list[Candidate] = []
-        for entry in self.pending():
+        for entry in filter(workshop.is_built, self.pending()):
             try:
                 candidates.append(workshop.candidate(entry))
             except Fault as fault:

@@ -23,6 +23,8 @@ __all__ = ["Board", "append_log", "row_of", "table_of"]
 # Seconds before anything is shown: short races need no table.
 _PATIENCE = 2.0
 _REFRESH = 0.2
+# Seconds between lines where tables cannot be drawn anew.
+_LINES = 10.0
 # Rows of the final table.
 _SHOWN = 40
 
@@ -41,10 +43,10 @@ class Board:
         self._round = self._problems = self._at = 0
         self._done: list[tuple[str, Measured]] = []
         self._about = "building candidates"
-        self._candidates = 0
+        self._candidates = self._built = 0
         self._times: dict[str, float] = {}
         self._live: Live | None = None
-        self._drawn = 0.0
+        self._drawn = self._told = 0.0
         wanted = settings.progress
         self._is_shown = wanted == "on" or (wanted == "auto" and sys.stderr.isatty())
 
@@ -54,12 +56,18 @@ class Board:
         self._problems, self._at = problems, 0
         self._about, self._candidates, self._times = "building candidates", 0, {}
         self._draw()
+
+    def building(self, built: int, kernels: int) -> None:
+        """Hear how many kernels of how many are built for this round."""
+        self._built, self._candidates = built, kernels
         self._round_begun = time.monotonic()
+        self._draw()
 
     def problem(self, about: str, candidates: int) -> None:
         """Turn to the next problem, for which so many are timed."""
         self._at += 1
         self._about, self._candidates, self._times = about, candidates, {}
+        self._built = 0
         self._draw()
 
     def candidate(self, name: str, milliseconds: float) -> None:
@@ -92,19 +100,28 @@ class Board:
             # no thread of its own: it would be in the way of what is timed
             self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
             self._live.start()
-        self._live.update(self._table(), refresh=True)
+        if self._live.console.is_terminal:
+            self._live.update(self._table(), refresh=True)
+        elif now - self._told >= _LINES:
+            self._told = now
+            self._live.console.print(f"{self._title()}: {self._about} {self._count()}".rstrip())
 
     def _table(self) -> Table:
         from rich.table import Table
 
-        title = f"tuning, round {self._round}: problem {self._at} of {self._problems}, {self._left()}"
-        table = Table(title=title)
+        table = Table(title=self._title())
         table.add_column("problem")
         table.add_column("candidates", justify="right")
         table.add_column("best so far")
-        count = f"{len(self._times)} of {self._candidates}" if self._candidates else ""
-        table.add_row(self._about, count, _best_text(self._times))
+        table.add_row(self._about, self._count(), _best_text(self._times))
         return table
+
+    def _title(self) -> str:
+        place = f"problem {self._at} of {self._problems}" if self._at else f"{self._problems} problems"
+        return f"tuning, round {self._round}: {place}, {self._left()}"
+
+    def _count(self) -> str:
+        return f"{self._built + len(self._times)} of {self._candidates}" if self._candidates else ""
 
     def _left(self) -> str:
         now = time.monotonic()

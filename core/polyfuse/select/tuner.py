@@ -5,10 +5,12 @@ remembered.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import torch
 
@@ -64,6 +66,7 @@ class Tuner:
         self._pool = pool
         self._store = store
         self._track: Track | None = None
+        self._until = math.inf
         self._experience = Experience(SampleStore(store.root), self._group)
         self._spared: dict[tuple[str, Kernel], int] = {}
 
@@ -175,6 +178,8 @@ class Tuner:
         fresh = [bout for key, bout in wanted.items() if answers[key].best is None]
         if fresh and not self.exhausted:
             start = time.monotonic()
+            most = self.settings.max_autotune_seconds
+            self._until = start + most - self.spent if most else math.inf
             try:
                 with _TIMING, self.timings.exclusive(self.settings.build_timeout):
                     if beside is not None and len(wanted) + bool(beside) > 1:
@@ -194,7 +199,7 @@ class Tuner:
                 heats.append(heat)
         if not heats:
             return
-        track, workshop = self._ready(), Workshop(self._pool, self._store)
+        track, workshop = self._ready(), Workshop(self._pool, self._store, self._until)
         workshop.begin([entry for heat in heats for entry in heat.pending()])
         workshop.wait()
         for heat in heats:
@@ -223,7 +228,7 @@ class Tuner:
 
     def _search(self, track: Track, heats: Sequence[Heat], board: Board) -> list[Heat]:
         """Run all rounds of all heats that have somebody to time; returns these."""
-        workshop = Workshop(self._pool, self._store)
+        workshop = Workshop(self._pool, self._store, self._until)
         opened: list[Heat] = []
         for heat in heats:
             heat.enter(heat.bout.opening())
@@ -232,13 +237,18 @@ class Tuner:
         running = opened
         while running:
             board.begin_round(len(running))
-            workshop.begin([entry for heat in running for entry in heat.pending()])
-            workshop.wait()
+            # where time runs out, each problem had its best guesses built
+            rounds = zip_longest(*(heat.pending() for heat in running))
+            workshop.begin([entry for guesses in rounds for entry in guesses if entry is not None])
+            workshop.wait(board.building)
             for heat in running:
+                if time.monotonic() > self._until:
+                    break
                 board.problem(heat.bout.problem.about, len(heat.pending()))
                 heat.time(track, workshop, self._rules(heat), board.candidate)
                 self.timings.write(heat.bout.key, heat.measured())
-            running = [heat for heat in running if not self._expired(heat) and heat.goes_on()]
+            late = time.monotonic() > self._until
+            running = [h for h in running if not late and not self._expired(h) and h.goes_on()]
         return opened
 
     def _closed(self, heat: Heat, board: Board) -> Measured:
@@ -268,12 +278,11 @@ class Tuner:
             verify=self.settings.tune_verify,
             rounds=6 if heat.bout.problem.device.startswith("cpu") else 3,
             most_rounds=16 if heat.bout.problem.device.startswith("cpu") else 6,
-            until=time.monotonic() + max(1, self.settings.tune_seconds),
+            until=min(self._until, time.monotonic() + max(1, self.settings.tune_seconds)),
         )
 
     def _expired(self, heat: Heat) -> bool:
-        most = self.settings.max_autotune_seconds
-        return heat.seconds >= self.settings.tune_seconds or bool(most and self.spent + heat.seconds >= most)
+        return heat.seconds >= self.settings.tune_seconds
 
     # Where they are run.
 

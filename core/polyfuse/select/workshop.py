@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from polyfuse.base.errors import PolyfuseError
@@ -17,6 +19,11 @@ from polyfuse.workers import BuildFuture, BuildPool
 __all__ = ["BuiltCall", "Entry", "Ordered", "Workshop", "ordered"]
 
 _log = get_logger("select")
+
+# So many kernels for each worker are asked for at once, where time may run out.
+_SLICE = 2
+# Seconds after which somebody who watches hears how far builds are.
+_WATCHED = 0.25
 
 
 @dataclass(frozen=True)
@@ -67,30 +74,66 @@ class BuiltCall:
 
 
 class Workshop:
-    """Builds what entries need, in parallel."""
+    """Builds what entries need, in parallel.
 
-    def __init__(self, pool: BuildPool, store: KernelStore) -> None:
+    Args:
+        until: the `time.monotonic` after which nothing more is begun to build; what is under way is waited
+            for.
+    """
+
+    def __init__(self, pool: BuildPool, store: KernelStore, until: float = math.inf) -> None:
         self._pool = pool
         self._store = store
+        self._until = until
         self._futures: dict[tuple[str, str], BuildFuture] = {}
+        self._waiting: dict[tuple[str, str], Ordered] = {}
+        self._round: list[BuildFuture] = []
 
     def begin(self, entries: Sequence[Entry]) -> None:
         """Start to build what these need and was not asked for before."""
-        wanted: dict[str, tuple[Backend, dict[str, Source]]] = {}
+        self._round = []
         for entry in entries:
             for step in entry.steps:
-                if isinstance(step, Ordered) and (step.backend.name, step.source.key) not in self._futures:
-                    sources = wanted.setdefault(step.backend.name, (step.backend, {}))[1]
-                    sources[step.source.key] = step.source
+                if isinstance(step, Ordered) and _place(step) not in self._futures:
+                    self._waiting.setdefault(_place(step), step)
+        # all at once is best, but what is begun cannot be called back
+        self._submit(len(self._waiting) if self._until == math.inf else _SLICE * self._pool.workers)
+
+    def wait(self, watch: Callable[[int, int], None] | None = None) -> None:
+        """Wait for all builds: they would disturb whoever is timed meanwhile.
+
+        Args:
+            watch: is told now and then how many kernels of how many are built.
+        """
+        while True:
+            left = sum(future.left() for future in self._round)
+            asked = sum(len(future.keys) for future in self._round)
+            if watch is not None:
+                watch(asked - left, asked + len(self._waiting))
+            room = _SLICE * self._pool.workers - left
+            if self._waiting and room > 0 and time.monotonic() < self._until:
+                self._submit(room)
+            elif left:
+                next(future for future in self._round if not future.done()).left(_WATCHED)
+            else:
+                break
+        self._waiting.clear()
+        self._pool.wait_until_idle()
+
+    def is_built(self, entry: Entry) -> bool:
+        """Whether all that an entry needs was asked for: what there was no time for is left out."""
+        return all(_place(step) in self._futures for step in entry.steps if isinstance(step, Ordered))
+
+    def _submit(self, most: int) -> None:
+        """Begin to build as many of those that wait."""
+        wanted: dict[str, tuple[Backend, dict[str, Source]]] = {}
+        for place in [*self._waiting][:most]:
+            step = self._waiting.pop(place)
+            wanted.setdefault(step.backend.name, (step.backend, {}))[1][step.source.key] = step.source
         for name, (backend, sources) in wanted.items():
             future = self._pool.submit(backend, list(sources.values()), self._store)
             self._futures.update({(name, key): future for key in sources})
-
-    def wait(self) -> None:
-        """Wait for all builds: they would disturb whoever is timed meanwhile."""
-        for future in {id(f): f for f in self._futures.values()}.values():
-            future.places()
-        self._pool.wait_until_idle()
+            self._round.append(future)
 
     def candidate(self, entry: Entry) -> Candidate:
         """The entry, built.
@@ -104,7 +147,7 @@ class Workshop:
         return Candidate(entry.name, tuple(steps))
 
     def _built(self, step: Ordered) -> KernelWork:
-        place = self._futures[step.backend.name, step.source.key].places()[step.source.key]
+        place = self._futures[_place(step)].places()[step.source.key]
         if isinstance(place, PolyfuseError):
             raise Fault(f"it cannot be built: {place.cause}")
         assert isinstance(place, Located)
@@ -115,6 +158,10 @@ class Workshop:
         if isinstance(verdict, No):
             raise Fault(verdict.reason)
         return KernelWork(step.backend.name, str(place.folder), place.source_key, step.operands)
+
+
+def _place(step: Ordered) -> tuple[str, str]:
+    return step.backend.name, step.source.key
 
 
 def ordered(

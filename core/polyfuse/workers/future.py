@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.cache import Located
@@ -39,6 +39,11 @@ class BuildFuture:
     def done(self) -> bool:
         """Whether nothing is left to wait for."""
         return all(future.done() for future in self._units.values())
+
+    def left(self, seconds: float = 0.0) -> int:
+        """Wait until all are built, but not longer than so many seconds; return how many are not."""
+        wait(set(self._units.values()), timeout=seconds)
+        return sum(not future.done() for future in self._units.values())
 
     def places(self) -> Mapping[str, Placed]:
         """Wait for the builds, and return for each kernel where it lies, or the error. Loads nothing."""

@@ -40,6 +40,11 @@ class BuildPool:
         self._lock = threading.RLock()
         self._start()
 
+    @property
+    def workers(self) -> int:
+        """How many units are built at once."""
+        return self._workers
+
     def submit(self, backend: Backend, sources: Sequence[Source], store: KernelStore) -> BuildFuture:
         """Start building what the store lacks, and return at once.
 

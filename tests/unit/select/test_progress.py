@@ -53,6 +53,32 @@ def test_how_far_a_problem_is(capsys):
     assert "problem 1 of 2" in said and "2 of 3" in said and "library 2.0000 ms" in said
 
 
+def test_how_far_builds_are(at_once, capsys):
+    """What takes longest is shown before anything is timed."""
+    board = Board(Settings.resolve(None, {"progress": "off"}))
+    board.begin_round(3)
+    board.building(7, 20)
+    Console(width=120).print(board._table())
+    said = capsys.readouterr().out
+    assert "round 1: 3 problems" in said and "building candidates" in said and "7 of 20" in said
+    board.problem("mm of float32[7x5]", 3)
+    Console(width=120).print(board._table())
+    assert "0 of 3" in capsys.readouterr().out
+
+
+def test_lines_where_tables_cannot_be_drawn_anew(at_once, capsys, monkeypatch):
+    board = Board(Settings.resolve(None, {"progress": "on"}))
+    board.begin_round(3)
+    board.building(7, 20)  # so soon after the first, no line
+    monkeypatch.setattr(progress, "_LINES", 0.0)
+    board.building(8, 20)
+    assert board._live is not None and not board._live.console.is_terminal
+    board.close()
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith("tuning, round 1: 3 problems") and first.endswith(": building candidates")
+    assert second.endswith("building candidates 8 of 20")
+
+
 @pytest.mark.parametrize("value", ["auto", "off"])
 def test_nothing_where_nobody_looks(at_once, capsys, value):
     shown(Settings.resolve(None, {"progress": value}))

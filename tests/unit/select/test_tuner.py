@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +116,15 @@ def test_the_time_for_races_may_be_used_up(tmp_path, raced):
     session = a_tuner(tmp_path, max_autotune_seconds=1)
     session.spent = 2.0
     torch.testing.assert_close(compiled(torch.mm, tmp_path, max_autotune_seconds=1)(A, B), A @ B)
+    assert raced == []
+    (decision,) = [d for d in last_reports()[-1].decisions if d.kind == "choice"]
+    assert decision.second == "library" and "max_autotune_seconds" in decision.reason
+
+
+def test_time_may_run_out_while_candidates_are_built(tmp_path, raced, monkeypatch):
+    clock = itertools.count(0, 100)
+    monkeypatch.setattr(tuner, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    torch.testing.assert_close(compiled(torch.mm, tmp_path, max_autotune_seconds=50)(A, B), A @ B)
     assert raced == []
     (decision,) = [d for d in last_reports()[-1].decisions if d.kind == "choice"]
     assert decision.second == "library" and "max_autotune_seconds" in decision.reason
