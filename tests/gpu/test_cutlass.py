@@ -277,6 +277,20 @@ def test_compiled_by_the_library_of_torchs_wheels(tmp_path):
     compare(backend, product(136, 264, 200, epilogue=GELU), TILINGS["across"], 136, tmp_path)
 
 
+def test_without_a_mode_nothing_is_asked_of_it(monkeypatch):
+    """So nothing waits for its compiler."""
+    asked: list[str] = []
+    for name in ("configs", "emit", "worker_options"):
+        real = getattr(CutlassBackend, name)
+        monkeypatch.setattr(
+            CutlassBackend, name, lambda *a, n=name, f=real, **k: asked.append(n) or f(*a, **k)
+        )
+    x, w, b = (torch.randn(*s, device="cuda").bfloat16() for s in ((128, 512), (1024, 512), (1024,)))
+    with torch.no_grad():
+        torch.compile(lambda x, w, b: F.gelu(F.linear(x, w, b)) + 1, backend="polyfuse")(x, w, b)
+    assert asked == [] and "cutlass" not in [launch.backend for launch in last_reports()[-1].launches]
+
+
 def test_through_the_compiler():
     x, w, b = (torch.randn(*s, device="cuda").bfloat16() for s in ((128, 512), (1024, 512), (1024,)))
     options = {"matrix_products": "generated", "backends": ["cutlass", "triton"]}
