@@ -85,6 +85,9 @@ def _called(node: ast.Call, values: list[Expr], atom: Atom) -> Expr:
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     if name == "float":
         return cast(values[0], DType.f64)
+    if name == "round" and len(values) > 1:
+        # Python rounds the decimal number; a product with a power of ten may lie beyond the half
+        raise UnsupportedError("a number that is rounded to some digits is one of the host alone")
     if name in _TO_INTEGER:
         value = values[0]
         return cast(make(_TO_INTEGER[name], value), DType.i64) if value.dtype.is_float else value

@@ -65,6 +65,11 @@ def host_text(expr: Any) -> str:
     name = type(expr).__name__
     if name == "Piecewise":
         return _cases(expr.args)
+    if expr.is_Float:
+        # sympy prints fewer digits than a number has, and one third of 30 would be 9.99
+        return repr(float(expr))
+    if expr.is_Rational and not expr.is_Integer:
+        return f"({expr.p} / {expr.q})"
     parts = [host_text(a) for a in expr.args]
     if not parts:
         return {sympy.oo: "math.inf", -sympy.oo: "(-math.inf)"}.get(expr, str(expr))

@@ -102,3 +102,38 @@ def test_a_fraction_that_is_known() -> None:
     (actual,) = torch.autograd.grad(run(x, 2.0)[1].sum(), x)
     compare(actual, torch.full_like(x, 2.5))
     compare(run(x.detach(), 4.5), fn(x.detach(), 4.5))
+
+
+def _rounded(x: torch.Tensor) -> Any:
+    n = x.shape[0]
+    few, most = round(n * 0.4), round(n / 3 * 2)
+    return [
+        x[:few] + 1,
+        x.new_zeros(most, few) + few,
+        F.interpolate(x[None, None], size=(round(n * 1.5), few)),
+        torch.cat([x[:most] * 2, x[most:]]),
+        torch.arange(round(n * 1.7)) * 2.0,
+        x * round(n * 0.37),
+        x[: int(n * (1 / 3))] + n * (1 / 3),
+    ]
+
+
+def test_sizes_that_python_rounds() -> None:
+    run, record = compiled(_rounded, dynamic=True)
+    for n in (12, 25, 30, 15):
+        x = torch.randn(n, 6)
+        compare(run(x), _rounded(x))
+    assert not record.report.fallbacks, record.report.text()
+
+
+def test_numbers_rounded_to_digits_are_what_python_says() -> None:
+    """Only the host rounds to decimals as Python does; the operator that takes such a number is eager's."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return x * round(x.shape[0] * 0.37, 1)
+
+    run, record = compiled(fn, dynamic=True)
+    for n in (5, 12, 25):
+        x = torch.randn(n, 6)
+        compare(run(x), fn(x))
+    assert [f.op for f in record.report.fallbacks] == ["aten.mul.Tensor"]
