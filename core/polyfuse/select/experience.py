@@ -65,7 +65,7 @@ class Experience:
             usual: what is built where nothing is known.
         """
         model = self._model(backend, kernel) if len(usual) >= _FEW else None
-        if model is None:
+        if model is None or not model.knows(sizes_of(kernel)):
             return Shortlist(tuple(usual))
         found = list(dict.fromkeys((*offered, *usual)))
         judged, estimates = _judged(backend, kernel, found, model.estimated)

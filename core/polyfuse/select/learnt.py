@@ -28,8 +28,8 @@ _RACES: Final = 8
 _COMPARED: Final = 4
 # As fast as the fastest.
 _ALIKE: Final = 1.01
-# A failure teaches as much as one that takes so many times as long as the slowest.
-_FAILED: Final = 2.0
+# What takes more than so many times as long as the fastest, or fails, is slow: how slow, is of no interest.
+_SLOW: Final = 2.0
 # The margin is such that in this part of the races the fastest was within it; and what is so little beyond
 # it, as a logarithm, is within it too: times are not exact.
 _COVERED: Final = 0.95
@@ -37,7 +37,7 @@ _SLACK: Final = 0.01
 # A model that has more than this part of the configurations built is of no use.
 _WORTH: Final = 0.75
 # Of the pull towards the estimate, the one that predicts best is taken.
-_PULLS: Final = (0.3, 1.0, 3.0, 10.0, 30.0)
+_PULLS: Final = (1.0, 3.0, 10.0, 30.0, 100.0)
 
 _Array: TypeAlias = NDArray[numpy.float64]
 _Values = Sequence[tuple[str, int]]
@@ -57,6 +57,7 @@ class Model:
         rank, plain_rank: of the fastest, on average, by the score and without it.
         built: part of the configurations that are within the margin, on average.
         estimated: whether it corrects estimates; else it knows times alone.
+        least, most: of each size, among the races.
     """
 
     features: tuple[_Feature, ...]
@@ -68,6 +69,12 @@ class Model:
     plain_rank: float
     built: float
     estimated: bool
+    least: tuple[int, ...]
+    most: tuple[int, ...]
+
+    def knows(self, sizes: Sequence[int]) -> bool:
+        """Whether a kernel lies among those of the races: beyond them, nothing is known."""
+        return all(a <= size <= b for a, size, b in zip(self.least, sizes, self.most, strict=True))
 
     def scores(
         self, sizes: Sequence[int], configs: Sequence[_Values], estimates: Sequence[float] | None
@@ -80,9 +87,9 @@ class Model:
         if not configs:
             return []
         found = _table(self.features, sizes, configs) @ numpy.array(self.weights)
-        base = [0.0] * len(configs) if estimates is None else [math.log(e) for e in estimates]
+        base = _saturated(estimates or [1.0] * len(configs))
         # rounded, so that the order of what is as good as equal is the same on every processor
-        return [round(float(f) + b, 6) for f, b in zip(found, base, strict=True)]
+        return [round(float(score), 6) for score in found + base]
 
     def worthy(self, scores: Sequence[float]) -> list[int]:
         """Which are within the margin, the best first."""
@@ -110,7 +117,8 @@ def learn(races: Sequence[Race]) -> Model | None:
     tables = [_table(features, race.sizes, [s.config for s in race.samples]) for race in fit]
     estimated = all(s.estimate is not None for race in fit for s in race.samples)
     bases = [_base(race, estimated) for race in fit]
-    wanted = [_centred(_logarithms(race) - base) for race, base in zip(fit, bases, strict=True)]
+    aims = [_saturated([s.milliseconds for s in race.samples]) for race in fit]
+    wanted = [_centred(aim - base) for aim, base in zip(aims, bases, strict=True)]
     _, pull = min((_error(_left_out(tables, wanted, pull), wanted), pull) for pull in _PULLS)
     predicted = _left_out(tables, wanted, pull)
     scored = [base + found for base, found in zip(bases, predicted, strict=True)]
@@ -123,7 +131,9 @@ def learn(races: Sequence[Race]) -> Model | None:
         return None
     solved = _solved(numpy.concatenate(tables), numpy.concatenate(wanted), pull)
     weights = tuple(map(float, solved))
-    return Model(features, weights, margin, samples, len(fit), rank, plain, built, estimated)
+    sizes = [*zip(*(race.sizes for race in fit), strict=True)]
+    least, most = tuple(map(min, sizes)), tuple(map(max, sizes))
+    return Model(features, weights, margin, samples, len(fit), rank, plain, built, estimated, least, most)
 
 
 # What is known of a configuration.
@@ -160,16 +170,15 @@ def _number(value: int | None, number: int | None) -> float:
 # What is known of a race.
 
 
-def _logarithms(race: Race) -> _Array:
-    slowest = max(s.milliseconds for s in race.samples if s.milliseconds != LOST)
-    times = (_FAILED * slowest if s.milliseconds == LOST else s.milliseconds for s in race.samples)
-    return numpy.log(numpy.array([*times]))
+def _saturated(times: Sequence[float]) -> _Array:
+    """Logarithms of times, as far as they matter."""
+    return numpy.log(numpy.minimum(numpy.array(times, dtype=numpy.float64), _SLOW * min(times)))
 
 
 def _base(race: Race, estimated: bool) -> _Array:
     """What its backend guesses of each configuration; nothing, where backends do not guess all."""
-    guessed = (s.estimate if estimated and s.estimate is not None else 1.0 for s in race.samples)
-    return numpy.log(numpy.array([*guessed]))
+    guessed = [s.estimate if estimated and s.estimate is not None else 1.0 for s in race.samples]
+    return _saturated(guessed)
 
 
 def _plain(race: Race, base: _Array, estimated: bool) -> _Array:
