@@ -102,6 +102,7 @@ def merged_space(
     space: Space,
     indices: Sequence[IndexLike],
     stores: Sequence[IndexLike],
+    whole: Sequence[IndexLike],
     hint: Callable[[IndexLike], int],
     reorder: bool,
     keep_loops: bool,
@@ -111,6 +112,7 @@ def merged_space(
     Args:
         indices: every index of the unit.
         stores: indices of stores, which count double in the order.
+        whole: what has steps that loops must keep or become, besides indices, and no part in the order.
         reorder: whether loops may change places.
         keep_loops: whether the loop axes must stay as they are (a scan's).
     """
@@ -119,7 +121,7 @@ def merged_space(
         axes = loop_order(axes, [*indices, *stores], hint)
         if not keep_loops:
             raxes = loop_order(raxes, indices, hint)
-    parallel = merge_axes(axes, indices, "p")
+    parallel = merge_axes(axes, [*indices, *whole], "p")
     loops = merge_axes(raxes, indices, "r")
     return Space(parallel.axes, loops.axes), {**parallel.mapping, **loops.mapping}
 

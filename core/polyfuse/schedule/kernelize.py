@@ -24,6 +24,7 @@ from polyfuse.schedule.body import (
     result_type,
     top_down,
 )
+from polyfuse.schedule.folds import is_fold
 from polyfuse.schedule.space import Space
 from polyfuse.schedule.units import Unit
 from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, axis_size, product, substitute, symbol
@@ -63,15 +64,19 @@ def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str 
 def _loops(unit: Unit, context: KernelContext) -> tuple[Space, dict[str, IndexLike]]:
     indices: list[IndexLike] = []
     stores: list[IndexLike] = []
+    whole: list[IndexLike] = []
     for member in unit.members:
         assert isinstance(member.node, LoopNode)
         for index in indices_in(member.node.expressions()):
             indices.append(substitute(index, member.mapping))
         own = getattr(member.node, "index", None)
-        if own is not None:
+        if is_fold(member.node):
+            # its place counts in groups; what must stay a loop, or become one, is what the groups are of
+            whole += [substitute(var, member.mapping) for var in member.node.axes]
+        elif own is not None:
             stores.append(substitute(own, member.mapping))
     indices = list(dict.fromkeys(indices + stores))
-    return merged_space(unit.space, indices, stores, context.hint, context.reorder, unit.has_scan)
+    return merged_space(unit.space, indices, stores, whole, context.hint, context.reorder, unit.has_scan)
 
 
 @dataclass
@@ -351,7 +356,7 @@ def _finish(
         sections,
         hints,
         deterministic=context.deterministic
-        and any(isinstance(m.node, Scatter) and m.node.mode not in FOLD_MODES for m in unit.members),
+        and any(isinstance(m.node, Scatter) and not is_fold(m.node) for m in unit.members),
         numerics=context.numerics,
         origins=tuple(origins),
     )

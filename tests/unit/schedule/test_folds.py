@@ -67,6 +67,11 @@ CASES: dict[str, tuple[Any, tuple[torch.Tensor, ...], list[str]]] = {
     ),
     "sum of columns": (gradient, (R(11, 16), R(16, 22), R(11, 22)), ["fold_sum p1 + 22*(p0 // 4)"]),
     "rows of two axes": (both, (X, W), ["fold_sum p1 + 22*(p0 // 4)", "fold_sum 6*p0 + (p1 // 4)"]),
+    "rows of two axes, with what is done there": (
+        lambda x, w, b: (*activation(x, w, b), F.gelu(F.linear(x, w, b)).sum((0, 1))),
+        (X, W, B),
+        ["fold_max 6*p0 + (p1 // 4)", "fold_sum p1 + 22*(p0 // 4)"],
+    ),
     "mean of half floats": (
         lambda x, w: (x @ w).mean(-1),
         (R(10, 16).bfloat16(), R(16, 24).bfloat16()),
