@@ -270,7 +270,7 @@ class Settings:
     graph_cache: bool = _option(
         False,
         "Keep compiled graphs, with what AOTAutograd traced, on disk: a later process that compiles the same "
-        "graph reads them instead of compiling. A backward is then compiled together with its forward.",
+        "graph reads them instead of compiling. A graph with gradients is kept once its backward has run.",
     )
     cache_dir: str = _option("", "Folder of the caches; empty: the user's cache folder of this platform.")
 

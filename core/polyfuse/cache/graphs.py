@@ -18,8 +18,8 @@ class GraphCounts:
 
     Attributes:
         hits: found, and not compiled.
-        misses: compiled, and kept for later.
-        bypasses: compiled and not kept, by reason.
+        misses: looked up, not found, and compiled.
+        bypasses: not looked up, or compiled and not kept, by reason.
         errors: compiled, and could not be written.
     """
 

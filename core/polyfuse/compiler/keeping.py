@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +26,10 @@ from polyfuse.cache.graphs import count
 from polyfuse.compiler.report import GraphReport, record
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.captured import NotKept, captured_text
-from polyfuse.frontend.graph import BoxedCallable
+from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.plugin import Backend
 from polyfuse.plugin.inventory import inventory
+from polyfuse.runtime.checks import spared
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.torch_compat import global_state
 from polyfuse.torch_compat.aot import kept_of
@@ -69,15 +71,18 @@ class GraphRecord:
         kernels: by their names in the program.
         constants: tensors that the program reads, by their keys.
         report: what the compiler did.
+        donated: positions of inputs that it may overwrite, for nobody needs them after a backward.
     """
 
     text: str
     kernels: Mapping[str, KernelRecord]
     constants: Mapping[str, torch.Tensor]
     report: GraphReport
+    donated: tuple[int, ...] = ()
 
 
 def record_of(
+    aten: AtenGraph,
     module: CompiledModule,
     kernels: Mapping[str, PendingKernel],
     objects: Mapping[str, Any],
@@ -103,7 +108,8 @@ def record_of(
         }
     except Exception as error:
         return f"a backend cannot describe itself ({type(error).__name__})"
-    return GraphRecord(module.text, places, constants, replace(report, recording=None))
+    donated = tuple(item.index for item in aten.inputs if item.donated)
+    return GraphRecord(module.text, places, constants, replace(report, recording=None), donated)
 
 
 class GraphKeeper:
@@ -128,11 +134,13 @@ class GraphKeeper:
             return None
         from polyfuse.torch_compat.kept_graphs import Keeping
 
-        return Keeping(self._key, self._folder.path, self._revive)
+        return Keeping(self._key, self._folder.path, self._revive, self._stored)
 
     def note(self, compiled: BoxedCallable) -> None:
         """Take note of a graph that was compiled, since nothing was found."""
         self._compiled += 1
+        if not self._key:
+            return
         kept = kept_of(compiled)
         if isinstance(kept, str):
             self._refusal = self._refusal or kept
@@ -141,17 +149,25 @@ class GraphKeeper:
         """Count what became of the graph, and report what was found."""
         if not self._session.settings.graph_cache:
             return
-        if self._refusal:
-            _log.info("a graph is not kept: %s", self._refusal)
-            count("bypass", self._refusal)
-        elif self._key and not self._compiled:
+        if self._key and not self._compiled:
             count("hit")
             for report in self._revived:
                 record(report)
                 self._session.observe(report.decisions)
-        elif self._key and self._folder.holds(self._key):
-            count("miss")
         elif self._key:
+            count("miss")
+        elif self._refusal:
+            self._bypass()
+
+    def _bypass(self) -> None:
+        _log.info("a graph is not kept: %s", self._refusal)
+        count("bypass", self._refusal)
+
+    def _stored(self) -> None:
+        """Count what became of storing a graph that was not found."""
+        if self._refusal:
+            self._bypass()
+        elif not self._folder.holds(self._key):
             count("error")
             warn_once("cache", f"a compiled graph could not be written to {self._folder.path}")
 
@@ -195,7 +211,7 @@ class GraphKeeper:
             kept=True,
         )
         self._revived.append(report)
-        return module
+        return partial(spared, module, donated=kept.donated) if kept.donated else module
 
     def _kernel(self, place: KernelRecord, facts: dict[str, str]) -> KernelEntry:
         session = self._session

@@ -93,7 +93,7 @@ def _compile(aten: AtenGraph, session: CompileSession) -> CompiledModule:
     record(report)
     if settings.graph_cache:
         built.module.kept = record_of(
-            built.module, built.kernels, built.schedule.graph.objects, report, session
+            aten, built.module, built.kernels, built.schedule.graph.objects, report, session
         )
     return built.module
 

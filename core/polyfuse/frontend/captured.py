@@ -1,7 +1,8 @@
 """A captured graph and its inputs as text that is the same in every process, to look up what became of it.
 
 Two graphs of equal text, under equal switches of torch, are traced to the same operators. Where that cannot
-be told from the text, as with functions that are not torch's own, there is none.
+be told from the text, as with functions that are not torch's own, there is none. The lines of the model that
+operators come from are part of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.torch_compat import fake, global_state, ops, shapes
+from polyfuse.torch_compat import fake, fx, global_state, ops, shapes
 from polyfuse.torch_compat.dynamo import is_static_input
 
 __all__ = ["NotKept", "captured_text"]
@@ -64,7 +65,8 @@ def captured_text(gm: Any, example_inputs: Sequence[Any]) -> str:
         if node.meta.get("custom"):
             raise NotKept("its operators are annotated")
         args, kwargs = _value(node.args, numbers), _value(node.kwargs, numbers)
-        lines.append(f"%{number} = {node.op} {_target(node)} {args} {kwargs}")
+        # reports, and errors of the compiled program, name the lines of the model
+        lines.append(f"%{number} = {node.op} {_target(node)} {args} {kwargs}  # {fx.source_text(node)}")
     return "\n".join(lines)
 
 

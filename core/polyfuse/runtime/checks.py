@@ -9,6 +9,7 @@ import torch
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.torch_compat.bindings import assert_size_stride
+from polyfuse.torch_compat.device_graphs import backward_may_repeat
 
 __all__ = [
     "Aligned",
@@ -20,6 +21,7 @@ __all__ = [
     "observe",
     "realigned",
     "set_observer",
+    "spared",
 ]
 
 Aligned = Sequence[tuple[int, int, bool, bool]]
@@ -112,6 +114,17 @@ def realigned(call: Callable[[list[Any]], Any], args: list[Any], aligned: Aligne
     for tensor, copy in written:
         tensor.copy_(copy)
     return results
+
+
+def spared(call: Callable[[list[Any]], Any], args: list[Any], donated: Sequence[int]) -> Any:
+    """Run a backward that may overwrite the inputs at some positions; on copies of these, if what was saved
+    for it is needed again.
+    """
+    if backward_may_repeat():
+        for position in donated:
+            if args[position].numel():
+                args[position] = _moved(args[position])
+    return call(args)
 
 
 def set_observer(observer: Observer | None) -> Observer | None:

@@ -3,8 +3,8 @@
 torch keeps, for a backend whose results can be serialised, the compiled graphs together with the wrappers
 that AOTAutograd puts around them, and the guards under which they hold. Its key for that follows the needs of
 its own compiler: computing it loads a large part of that compiler, and says nothing about another one. So the
-key is computed by the caller, and the two functions that say under which key and in which folder torch looks
-are replaced; for compilations that do not ask for it they do what they did.
+key is computed by the caller, and the functions of torch that say under which key and in which folder it
+looks, and that make and store an entry, are replaced by ones that do what they did for other compilations.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -36,11 +37,14 @@ class Keeping:
         key: its address.
         folder: where entries lie, each under its key.
         revive: from what was kept of a graph to something that can be called, or `KeptIsGone`.
+        stored: called when torch has tried to store it, perhaps in another thread: a graph with gradients is
+            stored when its backward has been compiled.
     """
 
     key: str
     folder: Path
     revive: Callable[[Any], Callable[[list[Any]], Any]]
+    stored: Callable[[], None]
 
 
 _CURRENT: ContextVar[Keeping | None] = ContextVar("polyfuse_keeping", default=None)
@@ -61,9 +65,12 @@ class KeptCode(autograd_cache.OutputCode):
         self.run: Callable[[list[Any]], Any] | None = run
         self.record = record
         self.refusal = refusal
+        self.keeping = _CURRENT.get()
         # torch copies these from instances, where it wraps functions
         self._boxed_call = True
         self._time_taken_ns = 0
+        # that there is one says to torch that this may be stored
+        self._fx_graph_cache_key = "" if self.keeping is None else self.keeping.key
 
     def __call__(self, inputs: Any) -> Any:
         assert self.run is not None
@@ -73,7 +80,7 @@ class KeptCode(autograd_cache.OutputCode):
         """Called on a copy that is about to be stored."""
         if self.record is None:
             raise autograd_cache.BypassAOTAutogradCache(self.refusal)
-        self.run = None
+        self.run = self.keeping = None
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         """Called on what was read."""
@@ -111,14 +118,8 @@ def keeping(current: Keeping) -> Iterator[None]:
     with _LOCK:
         _install()
     token = _CURRENT.set(current)
-    # torch does not store a backward that is compiled when it first runs: it is compiled with its forward
-    changes = {
-        "enable_autograd_cache": True,
-        "bundled_autograd_cache": True,
-        "force_non_lazy_backward_lowering": True,
-    }
     try:
-        with config.patch(changes):
+        with config.patch({"enable_autograd_cache": True}):
             yield
     finally:
         _CURRENT.reset(token)
@@ -126,7 +127,9 @@ def keeping(current: Keeping) -> Iterator[None]:
 
 @cache
 def _install() -> None:
-    its_key, its_folder = autograd_cache.autograd_cache_key, autograd_cache.AOTAutogradCache._get_tmp_dir
+    store = autograd_cache.AOTAutogradCache
+    its_key, its_folder = autograd_cache.autograd_cache_key, store._get_tmp_dir
+    its_entry, its_save = store.make_entry, store.save
 
     def key(*args: Any, **named: Any) -> tuple[str, Sequence[str]]:
         current = _CURRENT.get()
@@ -139,5 +142,41 @@ def _install() -> None:
         current = _CURRENT.get()
         return str(its_folder()) if current is None else str(current.folder)
 
+    def make_entry(*args: Any, **named: Any) -> Any:
+        """An entry holds compiled graphs of ours, where it would name those of torch's own compiler."""
+        from torch._functorch import config
+
+        forward = _kept_code(named["compiled_fw_func"] if "compiled_fw_func" in named else args[0])
+        if forward is None:
+            return its_entry(*args, **named)
+        with config.patch({"bundled_autograd_cache": True}):
+            entry = its_entry(*args, **named)
+        # a backward that was read looks after itself where what it overwrites is needed again
+        entry.runtime_metadata = copy(entry.runtime_metadata)
+        entry.runtime_metadata.bw_donated_idxs = []
+        return entry
+
+    def save(key: str, entry: Any, *args: Any, **named: Any) -> None:
+        forward = _kept_code(getattr(entry.compiled_fw, "result", None))
+        current = forward.keeping if forward is not None else None
+        if current is None:
+            its_save(key, entry, *args, **named)
+            return
+        token = _CURRENT.set(current)
+        try:
+            its_save(key, entry, *args, **named)
+        finally:
+            _CURRENT.reset(token)
+            current.stored()
+
     autograd_cache.autograd_cache_key = key
-    autograd_cache.AOTAutogradCache._get_tmp_dir = staticmethod(folder)
+    store._get_tmp_dir = staticmethod(folder)
+    store.make_entry = staticmethod(make_entry)
+    store.save = staticmethod(save)
+
+
+def _kept_code(compiled: Any) -> KeptCode | None:
+    """The compiled graph below the functions that torch has wrapped it in, if it is one of ours."""
+    while hasattr(compiled, "__wrapped__"):
+        compiled = compiled.__wrapped__
+    return compiled if isinstance(compiled, KeptCode) else None
