@@ -2,6 +2,7 @@
 #define PF_TYPES
 #include <math.h>
 #include <string.h>
+#include <vector>
 #define PF_INLINE static inline
 typedef signed char i8;
 typedef short i16;

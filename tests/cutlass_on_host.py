@@ -22,17 +22,37 @@ from polyfuse_cutlass.tiling import Tiling
 __all__ = ["run_on_host"]
 
 _HEADER = Path(__file__).with_name("cutlass_host.h")
+_GROUPS = """
+PF_FOLD(struct Matrix {
+  const std::vector<Folded>& of;
+  int rows, columns;
+  template <class F, int K> void fold(const Args& args, int batch) const {
+    const int height = F::OVER_ROWS ? 16 : 1, width = F::OVER_ROWS ? 1 : 32;
+    for (int x = 0; x < rows; x += height)
+      for (int y = 0; y < columns; y += width) {
+        f32 all = F().nothing();
+        for (int i = x; i < x + height && i < rows; ++i)
+          for (int j = y; j < y + width && j < columns; ++j)
+            all = F().both(all, of[(i * columns + j) / VEC].of[K][j % VEC]);
+        F().store(args, batch, x, y, all);
+      }
+  }
+};)
+"""
 _RUN = """
 extern "C" void run(const Args* args, const Acc* sums) {
   const int X = extent_x(*args), Y = extent_y(*args);
-  for (int batch = 0; batch < batches(*args); ++batch)
+  for (int batch = 0; batch < batches(*args); ++batch) {
+    PF_FOLD(std::vector<Folded> folded(X * Y / VEC);)
     for (int x = 0; x < X; x += VEC_X ? VEC : 1)
       for (int y = 0; y < Y; y += VEC_X ? 1 : VEC) {
         Acc sum[VEC];
         for (int j = 0; j < VEC; ++j)
           sum[j] = sums[((i64)batch * X + x + (VEC_X ? j : 0)) * Y + y + (VEC_X ? 0 : j)];
-        finish(*args, batch, x, y, sum);
+        finish(*args, batch, x, y, sum PF_FOLD(, folded[(x * Y + y) / VEC]));
       }
+    PF_FOLD(fold_all(*args, batch, Matrix{folded, X, Y});)
+  }
 }
 }
 """
@@ -43,6 +63,7 @@ extern "C" void run(const Args* args, const Acc* sums, Result* results, const i6
     int of[RESULT_BATCHES];
     result_batches(*args, batch, of);
     Result* matrix = results;
+    PF_FOLD(std::vector<Folded> folded(X * Y / VEC);)
     for (int i = 0; i < RESULT_BATCHES; ++i) matrix += of[i] * steps[1 + i];
     for (int x = 0; x < X; ++x)
       for (int y = 0; y < Y; y += VEC) {
@@ -53,9 +74,10 @@ extern "C" void run(const Args* args, const Acc* sums, Result* results, const i6
         const i64 at = ((i64)batch * X + x) * Y + y;
         const Acc sum[VEC] = {sums[at], sums[at + 1]};
         f32 to[VEC];
-        finish(*args, batch, x, y, sum, row, columns, to);
+        finish(*args, batch, x, y, sum, row, columns, to PF_FOLD(, folded[(x * Y + y) / VEC]));
         for (int j = 0; j < VEC; ++j) matrix[x * steps[0] + y + j] = memory_form<Result>::of(to[j]);
       }
+    PF_FOLD(fold_all(*args, batch, Matrix{folded, X, Y});)
   }
 }
 }
@@ -79,7 +101,7 @@ def run_on_host(kernel: Kernel, operands: Sequence[torch.Tensor | int], tiling: 
     text = re.sub(r"PF_INLINE void product\(.*?^}$", "", text, flags=re.S | re.M)
     text = re.sub(r"#pragma unroll.*", "", text)
     source = folder / "epilogue.cpp"
-    source.write_text(f'#include "{_HEADER}"\n{text}{_RUN_ROUNDED if rounded else _RUN}')
+    source.write_text(f'#include "{_HEADER}"\n{text}{_GROUPS}{_RUN_ROUNDED if rounded else _RUN}')
     compiler = shutil.which("g++") or "c++"
     command = [compiler, "-std=gnu++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-w", str(source)]
     subprocess.run([*command, "-o", str(folder / "epilogue.so")], check=True, timeout=120)

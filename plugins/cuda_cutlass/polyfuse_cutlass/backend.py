@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import Node
+from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Traits, Yes
 from polyfuse_cutlass.artifact import read_unit
 from polyfuse_cutlass.headers import collectives_of, headers_for
@@ -45,12 +45,19 @@ class CutlassBackend(Backend):
 
         return claim_of(node)
 
+    def fold_width(self, product: Reduction, kind: str, along: str) -> int:
+        """Rows or columns that a warp combines; CUTLASS's templates for Ampere combine none."""
+        from polyfuse_cutlass.folds import COLUMNS, ROWS
+
+        return 0 if self.target.ampere else {"rows": ROWS, "columns": COLUMNS}[along]
+
     def traits(self, device: str) -> Traits:
         """What is multiplied lies at round addresses."""
         return Traits(alignment=16)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""
+        from polyfuse_cutlass.folds import has_folds
         from polyfuse_cutlass.library import library_configs
         from polyfuse_cutlass.space import configs
 
@@ -58,7 +65,9 @@ class CutlassBackend(Backend):
             return library_configs(kernel, self.target, self.collectives)
         # those of CUTLASS take long to build: last, so that nothing waits for them that does not ask for all
         found = tuple(configs(kernel, self.target))
-        return found + (library_configs(kernel, self.target, self.collectives) if self.headers else ())
+        if not self.headers or has_folds(kernel):
+            return found
+        return found + library_configs(kernel, self.target, self.collectives)
 
     def neighbours(self, kernel: Kernel, config: Config) -> Sequence[Config]:
         """Tilings that differ from one in one thing."""

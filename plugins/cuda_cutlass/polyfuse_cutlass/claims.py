@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from polyfuse.ir.expr import walk
-from polyfuse.ir.nodes import LoopNode, Node, Pointwise, Reduction
-from polyfuse.ir.ops import CONTRACTIONS, SCALAR_OPS
+from polyfuse.ir.nodes import LoopNode, Node, Pointwise, Reduction, Scatter
+from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES, SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, No, Yes
 from polyfuse_cutlass.ops import unsupported_op
@@ -20,7 +20,10 @@ def claim_of(node: Node) -> Claim:
         return No(f"{type(node).__name__} is not a loop")
     if isinstance(node, Reduction):
         return _product(node)
-    if not isinstance(node, Pointwise):
+    if isinstance(node, Scatter) and node.mode in FOLD_MODES:
+        if node.value.dtype is not DType.f32:
+            return No(f"groups of results are combined as f32, not as {node.value.dtype}")
+    elif not isinstance(node, Pointwise):
         return No("only matrix products are generated, with what is done to each of their results")
     for expr in walk(*node.expressions()):
         if expr.op not in _SIMPLE and expr.op not in SCALAR_OPS:

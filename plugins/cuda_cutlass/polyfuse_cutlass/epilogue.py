@@ -11,14 +11,25 @@ from dataclasses import dataclass, field
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Stmt
-from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.ops import FOLD_MODES, SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cutlass.ops import cast_text, literal, operation_text, unsupported_op
 from polyfuse_cutlass.problem import Problem, divides, extent
 from polyfuse_cutlass.scope import index_text
 
-__all__ = ["Asked", "Vector", "Writer", "epilogue_text", "heavy", "places", "refusal", "vector_of"]
+__all__ = [
+    "Asked",
+    "Vector",
+    "Writer",
+    "epilogue_text",
+    "heavy",
+    "is_fold",
+    "names_of",
+    "places",
+    "refusal",
+    "vector_of",
+]
 
 _WIDEST = 16
 _MOST = 8
@@ -33,12 +44,17 @@ class Vector:
     count: int
 
 
-def refusal(statements: Iterable[Stmt]) -> str:
-    """Why an epilogue cannot be expressed, or an empty text."""
+def is_fold(stmt: Stmt) -> bool:
+    """Whether a statement combines groups of results before it stores them."""
+    return stmt.op == "store" and stmt.attrs[3] in FOLD_MODES
+
+
+def refusal(statements: Iterable[Stmt], folds: bool = False) -> str:
+    """Why an epilogue cannot be expressed, or an empty text. `folds`: it may combine groups of results."""
     types: dict[str, DType] = {}
     for stmt in statements:
         if stmt.op == "store":
-            if stmt.attrs[3] != "set":
+            if stmt.attrs[3] != "set" and not (folds and is_fold(stmt)):
                 return f"a store combines with what is there ({stmt.attrs[3]})"
         elif stmt.op in SCALAR_OPS:
             reason = unsupported_op(stmt.op, types.get(stmt.args[-1], stmt.dtype))
@@ -58,7 +74,11 @@ def heavy(problem: Problem) -> bool:
 
 def vector_of(problem: Problem) -> Vector:
     """What a thread finishes at once: as much as the first store writes in one access."""
-    first = next((s for s in problem.epilogue if s.op == "store"), None)
+    stores = [s for s in problem.epilogue if s.op == "store"]
+    first = next((s for s in stores if not is_fold(s)), None)
+    if first is None and stores:
+        # what groups of results come to is all that is stored
+        return Vector(False, next(n for n in (_MOST, 4, 2, 1) if divides(n, extent(problem.columns))))
     if first is None:
         raise UnsupportedError("nothing is stored", "")
     buffer, index, indirect = first.attrs[:3]
@@ -84,6 +104,7 @@ def epilogue_text(problem: Problem, vector: Vector) -> str:
     """The function `finish`, and `fetch` for what it needs from memory besides the sums, wherever that can be
     asked for before they are there. The first may be called without the second.
     """
+    folded = ", Folded& folded" if any(map(is_fold, problem.epilogue)) else ""
     writer = Writer(problem, vector)
     for stmt in problem.epilogue:
         writer.statement(stmt)
@@ -92,13 +113,14 @@ def epilogue_text(problem: Problem, vector: Vector) -> str:
             f"constexpr int FETCHED = {writer.asked.bytes};  // bytes",
             *writer.asked.text(problem, "Fetched", "fetch", "xy"),
             "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC], "
-            "const Fetched& fetched) {",
+            f"const Fetched& fetched{folded}) {{",
             *(f"  {line}" for line in (*places(problem), *writer.lines)),
             "}",
-            "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC]) {",
+            "PF_INLINE void finish(const Args& args, int batch, int x, int y, "
+            f"const Acc (&sum)[VEC]{folded}) {{",
             "  Fetched fetched;",
             "  fetch(args, batch, x, y, fetched);",
-            "  finish(args, batch, x, y, sum, fetched);",
+            f"  finish(args, batch, x, y, sum, fetched{', folded' if folded else ''});",
             "}",
         ]
     )
@@ -118,6 +140,12 @@ def places(problem: Problem, known: str = "xy") -> list[str]:
         if tiled is not None and place in known:
             lines.append(f"const i64 a_{axis_name(tiled)} = {place};")
     return lines
+
+
+def names_of(problem: Problem) -> dict[str, str]:
+    """What axes and size arguments are called."""
+    axes = (*problem.batch, *(a for a in (problem.rows, problem.columns) if a is not None))
+    return {**sizes(problem), **{axis_name(a): f"a_{axis_name(a)}" for a in axes}}
 
 
 def sizes(problem: Problem) -> dict[str, str]:
@@ -161,6 +189,7 @@ class Writer:
     Attributes:
         lines: of `finish`.
         asked: what is asked for beforehand.
+        folds: how many stores combine groups of results.
     """
 
     problem: Problem
@@ -169,6 +198,7 @@ class Writer:
     asked: Asked = field(default_factory=lambda: Asked("fetched"))
     types: dict[str, DType] = field(default_factory=dict)
     varies: dict[str, bool] = field(default_factory=dict)
+    folds: int = 0
 
     def __post_init__(self) -> None:
         problem = self.problem
@@ -178,8 +208,7 @@ class Writer:
         self.types[problem.accumulator] = problem.dtype
         self.varies[problem.accumulator] = True
         self.args = {arg.name: arg for arg in problem.kernel.args}
-        axes = (*problem.batch, *(a for a in (problem.rows, problem.columns) if a is not None))
-        self.names = {**sizes(problem), **{axis_name(a): f"a_{axis_name(a)}" for a in axes}}
+        self.names = names_of(problem)
 
     def value(self, name: str) -> str:
         """A value at neighbour `j`."""
@@ -197,6 +226,14 @@ class Writer:
 
     def statement(self, stmt: Stmt) -> None:
         """One statement."""
+        if is_fold(stmt):
+            value = cast_text(self.value(stmt.args[0]), self.types[stmt.args[0]], DType.f32)
+            self.lines += [
+                "#pragma unroll",
+                f"for (int j = 0; j < VEC; ++j) folded.of[{self.folds}][j] = {value};",
+            ]
+            self.folds += 1
+            return
         if stmt.op == "store":
             self.store(stmt)
             return

@@ -9,7 +9,8 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, axis_name, bounds, product, python_text
-from polyfuse_cutlass.epilogue import Vector, epilogue_text, heavy, sizes, vector_of
+from polyfuse_cutlass.epilogue import Vector, epilogue_text, heavy, is_fold, sizes, vector_of
+from polyfuse_cutlass.folds import fold_fault, fold_text
 from polyfuse_cutlass.library_text import args_text, constants, part
 from polyfuse_cutlass.meta import KernelMeta, MetaArg, TensorMap
 from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, divides, extent
@@ -17,7 +18,7 @@ from polyfuse_cutlass.rounded import PAIR, ROWS_AT_ONCE, rounded_text, stored
 from polyfuse_cutlass.scope import index_text
 from polyfuse_cutlass.tiling import Tiling
 
-__all__ = ["LANGUAGE", "check", "hopper_source", "result_of"]
+__all__ = ["LANGUAGE", "check", "fault_of", "hopper_source", "result_of"]
 
 LANGUAGE = "cuda"
 _PARTS = ("types.cuh", "math.cuh", "hopper.cuh")
@@ -43,6 +44,8 @@ _PRODUCT_TYPES: Mapping[DType, str] = MappingProxyType(
         DType.f8e5m2: "e5m2",
     }
 )
+_ALL = 32
+"""At least as many copies of an epilogue's text as its loop has rounds."""
 _REFUSED = "another backend, or the library, computes it"
 
 
@@ -71,7 +74,7 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
     if tiling.swap:
         problem = problem.swapped
     check(problem)
-    fault = tiling.fault(problem)
+    fault = fault_of(problem, tiling)
     if fault:
         raise UnsupportedError(fault, "choose another tiling")
     result = result_of(problem, tiling)
@@ -84,14 +87,16 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
             args_text(problem),
             _extents(problem, result),
             _product(problem, tiling.columns // tiling.parts(problem)),
+            *fold_text(problem),
             rounded_text(problem) if result else epilogue_text(problem, vector),
             part("gemm.cuh"),
-            *(part(name) for name in _ends(tiling, result)),
+            *(part(name) for name in _ends(tiling, result, any(map(is_fold, problem.epilogue)))),
             part("block.cuh"),
             "}",
             "#undef PF_CLUSTER",
             "#undef PF_RESULT_MAP",
             "#undef PF_RESULT_PLACE",
+            "#undef PF_FOLD",
             "#undef PF_ACC_OPERAND",
             "#undef PF_ACC_IN",
             "#undef PF_ACC_OUT",
@@ -99,6 +104,14 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
         ]
     )
     return Source(problem.kernel.name, text, LANGUAGE, meta=_meta(problem, tiling, result).text())
+
+
+def fault_of(problem: Problem, tiling: Tiling) -> str:
+    """What is impossible about a tiling of a problem, or an empty text."""
+    fault = tiling.fault(problem)
+    if fault or not any(map(is_fold, problem.epilogue)):
+        return fault
+    return fold_fault(problem, tiling, PAIR if result_of(problem, tiling) else vector_of(problem))
 
 
 def result_of(problem: Problem, tiling: Tiling) -> Matrix | None:
@@ -109,11 +122,13 @@ def result_of(problem: Problem, tiling: Tiling) -> Matrix | None:
     return stored(problem) if tiling.may_round and not (tiling.turns and heavy(problem)) else None
 
 
-def _ends(tiling: Tiling, result: Matrix | None) -> tuple[str, ...]:
+def _ends(tiling: Tiling, result: Matrix | None, folds: bool) -> tuple[str, ...]:
     """The fixed parts that say what becomes of sums."""
     if tiling.split > 1:
         return ("parts.cuh",)
-    return "rounded.cuh" if result else "turned.cuh", "tiles.cuh"
+    if result:
+        return *(("folds.cuh", "folded_rounded.cuh") if folds else ()), "rounded.cuh", "tiles.cuh"
+    return "turned.cuh", *(("folds.cuh", "folded_turned.cuh") if folds else ()), "tiles.cuh"
 
 
 def _constants(problem: Problem, tiling: Tiling, vector: Vector, result: Matrix | None) -> list[str]:
@@ -137,7 +152,7 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector, result: Matrix 
         "X_BATCHES": max(1, len(problem.left.batches)),
         "Y_BATCHES": max(1, len(problem.right.batches)),
         "RESULT_BATCHES": max(1, len(result.batches)) if result else 1,
-        "UNROLL": 1 if heavy(problem) else 4,
+        "UNROLL": _unrolled(problem),
         "RESIDENT": tiling.resident,
     }
     truths = {
@@ -158,7 +173,15 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector, result: Matrix 
         f"#define PF_CLUSTER {cluster}".rstrip(),
         f"#define PF_RESULT_MAP{' const __grid_constant__ TensorMap map_result,' if result else ''}",
         f"#define PF_RESULT_PLACE {'&map_result' if result else '0'}",
+        f"#define PF_FOLD(...){' __VA_ARGS__' if any(map(is_fold, problem.epilogue)) else ''}",
     ]
+
+
+def _unrolled(problem: Problem) -> int:
+    """Copies of an epilogue's text: one for each value that is kept to be combined with others."""
+    if any(map(is_fold, problem.epilogue)):
+        return _ALL
+    return 1 if heavy(problem) else 4
 
 
 def _extents(problem: Problem, result: Matrix | None) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis_name, bounds, free_axes
-from polyfuse_cutlass.epilogue import Asked, Vector, Writer, places
+from polyfuse_cutlass.epilogue import Asked, Vector, Writer, is_fold, places
 from polyfuse_cutlass.ops import cast_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, divides, extent, strided
 
@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 16
 
 def stored(problem: Problem) -> Matrix | None:
     """Where the copy engine stores the results; None where they must leave as sums."""
-    stores = [s for s in problem.epilogue if s.op == "store"]
+    stores = [s for s in problem.epilogue if s.op == "store" and not is_fold(s)]
     if len(stores) != 1 or problem.columns is None:
         return None
     buffer, index, indirect, mode, masked = stores[0].attrs
@@ -49,6 +49,7 @@ def rounded_text(problem: Problem) -> str:
     """The function `finish`, which computes two neighbours before they are rounded, and `fetch_row` and
     `fetch_columns` for what it needs besides the sums.
     """
+    folded = ", Folded& folded" if any(map(is_fold, problem.epilogue)) else ""
     writer = _Rounded(problem, PAIR)
     for stmt in problem.epilogue:
         writer.statement(stmt)
@@ -59,7 +60,7 @@ def rounded_text(problem: Problem) -> str:
             *writer.rows.text(problem, "OfRow", "fetch_row", "x"),
             *writer.asked.text(problem, "OfColumns", "fetch_columns", "y"),
             "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC], "
-            "const OfRow& of_row, const OfColumns& of_columns, f32 (&to)[VEC]) {",
+            f"const OfRow& of_row, const OfColumns& of_columns, f32 (&to)[VEC]{folded}) {{",
             *(f"  {line}" for line in (*places(problem), *writer.lines)),
             "}",
         ]

@@ -9,8 +9,9 @@ from dataclasses import replace
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
-from polyfuse_cutlass.epilogue import refusal, vector_of
-from polyfuse_cutlass.hopper import check, hopper_source
+from polyfuse_cutlass.epilogue import heavy, refusal, vector_of
+from polyfuse_cutlass.folds import fold_refusal
+from polyfuse_cutlass.hopper import check, fault_of, hopper_source, result_of
 from polyfuse_cutlass.problem import Problem, problem_of
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMIT, Tiling
@@ -57,7 +58,7 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, 
 
 def _accepted(kernel: Kernel) -> Problem:
     problem = problem_of(kernel)
-    reason = refusal(problem.epilogue)
+    reason = refusal(problem.epilogue, folds=True) or fold_refusal(problem)
     if reason:
         raise UnsupportedError(reason, "another backend computes it")
     check(problem)
@@ -67,7 +68,7 @@ def _accepted(kernel: Kernel) -> Problem:
 def _fault(problem: Problem, tiling: Tiling) -> str:
     if tiling.stages < 2 or tiling.split > 8:
         return "too few stages, or too many parts"
-    return tiling.fault(problem.swapped if tiling.swap else problem)
+    return fault_of(problem.swapped if tiling.swap else problem, tiling)
 
 
 def _ranked(problem: Problem, target: Target) -> list[Tiling]:
@@ -219,7 +220,8 @@ _EXCHANGE = 1500
 _ALONE = 1.4
 _PARTED = 1.25
 _FINISHED = 14
-"""Results finished in a cycle."""
+_ROUNDED = 20
+"""Results finished in a cycle, where they leave as sums, and where they are rounded first."""
 
 
 def cycles(kernel: Kernel, config: Config, target: Target) -> float:
@@ -252,7 +254,8 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     if tiling.parts(problem) > 1:
         products *= _PARTED
     fed = stages * 128 * (tiling.taken / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
-    finish = tiling.taken * tiling.columns / _FINISHED / tiling.split
+    quick = not heavy(problem) and result_of(problem.swapped if tiling.swap else problem, tiling) is not None
+    finish = tiling.taken * tiling.columns / (_ROUNDED if quick else _FINISHED) / tiling.split
     each = _together(products, fed) * beside + finish * (0.15 if turns else 1.0)
     moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
     busiest = moved / blocks * waves * beside

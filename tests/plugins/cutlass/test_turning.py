@@ -15,6 +15,8 @@ from requirements import needs_gxx
 pytestmark = needs_gxx
 
 HEADER = Path(__file__).parents[2] / "cutlass_warp.h"
+FOLDS = HEADER.with_name("cutlass_folds.h")
+WORDS = {"ROUNDED": "rounded.cuh", "FOLDED": "folds.cuh"}
 DEVICE = Path(polyfuse_cutlass.__file__).parent / "device"
 VALUE = r"PF_ACC_IN\((.*?)\)"
 TILES = """
@@ -48,14 +50,14 @@ def without_assembly(name: str) -> str:
     return text
 
 
-def arrives_once(name: str, numbers: Mapping[str, int], along_rows: bool, folder: Path) -> bool:
-    """Whether each result arrives at its place, once."""
+def arrives_once(names: tuple[str, ...], numbers: Mapping[str, int], along_rows: bool, folder: Path) -> bool:
+    """Whether each result arrives at its place, once, and what groups come to, if parts combine them."""
     constants = [f"constexpr int {key} = {value};" for key, value in numbers.items()]
     constants.append(f"constexpr bool VEC_X = {str(along_rows).lower()};")
-    if name == "rounded.cuh":
-        constants.insert(0, "#define ROUNDED")
+    constants += [f"#define {word}" for word, part in WORDS.items() if part in names]
+    headers = [f'#include "{header}"' for header in (HEADER, *([FOLDS] if "folds.cuh" in names else ()))]
     source, program = folder / "leaving.cpp", folder / "leaving"
-    source.write_text("\n".join([*constants, f'#include "{HEADER}"', without_assembly(name), TILES]))
+    source.write_text("\n".join([*constants, *headers, *map(without_assembly, names), TILES]))
     command = ["g++", "-std=gnu++20", "-O1", "-pthread", "-w", str(source), "-o", str(program)]
     subprocess.run(command, check=True, timeout=120)
     return subprocess.run([str(program)], timeout=60, check=False).returncode == 0
@@ -78,7 +80,7 @@ def arrives_once(name: str, numbers: Mapping[str, int], along_rows: bool, folder
 )
 def test_each_result_arrives_once(tmp_path, columns, chunk, blocks, count, along_rows, buffers, fetched):
     numbers = {"BY": columns, "CHUNK": chunk, "BLOCKS": blocks, "VEC": count, "BUFFERS": buffers}
-    assert arrives_once("turned.cuh", {**numbers, "FETCHED": fetched}, along_rows, tmp_path)
+    assert arrives_once(("turned.cuh",), {**numbers, "FETCHED": fetched}, along_rows, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -88,4 +90,33 @@ def test_each_result_arrives_once(tmp_path, columns, chunk, blocks, count, along
 def test_rounded_results_arrive_through_the_copy_engine(tmp_path, columns, blocks, buffers):
     """Tile after tile, while it reads pieces late, and with a last piece that overlaps the one before."""
     numbers = {"BY": columns, "BLOCKS": blocks, "VEC": 2, "STAGING": buffers * 2048}
-    assert arrives_once("rounded.cuh", numbers, False, tmp_path)
+    assert arrives_once(("rounded.cuh",), numbers, False, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("columns", "chunk", "blocks", "count", "buffers"),
+    (
+        (256, 32, 1, 8, 2),
+        (128, 64, 2, 8, 1),
+        (64, 64, 1, 4, 2),
+        (96, 32, 2, 4, 1),
+        (64, 64, 2, 2, 1),
+        (64, 32, 1, 1, 2),
+    ),
+)
+def test_groups_of_sums_are_combined(tmp_path, columns, chunk, blocks, count, buffers):
+    numbers = {
+        "BY": columns,
+        "CHUNK": chunk,
+        "BLOCKS": blocks,
+        "VEC": count,
+        "BUFFERS": buffers,
+        "FETCHED": 8,
+    }
+    assert arrives_once(("turned.cuh", "folds.cuh", "folded_turned.cuh"), numbers, False, tmp_path)
+
+
+@pytest.mark.parametrize(("columns", "blocks"), ((256, 1), (128, 2), (160, 1), (96, 2), (64, 1)))
+def test_groups_of_rounded_results_are_combined(tmp_path, columns, blocks):
+    numbers = {"BY": columns, "BLOCKS": blocks, "VEC": 2, "STAGING": 4096}
+    assert arrives_once(("folds.cuh", "folded_rounded.cuh", "rounded.cuh"), numbers, False, tmp_path)

@@ -80,6 +80,7 @@ PF_INLINE void finish_tile(const Args& args, Staging& staging, Ahead& ahead, Res
       const int x = x0 + m * 64, y = y0 + first;
       if (x + at.first >= end || y >= extent_y(args)) continue;
       u32 pair[8][2];
+      PF_FOLD(Folded folded[8][2];)
 #pragma unroll
       for (int j = 0; j < 8; ++j)
 #pragma unroll
@@ -87,9 +88,11 @@ PF_INLINE void finish_tile(const Args& args, Staging& staging, Ahead& ahead, Res
           const Acc* from = &sum[m][(first / 8 + j) * 4 + h * 2];
           const Acc two[2] = {from[0], from[1]};
           f32 to[2];
-          finish(args, batch, x + at.row + h * 8, y + at.column + j * 8, two, ahead.rows[m][h], columns[p % 2][j], to);
+          finish(args, batch, x + at.row + h * 8, y + at.column + j * 8, two, ahead.rows[m][h], columns[p % 2][j], to
+                 PF_FOLD(, folded[j][h]));
           pair[j][h] = pair_of<Result>(to[0], to[1]);
         }
+      PF_FOLD(fold_all(args, batch, FoldedPiece{folded, x + at.first, y, end});)
       const u32 piece = staging.room();
       // each thread names one row of eight results; neighbours of 16 bytes change places as the copy engine has it
       const int row = at.lane % 16, half = at.lane / 16;

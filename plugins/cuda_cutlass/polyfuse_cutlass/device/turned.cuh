@@ -74,6 +74,7 @@ PF_INLINE void finish_tile(const Args& args, Staging& staging, Ahead&, Results& 
     if (BUFFERS == 1) put_piece(here, sum[p / PIECES_ACROSS], p % PIECES_ACROSS), __syncwarp();
     else if (p + 1 < PIECES)
       put_piece(staging.base + (p + 1) % BUFFERS * PIECE_BYTES, sum[(p + 1) / PIECES_ACROSS], (p + 1) % PIECES_ACROSS);
+    PF_FOLD(Folded folded[EACH];)
 #pragma unroll UNROLL
     for (int i = 0; i < EACH; ++i) {
       const Unit unit(args, p, i, x0, y0, end);
@@ -92,9 +93,11 @@ PF_INLINE void finish_tile(const Args& args, Staging& staging, Ahead&, Results& 
           asm volatile("ld.shared.b32 %0, [%1];" : PF_ACC_OUT(value[v]) : "r"(turned(here, row, column)) : "memory");
         }
       }
-      if constexpr (AHEAD > 0) finish(args, batch, unit.x, unit.y, value, fetched[AHEAD == 2 ? p % 2 : 0][i]);
-      else finish(args, batch, unit.x, unit.y, value);
+      if constexpr (AHEAD > 0)
+        finish(args, batch, unit.x, unit.y, value, fetched[AHEAD == 2 ? p % 2 : 0][i] PF_FOLD(, folded[i]));
+      else finish(args, batch, unit.x, unit.y, value PF_FOLD(, folded[i]));
     }
+    PF_FOLD(fold_units(args, batch, p, x0, y0, end, folded);)
     __syncwarp();
   }
 }
