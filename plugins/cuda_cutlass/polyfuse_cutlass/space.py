@@ -9,9 +9,9 @@ from dataclasses import replace
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
-from polyfuse_cutlass.epilogue import heavy, refusal, vector_of
+from polyfuse_cutlass.epilogue import refusal, vector_of
 from polyfuse_cutlass.folds import fold_refusal
-from polyfuse_cutlass.hopper import check, fault_of, hopper_source, result_of
+from polyfuse_cutlass.hopper import check, fault_of, hopper_source
 from polyfuse_cutlass.problem import Problem, problem_of
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMIT, Tiling
@@ -220,8 +220,7 @@ _EXCHANGE = 1500
 _ALONE = 1.4
 _PARTED = 1.25
 _FINISHED = 14
-_ROUNDED = 20
-"""Results finished in a cycle, where they leave as sums, and where they are rounded first."""
+"""Results finished in a cycle."""
 
 
 def cycles(kernel: Kernel, config: Config, target: Target) -> float:
@@ -254,8 +253,7 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     if tiling.parts(problem) > 1:
         products *= _PARTED
     fed = stages * 128 * (tiling.taken / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
-    quick = not heavy(problem) and result_of(problem.swapped if tiling.swap else problem, tiling) is not None
-    finish = tiling.taken * tiling.columns / (_ROUNDED if quick else _FINISHED) / tiling.split
+    finish = tiling.taken * tiling.columns / _FINISHED / tiling.split
     each = _together(products, fed) * beside + finish * (0.15 if turns else 1.0)
     moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
     busiest = moved / blocks * waves * beside

@@ -97,6 +97,25 @@ def test_tiles_fit_the_number_of_multiprocessors():
     assert max(map(alike.count, alike)) == 2
 
 
+FASTEST = (
+    ((4096, 4096, 4096), "f8e4m3", 0, Tiling(1, 128, down=2)),
+    ((4096, 14336, 4096), "f8e4m3", 0, Tiling(1, 176, across=2)),
+    ((8192, 8192, 8192), "f8e4m3", 0, Tiling(1, 192, across=2)),
+    ((1024, 14336, 4096), "f8e4m3", 0, Tiling(1, 176, across=2)),
+    ((4096, 4096, 4096), "bf16", 0, Tiling(2, 128, turns=True, across=2)),
+    ((1024, 14336, 4096), "bf16", 0, Tiling(2, 128, turns=True, across=2)),
+    ((2048, 2048, 128), "bf16", 32, Tiling(1, 256, across=2)),
+    ((512, 512, 64), "bf16", 96, Tiling(2, 128, turns=True)),
+)
+"""Sizes, and what was fastest on an H200."""
+
+
+@pytest.mark.parametrize(("shape", "dtype", "batch", "fastest"), FASTEST)
+def test_what_was_fastest_is_offered(shape, dtype, batch, fastest):
+    offered = [Tiling.of(c) for c in configs(product(*shape, dtype=dtype, batch=batch), TARGET)]
+    assert fastest in [replace(t, stages=fastest.stages, piece=fastest.piece) for t in offered]
+
+
 def test_whole_lines_are_stored_where_that_costs_no_stage():
     tilings = [Tiling.of(config) for config in configs(product(4096, 4096, 4096), TARGET)]
     assert any(t.piece == 64 for t in tilings)
