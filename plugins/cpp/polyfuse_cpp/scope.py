@@ -9,7 +9,7 @@ from typing import Self
 from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, free_axes, substitute
-from polyfuse_cpp.address import safe_name
+from polyfuse_cpp.address import index_text, safe_name
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.ops import scalar_type, vector_type
 from polyfuse_cpp.writer import Writer
@@ -142,6 +142,16 @@ class Scope:
                 self.out.line(f"const auto {names[-1]} = {text};")
             texts = names
         self.env[name] = Value(stmt.dtype, vector, tuple(texts), narrow, rounded)
+
+    def read_tables(self, tables: Mapping[str, str]) -> None:
+        """Name values that stand in arrays, an element for each place of the lane axis."""
+        for name, table in tables.items():
+            texts = []
+            for copy in range(self.copies):
+                texts.append(self._name(name, copy))
+                at = index_text(self.place(axis(self.lane or "", self.facts.sizes[self.lane or ""]), copy))
+                self.out.line(f"const auto {texts[-1]} = load<Vec>({table} + {at});")
+            self.env[name] = Value(self.facts.dtypes[name], True, tuple(texts))
 
     def _name(self, name: str, copy: int) -> str:
         plain = f"{safe_name(name)}" if name[:1].isalpha() else f"v{safe_name(name)}"

@@ -13,6 +13,7 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.nest import emit_sections
 from polyfuse_cpp.odometer import advance, start_at
 from polyfuse_cpp.streams import streamed_stores
+from polyfuse_cpp.tables import lane_tables
 from polyfuse_cpp.tiling import Plan, is_apart
 from polyfuse_cpp.weave import woven_stores
 from polyfuse_cpp.writer import Writer
@@ -33,6 +34,11 @@ def parameters(kernel: Kernel) -> str:
             constant = "const " if argument.kind == "in" else ""
             parts.append(f"{constant}{argument.dtype}* {name}")
     return ", ".join(parts)
+
+
+def _table(name: str) -> str:
+    """The array that holds a value for each place of the lane axis."""
+    return f"table_{safe_name(name)}"
 
 
 def blocks_text(size: IndexLike, lanes: int) -> str:
@@ -56,6 +62,7 @@ class StageText:
     def __post_init__(self) -> None:
         self.woven = woven_stores(self.kernel, self.facts, self.plan)
         self.streamed = streamed_stores(self.facts, self.plan, self.woven)
+        self.tables = lane_tables(self.kernel, self.facts, self.plan)
 
     def emit(self) -> None:
         """Write the function."""
@@ -155,6 +162,7 @@ class StageText:
 
     def _lanes_apart(self) -> None:
         plan, out = self.plan, self.out
+        self._fill_tables()
         size = self.facts.sizes[plan.lane]
         outer = plan.axes[:-1]
         if plan.along:
@@ -185,6 +193,27 @@ class StageText:
             out.line("block = 0;")
             self._advance(outer)
 
+    def _fill_tables(self) -> None:
+        """Compute what depends on the lane axis alone, for all rows."""
+        tables, out, lane = self.tables, self.out, safe_name(self.plan.lane)
+        if tables is None:
+            return
+        for name in tables.values:
+            out.line(f"alignas(64) {self.facts.dtypes[name]} {_table(name)}[{tables.length}];")
+        with out.block(f"for (i64 {lane} = 0; {lane} < {tables.length}; {lane} += {self.plan.lanes})"):
+            frame = self._frame(self.plan.lane)
+            for stmt in tables.made_by:
+                frame.emit(stmt)
+            for name in tables.values:
+                out.line(f"store({_table(name)} + {lane}, {frame.text(name, True)});")
+
+    def _rows(self, frame: Frame, hoisted: frozenset[int]) -> None:
+        """What is done at one place of the lane axis."""
+        if self.tables is not None:
+            frame.read_tables({name: _table(name) for name in self.tables.values})
+            hoisted |= self.tables.spared
+        emit_sections(self.kernel, self.plan, frame, hoisted)
+
     def _outer_loops(self, outer: Sequence[str], size: IndexLike) -> None:
         plan, out = self.plan, self.out
         if not outer:
@@ -209,7 +238,7 @@ class StageText:
         with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
             frame = self._frame(plan.lane, plan.unroll)
             frame.env = dict(outside.env)
-            emit_sections(self.kernel, plan, frame, hoisted)
+            self._rows(frame, hoisted)
         if static_multiple(size, plan.lanes) and plan.unroll == 1:
             return
         with out.block(f"for (; {name} < to; {name} += {plan.lanes})"):
@@ -221,7 +250,7 @@ class StageText:
                 tail = "n"
             frame = self._frame(plan.lane, 1, tail)
             frame.env = dict(outside.env)
-            emit_sections(self.kernel, plan, frame, hoisted)
+            self._rows(frame, hoisted)
 
     def _hoist(self, frame: Frame) -> frozenset[int]:
         """Write what no lane changes in front of the lane loop; the statements that are done with."""
