@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from dataclasses import replace
 
-__all__ = ["product"]
+from polyfuse.ir.kernel import Kernel, KernelArg, Stmt
+from polyfuse.ir.parse import parse
+from polyfuse.ir.types import DType
+from polyfuse_cutlass.folds import COLUMNS, ROWS
+
+__all__ = ["folded", "product"]
 
 GELU = (
     *("b0 = load {out} bias[i1]", "b1 = cast f32 (b0)", "b2 = add f32 ({sum}, b1)"),
@@ -108,3 +112,21 @@ once {{
     found = parse("\n".join(line for line in text.splitlines() if line))
     assert isinstance(found, Kernel)
     return found
+
+
+def folded(kernel: Kernel, mode: str, along: str) -> Kernel:
+    """A kernel that stores, besides its results, what groups of `value` come to along rows or columns."""
+    rows, columns = kernel.sizes[-2:]
+    x, y = kernel.axes[-2:]
+    if along == "rows":
+        groups = (rows + ROWS - 1) // ROWS
+        place, extent = x // ROWS * columns + y, groups * columns
+    else:
+        groups = (columns + COLUMNS - 1) // COLUMNS
+        place, extent = x * groups + y // COLUMNS, rows * groups
+    arg = KernelArg("out1", "out", DType.f32, extent, True)
+    sizes = [a for a in kernel.args if a.kind == "size"]
+    args = (*(a for a in kernel.args if a.kind != "size"), arg, *sizes)
+    *loops, last = kernel.sections
+    store = Stmt((), "store", ("value",), DType.f32, ("out1", place, 0, mode, False))
+    return replace(kernel, args=args, sections=(*loops, replace(last, body=(*last.body, store))))

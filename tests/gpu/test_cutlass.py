@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cutlass_kernels import GELU, PLAIN, RESIDUAL, SCALED, product
+from cutlass_kernels import GELU, PLAIN, RESIDUAL, SCALED, folded, product
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.report import last_reports
@@ -14,6 +14,7 @@ from polyfuse.ir.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import evaluate
 from polyfuse_cutlass.backend import CutlassBackend
+from polyfuse_cutlass.folds import COLUMNS
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.space import configs
 from polyfuse_cutlass.tiling import Tiling
@@ -302,3 +303,52 @@ def test_through_the_compiler():
     wanted = F.gelu(F.linear(x.double(), w.double(), b.double()))
     assert (found.double() - wanted).abs().max() < 2e-2 * wanted.abs().max()
     assert [launch.backend for launch in last_reports()[-1].launches] == ["cutlass"]
+
+
+FOLDING = {
+    **{name: one for name, one in ROUNDED.items() if not one.swap and one.columns % COLUMNS == 0},
+    "half a piece more": Tiling(1, 96, stages=4),
+}
+"""Tilings whose tiles hold whole groups of rows and of columns."""
+
+
+@pytest.mark.parametrize("tiling", FOLDING)
+@pytest.mark.parametrize("epilogue", (SCALED, RESIDUAL), ids=("rounded", "as sums"))
+@pytest.mark.parametrize(("mode", "along"), (("fold_max", "columns"), ("fold_sum", "rows")))
+@pytest.mark.parametrize("shape", ((136, 264, 200), (700, 1000, 72)))
+def test_groups_of_results(backend, tmp_path, tiling, epilogue, mode, along, shape):
+    """Edges within groups, and groups of pieces that overlap."""
+    kernel = folded(product(*shape, epilogue=epilogue), mode, along)
+    text = backend.emit(kernel, FOLDING[tiling].config).text
+    assert ("put_matrices(piece" in text) == (epilogue == SCALED)
+    compare(backend, kernel, FOLDING[tiling], shape[0], tmp_path)
+
+
+@pytest.mark.parametrize(("mode", "along"), (("fold_min", "rows"), ("fold_sum", "columns")))
+@pytest.mark.parametrize("out", ("f32", "f16"))
+def test_groups_of_other_results(backend, tmp_path, mode, along, out):
+    compare(backend, folded(product(77, 104, 64, out=out), mode, along), FOLDING["one group"], 77, tmp_path)
+
+
+def backward(
+    x: torch.Tensor, w: torch.Tensor, z: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad = (x @ w) * torch.sigmoid(z)
+    return grad, grad.sum(0), grad.abs().amax(-1)
+
+
+def test_reductions_begin_with_the_product():
+    """A gradient, its bias's, and what an 8-bit scale needs: in a fixed order, and NaN where there is one."""
+    x, w, z = (torch.randn(*s, device="cuda").bfloat16() for s in ((200, 256), (256, 520), (200, 520)))
+    z[7, :40] = torch.nan
+    options = {"matrix_products": "generated", "backends": ["cutlass", "triton"]}
+    with torch.no_grad():
+        compiled = torch.compile(backward, backend="polyfuse", options=options)
+        found, again = compiled(x, w, z), compiled(x, w, z)
+    report = last_reports()[-1]
+    assert report.launches[0].backend == "cutlass"
+    assert len([d for d in report.decisions if d.kind == "split"]) == 2
+    for one, other, wanted in zip(found, again, backward(x.double(), w.double(), z.double()), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+        limit = 2e-2 * float(wanted.nan_to_num().abs().max())
+        torch.testing.assert_close(one.double(), wanted, rtol=2e-2, atol=limit, equal_nan=True)

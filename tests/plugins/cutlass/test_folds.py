@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cutlass_kernels import GELU, RESIDUAL, SCALED, product
+from cutlass_kernels import GELU, RESIDUAL, SCALED, folded, product
 from cutlass_on_host import run_on_host
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import const
 from polyfuse.ir.interpret import run_kernel
-from polyfuse.ir.kernel import Kernel, KernelArg, Stmt
+from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Scatter
 from polyfuse.ir.types import DType
 from polyfuse.kit import match
@@ -35,24 +35,6 @@ from product_kernels import kernels_of
 from requirements import needs_gxx, needs_nvcc
 
 WIDE = Tiling(1, 64, stages=4)
-
-
-def folded(kernel: Kernel, mode: str, along: str) -> Kernel:
-    """A kernel that stores, besides its results, what groups of `value` come to along rows or columns."""
-    rows, columns = kernel.sizes[-2:]
-    x, y = kernel.axes[-2:]
-    if along == "rows":
-        groups = (rows + ROWS - 1) // ROWS
-        place, extent = x // ROWS * columns + y, groups * columns
-    else:
-        groups = (columns + COLUMNS - 1) // COLUMNS
-        place, extent = x * groups + y // COLUMNS, rows * groups
-    arg = KernelArg("out1", "out", DType.f32, extent, True)
-    sizes = [a for a in kernel.args if a.kind == "size"]
-    args = (*(a for a in kernel.args if a.kind != "size"), arg, *sizes)
-    *loops, last = kernel.sections
-    store = Stmt((), "store", ("value",), DType.f32, ("out1", place, 0, mode, False))
-    return replace(kernel, args=args, sections=(*loops, replace(last, body=(*last.body, store))))
 
 
 CASES = {
