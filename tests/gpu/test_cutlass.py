@@ -314,8 +314,10 @@ FOLDING = {
 
 @pytest.mark.parametrize("tiling", FOLDING)
 @pytest.mark.parametrize("epilogue", (SCALED, RESIDUAL), ids=("rounded", "as sums"))
-@pytest.mark.parametrize(("mode", "along"), (("fold_max", "columns"), ("fold_sum", "rows")))
-@pytest.mark.parametrize("shape", ((136, 264, 200), (700, 1000, 72)))
+@pytest.mark.parametrize(
+    ("mode", "along", "shape"),
+    (("fold_max", "columns", (136, 264, 200)), ("fold_sum", "rows", (700, 1000, 72))),
+)
 def test_groups_of_results(backend, tmp_path, tiling, epilogue, mode, along, shape):
     """Edges within groups, and groups of pieces that overlap."""
     kernel = folded(product(*shape, epilogue=epilogue), mode, along)
