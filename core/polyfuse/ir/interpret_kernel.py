@@ -40,10 +40,12 @@ def run_kernel(kernel: Kernel, operands: Sequence[Tensor | int]) -> None:
     for arg, value in zip(kernel.args, operands, strict=True):
         if arg.kind != "size":
             storages[arg.name] = _storage(kernel, arg, value, sizes)
+    device = next((s.device for s in storages.values()), torch.device("cpu"))
+    if device.type == "meta":  # tensors that have no memory: nothing is read, and nothing is written
+        return
     for stmt in (s for section in kernel.sections for s in section.body):
         if stmt.op == "store" and stmt.attrs[0] in storages:
             semantics.begin_fold(storages[stmt.attrs[0]], stmt.attrs[3])
-    device = next((s.device for s in storages.values()), torch.device("cpu"))
     for space in spaces(kernel.axes, kernel.raxes, sizes, device, POINTS):
         _run_part(kernel, space, sizes, storages)
 

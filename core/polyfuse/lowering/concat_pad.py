@@ -48,8 +48,7 @@ class Part:
 
 def chosen(parts: Sequence[Part], dim: int, result: TensorValue) -> Expr:
     """All parts as one expression: which one an element lies in, then its place there."""
-    assert result.dtype is not None
-    kind = result.dtype.compute
+    kind = result.kernel_type.compute
     axes = axes_of(result.size)
     starts: list[IndexLike] = [0]
     for part in parts:
@@ -66,14 +65,15 @@ def chosen(parts: Sequence[Part], dim: int, result: TensorValue) -> Expr:
 
 def written(ctx: LoweringContext, parts: Sequence[Part], dim: int, result: TensorValue) -> TensorValue:
     """All parts written into their places of a new buffer, each in a pass of its own."""
+    kind = result.kernel_type
     whole = ctx.stored(result).view
-    assert whole is not None and result.dtype is not None
+    assert whole is not None
     start: IndexLike = 0
     own = ctx.origins[-1:]
     for part in parts:
         size = tuple(part.length if d == dim else n for d, n in enumerate(result.size))
-        piece = TensorValue(result.dtype, result.torch_dtype, result.device, size, whole.stride)
-        piece.body = cast(part.element(axes_of(size)), result.dtype.compute)
+        piece = TensorValue(kind, result.torch_dtype, result.device, size, whole.stride)
+        piece.body = cast(part.element(axes_of(size)), kind.compute)
         piece.origins = (*part.origins, *own)
         ctx.write(piece, View(whole.buffer, size, whole.stride, start * whole.stride[dim]))
         start = start + part.length
@@ -166,15 +166,13 @@ def constant_pad(
     ctx: LoweringContext, node: Any, value: TensorValue, pad: Sequence[IndexLike], fill: Any = 0
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    if result.dtype is None:
-        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
+    kind = result.kernel_type
     places = _shifted(axes_of(result.size), pad)
-    kind = result.dtype.compute
     default = ctx.rounded(
-        scalar(fill, kind)
+        scalar(fill, kind.compute)
         if isinstance(fill, (bool, int, float))
-        else ctx.operand(fill, (), kind, result.device),
-        result.dtype,
+        else ctx.operand(fill, (), kind.compute, result.device),
+        kind,
     )
     return ctx.lazy(result, masked(value.at(places), exists(places, value.size), default))
 
@@ -272,8 +270,7 @@ def edge_pad_backward(
         taps *= len(found)
     if taps > MOST_TAPS:
         raise UnsupportedError(f"the gradient of an element is the sum of {taps} others")
-    assert result.dtype is not None and grad.dtype is not None
-    zero = const(0, grad.dtype.compute)
+    zero = const(0, grad.kernel_type.compute)
     total: Expr | None = None
     for chosen in combinations(*sources):
         element = grad.at([place for place, _ in chosen])
@@ -340,11 +337,10 @@ def roll(ctx: LoweringContext, node: Any, value: TensorValue, shifts: Any, dims:
 @lowers("aten.tril.default", "aten.triu.default")
 def triangle(ctx: LoweringContext, node: Any, value: TensorValue, diagonal: Any = 0) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    if result.dtype is None:
-        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
+    kind = result.kernel_type.compute
     axes = axes_of(result.size)
     row, column = axes[-2], axes[-1]
     # outside the triangle nothing is read, infinities and NaN included
     lower = "tril" in str(node.target)
     kept = less(column, row + diagonal + 1) if lower else at_least(column, row + diagonal)
-    return ctx.lazy(result, masked(value.at(axes), kept, const(0, result.dtype.compute)))
+    return ctx.lazy(result, masked(value.at(axes), kept, const(0, kind)))

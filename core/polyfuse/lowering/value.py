@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, bitcast, load, reindex
 from polyfuse.ir.nodes import Origin, View
 from polyfuse.ir.types import DType
@@ -86,18 +87,25 @@ class TensorValue:
             n == 1 or have == want for n, have, want in zip(self.size, view.stride, self.stride, strict=True)
         )
 
+    @property
+    def kernel_type(self) -> DType:
+        """The IR type; a value that only eager operators touch is refused."""
+        if self.dtype is None:
+            raise UnsupportedError(f"{self.torch_dtype} is not a type that kernels compute in")
+        return self.dtype
+
     def at(self, indices: Sequence[IndexLike]) -> Expr:
         """The element at `indices`, in the type that `dtype` is computed in."""
-        assert self.dtype is not None
+        kind = self.kernel_type
         if self.view is not None:
             index = self.view.offset
             for position, stride in zip(indices, self.view.stride, strict=True):
                 if position != 0:
                     index = index + position * stride
-            element = load(self.view.buffer, index, self.raw or self.dtype)
+            element = load(self.view.buffer, index, self.raw or kind)
             if self.raw is not None:
-                element = bitcast(element, self.dtype)
-            return cast(element, self.dtype.compute)
+                element = bitcast(element, kind)
+            return cast(element, kind.compute)
         assert self.body is not None
         own = axes_of(self.size)
         changes = {

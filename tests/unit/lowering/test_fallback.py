@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 from lowered import check, compare, compiled
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.nodes import ExternCall
+from polyfuse.ir.nodes import ExternCall, Pointwise
 from polyfuse.torch_compat.version import torch_version
 
 
@@ -156,3 +159,27 @@ def test_complex_numbers_that_are_not_finite() -> None:
 
 def test_integer_powers_by_eager() -> None:
     check(lambda x: x**x, torch.tensor([1, 2, 3]), native=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda x: x.flip(0, 1),
+        lambda x: torch.fft.fftshift(x),
+        lambda x: F.pad(x[None], (1, 2), mode="reflect"),
+        lambda x: F.pad(x[None], (1, 2), mode="replicate"),
+        lambda x: F.pad(x[None], (2, 1), mode="circular"),
+        lambda x: x.roll(2, 1),
+        lambda x: x.repeat(2, 3),
+        lambda x: x.rot90(),
+        lambda x: x.tril() + x.triu(1),
+    ],
+)
+def test_complex_numbers_are_moved_by_eager_operators(
+    move: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> None:
+    """Only the operator runs in eager mode: what is real beside it is compiled."""
+    x = torch.randn(4, 6, dtype=dtype)
+    record = check(lambda x, y: (move(x), y.exp() + 1), x, torch.randn(5), native=False)
+    assert any(isinstance(n, Pointwise) for n in record.graph.nodes)
