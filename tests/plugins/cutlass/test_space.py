@@ -94,7 +94,7 @@ def test_tiles_fit_the_number_of_multiprocessors():
     tilings = [Tiling.of(config) for config in configs(product(256, 14336, 4096), TARGET)]
     assert any(128 <= -(-256 // t.rows) * -(-14336 // t.columns) <= 132 for t in tilings)
     alike = [(t.blocks, t.columns, t.consumers, t.turns, t.split, t.swap) for t in tilings]
-    assert max(map(alike.count, alike)) == 2
+    assert max(map(alike.count, alike)) == 3
 
 
 FASTEST = (
@@ -106,6 +106,12 @@ FASTEST = (
     ((1024, 14336, 4096), "bf16", 0, Tiling(2, 128, turns=True, across=2)),
     ((2048, 2048, 128), "bf16", 32, Tiling(1, 256, across=2)),
     ((512, 512, 64), "bf16", 96, Tiling(2, 128, turns=True)),
+    ((256, 4096, 14336), "bf16", 0, Tiling(1, 128, turns=True)),
+    ((256, 6144, 4096), "bf16", 0, Tiling(1, 192, turns=True)),
+    ((512, 4096, 4096), "bf16", 0, Tiling(1, 128)),
+    ((512, 512, 512), "bf16", 0, Tiling(1, 16, across=2)),
+    ((64, 14336, 4096), "bf16", 0, Tiling(1, 64, swap=True, used=112)),
+    ((128, 32000, 4096), "bf16", 0, Tiling(1, 256)),
 )
 """Sizes, and what was fastest on an H200."""
 
