@@ -33,7 +33,7 @@ class _Fold:
 
     Attributes:
         place: where it reads the matrix of results.
-        along: whether it is over the matrix's `"rows"` or its `"columns"`.
+        along: whether it is over the matrix's `"rows"` or its `"columns"`; empty: over something else.
     """
 
     product: Reduction
@@ -116,7 +116,7 @@ def part_names(name: str) -> tuple[str, ...]:
 
 
 def _folds(graph: Graph) -> Iterator[_Fold]:
-    """The reductions over rows or columns of each product, or of what is done with each of its results."""
+    """The reductions over each product's results, or over what is done with each of them."""
     for at, node in enumerate(graph.nodes):
         if not isinstance(node, Reduction) or node.kind not in CONTRACTIONS:
             continue
@@ -131,11 +131,9 @@ def _folds(graph: Graph) -> Iterator[_Fold]:
             if isinstance(other, Pointwise):
                 if product(other.sizes) == product(node.sizes):
                     results.add(other.output)
-            elif other.kind in _MODES and other.values[0].dtype is DType.f32:
+            elif other.kind not in CONTRACTIONS:
                 place, *more = {item.attrs[1] for item in read}
-                along = "" if more else _along(other, place, extents)
-                if along:
-                    yield _Fold(node, other, place, along)
+                yield _Fold(node, other, place, "" if more else _along(other, place, extents))
 
 
 def _extents(node: Reduction) -> Mapping[str, IndexLike]:
@@ -169,6 +167,10 @@ def _divided(graph: Graph, fold: _Fold, backend: Backend) -> tuple[Scatter, Buff
     backend does not generate the first.
     """
     node = fold.reduction
+    if node.kind not in _MODES or node.values[0].dtype is not DType.f32:
+        return f"{node.kind} of {node.values[0].dtype} is not begun with a product"
+    if not fold.along:
+        return "it is not over all rows or all columns of one matrix"
     width = backend.fold_width(fold.product, node.kind, fold.along)
     if width < 1:
         return f"it combines no results of a product along its {fold.along}"

@@ -154,6 +154,21 @@ def test_a_refusal_has_its_reason(monkeypatch, tmp_path):
     assert found == "it combines no results of a product along its rows"
 
 
+REASONS = {
+    "of a batch": "not over all rows or all columns",
+    "of parts of a row": "not over all rows or all columns",
+    "positions": "argmax of f32 is not begun with a product",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_what_is_not_begun_has_its_reason(folding, monkeypatch, tmp_path, name):
+    monkeypatch.setattr(InterpreterBackend, "races_products", True)
+    run = decided(monkeypatch, tmp_path, {"library": 1.0})
+    function, args = WHOLE[name]
+    assert REASONS[name] in reasons(run(function, *args))["interpreter"]
+
+
 @pytest.mark.parametrize("raced", (False, True))
 def test_a_kernel_may_be_refused_as_a_whole(folding, monkeypatch, tmp_path, raced):
     def configs(self: Any, kernel: Kernel) -> tuple[()]:
