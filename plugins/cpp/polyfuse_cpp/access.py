@@ -83,6 +83,9 @@ class MemoryScope(Scope):
             self.features.add("window")
             pattern = ", ".join(map(str, around))
             return f"load_window<Vec, {pattern}>({address}{f', {mask}' if mask else ''})"
+        if isinstance(shape, int) and shape == -1 and mask:
+            self.features.add("window")
+            return f"load_back<Vec>({address}, {mask})"
         if shape is not None and not mask_name:
             step = index_text(shape)
             if self.tail:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -148,6 +149,21 @@ def patterns(lanes: int) -> dict[str, list[int]]:
     }
 
 
+def check_backwards(run: Callable[..., None], dtype: str, lanes: int, memory: Fenced) -> None:
+    """Lanes under a mask that read backwards touch nothing beyond the first and the last that are true."""
+    out = torch.zeros(lanes, dtype=DTYPES[dtype])
+    for trial in range(12):
+        values = (torch.randn(lanes) * 50).to(DTYPES[dtype])
+        mask = torch.rand(lanes) < 0.1 * trial
+        places = (lanes - 1 - torch.arange(lanes))[mask]
+        low, high = (int(places.min()), int(places.max())) if places.numel() else (0, 0)
+        for at_end in (False, True):
+            held = memory.tensor(values[low : high + 1], at_end)
+            first_lane = held.data_ptr() + (lanes - 1 - low) * held.element_size()
+            run(first_lane, mask, out)
+            assert torch.equal(out, torch.where(mask, values.flip(0), torch.zeros_like(values))), (dtype, mask)
+
+
 @pytest.mark.parametrize("level", [p for p in level_params() if p.values[0].lanes > 1])
 def test_windows(level: Level) -> None:
     dtypes = ("f32", "f64", "bf16", "i8", "i64", "bool")
@@ -164,9 +180,15 @@ def test_windows(level: Level) -> None:
             )
             kernels[f"{name}_{dtype}"] = "pp"
             kernels[f"masked_{name}_{dtype}"] = "ppp"
+        texts.append(
+            f'extern "C" void back_{dtype}(const {dtype}* a, const bool* m, {dtype}* o) {{\n'
+            "  store(o, load_back<Vec>(a, load<Vec>(m)));\n}\n"
+        )
+        kernels[f"back_{dtype}"] = "ppp"
     run = build(level, "".join(texts), kernels, ("window",))
     memory = Fenced()
     for dtype in dtypes:
+        check_backwards(run[f"back_{dtype}"], dtype, level.lanes, memory)
         for name, at in known.items():
             values = (torch.randn(at[-1] + 1) * 50).to(DTYPES[dtype])
             index = torch.tensor(at)

@@ -63,6 +63,8 @@ PF_INLINE unsigned mask_bits(vmask m) {
   return r;
 #endif
 }
+// Lanes whose bits are set, as minus one; `each` holds the bit of every lane.
+template <class V> PF_INLINE V lanes_of_bits(unsigned k, V each) { return (V)((each & (V{} + k)) == each); }
 template <class V> PF_INLINE V raw_load_bits(const void* p, unsigned k) {
 #if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
   typedef int d16 __attribute__((vector_size(64))); typedef long long q8 __attribute__((vector_size(64)));
@@ -70,6 +72,17 @@ template <class V> PF_INLINE V raw_load_bits(const void* p, unsigned k) {
     return (V)__builtin_ia32_loaddqusi512_mask((const int*)p, d16{}, (unsigned short)k);
   else if constexpr (sizeof(V) == 64 && sizeof(typename tr<V>::elem) == 8)
     return (V)__builtin_ia32_loaddqudi512_mask((const long long*)p, q8{}, (unsigned char)k);
+  typedef short s16 __attribute__((vector_size(32))); typedef char c16 __attribute__((vector_size(16)));
+  if constexpr (sizeof(V) == 32 && sizeof(typename tr<V>::elem) == 2)
+    return (V)__builtin_ia32_loaddquhi256_mask((const short*)p, s16{}, (unsigned short)k);
+  else if constexpr (sizeof(V) == 16 && sizeof(typename tr<V>::elem) == 1)
+    return (V)__builtin_ia32_loaddquqi128_mask((const char*)p, c16{}, (unsigned short)k);
+#elif PF_AVX2 && PF_X86_BUILTINS
+  typedef int d8 __attribute__((vector_size(32))); typedef long long q4 __attribute__((vector_size(32)));
+  if constexpr (sizeof(V) == 32 && sizeof(typename tr<V>::elem) == 4)
+    return (V)__builtin_ia32_maskloadd256((const d8*)p, lanes_of_bits(k, d8{1, 2, 4, 8, 16, 32, 64, 128}));
+  else if constexpr (sizeof(V) == 32 && sizeof(typename tr<V>::elem) == 8)
+    return (V)__builtin_ia32_maskloadq256((const q4*)p, lanes_of_bits(k, q4{1, 2, 4, 8}));
 #endif
   typedef typename tr<V>::elem E;
   const unsigned whole = (1u << int(tr<V>::lanes)) - 1u;
@@ -86,6 +99,17 @@ template <class V> PF_INLINE void raw_store_bits(void* p, V v, unsigned k) {
     return __builtin_ia32_storedqusi512_mask((int*)p, (d16)v, (unsigned short)k);
   else if constexpr (sizeof(V) == 64 && sizeof(typename tr<V>::elem) == 8)
     return __builtin_ia32_storedqudi512_mask((long long*)p, (q8)v, (unsigned char)k);
+  typedef short s16 __attribute__((vector_size(32))); typedef char c16 __attribute__((vector_size(16)));
+  if constexpr (sizeof(V) == 32 && sizeof(typename tr<V>::elem) == 2)
+    return __builtin_ia32_storedquhi256_mask((short*)p, (s16)v, (unsigned short)k);
+  else if constexpr (sizeof(V) == 16 && sizeof(typename tr<V>::elem) == 1)
+    return __builtin_ia32_storedquqi128_mask((char*)p, (c16)v, (unsigned short)k);
+#elif PF_AVX2 && PF_X86_BUILTINS
+  typedef int d8 __attribute__((vector_size(32))); typedef long long q4 __attribute__((vector_size(32)));
+  if constexpr (sizeof(V) == 32 && sizeof(typename tr<V>::elem) == 4)
+    return __builtin_ia32_maskstored256((d8*)p, lanes_of_bits(k, d8{1, 2, 4, 8, 16, 32, 64, 128}), (d8)v);
+  else if constexpr (sizeof(V) == 32 && sizeof(typename tr<V>::elem) == 8)
+    return __builtin_ia32_maskstoreq256((q4*)p, lanes_of_bits(k, q4{1, 2, 4, 8}), (q4)v);
 #endif
   typedef typename tr<V>::elem E;
   for (int i = 0; i < int(tr<V>::lanes); ++i)

@@ -1,7 +1,7 @@
 // Lanes that read near each other, at offsets known when compiling: whole vectors of the memory between the first and
 // the last of them, and shuffles.
 //   load_window<L, 0, 2, 4, ...>(p[, mask])  p[0], p[2], p[4], ... for growing offsets, one for each lane
-//   load_back<L>(p)                          p[0], p[-1], p[-2], ...
+//   load_back<L>(p[, mask])                  p[0], p[-1], p[-2], ...
 //   load_near<L>(p, first, last, index)      p[index] where it rises from lane to lane, by less than two vectors in all
 // Where the mask is false, lanes are zero, and nothing before the first or after the last that is true is touched.
 namespace pf {
@@ -83,7 +83,7 @@ template <class V, class O, int FROM> PF_INLINE V raw_window(const void* p, unsi
   typedef window<O, FROM, n> W;
 #if PF_AVX512 && PF_W == 16 && PF_X86_BUILTINS
   // masks cost nothing there, and a question asked of each vector would
-  const bool asks = sizeof(V) < 64 || !W::rises();
+  const bool asks = !W::rises();
 #else
   const bool asks = true;
 #endif
@@ -97,12 +97,17 @@ template <class V, class O, int FROM> PF_INLINE V raw_window(const void* p, unsi
     return raw_load_bits<V>(q, unsigned(wanted >> W::start(i)) & ((1u << n) - 1u));
   });
 }
-template <class V> PF_INLINE V raw_back(const void* p) {
+template <class V> PF_INLINE V turned_round(V v) {
   typedef typename tr<V>::ivec I;
-  const int n = int(tr<V>::lanes);
-  I k = fill<I>((typename tr<I>::elem)(n - 1)) - lane_numbers<I>::make();
-  V v = raw_load<V>((const char*)p - (n - 1) * sizeof(typename tr<V>::elem));
-  return select_lanes(v, v, k);
+  return select_lanes(v, v, fill<I>((typename tr<I>::elem)(int(tr<V>::lanes) - 1)) - lane_numbers<I>::make());
+}
+template <class V> PF_INLINE V raw_back(const void* p) {
+  return turned_round(raw_load<V>((const char*)p - (int(tr<V>::lanes) - 1) * sizeof(typename tr<V>::elem)));
+}
+// `elements` are bits in the order of memory, the last one for the first lane.
+template <class V> PF_INLINE V raw_back(const void* p, unsigned elements) {
+  const char* q = (const char*)p - (int(tr<V>::lanes) - 1) * sizeof(typename tr<V>::elem);
+  return turned_round(raw_load_bits<V>(q, elements));
 }
 template <class V, class T, class I> PF_INLINE V raw_near(const T* p, i64 first, i64 last, I index) {
   typedef typename tr<V>::ivec K;
@@ -171,6 +176,24 @@ template <class L, class T> PF_INLINE typename L::template of<T> load_back(const
   } else
 #endif
     return load_one(p);
+}
+template <class L, class T, class M> PF_INLINE typename L::template of<T> load_back(const T* p, M m) {
+  typedef typename L::template of<T> V;
+#if PF_W > 1
+  if constexpr (L::lanes > 1) {
+    const unsigned k = mask_bits(M{turned_round(m.v)});
+    if constexpr (same<T, bool>::value) return as_mask(raw_back<vu8>(p, k) != fill<vu8>(0));
+    else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) return widen_vector(raw_back<vu16>(p, k), p);
+#if PF_WIDE
+    else if constexpr (sizeof(T) == 8) {
+      typedef decltype(V::lo) H;
+      return {raw_back<H>(p, k >> PF_HALF), raw_back<H>(p - PF_HALF, k & ((1u << PF_HALF) - 1u))};
+    }
+#endif
+    else return raw_back<V>(p, k);
+  } else
+#endif
+    return m ? load_one(p) : V(0);
 }
 template <class L, class T, class I>
 PF_INLINE typename L::template of<T> load_near(const T* p, i64 first, i64 last, I index) {
