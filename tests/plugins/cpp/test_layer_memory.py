@@ -161,7 +161,8 @@ def check_backwards(run: Callable[..., None], dtype: str, lanes: int, memory: Fe
             held = memory.tensor(values[low : high + 1], at_end)
             first_lane = held.data_ptr() + (lanes - 1 - low) * held.element_size()
             run(first_lane, mask, out)
-            assert torch.equal(out, torch.where(mask, values.flip(0), torch.zeros_like(values))), (dtype, mask)
+            wanted = torch.where(mask, values.flip(0), torch.zeros_like(values))
+            assert torch.equal(out, wanted), (dtype, mask)
 
 
 @pytest.mark.parametrize("level", [p for p in level_params() if p.values[0].lanes > 1])
