@@ -253,8 +253,7 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     # groups take turns only where a block has several tiles
     turns = tiling.turns and waves > 1
     per_product = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_PRODUCT)
-    signals = _SIGNALS + (_SIGNALS_DOWN if tiling.down > 1 else 0)
-    signals = signals / 4 if turns else signals
+    signals = (_SIGNALS + (_SIGNALS_DOWN if tiling.down > 1 else 0)) / (4 if turns else 1)
     products = stages * (4 * (tiling.rows // 64) * per_product + signals)
     if tiling.turns and problem.promotes:
         products *= _ALONE  # nobody multiplies while a group takes its sums out
