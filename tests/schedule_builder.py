@@ -13,7 +13,8 @@ from polyfuse.ir.interpret import run_kernel
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Pointwise, Reduction
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, Claim, Source, Yes
-from polyfuse.schedule import Launch, Schedule, schedule_graph
+from polyfuse.schedule import Launch, Schedule
+from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.symbolic import Index, IndexLike, axis
 
 

@@ -18,7 +18,8 @@ from polyfuse.plugin import Traits
 from polyfuse.program import Program, plan, python_text
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.runtime.module import load
-from polyfuse.schedule import Launch, Schedule, schedule_graph
+from polyfuse.schedule import Launch, Schedule
+from polyfuse.schedule.schedule import schedule_graph
 
 WIDE = Traits(
     blocks=64,

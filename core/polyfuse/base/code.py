@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 
 from polyfuse.base.digest import digest
 
@@ -24,18 +24,25 @@ def code_stamp(package: str) -> str:
     if spec is None:
         return ""
     folders = spec.submodule_search_locations
-    if folders is None:
-        return _stamp([Path(spec.origin)]) if spec.has_location and spec.origin else ""
-    found = [Path(place, name) for folder in folders for place, _, names in os.walk(folder) for name in names]
-    return _stamp(sorted(path for path in found if path.parent.name != "__pycache__"))
+    try:
+        if folders is not None:
+            found = [line for folder in folders for line in _files(folder)]
+        else:
+            found = [_line(spec.origin, os.stat(spec.origin))] if spec.has_location and spec.origin else []
+    except OSError:  # changed while it was read
+        return ""
+    return digest("\n".join(sorted(found))) if found else ""
 
 
-def _stamp(paths: list[Path]) -> str:
-    parts: list[str] = []
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError:  # removed meanwhile
-            continue
-        parts += [str(path), str(status.st_size), str(status.st_mtime_ns)]
-    return digest(*parts) if parts else ""
+def _files(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                if entry.name != "__pycache__":
+                    yield from _files(entry.path)
+            else:
+                yield _line(entry.path, entry.stat())
+
+
+def _line(path: str, status: os.stat_result) -> str:
+    return f"{path} {status.st_size} {status.st_mtime_ns}"

@@ -346,6 +346,11 @@ class Settings:
         values["plugin_options"] = tuple(sorted(extra.items()))
         return Settings(**cast("dict[str, Any]", values))
 
+    @property
+    def races(self) -> bool:
+        """Whether what can be done in several ways is timed before a graph is scheduled."""
+        return self.tune_kernels or self.tournament or self.matrix_products == "fastest"
+
     def with_options(self, **options: object) -> Settings:
         """Return a copy with some options changed, checked like those given to `resolve`."""
         known = option_infos()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,6 +14,9 @@ from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.session import session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
+
+if TYPE_CHECKING:
+    from polyfuse.torch_compat.kept_graphs import Keeping
 
 __all__ = ["compile_fx_graph"]
 
@@ -32,10 +35,16 @@ def compile_fx_graph(
         InvalidOptionError: an option or mode that does not exist.
     """
     session = session_for(_decided(Settings.resolve(mode, options)))
-    device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
-    session.expect(device_types, len(gm.graph.nodes), _address(gm, example_inputs, session.settings))
-    session.tuner.expect()
     keeper = GraphKeeper(session)
+    if session.settings.races:
+        session.tuner.expect()
+
+    def keep(gm: Any, example_inputs: Sequence[Any]) -> Keeping | None:
+        kept = keeper(gm, example_inputs)
+        if not keeper.hopeful:
+            device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
+            session.expect(device_types, len(gm.graph.nodes), _address(gm, example_inputs, session.settings))
+        return kept
 
     def inner(graph: AtenGraph) -> BoxedCallable:
         # a graph that is found needs none of it
@@ -52,7 +61,7 @@ def compile_fx_graph(
         settings=session.settings,
         more=OfferedRewrites(session.extensions),
         channels_last=session.wants_channels_last,
-        keep=keeper,
+        keep=keep,
     )
     keeper.settle()
     return compiled

@@ -136,6 +136,11 @@ class GraphKeeper:
 
         return Keeping(self._key, self._folder.path, self._revive, self._stored)
 
+    @property
+    def hopeful(self) -> bool:
+        """Whether there is something under the key of the graph."""
+        return bool(self._key) and self._folder.holds(self._key)
+
     def note(self, compiled: BoxedCallable) -> None:
         """Take note of a graph that was compiled, since nothing was found."""
         self._compiled += 1
@@ -240,10 +245,9 @@ def _not_kept_with(settings: Settings) -> str:
         "dump": bool(settings.dump),
         "profile": settings.profile,
         "benchmark_harness": settings.benchmark_harness,
-        "tune_kernels": settings.tune_kernels,
-        "tournament": settings.tournament,
         "benchmark_fusion": settings.benchmark_fusion,
-        "matrix_products": settings.matrix_products == "fastest",
     }
     names = [name for name, on in asked.items() if on]
+    if settings.races:
+        return "it is raced, which may go on in a later process"
     return f"the option {names[0]!r} is against it" if names else ""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,9 +16,11 @@ from polyfuse.base import log
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.plugin import Backend, Extensions, PluginManager, Traits
-from polyfuse.select.tuner import Tuner
 from polyfuse.torch_compat.precision import rounds_convolutions
 from polyfuse.workers import BuildPool
+
+if TYPE_CHECKING:
+    from polyfuse.select.tuner import Tuner
 
 __all__ = ["CompileSession", "forget_sessions", "session_for"]
 
@@ -35,7 +39,6 @@ class CompileSession:
         pool: builds kernels.
         store: keeps built kernels.
         key_facts: what plugins add to keys; None where one cannot say, so that nothing is kept between runs.
-        tuner: races what can be done in several ways, and keeps what each took.
     """
 
     def __init__(
@@ -52,8 +55,14 @@ class CompileSession:
         self.extensions = Extensions(plugins)
         self.pool = pool
         self.store = store
-        self.tuner = Tuner(settings, self.extensions, pool, store)
         self._observers: list[tuple[str, Callable[..., object]]] | None = None
+
+    @cached_property
+    def tuner(self) -> Tuner:
+        """Races what can be done in several ways, and keeps what each took."""
+        from polyfuse.select.tuner import Tuner  # a graph that was kept needs none
+
+        return Tuner(self.settings, self.extensions, self.pool, self.store)
 
     def observe(self, decisions: Iterable[object]) -> None:
         """Show decisions to the plugins that watch them; one that raises is not shown any more."""

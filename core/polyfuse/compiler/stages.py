@@ -28,8 +28,9 @@ from polyfuse.lowering import LoweringReport, lower_graph
 from polyfuse.program import Program, bytes_moved, plan, python_text, with_scratch
 from polyfuse.program.traffic import step_bytes
 from polyfuse.runtime.module import CompiledModule, load
-from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError, schedule_graph
+from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError
 from polyfuse.schedule.draw import dot
+from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.decide import choose
 from polyfuse.select.fusion_race import settle_fusions
 

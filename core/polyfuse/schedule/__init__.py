@@ -1,7 +1,6 @@
 """Scheduling: dependencies, fusion, order, lifetimes, kernels."""
 
 from polyfuse.schedule.result import NO_BACKEND, Apart, Call, Decision, Launch, Schedule, UnclaimedError
-from polyfuse.schedule.schedule import schedule_graph
 
 __all__ = [
     "NO_BACKEND",
@@ -11,5 +10,4 @@ __all__ = [
     "Launch",
     "Schedule",
     "UnclaimedError",
-    "schedule_graph",
 ]

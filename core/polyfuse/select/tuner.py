@@ -102,8 +102,7 @@ class Tuner:
         imports torch while the graph is still captured.
         """
         settings = self.settings
-        wanted = settings.tune_kernels or settings.tournament or settings.matrix_products == "fastest"
-        if wanted and not settings.tune_in_process and self._track is None and self.timings.empty:
+        if settings.races and not settings.tune_in_process and self._track is None and self.timings.empty:
             with contextlib.suppress(OSError):  # whoever times first will meet it again
                 self._ready()
 

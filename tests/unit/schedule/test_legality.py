@@ -74,7 +74,7 @@ def test_other_backends() -> None:
             return No("only exp") if node.value.op != "exp" else Yes()
 
     from polyfuse.base.settings import Settings
-    from polyfuse.schedule import schedule_graph
+    from polyfuse.schedule.schedule import schedule_graph
 
     m = two_readers()
     graph = m.schedule("a", "b", fusion=False).graph

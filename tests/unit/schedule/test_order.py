@@ -12,9 +12,10 @@ from polyfuse.ir.expr import apply, const
 from polyfuse.ir.graph import Graph, GraphOutput
 from polyfuse.ir.nodes import Node
 from polyfuse.ir.types import DType
-from polyfuse.schedule import Call, Launch, schedule_graph
+from polyfuse.schedule import Call, Launch
 from polyfuse.schedule.deps import dependencies, live_nodes, stable_order, storage_roots
 from polyfuse.schedule.fuse import link
+from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.schedule.space import fresh_axes
 from polyfuse.schedule.units import call_unit
 from polyfuse.symbolic import symbol
