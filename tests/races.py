@@ -18,7 +18,8 @@ Run = Callable[..., GraphReport]
 
 
 def decided(monkeypatch: pytest.MonkeyPatch, folder: Path, times: Mapping[str, float]) -> Run:
-    """What compiles and runs a function where these contenders take these milliseconds, and others nine.
+    """What compiles and runs a function where these contenders, or these configurations of them, take these
+    milliseconds, and others nine.
 
     The result is compared with eager mode's; with `change`, a parameter, once more after that has changed.
     """
@@ -28,7 +29,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, folder: Path, times: Mapping[str, f
         for c in candidates:
             track.first(c)
             assert track.check(c, candidates[0]) <= 1
-        return {c.name: times.get(c.name.partition(" ")[0], 9.0) for c in candidates}
+        return {c.name: times.get(c.name, times.get(c.name.partition(" ")[0], 9.0)) for c in candidates}
 
     def run(
         function: Callable[..., Any], *args: Any, freezing: bool = False, change: Any = None, **options: Any

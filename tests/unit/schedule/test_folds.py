@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from polyfuse.ir.ops import FOLD_MODES
 from polyfuse.ir.parse import parse
 from polyfuse.ir.print import text
 from polyfuse.ir.verify import verify_kernel
-from polyfuse.plugin import Claim, No, Yes
+from polyfuse.plugin import Claim, Config, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
 from product_kernels import OPTIONS, kernels_of
 from races import decided, reasons
@@ -136,6 +137,20 @@ def test_it_is_raced_against_the_product_alone(folding, monkeypatch, tmp_path, m
     assert len(split) == (winner == "interpreter+folds")
     again = run(*_flat("largest of a row"))
     assert [d.second for d in again.decisions if d.kind == "choice"] == [winner]
+
+
+def test_what_does_well_alone_is_tried_with_reductions_too(folding, monkeypatch, tmp_path):
+    def emit(self: Any, kernel: Kernel, config: Config | None = None) -> Source:
+        return replace(plain(self, kernel), meta=str(config or ""), key="")
+
+    plain = InterpreterBackend.emit
+    monkeypatch.setattr(InterpreterBackend, "races_products", True)
+    monkeypatch.setattr(InterpreterBackend, "configs", lambda *_: tuple(Config.of(rows=n) for n in (1, 2, 3)))
+    monkeypatch.setattr(InterpreterBackend, "emit", emit)
+    times = {"library": 8.0, "interpreter rows=3": 3.0, "interpreter+folds rows=3": 2.0}
+    report = decided(monkeypatch, tmp_path, times)(*_flat("largest of a row"))
+    (found,) = (d for d in report.decisions if d.kind == "choice")
+    assert found.second == "interpreter+folds rows=3"
 
 
 def test_a_refusal_has_its_reason(monkeypatch, tmp_path):
