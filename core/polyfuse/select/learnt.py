@@ -2,9 +2,9 @@
 estimates: which configurations of another kernel may win.
 
 A small ridge regression on the logarithm of time over estimate, within each race. It knows a configuration
-by its values, alone and together with the sizes of the kernel. It is believed as far as it would have been
-right: each race is left out once and predicted by the others. How far the fastest was then behind what was
-predicted to be the fastest is the margin within which configurations are worth building.
+by its values, and by their magnitudes, alone and together with the sizes of the kernel. It is believed as far
+as it would have been right: each race is left out once and predicted by the others. How far the fastest was
+then behind what was predicted to be the fastest is the margin within which configurations are worth building.
 """
 
 from __future__ import annotations
@@ -145,10 +145,10 @@ def _features(races: Sequence[Race]) -> tuple[_Feature, ...]:
     for race in races:
         first = set(race.samples[0].config)
         varied = varied.union(*(first ^ set(s.config) for s in race.samples))
-    numbers: list[tuple[str, int | None]] = [*sorted(varied)]
-    numbers += [(name, None) for name in sorted({name for name, _ in varied})]
-    places = (None, *range(len(races[0].sizes)))
-    return tuple((name, number, place) for name, number in numbers for place in places)
+    found: list[_Feature] = [(name, number, None) for name, number in sorted(varied)]
+    for place in (None, *range(len(races[0].sizes))):
+        found += [(name, None, place) for name in sorted({name for name, _ in varied})]
+    return tuple(found)
 
 
 def _table(features: Sequence[_Feature], sizes: Sequence[int], configs: Sequence[_Values]) -> _Array:
