@@ -96,7 +96,7 @@ def _taker(step: Launch, session: CompileSession) -> Backend:
     """The first backend that does not refuse the whole of a kernel: it is more than its nodes."""
     for backend in _candidates(step.backend, step, session):
         try:
-            session.tuner.configs(backend, step.kernel)
+            backend.configs(step.kernel)
         except UnsupportedError as error:
             _log.info("backend %r refuses kernel %s: %s", backend.name, step.kernel.name, error)
         else:
