@@ -6,7 +6,7 @@ beside the results; a second kernel, an ordinary reduction, combines these. So n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.expr import Expr, load, loads, reindex, rewrite
@@ -21,7 +21,16 @@ from polyfuse.schedule.result import Decision
 from polyfuse.schedule.units import Unit
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, free_axes, product
 
-__all__ = ["fold_results", "foldable", "folds_alone", "is_fold", "part_names", "reduction_of"]
+__all__ = [
+    "Readers",
+    "fold_results",
+    "foldable",
+    "folds_alone",
+    "is_fold",
+    "part_names",
+    "readers_of",
+    "reduction_of",
+]
 
 _MODES = {kind: mode for mode, kind in FOLD_MODES.items()}
 _PARTIAL = "_partial"
@@ -42,23 +51,43 @@ class _Fold:
     along: str
 
 
-def foldable(graph: Graph, name: str, backend: Backend, decisions: list[Decision]) -> tuple[str, ...]:
+Readers = Mapping[str, Sequence[Pointwise | Reduction]]
+"""The loops that read each buffer, in program order."""
+
+
+def readers_of(graph: Graph) -> Readers:
+    """Who reads each buffer of a graph: pointwise loops and reductions."""
+    found: dict[str, list[Pointwise | Reduction]] = {}
+    for node in graph.nodes:
+        if isinstance(node, (Pointwise, Reduction)):
+            for name in dict.fromkeys(item.attrs[0] for item in loads(*node.expressions())):
+                found.setdefault(name, []).append(node)
+    return found
+
+
+def foldable(
+    graph: Graph,
+    readers: Readers,
+    node: Reduction,
+    results: str,
+    backend: Backend,
+    decisions: list[Decision],
+) -> tuple[str, ...]:
     """The names of the reductions that a backend can begin in the kernel of a product.
 
     Args:
-        name: of the product.
-        decisions: gets the reason why for each other one that reads the product's results.
+        node: the product.
+        results: the buffer that gets its results.
+        decisions: gets the reason why for each other one that reads them.
     """
     found: list[str] = []
-    for fold in _folds(graph):
-        if fold.product.name != name:
-            continue
+    for fold in _folds(readers, node, results):
         answer = _divided(graph, fold, backend)
         if isinstance(answer, str):
             decisions.append(Decision("declined", fold.reduction.name, backend.name, answer))
         else:
             found.append(fold.reduction.name)
-    return tuple(dict.fromkeys(found))
+    return tuple(found)
 
 
 def fold_results(
@@ -74,9 +103,14 @@ def fold_results(
     owners = dict(chosen)
     parts: dict[str, tuple[Node, Node]] = {}
     buffers = dict(graph.buffers)
-    for fold in _folds(graph) if folded else ():
-        name, backend = fold.reduction.name, chosen.get(fold.product.name)
-        if backend is None or name in parts or name not in folded:
+    readers = readers_of(graph) if folded else {}
+    products = [
+        n for n in graph.nodes if isinstance(n, Reduction) and n.kind in CONTRACTIONS and n.name in chosen
+    ]
+    found = [fold for n in products for fold in _folds(readers, n, n.outputs[0])] if folded else []
+    for fold in found:
+        name, backend = fold.reduction.name, chosen[fold.product.name]
+        if name in parts or name not in folded:
             continue
         answer = _divided(graph, fold, backend)
         if isinstance(answer, str):
@@ -115,25 +149,22 @@ def part_names(name: str) -> tuple[str, ...]:
     return name, f"{name}{_PARTIAL}", f"{name}_final"
 
 
-def _folds(graph: Graph) -> Iterator[_Fold]:
-    """The reductions over each product's results, or over what is done with each of them."""
-    for at, node in enumerate(graph.nodes):
-        if not isinstance(node, Reduction) or node.kind not in CONTRACTIONS:
-            continue
-        extents = _extents(node)
-        results = set(node.writes())
-        for other in graph.nodes[at + 1 :]:
-            if not isinstance(other, (Pointwise, Reduction)):
-                continue
-            read = [item for item in loads(*other.expressions()) if item.attrs[0] in results]
-            if not read:
-                continue
-            if isinstance(other, Pointwise):
-                if product(other.sizes) == product(node.sizes):
-                    results.add(other.output)
-            elif other.kind not in CONTRACTIONS:
-                place, *more = {item.attrs[1] for item in read}
-                yield _Fold(node, other, place, "" if more else _along(other, place, extents))
+def _folds(readers: Readers, node: Reduction, results: str) -> Iterator[_Fold]:
+    """The reductions over a product's results, or over what is done with each of them."""
+    extents = _extents(node)
+    buffers = [results]
+    reductions: dict[str, Reduction] = {}
+    for name in buffers:  # grows meanwhile
+        for other in readers.get(name, ()):
+            if isinstance(other, Reduction):
+                reductions[other.name] = other
+            elif other.output not in buffers and product(other.sizes) == product(node.sizes):
+                buffers.append(other.output)
+    for other in reductions.values():
+        if other.kind not in CONTRACTIONS:
+            places = {item.attrs[1] for item in loads(*other.expressions()) if item.attrs[0] in buffers}
+            place, *more = places
+            yield _Fold(node, other, place, "" if more else _along(other, place, extents))
 
 
 def _extents(node: Reduction) -> Mapping[str, IndexLike]:

@@ -12,8 +12,8 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
-from polyfuse.schedule.folds import foldable
-from polyfuse.select.expand import Taken, expanded
+from polyfuse.schedule.folds import Readers, foldable, readers_of
+from polyfuse.select.expand import Taken
 from polyfuse.select.panels import with_panels
 from polyfuse.select.products import LoopForm, Unavailable, loop_form
 from polyfuse.select.prologue import with_prologue
@@ -99,6 +99,7 @@ def offers(
         racing: ask only backends that may be faster than a library (`Backend.races_products`).
     """
     found: list[Offer] = []
+    readers: Readers = readers_of(graph)
     for node in graph.nodes:
         if not isinstance(node, TemplateCall):
             continue
@@ -107,7 +108,7 @@ def offers(
         willing: tuple[Generated, ...] = ()
         try:
             form = loop_form(node, graph.buffers)
-            willing = _willing(graph, node, form, backends(device_type), decisions, racing, kept)
+            willing = _willing(graph, node, form, backends(device_type), readers, decisions, racing, kept)
         except Unavailable as error:
             decisions.append(Decision("declined", node.name, "", str(error)))
         others = tuple(choices(node, device_type)) if choices is not None else ()
@@ -121,6 +122,7 @@ def _willing(
     call: TemplateCall,
     form: LoopForm,
     backends: Iterable[Backend],
+    readers: Readers,
     decisions: list[Decision],
     racing: bool,
     kept: frozenset[str],
@@ -138,7 +140,7 @@ def _willing(
             decisions.append(Decision("declined", call.name, backend.name, reason))
             continue
         plain = Generated(backend.name, backend, form)
-        folding = _with_folds(graph, call, plain, decisions)
+        folding = _with_folds(graph, call, plain, readers, decisions)
         willing += [plain, *folding] if racing else folding or [plain]
         if more is not None:
             name, (larger, removed) = f"{backend.name}{PROLOGUE}", more
@@ -152,16 +154,14 @@ def _willing(
 
 
 def _with_folds(
-    graph: Graph, call: TemplateCall, plain: Generated, decisions: list[Decision]
+    graph: Graph, call: TemplateCall, plain: Generated, readers: Readers, decisions: list[Decision]
 ) -> list[Generated]:
     """A product whose kernel begins the reductions over its results, if there are any."""
-    name = f"{plain.name}{FOLDS}"
+    name, form = f"{plain.name}{FOLDS}", plain.form
     if type(plain.backend).fold_width is Backend.fold_width:
         return []
     try:
-        folds = foldable(
-            expanded(graph, {call.name: plain.taken}), plain.form.product.name, plain.backend, decisions
-        )
+        folds = foldable(graph, readers, form.product, form.finish.output, plain.backend, decisions)
     except Exception as error:
         _log.info("backend %r raised %r over reductions of %s", plain.name, error, call.name)
         decisions.append(Decision("declined", call.name, name, f"it raised {type(error).__name__}: {error}"))
