@@ -22,6 +22,9 @@ __all__ = ["StageText", "blocks_text", "parameters"]
 
 _STACK_BYTES = 16384
 
+_STRIP = 4
+"""Vectors of a strip of the lane axis: whole cache lines of what is read, little of what is stored to."""
+
 
 def parameters(kernel: Kernel) -> str:
     """The parameter list."""
@@ -166,7 +169,7 @@ class StageText:
         size = self.facts.sizes[plan.lane]
         outer = plan.axes[:-1]
         if plan.along:
-            self._outer_loops(outer, size)
+            self._strips(outer, size)
             return
         if all(self.facts.sizes[a] == 1 for a in outer):
             for name in outer:
@@ -214,18 +217,31 @@ class StageText:
             hoisted |= self.tables.spared
         emit_sections(self.kernel, self.plan, frame, hoisted)
 
-    def _outer_loops(self, outer: Sequence[str], size: IndexLike) -> None:
-        plan, out = self.plan, self.out
-        if not outer:
+    def _strips(self, outer: Sequence[str], size: IndexLike) -> None:
+        """All rows of a share of the lane axis; where each lane stores to a row of its own, strip by strip,
+        so that what is stored to stays in the caches.
+        """
+        lanes, out, facts = self.plan.lanes, self.out, self.facts
+        scattered = (v for a in facts.accesses if a.is_store for v in a.indirect)
+        if not any(self.plan.lane in facts.depends[v] for v in scattered):
+            out.line(f"const i64 from = begin * {lanes}, to = index_min(end * {lanes}, {index_text(size)});")
+            self._outer_loops(outer)
+            return
+        with out.block(f"for (i64 strip = begin; strip < end; strip += {_STRIP})"):
             out.line(
-                f"const i64 from = begin * {plan.lanes}, "
-                f"to = index_min(end * {plan.lanes}, {index_text(size)});"
+                f"const i64 from = strip * {lanes}, "
+                f"to = index_min(index_min(strip + {_STRIP}, end) * {lanes}, {index_text(size)});"
             )
+            self._outer_loops(outer)
+
+    def _outer_loops(self, outer: Sequence[str]) -> None:
+        out = self.out
+        if not outer:
             self._piece()
             return
         name = safe_name(outer[0])
         with out.block(f"for (i64 {name} = 0; {name} < {index_text(self.facts.sizes[outer[0]])}; ++{name})"):
-            self._outer_loops(outer[1:], size)
+            self._outer_loops(outer[1:])
 
     def _piece(self) -> None:
         """The lane axis from ``from`` to ``to``: whole steps, then what is left."""

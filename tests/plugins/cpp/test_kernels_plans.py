@@ -9,7 +9,7 @@ import torch
 
 from cpp_kernels import KernelBuilder, backend, compiled
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import maximum, minimum, symbol
+from polyfuse.symbolic import axis, maximum, minimum, symbol
 
 f32, i64, boolean = DType.f32, DType.i64, DType.bool
 ISAS = ("", "avx2", "sse")
@@ -304,3 +304,23 @@ def test_every_tiling_gives_the_same(kind: str, dim: int) -> None:
         o = torch.zeros_like(want)
         compiled(kernel, config=config)(a, o)
         torch.testing.assert_close(o, want, rtol=1e-5, atol=1e-5, msg=str(config))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("columns", [64, 200, 37])
+def test_scattered_columns_are_done_in_strips(columns: int, isa: str, threads: int) -> None:
+    """Each lane adds to a row that data name, in order, and no two lanes meet."""
+    rows, into = 50, 7
+    k = KernelBuilder({"x0": rows, "x1": columns})
+    k.arg("a"), k.arg("ids", i64), k.arg("o", kind="inout")
+    s = k.section()
+    place = k["x0"] * columns + k["x1"]
+    row = s.load("ids", place)
+    s.store("o", axis("@0", into) * columns + k["x1"], s.load("a", place), row, mode="add")
+    kernel = k.build()
+    assert "strip" in backend(isa).emit(kernel).text
+    a, ids = torch.randn(rows, columns), torch.randint(0, into, (rows, columns))
+    o = torch.randn(into, columns)
+    wanted = o.scatter_add(0, ids, a)
+    compiled(kernel, isa)(a, ids, o)
+    assert torch.equal(o, wanted)
