@@ -100,6 +100,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "sigmoid_backward": own_decompositions.in_opmath(own_decompositions.sigmoid_backward),
     "softshrink": own_decompositions.in_opmath(own_decompositions.softshrink),
     "native_dropout": own_decompositions.native_dropout,
+    "_efficientzerotensor": own_decompositions.zeros_with_memory,
     "slice_scatter": own_decompositions.slice_scatter,
     "diagonal_scatter": own_decompositions.diagonal_scatter,
     "index_add": own_indexing.index_add,

@@ -30,6 +30,7 @@ __all__ = [
     "slice_scatter",
     "softshrink",
     "with_size",
+    "zeros_with_memory",
 ]
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -52,6 +53,13 @@ def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """What is beyond a limit of either sign, and between them NaN or a zero without a sign."""
     between = torch.where(torch.isnan(x), x, 0.0)
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, between))
+
+
+def zeros_with_memory(
+    size: Sequence[int], *, layout: torch.layout | None = None, pin_memory: bool | None = None, **like: Any
+) -> Tensor:
+    """The zeros that forward-mode differentiation puts for tangents: eager mode's have no memory to read."""
+    return torch.zeros(size, **like)
 
 
 def in_opmath(decomposition: Callable[..., Any]) -> Callable[..., Any]:

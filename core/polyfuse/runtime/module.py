@@ -13,10 +13,11 @@ from typing import Any, Protocol
 import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
-from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned
+from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory
 from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor
 from polyfuse.runtime.native import on_device
+from polyfuse.torch_compat.bindings import has_no_memory
 
 __all__ = ["CompiledModule", "KernelEntry", "load"]
 
@@ -105,7 +106,10 @@ class CompiledModule:
         self._check_inputs(args)
         self.wait()
         moved = misplaced(args, self.namespace["ALIGNED"])
-        self._run = self._recorded(partial(self._entry, moved=moved))
+        run = self._recorded(partial(self._entry, moved=moved))
+        # which inputs are such is guarded: a call with others is another program's
+        bare = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and has_no_memory(a)]
+        self._run = partial(with_memory, run, positions=bare) if bare else run
         return self._run(args)
 
     def _entry(self, name: str, moved: bool) -> Callable[[list[Any]], Any]:

@@ -63,6 +63,11 @@ def current_device(device_type: str) -> Callable[[], int]:
     return fast if fast is not None else torch.get_device_module(device_type).current_device
 
 
+def has_no_memory(tensor: torch.Tensor) -> bool:
+    """Whether these are the zeros that forward-mode differentiation makes, which have no address."""
+    return tensor._is_zerotensor()
+
+
 def tensor_data_ptr_address() -> int | None:
     """Address of C function `void* f(PyObject* tensor)` giving a tensor's data pointer; None where torch has
     none.
