@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 
+from polyfuse.base import code
 from polyfuse.base.settings import child_environment
 from polyfuse.cache.graphs import GraphCounts, graph_counts, reset_graph_counts
 from polyfuse.compiler.explain import explain
 from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
+from polyfuse.torch_compat import global_state
 
 
 @pytest.fixture(autouse=True)
@@ -372,6 +374,33 @@ def test_operators_of_others_are_not_kept():
     kept.register_fake(torch.empty_like)
     counts = again(lambda x: kept(x) + 1, torch.randn(4))
     assert "no operator of torch" in next(iter(counts.bypasses))
+
+
+def test_code_that_changed_since_it_was_loaded_is_not_kept(monkeypatch):
+    monkeypatch.setattr(code, "_BEGUN", 0.0)
+    code.code_stamp.cache_clear()
+    counts = again(soft, torch.randn(5, 30))
+    code.code_stamp.cache_clear()
+    assert "changed" in next(iter(counts.bypasses))
+
+
+def test_a_key_that_cannot_be_computed_costs_nobody_the_result(monkeypatch):
+    def broken() -> tuple[str, ...]:
+        raise AttributeError("no such switch")
+
+    monkeypatch.setattr(global_state, "switches", broken)
+    assert "AttributeError" in next(iter(again(soft, torch.randn(5, 30)).bypasses))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x[x > 0] * 2, lambda x: x.nonzero().sum(), lambda x: x.sum().item() + x]
+)
+def test_sizes_and_numbers_that_depend_on_data(function):
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True):
+        for seed in range(3):
+            torch.manual_seed(seed)
+            counts = again(function, torch.randn(20), strict=False)
+        assert counts.hits == 1, counts
 
 
 def test_off_means_off(monkeypatch, tmp_path):

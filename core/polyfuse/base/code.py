@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -11,11 +12,15 @@ from polyfuse.base.digest import digest
 
 __all__ = ["code_stamp"]
 
+# Of the modules that compile this is one of the first to be imported.
+_BEGUN = time.time()
+
 
 @cache
 def code_stamp(package: str) -> str:
     """Return the address of an importable package's files: names, sizes, and times of change, by which Python
-    too tells whether a file is the one that it compiled. Empty where there are no files. Imports nothing.
+    too tells whether a file is the one that it compiled. Empty where there are no files, or where one changed
+    since this process began, so that nobody knows which state of it is in use. Imports nothing.
     """
     try:
         spec = find_spec(package)
@@ -31,10 +36,12 @@ def code_stamp(package: str) -> str:
             found = [_line(spec.origin, os.stat(spec.origin))] if spec.has_location and spec.origin else []
     except OSError:  # changed while it was read
         return ""
-    return digest("\n".join(sorted(found))) if found else ""
+    if not found or any(changed > _BEGUN for _, changed in found):
+        return ""
+    return digest("\n".join(sorted(line for line, _ in found)))
 
 
-def _files(folder: str) -> Iterator[str]:
+def _files(folder: str) -> Iterator[tuple[str, float]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
@@ -44,5 +51,5 @@ def _files(folder: str) -> Iterator[str]:
                 yield _line(entry.path, entry.stat())
 
 
-def _line(path: str, status: os.stat_result) -> str:
-    return f"{path} {status.st_size} {status.st_mtime_ns}"
+def _line(path: str, status: os.stat_result) -> tuple[str, float]:
+    return f"{path} {status.st_size} {status.st_mtime_ns}", status.st_mtime

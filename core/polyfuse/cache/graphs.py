@@ -37,8 +37,10 @@ class GraphFolder:
 
     def holds(self, key: str) -> bool:
         """Whether there is an entry under a key."""
-        folder = self.path / key
-        return folder.is_dir() and any(folder.iterdir())
+        try:
+            return any((self.path / key).iterdir())
+        except OSError:
+            return False
 
     def drop(self, key: str) -> None:
         """Remove what lies under a key: it cannot be used any more."""

@@ -96,15 +96,14 @@ def record_of(
             return f"its program refers to a {type(value).__name__}"
     if sum(value.nbytes for value in constants.values()) > _CONSTANT_BYTES:
         return "its constants are large"
+    sources = {name: (kernel.emitted.backend, kernel.emitted.source) for name, kernel in kernels.items()}
     try:
+        facts = {backend.name: _facts(backend) for backend, _ in sources.values()}
         places = {
             name: KernelRecord(
-                kernel.emitted.backend.name,
-                _facts(kernel.emitted.backend),
-                session.pool.address(kernel.emitted.backend, kernel.emitted.source),
-                kernel.emitted.source.key,
+                backend.name, facts[backend.name], session.pool.address(backend, source), source.key
             )
-            for name, kernel in kernels.items()
+            for name, (backend, source) in sources.items()
         }
     except Exception as error:
         return f"a backend cannot describe itself ({type(error).__name__})"
@@ -129,11 +128,14 @@ class GraphKeeper:
             return None
         try:
             self._key = self._address(gm, example_inputs)
+            from polyfuse.torch_compat.kept_graphs import Keeping
         except NotKept as error:
             self._refusal = str(error)
             return None
-        from polyfuse.torch_compat.kept_graphs import Keeping
-
+        except Exception as error:  # whatever it is, the graph can be compiled
+            _log.debug("a graph has no key", exc_info=True)
+            self._key, self._refusal = "", f"its key cannot be computed ({type(error).__name__})"
+            return None
         return Keeping(self._key, self._folder.path, self._revive, self._stored)
 
     @property
@@ -174,7 +176,11 @@ class GraphKeeper:
             self._bypass()
         elif not self._folder.holds(self._key):
             count("error")
-            warn_once("cache", f"a compiled graph could not be written to {self._folder.path}")
+            warn_once(
+                "cache",
+                f"compiled graphs cannot be written to {self._folder.path}; free space, or name another"
+                " folder with the option `cache_dir`",
+            )
 
     def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
         session = self._session
@@ -183,7 +189,7 @@ class GraphKeeper:
             raise NotKept(refused)
         plugins = inventory(session.plugins)
         if session.key_facts is None or plugins is None:
-            raise NotKept("a plugin does not say what its code depends on")
+            raise NotKept("a plugin does not say what its results depend on, or its files changed")
         text = captured_text(gm, example_inputs)
         from polyfuse.torch_compat.kept_graphs import refusal
 
@@ -191,6 +197,8 @@ class GraphKeeper:
         if refused:
             raise NotKept(refused)
         stamp = code_stamp("polyfuse")
+        if not stamp:
+            raise NotKept("the compiler's own files changed since it was loaded")
         surroundings = (*global_state.switches(), *plugins, *session.key_facts, stamp)
         return compiled_key(text, surroundings, session.settings.fingerprint())
 
@@ -221,7 +229,9 @@ class GraphKeeper:
     def _kernel(self, place: KernelRecord, facts: dict[str, str]) -> KernelEntry:
         session = self._session
         backend = session.plugins.backend(place.backend)
-        if facts.setdefault(backend.name, _facts(backend)) != place.facts:
+        if backend.name not in facts:
+            facts[backend.name] = _facts(backend)
+        if facts[backend.name] != place.facts:
             raise LookupError(f"backend {backend.name!r} is not as it was")
         found: Located | None = session.store.find(place.key)
         if found is None:

@@ -27,7 +27,7 @@ def switches() -> tuple[str, ...]:
         f"deterministic {torch.are_deterministic_algorithms_enabled()}"
         f" {torch.is_deterministic_algorithms_warn_only_enabled()}"
         f" {torch.utils.deterministic.fill_uninitialized_memory}",
-        f"default {torch.get_default_dtype()} {torch.get_default_device()}",
+        f"default {torch.get_default_dtype()} {torch.get_default_device()} {_current_device()}",
         f"libraries {sorted(library_flags().items())} {torch.get_num_threads()}",
         f"half sums {torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction}"
         f" {torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction}",
@@ -38,6 +38,11 @@ def switches() -> tuple[str, ...]:
         f"functorch {functorch_config.get_hash().hex()}",
         f"fx {fx_config.get_hash().hex()}",
     )
+
+
+def _current_device() -> int | None:
+    """The device that is meant where only its type is named."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None
 
 
 def watchers() -> str:

@@ -1,0 +1,55 @@
+"""What tells one state of installed code from another."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from polyfuse.base.code import code_stamp
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    folder = tmp_path / "some_package_of_a_test"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("__init__.py", "inner/text.h"):
+        write(folder / name, "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+def write(path: Path, text: str, age: float = 1000.0) -> None:
+    path.write_text(text)
+    when = path.stat().st_mtime - age
+    os.utime(path, (when, when))
+
+
+def stamp(package: Path) -> str:
+    code_stamp.cache_clear()
+    return code_stamp(package.name)
+
+
+def test_equal_files_have_equal_stamps(package):
+    first = stamp(package)
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "x.pyc").write_text("made by Python")
+    assert first and stamp(package) == first
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "inner/text.h", "inner/new.py"])
+def test_a_file_that_is_changed_or_added_is_seen(package, name):
+    first = stamp(package)
+    write(package / name, "22", age=2000.0)
+    assert stamp(package) not in ("", first)
+
+
+def test_a_file_that_is_newer_than_the_process_has_no_stamp(package):
+    write(package / "inner/text.h", "1", age=-1000.0)
+    assert stamp(package) == ""
+
+
+def test_what_has_no_files(package):
+    assert code_stamp("no_such_package_of_a_test") == ""
+    assert code_stamp("sys") == ""
