@@ -18,6 +18,7 @@ from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
 from polyfuse_cpp.kernel import KernelText, kernel_text
 from polyfuse_cpp.loop_estimate import loop_seconds
 from polyfuse_cpp.ops import unsupported_op
+from polyfuse_cpp.phases import planned
 from polyfuse_cpp.prelude import headers_digest, prelude_for
 from polyfuse_cpp.product_plans import (
     configs_of,
@@ -29,7 +30,7 @@ from polyfuse_cpp.product_plans import (
 )
 from polyfuse_cpp.product_slices import product_text
 from polyfuse_cpp.products import has_product, product_of
-from polyfuse_cpp.tiling import choose_plan, lane_choices
+from polyfuse_cpp.tiling import lane_choices
 from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 
 __all__ = ["CppBackend"]
@@ -98,9 +99,7 @@ class CppBackend(Backend):
         """Seconds, roughly: by tiles and layouts for a product, by the reach of the lanes for other loops."""
         if has_product(kernel):
             return plan_seconds(product_of(kernel), self.isa, plan_of(config))
-        facts = analyse(kernel)
-        plan = choose_plan(kernel, facts, self.isa.lanes, config.get("lane"), config.get("unroll"))
-        return loop_seconds(kernel, facts, plan)
+        return loop_seconds(*planned(kernel, self.isa.lanes, config.get("lane"), config.get("unroll")))
 
     def panel_width(self, product: Reduction) -> int:
         """Up to four vectors of columns."""

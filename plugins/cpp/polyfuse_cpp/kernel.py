@@ -10,7 +10,7 @@ from polyfuse.plugin import Source
 from polyfuse.symbolic import product
 from polyfuse_cpp.address import index_text, safe_name
 from polyfuse_cpp.facts import Facts, analyse
-from polyfuse_cpp.phases import in_phases
+from polyfuse_cpp.phases import planned
 from polyfuse_cpp.split import Scratch, Stage, stages_of
 from polyfuse_cpp.stage import StageText, parameters
 from polyfuse_cpp.tiles import TiledText
@@ -31,14 +31,7 @@ class KernelText:
 
 def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> KernelText:
     """The C++ function of a kernel, named `Source.SYMBOL`; choices are those of `tiling.choose_plan`."""
-    facts = analyse(kernel)
-    plan = choose_plan(kernel, facts, lanes, lane_at, unroll)
-    phased = in_phases(kernel, facts, plan)
-    if phased is not None:
-        its_facts = analyse(phased)
-        its_plan = choose_plan(phased, its_facts, lanes, facts.axes.index(plan.lane) + 1, unroll)
-        if not its_plan.tile:
-            kernel, facts, plan = phased, its_facts, its_plan
+    kernel, facts, plan = planned(kernel, lanes, lane_at, unroll)
     split = choose_split(kernel, facts, plan)
     out = Writer()
     features: set[str] = {"kernel", "omp"}

@@ -15,6 +15,8 @@ _THREAD = Machine(operations=3e9, moved=12e9)
 """Vector operations and bytes of one thread, in a second."""
 _LATENCY = 4
 """Additions in which the sum of one vector is known; others can be added to meanwhile."""
+_NEAR = 4
+"""Steps between lanes up to which these are put together from whole vectors of memory."""
 
 
 def loop_seconds(kernel: Kernel, facts: Facts, plan: Plan) -> float:
@@ -51,5 +53,7 @@ def _access(access: Access, plan: Plan, facts: Facts) -> float:
         return 0.25
     if step == 1 and not gathered:
         return 1.0
+    if isinstance(step, int) and abs(step) <= _NEAR and not gathered:
+        return 3.0
     # each lane has an address, and nearly each a line of the cache, of its own
     return 2.0 * plan.lanes

@@ -16,10 +16,10 @@ from polyfuse.ir.kernel import Kernel, Section, Stmt
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, atoms, axis, bounds, coefficient, free_axes, substitute
 from polyfuse_cpp.address import static_multiple
-from polyfuse_cpp.facts import Facts
-from polyfuse_cpp.tiling import Plan
+from polyfuse_cpp.facts import Facts, analyse
+from polyfuse_cpp.tiling import Plan, choose_plan
 
-__all__ = ["MOST_PHASES", "in_phases"]
+__all__ = ["MOST_PHASES", "planned"]
 
 MOST_PHASES = 4
 """Phases into which an axis is cut at most: each is a copy of the kernel's statements."""
@@ -28,7 +28,22 @@ _MOST_STATEMENTS = 400
 """Statements of all phases together, beyond which compiling them costs more than they save."""
 
 
-def in_phases(kernel: Kernel, facts: Facts, plan: Plan) -> Kernel | None:
+def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tuple[Kernel, Facts, Plan]:
+    """The kernel as it is run, in phases where that pays, and what is known of it; the choices are those of
+    `tiling.choose_plan`.
+    """
+    facts = analyse(kernel)
+    plan = choose_plan(kernel, facts, lanes, lane_at, unroll)
+    phased = _in_phases(kernel, facts, plan)
+    if phased is not None:
+        its_facts = analyse(phased)
+        its_plan = choose_plan(phased, its_facts, lanes, facts.axes.index(plan.lane) + 1, unroll)
+        if not its_plan.tile:
+            return phased, its_facts, its_plan
+    return kernel, facts, plan
+
+
+def _in_phases(kernel: Kernel, facts: Facts, plan: Plan) -> Kernel | None:
     """The kernel with its lane axis cut into phases; None where nothing asks for it, or it cannot be done."""
     if not plan.lane or plan.across or plan.tile or facts.raxes or kernel.locals:
         return None
