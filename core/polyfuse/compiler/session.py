@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,14 +54,19 @@ class CompileSession:
         self.extensions = Extensions(plugins)
         self.pool = pool
         self.store = store
+        self._lock = threading.Lock()
+        self._tuner: Tuner | None = None
         self._observers: list[tuple[str, Callable[..., object]]] | None = None
 
-    @cached_property
+    @property
     def tuner(self) -> Tuner:
         """Races what can be done in several ways, and keeps what each took."""
-        from polyfuse.select.tuner import Tuner  # a graph that was kept needs none
+        with self._lock:
+            if self._tuner is None:
+                from polyfuse.select.tuner import Tuner  # a graph that was kept needs none
 
-        return Tuner(self.settings, self.extensions, self.pool, self.store)
+                self._tuner = Tuner(self.settings, self.extensions, self.pool, self.store)
+            return self._tuner
 
     def observe(self, decisions: Iterable[object]) -> None:
         """Show decisions to the plugins that watch them; one that raises is not shown any more."""
