@@ -26,6 +26,7 @@ from polyfuse.lowering.fallback import run_eagerly
 from polyfuse.lowering.offered import OpenContext, combined
 from polyfuse.lowering.registry import Registry
 from polyfuse.lowering.report import LoweringReport
+from polyfuse.lowering.scatter import stores_nowhere
 from polyfuse.lowering.value import TensorValue
 from polyfuse.plugin import Extensions, Lowering, Traits
 from polyfuse.symbolic import Index
@@ -268,6 +269,8 @@ class _Lowerer:
             )
             forced = self.eager.get(node.name, forced)
             return run_eagerly(ctx, node, args, kwargs, forced)
+        if stores_nowhere(name, args):
+            return run_eagerly(ctx, node, args, kwargs, "eager mode refuses places in an empty tensor")
         try:
             result = self._native(row, node, fake, args, kwargs)
         except (UnsupportedError, TypeError) as error:

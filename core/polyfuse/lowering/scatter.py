@@ -85,6 +85,14 @@ def scatter_into(
     )
 
 
+def stores_nowhere(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operator puts elements at places of a tensor that has none, which eager mode refuses."""
+    if not name.startswith(("aten.scatter", "aten.index_put")) or 0 not in args[0].size:
+        return False
+    places = args[1] if name.startswith("aten.index_put") else (args[2],)
+    return any(p is not None and 0 not in p.size for p in places)
+
+
 def accumulation_type(dtype: DType, mode: str) -> DType:
     """The type that scattered values are combined in: that of the operand, but single precision for half."""
     if mode == "set":
