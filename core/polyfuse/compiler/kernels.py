@@ -16,7 +16,6 @@ from polyfuse.cache import Located
 from polyfuse.compiler.naming import emit_named
 from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import Node
 from polyfuse.kit import match
 from polyfuse.plugin import Backend, Config, Launchable, Source
 from polyfuse.program.steps import Program, ProgramKernel
@@ -64,7 +63,7 @@ def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.
         if raced and known_config(session.tuner, first, step.kernel) is not None:
             continue
         if settings.tournament and first.races_kernels and not raced:
-            found = tuple(b for b in _candidates(step.backend, step, session) if b.races_kernels)
+            found = tuple(b for b in session.tuner.takers(step) if b.races_kernels)
         wanted[step.backend, step.kernel] = found
     try:
         uses = Counter((step.backend, step.kernel) for step in launches)
@@ -85,7 +84,7 @@ def emit_kernels(
         if not isinstance(step, Launch) or (step.backend, step.kernel) in out:
             continue
         verdict = tuned.get((step.backend, step.kernel))
-        backends = _candidates(step.backend, step, session)
+        backends = session.tuner.takers(step)
         if verdict is not None:
             backends = _first(verdict.backend, backends)
         out[step.backend, step.kernel] = _emit(step.kernel, backends, session, verdict)
@@ -94,7 +93,7 @@ def emit_kernels(
 
 def _taker(step: Launch, session: CompileSession) -> Backend:
     """The first backend that does not refuse the whole of a kernel: it is more than its nodes."""
-    for backend in _candidates(step.backend, step, session):
+    for backend in session.tuner.takers(step):
         try:
             backend.configs(step.kernel)
         except UnsupportedError as error:
@@ -109,24 +108,6 @@ def _first(first: Backend, others: Iterable[Backend]) -> Iterator[Backend]:
     for backend in others:
         if backend.name != first.name:
             yield backend
-
-
-def _candidates(first: str, step: Launch, session: CompileSession) -> Iterator[Backend]:
-    """The backend the launch was scheduled for, then the others that claim all its nodes, each loaded when
-    reached.
-    """
-    yield session.plugins.backend(first)
-    for backend in session.backends(step.kernel.device):
-        if backend.name != first and all(_claims(backend, node) for node in step.nodes):
-            yield backend
-
-
-def _claims(backend: Backend, node: Node) -> bool:
-    try:
-        return bool(backend.claims(node))
-    except Exception as error:
-        _log.info("backend %r raised %r over %s", backend.name, error, node.name)
-        return False
 
 
 def _emit(
@@ -213,7 +194,7 @@ class PendingKernel:
             raise outcome
         failed, kernel = self.emitted.backend.name, self.launch.kernel
         _log.info("%s", outcome)
-        for backend in _candidates(self.launch.backend, self.launch, self.session):
+        for backend in self.session.tuner.takers(self.launch):
             if backend.name != failed:
                 found = self._from(backend)
                 if found is not None:

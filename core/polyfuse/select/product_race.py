@@ -5,7 +5,7 @@ once on a machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
@@ -28,7 +28,7 @@ from polyfuse.select.segments import Operands, Segment, around, node_names, segm
 from polyfuse.select.sites import OBJECT, Alternative
 from polyfuse.select.tolerance import tolerance
 from polyfuse.select.tuner import Tuner
-from polyfuse.select.work import CallWork, Problem
+from polyfuse.select.work import CallWork, Operand, Problem
 from polyfuse.select.workshop import Entry, Ordered, ordered
 from polyfuse.symbolic import example_value
 
@@ -272,11 +272,22 @@ class ProductBout(Bout):
         """A launch, emitted once for all entries that it is part of. `config` is that of the product."""
         place = id(step), config if main else None
         if place not in self._launches:
-            backend = self._tuner.backend(step.backend)
-            chosen = config if main else known_config(self._tuner, backend, step.kernel)
             operands = self._operands.launch(graph, step)
-            self._launches[place] = ordered(backend, step.kernel, chosen, operands)
+            self._launches[place] = next(filter(None, self._emitted(step, operands, main, config)), None)
         return self._launches[place]
+
+    def _emitted(
+        self, step: Launch, operands: tuple[Operand, ...], main: bool, config: Config | None
+    ) -> Iterator[Ordered | None]:
+        """A launch by each backend that may generate it: the product's own is the one that takes part, and of
+        what runs around it, the next is asked where one refuses a kernel.
+        """
+        if main:
+            yield ordered(self._tuner.backend(step.backend), step.kernel, config, operands)
+            return
+        for backend in self._tuner.takers(step):
+            chosen = known_config(self._tuner, backend, step.kernel)
+            yield ordered(backend, step.kernel, chosen, operands)
 
     def _results(self) -> tuple[int, ...]:
         """What every contender writes."""

@@ -21,9 +21,9 @@ from polyfuse.cache.samples import SampleStore
 from polyfuse.cache.timings import Measured, TimingStore, timing_key
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import TemplateCall
+from polyfuse.ir.nodes import Node, TemplateCall
 from polyfuse.plugin import Backend, Config, Extensions, Source, State
-from polyfuse.schedule import Decision
+from polyfuse.schedule import Decision, Launch
 from polyfuse.select.contest import Rules
 from polyfuse.select.experience import Experience, kernels_of
 from polyfuse.select.heat import Bout, Heat
@@ -79,6 +79,15 @@ class Tuner:
     def backend(self, name: str) -> Backend:
         """A backend by name."""
         return self._plugins.backend(name)
+
+    def takers(self, step: Launch) -> Iterator[Backend]:
+        """The backend that a launch was scheduled for, then the others that claim all its nodes, each loaded
+        when reached: a kernel is more than its nodes, so that the first may refuse it.
+        """
+        yield self.backend(step.backend)
+        for backend in self.backends(step.kernel.device):
+            if backend.name != step.backend and all(_claims(backend, node) for node in step.nodes):
+                yield backend
 
     def timer(self, device: str) -> Backend:
         """The backend that knows how to time work on a device."""
@@ -303,3 +312,11 @@ class Tuner:
             if state.manifest is not None and state.manifest.load and state.state in usable
         }
         return Circumstances(self.settings, places, threads(), library_flags())
+
+
+def _claims(backend: Backend, node: Node) -> bool:
+    try:
+        return bool(backend.claims(node))
+    except Exception as error:
+        _log.info("backend %r raised %r over %s", backend.name, error, node.name)
+        return False
