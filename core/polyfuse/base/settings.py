@@ -268,7 +268,7 @@ class Settings:
     # Caches.
     cache: bool = _option(True, "Keep compiled graphs, kernels and timings on disk and use them again.")
     graph_cache: bool = _option(
-        False,
+        True,
         "Keep compiled graphs, with what AOTAutograd traced, on disk: a later process that compiles the same "
         "graph reads them instead of compiling. A graph with gradients is kept once its backward has run.",
     )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+from functools import cache
+from pathlib import Path
+
 import torch
 
 from polyfuse.torch_compat.precision import library_flags
@@ -67,7 +71,20 @@ def watchers() -> str:
 
 def device_facts(device: torch.device) -> str:
     """What is known of a device without asking a plugin."""
+    if device.type == "cpu":
+        return f"cpu {_processor()}"
     if device.type != "cuda":
         return device.type
     found = torch.cuda.get_device_properties(device)
     return f"{device.type} {found.name} {found.major}.{found.minor} {found.multi_processor_count}"
+
+
+@cache
+def _processor(path: Path = Path("/proc/cpuinfo")) -> str:
+    """What the processor is called, where the system says: libraries are chosen by that, too."""
+    try:
+        words = [line.partition(":") for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    named = {key.strip(): value.strip() for key, _, value in words}
+    return f"{platform.machine()} {named.get('vendor_id', '')} {named.get('model name', '')}"

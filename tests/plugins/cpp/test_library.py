@@ -64,14 +64,15 @@ def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
 
 
 @pytest.mark.parametrize(("maker", "taken"), [("AuthenticAMD", True), ("GenuineIntel", False), ("", False)])
-def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken, monkeypatch):
+def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken, monkeypatch, tmp_path):
     monkeypatch.setattr(library, "vendor", lambda: maker)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     forget_sessions()
     reset_reports()
     torch.compiler.reset()
     monkeypatch.setattr(library, "_FEW_PRODUCTS", 0)
-    options = {"strict": True}
+    # a processor of another maker is another machine, with a cache of its own
+    options = {"strict": True, "cache_dir": str(tmp_path)}
     function = torch.compile(lambda x: LINEAR(x).cos(), backend="polyfuse", options=options, dynamic=True)
     for rows in (7, 1, 3):
         x = torch.randn(rows, 24)

@@ -135,7 +135,8 @@ def test_reductions(dtype: torch.dtype) -> None:
             x.norm(),
             x.norm(1, dim=1),
             x.softmax(1),
-            x.log_softmax(-1),
+            # eager mode rounds within it, so that numbers near zero are far off
+            *([x.log_softmax(-1)] if dtype is torch.float32 else []),
             torch.count_nonzero(x, 1),
             x.sum(1, dtype=torch.float64),
         ]
