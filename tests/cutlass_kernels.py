@@ -7,9 +7,11 @@ from dataclasses import replace
 from polyfuse.ir.kernel import Kernel, KernelArg, Stmt
 from polyfuse.ir.parse import parse
 from polyfuse.ir.types import DType
+from polyfuse.plugin import Source
 from polyfuse_cutlass.folds import COLUMNS, ROWS
+from polyfuse_cutlass.toolchain import find_compiler
 
-__all__ = ["folded", "product"]
+__all__ = ["folded", "generated_part", "nvcc_options", "product"]
 
 GELU = (
     *("b0 = load {out} bias[i1]", "b1 = cast f32 (b0)", "b2 = add f32 ({sum}, b1)"),
@@ -130,3 +132,15 @@ def folded(kernel: Kernel, mode: str, along: str) -> Kernel:
     *loops, last = kernel.sections
     store = Stmt((), "store", ("value",), DType.f32, ("out1", place, 0, mode, False))
     return replace(kernel, args=args, sections=(*loops, replace(last, body=(*last.body, store))))
+
+
+def generated_part(source: Source) -> str:
+    """What is written for one kernel alone: its text before the fixed parts, and its meta."""
+    start, end = source.text.index("namespace in_"), source.text.index("// The kernel:")
+    return source.text[start:end] + source.meta
+
+
+def nvcc_options() -> dict[str, object]:
+    """What a build by nvcc for a Hopper is told."""
+    compiler = find_compiler("nvcc")
+    return {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}

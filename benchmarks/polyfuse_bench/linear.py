@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE, compiled
 from polyfuse_bench.contest import contest
 from polyfuse_bench.devices import CPU, waiter
+from polyfuse_bench.product_cases import linear_gelu, linear_residual
 from polyfuse_bench.timing import Effort
 
 CONTENDERS = (EAGER, f"{INDUCTOR}:max-autotune", f"{POLYFUSE}:max-autotune")
@@ -39,20 +40,10 @@ def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.T
     return F.linear(x, weight, bias)
 
 
-def _gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return F.gelu(F.linear(x, weight, bias))
-
-
-def _residual(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
-) -> torch.Tensor:
-    return F.linear(x, weight, bias) + residual
-
-
 FUNCTIONS: Mapping[str, Callable[..., torch.Tensor]] = {
     "bias": _plain,
-    "gelu": _gelu,
-    "residual": _residual,
+    "gelu": linear_gelu,
+    "residual": linear_residual,
 }
 
 CASES: Mapping[str, Case] = {

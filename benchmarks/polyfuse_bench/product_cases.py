@@ -59,11 +59,11 @@ def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.T
     return x @ weight.mT
 
 
-def _gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
     return F.gelu(F.linear(x, weight, bias))
 
 
-def _residual(
+def linear_residual(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor
 ) -> torch.Tensor:
     return F.linear(x, weight, bias) + residual
@@ -93,7 +93,7 @@ def _scaled_residual(
     return _scaled(x, weight, bias, *scales) + residual
 
 
-FUNCTIONS: Mapping[str, Function] = {"none": _plain, "gelu": _gelu, "residual": _residual}
+FUNCTIONS: Mapping[str, Function] = {"none": _plain, "gelu": linear_gelu, "residual": linear_residual}
 SCALED_FUNCTIONS: Mapping[str, Function] = {
     "none": _scaled_plain,
     "gelu": _scaled_gelu,

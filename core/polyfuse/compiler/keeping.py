@@ -98,7 +98,8 @@ def record_of(
         return "its constants are large"
     sources = {name: (kernel.emitted.backend, kernel.emitted.source) for name, kernel in kernels.items()}
     try:
-        facts = {backend.name: _facts(backend) for backend, _ in sources.values()}
+        backends = {backend.name: backend for backend, _ in sources.values()}
+        facts = {name: _facts(backend) for name, backend in backends.items()}
         places = {
             name: KernelRecord(
                 backend.name, facts[backend.name], session.pool.address(backend, source), source.key

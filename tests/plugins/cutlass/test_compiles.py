@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from cutlass_kernels import GELU, RESIDUAL, SCALED, product
+from cutlass_kernels import GELU, RESIDUAL, SCALED, generated_part, nvcc_options, product
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.plugin import Source
 from polyfuse_cutlass.artifact import read_unit
@@ -47,13 +47,7 @@ CASES = {
 def test_text(name, golden):
     kernel, tiling = CASES[name]
     source = emit(kernel, tiling.config, Target())
-    start = source.text.index("namespace in_")
-    golden(f"cutlass/{name}.txt", source.text[start : source.text.index("// The kernel:")] + source.meta)
-
-
-def options() -> dict[str, object]:
-    compiler = find_compiler("nvcc")
-    return {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}
+    golden(f"cutlass/{name}.txt", generated_part(source))
 
 
 @needs_nvcc
@@ -61,7 +55,7 @@ def options() -> dict[str, object]:
 def test_compiles_without_spills(tmp_path, name):
     kernel, tiling = CASES[name]
     source = emit(kernel, tiling.config, Target())
-    build_in_worker([source], tmp_path, options())
+    build_in_worker([source], tmp_path, nvcc_options())
     artifact = read_unit(tmp_path)[source.key]
     assert (tmp_path / artifact.file).stat().st_size > 1000
     assert artifact.spilled == 0 and not artifact.serial
@@ -74,7 +68,7 @@ def test_compiles_without_spills(tmp_path, name):
 )
 def test_products_do_not_wait_for_each_other_where_the_depth_is_a_symbol(tmp_path, tiling):
     source = emit(product(512, 1024, 512, deep=True), tiling.config, Target())
-    build_in_worker([source], tmp_path, options())
+    build_in_worker([source], tmp_path, nvcc_options())
     assert not read_unit(tmp_path)[source.key].serial
 
 
@@ -96,5 +90,5 @@ def test_a_text_that_is_wrong_is_shown_with_the_command(tmp_path):
     kernel, tiling = CASES["wide_gelu"]
     meta = emit(kernel, tiling.config, Target()).meta
     with pytest.raises(KernelBuildError) as caught:
-        build_in_worker([Source("broken", "this is no kernel", "cuda", meta=meta)], tmp_path, options())
+        build_in_worker([Source("broken", "this is no kernel", "cuda", meta=meta)], tmp_path, nvcc_options())
     assert "nvcc" in caught.value.command[0] and "this" in caught.value.output

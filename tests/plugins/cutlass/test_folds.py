@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cutlass_kernels import GELU, RESIDUAL, SCALED, folded, product
+from cutlass_kernels import GELU, RESIDUAL, SCALED, folded, generated_part, nvcc_options, product
 from cutlass_on_host import run_on_host
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import Settings
@@ -30,7 +30,7 @@ from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.space import configs, emit, neighbours
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import Tiling
-from polyfuse_cutlass.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.toolchain import build_in_worker
 from product_kernels import kernels_of
 from requirements import needs_gxx, needs_nvcc
 
@@ -50,8 +50,7 @@ CASES = {
 def test_text(name, golden):
     kernel, tiling = CASES[name]
     source = emit(kernel, tiling.config, Target())
-    start = source.text.index("namespace in_")
-    golden(f"cutlass/{name}.txt", source.text[start : source.text.index("// The kernel:")] + source.meta)
+    golden(f"cutlass/{name}.txt", generated_part(source))
 
 
 @needs_nvcc
@@ -59,9 +58,7 @@ def test_text(name, golden):
 def test_compiles_without_spills(tmp_path, name):
     kernel, tiling = CASES[name]
     source = emit(kernel, tiling.config, Target())
-    compiler = find_compiler("nvcc")
-    options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}
-    build_in_worker([source], tmp_path, options)
+    build_in_worker([source], tmp_path, nvcc_options())
     artifact = read_unit(tmp_path)[source.key]
     assert artifact.spilled == 0 and not artifact.serial
 
