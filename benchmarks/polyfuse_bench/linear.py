@@ -6,7 +6,6 @@ Times the cases of one row in this process. Weights and inputs are fixed; nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,25 +14,11 @@ import torch.nn.functional as F
 from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE, compiled
 from polyfuse_bench.contest import contest
 from polyfuse_bench.devices import CPU, waiter
-from polyfuse_bench.product_cases import linear_gelu, linear_residual
+from polyfuse_bench.product_cases import Case, linear_gelu, linear_residual
 from polyfuse_bench.timing import Effort
 
 CONTENDERS = (EAGER, f"{INDUCTOR}:max-autotune", f"{POLYFUSE}:max-autotune")
 """Who is compared unless the command line says otherwise: the compilers choose among implementations."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """`rows` vectors of `inner` numbers through a layer with `outer` results each."""
-
-    rows: int
-    inner: int
-    outer: int
-    then: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.rows}x{self.inner}x{self.outer}-{self.then}"
 
 
 def _plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ __all__ = [
     "Vector",
     "Writer",
     "epilogue_text",
+    "folded_parameter",
     "heavy",
     "is_fold",
     "names_of",
@@ -100,11 +101,16 @@ def _lined_up(problem: Problem, buffer: str, index: IndexLike, one: Index, count
     return divides(count, substitute(index, {axis_name(one): count * axis("group", extent(one))}))
 
 
+def folded_parameter(problem: Problem) -> str:
+    """The last parameter of `finish`, by which it hands out what is combined over points; empty without."""
+    return ", Folded& folded" if any(map(is_fold, problem.epilogue)) else ""
+
+
 def epilogue_text(problem: Problem, vector: Vector) -> str:
     """The function `finish`, and `fetch` for what it needs from memory besides the sums, wherever that can be
     asked for before they are there. The first may be called without the second.
     """
-    folded = ", Folded& folded" if any(map(is_fold, problem.epilogue)) else ""
+    folded = folded_parameter(problem)
     writer = Writer(problem, vector)
     for stmt in problem.epilogue:
         writer.statement(stmt)

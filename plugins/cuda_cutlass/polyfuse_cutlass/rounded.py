@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis_name, bounds, free_axes
-from polyfuse_cutlass.epilogue import Asked, Vector, Writer, is_fold, places
+from polyfuse_cutlass.epilogue import Asked, Vector, Writer, folded_parameter, is_fold, places
 from polyfuse_cutlass.ops import cast_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, divides, extent, strided
 
@@ -49,7 +49,7 @@ def rounded_text(problem: Problem) -> str:
     """The function `finish`, which computes two neighbours before they are rounded, and `fetch_row` and
     `fetch_columns` for what it needs besides the sums.
     """
-    folded = ", Folded& folded" if any(map(is_fold, problem.epilogue)) else ""
+    folded = folded_parameter(problem)
     writer = _Rounded(problem, PAIR)
     for stmt in problem.epilogue:
         writer.statement(stmt)
