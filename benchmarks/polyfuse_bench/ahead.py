@@ -3,14 +3,12 @@
 Compilers that choose by timing spend half a minute on a row, most of it on compiling candidates. Here
 processes do that from empty caches, all contenders alike, and keep what they compiled. When all are quiet,
 each row is timed by the process that has it, one row after the other. A process keeps Polyfuse's cache in a
-folder of its own, since races of one folder wait for each other; times by which they choose are taken by one
-process after the other.
+folder of its own, since races of one folder wait for each other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import queue
@@ -28,12 +26,13 @@ from typing import Any, Protocol
 
 from polyfuse_bench.backends import CACHE_VARIABLES
 from polyfuse_bench.child import TASKS, ChildFailed, child_environment, first_line
-from polyfuse_bench.devices import CPU
 
 OWN = "POLYFUSE_CACHE_DIR"
 """The cache that each process has to itself."""
 _SETTLES = 1.0
 """Seconds after the last row was compiled until the first is timed."""
+_OVERTIME = 0.25
+"""What a row that takes longer than most may take beyond the time for all, as a part of that."""
 
 
 class Prepared(Protocol):
@@ -56,6 +55,7 @@ class Ahead:
         for task in tasks:
             self._waiting.put(task)
         self._deadline = time.monotonic() + seconds
+        latest = self._deadline + _OVERTIME * seconds
         self._seconds: list[float] = []
         self._faults: dict[str, str] = {}
         self._holders: dict[str, subprocess.Popen[str]] = {}
@@ -64,7 +64,7 @@ class Ahead:
         for thread in threads:
             thread.start()
         for child, thread in zip(self._children, threads, strict=True):
-            thread.join(max(0.0, self._deadline - time.monotonic()))
+            thread.join(max(0.0, latest - time.monotonic()))
             if thread.is_alive():
                 # what it compiled so far is lost with it, for it answers nothing before it is done
                 _end(child)
@@ -153,25 +153,6 @@ def _started(folder: Path, number: int, processes: int) -> subprocess.Popen[str]
     )
 
 
-@functools.cache
-def _let_inductor_take_turns(device: str) -> None:
-    """Let Inductor choose with nobody else on the device, as Polyfuse does."""
-    if device == CPU:
-        return
-    from torch._inductor.runtime.benchmarking import benchmarker
-
-    from polyfuse.select.alone import alone_on
-
-    timed = benchmarker.benchmark_gpu
-
-    @functools.wraps(timed)
-    def alone(*args: Any, **named: Any) -> Any:
-        with alone_on(device):
-            return timed(*args, **named)
-
-    benchmarker.benchmark_gpu = alone
-
-
 def main() -> None:
     """In a child: compile what a task says and keep it, or time what was kept. What compilers print goes
     elsewhere.
@@ -186,7 +167,6 @@ def main() -> None:
             if "measure" in question:
                 found = kept.pop(question["measure"]).measure()
             else:
-                _let_inductor_take_turns(question["device"])
                 kept[question["name"]] = import_module(TASKS[question["kind"]]).prepared(question)
         except Exception as error:
             print(f"{question}: {first_line(error)}", file=sys.stderr)

@@ -34,7 +34,7 @@ BUILT_AFTER = "kernel:chain"
 BUILDERS = (DYNAMO, INDUCTOR, "polyfuse@cpp", "polyfuse@halide")
 
 # The part of a limited time in which rows are compiled ahead of timing.
-_AHEAD = 0.75
+_AHEAD = 0.7
 
 # With these the C library maps each larger block separately and gives it back when freed, so that resident
 # memory follows what is alive.

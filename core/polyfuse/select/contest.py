@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from polyfuse.base.log import get_logger
 from polyfuse.base.text import shorten
 from polyfuse.cache.timings import LOST
-from polyfuse.select.alone import alone_on
 from polyfuse.select.tracks import Fault, Track
 from polyfuse.select.work import Candidate, Problem
 
@@ -70,18 +69,6 @@ def race(
         watch: is told of each candidate's time when it is known, and when it is known better.
         best: milliseconds of the best so far, in an earlier race of this problem.
     """
-    with alone_on(problem.device):
-        return _race(track, problem, candidates, rules, watch, best)
-
-
-def _race(
-    track: Track,
-    problem: Problem,
-    candidates: Sequence[Candidate],
-    rules: Rules,
-    watch: Watcher | None,
-    best: float,
-) -> Mapping[str, float]:
     times: dict[str, float] = {}
     try:
         track.prepare(problem)

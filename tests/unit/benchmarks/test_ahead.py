@@ -52,6 +52,14 @@ def test_what_is_not_done_in_time_is_left_out(tmp_path: Path) -> None:
         assert found.ready == []
 
 
+def test_a_row_that_was_begun_in_time_may_take_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "_OVERTIME", 1000.0)
+    with ahead.Ahead([task(SMALL, POLYFUSE), task("16x16x16-none", POLYFUSE)], 1, 0.9, tmp_path) as found:
+        assert found.ready == [SMALL]
+
+
 def test_a_row_knows_what_computes_it() -> None:
     row = products.prepared(task(SMALL, POLYFUSE))
     assert set(row.calls) == {EAGER, POLYFUSE} and not row.failures
