@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import torch
 
 from polyfuse.base.settings import Settings
-from polyfuse.ir.expr import Expr, load
+from polyfuse.ir.expr import Expr, apply, load
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.interpret import run_kernel
-from polyfuse.ir.nodes import Buffer, ExternCall, Node, Pointwise, Reduction
+from polyfuse.ir.nodes import Buffer, Collective, ExternCall, Node, Pointwise, Reduction, Wait
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, Claim, Source, Yes
 from polyfuse.schedule import Launch, Schedule
@@ -82,8 +82,26 @@ class Maker:
         views = tuple(self.buffers[a].view() if a in self.buffers else a for a in args)
         self.nodes.append(ExternCall(f"n{len(self.nodes)}", op, views, (), outputs, **facts))
 
-    def schedule(self, *outputs: str, **options) -> Schedule:
-        graph = Graph(
+    def start(self, target: str, group: str = "0", source: str = "") -> None:
+        """A sum over processes in place of `target`, or `source` gathered into it."""
+        name = f"n{len(self.nodes)}"
+        view = self.buffers[source or target].view()
+        if source:
+            op = "_c10d_functional.all_gather_into_tensor.default"
+            self.nodes.append(Collective(name, op, (view, 2, group), (), (target,), group=group))
+        else:
+            op = "_c10d_functional.all_reduce_.default"
+            args = (view, "sum", group)
+            self.nodes.append(Collective(name, op, args, (), (), "none", (target,), group=group))
+
+    def wait(self, target: str, *held: str) -> None:
+        """Wait for what was started on a buffer."""
+        op = "_c10d_functional.wait_tensor.default"
+        args = (self.buffers[target].view(),)
+        self.nodes.append(Wait(f"n{len(self.nodes)}", op, args, (), (), "none", (target,), holds=held))
+
+    def graph(self, *outputs: str) -> Graph:
+        return Graph(
             "g",
             "inference",
             tuple(self.inputs),
@@ -93,12 +111,28 @@ class Maker:
             {},
             self.hints,
         )
+
+    def schedule(self, *outputs: str, **options) -> Schedule:
         settings = Settings.resolve(None, options)
-        return schedule_graph(graph, settings, lambda device: (self.backend(settings),))
+        return schedule_graph(self.graph(*outputs), settings, lambda device: (self.backend(settings),))
 
 
 def axes(*sizes: IndexLike, prefix: str = "i") -> tuple[Index, ...]:
     return tuple(axis(f"{prefix}{k}", s) for k, s in enumerate(sizes))
+
+
+def gathered() -> Maker:
+    """`a` is gathered into `g` while `b` is computed from it."""
+    m = Maker()
+    (i,) = axes(4)
+    m.buffer("x", 4, kind="input")
+    for name in ("a", "b"):
+        m.buffer(name, 4)
+    m.buffer("g", 8)
+    m.pointwise("a", (i,), apply("exp", m.load("x", i)))
+    m.start("g", source="a")
+    m.pointwise("b", (i,), apply("sin", m.load("a", i)))
+    return m
 
 
 def run(

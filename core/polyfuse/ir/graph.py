@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyfuse.ir.expr import loads
-from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Scatter, View
+from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Scatter, View, Wait
 from polyfuse.ir.ops import FOLD_MODES
 from polyfuse.symbolic import IndexLike
 
@@ -97,5 +97,6 @@ def reads(node: Node) -> tuple[str, ...]:
         found = [v.buffer for v in views_in((node.args, tuple(v for _, v in node.kwargs)))]
         if node.out == "into":
             found = [name for name in found if name not in node.outputs]
-        return tuple(dict.fromkeys(found + list(node.mutates)))
+        held = node.holds if isinstance(node, Wait) else ()
+        return tuple(dict.fromkeys([*found, *node.mutates, *held]))
     raise TypeError(f"reads() does not know {type(node).__name__}; add its rule beside the others")

@@ -8,6 +8,7 @@ storage.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -226,6 +227,40 @@ ROWS_APART = frozenset({"aten.mm.out", "aten.addmm.out"})
 class TemplateCall(ExternCall):
     """An extern call that plugins may offer other implementations for (matrix products, convolution,
     attention)."""
+
+
+@dataclass(frozen=True)
+class Collective(ExternCall):
+    """The start of communication with other processes. What it writes is complete, and what it reads may be
+    written to, only after a `Wait` for it. It is never removed, and collectives of one group keep their
+    order: other processes have the same one.
+
+    Attributes:
+        group: name of the group of processes.
+    """
+
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Wait(ExternCall):
+    """The end of collectives: all that they wrote, its `mutates`, is complete from here on. Waiting for one
+    result of a collective is waiting for all of them.
+
+    Attributes:
+        holds: buffers that they read or write until then.
+    """
+
+    holds: tuple[str, ...] = ()
+
+
+CALLS: Mapping[str, type[ExternCall]] = {
+    "template": TemplateCall,
+    "collective": Collective,
+    "wait": Wait,
+    "extern": ExternCall,
+}
+"""The word for each kind of call in texts; the most general comes last."""
 
 
 @dataclass(frozen=True)

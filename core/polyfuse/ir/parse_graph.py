@@ -7,7 +7,18 @@ from typing import Any
 from polyfuse.ir.expr import Expr
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.index_text import read_axis
-from polyfuse.ir.nodes import Buffer, ExternCall, Node, Pointwise, Reduction, Scan, Scatter, TemplateCall
+from polyfuse.ir.nodes import (
+    CALLS,
+    Buffer,
+    Collective,
+    ExternCall,
+    Node,
+    Pointwise,
+    Reduction,
+    Scan,
+    Scatter,
+    Wait,
+)
 from polyfuse.ir.parse_statement import StatementReader
 from polyfuse.symbolic import Index, IndexLike
 
@@ -56,8 +67,8 @@ class GraphReader(StatementReader):
         name = tokens.name()
         tokens.expect("=")
         word = tokens.name()
-        if word in ("extern", "template"):
-            return self._call(name, ExternCall if word == "extern" else TemplateCall)
+        if word in CALLS:
+            return self._call(name, CALLS[word])
         kind = tokens.name() if word in ("reduction", "scan") else ""
         tokens.expect("over")
         axes = self._node_axes()
@@ -146,8 +157,10 @@ class GraphReader(StatementReader):
                 key = tokens.name()
                 tokens.expect("=")
                 symbols.append((key, tokens.string()))
-            elif word in ("mutates", "aliases"):
+            elif word in ("mutates", "aliases") or (word == "holds" and make is Wait):
                 parts[word] = self.names()
+            elif word == "group" and make is Collective:
+                parts[word] = tokens.string()
             elif word in ("ordered", "fallback"):
                 parts[word] = True
             else:

@@ -14,7 +14,9 @@ from polyfuse.ir.graph import Graph, GraphInput
 from polyfuse.ir.index_text import Scope, name_text, symbol_text
 from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
 from polyfuse.ir.nodes import (
+    CALLS,
     Buffer,
+    Collective,
     ExternCall,
     LoopNode,
     Node,
@@ -24,8 +26,8 @@ from polyfuse.ir.nodes import (
     Reduction,
     Scan,
     Scatter,
-    TemplateCall,
     View,
+    Wait,
 )
 from polyfuse.ir.tokens import RESERVED
 from polyfuse.ir.types import DType
@@ -175,11 +177,14 @@ class Printer:
 
     def _call(self, node: ExternCall) -> list[str]:
         self.scope.loops()
-        word = "template" if isinstance(node, TemplateCall) else "extern"
+        word = next(word for word, kind in CALLS.items() if isinstance(node, kind))
         lines = [f"results {_results(node.outputs)}"] if node.outputs else []
         lines.extend(f"arg {self.value(a)}" for a in node.args)
         lines.extend(f"keyword {name_text(name)} = {self.value(a)}" for name, a in node.kwargs)
-        for key, names in (("mutates", node.mutates), ("aliases", node.aliases)):
+        if isinstance(node, Collective):
+            lines.append(f"group {json.dumps(node.group)}")
+        held = node.holds if isinstance(node, Wait) else ()
+        for key, names in (("mutates", node.mutates), ("aliases", node.aliases), ("holds", held)):
             if names:
                 lines.append(f"{key} {', '.join(map(name_text, names))}")
         lines.extend(f"defines {name_text(symbol)} = {json.dumps(path)}" for symbol, path in node.symbols)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from polyfuse.base.errors import VerifyError
+from polyfuse.ir.communication import Running
 from polyfuse.ir.expr import Expr, walk
 from polyfuse.ir.graph import Graph, reads, views_in
 from polyfuse.ir.nodes import (
@@ -94,6 +95,7 @@ class _Check:
 
     def __init__(self, graph: Graph) -> None:
         self.buffers = graph.buffers
+        self.running = Running()
         self.written = {b.name for b in graph.buffers.values() if b.kind in ("input", "constant")}
         self.written |= {i.name for i in graph.inputs}
         self.symbols = dict.fromkeys(graph.symbol_hints)
@@ -114,12 +116,16 @@ class _Check:
         if isinstance(node, ExternCall):
             self.symbols.update((name, None) for name, _ in node.symbols)
         self.written.update(node.writes())
+        self.running.pass_by(node)
         return fault, part
 
     def _node(self, node: Node) -> tuple[str, Expr | None]:
         for name in node.writes():
             if name not in self.buffers:
                 return f"it writes buffer {name!r}, which is not declared", None
+        fault = self.running.fault(node)
+        if fault:
+            return fault, None
         for name in reads(node):
             if name not in self.buffers:
                 return f"it reads buffer {name!r}, which is not declared", None

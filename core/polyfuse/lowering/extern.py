@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import views_in
-from polyfuse.ir.nodes import ExternCall, Opaque, TemplateCall, View
+from polyfuse.ir.nodes import Collective, ExternCall, Opaque, TemplateCall, View
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.value import TensorValue
 from polyfuse.symbolic import Index
@@ -66,8 +67,10 @@ def call(
     ordered: bool = False,
     mutates: Sequence[TensorValue] = (),
     aliases: bool = False,
+    group: str = "",
 ) -> Any:
-    """Call operator `op`, whose results have the traced values `fake`; returns values of the same nesting."""
+    """Call operator `op`, whose results have the traced values `fake`; returns values of the same nesting.
+    With a `group` of processes, the call starts communication in it."""
     lowered = tuple(argument(ctx, a) for a in args)
     named = tuple((k, argument(ctx, v)) for k, v in (kwargs or {}).items())
     written = tuple(dict.fromkeys(ctx.realize(v).buffer for v in mutates))
@@ -79,7 +82,8 @@ def call(
     if op.startswith(_QUANTISING):
         _as_quantised(ctx, results, (*args, *(kwargs or {}).values()))
     outputs = tuple(r.view.buffer if isinstance(r, TensorValue) and r.view else "" for r in results)
-    node = (TemplateCall if template else ExternCall)(
+    kind = TemplateCall if template else partial(Collective, group=group) if group else ExternCall
+    node = kind(
         ctx.fresh("call"),
         op,
         lowered,

@@ -138,7 +138,7 @@ def call_operator(
         fallback=fallback,
         ordered=ordered,
         mutates=mutated,
-        aliases=facts.is_view,
+        aliases=facts.is_view or ops.communicates(ops.op_name(target)),
     )
     return _nested_like(fake, iter(found)) if nests else found
 

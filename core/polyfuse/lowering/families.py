@@ -5,6 +5,7 @@ from __future__ import annotations
 from polyfuse.lowering import (
     attention,
     casts,
+    collectives,
     concat_pad,
     creation,
     effects,
@@ -50,6 +51,7 @@ FAMILIES = (
     attention,
     effects,
     host,
+    collectives,
     user_kernels,
 )
 """Modules of lowerings, one a family."""

@@ -1,4 +1,4 @@
-"""What belongs on the host: numbers read from tensors, sizes that depend on data, checks, collectives.
+"""What belongs on the host: numbers read from tensors, sizes that depend on data, checks.
 
 These are calls of eager operators by nature rather than for want of a lowering.
 """
@@ -22,21 +22,8 @@ READ_DATA = (
 )
 """They read data on the host, or stop the program for it."""
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced",
-    "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced",
-    "all_to_all_single",
-    "broadcast",
-    "wait_tensor",
-)
-"""Communication with other processes, in the order of the trace."""
 
-
-@lowers(*READ_DATA, *(f"_c10d_functional.{name}.default" for name in COLLECTIVES), library=True)
+@lowers(*READ_DATA, library=True)
 def on_host(ctx: LoweringContext, node: Any, *args: Any, **kwargs: Any) -> Any:
     return call_operator(ctx, node.target, node.meta.get("val"), args, kwargs, fallback=False)
 

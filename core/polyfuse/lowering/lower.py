@@ -287,7 +287,7 @@ class _Lowerer:
     def _native(self, row: Lowering, node: Node, fake: Any, args: Any, kwargs: Any) -> Any:
         ctx = self.ctx
         # a size from the data may be zero too, but nobody can say so now
-        if isinstance(fake, torch.Tensor) and _is_empty(fake) and not ops.facts(node.target).mutates:
+        if isinstance(fake, torch.Tensor) and _is_empty(fake) and not ops.facts(node.target).effects:
             empty = ctx.template(fake)
             if empty.dtype is not None:
                 return ctx.lazy(empty, const(0, empty.dtype.compute))

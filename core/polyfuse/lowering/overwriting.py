@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from polyfuse.ir.communication import Running
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Buffer, ExternCall, View
 from polyfuse.ir.types import DType
@@ -30,6 +31,8 @@ def free_storage(
     if view is None or base.raw is not None or not isinstance(source, Node):
         return None
     buffer = ctx.buffers[view.buffer]
+    if buffer.name in Running(ctx.nodes).touched():
+        return None
     if base.dtype is not result.dtype or buffer.dtype is not dtype or base.device != result.device:
         return None
     if view != buffer.view() or not _same_layout(view, result) or not _is_dense(ctx, view):
@@ -138,7 +141,7 @@ def _stays_inside(node: Node, owner: Node) -> bool:
             facts = ops.facts(user.target)
             if facts.mutates or facts.is_higher_order:
                 return False
-            if facts.is_view or ops.op_name(user.target) == "operator.getitem":
+            if facts.is_view or ops.op_name(user.target) in ("operator.getitem", ops.WAIT_TENSOR):
                 seen.add(user)
                 waiting.append(user)
     return True

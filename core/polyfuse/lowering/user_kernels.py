@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from polyfuse.ir.communication import Running
 from polyfuse.ir.graph import views_in
 from polyfuse.ir.nodes import ExternCall, Opaque, View
 from polyfuse.lowering.context import LoweringContext, tensors_in
@@ -169,8 +170,8 @@ class _Memory:
         return self._needed
 
     def _is_shared(self, buffer: str) -> bool:
-        """Whether some operator's result may share the buffer's storage."""
-        return any(
+        """Whether some operator's result may share the buffer's storage, or a collective still uses it."""
+        return buffer in Running(self.ctx.nodes).touched() or any(
             isinstance(n, ExternCall) and n.aliases and (buffer in n.aliases or buffer in n.outputs)
             for n in self.ctx.nodes
         )

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 
 from polyfuse.base.settings import Settings
+from polyfuse.ir.communication import is_communication
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, Opaque
 from polyfuse.lowering.fallback import OBJECT_CALL, Rebuilt
@@ -179,6 +180,8 @@ def doubtful(step: Launch | Call, graph: Graph) -> bool:
 
 def _fault(call: ExternCall, graph: Graph) -> tuple[str, str]:
     """The name of what is called, and what is wrong with recording it."""
+    if is_communication(call):
+        return call.op, "communicates with other processes"
     target, records = _target(call, graph)
     if records:
         return call.op, ""

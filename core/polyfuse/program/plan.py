@@ -10,7 +10,7 @@ from polyfuse.base.errors import IRError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, View
+from polyfuse.ir.nodes import Buffer, Collective, ExternCall, Node, Opaque, Origin, View
 from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, part_fault
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
@@ -309,6 +309,9 @@ class _Planner:
         if buffer is None or buffer.kind == "object" or node.aliases:
             return
         if self.settings.size_asserts and not any(n == 0 for n in buffer.size):
+            if isinstance(node, Collective):  # it is not complete yet: no time for a copy
+                self._add(AssertLayout(name, buffer.size, buffer.stride))
+                return
             # what torch's own operators announce is true of the type; others' is as good as their authors
             dtype = "" if node.op.startswith("aten.") else buffer.torch_dtype
             self._add(Conform(name, buffer.size, buffer.stride, self.alignments.get(name, 0), dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Buffer, ExternCall
+from polyfuse.ir.nodes import Buffer, Collective, ExternCall
 
 __all__ = ["aligned_buffers"]
 
@@ -23,7 +23,8 @@ def aligned_buffers(graph: Graph, checked: bool) -> frozenset[str]:
     elsewhere: set[str] = set()
     for node in graph.nodes:
         if isinstance(node, ExternCall) and (
-            node.aliases or (node.out in ("single", "tuple") and not checked)
+            node.aliases
+            or (node.out in ("single", "tuple") and (not checked or isinstance(node, Collective)))
         ):
             elsewhere.update(node.outputs)
 

@@ -11,8 +11,9 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from polyfuse.ir.communication import is_communication
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import ExternCall, Node
+from polyfuse.ir.nodes import Collective, ExternCall, Node
 from polyfuse.schedule.access import Access, accesses, symbols_used
 
 
@@ -51,6 +52,7 @@ def dependencies(graph: Graph, nodes: Sequence[Node], roots: Mapping[str, str]) 
     readers: dict[str, list[int]] = {}
     definer: dict[str, int] = {}
     last_ordered: int | None = None
+    last_of_group: dict[str, int] = {}
     for i, node in enumerate(nodes):
         found = accesses(node)
         for access in found:
@@ -71,6 +73,10 @@ def dependencies(graph: Graph, nodes: Sequence[Node], roots: Mapping[str, str]) 
                 if last_ordered is not None:
                     weak[i].add(last_ordered)
                 last_ordered = i
+            if isinstance(node, Collective):
+                if node.group in last_of_group:
+                    weak[i].add(last_of_group[node.group])
+                last_of_group[node.group] = i
         strong[i].discard(i)
         weak[i] -= strong[i] | {i}
     return Dependencies(tuple(map(frozenset, strong)), tuple(map(frozenset, weak)))
@@ -104,7 +110,11 @@ def live_nodes(
         if not alive[i]:
             alive[i] = any(roots[b] in kept for b in node.writes()) or (
                 isinstance(node, ExternCall)
-                and (node.ordered or any(s in needed_symbols for s, _ in node.symbols))
+                and (
+                    node.ordered
+                    or is_communication(node)
+                    or any(s in needed_symbols for s, _ in node.symbols)
+                )
             )
         if alive[i]:
             for j in deps.strong[i]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from polyfuse.ir.communication import never_awaited
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Buffer
@@ -45,8 +46,10 @@ def kernel_local(graph: Graph, units: Sequence[Unit], roots: Mapping[str, str]) 
 def last_uses(
     graph: Graph, steps: Sequence[Launch | Call], removed: Iterable[str], roots: Mapping[str, str]
 ) -> tuple[tuple[str, ...], ...]:
-    """Per step, the buffers whose storage is dead after it: inputs too, a graph output's never."""
-    dead: set[str] = {roots[name] for name in graph.output_buffers()}
+    """Per step, the buffers whose storage is dead after it: inputs too, a graph output's never, nor what a
+    collective uses that nothing waits for.
+    """
+    dead: set[str] = {roots[name] for name in (*graph.output_buffers(), *never_awaited(graph.nodes))}
     gone = set(removed)
     members: dict[str, list[str]] = {}
     for name in graph.buffers:

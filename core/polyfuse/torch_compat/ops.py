@@ -12,8 +12,10 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 __all__ = [
     "OpArgument",
+    "WAIT_TENSOR",
     "arguments",
     "base_name",
+    "communicates",
     "is_mutable",
     "overload_name",
     "HigherOrderOperator",
@@ -92,15 +94,20 @@ _UNINITIALISED = frozenset(
 )
 # Their results are new tensors, and all that they do. They are not merged, as others of their kind are not.
 _PURE_HIGHER_ORDER = frozenset({"higher_order.triton_kernel_wrapper_functional"})
+WAIT_TENSOR = "_c10d_functional.wait_tensor.default"
+"""Returns its argument, which is complete from then on."""
+
+_COMMUNICATES = ("_c10d_functional.", "c10d_functional.", "_dtensor.")
+"""Operators that talk to other processes: work goes on after they return, in the memory they were given."""
+
 _EFFECTFUL_NAMES = (
     "aten._assert_async.",
     "aten._assert_scalar.",
     "aten._assert_tensor_metadata.",
     "aten.sym_constrain_range",
     "aten._print.",
-    "_c10d_functional.",
+    *_COMMUNICATES,
     "c10d.",
-    "c10d_functional.",
     "inductor.accumulate_grad_",
     "profiler.",
     "fsdp.",
@@ -210,6 +217,11 @@ def _overload_facts(op: OpOverload, name: str) -> OpFacts:
         data_dependent=torch.Tag.dynamic_output_shape in tags or torch.Tag.data_dependent_output in tags,
         keeps_strides=torch.Tag.needs_exact_strides in tags or op.namespace not in ("aten", "prims"),
     )
+
+
+def communicates(name: str) -> bool:
+    """Whether an operator starts or ends work with other processes."""
+    return name.startswith(_COMMUNICATES)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from fake_graphs import FakeDevice, fake_graph_device
 from polyfuse.compiler.explain import explain_graph
 from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import ExternCall, Opaque
+from polyfuse.ir.nodes import Collective, ExternCall, Opaque, Wait
 from polyfuse.ir.parse import parse_graph
 from polyfuse.ir.print import text
 from polyfuse.lowering.fallback import Rebuilt
@@ -81,6 +81,18 @@ def test_a_backward_whose_sizes_depend_on_data() -> None:
         torch.testing.assert_close(w.grad, x[x > 0].sin().sum())
     reasons = [r.recording.refused for r in last_reports() if r.recording is not None]
     assert len(reasons) == 2 and all("depend" in reason for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    "call",
+    (
+        Collective("c", "_c10d_functional.all_reduce_.default", (), (), (), "none", group="0"),
+        Wait("w", "_c10d_functional.wait_tensor.default", (), (), (), "none"),
+    ),
+)
+def test_communication_is_not_recorded(call: ExternCall) -> None:
+    graph = Graph("graph", "inference", (), (), {}, ())
+    assert _fault(call, graph) == (call.op, "communicates with other processes")
 
 
 def test_the_reason_says_where() -> None:

@@ -1,0 +1,201 @@
+"""Compiled programs that talk to other processes, in a group that does its work only when it is waited for:
+whatever takes the memory of a collective that still runs gives wrong numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from requirements import DISTRIBUTED, has_distributed
+
+if not has_distributed():
+    pytest.skip(DISTRIBUTED, allow_module_level=True)
+
+import delayed_group
+from polyfuse.compiler.report import last_reports
+
+functional = torch.ops._c10d_functional
+wait = functional.wait_tensor
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[delayed_group.DelayedGroup]:
+    found = delayed_group.start()
+    yield found
+    delayed_group.stop()
+
+
+@pytest.fixture
+def check(group: delayed_group.DelayedGroup) -> Callable[..., list[str]]:
+    """Return a function that compares a compiled function with eager mode, and says in what order the group
+    was asked.
+    """
+
+    def run(function: Callable[..., Any], *args: torch.Tensor, **options: Any) -> list[str]:
+        torch._dynamo.reset()
+        mine, theirs = ([a.clone() for a in args] for _ in range(2))
+        expected = function(*theirs)
+        group.log.clear()
+        given = {"backends": ["interpreter"], "strict": True, "graph_cache": False} | options
+        actual = torch.compile(function, backend="polyfuse", options=given)(*mine)
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(mine, theirs)
+        return list(group.log)
+
+    return run
+
+
+def test_what_a_collective_writes_is_kept_until_it_is_read(check: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        first = wait(functional.all_reduce(x + 1, "sum", "0"))
+        second = functional.all_reduce(x @ x, "sum", "0")
+        meanwhile = (x * 7) @ x
+        return first.cos() @ wait(second) + meanwhile, meanwhile
+
+    log = check(function, torch.randn(8, 8))
+    assert log == ["start all_reduce", "wait all_reduce"] * 2
+
+
+@pytest.mark.parametrize("options", ({}, {"memory_pools": True}, {"inplace": False}, {"size_asserts": False}))
+def test_what_a_collective_reads_stays_until_the_wait(check: Any, options: dict[str, Any]) -> None:
+    def function(x: torch.Tensor) -> Any:
+        gathered = functional.all_gather_into_tensor(x.sin(), 2, "0")
+        scattered = functional.reduce_scatter_tensor(x.cos(), "sum", 2, "0")
+        changed = functional.all_to_all_single(x.exp(), [4, 4], [4, 4], "0")
+        # of the same size as what is read, and made and dropped while it is
+        for _ in range(3):
+            x = (x @ x).tanh()
+        return x, wait(gathered) * 2, wait(scattered) * 2, wait(changed) * 2
+
+    log = check(function, torch.randn(8, 8), **options)
+    assert [line.split()[0] for line in log] == ["start"] * 3 + ["wait"] * 3
+
+
+def test_lists_of_tensors(check: Any) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        sums = functional.all_reduce_coalesced([x * 2, y * 2], "sum", "0")
+        gathered = functional.all_gather_into_tensor_coalesced([x + 1, y + 1], 2, "0")
+        parts = functional.reduce_scatter_tensor_coalesced([x - 1, y - 1], "sum", 2, "0")
+        x, y = (x @ x).sin(), (y @ y).sin()
+        return x, y, *(wait(t) + 1 for t in (*sums, *gathered, *parts))
+
+    check(function, torch.randn(4, 4), torch.randn(6, 6))
+
+
+def test_an_operand_that_is_needed_later_is_kept(check: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        y = x @ x
+        total = functional.all_reduce(y, "sum", "0")
+        z = y * 2
+        return wait(total) + z, y
+
+    check(function, torch.randn(5, 5))
+
+
+@pytest.mark.parametrize("name", ("all_reduce", "broadcast"))
+def test_operands_that_are_not_row_major(check: Any, name: str) -> None:
+    def function(x: torch.Tensor) -> Any:
+        rest = ("sum", "0") if name == "all_reduce" else (0, "0")
+        results = [getattr(functional, name)(t, *rest) for t in (x.t(), x.sin().t(), x[:, ::2], x[1:])]
+        y = (x @ x).tanh()
+        return y, *(wait(result) * 2 for result in results)
+
+    check(function, torch.randn(6, 6))
+
+
+def test_views_of_a_result_that_runs(check: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        total = functional.all_reduce(x + 1, "sum", "0")
+        gathered = functional.all_gather_into_tensor(x + 1, 2, "0")
+        y = (x @ x).sin()
+        return y, wait(total.t()) * 2, wait(gathered.view(2, 6, 6)[0]) * 3, wait(gathered.view(-1)[3:]) * 2
+
+    check(function, torch.randn(6, 6))
+
+
+def test_an_input_is_changed_in_its_place(check: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        torch.distributed.all_reduce(x)
+        return x * 2
+
+    check(function, torch.randn(3, 4))
+    calls = last_reports()[-1].calls
+    assert calls == ("_c10d_functional.all_reduce_.default", "_c10d_functional.wait_tensor.default")
+
+
+def test_an_input_that_the_caller_also_gets_is_no_place_for_a_result(check: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        total = wait(functional.all_reduce(x, "sum", "0"))
+        x.copy_(total)
+        return total, x + 1
+
+    check(function, torch.randn(3, 4))
+
+
+def test_what_runs_is_no_place_for_a_scatter(check: Any) -> None:
+    def function(x: torch.Tensor, where: torch.Tensor) -> Any:
+        y = x.exp()
+        gathered = functional.all_gather_into_tensor(y, 2, "0")
+        put = y.index_put((where,), x.new_zeros(()))
+        return put * 2, wait(gathered) + 1
+
+    check(function, torch.randn(6, 4), torch.tensor([1, 3]))
+
+
+def test_empty_tensors_are_communicated_too(check: Any) -> None:
+    def function(x: torch.Tensor) -> Any:
+        return wait(functional.all_reduce(x[:0] + 1, "sum", "0")), wait(
+            functional.all_to_all_single(x[:0] * 2, [0, 0], [0, 0], "0")
+        )
+
+    log = check(function, torch.randn(6, 4))
+    assert log == ["start all_reduce", "wait all_reduce", "start all_to_all", "wait all_to_all"]
+
+
+def test_what_nobody_reads_is_communicated(check: Any) -> None:
+    """Other processes take part in it."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        wait(functional.all_reduce(x * 3, "sum", "0"))
+        return x + 1
+
+    assert check(function, torch.randn(4)) == ["start all_reduce", "wait all_reduce"]
+
+
+def test_complex_numbers(check: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return wait(functional.all_reduce(x * 2, "sum", "0")) + 1
+
+    check(function, torch.randn(4, dtype=torch.complex64), strict=False)
+
+
+def test_dynamic_sizes(check: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        total = functional.all_reduce(x.sin(), "sum", "0")
+        gathered = functional.all_gather_into_tensor(x.cos(), 2, "0")
+        return (x @ x.t()).sum() + wait(total).sum() + wait(gathered).sum()
+
+    x = torch.randn(6, 4)
+    torch._dynamo.mark_dynamic(x, 0)
+    check(function, x)
+
+
+def test_training(group: delayed_group.DelayedGroup) -> None:
+    x, w = torch.randn(3, 8), torch.randn(4, 5)
+
+    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        gathered = wait(functional.all_gather_into_tensor(w, 2, "0"))
+        return wait(functional.all_reduce((x @ gathered).relu(), "sum", "0")).square().mean()
+
+    def step(run: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        weight = w.clone().requires_grad_()
+        loss = run(x, weight)
+        loss.backward()
+        return loss.detach(), weight.grad
+
+    torch._dynamo.reset()
+    torch.testing.assert_close(step(torch.compile(forward, backend="polyfuse")), step(forward))
