@@ -14,7 +14,8 @@
     ├── KernelBuildError        compiling a kernel's source failed
     ├── KernelLoadError         a built kernel cannot be loaded
     ├── KernelLaunchError       a device refused to start a kernel
-    └── CacheError              an artifact store cannot be used
+    ├── CacheError              an artifact store cannot be used
+    └── PackageError            an ahead-of-time package cannot be made, loaded or called
 
 A message is one sentence: the cause, then what to do about it.
 """
@@ -35,6 +36,7 @@ __all__ = [
     "KernelBuildError",
     "KernelLaunchError",
     "KernelLoadError",
+    "PackageError",
     "ParseError",
     "PolyfuseError",
     "UnsupportedError",
@@ -152,4 +154,12 @@ class CacheError(PolyfuseError):
     """An artifact store cannot be used: no folder is writable, or a lock was not released in time.
 
     Name a writable folder with the option `cache_dir`. The compiler itself treats a damaged entry as a miss.
+    """
+
+
+class PackageError(PolyfuseError):
+    """An ahead-of-time package cannot be made of a model, is damaged, does not fit this machine or this torch,
+    or was called with what it was not made for.
+
+    The message names the operator, feature, file or argument.
     """

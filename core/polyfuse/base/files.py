@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["atomic_write", "publish_folder", "read_text", "scratch_folder"]
+__all__ = ["atomic_write", "publish_folder", "read_text", "replacing", "scratch_folder"]
 
 
 def atomic_write(path: Path, content: str | bytes, *, keep_equal: bool = False) -> Path:
@@ -21,17 +21,25 @@ def atomic_write(path: Path, content: str | bytes, *, keep_equal: bool = False) 
     data = content.encode("utf-8") if isinstance(content, str) else content
     if keep_equal and _holds(path, data):
         return path
+    # Mode "x" refuses an existing file and, unlike `tempfile`, leaves permissions to the user's umask.
+    with replacing(path) as temporary, open(temporary, "xb") as stream:
+        stream.write(data)
+    return path
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the name of a new file beside `path`, which takes its place when the block ends well; parents are
+    created. A failure leaves the old file and no temporary one.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_name(path)
     try:
-        # Mode "x" refuses an existing file and, unlike `tempfile`, leaves permissions to the user's umask.
-        with open(temporary, "xb") as stream:
-            stream.write(data)
+        yield temporary
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return path
 
 
 def read_text(path: Path) -> str | None:

@@ -29,10 +29,10 @@ from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.settings import Settings
 from polyfuse.cache.keys import unit_key
 
-__all__ = ["KernelStore", "Located"]
+__all__ = ["CONTENTS", "KernelStore", "Located"]
 
-# Lists the files of a unit with their sizes. Written last, before the rename.
-_CONTENTS = "contents.json"
+CONTENTS = "contents.json"
+"""Lists the files of a unit with their sizes. Written last, before the rename."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class KernelStore:
 
     def discard(self, folder: Path) -> None:
         """Drop a whole unit, for instance one whose files turned out to be damaged."""
-        (folder / _CONTENTS).unlink(missing_ok=True)
+        (folder / CONTENTS).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
     def sweep(self, older_than: float = 24 * 3600.0) -> int:
@@ -136,7 +136,7 @@ class KernelStore:
             self.discard(folder)
         with scratch_folder(folder) as scratch:
             build(scratch)
-            atomic_write(scratch / _CONTENTS, stable_json({"files": _list_files(scratch)}))
+            atomic_write(scratch / CONTENTS, stable_json({"files": _list_files(scratch)}))
             publish_folder(scratch, folder)
 
     @contextlib.contextmanager
@@ -170,7 +170,7 @@ def _list_files(folder: Path) -> dict[str, int]:
 
 
 def _is_complete(folder: Path) -> bool:
-    files = _read_object(folder / _CONTENTS).get("files")
+    files = _read_object(folder / CONTENTS).get("files")
     if not isinstance(files, dict):
         return False
     try:

@@ -18,7 +18,7 @@ from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 if TYPE_CHECKING:
     from polyfuse.torch_compat.kept_graphs import Keeping
 
-__all__ = ["compile_fx_graph"]
+__all__ = ["compile_fx_graph", "decided"]
 
 
 def compile_fx_graph(
@@ -34,7 +34,7 @@ def compile_fx_graph(
     Raises:
         InvalidOptionError: an option or mode that does not exist.
     """
-    session = session_for(_decided(Settings.resolve(mode, options)))
+    session = session_for(decided(Settings.resolve(mode, options)))
     keeper = GraphKeeper(session)
     if session.settings.races:
         session.tuner.expect()
@@ -77,7 +77,7 @@ def _address(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> str:
     return graph_key(f"{grad} {getattr(gm, 'code', '')}", inputs, settings.fingerprint())
 
 
-def _decided(settings: Settings) -> Settings:
+def decided(settings: Settings) -> Settings:
     """Settings in which what follows torch's own switches is fixed, for the backward too, which may be
     compiled later. Dynamo compiles anew when such a switch is turned."""
     if settings.deterministic != "auto":

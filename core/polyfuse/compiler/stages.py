@@ -34,7 +34,7 @@ from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.decide import choose
 from polyfuse.select.fusion_race import settle_fusions
 
-__all__ = ["Built", "Clock", "compile_aten", "compile_graph"]
+__all__ = ["Built", "BuiltGraph", "Clock", "compile_aten", "compile_graph", "compile_whole"]
 
 _log = get_logger("compiler")
 
@@ -45,7 +45,7 @@ def compile_aten(aten: AtenGraph, session: CompileSession) -> Callable[[list[Any
     Where a stage fails and `strict` is off, the graph runs in eager mode, with one warning.
     """
     try:
-        return _compile(aten, session)
+        return _kept(aten, session)
     except Exception as error:
         if session.settings.strict:
             raise
@@ -71,7 +71,24 @@ class Built:
     kernels: Mapping[str, PendingKernel]
 
 
-def _compile(aten: AtenGraph, session: CompileSession) -> CompiledModule:
+def _kept(aten: AtenGraph, session: CompileSession) -> CompiledModule:
+    built = compile_whole(aten, session)
+    if session.settings.graph_cache:
+        built.module.kept = record_of(
+            aten, built.module, built.kernels, built.schedule.graph.objects, built.report, session
+        )
+    return built.module
+
+
+@dataclass(frozen=True)
+class BuiltGraph(Built):
+    """What `compile_whole` made, with what it reports."""
+
+    report: GraphReport
+
+
+def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
+    """All stages; raises what a stage raises."""
     settings = session.settings
     clock = Clock()
     dump = Dump.open(settings, aten.name)
@@ -92,11 +109,7 @@ def _compile(aten: AtenGraph, session: CompileSession) -> CompiledModule:
             eager.update(refused)
     report = _report(aten, lowering, built, clock)
     record(report)
-    if settings.graph_cache:
-        built.module.kept = record_of(
-            aten, built.module, built.kernels, built.schedule.graph.objects, report, session
-        )
-    return built.module
+    return BuiltGraph(built.module, built.schedule, built.program, built.notes, built.kernels, report)
 
 
 def _traced_nodes(error: UnclaimedError) -> dict[str, str]:

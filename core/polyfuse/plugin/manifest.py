@@ -42,6 +42,11 @@ class Manifest:
     `Settings` and returns a `Backend`; a class derived from `Backend` serves as it is. It is empty, and so is
     `device_types`, for a plugin that brings no code generator, only lowerings or rewrites.
 
+    `loader` is a dotted path too, to a function `loader(folder, facts)` that does what `Backend.load` does
+    without the code generator, where ahead-of-time packages are loaded. `facts` is what `describe` and
+    `machine` said when the package was made: where kernels cannot run on this machine, it raises
+    `KernelLoadError` with the reason. Empty: packages need the whole backend.
+
     `priority` orders backends for a device type, higher first. A device type that is in `device_types` but
     not in `priority` is served only when the user names this backend. In both, `"*"` stands for every device
     type that is not listed.
@@ -55,6 +60,7 @@ class Manifest:
     api: tuple[int, int]
     device_types: tuple[str, ...] = ()
     load: str = ""
+    loader: str = ""
     priority: Mapping[str, int] = field(default_factory=dict)
     offers: tuple[Offer, ...] = (Offer.KERNELS,)
     requires: Requires = Requires()

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-__all__ = ["below_autograd", "core_table", "expand_packets", "kept_whole", "registered", "selected"]
+__all__ = [
+    "below_autograd",
+    "composite",
+    "core_table",
+    "expand_packets",
+    "kept_whole",
+    "registered",
+    "selected",
+]
 
 
 def registered() -> Mapping[Any, Callable[..., Any]]:
@@ -25,6 +33,20 @@ def core_table() -> Mapping[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions
 
     return core_aten_decompositions()
+
+
+@cache
+def composite() -> Mapping[Any, Callable[..., Any]]:
+    """How torch takes apart the operators that are made of others, which an exported program has whole."""
+    from torch._C import DispatchKey
+    from torch.export import default_decompositions
+
+    key = DispatchKey.CompositeImplicitAutograd
+    return {
+        op: function
+        for op, function in default_decompositions().items()
+        if isinstance(op, OpOverload) and op.has_kernel_for_dispatch_key(key)
+    }
 
 
 def expand_packets(names: Iterable[str]) -> tuple[OpOverload, ...]:

@@ -18,8 +18,11 @@ __all__ = [
     "ShapeEnv",
     "expr_of",
     "exprs_of",
+    "finite_range",
     "free_symbols",
     "guard",
+    "guard_count",
+    "guard_texts",
     "guard_value",
     "has_hint",
     "hint",
@@ -175,7 +178,7 @@ def value_range(shape_env: ShapeEnv | None, value: Any) -> tuple[int | None, int
     bounds = shape_env.bound_sympy(expr)
     if bounds is None:  # the length of ragged tensors, which is a name and no number
         return None, None
-    return _finite(bounds.lower), _finite(bounds.upper)
+    return finite_range(bounds)
 
 
 def _finite(bound: Any) -> int | None:
@@ -204,6 +207,23 @@ def guard(shape_env: ShapeEnv | None, condition: Any) -> bool:
     if shape_env is None:
         raise ValueError(f"condition {expr} has symbols but the graph has no shape environment.")
     return bool(shape_env.evaluate_expr(expr))
+
+
+def guard_count(shape_env: ShapeEnv | None) -> int:
+    """How many conditions a graph holds under so far."""
+    return len(shape_env.guards) if shape_env is not None else 0
+
+
+def guard_texts(shape_env: ShapeEnv | None, since: int) -> tuple[str, ...]:
+    """The conditions that were added since there were so many, as text."""
+    if shape_env is None:
+        return ()
+    return tuple(dict.fromkeys(str(guard.expr) for guard in shape_env.guards[since:]))
+
+
+def finite_range(bounds: Any) -> tuple[int | None, int | None]:
+    """Lower and upper bound of a range that torch made, each None if unbounded."""
+    return _finite(bounds.lower), _finite(bounds.upper)
 
 
 def guard_value(shape_env: ShapeEnv | None, value: Any) -> int:

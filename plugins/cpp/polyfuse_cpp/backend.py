@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from polyfuse.base.errors import KernelLoadError
 from polyfuse.base.settings import Settings, environment
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, Yes
-from polyfuse_cpp.bindings import bindings_text, load_library
+from polyfuse_cpp.bindings import bindings_text
 from polyfuse_cpp.facts import analyse
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
 from polyfuse_cpp.kernel import KernelText, kernel_text
+from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
 from polyfuse_cpp.loop_estimate import loop_seconds
 from polyfuse_cpp.ops import unsupported_op
 from polyfuse_cpp.phases import planned
@@ -35,8 +35,6 @@ from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 
 __all__ = ["CppBackend"]
 
-_LIBRARY = "kernels.so"
-_KEYS = "kernels.txt"
 _VERSION = "1"
 
 
@@ -143,29 +141,19 @@ class CppBackend(Backend):
         path = folder / "kernels.cpp"
         path.write_text(unit, encoding="utf-8")
         names = ", ".join(dict.fromkeys(s.name for s in sources))
-        build_library(self.toolchain, isa, path, folder / _LIBRARY, name=names)
+        build_library(self.toolchain, isa, path, folder / LIBRARY, name=names)
         rows = "".join(f"{source.key} {source.symbol}\n" for source in sources)
-        (folder / _KEYS).write_text(rows, encoding="utf-8")
+        (folder / KEYS).write_text(rows, encoding="utf-8")
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """The kernels of a built folder by key."""
-        from polyfuse.runtime.native import tensor_data_ptr_address
-
-        try:
-            rows = (folder / _KEYS).read_text(encoding="utf-8").split()
-        except OSError as error:
-            raise KernelLoadError(
-                f"the built folder {folder} is incomplete ({error})",
-                "delete it from the cache and compile again",
-            ) from error
-        calls = load_library(folder / _LIBRARY, tensor_data_ptr_address())
-        return {key: calls[symbol] for key, symbol in zip(rows[::2], rows[1::2])}
+        return load_folder(folder)
 
     def host(self, kernel: Kernel) -> HostCall | None:
         """Kernels are C functions: pointers and sizes in the order of the kernel's arguments."""
         source = self.emit(kernel)
         kinds = tuple("i64" if a.kind == "size" else "ptr" for a in kernel.args)
-        return HostCall(_LIBRARY, source.symbol, kinds)
+        return HostCall(LIBRARY, source.symbol, kinds)
 
     def describe(self) -> Mapping[str, str]:
         """Compiler, instruction set, and the headers that every kernel is built with."""

@@ -26,6 +26,7 @@ def polyfuse_manifest() -> Manifest:
         api=API_VERSION,
         device_types=("cpu",),
         load="polyfuse_cpp.backend:CppBackend",
+        loader="polyfuse_cpp.loading:load_packaged",
         priority={"cpu": 100},
         offers=(Offer.KERNELS, Offer.CHOICES),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),

@@ -1,0 +1,34 @@
+"""Ahead-of-time packages: a compiled model as one file, loaded without the compiler.
+
+What makes packages stands above this room, since it compiles; what it writes, and all that loading needs, is
+here. Names are resolved on first use, so that whoever loads a package imports nothing else.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyfuse.aot.loaded import Package as Package
+    from polyfuse.aot.loading import load as load
+    from polyfuse.compiler.packaging import package as package
+
+__all__ = ["Package", "load", "package"]
+
+_LAZY = {
+    "Package": "polyfuse.aot.loaded:Package",
+    "load": "polyfuse.aot.loading:load",
+    "package": "polyfuse.compiler.packaging:package",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        module, _, attribute = _LAZY[name].partition(":")
+        return getattr(import_module(module), attribute)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

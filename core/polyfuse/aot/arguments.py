@@ -1,0 +1,226 @@
+"""What an entry is called with: put in order, taken apart, and compared with what it was compiled for."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import CodeType
+from typing import Any
+
+import torch
+
+from polyfuse.aot.description import Argument, Entry, Size
+from polyfuse.base.errors import PackageError
+from polyfuse.torch_compat import pytree
+
+__all__ = ["Signature"]
+
+_FUNCTIONS: Mapping[str, Any] = {
+    "__builtins__": {},
+    "Eq": operator.eq,
+    "Ne": operator.ne,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "CeilDiv": lambda a, b: -(-a // b),
+    "Max": max,
+    "Min": min,
+    "max": max,
+    "min": min,
+    "And": lambda *parts: all(parts),
+    "Or": lambda *parts: any(parts),
+    "Not": operator.not_,
+    "Abs": abs,
+    "true": True,
+    "false": False,
+}
+"""Names that expressions of sizes may use besides symbols."""
+
+
+class Signature:
+    """The arguments of one entry."""
+
+    def __init__(self, name: str, entry: Entry) -> None:
+        self._name = name
+        self._entry = entry
+        self._spec = pytree.spec_of_text(entry.in_tree)
+        # the last sizes that were found to be right: most calls have the sizes of the one before
+        self._known: tuple[tuple[Any, ...], Mapping[str, int]] | None = None
+
+    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The flat arguments of a call, in the order of the entry's."""
+        found, spec = pytree.flatten((args, dict(kwargs)))
+        if spec != self._spec:
+            found, spec = pytree.flatten(self._named(args, kwargs))
+        if spec != self._spec:
+            raise self._wrong(f"arguments are nested as {spec} where {self._spec} was compiled")
+        return found
+
+    def _named(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The same call with each argument given as it was when the package was made."""
+        positional, keywords = self._entry.positional, self._entry.keywords
+        names = (*positional, *keywords)
+        if len(args) > len(names):
+            raise self._wrong(f"{len(args)} arguments were given where it takes {len(names)}")
+        given = dict(zip(names, args))
+        for name, value in kwargs.items():
+            if name in given or name not in names:
+                why = "was given twice" if name in given else "is not known"
+                raise self._wrong(f"the argument {name} {why}; it takes {', '.join(names) or 'none'}")
+            given[name] = value
+        for name in names:
+            if name not in given:
+                given[name] = self._fixed(name)
+        return tuple(given[name] for name in positional), {name: given[name] for name in keywords}
+
+    def _fixed(self, wanted: str) -> Any:
+        """The value that was compiled in for an argument that a call leaves out."""
+        first = 0
+        parts = (part for whole in self._spec.children() for part in whole.children())
+        for name, part in zip((*self._entry.positional, *self._entry.keywords), parts):
+            leaves = self._entry.arguments[first : first + part.num_leaves]
+            first += part.num_leaves
+            if name == wanted and all(leaf.kind == "fixed" for leaf in leaves):
+                return pytree.unflatten([leaf.value for leaf in leaves], part)
+        raise self._wrong(f"the argument {wanted} is missing")
+
+    def check(self, leaves: Sequence[Any]) -> Mapping[str, int]:
+        """Compare the arguments with what was compiled; return the values of symbols."""
+        shapes: list[Any] = []
+        for value, argument in zip(leaves, self._entry.arguments, strict=True):
+            if argument.kind == "tensor":
+                self._check_tensor(value, argument)
+                shapes.append(value.shape)
+            elif argument.kind == "number":
+                if isinstance(value, bool) or not isinstance(value, int):
+                    raise self._wrong(f"{argument.name} is {value!r} where a whole number was compiled")
+                shapes.append(value)
+            elif not _same(value, argument.value):
+                raise self._wrong(
+                    f"{argument.name} is {_shown(value)} where {argument.value!r} was compiled",
+                    "make a package with that value, or mark it dynamic",
+                )
+        key = tuple(shapes)
+        if self._known is None or self._known[0] != key:
+            self._known = key, self._symbols(leaves)
+        return self._known[1]
+
+    def layout(self, argument: Argument, symbols: Mapping[str, int]) -> tuple[int, ...]:
+        """The strides that an argument was compiled for."""
+        return tuple(_value(stride, symbols) for stride in argument.stride)
+
+    def _check_tensor(self, value: Any, argument: Argument) -> None:
+        if not isinstance(value, torch.Tensor):
+            raise self._wrong(f"{argument.name} is {_shown(value)} where a tensor was compiled")
+        if str(value.dtype) != f"torch.{argument.dtype}" or value.device.type != argument.device:
+            raise self._wrong(
+                f"{argument.name} is {value.dtype} on {value.device.type} where torch.{argument.dtype} on"
+                f" {argument.device} was compiled"
+            )
+        if value.layout != torch.strided or len(value.shape) != len(argument.size):
+            raise self._wrong(
+                f"{argument.name} has size {tuple(value.shape)} where {_sizes(argument)} was compiled"
+            )
+        if value.requires_grad and torch.is_grad_enabled():
+            raise self._wrong(
+                f"{argument.name} needs a gradient, and packages compute none",
+                "call it under torch.no_grad(), or detach the argument",
+            )
+
+    def _symbols(self, leaves: Sequence[Any]) -> Mapping[str, int]:
+        """The values of symbols, which must be in their ranges, and all sizes must follow from them."""
+        rows = [
+            (argument, dim, size, value.shape[dim] if argument.kind == "tensor" else value)
+            for value, argument in zip(leaves, self._entry.arguments, strict=True)
+            if argument.kind != "fixed"
+            for dim, size in enumerate(argument.size)
+        ]
+        found: dict[str, int] = {}
+        for _, _, size, given in rows:
+            if isinstance(size, str) and size.isidentifier():
+                found.setdefault(size, int(given))
+        for _, _, size, given in rows:
+            if isinstance(size, str):
+                self._solve(size, int(given), found)
+        for argument, dim, size, given in rows:
+            if given != _value(size, found):
+                where = f"size {dim} of {argument.name}" if argument.kind == "tensor" else argument.name
+                raise self._wrong(
+                    f"{where} is {given} where {_said(size, found)} was compiled",
+                    "call it with such sizes, or make a package in which this one is dynamic",
+                )
+        for name, symbol in self._entry.symbols.items():
+            value = found.get(name)
+            low, high = symbol.lower or 0, math.inf if symbol.upper is None else symbol.upper
+            if value is not None and not low <= value <= high:
+                place = next(f"size {d} of {a.name}" for a, d, s, _ in rows if name in _names(s))
+                raise self._wrong(
+                    f"{place} makes {name} {value}, which is not in its range {low}..{high}",
+                    "call it with a size in the range, or make a package with a wider one",
+                )
+        for text in self._entry.conditions:
+            if not eval(_compiled(text), dict(_FUNCTIONS), found):
+                values = ", ".join(f"{name} = {value}" for name, value in sorted(found.items()))
+                raise self._wrong(f"it was compiled for sizes of which {text}, and {values}")
+        return found
+
+    def _solve(self, text: str, given: int, found: dict[str, int]) -> None:
+        """Find the one unknown symbol of a linear expression."""
+        unknown = [name for name in _names(text) if name not in found]
+        if len(unknown) != 1:
+            return
+        name = unknown[0]
+        zero, one, two = (_value(text, {**found, name: n}) for n in (0, 1, 2))
+        factor = one - zero
+        if factor and two - one == factor and (given - zero) % factor == 0:
+            found[name] = (given - zero) // factor
+
+    def _wrong(self, cause: str, fix: str = "call it as it was when the package was made") -> PackageError:
+        return PackageError(f"{self._name}: {cause}", fix)
+
+
+@cache
+def _compiled(text: str) -> CodeType:
+    return compile(text, f"<size {text}>", "eval")
+
+
+@cache
+def _names(text: Size) -> tuple[str, ...]:
+    if isinstance(text, int):
+        return ()
+    return tuple(name for name in _compiled(text).co_names if name not in _FUNCTIONS)
+
+
+def _value(size: Size, symbols: Mapping[str, int]) -> int:
+    """The value of a size; -1 where a symbol in it is not known."""
+    if isinstance(size, int):
+        return size
+    if any(name not in symbols for name in _names(size)):
+        return -1
+    return int(eval(_compiled(size), dict(_FUNCTIONS), dict(symbols)))
+
+
+def _said(size: Size, symbols: Mapping[str, int]) -> str:
+    if isinstance(size, int):
+        return str(size)
+    known = [f"{name} = {symbols[name]}" for name in _names(size) if name in symbols]
+    return f"{size} ({', '.join(known)})" if known else size
+
+
+def _sizes(argument: Argument) -> str:
+    return f"({', '.join(map(str, argument.size))}{',' if len(argument.size) == 1 else ''})"
+
+
+def _same(value: object, compiled: object) -> bool:
+    if type(value) is not type(compiled):
+        return False
+    if isinstance(value, float) and math.isnan(value):
+        return isinstance(compiled, float) and math.isnan(compiled)
+    return value == compiled
+
+
+def _shown(value: object) -> str:
+    return f"a {type(value).__name__}" if isinstance(value, torch.Tensor) else repr(value)

@@ -1,0 +1,189 @@
+"""What a package says of itself: plain data, written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Argument", "BackendNote", "Description", "Entry", "Source", "Symbol", "Unit", "Weight"]
+
+Size = int | str
+"""A number, or the text of an expression over symbols."""
+
+
+@dataclass(frozen=True)
+class BackendNote:
+    """Who made kernels, and who loads them.
+
+    Attributes:
+        loader: `package.module:function`, called with a folder and `facts`; empty: the backend itself loads.
+        distribution, version: which distribution that is in.
+        facts: what the backend said of itself and of the machine when the package was made.
+    """
+
+    loader: str
+    distribution: str
+    version: str
+    facts: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A folder that one build made, as members `kernels/<name>/<file>`."""
+
+    backend: str
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor that programs read besides their arguments.
+
+    Attributes:
+        name: as in the model's `state_dict`.
+        kind: `parameter`, `buffer` or `constant`.
+        offset, bytes: where in the weights it lies; -1: it is not in the package, and must be given.
+        mutable: whether a program writes to it.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: str
+    offset: int
+    bytes: int
+    mutable: bool = False
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One leaf of what an entry is called with.
+
+    Attributes:
+        name: for messages.
+        kind: `tensor`, `number` (one whose value may vary) or `fixed` (a value that was compiled in).
+        size, stride: of a tensor; of a number, its expression is the only element of `size`.
+        mutated: whether the program writes to the tensor.
+        value: of a fixed one.
+    """
+
+    name: str
+    kind: str
+    dtype: str = ""
+    device: str = ""
+    size: tuple[Size, ...] = ()
+    stride: tuple[Size, ...] = ()
+    mutated: bool = False
+    value: object = None
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """Inclusive bounds of a size that may vary; None: no bound."""
+
+    lower: int | None
+    upper: int | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an input of a program comes from: `argument` or `weight`, and its position among them."""
+
+    origin: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One function of a package.
+
+    Attributes:
+        program: the member that holds its host program.
+        kernels: by their names in the program, the unit and the key there.
+        objects: keys of constants that the program reads, with their positions among the weights.
+        inputs: of the program.
+        arguments: what a call gives, flat.
+        positional, keywords: names of what a call gives, where known.
+        symbols: sizes that may vary.
+        conditions: texts of what the compiler took to be true of them.
+        in_tree, out_tree: how arguments and results are nested, as torch writes it.
+        operators: that the program calls.
+    """
+
+    program: str
+    kernels: Mapping[str, tuple[str, str]]
+    objects: Mapping[str, int]
+    inputs: tuple[Source, ...]
+    arguments: tuple[Argument, ...]
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...]
+    symbols: Mapping[str, Symbol]
+    conditions: tuple[str, ...]
+    in_tree: str
+    out_tree: str
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Description:
+    """A whole package.
+
+    Attributes:
+        versions: of `polyfuse`, `torch` and `python` that made it.
+        system, machine: as `platform` names them.
+        devices: device types that it needs.
+        modules: to import before programs are loaded: they register operators.
+        weight_member: the member that holds weights; empty if there is none.
+    """
+
+    versions: Mapping[str, str]
+    system: str
+    machine: str
+    devices: tuple[str, ...]
+    modules: tuple[str, ...]
+    backends: Mapping[str, BackendNote]
+    units: Mapping[str, Unit]
+    weights: tuple[Weight, ...]
+    entries: Mapping[str, Entry]
+    weight_member: str = ""
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, object]:
+        """As data that JSON can hold."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    @staticmethod
+    def of(data: Mapping[str, Any]) -> Description:
+        """The description that `plain` turned into data."""
+        return Description(
+            data["versions"],
+            data["system"],
+            data["machine"],
+            tuple(data["devices"]),
+            tuple(data["modules"]),
+            {name: BackendNote(**row) for name, row in data["backends"].items()},
+            {name: Unit(row["backend"], tuple(row["files"])) for name, row in data["units"].items()},
+            tuple(Weight(**_tuples(row)) for row in data["weights"]),
+            {name: _entry(row) for name, row in data["entries"].items()},
+            data["weight_member"],
+            data["options"],
+        )
+
+
+def _entry(row: Mapping[str, Any]) -> Entry:
+    return Entry(
+        **{
+            **_tuples(row),
+            "kernels": {name: (unit, key) for name, (unit, key) in row["kernels"].items()},
+            "inputs": tuple(Source(**item) for item in row["inputs"]),
+            "arguments": tuple(Argument(**_tuples(item)) for item in row["arguments"]),
+            "symbols": {name: Symbol(**item) for name, item in row["symbols"].items()},
+        }
+    )
+
+
+def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}

@@ -1,0 +1,204 @@
+"""From the file of a package to something to call. Nothing here imports the compiler."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfuse.aot.container import Archive
+from polyfuse.aot.description import BackendNote, Description, Entry, Unit
+from polyfuse.aot.loaded import Package, Weights
+from polyfuse.aot.weights import map_weights
+from polyfuse.base.digest import digest
+from polyfuse.base.errors import CacheError, KernelLoadError, PackageError
+from polyfuse.base.settings import Settings
+from polyfuse.base.text import shorten
+from polyfuse.base.version import version
+from polyfuse.cache.store import KernelStore
+from polyfuse.runtime.module import CompiledModule
+from polyfuse.runtime.module import load as load_program
+from polyfuse.torch_compat.ops import resolve
+
+__all__ = ["describe", "load"]
+
+Kernels = Mapping[str, Callable[..., Any]]
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    constants: Mapping[str, torch.Tensor] | None = None,
+    verify: bool = False,
+) -> Package:
+    """Load a package, which runs code that is in it: load only what you trust.
+
+    Args:
+        path: of the file that `polyfuse.aot.package` wrote.
+        constants: weights by name, instead of those in the package, or where it has none.
+        verify: whether to read all weights and compare them with their digest. Everything else is compared
+            anyway; weights are mapped into memory, and read when they are needed.
+
+    Raises:
+        PackageError: the file is damaged, or made for another machine, torch or version of Polyfuse.
+        KernelLoadError: kernels in it cannot be loaded here.
+    """
+    place = Path(path)
+    with Archive(place) as archive:
+        description = describe(archive)
+        _check_surroundings(place, description)
+        for name in description.modules:
+            _import(name, f"the package {place} was made with the module {name}", f"install {name}")
+        _check_operators(place, description)
+        member = description.weight_member
+        if verify and member:
+            archive.verify(member)
+        weights = Weights(
+            description.weights, map_weights(archive, member) if member else None, dict(constants or {})
+        )
+        units = _load_units(archive, description)
+        texts = {e.program: archive.read(e.program).decode() for e in description.entries.values()}
+
+    def revive(entry: Entry, weights: Weights) -> CompiledModule:
+        kernels = {name: units[unit][key] for name, (unit, key) in entry.kernels.items()}
+        objects = {key: weights.tensors[at] for key, at in entry.objects.items()}
+        try:
+            return load_program(texts[entry.program], kernels, objects)
+        except ImportError as error:
+            raise PackageError(
+                f"the package {place} was made by Polyfuse {description.versions['polyfuse']}, and this is"
+                f" {version()} ({error})",
+                "install that version, or make the package again",
+            ) from error
+
+    return Package(place, description, weights, revive)
+
+
+def describe(archive: Archive) -> Description:
+    """What a package says of itself."""
+    try:
+        return Description.of(archive.manifest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise PackageError(
+            f"the description of the package {archive.path} is malformed ({type(error).__name__}: {error})",
+            "make it again with polyfuse.aot.package",
+        ) from error
+
+
+def _check_surroundings(path: Path, description: Description) -> None:
+    """Compare the machine and torch with what the package was made for."""
+    here = platform.system(), platform.machine()
+    made = description.system, description.machine
+    if description.units and here != made:
+        raise PackageError(
+            f"the package {path} was made for {made[0]} on {made[1]}, and this is {here[0]} on {here[1]}",
+            "make it on such a machine",
+        )
+    torch_made, torch_here = description.versions["torch"], str(torch.__version__)
+    if _release(torch_here) < _release(torch_made) or _release(torch_here)[0] != _release(torch_made)[0]:
+        raise PackageError(
+            f"the package {path} was made with torch {torch_made}, and this is {torch_here}",
+            f"install torch {'.'.join(map(str, _release(torch_made)))} or a later one of that major version",
+        )
+    for device in description.devices:
+        if device != "cpu" and not torch.get_device_module(device).is_available():
+            raise PackageError(
+                f"the package {path} computes on a device of type {device}, and there is none",
+                "load it on a machine that has one",
+            )
+
+
+def _release(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _check_operators(path: Path, description: Description) -> None:
+    for name in sorted({name for entry in description.entries.values() for name in entry.operators}):
+        try:
+            resolve(name)
+        except (LookupError, AttributeError, RuntimeError) as error:
+            raise PackageError(
+                f"the package {path} calls the operator {name}, which is not registered",
+                "import the library that registers it before loading",
+            ) from error
+
+
+def _import(name: str, cause: str, fix: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise PackageError(f"{cause}, which cannot be imported ({error})", fix) from error
+
+
+def _load_units(archive: Archive, description: Description) -> Mapping[str, Kernels]:
+    if not description.units:
+        return {}
+    store = KernelStore.open(Settings.resolve(None, None))
+    return {
+        name: _load_unit(archive, name, unit, description.backends[unit.backend], store)
+        for name, unit in description.units.items()
+    }
+
+
+def _load_unit(archive: Archive, name: str, unit: Unit, note: BackendNote, store: KernelStore) -> Kernels:
+    """The kernels of one folder, which is written to the store unless it is there."""
+    members = {file: f"kernels/{name}/{file}" for file in unit.files}
+    address = digest("packaged", *(f"{file} {archive.members[m].sha256}" for file, m in members.items()))
+
+    def extract(folder: Path) -> None:
+        for file, member in members.items():
+            target = folder / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(archive.read(member))
+
+    read = _loader(unit.backend, note)
+    try:
+        return read(_folder(store, address, name, extract))
+    except KernelLoadError:
+        # the files may be damaged in a way that their sizes do not show
+        found = store.find(address)
+        if found is None:
+            raise
+        store.discard(found.folder)
+        return read(_folder(store, address, name, extract))
+
+
+def _folder(store: KernelStore, address: str, name: str, extract: Callable[[Path], None]) -> Path:
+    found = store.find(address)
+    if found is not None:
+        return found.folder
+    try:
+        return store.add({address: name}, extract)
+    except (CacheError, OSError):
+        return KernelStore.temporary().add({address: name}, extract)
+
+
+def _loader(backend: str, note: BackendNote) -> Callable[[Path], Kernels]:
+    """What makes kernels of a folder: the backend's own function for that, or else the backend itself."""
+    if not note.loader:
+        from polyfuse.plugin import PluginManager
+
+        return PluginManager(Settings.resolve(None, None)).backend(backend).load
+    module, _, attribute = note.loader.partition(":")
+    cause = f"kernels of the backend {backend!r} are loaded by {module}"
+    found = _import(module, cause, f"install {note.distribution} {note.version} or a later one")
+    function: Callable[[Path, Mapping[str, str]], Kernels] = getattr(found, attribute)
+
+    def read(folder: Path) -> Kernels:
+        try:
+            return function(folder, note.facts)
+        except KernelLoadError:
+            raise
+        except Exception as error:
+            raise KernelLoadError(
+                f"kernels of the backend {backend!r} cannot be loaded ({shorten(str(error), 200)})",
+                "run `polyfuse doctor`",
+            ) from error
+
+    return read

@@ -1,0 +1,148 @@
+"""What `torch.export` captured as a functional graph for the compiler, with where its inputs come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Node
+
+from polyfuse.base.errors import PackageError
+from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, WHOLE, before_autograd, decomposition_table
+from polyfuse.frontend.describe import alias_root, output_node
+from polyfuse.torch_compat import decomp
+
+__all__ = ["ExportedGraph", "ExportedInput", "functional_graph"]
+
+_ORIGINS: Mapping[InputKind, Literal["argument", "parameter", "buffer", "constant"]] = {
+    InputKind.USER_INPUT: "argument",
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+}
+
+_MUTATIONS = ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION")
+
+
+@dataclass(frozen=True)
+class ExportedInput:
+    """One input of the graph: an argument, or a tensor of the model, `name` telling which.
+
+    `mutated`: whether the graph writes to it.
+    """
+
+    origin: Literal["argument", "parameter", "buffer", "constant"]
+    name: str
+    mutated: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ExportedGraph:
+    """A functional ATen graph whose last operators write to inputs that the model writes to.
+
+    Attributes:
+        module: the graph; its outputs are the flat results.
+        inputs: where its inputs come from.
+        tensors: the model's, by their names.
+        in_spec, out_spec: how arguments and results are nested.
+        positional, keywords: names of arguments.
+        ranges: of symbols, as torch has them.
+    """
+
+    module: GraphModule
+    inputs: tuple[ExportedInput, ...]
+    tensors: Mapping[str, torch.Tensor]
+    in_spec: Any
+    out_spec: Any
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...]
+    ranges: Mapping[Any, Any]
+
+
+def functional_graph(program: ExportedProgram, numerics: str) -> ExportedGraph:
+    """Take operators apart that the compiler does not take whole, and write mutations into the graph.
+
+    Raises:
+        PackageError: the program trains, or needs objects that cannot be stored.
+    """
+    table: dict[Any, Any] = {**decomp.composite(), **decomposition_table(numerics)}
+    for op in decomp.expand_packets(WHOLE):
+        table.pop(op, None)
+    with decomp.kept_whole(BEFORE_AUTOGRAD, before_autograd):
+        plain = program.run_decompositions(table)
+    signature = plain.graph_signature
+    for spec in signature.input_specs:
+        if spec.kind not in _ORIGINS:
+            raise PackageError(
+                f"the model has an input of kind {spec.kind.name} ({spec.target or spec.arg}), which no file"
+                " holds",
+                "leave what uses it out of the exported part of the model",
+            )
+    module = plain.graph_module
+    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
+    names = [spec.target or node.name for spec, node in zip(signature.input_specs, nodes, strict=True)]
+    mutated = _write_mutations(module, plain, dict(zip(names, nodes, strict=True)))
+    inputs = tuple(
+        ExportedInput(_ORIGINS[spec.kind], name, node in mutated)
+        for spec, name, node in zip(signature.input_specs, names, nodes, strict=True)
+    )
+    in_spec, out_spec = plain.call_spec.in_spec, plain.call_spec.out_spec
+    keywords = tuple(str(name) for name in in_spec.children()[1].context)
+    return ExportedGraph(
+        module,
+        inputs,
+        {**plain.state_dict, **plain.constants},
+        in_spec,
+        out_spec,
+        _positional(plain, in_spec.children()[0].num_children, keywords),
+        keywords,
+        plain.range_constraints,
+    )
+
+
+def _write_mutations(module: GraphModule, program: ExportedProgram, inputs: Mapping[str, Node]) -> set[Node]:
+    """Write results that update inputs to these, and leave them out of the results; return these inputs."""
+    graph, output = module.graph, output_node(module)
+    (values,) = output.args
+    assert isinstance(values, (tuple, list))
+    updates: list[tuple[Node, Any]] = []
+    results: list[Any] = []
+    for spec, value in zip(program.graph_signature.output_specs, values, strict=True):
+        if spec.kind.name in _MUTATIONS:
+            updates.append((inputs[str(spec.target)], value))
+        elif spec.kind is OutputKind.USER_OUTPUT:
+            results.append(value)
+        else:
+            raise PackageError(
+                f"the exported program trains: it has a result of kind {spec.kind.name}",
+                "export the model for inference; packages compute no gradients",
+            )
+    targets = {target for target, _ in updates}
+    written: dict[Any, Any] = {}
+    with graph.inserting_before(output):
+        for position, (target, value) in enumerate(updates):
+            if alias_root(value) in targets:
+                # what it shows may be overwritten by then
+                copied = graph.call_function(torch.ops.aten.clone.default, (value,))
+                copied.meta.update(value.meta)
+                updates[position] = target, copied
+        for target, value in updates:
+            node = graph.call_function(torch.ops.aten.copy_.default, (target, value))
+            node.meta.update(target.meta)
+            written.setdefault(value, node)
+    output.args = (tuple(written.get(v, v) if isinstance(v, Node) else v for v in results),)
+    module.recompile()
+    return targets
+
+
+def _positional(program: ExportedProgram, count: int, keywords: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of positional arguments, where torch recorded them."""
+    signature = program.module_call_graph[0].signature
+    names = tuple(getattr(signature, "forward_arg_names", None) or ())
+    if len(names) != count + len(keywords):
+        return tuple(f"argument {i}" for i in range(count))
+    return names[:count]

@@ -1,0 +1,34 @@
+"""Nested arguments and results: taken apart into leaves, put together again, and their shape as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils import _pytree
+
+__all__ = ["flatten", "is_leaf", "spec_of_text", "spec_text", "unflatten"]
+
+
+def flatten(value: Any) -> tuple[list[Any], Any]:
+    """The leaves of a nested value, and how it is nested."""
+    return _pytree.tree_flatten(value)
+
+
+def unflatten(leaves: list[Any], spec: Any) -> Any:
+    """The nested value again."""
+    return _pytree.tree_unflatten(leaves, spec)
+
+
+def is_leaf(spec: Any) -> bool:
+    """Whether a value of this nesting is a leaf itself."""
+    return bool(spec.is_leaf())
+
+
+def spec_text(spec: Any) -> str:
+    """A nesting as text; raises where a container in it has no name under which it can be found again."""
+    return _pytree.treespec_dumps(spec)
+
+
+def spec_of_text(text: str) -> Any:
+    """The nesting that a text describes; the containers in it must be registered by now."""
+    return _pytree.treespec_loads(text)
