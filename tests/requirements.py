@@ -33,3 +33,10 @@ def has_distributed() -> bool:
     import torch.distributed
 
     return torch.distributed.is_available()
+
+
+def has_gloo() -> bool:
+    """Whether processes of this machine can talk to each other."""
+    import torch.distributed
+
+    return has_distributed() and torch.distributed.is_gloo_available()

@@ -389,6 +389,8 @@ class _Planner:
             if isinstance(value, View):
                 self._ensure(value.buffer)
                 value = self._operand(value)
+            elif isinstance(value, Opaque):
+                value = self._operand(value)
             elif isinstance(value, str) and output.kind != "tensor":
                 known = value in self.graph.buffers or any(value == item.name for item in self.inputs)
                 value = Ref(value) if known else Opaque(key=value)

@@ -423,6 +423,18 @@ def test_tensors_without_strides_and_operators_of_the_object_table() -> None:
         module([torch.eye(3)])
 
 
+def test_an_object_among_the_inputs_is_handed_on() -> None:
+    """As a forward does with the device mesh that its backward needs."""
+    b = Builder()
+    b.inputs.append(GraphInput("mesh", "object"))
+    b.tensor("x", (4,))
+    b.launch(add_one, [b.buffer("a", (4,))], ["x"])
+    b.output("a")
+    b.outputs.append(GraphOutput(Opaque(key="mesh"), "object", saved=True))
+    mesh = object()
+    assert b.module()([mesh, torch.zeros(4)])[1] is mesh
+
+
 # Kernels and loading.
 
 
