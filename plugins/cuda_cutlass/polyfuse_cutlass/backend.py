@@ -9,6 +9,7 @@ from typing import ClassVar
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
+from polyfuse.kit import device_milliseconds
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Traits, Yes
 from polyfuse_cutlass.artifact import read_unit
 from polyfuse_cutlass.headers import collectives_of, headers_for
@@ -131,9 +132,7 @@ class CutlassBackend(Backend):
 
     def benchmark(self, launchable: Launchable, args: Sequence[object]) -> float:
         """Milliseconds of a launch, by the GPU's clock and with cold caches."""
-        from polyfuse_cutlass.timing import device_milliseconds
-
-        return device_milliseconds(launchable, args, self.target)
+        return device_milliseconds(launchable, args, "cuda", self.target.l2_bytes)
 
     def machine(self) -> Mapping[str, str]:
         """The model of the GPU."""

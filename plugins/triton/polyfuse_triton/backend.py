@@ -9,12 +9,13 @@ from pathlib import Path
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
+from polyfuse.kit import device_milliseconds
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Traits, Yes
 from polyfuse_triton.artifact import read_unit
 from polyfuse_triton.launcher import LauncherSource
+from polyfuse_triton.loading import LAUNCHER
 from polyfuse_triton.meta import is_product
 from polyfuse_triton.target import Target, driver_major, targets_of
-from polyfuse_triton.timing import device_milliseconds
 from polyfuse_triton.traits import traits_of
 
 __all__ = ["TritonBackend"]
@@ -107,6 +108,11 @@ class TritonBackend(Backend):
         """Launchers of a built folder's kernels, by key."""
         return self._launcher.load(folder)
 
+    def companions(self) -> Mapping[str, Path]:
+        """The native launcher, which a machine without a compiler cannot build."""
+        library = self._launcher.library()
+        return {LAUNCHER: library} if library is not None else {}
+
     def review(self, folder: Path, key: str) -> Claim:
         """A kernel that keeps values in memory for want of registers is slow."""
         found = read_unit(folder)[key]
@@ -123,7 +129,7 @@ class TritonBackend(Backend):
 
     def benchmark(self, launchable: Launchable, args: Sequence[object]) -> float:
         """Milliseconds of a launch, by the GPU's clock and with cold caches."""
-        return device_milliseconds(launchable, args, self.target)
+        return device_milliseconds(launchable, args, "cuda", self.target.l2_bytes)
 
     def machine(self) -> Mapping[str, str]:
         """The model of the GPU: one architecture has many."""

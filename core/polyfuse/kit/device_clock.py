@@ -1,4 +1,4 @@
-"""Timing a launch on the device itself, with cold caches."""
+"""Timing a launch by the clock of the device itself, with cold caches."""
 
 from __future__ import annotations
 
@@ -6,43 +6,49 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from polyfuse_triton.target import Target
+import torch
 
 __all__ = ["device_milliseconds"]
 
 _BUDGET_MS = 25.0
 _FEWEST, _MOST = 5, 100
+_LEAST_FLUSH = 64 << 20
 
 
-def device_milliseconds(launch: Callable[..., object], args: Sequence[object], target: Target) -> float:
+def device_milliseconds(
+    launch: Callable[..., object], args: Sequence[object], device: str, cache_bytes: int
+) -> float:
     """The median of several launches, each after other memory was read through the last cache.
 
     Were it overwritten instead, the launch would wait for what has to be written back. The reading also
     keeps the device busy while the host queues the launch, so that only the kernel's own time lies between
     the two events.
-    """
-    import torch
 
+    Args:
+        device: its type, which torch has a module with events for; its current one is used.
+        cache_bytes: of the device's last cache.
+    """
+    module = torch.get_device_module(device)
     launch(*args)
-    torch.cuda.synchronize()
-    flush = torch.zeros(max(3 * target.l2_bytes, 64 << 20) // 4, device="cuda")
-    samples = _sample(torch.cuda, launch, args, flush, _FEWEST)
+    module.synchronize()
+    flush = torch.zeros(max(3 * cache_bytes, _LEAST_FLUSH) // 4, device=device)
+    samples = _sample(module, launch, args, flush, _FEWEST)
     # what a sample costs is mostly the flush, about as long as a launch that reads as much
     wanted = int(_BUDGET_MS / max(statistics.median(samples) + 0.05, 0.001))
-    samples += _sample(torch.cuda, launch, args, flush, min(wanted, _MOST) - _FEWEST)
+    samples += _sample(module, launch, args, flush, min(wanted, _MOST) - _FEWEST)
     return statistics.median(samples)
 
 
 def _sample(
-    cuda: Any, launch: Callable[..., object], args: Sequence[object], flush: Any, count: int
+    module: Any, launch: Callable[..., object], args: Sequence[object], flush: Any, count: int
 ) -> list[float]:
     pairs: list[tuple[Any, Any]] = []
     for _ in range(count):
-        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
         flush.sum()
         start.record()
         launch(*args)
         end.record()
         pairs.append((start, end))
-    cuda.synchronize()
+    module.synchronize()
     return [start.elapsed_time(end) for start, end in pairs]
