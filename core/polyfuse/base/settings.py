@@ -172,6 +172,12 @@ class Settings:
     )
 
     # Launching.
+    native_host: bool = _option(
+        False,
+        "Run what happens between kernels as compiled code instead of Python, where all is on the processor "
+        "and a backend prints such programs: less time for each call of graphs of many small kernels.",
+        affects_code=True,
+    )
     device_graphs: bool = _option(
         False,
         "Record the work of a compiled graph once and launch it as one from then on, where its device can do "

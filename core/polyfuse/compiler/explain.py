@@ -38,6 +38,8 @@ def explain_graph(report: GraphReport) -> str:
     ]
     if report.recording is not None:
         lines.append(f"  device graph: {report.recording.text()}")
+    if report.host is not None:
+        lines.append(f"  host program: {report.host.text()}")
     if report.rewrites:
         lines.append(
             "  rewrites: " + ", ".join(f"{name} {count}" for name, count in report.rewrites if count)

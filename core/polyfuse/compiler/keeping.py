@@ -255,6 +255,7 @@ def _not_kept_with(settings: Settings) -> str:
         "fuel": settings.fuel is not None,
         "dump": bool(settings.dump),
         "profile": settings.profile,
+        "native_host": settings.native_host,
         "benchmark_harness": settings.benchmark_harness,
         "benchmark_fusion": settings.benchmark_fusion,
     }

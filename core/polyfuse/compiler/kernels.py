@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import PolyfuseError, UnsupportedError
@@ -176,6 +177,15 @@ class PendingKernel:
             return found
         uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args] + [0] * bool(source.scratch)
         return metered(source.name, source.key, kernel.device.partition(":")[0], uses, found)
+
+    def folder(self) -> Path | None:
+        """Where the built kernel lies; None where something else took its place."""
+        key = self.emitted.source.key
+        if isinstance(self.future.outcomes()[key], PolyfuseError):
+            return None
+        place = self.future.places()[key]
+        good = _is_good(self.emitted.backend, self.future, self.emitted.source)
+        return place.folder if good and isinstance(place, Located) else None
 
     def _found(self) -> Callable[..., Any]:
         """The callable kernel.

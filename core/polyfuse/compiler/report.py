@@ -7,6 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from polyfuse.runtime.device_graphs import GraphStatus
+from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import Decision
 
 __all__ = ["GraphReport", "LaunchReport", "last_reports", "record", "reset_reports"]
@@ -59,6 +60,7 @@ class GraphReport:
         eager: why the whole graph runs in eager mode; empty if it does not.
         kept: whether the graph was compiled before, by this process or another, and only read.
         recording: what becomes of recording its work, kept up to date; None where that was not asked for.
+        host: what becomes of its native host program; None where that was not asked for.
     """
 
     name: str
@@ -79,6 +81,7 @@ class GraphReport:
     eager: str = ""
     kept: bool = False
     recording: GraphStatus | None = None
+    host: HostStatus | None = None
 
 
 _LOCK = threading.Lock()

@@ -17,6 +17,7 @@ from polyfuse.base.log import get_logger, warn_once
 from polyfuse.compiler.dump import Dump
 from polyfuse.compiler.keeping import record_of
 from polyfuse.compiler.kernels import PendingKernel, emit_kernels, pending_kernels, submit, tune_kernels
+from polyfuse.compiler.native import native_host
 from polyfuse.compiler.report import GraphReport, LaunchReport, record
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.graph import AtenGraph
@@ -168,8 +169,12 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
         host = python_text(program, harness=settings.benchmark_harness)
     dump.write("program.py", lambda: host)
     kernels = pending_kernels(program, schedule, emitted, futures, session)
+    native = native_host(program, kernels, session)
+    if native is not None and native.source is not None:
+        dump.write(f"host.{native.source.language.split()[0]}", native.source.rendered)
     with clock.stage("load"):
         module = load(host, kernels, schedule.graph.objects, filename=dump.path("program.py"))
+        module.native = native
     notes = {key: item.source.note for key, item in emitted.items()}
     return Built(module, schedule, program, notes, kernels)
 
@@ -235,6 +240,7 @@ def _report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Cloc
         calls,
         aten.rewrites,
         recording=built.module.graph_status,
+        host=built.module.native.status if built.module.native is not None else None,
     )
 
 

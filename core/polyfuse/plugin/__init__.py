@@ -8,12 +8,13 @@ module which holds a hook implementation `polyfuse_manifest`; the manifest names
 from __future__ import annotations
 
 from polyfuse.plugin.api import API_VERSION, check_api
-from polyfuse.plugin.backend import Backend, Config, HostCall, Launchable, Source
+from polyfuse.plugin.backend import Backend, Config, Launchable, Source
 from polyfuse.plugin.choices import Choice, Instead, Made, Site
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
 from polyfuse.plugin.discovery import ENTRY_POINT_GROUP
 from polyfuse.plugin.extensions import Extensions, Offered
 from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.host import HostCall, HostProgram
 from polyfuse.plugin.lowering import Lowering, LoweringContext, TensorValue
 from polyfuse.plugin.manager import PluginManager, PluginState, State
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
@@ -30,6 +31,7 @@ __all__ = [
     "Extensions",
     "Finding",
     "HostCall",
+    "HostProgram",
     "Instead",
     "Launchable",
     "Lowering",

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from polyfuse.base.digest import digest
 from polyfuse.base.settings import Settings
-from polyfuse.plugin.claims import Claim, Yes
+from polyfuse.plugin.claims import Claim, No, Yes
+from polyfuse.plugin.host import HostCall, HostProgram
 from polyfuse.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
     from polyfuse.ir.nodes import Node, Reduction
 
-__all__ = ["Backend", "Config", "HostCall", "Launchable", "Source"]
+__all__ = ["Backend", "Config", "Launchable", "Source"]
 
 
 @dataclass(frozen=True)
@@ -90,20 +91,6 @@ class Config:
 
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in self.values)
-
-
-@dataclass(frozen=True)
-class HostCall:
-    """How a native host program calls a kernel directly: a C symbol in a library of the built folder.
-
-    `arguments` are kinds in the order of the kernel's arguments: `ptr`, `i64`, `f64` or `f32`; `trailing` are
-    kinds of what the host adds, such as `threads` or `stream`.
-    """
-
-    library: str
-    symbol: str
-    arguments: tuple[str, ...]
-    trailing: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -230,9 +217,19 @@ class Backend(ABC):
         """
         return Yes()
 
-    def host(self, kernel: Kernel) -> HostCall | None:
-        """Say how a native host program calls the kernel, or None: it is called through the launchable."""
+    def host(self, source: Source) -> HostCall | None:
+        """Say how a native host program calls a kernel, by the source that `emit` gave, or None: it is called
+        through the launchable.
+        """
         return None
+
+    def host_program(self, program: HostProgram) -> Source | No:
+        """Return a host program in this backend's language, as something that `build` builds, or why not.
+
+        What `load` returns for it is called once, with the tables that `polyfuse.runtime.native_program`
+        describes, and returns what is called with a list of inputs.
+        """
+        return No("it generates no host programs")
 
     def synchronize(self) -> None:  # noqa: B027 - a default that does nothing, not a missing one
         """Wait until all launched work is done. By default, launches are taken to return when done."""

@@ -177,7 +177,7 @@ class _Run:
         seen: dict[str, bool] = {}
         assert isinstance(self.returned, Return)
         for value, output in zip(self.returned.values, self.around.graph.outputs, strict=True):
-            for name in _names_in(value):
+            for name in names_in(value):
                 seen[name] = seen.get(name, True) and output.saved
         return tuple(i for i, name in enumerate(self.results) if seen.get(name, False))
 
@@ -187,7 +187,7 @@ def _uses(step: Step) -> Iterator[str]:
     if isinstance(step, LaunchKernel):
         yield from (o for o in step.operands if isinstance(o, str))
     elif isinstance(step, ExternStep):
-        yield from _names_in((step.args, tuple(value for _, value in step.kwargs)))
+        yield from names_in((step.args, tuple(value for _, value in step.kwargs)))
         if step.out == "out":
             yield from step.outputs
     elif isinstance(step, Reuse):
@@ -195,7 +195,7 @@ def _uses(step: Step) -> Iterator[str]:
     elif isinstance(step, MakeView):
         yield step.view.buffer
     elif isinstance(step, Return):
-        yield from _names_in(step.values)
+        yield from names_in(step.values)
     elif hasattr(step, "read"):
         yield step.read.name
     elif hasattr(step, "name") and not isinstance(step, Allocate):
@@ -212,11 +212,12 @@ def _makes(step: Step) -> Iterator[str]:
         yield from (name for name in step.outputs if name)
 
 
-def _names_in(value: Any) -> Iterator[str]:
+def names_in(value: Any) -> Iterator[str]:
+    """Variables in an operand or result."""
     if isinstance(value, Ref):
         yield value.name
     elif isinstance(value, View):
         yield value.buffer
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _names_in(item)
+            yield from names_in(item)

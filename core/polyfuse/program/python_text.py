@@ -39,7 +39,7 @@ from polyfuse.runtime.explain import MARK
 from polyfuse.symbolic import Index, IndexLike
 from polyfuse.symbolic import text as symbolic_text
 
-__all__ = ["python_text"]
+__all__ = ["OBJECT_CALL", "is_plain_layout", "origin_text", "python_text"]
 
 _RESERVED = frozenset((*keyword.kwlist, *dir(builtins), *runtime.__all__, "math", "torch", "args", "call"))
 _PLAIN_HOST_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -257,7 +257,7 @@ class _Printer:
                 continue
             if not isinstance(step, (Free, Return)) and step.origins != origins:
                 self._flush()
-                self._line(f"{MARK}{_origin_text(step.origins)}")
+                self._line(f"{MARK}{origin_text(step.origins)}")
                 origins = step.origins
             if isinstance(step, Free) and lost:
                 step = Free(tuple(name for name in step.names if name not in lost))
@@ -314,9 +314,7 @@ class _Printer:
             self._bind(step)
         elif isinstance(step, AssertLayout):
             layout = f"{self.shape(step.size)}, {self.shape(step.stride)}"
-            # tensors without strides are described with zeros, as expanded ones are
-            plain = not step.stride or any(n != 0 for n in step.stride)
-            check = self.helper("assert_size_stride" if plain else "assert_layout")
+            check = self.helper("assert_size_stride" if is_plain_layout(step) else "assert_layout")
             self._line(f"{check}({self.variable(step.name)}, {layout})")
         elif isinstance(step, AssertFinite):
             self._line(f"{self.helper('assert_finite')}({self.variable(step.name)}, {step.label!r})")
@@ -405,6 +403,11 @@ class _Printer:
         self._line(f"{step.symbol} = {text}")
 
 
+def is_plain_layout(step: AssertLayout) -> bool:
+    """Whether an input surely has strides: tensors without are described with zeros, as expanded ones are."""
+    return not step.stride or any(n != 0 for n in step.stride)
+
+
 def _print_part(printer: _Printer, part: Part, lost: set[str]) -> None:
     """A function, put before the program's own, and the call of it."""
     given = [printer.variable(name) for name in part.inputs] + list(part.symbols)
@@ -452,7 +455,7 @@ def _host_text(value: Any) -> str:
     return f"torch.{value!r}" if isinstance(value, torch.device) else str(value)
 
 
-def _origin_text(origins: tuple[Origin, ...]) -> str:
+def origin_text(origins: tuple[Origin, ...]) -> str:
     """Operators and source lines on one line."""
     if not origins:
         return "the compiler"

@@ -38,6 +38,8 @@ def time_kernels(module: CompiledModule, inputs: Sequence[Any], calls: int = 20)
     kernels = module.kernels
     spent: dict[str, list[float]] = {name: [] for name in kernels}
 
+    module(list(inputs))
+
     def timed(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         def run(*operands: Any) -> None:
             start = time.perf_counter()
@@ -46,12 +48,14 @@ def time_kernels(module: CompiledModule, inputs: Sequence[Any], calls: int = 20)
 
         return run
 
+    # a native host program calls its kernels by their addresses
+    run = namespace.get("call_python", module)
     try:
         namespace.update({name: timed(name, kernel) for name, kernel in kernels.items()})
         for _ in range(calls + 1):
             for samples in spent.values():
                 samples.append(0.0)
-            module(list(inputs))
+            run(list(inputs))
     finally:
         namespace.update(kernels)
     return {name: statistics.median(samples[1:]) for name, samples in spent.items()}

@@ -17,6 +17,7 @@ from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned
 from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor
 from polyfuse.runtime.native import on_device
+from polyfuse.runtime.native_program import HostStatus, NativeCall
 from polyfuse.torch_compat.bindings import has_no_memory
 
 __all__ = ["CompiledModule", "KernelEntry", "load"]
@@ -27,6 +28,21 @@ class Pending(Protocol):
 
     def result(self) -> Callable[..., Any]:
         """Wait for it; raises what its build raised."""
+
+
+class Native(Protocol):
+    """A native host program on its way.
+
+    Attributes:
+        status: what became of it.
+    """
+
+    status: HostStatus
+
+    def open(
+        self, launchables: Mapping[str, Callable[..., Any]], objects: Mapping[str, Any], aligned: Aligned
+    ) -> NativeCall | None:
+        """Wait for it; None where it cannot be had."""
 
 
 KernelEntry = Callable[..., Any] | Pending
@@ -46,6 +62,7 @@ class CompiledModule:
         output_strides: strides that the compiler chose for results, where it may; None if it changed none.
         graph_status: what becomes of recording its work; None where that was not asked for.
         kept: what the compiler stores of it, so that a later process need not compile it, or why it does not.
+        native: the same program in its native form, if that was asked for.
     """
 
     _boxed_call = True
@@ -66,6 +83,7 @@ class CompiledModule:
         self.namespace = namespace
         self.graph_status = GraphStatus() if namespace.get("GRAPH") is not None else None
         self.kept: object = "nobody said how to"
+        self.native: Native | None = None
         self._pending = dict(kernels)
         self._lock = threading.Lock()
         self._run: Callable[[list[Any]], tuple[Any, ...]] = self._first_run
@@ -105,12 +123,23 @@ class CompiledModule:
     def _first_run(self, args: list[Any]) -> tuple[Any, ...]:
         self._check_inputs(args)
         self.wait()
+        self._open_native()
         moved = misplaced(args, self.namespace["ALIGNED"])
         run = self._recorded(partial(self._entry, moved=moved))
         # which inputs are such is guarded: a call with others is another program's
         bare = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and has_no_memory(a)]
         self._run = partial(with_memory, run, positions=bare) if bare else run
         return self._run(args)
+
+    def _open_native(self) -> None:
+        """Put the native program in the place of the Python program, if there is one."""
+        if self.native is None:
+            return
+        space = self.namespace
+        objects = {key: space[variable] for variable, key in space["OBJECTS"].items()}
+        program = self.native.open(self.kernels, objects, space["ALIGNED"])
+        if program is not None:
+            space["call_python"], space["call"] = space["call"], program
 
     def _entry(self, name: str, moved: bool) -> Callable[[list[Any]], Any]:
         """A function of the program that takes all inputs, of which some are not where kernels want them."""

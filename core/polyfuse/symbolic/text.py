@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from polyfuse.symbolic.index import Atom, IndexLike
 
@@ -56,12 +57,19 @@ def _atom_value(atom: Atom, values: Mapping[str, int]) -> int:
     if atom.kind in ("axis", "sym"):
         return values[atom.name]
     if atom.kind == "host":
-        found = eval(atom.name, {"math": math, "__builtins__": _HOST_FUNCTIONS}, dict(values))
-        # a number that is no integer stays what it is: arguments of calls may be such
-        return int(found) if isinstance(found, bool) else found
+        found: int = host_value(atom.name, values)
+        return found
     arguments = [evaluate(a, values) for a in atom.args]
     if atom.kind == "floordiv":
         return arguments[0] // arguments[1]
     if atom.kind == "mod":
         return arguments[0] % arguments[1]
     return min(arguments) if atom.kind == "min" else max(arguments)
+
+
+def host_value(text: str, values: Mapping[str, int]) -> Any:
+    """The value of a number that is given as Python text over symbols; one that is no integer stays what it
+    is, for arguments of calls may be such.
+    """
+    found = eval(text, {"math": math, "__builtins__": _HOST_FUNCTIONS}, dict(values))
+    return int(found) if isinstance(found, bool) else found

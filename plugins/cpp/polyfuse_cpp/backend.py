@@ -10,9 +10,11 @@ from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
-from polyfuse.plugin import Backend, Claim, Config, HostCall, Launchable, No, Source, Yes
-from polyfuse_cpp.bindings import bindings_text
+from polyfuse.plugin import Backend, Claim, Config, HostCall, HostProgram, Launchable, No, Source, Yes
+from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
 from polyfuse_cpp.facts import analyse
+from polyfuse_cpp.host_program import host_source, host_unit, load_hosts
+from polyfuse_cpp.host_text import HOST_LANGUAGE
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
 from polyfuse_cpp.kernel import KernelText, kernel_text
 from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
@@ -118,7 +120,13 @@ class CppBackend(Backend):
         return kernel_text(kernel, self.isa.lanes, chosen.get("lane"), chosen.get("unroll"))
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
-        """One unit of all kernels, one library."""
+        """One unit of all kernels, one library; or one host program."""
+        if sources[0].language == HOST_LANGUAGE:
+            for source in sources:
+                path = folder / f"{source.key}.cpp"
+                path.write_text(host_unit(source), encoding="utf-8")
+                build_library(self.toolchain, self.isa, path, path.with_suffix(".so"), name=source.name)
+            return
         signatures: dict[str, str] = {}
         features: set[str] = set()
         texts: list[str] = []
@@ -146,14 +154,17 @@ class CppBackend(Backend):
         (folder / KEYS).write_text(rows, encoding="utf-8")
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
-        """The kernels of a built folder by key."""
-        return load_folder(folder)
+        """The kernels of a built folder by key, or its host programs."""
+        return load_folder(folder) if (folder / KEYS).exists() else load_hosts(folder)
 
-    def host(self, kernel: Kernel) -> HostCall | None:
+    def host(self, source: Source) -> HostCall | None:
         """Kernels are C functions: pointers and sizes in the order of the kernel's arguments."""
-        source = self.emit(kernel)
-        kinds = tuple("i64" if a.kind == "size" else "ptr" for a in kernel.args)
-        return HostCall(LIBRARY, source.symbol, kinds)
+        signature, _, _ = source.meta.split(";")
+        return HostCall(LIBRARY, source.symbol, tuple(CALL_KINDS[letter] for letter in signature))
+
+    def host_program(self, program: HostProgram) -> Source | No:
+        """A function over the plain C interface of `host/host.h`."""
+        return host_source(program)
 
     def describe(self) -> Mapping[str, str]:
         """Compiler, instruction set, and the headers that every kernel is built with."""

@@ -23,9 +23,12 @@ from pathlib import Path
 from polyfuse.base.errors import KernelLoadError
 from polyfuse_cpp.prelude import header_text
 
-__all__ = ["KernelCall", "bindings_text", "load_library"]
+__all__ = ["CALL_KINDS", "KernelCall", "bindings_text", "load_library"]
 
 KernelCall = Callable[..., None]
+
+CALL_KINDS = {"p": "ptr", "i": "i64", "d": "f64"}
+"""What native host programs call the letters of a signature."""
 
 _CALLS = {"p": "pf::any_pointer{{a[{0}].p}}", "i": "(pf::i64)a[{0}].i", "d": "a[{0}].d"}
 

@@ -1,0 +1,437 @@
+"""A host program in the form that backends print in their own languages (`polyfuse.plugin.host`).
+
+Tensors that only directly called kernels touch become plain memory: they are reserved, never made. All others
+are references, and whatever is done with them except launching kernels is a request to the surroundings. What
+has no such form is refused with a reason; the Python program does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.nodes import Opaque, View
+from polyfuse.plugin.host import (
+    Address,
+    Constant,
+    Discard,
+    Drop,
+    HostCall,
+    HostInput,
+    HostProgram,
+    HostStep,
+    Let,
+    Operand,
+    Place,
+    Request,
+    Reserve,
+    Run,
+    Send,
+)
+from polyfuse.program.native_memory import STACK_BYTES, Homes, find_homes, quiet_runs
+from polyfuse.program.python_text import OBJECT_CALL, is_plain_layout, origin_text
+from polyfuse.program.steps import (
+    Allocate,
+    AssertFinite,
+    AssertLayout,
+    BindSymbol,
+    Conform,
+    ExternStep,
+    Free,
+    LaunchKernel,
+    MakeView,
+    Observe,
+    Program,
+    Ref,
+    Return,
+    Reuse,
+    Step,
+)
+from polyfuse.symbolic import Atom, Index, IndexLike, atoms, bounds, storage_size, symbol
+from polyfuse.symbolic.index import as_atom
+from polyfuse.torch_compat import shapes
+
+__all__ = ["native_program"]
+
+
+def native_program(program: Program, calls: Mapping[str, HostCall | None]) -> HostProgram:
+    """The program as a backend prints it.
+
+    Args:
+        program: what to say.
+        calls: how each kernel is called directly, by its name in the program; None for one that can only be
+            launched from Python.
+
+    Raises:
+        UnsupportedError: something in it has no native form.
+    """
+    return _Lowering(program, calls).lowered()
+
+
+class _Lowering:
+    """The state of one program."""
+
+    def __init__(self, program: Program, calls: Mapping[str, HostCall | None]) -> None:
+        _refuse(program)
+        self.program = program
+        self.calls = calls
+        self.constants = dict(program.constants)
+        self.homes: Homes = find_homes(program, frozenset(n for n, c in calls.items() if c is not None))
+        self.table = [n for n in (k.name for k in program.kernels) if calls.get(n) is not None]
+        self.requests: list[Request] = []
+        self.steps: list[HostStep] = []
+        self.slots: dict[str, str] = {}
+        self.addressed: set[str] = set()
+        self.stacked: set[str] = set()
+        self.numbers = {i.name for i in program.inputs if i.kind == "symint"}
+        self.numbers.update(
+            s.read.name for s in program.steps if isinstance(s, BindSymbol) and s.read.kind == "value"
+        )
+        self.symbols: dict[str, Index] = {}
+        self.temporaries = 0
+        self.origin = ""
+        self.results: dict[str | IndexLike, int] = {}
+        self.returns: tuple[Any, ...] = ()
+        self.work: dict[int, int] = {}
+
+    def lowered(self) -> HostProgram:
+        """The whole program."""
+        program = self.program
+        launched = self.homes.launched
+        for item in program.inputs:
+            if item.alignment and not item.static:
+                self.addressed.add(item.name)  # the check fetches it
+            elif item.name in launched and item.kind == "tensor":
+                self._address(item.name)
+        pointed = tuple(name for name in self.constants if name in launched)
+        for name in pointed:
+            self._address(name)
+        for step in program.steps:
+            self.origin = origin_text(step.origins) if step.origins else ""
+            self._step(step)
+        called = tuple(self.calls[name] for name in self.table)
+        return HostProgram(
+            name=program.name,
+            inputs=tuple(
+                HostInput(
+                    i.name,
+                    {"tensor": "t", "symint": "i"}.get(i.kind, "r"),
+                    0 if i.static else i.alignment,
+                )
+                for i in program.inputs
+            ),
+            constants=pointed,
+            kernels=tuple(call for call in called if call is not None),
+            requests=tuple(self.requests),
+            steps=quiet_runs(self.steps, self.work),
+            results=tuple(self.results),
+            returns=self.returns,
+            constant_keys=tuple(self.constants[name] for name in pointed),
+            kernel_names=tuple(self.table),
+        )
+
+    # Steps.
+
+    def _step(self, step: Step) -> None:
+        if isinstance(step, LaunchKernel):
+            self._launch(step)
+        elif isinstance(step, ExternStep):
+            self._extern(step)
+        elif isinstance(step, Allocate):
+            self._allocate(step)
+        elif isinstance(step, Reuse):
+            self._reuse(step)
+        elif isinstance(step, MakeView):
+            self._make_view(step)
+        elif isinstance(step, Free):
+            self._free(step.names)
+        elif isinstance(step, BindSymbol):
+            self._bind(step)
+        elif isinstance(step, Return):
+            self._return(step)
+        elif isinstance(step, Conform):
+            self._conform(step)
+        else:
+            self._check(step)
+
+    def _launch(self, step: LaunchKernel) -> None:
+        call = self.calls.get(step.kernel)
+        if call is None:
+            operands: list[str | IndexLike] = []
+            args = tuple(self._value(Ref(o) if isinstance(o, str) else o, operands) for o in step.operands)
+            self._send("kernel", step.kernel, args, operands, ())
+            return
+        kinds = tuple("ptr" if isinstance(o, str) else "i64" for o in step.operands)
+        if kinds != call.arguments:
+            raise UnsupportedError(
+                f"kernel {step.kernel} takes {', '.join(call.arguments)}, not {', '.join(kinds)}"
+            )
+        for operand in step.operands:
+            if isinstance(operand, str):
+                self._address(operand)
+        placed = tuple(self._slot(o) if isinstance(o, str) else self._index(o) for o in step.operands)
+        self.work[len(self.steps)] = self._points(step.kernel)
+        self.steps.append(Run(self.table.index(step.kernel), placed))
+
+    def _points(self, name: str) -> int:
+        """How many points a kernel has, for the example sizes."""
+        kernel = next(entry.kernel for entry in self.program.kernels if entry.name == name)
+        total = 1
+        for hint in kernel.size_hints:
+            total *= max(1, hint)
+        return total
+
+    def _extern(self, step: ExternStep) -> None:
+        operands: list[str | IndexLike] = []
+        made: list[str] = []
+        args = tuple(self._value(a, operands, made) for a in step.args)
+        kwargs = [(key, self._value(value, operands, made)) for key, value in step.kwargs]
+        outputs: tuple[str, ...] = ()
+        kind, name = "operator", step.op
+        if step.op.startswith(OBJECT_CALL):
+            kind, name = "object", step.op.removeprefix(OBJECT_CALL)
+        if step.out == "out":
+            kwargs.append(("out", self._value(Ref(step.outputs[0]), operands, made)))
+            kind = "out" if kind == "operator" else kind
+        elif step.out != "none" and any(step.outputs):
+            outputs = step.outputs
+        self._send(kind, name, args, operands, outputs, tuple(kwargs), several=step.out == "tuple")
+        if made:
+            self.steps.append(Drop(tuple(made)))
+        for output in outputs:
+            if output and output not in self.numbers:
+                self._defined(output)
+
+    def _allocate(self, step: Allocate) -> None:
+        if step.device != "cpu":
+            raise UnsupportedError(f"{step.name} is allocated on {step.device}")
+        dtype: torch.dtype = getattr(torch, step.dtype)
+        if step.name in self.homes.plain:
+            size = self._index(storage_size(step.size, step.stride) * dtype.itemsize)
+            small = isinstance(size, int) and self.homes.stack_bytes <= STACK_BYTES
+            self.slots[step.name] = step.name
+            self.stacked.update((step.name,) if small else ())
+            self.steps.append(Reserve(step.name, size, small))
+            return
+        operands: list[str | IndexLike] = []
+        size_, stride = self._value(step.size, operands), self._value(step.stride, operands)
+        self._send("runtime", "empty_strided_cpu", (size_, stride, dtype), operands, (step.name,))
+        self._defined(step.name)
+
+    def _reuse(self, step: Reuse) -> None:
+        old = self._slot(step.old)
+        if step.new in self.homes.plain or step.same_layout:
+            self.slots[step.new] = old
+            return
+        operands: list[str | IndexLike] = [old]
+        size, stride = self._value(step.size, operands), self._value(step.stride, operands)
+        self._send("runtime", "reinterpret_tensor", (Operand(0), size, stride), operands, (step.new,))
+        self._defined(step.new)
+        self.steps.append(Drop((old,)))
+
+    def _make_view(self, step: MakeView) -> None:
+        view = step.view
+        if step.name not in self.homes.plain:
+            self._view(view, step.name)
+            self._defined(step.name)
+            return
+        self._address(view.buffer)
+        width = view.dtype.itemsize if view.dtype is not None else self.homes.itemsizes[view.buffer]
+        offset = self._index(view.offset * width)
+        self.slots[step.name] = step.name
+        self.steps.append(Place(step.name, self._slot(view.buffer), offset))
+
+    def _view(self, view: View, name: str) -> None:
+        operands: list[str | IndexLike] = []
+        base = self._value(Ref(view.buffer), operands)
+        size, stride = self._value(view.size, operands), self._value(view.stride, operands)
+        args: tuple[Any, ...] = (base, size, stride, self._value(view.offset, operands))
+        function = "reinterpret_tensor"
+        if view.dtype is not None:
+            function, args = "reinterpret_as", (*args, view.dtype.torch)
+        self._send("runtime", function, args, operands, (name,))
+
+    def _free(self, names: Sequence[str]) -> None:
+        dropped: list[str] = []
+        for name in names:
+            if name in self.numbers:
+                continue
+            if name not in self.homes.plain:
+                dropped.append(self._slot(name))
+            elif name in self.homes.owners:
+                slot = self._slot(name)
+                if slot not in self.stacked:
+                    self.steps.append(Discard(slot))
+        if dropped:
+            self.steps.append(Drop(tuple(dropped)))
+
+    def _bind(self, step: BindSymbol) -> None:
+        if shapes.named_fraction(step.symbol):
+            raise UnsupportedError(f"the number {step.symbol} is read from data and no integer")
+        read = step.read
+        number = read.name
+        if read.kind != "value":
+            number = self._temporary("number")
+            args = (Operand(0), read.dim)
+            operands: list[str | IndexLike] = [self._slot(read.name)]
+            self._send("runtime", read.kind, args, operands, (number,), letters="i")
+        self.steps.append(
+            Let(step.symbol, number, self._index(step.factor), self._index(step.offset), step.power)
+        )
+        if read.kind == "value" and (step.factor, step.offset, step.power) == (1, 0, 1):
+            self.symbols[number] = symbol(step.symbol)
+
+    def _conform(self, step: Conform) -> None:
+        operands: list[str | IndexLike] = [self._slot(step.name)]
+        size, stride = self._value(step.size, operands), self._value(step.stride, operands)
+        dtype = getattr(torch, step.dtype) if step.dtype else None
+        args = (Operand(0), size, stride, step.alignment or 1, dtype)
+        name = self._temporary("conformed")
+        self._send("runtime", "conform", args, operands, (name,))
+        self.steps.append(Drop((self._slot(step.name),)))
+        self.slots[step.name] = name
+        self._defined(step.name, name)
+
+    def _check(self, step: Step) -> None:
+        """Steps that only look at a tensor."""
+        if isinstance(step, AssertLayout):
+            operands: list[str | IndexLike] = [self._slot(step.name)]
+            size, stride = self._value(step.size, operands), self._value(step.stride, operands)
+            function = "assert_size_stride" if is_plain_layout(step) else "assert_layout"
+            self._send("runtime", function, (Operand(0), size, stride), operands, (), subject=step.name)
+        elif isinstance(step, AssertFinite):
+            self._send("runtime", "assert_finite", (Operand(0), step.label), [self._slot(step.name)], ())
+        elif isinstance(step, Observe):
+            self._send("runtime", "observe", (step.label, Operand(0)), [self._slot(step.name)], ())
+        else:
+            raise UnsupportedError(f"a step {type(step).__name__} has no native form")
+
+    def _return(self, step: Return) -> None:
+        operands: list[str | IndexLike] = []
+        self.returns = tuple(self._value(value, operands) for value in step.values)
+        self.results = {operand: i for i, operand in enumerate(operands)}
+
+    # Values.
+
+    def _value(self, value: Any, operands: list[str | IndexLike], made: list[str] | None = None) -> Any:
+        """An argument in which operands stand for what the program knows, which are put into a list. Names of
+        references that are made for it alone are put into `made`.
+        """
+        if isinstance(value, Ref):
+            if value.name in self.constants:
+                return Constant(self.constants[value.name])
+            if value.name in self.numbers:
+                return self._operand(self._number(value.name), operands)
+            return self._operand(self._slot(value.name), operands)
+        if isinstance(value, View):
+            name = self._temporary("view")
+            self._view(value, name)
+            self.slots[name] = name
+            if made is not None:
+                made.append(name)
+            return self._operand(name, operands)
+        if isinstance(value, Index):
+            return self._operand(self._number_of(value, made), operands)
+        if isinstance(value, (tuple, list)):
+            return tuple(self._value(item, operands, made) for item in value)
+        if isinstance(value, Opaque) and not value.text:
+            return Constant(value.key)
+        return value
+
+    def _operand(self, operand: str | IndexLike, operands: list[str | IndexLike]) -> Operand:
+        if operand not in operands:
+            operands.append(operand)
+        return Operand(operands.index(operand))
+
+    def _number(self, name: str) -> Index:
+        """The value of a variable that is a number."""
+        if name not in self.symbols:
+            fresh = self._temporary("number")
+            self.steps.append(Let(fresh, name))
+            self.symbols[name] = symbol(fresh)
+        return self.symbols[name]
+
+    def _number_of(self, index: Index, made: list[str] | None) -> str | IndexLike:
+        """A size; what only Python computes, because it may be a fraction, as a reference."""
+        atom: Atom | None = as_atom(index)
+        if made is None or atom is None or atom.kind != "host":
+            return self._index(index)
+        name = self._temporary("host")
+        operands: list[str | IndexLike] = []
+        names = tuple(dict.fromkeys(a.name for a in atoms(index) if a.kind == "sym"))
+        values = tuple(self._value(symbol(n), operands) for n in names)
+        self._send("runtime", "host_number", (atom.name, names, *values), operands, (name,))
+        self.slots[name] = name
+        made.append(name)
+        return name
+
+    def _index(self, index: IndexLike) -> IndexLike:
+        """A size that can be computed natively: in whole numbers, without a division by nothing."""
+        for atom in () if isinstance(index, int) else atoms(index):
+            if atom.kind == "host" or (atom.kind == "sym" and shapes.named_fraction(atom.name)):
+                raise UnsupportedError(f"the size {index} is no integer")
+            if atom.kind in ("floordiv", "mod"):
+                low, _ = bounds(atom.args[1])
+                if low is None or low < 1:
+                    raise UnsupportedError(f"the size {index} divides by a number that may be 0")
+        return index
+
+    # Requests and names.
+
+    def _send(
+        self,
+        kind: str,
+        name: str,
+        args: tuple[Any, ...],
+        operands: Sequence[str | IndexLike],
+        results: tuple[str, ...],
+        kwargs: tuple[tuple[str, Any], ...] = (),
+        *,
+        several: bool = False,
+        letters: str = "",
+        subject: str = "",
+    ) -> None:
+        letters = letters or "".join("-" if not r else "i" if r in self.numbers else "r" for r in results)
+        given = "".join("r" if isinstance(o, str) else "i" for o in operands)
+        request = Request(kind, name, args, kwargs, given, letters, several, self.origin, subject)
+        self.requests.append(request)
+        named = tuple(r for r in results if r)
+        for result in named:
+            self.slots[result] = result
+        self.steps.append(Send(len(self.requests) - 1, tuple(operands), named))
+
+    def _slot(self, name: str) -> str:
+        return self.slots.get(name, name)
+
+    def _defined(self, name: str, slot: str = "") -> None:
+        """Fetch the address of a new reference if kernels want it."""
+        self.addressed.discard(slot or name)
+        if name in self.homes.launched:
+            self._address(name)
+
+    def _address(self, name: str) -> None:
+        """Make sure of the address of a variable."""
+        slot = self._slot(name)
+        if name not in self.homes.plain and slot not in self.addressed:
+            self.addressed.add(slot)
+            self.steps.append(Address(slot))
+
+    def _temporary(self, prefix: str) -> str:
+        self.temporaries += 1
+        return f"{prefix}.{self.temporaries}"
+
+
+def _refuse(program: Program) -> None:
+    """Raise for programs that only Python runs."""
+    if program.device:
+        raise UnsupportedError(f"it computes on {program.device}")
+    if program.profile:
+        raise UnsupportedError("the option profile looks at every launch")
+    if program.parts:
+        raise UnsupportedError("parts of it are recorded")
+    for step in program.steps:
+        if isinstance(step, LaunchKernel) and step.device:
+            raise UnsupportedError(f"a kernel runs on {step.device}")

@@ -1,0 +1,82 @@
+"""Hand-built and compiled programs in both forms, Python and native."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import polyfuse  # noqa: F401 - registers the backend
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.program.native import native_program
+from polyfuse.program.native_tables import host_tables
+from program_builder import Builder
+
+
+def opened(builder: Builder, folder: Path, **options: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
+    """A hand-built program in its native form; its kernels are Python functions."""
+    from polyfuse_cpp.backend import CppBackend
+
+    program = builder.program(**options)
+    printed = native_program(program, {k.name: None for k in program.kernels})
+    backend = CppBackend(Settings())
+    source = backend.host_program(printed)
+    backend.build([source], folder)
+    functions = {k.name: builder.functions[k.launches[0]] for k in program.kernels}
+    aligned = builder.module(**options).namespace["ALIGNED"]
+    return backend.load(folder)[source.key](host_tables(printed, [], functions, builder.objects, aligned))
+
+
+def both(function: Callable[..., Any], folder: Path, **more: Any) -> tuple[Callable[..., Any], ...]:
+    """The function compiled with a Python program and with a native one, by the same kernels."""
+    made = []
+    options: Mapping[str, Any] = more.pop("options", {})
+    for native in (False, True):
+        torch._dynamo.reset()
+        shared = {"cache_dir": str(folder), "strict": True, "native_host": native, **options}
+        made.append(torch.compile(function, backend="polyfuse", options=shared, **more))
+    return tuple(made)
+
+
+def compare(function: Callable[..., Any], folder: Path, *calls: tuple[Any, ...], **more: Any) -> list[str]:
+    """Call both forms with the same inputs; results must be equal, bit by bit.
+
+    Returns what reports say of the native form.
+    """
+    python, native = both(function, folder, **more)
+    torch._dynamo.reset()
+    wanted = [python(*_copied(args)) for args in calls]
+    torch._dynamo.reset()
+    reset_reports()
+    for args, want in zip(calls, wanted, strict=True):
+        assert_same(native(*_copied(args)), want)
+    return [report.host.text() for report in last_reports() if report.host is not None]
+
+
+def assert_same(got: Any, want: Any) -> None:
+    if isinstance(want, torch.Tensor):
+        assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
+        assert torch.equal(_bytes(got), _bytes(want))
+    elif isinstance(want, (tuple, list)):
+        assert len(got) == len(want)
+        for one, other in zip(got, want, strict=True):
+            assert_same(one, other)
+    else:
+        assert type(got) is type(want) and got == want
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    plain = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    return plain.copy_(tensor.detach().reshape(-1)).view(torch.uint8)
+
+
+def _copied(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(
+        a.detach().clone(memory_format=torch.preserve_format).requires_grad_(a.requires_grad)
+        if isinstance(a, torch.Tensor)
+        else a
+        for a in args
+    )
