@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from models import checks
+from polyfuse.base.errors import PolyfuseError
 
 
 def block_diagonal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -43,3 +44,53 @@ def test_a_zero_keeps_its_sign_at_a_limit(count: int, dtype: torch.dtype) -> Non
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
         numbers = ~expected.isnan()
         assert torch.equal(found[numbers].signbit(), expected[numbers].signbit())
+
+
+def test_memory_that_is_given_back_is_read_before() -> None:
+    """As sharded training gives back gathered parameters; nothing in the schema of the call says so."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        early = torch.sin(x + 1)
+        x.untyped_storage().resize_(0)
+        return torch.cos(early)
+
+    x = torch.randn(23)
+    expected = torch.cos(torch.sin(x + 1))
+    torch.testing.assert_close(checks.compile_function(function, dynamic=False)(x), expected)
+    assert x.untyped_storage().size() == 0
+
+
+def checked_number(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    number = n.item()
+    torch._check(number == 3)
+    return x + number
+
+
+def checked_size(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    number = n.item()
+    torch._check(number == x.size(0))
+    return x + number
+
+
+def checked_count(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    places = n.nonzero()
+    torch._check(places.size(0) == 1)
+    return x[places[:, 0]] * 2
+
+
+@pytest.mark.parametrize("function", [checked_number, checked_size, checked_count])
+def test_what_a_check_says_of_data_is_checked(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    """Torch puts the number in everywhere, in the condition of its own check too."""
+    flags = function is checked_count
+    good = torch.tensor([0, 0, 1]) if flags else torch.tensor(3)
+    bad = (torch.tensor([1, 1, 0]), torch.tensor([0, 0, 0])) if flags else (torch.tensor(4), torch.tensor(-3))
+    x = torch.randn(3)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, capture_dynamic_output_shape_ops=True):
+        compiled = checks.compile_function(function)
+        torch.testing.assert_close(compiled(x, good), function(x, good))
+        for other in bad:
+            with pytest.raises((RuntimeError, PolyfuseError)):
+                compiled(x, other)
+        torch.testing.assert_close(compiled(x, good), function(x, good))

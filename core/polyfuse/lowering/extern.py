@@ -4,7 +4,7 @@ sight."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,10 +15,13 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import views_in
 from polyfuse.ir.nodes import Collective, ExternCall, Opaque, TemplateCall, View
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.sizes import FAR_BELOW
 from polyfuse.lowering.value import TensorValue
-from polyfuse.symbolic import Index
+from polyfuse.symbolic import Index, host, symbol
+from polyfuse.symbolic.convert import host_text
 from polyfuse.torch_compat import shapes
 
+CHECK = "aten._assert_scalar.default"
 _QUANTISING = ("aten.quantize_per_tensor", "aten.quantize_per_channel")
 
 
@@ -83,6 +86,9 @@ def call(
         _as_quantised(ctx, results, (*args, *(kwargs or {}).values()))
     outputs = tuple(r.view.buffer if isinstance(r, TensorValue) and r.view else "" for r in results)
     kind = TemplateCall if template else partial(Collective, group=group) if group else ExternCall
+    fakes = fake if many else (fake,)
+    symbols = _symbols(ctx, fakes)
+    replaced, conditions = _replaced(ctx, fakes)
     node = kind(
         ctx.fresh("call"),
         op,
@@ -93,11 +99,15 @@ def call(
         mutates=written,
         aliases=seen if aliases else (),
         ordered=ordered,
-        symbols=_symbols(ctx, fake if many else (fake,)),
+        symbols=symbols + replaced,
         fallback=fallback,
         origins=ctx.origins,
     )
     ctx.emit(node)
+    for condition, message in conditions:
+        name = ctx.fresh("call")
+        checked = (condition, message)
+        ctx.emit(ExternCall(name, CHECK, checked, (), (), out="none", ordered=True, origins=ctx.origins))
     return tuple(results) if many else results[0]
 
 
@@ -160,26 +170,54 @@ def _is_number(value: Any) -> bool:
 def _symbols(ctx: LoweringContext, fakes: Sequence[Any]) -> tuple[tuple[str, str], ...]:
     """Unbacked symbols that first appear in these results, and where to read them."""
     found: dict[str, str] = {}
-
-    def note(value: Any, path: str) -> None:
-        if not shapes.is_symbolic(value):
-            return
+    for value, path in _numbers(fakes):
         expr = value.node.expr
         for candidate in (expr, shapes.simplify(ctx.sizes.env, expr)):
             unbacked = shapes.unbacked_symbols(candidate)
             if len(unbacked) == 1 and str(unbacked[0]) not in ctx.bound_symbols:
                 if candidate == unbacked[0] or path.startswith("item"):
                     found.setdefault(str(unbacked[0]), path)
+    ctx.bound_symbols.update(found)
+    return tuple(found.items())
 
+
+def _replaced(
+    ctx: LoweringContext, fakes: Sequence[Any]
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[Index, str], ...]]:
+    """Unbacked symbols that first appear in these results and that a check in the program says equal
+    something else, which was put in everywhere: where to read them, and conditions for each with a message.
+
+    The program's own check, after which the two are one, is true wherever it stands.
+    """
+    found: dict[str, str] = {}
+    conditions: list[tuple[Index, str]] = []
+    for value, path in _numbers(fakes):
+        pair = shapes.replaced_by(ctx.sizes.env, value)
+        if pair is None or str(pair[0]) in ctx.bound_symbols:
+            continue
+        known = shapes.free_symbols(pair[1])
+        if any(shapes.is_unbacked(s) and str(s) not in ctx.bound_symbols for s in known):
+            continue
+        expr = shapes.equality(*pair)
+        name = str(pair[0])
+        found[name] = path
+        ctx.bound_symbols.add(name)
+        ctx.sizes.hints[name] = ctx.sizes.hint(ctx.sizes.index(value))
+        symbols = (symbol(name, FAR_BELOW), *(ctx.sizes.index(s) for s in known))
+        condition = host(host_text(expr), symbols, 0, 1)
+        assert isinstance(condition, Index)
+        conditions.append((condition, f"Runtime assertion failed for expression {expr}"))
+    return tuple(found.items()), tuple(conditions)
+
+
+def _numbers(fakes: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+    """Symbolic numbers among results and in the layouts of results, and where to read each."""
     for k, fake in enumerate(fakes):
         if isinstance(fake, torch.Tensor):
             if type(fake).__name__ in ("FakeTensor", "Tensor", "Parameter") and fake.layout is torch.strided:
-                for d, n in enumerate(fake.shape):
-                    note(n, f"size:{k}:{d}")
-                for d, n in enumerate(fake.stride()):
-                    note(n, f"stride:{k}:{d}")
-        else:
-            note(fake, f"item:{k}")
-    for name in found:
-        ctx.bound_symbols.add(name)
-    return tuple(found.items())
+                yield from ((n, f"size:{k}:{d}") for d, n in enumerate(fake.shape) if shapes.is_symbolic(n))
+                yield from (
+                    (n, f"stride:{k}:{d}") for d, n in enumerate(fake.stride()) if shapes.is_symbolic(n)
+                )
+        elif shapes.is_symbolic(fake):
+            yield fake, f"item:{k}"

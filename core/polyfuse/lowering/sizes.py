@@ -11,7 +11,8 @@ from polyfuse.symbolic.index import atoms, of_atom
 from polyfuse.symbolic.text import evaluate
 from polyfuse.torch_compat import shapes
 
-_FAR_BELOW = -(2**62)
+FAR_BELOW = -(2**62)
+"""Below any number that data can hold: the bound of a symbol of which nothing is known."""
 
 
 class SizeTable:
@@ -89,13 +90,13 @@ class SizeTable:
                 self.hints[str(free)] = shapes.hint(self.env, free)
         if not getattr(expr, "is_integer", False):
             if getattr(expr, "is_Symbol", False):
-                return symbol(str(expr), _FAR_BELOW)
-            return host(host_text(expr), tuple(self.index(s) for s in shapes.free_symbols(expr)), _FAR_BELOW)
+                return symbol(str(expr), FAR_BELOW)
+            return host(host_text(expr), tuple(self.index(s) for s in shapes.free_symbols(expr)), FAR_BELOW)
         return from_sympy(expr, self._bounds)
 
     def _bounds(self, expr: Any) -> tuple[int, int | None]:
         low, high = shapes.value_range(self.env, expr)
-        return _FAR_BELOW if low is None else low, high
+        return FAR_BELOW if low is None else low, high
 
 
 def _without_unit_maximum(index: Index) -> IndexLike:
@@ -116,4 +117,4 @@ def _size_of_maximum(atom: Atom) -> IndexLike:
     return of_atom(atom)
 
 
-__all__ = ["SizeTable"]
+__all__ = ["FAR_BELOW", "SizeTable"]

@@ -75,7 +75,7 @@ def conform(
         if tuple(tensor.shape) != tuple(size):
             raise PolyfuseError(
                 f"an operator returned the shape {tuple(tensor.shape)} where {tuple(size)} was announced",
-                "correct the operator's fake (meta) implementation",
+                "correct the operator's fake (meta) implementation, or the program's check that announces it",
             ) from None
         return _copy(tensor, size, stride)
     if alignment > 1 and tensor.data_ptr() % alignment:

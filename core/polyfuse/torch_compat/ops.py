@@ -82,6 +82,8 @@ _PYTHON_MODULES = (
 
 # Views whose schema does not say so, and factory-like ops whose contents are whatever memory held.
 _HIDDEN_VIEWS = frozenset({"aten._unsafe_view.default", "aten.lift_fresh.default", "aten.contiguous.default"})
+# Arguments written to although the schema does not say so: their memory may be gone afterwards.
+_HIDDEN_WRITES = {"inductor.resize_storage_bytes_.default": (0,)}
 _UNINITIALISED = frozenset(
     {
         "aten.empty.memory_format",
@@ -199,7 +201,7 @@ def _opaque(name: str) -> OpFacts:
 
 def _overload_facts(op: OpOverload, name: str) -> OpFacts:
     schema, tags = op._schema, op.tags
-    mutates = tuple(
+    mutates = _HIDDEN_WRITES.get(name) or tuple(
         i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write
     )
     aliased = any(r.alias_info is not None for r in schema.returns)

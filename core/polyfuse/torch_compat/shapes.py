@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
     "ShapeEnv",
+    "equality",
     "expr_of",
     "exprs_of",
     "finite_range",
@@ -31,6 +32,7 @@ __all__ = [
     "named_by_data",
     "named_fraction",
     "no_guards",
+    "replaced_by",
     "require",
     "simplify",
     "statically_known",
@@ -103,6 +105,21 @@ def unbacked_symbols(value: Any) -> tuple[sympy.Symbol, ...]:
 def is_unbacked(value: Any) -> bool:
     """True if any symbol of `value` comes from data."""
     return bool(unbacked_symbols(value))
+
+
+def replaced_by(shape_env: ShapeEnv | None, value: Any) -> tuple[sympy.Symbol, Any] | None:
+    """The symbol that `value`, read from data, was traced as, and what took its place since: a number, or an
+    expression of other symbols, that a check in the program says it equals. None where nothing did."""
+    traced = value.node._expr
+    if not (isinstance(traced, sympy.Symbol) and _is_unbacked_symbol(traced)):
+        return None
+    known = simplify(shape_env, value.node.expr)
+    return None if isinstance(known, sympy.Symbol) and known == traced else (traced, known)
+
+
+def equality(symbol: sympy.Symbol, known: Any) -> Any:
+    """The condition that a symbol has a value, as an expression in which nothing is put in."""
+    return sympy.Eq(symbol, known, evaluate=False)
 
 
 def named_by_data(name: str) -> bool:
