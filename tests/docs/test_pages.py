@@ -46,6 +46,18 @@ def test_the_snippets_of_the_user_guide_run(capsys) -> None:
     assert "graph " in capsys.readouterr().out and namespace["kernels"] > 0
 
 
+def test_the_snippets_about_packages_run(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model, x = torch.nn.Linear(4, 8), torch.randn(5, 4)
+    namespace = {"torch": torch, "model": model, "example": torch.randn(3, 4), "x": x}
+    page = (ROOT / "docs" / "packages.md").read_text(encoding="utf-8")
+    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(snippet, namespace)
+    torch.testing.assert_close(namespace["y"], model(x))
+    wanted = torch.nn.functional.linear(x, 2 * model.weight, model.bias)
+    torch.testing.assert_close(namespace["run"](x), wanted)
+
+
 def test_the_first_snippet_of_the_readme_runs() -> None:
     torch._dynamo.reset()
     page = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "conformance": ("polyfuse.cli.conformance", "test a backend against the reference interpreter"),
     "doctor": ("polyfuse.cli.doctor", "check this installation and every backend's toolchain"),
     "explain": ("polyfuse.cli.explain", "run a program and tell what was compiled, and why so"),
+    "package": ("polyfuse.cli.package", "describe or verify an ahead-of-time package"),
     "replay": ("polyfuse.cli.replay", "run a dumped graph or kernel beside the interpreter"),
     "settings": ("polyfuse.cli.settings", "list every option with its value here"),
     "tune": ("polyfuse.cli.tune", "show or forget what was timed on this machine"),

@@ -137,10 +137,11 @@ def _add_unit(writer: ArchiveWriter, kernel: PlacedKernel) -> Unit:
     folder = kernel.folder
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     # the store that it is put into lists the files anew
-    files = sorted(name for name in names if name != CONTENTS)
-    for file in files:
-        writer.add(f"kernels/{kernel.unit}/{file}", (folder / file).read_bytes())
-    return Unit(kernel.backend.name, tuple(files))
+    files = {name: folder / name for name in names if name != CONTENTS}
+    files.update(kernel.backend.companions())
+    for name in sorted(files):
+        writer.add(f"kernels/{kernel.unit}/{name}", files[name].read_bytes())
+    return Unit(kernel.backend.name, tuple(sorted(files)))
 
 
 def _note(backend: Backend, session: CompileSession) -> BackendNote:

@@ -209,6 +209,12 @@ class Backend(ABC):
         """Load a folder that `build` filled, possibly in another process, and return its kernels by
         `Source.key`. Raise `KernelLoadError` when it cannot be loaded."""
 
+    def companions(self) -> Mapping[str, Path]:
+        """Return files that the manifest's `loader` needs besides what `build` made, such as a launcher that a
+        compiler built: where they lie, by the names under which a package puts them into each built folder.
+        """
+        return {}
+
     def review(self, folder: Path, key: str) -> Claim:
         """Say whether a built kernel is as it should be, by what its build left in the folder.
 

@@ -26,6 +26,7 @@ def polyfuse_manifest() -> Manifest:
         api=API_VERSION,
         device_types=("cuda",),
         load="polyfuse_cutlass.backend:CutlassBackend",
+        loader="polyfuse_cutlass.loading:load_packaged",
         # behind those that compute everything: it is asked for what they leave, and for matrix products
         priority={"cuda": 50},
         offers=(Offer.KERNELS, Offer.CHOICES),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from importlib import metadata, util
 from pathlib import Path
 
-from polyfuse.base.errors import BackendUnavailableError, KernelLoadError, UnsupportedError
+from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
@@ -16,6 +15,7 @@ from polyfuse_halide.automatic import SCHEDULERS, automatic_configs, automatic_t
 from polyfuse_halide.claims import claim_of
 from polyfuse_halide.gpu import Gpu, gpu_of
 from polyfuse_halide.host import Host, host
+from polyfuse_halide.loading import load_folder
 from polyfuse_halide.machine import supported
 from polyfuse_halide.pins import pin_of, read_pins
 from polyfuse_halide.plan import pinned_choices
@@ -155,39 +155,7 @@ class HalideBackend(Backend):
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """Launchers of a built folder's kernels, by key."""
-        from polyfuse.runtime.native import tensor_data_ptr_address
-        from polyfuse_halide.launch import make_launcher
-        from polyfuse_halide.objects import link
-
-        try:
-            rows = json.loads((folder / "kernels.json").read_text(encoding="utf-8"))
-            objects = [(folder / f"{row['key']}.o").read_bytes() for row in rows]
-        except (OSError, ValueError) as error:
-            raise KernelLoadError(
-                f"the built folder {folder} is incomplete ({error})",
-                "delete it from the cache and compile again",
-            ) from error
-        pointer = tensor_data_ptr_address()
-        if rows and '"device"' in rows[0]["meta"]:
-            from polyfuse_halide.device_launch import device_launcher
-
-            return {
-                row["key"]: device_launcher(row["symbol"], data, row["meta"], pointer)
-                for row, data in zip(rows, objects, strict=True)
-            }
-        symbols: Mapping[str, int] = {}
-        if self._checks:
-            from polyfuse_halide.checks import faults
-
-            symbols = faults().symbols(b"".join(objects))
-        functions = link(objects, [row["symbol"] for row in rows], symbols)
-        found = {
-            row["key"]: make_launcher(row["symbol"], functions[row["symbol"]], row["meta"], pointer)
-            for row in rows
-        }
-        if not self._checks:
-            return found
-        return {row["key"]: faults().watched(found[row["key"]], row["name"]) for row in rows}
+        return load_folder(folder, self._checks)
 
     def synchronize(self) -> None:
         """Wait for the GPU, where there is one."""

@@ -25,6 +25,7 @@ def polyfuse_manifest() -> Manifest:
         api=API_VERSION,
         device_types=("cpu", "cuda"),
         load="polyfuse_halide.backend:HalideBackend",
+        loader="polyfuse_halide.loading:load_packaged",
         priority={"cpu": 90},
         offers=(Offer.KERNELS,),
         requires=Requires(packages=("halide>=21,<22",), hardware=("Linux on x86-64",)),

@@ -32,14 +32,17 @@ class Launcher(Protocol):
 
 class LauncherSource:
     """The launcher of one session: its library is built in the background from the start, if it is not there,
-    and loaded when the first kernel is.
+    and loaded when the first kernel is. One that lies elsewhere already may be given.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, library: Path | None = None) -> None:
         self._root = writable_root(settings)
         self._lock = threading.Lock()
         self._launcher: Launcher | None = None
         self._built: Future[Path] | None = None
+        if library is not None:
+            self._built = Future()
+            self._built.set_result(library)
 
     def start(self) -> None:
         """Begin to build the library, in a thread."""
@@ -48,6 +51,12 @@ class LauncherSource:
                 return
             self._built = Future()
         threading.Thread(target=_build, args=(self._root, self._built), name="polyfuse-launcher").start()
+
+    def library(self) -> Path | None:
+        """Where the native library lies, or None where it could not be built."""
+        self.start()
+        assert self._built is not None
+        return self._built.result() if self._built.exception() is None else None
 
     def get(self) -> Launcher:
         """The launcher; raises `KernelLoadError` where the driver cannot be used."""

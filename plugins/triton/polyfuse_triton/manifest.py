@@ -25,6 +25,7 @@ def polyfuse_manifest() -> Manifest:
         api=API_VERSION,
         device_types=("cuda",),
         load="polyfuse_triton.backend:TritonBackend",
+        loader="polyfuse_triton.loading:load_packaged",
         priority={"cuda": 100},
         offers=(Offer.KERNELS, Offer.LOWERINGS),
         requires=Requires(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from fake_gpu import FakeDriver
 from polyfuse.base.errors import KernelBuildError, KernelLaunchError, KernelLoadError
 from polyfuse.base.settings import Settings
 from polyfuse_triton import launcher as launcher_module
+from polyfuse_triton import loading
 from polyfuse_triton.artifact import Artifact, Variant, write_unit
 from polyfuse_triton.launcher import Launcher, LauncherSource
 from polyfuse_triton.meta import KernelMeta, MetaArg
@@ -394,6 +396,22 @@ class TestSource:
         source.load(tmp_path)["key"](*tensors(), 1, 1)
         assert isinstance(source.get(), PlainLauncher) and len(driver.launches()) == 1
         assert len(warnings) == 1 and "slow launcher" in warnings[0] and "CXX" in warnings[0]
+
+    def test_packages_bring_the_launcher_along(self, driver, services, library, tmp_path, monkeypatch):
+        monkeypatch.setattr("polyfuse_triton.services.torch_services", lambda: services)
+        monkeypatch.setattr(loading, "_SHARED", [])
+        monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+        monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))
+        shutil.copy(library, tmp_path / loading.LAUNCHER)
+        write_unit(tmp_path, [artifact(tmp_path)], "test")
+        loading.load_packaged(tmp_path, {})["key"](*tensors(), 1, 1)
+        assert isinstance(loading._SHARED[0].get(), NativeLauncher) and len(driver.launches()) == 1
+
+    def test_where_the_launcher_lies(self, tmp_path, monkeypatch):
+        source = LauncherSource(self.settings(tmp_path / "cache"))
+        assert source.library() == library_path(tmp_path / "cache")
+        monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+        assert LauncherSource(self.settings(tmp_path / "other")).library() is None
 
     def test_a_compiler_that_fails_leaves_nothing(self, tmp_path, monkeypatch):
         monkeypatch.setenv("CXX", "false")

@@ -11,6 +11,7 @@ from torch.export import Dim, export
 from packaged_models import exported, in_a_process, mixed
 from polyfuse.aot import Package, load, package
 from polyfuse.base.errors import InvalidOptionError, PackageError, UnsupportedError
+from requirements import HALIDE
 
 SCRIPT = """
 import json, sys, torch
@@ -72,6 +73,18 @@ def test_it_is_loaded_without_a_compiler(path, tmp_path):
         *("polyfuse_cpp", "polyfuse_cpp.bindings", "polyfuse_cpp.isa"),
         *("polyfuse_cpp.loading", "polyfuse_cpp.prelude"),
     }
+
+
+def test_another_backend_loads_its_kernels_without_its_generator(tmp_path):
+    pytest.importorskip("halide", reason=HALIDE)
+    path = package(exported(mixed()), path=tmp_path / "halide.pf", options={"backends": ["halide", "cpp"]})
+    x, y = torch.randn(7, 8), torch.randn(6)
+    torch.save({"x": x, "y": y}, tmp_path / "in.pt")
+    files = (str(p) for p in (path, tmp_path / "in.pt", tmp_path / "out.pt"))
+    modules = set(in_a_process(SCRIPT, *files, POLYFUSE_CACHE_DIR=str(tmp_path / "cache")))
+    assert "polyfuse_halide.loading" in modules
+    assert sorted(modules & {"halide", "polyfuse_halide.kernel", "polyfuse.compiler", "polyfuse.ir"}) == []
+    torch.testing.assert_close(torch.load(tmp_path / "out.pt", weights_only=True)["z"], mixed()(x, y)["z"])
 
 
 def test_equal_models_give_equal_files(path, tmp_path):

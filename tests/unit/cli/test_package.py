@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+import zipfile
+
+import pytest
+import torch
+
+from packaged_models import exported, mixed
+from polyfuse import cli
+from polyfuse.aot import package
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return package(exported(mixed()), path=tmp_path_factory.mktemp("packages") / "mixed.pf")
+
+
+def test_info(path, capsys):
+    assert cli.main(["package", "info", str(path)]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        *("entry forward(x, y, scale)", "y: float32[6] on cpu, written to", "scale: 3", "in 2..64"),
+        *("weights: 5, ", "needs: cpu", f"with torch {torch.__version__}", "kernels of cpp: "),
+    ):
+        assert words in out
+
+
+def test_info_as_json(path, capsys):
+    assert cli.main(["package", "info", "--json", str(path)]) == 0
+    manifest = json.loads(capsys.readouterr().out)
+    assert manifest["format"] == [1, 0] and list(manifest["entries"]) == ["forward"]
+
+
+def test_verify(path, tmp_path, capsys):
+    assert cli.main(["package", "verify", str(path)]) == 0
+    assert "members are as they were written" in capsys.readouterr().out
+    changed = tmp_path / "changed.pf"
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(changed, "w") as new:
+        for info in old.infolist():
+            new.writestr(info, old.read(info) + b" " * (info.filename == "programs/forward.py"))
+    assert cli.main(["package", "verify", str(changed)]) == 1
+    assert "programs/forward.py in the package" in capsys.readouterr().err
+    assert cli.main(["package", "info", str(tmp_path / "none.pf")]) == 1
+    assert "there is no file" in capsys.readouterr().err
