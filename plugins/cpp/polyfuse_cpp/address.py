@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.symbolic import Index, IndexLike, bounds, is_nonnegative
+from polyfuse.kit.spans import fits_i32, known_range
+from polyfuse.symbolic import Index, IndexLike, is_nonnegative
 from polyfuse.symbolic.index import Atom
 
 __all__ = [
     "fits_deep",
-    "fits_i32",
     "index_text",
     "is_power_of_two",
-    "known_range",
     "safe_name",
     "static_multiple",
 ]
@@ -199,17 +198,6 @@ def _atom_text(atom: Atom, names: Mapping[str, str]) -> str:
     for other in arguments[1:]:
         text = f"index_{atom.kind}({text}, {other})"
     return text
-
-
-def known_range(index: IndexLike) -> tuple[int, int] | None:
-    """Inclusive bounds where both are known."""
-    low, high = bounds(index)
-    return None if low is None or high is None else (low, high)
-
-
-def fits_i32(span: tuple[float, float] | None) -> bool:
-    """Whether every value of a range is a 32-bit integer."""
-    return span is not None and span[0] >= -(1 << 31) and span[1] < 1 << 31
 
 
 def fits_deep(index: IndexLike) -> bool:

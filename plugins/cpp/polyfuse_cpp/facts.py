@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel, Stmt
 from polyfuse.ir.types import DType
+from polyfuse.kit.spans import Span, fits_i32, span_of
 from polyfuse.symbolic import IndexLike, axis_name, free_axes
-from polyfuse_cpp.address import fits_i32, known_range
 from polyfuse_cpp.ops import cost_of
 
 __all__ = ["Access", "Facts", "analyse"]
-
-Span = tuple[int, int]
-Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Facts:
     sizes: Mapping[str, IndexLike]
     hints: Mapping[str, int]
     depends: Mapping[str, frozenset[str]]
-    ranges: Mapping[str, Span]
+    ranges: Mapping[str, tuple[int, int]]
     accesses: tuple[Access, ...]
     written: frozenset[str]
     local_names: frozenset[str]
@@ -94,8 +90,8 @@ def analyse(kernel: Kernel) -> Facts:
     memory.update({b.name: b.dtype for b in kernel.locals})
     accesses = tuple(_accesses(kernel))
     depends: dict[str, frozenset[str]] = {}
-    ranges: dict[str, Span] = {}
-    spans: dict[str, Bounds] = {}
+    ranges: dict[str, tuple[int, int]] = {}
+    spans: dict[str, Span] = {}
     dtypes: dict[str, DType] = {}
     everything = frozenset(names)
     for section in kernel.sections:
@@ -111,7 +107,7 @@ def analyse(kernel: Kernel) -> Facts:
                 depends[target] = found
                 dtypes[target] = dtype
             if len(stmt.targets) == 1:
-                span = _span(stmt, spans)
+                span = span_of(stmt, [spans.get(a) for a in stmt.args])
                 if span is not None:
                     spans[stmt.targets[0]] = span
                     if stmt.dtype is DType.i64 and fits_i32(span):
@@ -170,48 +166,3 @@ def _hints(kernel: Kernel, names: tuple[str, ...], sizes: Mapping[str, IndexLike
         else:
             hints[name] = kernel.size_hints[place] if place < len(kernel.size_hints) else 512
     return hints
-
-
-def _span(stmt: Stmt, spans: Mapping[str, Bounds]) -> Bounds | None:
-    """Bounds of a statement's value, from those of its operands; None where there are none within 32 bits."""
-    if stmt.op == "const":
-        value = stmt.attrs[0]
-        return (value, value) if abs(value) < 1 << 31 else None
-    if stmt.op == "index":
-        return known_range(stmt.attrs[0])
-    found = [spans.get(a) for a in (stmt.args[1:] if stmt.op == "where" else stmt.args)]
-    known = [s for s in found if s is not None]
-    if not known or len(known) != len(found) or len(known) > 2:
-        return None
-    (lo, hi), (lo2, hi2) = known[0], known[-1]
-    result = _combine(stmt, lo, hi, lo2, hi2)
-    if result is None or max(map(abs, result)) >= 1 << 31:
-        return None
-    if stmt.dtype.is_float and stmt.op in ("add", "sub", "mul", "cast"):
-        # room for rounding
-        slack = max(map(abs, result)) * 1e-6
-        return result[0] - slack, result[1] + slack
-    return result
-
-
-def _combine(stmt: Stmt, lo: float, hi: float, lo2: float, hi2: float) -> Bounds | None:
-    op = stmt.op
-    if op == "add":
-        return lo + lo2, hi + hi2
-    if op == "sub":
-        return lo - hi2, hi - lo2
-    if op == "mul":
-        corners = [a * b for a in (lo, hi) for b in (lo2, hi2)]
-        return min(corners), max(corners)
-    if op == "neg":
-        return -hi, -lo
-    if op in ("minimum", "maximum"):
-        pick = min if op == "minimum" else max
-        return pick(lo, lo2), pick(hi, hi2)
-    if op == "where":
-        return min(lo, lo2), max(hi, hi2)
-    if op in ("floor", "ceil", "trunc", "round"):
-        return math.floor(lo), math.ceil(hi)
-    if op == "cast" and stmt.dtype in (DType.f32, DType.f64, DType.i64, DType.i32):
-        return (lo, hi) if stmt.dtype.is_float else (min(math.trunc(lo), 0), max(math.trunc(hi), 0))
-    return None

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.kit.spans import fits_i32, known_range
 from polyfuse.symbolic import (
     Atom,
     Index,
     IndexLike,
     Monomial,
-    bounds,
     exact,
     free_axes,
     free_symbols,
@@ -24,7 +24,7 @@ from polyfuse.symbolic import (
     of_atom,
 )
 
-__all__ = ["Address", "Indexer", "Variable", "fits_deep", "fits_i32", "known_range"]
+__all__ = ["Address", "Indexer", "Variable", "fits_deep"]
 
 
 @dataclass(frozen=True)
@@ -69,17 +69,6 @@ class Address:
 def _grouped(text: str) -> str:
     """A part of an address, in parentheses where it is more than one name or product."""
     return f"({text})" if " + " in text or " - " in text or text.startswith("-") else text
-
-
-def known_range(index: IndexLike) -> tuple[int, int] | None:
-    """Inclusive bounds where both are known."""
-    low, high = bounds(index)
-    return None if low is None or high is None else (low, high)
-
-
-def fits_i32(span: tuple[float, float] | None) -> bool:
-    """Whether every value of a range is a 32-bit integer."""
-    return span is not None and span[0] >= -(1 << 31) and span[1] < 1 << 31
 
 
 def fits_deep(index: IndexLike) -> bool:

@@ -9,15 +9,15 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel, Stmt
 from polyfuse.ir.types import DType
+from polyfuse.kit.spans import Span, fits_i32, span_of
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.dtypes import inline_literal, literal, triton_type
 from polyfuse_triton.facts import Facts
-from polyfuse_triton.indexing import Indexer, Variable, fits_i32
+from polyfuse_triton.indexing import Indexer, Variable
 from polyfuse_triton.ops import cast_text, is_infix, operation_text
 from polyfuse_triton.places import Surroundings
 from polyfuse_triton.plan import Plan
 from polyfuse_triton.quotients import quotient_by, stores_halves
-from polyfuse_triton.spans import Span, span_of
 from polyfuse_triton.writer import Writer
 
 __all__ = ["Scope", "Value"]

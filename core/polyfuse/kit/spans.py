@@ -8,11 +8,22 @@ from typing import TypeAlias
 
 from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.types import DType
-from polyfuse_triton.indexing import known_range
+from polyfuse.symbolic import IndexLike, bounds
 
-__all__ = ["Span", "span_of"]
+__all__ = ["Span", "fits_i32", "known_range", "span_of"]
 
 Span: TypeAlias = tuple[float, float]
+
+
+def known_range(index: IndexLike) -> tuple[int, int] | None:
+    """Inclusive bounds of an index where both are known."""
+    low, high = bounds(index)
+    return None if low is None or high is None else (low, high)
+
+
+def fits_i32(span: Span | None) -> bool:
+    """Whether every value of a range is a 32-bit integer."""
+    return span is not None and span[0] >= -(1 << 31) and span[1] < 1 << 31
 
 
 def span_of(stmt: Stmt, operands: Sequence[Span | None]) -> Span | None:
