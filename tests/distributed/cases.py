@@ -181,12 +181,22 @@ CASES = {
 }
 
 
+IN_GRAPHS = (sequence_parallel, tensor_parallel, functional, in_place, results_that_run)
+"""Those whose collectives the compiler sees."""
+
+
+def overlapped(function: Any) -> Any:
+    """`function` compiled with as much beside its collectives as there is."""
+    return compiled(function, overlap_collectives=True, overlap_memory=1000, network_bandwidth=1)
+
+
 def judge(case: Callable[..., Answer], rank: int) -> str:
     """What is wrong with a compiled case; empty if nothing is."""
     try:
-        expected = case(rank, lambda function, **options: function)
-        torch._dynamo.reset()
-        torch.testing.assert_close(case(rank, compiled), expected)
+        expected = case(rank, lambda function: function)
+        for compile in (compiled, overlapped) if case in IN_GRAPHS else (compiled,):
+            torch._dynamo.reset()
+            torch.testing.assert_close(case(rank, compile), expected)
     except Exception:
         return traceback.format_exc()
     return ""

@@ -192,6 +192,27 @@ class Settings:
         affects_code=True,
     )
 
+    # Communication.
+    overlap_collectives: bool = _option(
+        False,
+        "Start functional collectives early, wait for them late, and compute other things in between, as far "
+        "as dependencies and `overlap_memory` let it; off: in the order of the program.",
+        affects_code=True,
+    )
+    overlap_memory: int = _option(
+        20,
+        "Percent of its memory that a graph may use more to overlap collectives.",
+        minimum=0,
+        affects_code=True,
+    )
+    network_bandwidth: int = _option(
+        0,
+        "Megabytes a second between processes, to estimate collectives by; 0: 1000 for processors, else "
+        "50000.",
+        minimum=0,
+        affects_code=True,
+    )
+
     # Tuning.
     matrix_products: str = _option(
         "known",

@@ -48,6 +48,7 @@ def explain_graph(report: GraphReport) -> str:
     lines += _section("library calls", _tally(report.calls))
     lines += _section("chosen by timing", _tally(_choices(report)))
     lines += _section("took no part in races", _tally(_declined(report)))
+    lines += _section("overlapped collectives", _overlapped(report))
     lines += _section("kept apart", _apart(report))
     lines += _section(
         "eager operators, for want of a lowering", _tally(f"{op}: {why}" for op, why in report.fallbacks)
@@ -93,6 +94,14 @@ def _declined(report: GraphReport) -> Iterator[str]:
     for decision in report.decisions:
         if decision.kind == "declined":
             yield f"{decision.second or 'generated kernels'}: {decision.reason}"
+
+
+def _overlapped(report: GraphReport) -> Iterator[str]:
+    """Which collectives run beside computing, and for how long by estimates."""
+    for decision in report.decisions:
+        if decision.kind == "overlap":
+            pair = f"{decision.first} to {decision.second}: " if decision.first else ""
+            yield f"{pair}{decision.reason}"
 
 
 def _apart(report: GraphReport) -> Iterator[str]:

@@ -44,6 +44,9 @@ class Traits:
             are faster than the library's sum of both. Where no kernel reads it, the library adds.
         scans_look_back: whether the backend itself spreads long scans of few rows that are contiguous over
             the device. They are not divided into stretches then, which are read twice.
+        bandwidth: bytes that memory gives or takes in a second, roughly.
+        operations: additions and multiplications of matrix products in a second, roughly. Both serve to say
+            which work takes as long as a message to another process.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
     """
@@ -62,6 +65,8 @@ class Traits:
     channels_last: bool = False
     adds_to_products_later: bool = False
     scans_look_back: bool = False
+    bandwidth: float = 20e9
+    operations: float = 200e9
 
     def stretches(self, groups: int, elements: int) -> int:
         """Into how many stretches to divide the loops of so many groups of threads, each over so many

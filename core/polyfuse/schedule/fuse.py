@@ -184,6 +184,11 @@ def _merge(first: Unit, second: Unit, fusion: Fusion, alive: dict[int, Unit]) ->
 
 def order_units(units: Sequence[Unit], deps: Dependencies) -> list[Unit]:
     """Units in an order that respects all edges and stays near program order."""
+    return [units[i] for i in stable_order(unit_edges(units, deps), [u.last for u in units])]
+
+
+def unit_edges(units: Sequence[Unit], deps: Dependencies) -> list[set[int]]:
+    """For each unit, the places of those that it must follow."""
     owner = {m.position: i for i, u in enumerate(units) for m in u.members}
     edges: list[set[int]] = []
     for i, unit in enumerate(units):
@@ -193,4 +198,4 @@ def order_units(units: Sequence[Unit], deps: Dependencies) -> list[Unit]:
                 if j in owner and owner[j] != i:
                     before.add(owner[j])
         edges.append(before)
-    return [units[i] for i in stable_order(edges, [u.last for u in units])]
+    return edges

@@ -41,7 +41,9 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Rules:
-    """What legality depends on besides the two units. `traits` are those of a backend on a device."""
+    """What legality depends on besides the two units. `traits` are those of a backend on a device, and
+    `communication` the bit sets of collectives and of waits beside which something is to be computed.
+    """
 
     graph: Graph
     settings: Settings
@@ -51,6 +53,14 @@ class Rules:
     hint: Callable[[IndexLike], int]
     fresh: Callable[[IndexLike], Index]
     apart: tuple[Apart, ...] = ()
+    communication: tuple[int, int] = (0, 0)
+
+    def may_meet(self, first: Unit, second: Unit) -> bool:
+        """Whether two units that pass no data are before and after the same communication: else one could be
+        computed while the other waits.
+        """
+        starts, waits = self.communication
+        return not ((first.after ^ second.after) & starts or (first.before ^ second.before) & waits)
 
     def are_apart(self, first: Unit, second: Unit) -> bool:
         """Whether units hold nodes that were found to be faster in kernels of their own."""
@@ -111,6 +121,8 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         return found
     found = replace(found, like=like)
     passes = dependent and passes_data(rules, first, second)
+    if not passes and not rules.may_meet(first, second):
+        return "one can be computed beside communication that the other waits for"
     if passes and keeps_more_alive(rules.graph, first, second, rules.hint):
         return "it would keep what the first reads alive beside what the second writes, and save little"
     if (

@@ -39,8 +39,8 @@ class Decision:
     Attributes:
         kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
             (buffer kept inside a kernel), ``"inplace"``, ``"place"`` (a call writes into a part of a larger
-            tensor), ``"backend"``; of races, ``"choice"`` and ``"tune"``
-            (who won), ``"declined"`` (who takes no part).
+            tensor), ``"overlap"`` (a collective and its wait), ``"backend"``; of races, ``"choice"`` and
+            ``"tune"`` (who won), ``"declined"`` (who takes no part).
         first, second: names of the nodes or buffers concerned.
         reason: why, in words.
     """

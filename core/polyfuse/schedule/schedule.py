@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode, Node
-from polyfuse.plugin import Backend, No
+from polyfuse.plugin import Backend, No, Traits
 from polyfuse.rewrite import simplifier
 from polyfuse.schedule.access import accesses
 from polyfuse.schedule.alignment import aligned_buffers
+from polyfuse.schedule.communication import communication_bits, overlap_units
 from polyfuse.schedule.deps import dependencies, live_nodes, storage_roots
 from polyfuse.schedule.folds import fold_results, folds_alone
-from polyfuse.schedule.fuse import Fuel, fuse, link, order_units
+from polyfuse.schedule.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.legality import Rules
 from polyfuse.schedule.lifetimes import inplace_pairs, kernel_local, last_uses
@@ -87,6 +88,8 @@ def schedule_graph(
     link(units, deps)
     traits = cache(lambda name, device: by_name[name].traits(device))
     rules = Rules(graph, settings, by_name, traits, roots, hint, fresh, tuple(apart))
+    if settings.overlap_collectives:
+        rules = replace(rules, communication=communication_bits(graph.nodes))
     if settings.fusion:
         units = fuse(units, rules, Fuel(settings.fuel), decisions)
     alone = folds_alone(units)
@@ -95,6 +98,11 @@ def schedule_graph(
         return replace(again, decisions=(*again.decisions, *alone.values()))
     units = order_units(units, deps)
     removed = kernel_local(graph, units, roots)
+    if settings.overlap_collectives:
+        first = cache(partial(_first_traits, backends))
+        edges = unit_edges(units, deps)
+        units, found = overlap_units(units, edges, graph, settings, removed, roots, first, hint)
+        decisions.extend(found)
     decisions.extend(Decision("local", name, "", "only one kernel needs it") for name in sorted(removed))
     context = KernelContext(
         graph,
@@ -131,6 +139,11 @@ def _hints(graph: Graph) -> Callable[[IndexLike], int]:
         return found
 
     return hint
+
+
+def _first_traits(backends: Callable[[str], Iterable[Backend]], device: str) -> Traits:
+    """What the first backend for a device says about it."""
+    return next((backend.traits(device) for backend in backends(device.partition(":")[0])), Traits())
 
 
 def _device_of(graph: Graph, node: Node) -> str:

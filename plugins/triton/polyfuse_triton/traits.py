@@ -10,6 +10,10 @@ __all__ = ["traits_of"]
 _BLOCKS = 4
 """Programs on each multiprocessor that hide the latency of memory."""
 
+_DELIVERED = 27e9
+_MULTIPLIED = 4e12
+"""Bytes that memory gives each multiprocessor in a second, and operations of products in 16 bits."""
+
 
 def traits_of(target: Target, sums_across_rows: bool = False) -> Traits:
     """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
@@ -28,4 +32,6 @@ def traits_of(target: Target, sums_across_rows: bool = False) -> Traits:
         channels_last=True,
         adds_to_products_later=True,
         scans_look_back=True,
+        bandwidth=_DELIVERED * target.processors,
+        operations=_MULTIPLIED * target.processors,
     )

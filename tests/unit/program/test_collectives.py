@@ -4,6 +4,7 @@ whatever takes the memory of a collective that still runs gives wrong numbers.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,10 +17,13 @@ if not has_distributed():
     pytest.skip(DISTRIBUTED, allow_module_level=True)
 
 import delayed_group
+from polyfuse.compiler.explain import explain_graph
 from polyfuse.compiler.report import last_reports
 
 functional = torch.ops._c10d_functional
 wait = functional.wait_tensor
+
+OVERLAPPED = {"overlap_collectives": True, "overlap_memory": 1000, "network_bandwidth": 1}
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +35,11 @@ def group() -> Iterator[delayed_group.DelayedGroup]:
 
 @pytest.fixture
 def check(group: delayed_group.DelayedGroup) -> Callable[..., list[str]]:
-    """Return a function that compares a compiled function with eager mode, and says in what order the group
-    was asked.
+    """Return a function that compares a compiled function with eager mode, also with collectives that are
+    overlapped as far as can be, and says in what order the group was asked without that.
     """
 
-    def run(function: Callable[..., Any], *args: torch.Tensor, **options: Any) -> list[str]:
+    def once(function: Callable[..., Any], *args: torch.Tensor, **options: Any) -> list[str]:
         torch._dynamo.reset()
         mine, theirs = ([a.clone() for a in args] for _ in range(2))
         expected = function(*theirs)
@@ -45,6 +49,13 @@ def check(group: delayed_group.DelayedGroup) -> Callable[..., list[str]]:
         torch.testing.assert_close(actual, expected)
         torch.testing.assert_close(mine, theirs)
         return list(group.log)
+
+    def run(function: Callable[..., Any], *args: torch.Tensor, **options: Any) -> list[str]:
+        order = once(function, *args, **options)
+        moved = once(function, *args, **OVERLAPPED, **options)
+        starts = [line for line in order if line.startswith("start")]
+        assert starts == [line for line in moved if line.startswith("start")] and len(order) == len(moved)
+        return order
 
     return run
 
@@ -182,6 +193,80 @@ def test_dynamic_sizes(check: Any) -> None:
     x = torch.randn(6, 4)
     torch._dynamo.mark_dynamic(x, 0)
     check(function, x)
+
+
+def test_what_does_not_depend_on_a_collective_is_computed_beside_it(
+    group: delayed_group.DelayedGroup,
+) -> None:
+    seen: list[str] = []
+
+    @torch.library.custom_op("polyfuse_tests::note", mutates_args=())
+    def note(x: torch.Tensor) -> torch.Tensor:
+        group.log.append("compute")
+        return x + 1
+
+    note.register_fake(lambda x: torch.empty_like(x))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        total = wait(functional.all_reduce(x + 1, "sum", "0"))
+        return total * torch.ops.polyfuse_tests.note(x)
+
+    x = torch.randn(64, 64)
+    for options in ({}, OVERLAPPED):
+        torch._dynamo.reset()
+        group.log.clear()
+        given = {"backends": ["interpreter"], "graph_cache": False} | options
+        run = torch.compile(function, backend="polyfuse", options=given)
+        torch.testing.assert_close(run(x), (x + 1) * 2 * (x + 1))
+        seen.append(" ".join(line.split()[0] for line in group.log))
+    assert seen == ["start wait compute", "start compute wait"]
+    decision = next(d for d in last_reports()[-1].decisions if d.kind == "overlap")
+    assert "by estimates they hide" in decision.reason
+    assert "overlapped collectives:" in explain_graph(last_reports()[-1])
+
+
+KINDS = ("sum", "gather", "scatter", "exchange", "wait", "wait", "sin", "product", "add", "put")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_program(check: Any, seed: int) -> None:
+    """Of matrices of one size, so that memory is used again wherever it can be."""
+    dice = random.Random(seed)
+    steps = [dice.choice(KINDS) for _ in range(18)]
+    picks = [dice.random() for _ in range(99)]
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        pick = iter(picks)
+        done, running = [x.sin(), x.cos()], []
+
+        def one() -> torch.Tensor:
+            return done[int(next(pick) * len(done))]
+
+        for step in steps:
+            if step == "sum":
+                running.append(functional.all_reduce(one(), "sum", "0"))
+            elif step == "gather":
+                running.append(functional.all_gather_into_tensor(one().clone(), 2, "0")[4:12])
+            elif step == "scatter":
+                taken = torch.cat((one(), one()))
+                running.append(functional.reduce_scatter_tensor(taken, "sum", 2, "0"))
+            elif step == "exchange":
+                running.append(functional.all_to_all_single(one().clone(), [4, 4], [4, 4], "0"))
+            elif step == "wait" and running:
+                done.append(wait(running.pop(int(next(pick) * len(running)))))
+            elif step == "product":
+                done.append((one() @ one()).tanh())
+            elif step == "add":
+                done.append(one() + one().t())
+            elif step == "put":
+                done.append(one().index_put((torch.tensor([1]),), one()[2]))
+            else:
+                done.append(one().sin())
+            if len(done) > 4:
+                done.pop(int(next(pick) * len(done)))
+        return [*done, *(wait(result) for result in running)]
+
+    check(function, torch.randn(8, 8))
 
 
 def test_training(group: delayed_group.DelayedGroup) -> None:

@@ -1,0 +1,212 @@
+"""The order of steps in which computing goes on while collectives run.
+
+A collective starts as soon as what it sends is there, and whoever computes that goes first; a wait stands
+before the first step that reads what came. Where it would have to wait in fact, by estimates of times, other
+steps come before it. Collectives keep the order of the trace among themselves, whatever the estimates say:
+other processes, whose estimates may differ, start them in that order too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+__all__ = ["Plan", "Task", "overlapped"]
+
+_LAST: Final = 1 << 60
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step, numbered by its place in the order that is to be improved.
+
+    Attributes:
+        kind: whether it computes, starts a collective or waits for some.
+        before: steps that it follows.
+        seconds: that it takes; of a start, until the collective is done.
+        ends: the starts that a wait is for.
+        touches: storages of the program's own that it reads or writes.
+    """
+
+    kind: Literal["compute", "start", "wait"]
+    before: frozenset[int]
+    seconds: float = 0.0
+    ends: tuple[int, ...] = ()
+    touches: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An order and what is expected of it.
+
+    Attributes:
+        order: the steps by their numbers.
+        seconds: from the first to the last.
+        peak: most bytes in use at once.
+        hidden: for each start, seconds of it in which steps compute.
+    """
+
+    order: tuple[int, ...]
+    seconds: float
+    peak: int
+    hidden: dict[int, float]
+
+
+def overlapped(
+    tasks: Sequence[Task], sizes: dict[str, int], kept: frozenset[str], growth: float
+) -> tuple[Plan, Plan]:
+    """The plan of the given order, and the best one that is known.
+
+    Args:
+        sizes: bytes of each storage.
+        kept: storages that live on after the last step.
+        growth: by which part more memory may be in use than in the given order.
+    """
+    memory = _Memory(tasks, sizes, kept)
+    given = _measured(tuple(range(len(tasks))), tasks, memory)
+    limit = int(given.peak * (1 + growth))
+    best = given
+    for eager in (True, False):
+        found = _measured(_Search(tasks, memory, limit, eager).order(), tasks, memory)
+        if found.peak <= limit and found.seconds < best.seconds:
+            best = found
+    return given, best
+
+
+class _Memory:
+    """Bytes in use while steps are taken one after another."""
+
+    def __init__(self, tasks: Sequence[Task], sizes: dict[str, int], kept: frozenset[str]) -> None:
+        self.tasks, self.sizes, self.kept = tasks, sizes, kept
+        self.begin()
+
+    def begin(self) -> None:
+        """Before the first step."""
+        self.live = 0
+        self.seen: set[str] = set()
+        self.left: dict[str, int] = {}
+        for task in self.tasks:
+            for name in task.touches:
+                self.left[name] = self.left.get(name, 0) + 1
+
+    def needs(self, number: int) -> int:
+        """Bytes in use while a step runs, if it is the next."""
+        new = (name for name in self.tasks[number].touches if name not in self.seen)
+        return self.live + sum(self.sizes[name] for name in new)
+
+    def take(self, number: int) -> None:
+        """Go on behind a step."""
+        self.live = self.needs(number)
+        for name in self.tasks[number].touches:
+            self.seen.add(name)
+            self.left[name] -= 1
+            if not self.left[name] and name not in self.kept:
+                self.live -= self.sizes[name]
+
+
+class _Clock:
+    """When steps end that are taken one after another, beside a network that does one thing at a time."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = tasks
+        self.now = 0.0
+        self.network = 0.0
+        self.done: dict[int, float] = {}
+        self.idle: dict[int, float] = {}
+
+    def take(self, number: int) -> None:
+        """Go on behind a step."""
+        task = self.tasks[number]
+        if task.kind == "compute":
+            self.now += task.seconds
+        elif task.kind == "start":
+            self.network = self.done[number] = max(self.now, self.network) + task.seconds
+            self.idle[number] = 0.0
+        else:
+            for start in task.ends:
+                self.idle[start] += max(0.0, self.done[start] - self.now)
+                self.now = max(self.now, self.done[start])
+
+    def is_over(self, wait: int) -> bool:
+        """Whether nothing is left to wait for."""
+        return all(self.done[start] <= self.now for start in self.tasks[wait].ends)
+
+
+def _measured(order: tuple[int, ...], tasks: Sequence[Task], memory: _Memory) -> Plan:
+    clock = _Clock(tasks)
+    memory.begin()
+    peak = 0
+    for number in order:
+        peak = max(peak, memory.needs(number))
+        memory.take(number)
+        clock.take(number)
+    hidden = {start: max(0.0, tasks[start].seconds - idle) for start, idle in clock.idle.items()}
+    return Plan(order, max(clock.now, clock.network), peak, hidden)
+
+
+class _Search:
+    """Takes steps one after another: of those that could be next, the one that serves collectives best."""
+
+    def __init__(self, tasks: Sequence[Task], memory: _Memory, limit: int, eager: bool) -> None:
+        self.tasks, self.memory, self.limit = tasks, memory, limit
+        self.clock = _Clock(tasks)
+        self.followers: list[list[int]] = [[] for _ in tasks]
+        for number, task in enumerate(tasks):
+            for earlier in sorted(task.before):
+                self.followers[earlier].append(number)
+        self.starts = [number for number, task in enumerate(tasks) if task.kind == "start"]
+        lead = self._leads() if eager else [0] * len(tasks)
+        self.rank = [(lead[number], number) for number in range(len(tasks))]
+        for number in reversed(range(len(tasks))):
+            if tasks[number].kind == "wait":
+                # in the place of the first that it is for
+                readers = (self.rank[follower] for follower in self.followers[number])
+                self.rank[number] = min(readers, default=(_LAST, number))
+
+    def _leads(self) -> list[int]:
+        """For each step, the first collective whose start follows it; a large number where none does."""
+        found = [_LAST] * len(self.tasks)
+        for place, start in enumerate(self.starts):
+            found[start] = place
+        for number in reversed(range(len(self.tasks))):
+            for follower in self.followers[number]:
+                found[number] = min(found[number], found[follower])
+        return found
+
+    def order(self) -> tuple[int, ...]:
+        """All steps."""
+        missing = [len(task.before) for task in self.tasks]
+        ready = [number for number, count in enumerate(missing) if not count]
+        taken: list[int] = []
+        self.memory.begin()
+        begun = 0
+        while ready:
+            due = self.starts[begun] if begun < len(self.starts) else -1
+            number = self._next([n for n in ready if self.tasks[n].kind != "start" or n == due])
+            begun += number == due
+            ready.remove(number)
+            taken.append(number)
+            self.memory.take(number)
+            self.clock.take(number)
+            for follower in self.followers[number]:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    ready.append(follower)
+        return tuple(taken)
+
+    def _next(self, ready: list[int]) -> int:
+        fitting = [n for n in ready if self.memory.needs(n) <= self.limit]
+        if not fitting:
+            return min(ready)
+        start = next((n for n in fitting if self.tasks[n].kind == "start"), None)
+        if start is not None:
+            return start
+        first = min(fitting, key=self._urgency)
+        if self.tasks[first].kind == "wait" and not self.clock.is_over(first):
+            others = [n for n in fitting if self.tasks[n].kind == "compute"]
+            return min(others, key=self._urgency, default=first)
+        return first
+
+    def _urgency(self, number: int) -> tuple[tuple[int, int], bool]:
+        return self.rank[number], self.tasks[number].kind != "wait"

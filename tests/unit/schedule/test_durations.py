@@ -1,0 +1,76 @@
+"""Guesses of how long units and collectives take."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyfuse.ir.expr import apply
+from polyfuse.ir.nodes import Collective, ExternCall
+from polyfuse.plugin import Traits
+from polyfuse.schedule.durations import communication_seconds, computing_seconds
+from polyfuse.schedule.space import fresh_axes
+from polyfuse.schedule.units import Unit, call_unit, loop_unit
+from polyfuse.symbolic import IndexLike
+from schedule_builder import Maker, axes
+
+MEGABYTE = 1 << 20
+
+
+def number(index: IndexLike) -> int:
+    assert isinstance(index, int)
+    return index
+
+
+def seconds(m: Maker, unit: Unit, traits: Traits) -> float:
+    return computing_seconds(unit, m.graph(), traits, number)
+
+
+def test_an_addition_takes_as_long_as_its_three_buffers() -> None:
+    m = Maker()
+    i = axes(512, 512)
+    for name in "xyz":
+        m.buffer(name, 512, 512)
+    m.pointwise("z", i, apply("add", m.load("x", *i), m.load("y", *i)))
+    (node,) = m.nodes
+    unit = loop_unit(node, 0, "anything", (), "cpu", fresh_axes())
+    found = seconds(m, unit, Traits(bandwidth=1e6)) - seconds(m, unit, Traits(bandwidth=1e12))
+    assert found == pytest.approx(3 * MEGABYTE / 1e6, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "result", "work"),
+    (
+        ("aten.mm.out", ((64, 32), (32, 16)), (64, 16), 2 * 64 * 16 * 32),
+        ("aten.bmm.out", ((3, 64, 32), (3, 32, 16)), (3, 64, 16), 2 * 3 * 64 * 16 * 32),
+        ("aten.addmm.out", ((16,), (64, 32), (32, 16)), (64, 16), 2 * 64 * 16 * 32),
+        ("aten.convolution.default", ((1, 4, 8, 8), (6, 4, 3, 3)), (1, 6, 6, 6), 2 * 216 * 36),
+        ("aten.sort.values", ((64, 32),), (64, 32), 0),
+    ),
+)
+def test_products_take_longer_than_what_they_move(
+    op: str, sizes: tuple[tuple[int, ...], ...], result: tuple[int, ...], work: int
+) -> None:
+    m = Maker()
+    names = [m.buffer(f"x{k}", *size) for k, size in enumerate(sizes)]
+    m.call(op, (m.buffer("y", *result),), *names, out="out")
+    unit = call_unit(m.nodes[0], 0)
+    fast, slow = (seconds(m, unit, Traits(bandwidth=1e30, operations=rate)) for rate in (1e30, 1.0))
+    assert slow - fast == pytest.approx(work)
+    assert seconds(m, unit, Traits(bandwidth=1.0, operations=1.0)) > 100.0
+
+
+def test_collectives() -> None:
+    m = Maker()
+    m.buffer("x", 512, 512, kind="input")
+    m.buffer("g", 1024, 512)
+    m.start("x")
+    m.start("g", source="x")
+    times = []
+    for node in m.nodes:
+        assert isinstance(node, Collective) and isinstance(node, ExternCall)
+        times.append(communication_seconds(node, m.graph(), 1e6, number))
+    latency = 20e-6
+    assert times == [pytest.approx(latency + 2 * MEGABYTE / 1e6)] * 2, "a sum goes around twice"
+    m.buffer("e", 0)
+    m.start("e")
+    assert communication_seconds(m.nodes[2], m.graph(), 1e6, number) == latency
