@@ -94,3 +94,18 @@ def test_what_a_check_says_of_data_is_checked(
             with pytest.raises((RuntimeError, PolyfuseError)):
                 compiled(x, other)
         torch.testing.assert_close(compiled(x, good), function(x, good))
+
+
+def test_gradients_that_are_traced_when_they_run() -> None:
+    """Compiled autograd hands its graph a list of tensors."""
+    model, twin = (torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh()) for _ in range(2))
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(5, 4)
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        step = torch.compile(lambda: twin(x).square().sum().backward(), backend="polyfuse")
+        step()
+        step()
+    for _ in range(2):
+        model(x).square().sum().backward()
+    found, expected = ([p.grad for p in m.parameters()] for m in (twin, model))
+    torch.testing.assert_close(found, expected)

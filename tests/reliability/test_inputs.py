@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from polyfuse.base.errors import InputLayoutError
 from polyfuse.base.settings import Settings
@@ -161,3 +162,18 @@ def test_wrong_types_of_first_inputs_are_named(program):
         fresh([torch.randn(4, 6, dtype=torch.float64)])
     with pytest.raises(InputLayoutError, match="2 inputs where 1"):
         fresh([torch.randn(4, 6), torch.randn(4, 6)])
+
+
+@pytest.mark.parametrize("first", ["real", "fake"])
+def test_tensors_without_memory_are_named(first):
+    """A kernel that read one would end the process."""
+    compiled = torch.compile(f, backend="polyfuse", options=STRICT)
+    x = torch.randn(3, 5)
+    if first == "real":
+        compiled(x, x)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(x)
+        with pytest.raises(InputLayoutError, match="fake tensor"):
+            compiled(fake, fake)
+    for actual, expected in zip(compiled(x, x), f(x, x), strict=True):
+        torch.testing.assert_close(actual, expected)

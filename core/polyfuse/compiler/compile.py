@@ -14,6 +14,7 @@ from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.session import session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
+from polyfuse.torch_compat.dynamo import node_count
 
 if TYPE_CHECKING:
     from polyfuse.torch_compat.kept_graphs import Keeping
@@ -43,7 +44,7 @@ def compile_fx_graph(
         kept = keeper(gm, example_inputs)
         if not keeper.hopeful:
             device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
-            session.expect(device_types, len(gm.graph.nodes), _address(gm, example_inputs, session.settings))
+            session.expect(device_types, node_count(gm), _address(gm, example_inputs, session.settings))
         return kept
 
     def inner(graph: AtenGraph) -> BoxedCallable:

@@ -92,6 +92,8 @@ class SizeTable:
             if getattr(expr, "is_Symbol", False):
                 return symbol(str(expr), FAR_BELOW)
             return host(host_text(expr), tuple(self.index(s) for s in shapes.free_symbols(expr)), FAR_BELOW)
+        if not expr.is_Symbol and shapes.is_one(self.env, expr):
+            return 1  # a size that broadcasts
         return from_sympy(expr, self._bounds)
 
     def _bounds(self, expr: Any) -> tuple[int, int | None]:

@@ -18,7 +18,7 @@ from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_pro
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor
 from polyfuse.runtime.native import on_device
 from polyfuse.runtime.native_program import HostStatus, NativeCall
-from polyfuse.torch_compat.bindings import has_no_memory
+from polyfuse.torch_compat.bindings import has_no_memory, is_fake
 
 __all__ = ["CompiledModule", "KernelEntry", "load"]
 
@@ -202,6 +202,11 @@ class CompiledModule:
                 continue
             if not isinstance(value, torch.Tensor):
                 raise not_a_tensor(name, value)
+            if is_fake(value):
+                raise InputLayoutError(
+                    f"input {name} is a fake tensor, which has no memory that kernels could read",
+                    "call the function itself, not its compiled form, with fake tensors",
+                )
             elsewhere = device and value.device.type != device.split(":")[0]
             if str(value.dtype) != f"torch.{dtype}" or elsewhere:
                 raise InputLayoutError(

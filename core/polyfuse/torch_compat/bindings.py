@@ -5,6 +5,7 @@ Each name has a public replacement of the same meaning, so a torch that lacks on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,6 +67,12 @@ def current_device(device_type: str) -> Callable[[], int]:
 def has_no_memory(tensor: torch.Tensor) -> bool:
     """Whether these are the zeros that forward-mode differentiation makes, which have no address."""
     return tensor._is_zerotensor()
+
+
+def is_fake(tensor: object) -> bool:
+    """Whether this is a tensor of sizes and types alone; what defines such tensors is not imported here."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")
+    return module is not None and isinstance(tensor, module.FakeTensor)
 
 
 def tensor_data_ptr_address() -> int | None:

@@ -56,6 +56,12 @@ def flatten_inputs(
     return flatten_graph_inputs(gm, inputs, compile_flat)
 
 
+def node_count(gm: Any) -> int:
+    """How many nodes a graph has, through what `flatten_inputs` and `flatten_results` make of it."""
+    graph = getattr(gm, "graph", None) or getattr(getattr(gm, "gm", None), "graph", None)
+    return len(graph.nodes) if graph is not None else 0
+
+
 def returns_flat_tuple(gm: Any) -> bool:
     """Whether a graph returns a plain tuple of values, as Dynamo's do; who calls a backend may return
     anything."""

@@ -27,6 +27,7 @@ __all__ = [
     "guard_value",
     "has_hint",
     "hint",
+    "is_one",
     "is_symbolic",
     "is_unbacked",
     "named_by_data",
@@ -213,6 +214,12 @@ def statically_known(shape_env: ShapeEnv | None, condition: Any) -> bool:
     if shape_env is None:
         return False
     return bool(shape_env._maybe_evaluate_static(expr) == sympy.true)
+
+
+def is_one(shape_env: ShapeEnv | None, expr: Any) -> bool:
+    """True if a sympy expression is one for the example inputs, and the graph is kept to that; never adds a
+    guard. Tracing a broadcast keeps it to that, and leaves the expression as it is."""
+    return _hint(shape_env, expr) == 1 and statically_known(shape_env, sympy.Eq(expr, 1))
 
 
 def guard(shape_env: ShapeEnv | None, condition: Any) -> bool:

@@ -137,3 +137,17 @@ def test_numbers_rounded_to_digits_are_what_python_says() -> None:
         x = torch.randn(n, 6)
         compare(run(x), fn(x))
     assert [f.op for f in record.report.fallbacks] == ["aten.mul.Tensor"]
+
+
+@pytest.mark.parametrize("first", [(4, 8), (8, 4), (12, 12)])
+def test_a_size_that_follows_from_others_broadcasts(first: tuple[int, int]) -> None:
+    """The number of rows is a division, of which only tracing the product says that it gives one."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> Any:
+        x, y = x.view(-1, 4), y.view(-1, 4)
+        return x * y, (x - y).sum(0), torch.where(x > 0, y, 1.0)
+
+    run, _ = compiled(fn, dynamic=True)
+    for m, n in (first, (4, 16), (16, 16), (20, 4), (4, 4)):
+        x, y = torch.randn(m), torch.randn(n)
+        compare(run(x, y), fn(x, y))
