@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,43 @@ import torch
 import polyfuse  # noqa: F401 - registers the backend
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.plugin import Source
+from polyfuse.program import Program, python_text
 from polyfuse.program.native import native_program
 from polyfuse.program.native_tables import host_tables
+from polyfuse.runtime import CompiledModule, load
+from polyfuse.runtime.native_program import HostStatus
+from polyfuse_cpp.backend import CppBackend
 from program_builder import Builder
 
 
-def opened(builder: Builder, folder: Path, **options: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
-    """A hand-built program in its native form; its kernels are Python functions."""
-    from polyfuse_cpp.backend import CppBackend
+@dataclass
+class HandBuilt:
+    """A hand-built program on its way to its native form; its kernels are Python functions."""
 
+    builder: Builder
+    program: Program
+    folder: Path
+    status: HostStatus = field(default_factory=HostStatus)
+
+    def open(self, launchables: Any, objects: Any, aligned: Any) -> Any:
+        printed = native_program(self.program, {k.name: None for k in self.program.kernels})
+        backend = CppBackend(Settings())
+        source = backend.host_program(printed)
+        assert isinstance(source, Source)
+        if not self.folder.exists():
+            self.folder.mkdir()
+            backend.build([source], self.folder)
+        return backend.load(self.folder)[source.key](host_tables(printed, [], launchables, objects, aligned))
+
+
+def native_module(builder: Builder, folder: Path, **options: Any) -> CompiledModule:
+    """A hand-built program that runs in its native form."""
     program = builder.program(**options)
-    printed = native_program(program, {k.name: None for k in program.kernels})
-    backend = CppBackend(Settings())
-    source = backend.host_program(printed)
-    backend.build([source], folder)
-    functions = {k.name: builder.functions[k.launches[0]] for k in program.kernels}
-    aligned = builder.module(**options).namespace["ALIGNED"]
-    return backend.load(folder)[source.key](host_tables(printed, [], functions, builder.objects, aligned))
+    kernels = {k.name: builder.functions[k.launches[0]] for k in program.kernels}
+    module = load(python_text(program), kernels, builder.objects)
+    module.native = HandBuilt(builder, program, folder)
+    return module
 
 
 def both(function: Callable[..., Any], folder: Path, **more: Any) -> tuple[Callable[..., Any], ...]:

@@ -219,7 +219,10 @@ pf_method call_method = {"program", call, 0x8, nullptr};
 // The inputs, taken out of the list; false with a Python error set, and the list as it was.
 bool take(opened* self, PyObject* args, pf_word* words) {
   const __PTRDIFF_TYPE__ count = PyList_Size(args);
-  if (count < 0) return false;
+  if (count < 0) {
+    PyErr_Format(PyExc_TypeError, "%s takes a list of its inputs", self->name);
+    return false;
+  }
   if (count != self->input_count) {
     PyErr_Format(PyExc_ValueError, "%s was called with %zd inputs where %zd were expected", self->name, count,
                  (__PTRDIFF_TYPE__)self->input_count);

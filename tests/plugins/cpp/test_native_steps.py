@@ -1,0 +1,195 @@
+"""Hand-built programs do in their native form what they do in Python: the same tests, and its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+
+from native_programs import native_module
+from polyfuse.base.errors import InputLayoutError
+from polyfuse.ir.nodes import View
+from polyfuse.ir.types import DType
+from polyfuse.plugin import HostCall
+from polyfuse.program.native import native_program
+from polyfuse.symbolic import symbol
+from polyfuse_cpp.host_text import host_text
+from program_builder import Builder, add, add_one
+
+_PLACE = Path(__file__).parents[2] / "unit" / "program" / "test_program.py"
+_SPEC = importlib.util.spec_from_file_location("programs_in_python", _PLACE)
+programs = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(programs)
+
+# Those that are about the Python text, or about what only it does.
+PYTHON_ALONE = {
+    "test_a_symbol_that_cannot_be_solved_for_is_named",
+    "test_an_argument_without_text_is_refused",
+    "test_profiler_ranges",
+    "test_a_schedule_that_uses_a_dead_buffer_is_refused",
+    "test_equal_kernels_are_one_function",
+    "test_kernels_still_being_built_are_waited_for_at_the_first_call",
+    "test_dumped_programs_can_be_run_and_timed",
+    "test_bytes_moved_counts_a_buffer_once_and_what_stays_inside_not_at_all",
+    "test_program_text",
+    "test_an_exception_names_the_line_of_the_model",
+    "test_a_scalar_for_operators_alone_may_be_on_another_device",
+}
+globals().update(
+    {
+        name: test
+        for name, test in vars(programs).items()
+        if name.startswith("test_") and name not in PYTHON_ALONE
+    }
+)
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch, tmp_path):
+    """Hand-built programs run in their native form."""
+    count = itertools.count()
+
+    def module(builder, **options):
+        return native_module(builder, tmp_path / f"program{next(count)}", **options)
+
+    monkeypatch.setattr(Builder, "module", module)
+
+
+def two_adds() -> Builder:
+    b = Builder()
+    b.tensor("x", (4,))
+    b.tensor("y", (4,))
+    b.launch(add, [b.buffer("a", (4,))], ["x", "y"])
+    b.launch(add_one, [b.buffer("b", (4,))], ["a"])
+    b.output("b")
+    return b
+
+
+def test_wrong_inputs_are_errors_at_any_call():
+    module = two_adds().module()
+    x, y = torch.randn(4), torch.randn(4)
+    for _ in range(2):
+        assert torch.equal(module([x, y])[0], x + y + 1)
+        for wrong in ([x], [x, y, y], [], [x, 3], [x, None], [torch.randn(5), y], [x.double(), "y"]):
+            with pytest.raises((InputLayoutError, TypeError, ValueError)):
+                module(list(wrong))
+    with pytest.raises(TypeError):
+        module((x, y))
+
+
+def test_inputs_die_at_their_last_use():
+    b = Builder()
+    b.tensor("x", (4,))
+    b.tensor("y", (4,))
+    alive = []
+    b.launch(lambda out, x: out.copy_(x), [b.buffer("a", (4,))], ["x"])
+    b.launch(lambda out, a, y: alive.append(seen() is not None), [b.buffer("b", (4,))], ["a", "y"])
+    b.output("b")
+    module = b.module()
+    for _ in range(2):
+        x = torch.randn(4)
+        seen = weakref.ref(x)
+        args = [x, torch.randn(4)]
+        del x
+        module(args)
+        assert args == []
+    assert alive == [False, False]
+
+
+def test_an_error_lets_go_of_everything():
+    def fail(*operands):
+        raise KeyError("no")
+
+    b = Builder()
+    b.tensor("x", (4,))
+    b.launch(add_one, [b.buffer("a", (4,))], ["x"])
+    b.launch(fail, [b.buffer("b", (4,))], ["a"])
+    b.output("a", "b")
+    module = b.module()
+    for _ in range(3):
+        x = torch.randn(4)
+        seen = weakref.ref(x)
+        with pytest.raises(KeyError, match="no"):
+            module([x])
+        del x
+        assert seen() is None
+
+
+def test_results_that_are_not_as_many_as_announced():
+    b = Builder()
+    b.tensor("x", (4,))
+    b.objects["split"] = lambda x: (x + 1, x + 2, x + 3)
+    b.call("object.split", [b.view("x")], [b.buffer("a", (4,)), b.buffer("b", (4,))], out="tuple")
+    b.output("a", "b")
+    with pytest.raises(ValueError, match="3 results came back where 2 were expected"):
+        b.module()([torch.randn(4)])
+
+
+def test_an_exception_names_its_operator():
+    b = Builder()
+    b.tensor("x", (4,))
+    b.call("aten.view.default", [b.view("x"), (3,)], [b.buffer("a", (3,))], source="model.py:7")
+    b.output("a")
+    with pytest.raises(RuntimeError, match="is invalid for input of size 4") as caught:
+        b.module()([torch.randn(4)])
+    assert "was running aten.view.default at model.py:7" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("dtype", [DType.f64, DType.i16])
+def test_memory_that_is_taken_over_in_another_layout(dtype):
+    b = Builder()
+    b.tensor("x", (4, 6), dtype=dtype)
+    b.launch(lambda o, x: o.copy_(x), [b.buffer("a", (4, 6), dtype=dtype)], ["x"])
+    b.launch(
+        lambda o, a: o.copy_(a.reshape(6, 4).clone()),
+        [b.buffer("b", (6, 4), dtype=dtype)],
+        ["a"],
+        inplace=[("b", "a")],
+    )
+    b.output("b")
+    x = torch.randint(0, 9, (4, 6)).to(dtype.torch)
+    assert torch.equal(b.module()([x])[0], x.reshape(6, 4))
+
+
+def printed(builder: Builder, **options) -> str:
+    """The text of a program whose kernels are all called directly."""
+    program = builder.program(**options)
+    calls = {
+        launch.kernel: HostCall(
+            "kernels.so",
+            launch.kernel,
+            tuple("ptr" if isinstance(o, str) else "i64" for o in launch.operands),
+        )
+        for launch in program.launches()
+    }
+    return host_text(native_program(program, calls))
+
+
+def test_text_of_known_sizes(golden):
+    b = Builder()
+    b.tensor("x", (4, 6))
+    b.constant("scale", torch.ones(6))
+    b.launch(add_one, [b.buffer("a", (4, 6))], ["x"], kernel="add_one")
+    b.launch(add, [b.buffer("b", (6, 4))], ["a", "scale"], kernel="add", inplace=[("b", "a")])
+    b.launch(add_one, [b.buffer("c", (24,))], ["b"], kernel="add_one")
+    b.call("aten.sort.default", [View("c", (6, 4), (1, 6))], [b.buffer("d", (6, 4)), ""], out="tuple")
+    b.launch(add_one, [b.buffer("e", (6, 4))], ["d"], kernel="add_one")
+    b.output("e", "x", None, View("e", (2,), (1,), 3))
+    golden("program/native_static.cpp.txt", printed(b))
+
+
+def test_text_of_dynamic_sizes(golden):
+    b = Builder(s0=6)
+    s0 = symbol("s0", 2)
+    b.tensor("x", (2 * s0 + 1, 4))
+    b.launch(add_one, [b.buffer("a", (s0, s0 // 2))], ["x"], s0, kernel="add_one")
+    b.launch(add_one, [b.buffer("b", (s0,))], ["a"], s0 % 3, kernel="add_one")
+    b.call(
+        "aten.mm.out", [b.view("x"), View("x", (4, s0), (1, 4))], [b.buffer("c", (2 * s0 + 1, s0))], out="out"
+    )
+    b.output("b", "c", s0 * 3)
+    golden("program/native_dynamic.cpp.txt", printed(b))
