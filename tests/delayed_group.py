@@ -144,7 +144,7 @@ def _create(store: Any, rank: int, size: int, timeout: Any) -> DelayedGroup:
 def start() -> DelayedGroup:
     """Make such a group the default one of this process."""
     if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _create, devices=["cpu"])
+        dist.Backend.register_backend(NAME, _create, devices=["cpu", "cuda"])
     dist.init_process_group(NAME, store=dist.HashStore(), rank=0, world_size=RANKS)
     group = dist.group.WORLD
     assert isinstance(group, DelayedGroup)
