@@ -20,6 +20,8 @@ POLYFUSE = "polyfuse"
 DYNAMO = "dynamo"
 # In place of a mode: parameters are constants, in inference.
 FREEZING = "freezing"
+# In place of a mode: the host program is native.
+NATIVE = "native"
 DEFAULT_BACKENDS = (EAGER, INDUCTOR, POLYFUSE)
 
 # Where each compiler keeps what it compiled. A cold start points every one of them at an empty folder.
@@ -30,8 +32,8 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
     """`function` compiled by `backend`; eager is the function itself.
 
     `"inductor:reduce-overhead"` names a mode too, `"inductor:freezing"` (or
-    `"inductor:freezing+max-autotune"`) what treats parameters as constants, and `"polyfuse@halide"` the one
-    plugin that generates code.
+    `"inductor:freezing+max-autotune"`) what treats parameters as constants, `"polyfuse:native"` what runs
+    between kernels as compiled code, and `"polyfuse@halide"` the one plugin that generates code.
     """
     if backend == EAGER:
         return function
@@ -46,6 +48,8 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
         # torch takes a mode or options, but not both
         more = _options_of(backend, mode.partition("+")[2])
         options["options"] = {**options.get("options", {}), **more, "freezing": True}
+    elif mode == NATIVE:
+        options["options"] = {**options.get("options", {}), "native_host": True}
     elif mode:
         options["mode"] = mode
     return torch.compile(function, backend=resolved(backend), dynamic=dynamic, **options)

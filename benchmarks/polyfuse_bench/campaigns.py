@@ -127,6 +127,12 @@ def linear(selection: Selection) -> Plan:
     return _selecting("linear", names, CONTENDERS, selection)
 
 
+def host(selection: Selection) -> Plan:
+    from polyfuse_bench.host import CASES, CONTENDERS
+
+    return _selecting("host", _chosen(CASES, selection.only, "graph"), CONTENDERS, selection)
+
+
 def products(selection: Selection) -> Plan:
     from polyfuse_bench.product_cases import CASES, cases_of
     from polyfuse_bench.products import CONTENDERS
@@ -230,6 +236,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "kernels": kernels,
     "models": models,
     "linear": linear,
+    "host": host,
     "products": products,
     "compile": compile_time,
     "build": build,

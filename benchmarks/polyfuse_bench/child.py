@@ -24,6 +24,7 @@ SOURCE_ROOT = Path(__file__).resolve().parent.parent
 TASKS = {
     "kernel": "polyfuse_bench.kernel_timing",
     "linear": "polyfuse_bench.linear",
+    "host": "polyfuse_bench.host",
     "products": "polyfuse_bench.products",
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from polyfuse_bench import linear, report
+from polyfuse_bench import host, linear, report
 from polyfuse_bench.child import child_environment
 from polyfuse_bench.compile_time import keep_byte_code
 from polyfuse_bench.kernels import KernelCase, runner
@@ -179,6 +179,14 @@ def test_a_linear_layer_is_measured(then: str) -> None:
     row = linear.measure(task)
     assert [timing["name"] for timing in row["timings"]] == ["eager", "dynamo"]
     assert row["errors"] == {"dynamo": 0.0} and not row["failures"]
+
+
+def test_calls_of_small_kernels_are_measured() -> None:
+    backends = ("eager", "polyfuse", "polyfuse:native")
+    effort = {"rounds": 1, "min_sample_seconds": 1e-4, "warmup_seconds": 1e-4, "max_seconds": 1.0}
+    row = host.measure({"name": "kernels-10-products-5", "backends": backends, "effort": effort})
+    assert [timing["name"] for timing in row["timings"]] == list(backends) and not row["failures"]
+    assert max(row["errors"].values()) < 1e-5
 
 
 def test_operator_results_go_between_their_marks(tmp_path: Path) -> None:
