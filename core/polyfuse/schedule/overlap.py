@@ -8,6 +8,7 @@ other processes, whose estimates may differ, start them in that order too.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -15,6 +16,9 @@ from typing import Final, Literal
 __all__ = ["Plan", "Task", "overlapped"]
 
 _LAST: Final = 1 << 60
+
+_Urgency = tuple[tuple[int, int], bool, int]
+"""Sorts steps: those that serve a collective, then the program's order, and a wait before whom it is for."""
 
 
 @dataclass(frozen=True)
@@ -177,36 +181,47 @@ class _Search:
     def order(self) -> tuple[int, ...]:
         """All steps."""
         missing = [len(task.before) for task in self.tasks]
-        ready = [number for number, count in enumerate(missing) if not count]
+        ready: list[_Urgency] = []
+        waiting = {number for number in self.starts if not missing[number]}
+        starts = iter(self.starts)
+        due = next(starts, None)
+        for number, count in enumerate(missing):
+            if not count and number not in waiting:
+                insort(ready, self._urgency(number))
         taken: list[int] = []
         self.memory.begin()
-        begun = 0
-        while ready:
-            due = self.starts[begun] if begun < len(self.starts) else -1
-            number = self._next([n for n in ready if self.tasks[n].kind != "start" or n == due])
-            begun += number == due
-            ready.remove(number)
+        while len(taken) < len(self.tasks):
+            number = self._next(ready, due if due in waiting else None)
+            if number == due:
+                due = next(starts, None)
+            else:
+                del ready[bisect_left(ready, self._urgency(number))]
             taken.append(number)
             self.memory.take(number)
             self.clock.take(number)
             for follower in self.followers[number]:
                 missing[follower] -= 1
-                if not missing[follower]:
-                    ready.append(follower)
+                if not missing[follower] and self.tasks[follower].kind == "start":
+                    waiting.add(follower)
+                elif not missing[follower]:
+                    insort(ready, self._urgency(follower))
         return tuple(taken)
 
-    def _next(self, ready: list[int]) -> int:
-        fitting = [n for n in ready if self.memory.needs(n) <= self.limit]
-        if not fitting:
-            return min(ready)
-        start = next((n for n in fitting if self.tasks[n].kind == "start"), None)
-        if start is not None:
+    def _next(self, ready: list[_Urgency], start: int | None) -> int:
+        """Which of the steps that could be next is, given the collective that could be."""
+        if start is not None and self._fits(start):
             return start
-        first = min(fitting, key=self._urgency)
+        fitting = (number for *_, number in ready if self._fits(number))
+        first = next(fitting, None)
+        if first is None:
+            others = [number for *_, number in ready]
+            return min(others if start is None else [*others, start])
         if self.tasks[first].kind == "wait" and not self.clock.is_over(first):
-            others = [n for n in fitting if self.tasks[n].kind == "compute"]
-            return min(others, key=self._urgency, default=first)
+            return next((n for n in fitting if self.tasks[n].kind == "compute"), first)
         return first
 
-    def _urgency(self, number: int) -> tuple[tuple[int, int], bool]:
-        return self.rank[number], self.tasks[number].kind != "wait"
+    def _fits(self, number: int) -> bool:
+        return self.memory.needs(number) <= self.limit
+
+    def _urgency(self, number: int) -> _Urgency:
+        return self.rank[number], self.tasks[number].kind != "wait", number
