@@ -467,3 +467,19 @@ def test_processes_that_write_at_once():
         hits, misses, bypasses, errors, _ = outcome(process)
         assert hits + misses == 2 and not bypasses and not errors
     assert outcome(start())[:2] == [2, 0]
+
+
+def test_native_host_programs_are_kept_too(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax((x @ x).sum(0) + x, -1)
+
+    x = torch.randn(4, 4)
+    check(function, x, native_host=True)
+    (report,) = last_reports()
+    assert report.kept and report.host is not None and report.host.text() == "native, by cpp"
+    assert again(function, x).misses == 1, "without the option it is another graph"
+    kernels = tmp_path / "cache" / "kernels"
+    (host,) = (path for path in kernels.glob("*/*/*.cpp") if "pf_surroundings" in path.read_text())
+    shutil.rmtree(host.parent)
+    assert again(function, x, native_host=True).misses == 1
+    assert again(function, x, native_host=True).hits == 1

@@ -13,7 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -23,14 +24,16 @@ from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, Located, compiled_key
 from polyfuse.cache.graphs import count
+from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.report import GraphReport, record
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.captured import NotKept, captured_text
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
-from polyfuse.plugin import Backend
+from polyfuse.plugin import Backend, HostProgram
 from polyfuse.plugin.inventory import inventory
 from polyfuse.runtime.checks import spared
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
+from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.torch_compat import global_state
 from polyfuse.torch_compat.aot import kept_of
 
@@ -41,6 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["GraphKeeper", "GraphRecord", "KernelRecord", "record_of"]
 
 _log = get_logger("cache")
+
+# Among the kernels of a graph, its host program: no kernel has an empty name.
+_HOST = ""
 
 # Larger constants are not copied into an entry.
 _CONSTANT_BYTES = 1 << 20
@@ -63,6 +69,14 @@ class KernelRecord:
 
 
 @dataclass(frozen=True)
+class HostRecord:
+    """A native host program, and where it lies."""
+
+    program: HostProgram
+    place: KernelRecord
+
+
+@dataclass(frozen=True)
 class GraphRecord:
     """What is stored of one compiled graph.
 
@@ -72,6 +86,7 @@ class GraphRecord:
         constants: tensors that the program reads, by their keys.
         report: what the compiler did.
         donated: positions of inputs that it may overwrite, for nobody needs them after a backward.
+        host: the program in its native form, if it has one.
     """
 
     text: str
@@ -79,6 +94,7 @@ class GraphRecord:
     constants: Mapping[str, torch.Tensor]
     report: GraphReport
     donated: tuple[int, ...] = ()
+    host: HostRecord | None = None
 
 
 def record_of(
@@ -97,6 +113,9 @@ def record_of(
     if sum(value.nbytes for value in constants.values()) > _CONSTANT_BYTES:
         return "its constants are large"
     sources = {name: (kernel.emitted.backend, kernel.emitted.source) for name, kernel in kernels.items()}
+    native = module.native if isinstance(module.native, NativeHost) else None
+    if native is not None and native.backend is not None and native.source is not None:
+        sources[_HOST] = native.backend, native.source
     try:
         backends = {backend.name: backend for backend, _ in sources.values()}
         facts = {name: _facts(backend) for name, backend in backends.items()}
@@ -109,7 +128,9 @@ def record_of(
     except Exception as error:
         return f"a backend cannot describe itself ({type(error).__name__})"
     donated = tuple(item.index for item in aten.inputs if item.donated)
-    return GraphRecord(module.text, places, constants, replace(report, recording=None), donated)
+    place = places.pop(_HOST, None)
+    host = HostRecord(native.program, place) if native is not None and place is not None else None
+    return GraphRecord(module.text, places, constants, replace(report, recording=None), donated, host)
 
 
 class GraphKeeper:
@@ -212,6 +233,8 @@ class GraphKeeper:
             facts: dict[str, str] = {}
             kernels = {name: self._kernel(place, facts) for name, place in kept.kernels.items()}
             module = load(kept.text, kernels, kept.constants)
+            if kept.host is not None:
+                module.native = self._host(kept.host, kept.kernels, facts)
         except Exception as error:
             self._folder.drop(self._key)
             _log.info("a compiled graph that was kept cannot be used: %s", error)
@@ -222,10 +245,23 @@ class GraphKeeper:
             compile_seconds=seconds,
             stage_seconds=(("read", seconds),),
             recording=module.graph_status,
+            host=kept.report.host if module.native is None else module.native.status,
             kept=True,
         )
         self._revived.append(report)
         return partial(spared, module, donated=kept.donated) if kept.donated else module
+
+    def _host(
+        self, host: HostRecord, kernels: Mapping[str, KernelRecord], facts: dict[str, str]
+    ) -> NativeHost:
+        """A native host program that was built before."""
+        opener = self._kernel(host.place, facts)
+
+        def folder(name: str) -> Path | None:
+            found = self._session.store.find(kernels[name].key)
+            return None if found is None else found.folder
+
+        return NativeHost(HostStatus(host.place.backend), host.program, lambda: cast(Opener, opener), folder)
 
     def _kernel(self, place: KernelRecord, facts: dict[str, str]) -> KernelEntry:
         session = self._session
@@ -255,7 +291,6 @@ def _not_kept_with(settings: Settings) -> str:
         "fuel": settings.fuel is not None,
         "dump": bool(settings.dump),
         "profile": settings.profile,
-        "native_host": settings.native_host,
         "benchmark_harness": settings.benchmark_harness,
         "benchmark_fusion": settings.benchmark_fusion,
     }

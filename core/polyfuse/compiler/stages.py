@@ -29,6 +29,7 @@ from polyfuse.lowering import LoweringReport, lower_graph
 from polyfuse.program import Program, bytes_moved, plan, python_text, with_scratch
 from polyfuse.program.traffic import step_bytes
 from polyfuse.runtime.module import CompiledModule, load
+from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.schedule import schedule_graph
@@ -70,6 +71,7 @@ class Built:
     program: Program
     notes: Mapping[tuple[str, Kernel], str]
     kernels: Mapping[str, PendingKernel]
+    host: HostStatus | None
 
 
 def _kept(aten: AtenGraph, session: CompileSession) -> CompiledModule:
@@ -110,7 +112,7 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
             eager.update(refused)
     report = _report(aten, lowering, built, clock)
     record(report)
-    return BuiltGraph(built.module, built.schedule, built.program, built.notes, built.kernels, report)
+    return BuiltGraph(**vars(built), report=report)
 
 
 def _traced_nodes(error: UnclaimedError) -> dict[str, str]:
@@ -169,14 +171,15 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
         host = python_text(program, harness=settings.benchmark_harness)
     dump.write("program.py", lambda: host)
     kernels = pending_kernels(program, schedule, emitted, futures, session)
-    native = native_host(program, kernels, session)
+    status = HostStatus() if settings.native_host else None
+    native = native_host(program, kernels, session, status) if status is not None else None
     if native is not None and native.source is not None:
         dump.write(f"host.{native.source.language.split()[0]}", native.source.rendered)
     with clock.stage("load"):
         module = load(host, kernels, schedule.graph.objects, filename=dump.path("program.py"))
         module.native = native
     notes = {key: item.source.note for key, item in emitted.items()}
-    return Built(module, schedule, program, notes, kernels)
+    return Built(module, schedule, program, notes, kernels, status)
 
 
 def _eager(aten: AtenGraph) -> Callable[[list[Any]], Any]:
@@ -240,7 +243,7 @@ def _report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Cloc
         calls,
         aten.rewrites,
         recording=built.module.graph_status,
-        host=built.module.native.status if built.module.native is not None else None,
+        host=built.host,
     )
 
 

@@ -71,8 +71,8 @@ class HostTables:
         returns: leaves the tuple that the caller gets on the stack.
         tensor_type: what inputs with the letter `t` are instances of.
         realigned: called with the program and a list of inputs that are not where kernels need them.
-        explain: called with an exception, the number of the request that raised it, and its arguments;
-            returns the exception to raise.
+        explain: called with an exception, the number of the request that raised it, and its arguments; or,
+            where an input is no tensor, with -1 less its position and it. Returns the exception to raise.
         data_pointer: address of a function from a tensor object to the address of its data.
     """
 
@@ -138,12 +138,15 @@ RUNTIME: Mapping[str, Callable[..., Any]] = {
 class Explainer:
     """Says of a failed request which lines of the model it comes from, in the words of Python programs."""
 
-    def __init__(self, origins: tuple[str, ...], subjects: tuple[str, ...]) -> None:
+    def __init__(self, inputs: tuple[str, ...], origins: tuple[str, ...], subjects: tuple[str, ...]) -> None:
+        self._inputs = inputs
         self._origins = origins
         self._subjects = subjects
 
     def __call__(self, error: BaseException, request: int, arguments: tuple[Any, ...]) -> BaseException:
-        """The exception to raise."""
+        """The exception to raise. Numbers below 0 are inputs that are no tensors, the first one is -1."""
+        if request < 0:
+            return not_a_tensor(self._inputs[-1 - request], arguments[0])
         subject = self._subjects[request]
         if subject and isinstance(error, (AssertionError, TypeError)):
             tensor, size, stride = arguments[:3]

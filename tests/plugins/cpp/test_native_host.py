@@ -247,7 +247,7 @@ def test_what_stands_in_the_way_is_reported(tmp_path, monkeypatch):
         torch._dynamo.reset()
         reset_reports()
         x = torch.randn(4)
-        shared = {"cache_dir": str(tmp_path), "native_host": True, **options}
+        shared = {"cache_dir": str(tmp_path), "native_host": True, "graph_cache": False, **options}
         assert torch.equal(torch.compile(torch.neg, backend="polyfuse", options=shared)(x), -x)
         (found,) = last_reports()
         return found.host.text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import subprocess
 import weakref
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import HostCall
 from polyfuse.program.native import native_program
 from polyfuse.symbolic import symbol
-from polyfuse_cpp.host_text import host_text
+from polyfuse_cpp.host_text import host_header, host_text
+from polyfuse_cpp.toolchain import find_toolchain
 from program_builder import Builder, add, add_one
 
 _PLACE = Path(__file__).parents[2] / "unit" / "program" / "test_program.py"
@@ -77,7 +79,9 @@ def test_wrong_inputs_are_errors_at_any_call():
         for wrong in ([x], [x, y, y], [], [x, 3], [x, None], [torch.randn(5), y], [x.double(), "y"]):
             with pytest.raises((InputLayoutError, TypeError, ValueError)):
                 module(list(wrong))
-    with pytest.raises(TypeError):
+        with pytest.raises(InputLayoutError, match="input y is int where a tensor was expected"):
+            module([x, 3])
+    with pytest.raises(TypeError, match="takes a list"):
         module((x, y))
 
 
@@ -193,3 +197,57 @@ def test_text_of_dynamic_sizes(golden):
     )
     b.output("b", "c", s0 * 3)
     golden("program/native_dynamic.cpp.txt", printed(b))
+
+
+_MAIN = """
+#include <stdio.h>
+struct value { float* data; };
+static int alive = 0;
+static pf_ref make() { ++alive; return (pf_ref) new value{new float[4]}; }
+static int request(void*, int32_t which, const pf_word*, pf_word* results) {
+  if (ALLOCATES[which] == FAIL) return 1;
+  if (ALLOCATES[which]) results[0].ref = make();
+  return 0;
+}
+static int data(void*, pf_ref v, void** at) { *at = ((value*)v)->data; return 0; }
+static void release(void*, pf_ref v) { delete[] ((value*)v)->data; delete (value*)v; --alive; }
+static void add(float* out, const float* x, const float* y) {
+  for (int i = 0; i < 4; ++i) out[i] = x[i] + y[i];
+}
+static void add_one(float* out, const float* x) {
+  for (int i = 0; i < 4; ++i) out[i] = x[i] + 1;
+}
+int main() {
+  void* kernels[] = {(void*)add, (void*)add_one};
+  pf_surroundings around = {PF_HOST_ABI, nullptr, kernels, nullptr, request, data, release, nullptr, nullptr};
+  pf_word in[2], out[1];
+  for (pf_word& word : in) {
+    word.ref = make();
+    for (int i = 0; i < 4; ++i) ((value*)word.ref)->data[i] = i;
+  }
+  const int status = POLYFUSE_KERNEL(&around, in, out);
+  if (status == PF_OK) {
+    for (int i = 0; i < 4; ++i) printf("%g ", ((value*)out[0].ref)->data[i]);
+    release(nullptr, out[0].ref);
+  }
+  printf("%d %d\\n", status, alive);
+}
+"""
+
+
+@pytest.mark.parametrize(("failing", "said"), [("", "1 3 5 7 0 0"), ("empty_strided_cpu", "1 0")])
+def test_programs_need_neither_python_nor_torch(tmp_path, failing, said):
+    program = two_adds().program()
+    native = native_program(program, {k.name: _direct(k.kernel.args) for k in program.kernels})
+    allocates = [2 * (r.name == failing) or int(r.name == "empty_strided_cpu") for r in native.requests]
+    table = f"enum {{ FAIL = 2 }};\nstatic const int ALLOCATES[] = {{{', '.join(map(str, allocates))}}};"
+    text = "\n".join((host_header("host"), host_header("program"), host_text(native), table, _MAIN))
+    (tmp_path / "main.cpp").write_text(text)
+    command = [find_toolchain().path, "-Wall", "-Wextra", "-Werror", str(tmp_path / "main.cpp"), "-o"]
+    subprocess.run([*command, str(tmp_path / "main")], check=True, timeout=100)
+    done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True, timeout=100)
+    assert done.stdout.strip() == said
+
+
+def _direct(arguments) -> HostCall:
+    return HostCall("kernels.so", "k", tuple("i64" if a.kind == "size" else "ptr" for a in arguments))

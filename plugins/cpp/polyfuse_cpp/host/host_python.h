@@ -236,8 +236,10 @@ bool take(opened* self, PyObject* args, pf_word* words) {
       continue;
     }
     if (self->inputs[i] == 't' && PyObject_IsInstance(item, self->tensor_type) != 1) {
-      if (!PyErr_Occurred())
+      if (!PyErr_Occurred()) {
         PyErr_Format(PyExc_TypeError, "%s: input %zd is no tensor; call it with tensors", self->name, i);
+        explain_failure(self, -1 - (int)i, &item, 1);
+      }
       return false;
     }
     words[i].ref = (pf_ref)item;

@@ -1,0 +1,72 @@
+"""A native host program on its way: opening it once its kernels are built, or saying why Python has to do."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfuse.base.errors import PolyfuseError, UnsupportedError
+from polyfuse.base.log import warn_once
+from polyfuse.plugin import Backend, HostProgram, Source
+from polyfuse.runtime.native_program import HostStatus, NativeCall, Opener
+
+__all__ = ["NativeHost"]
+
+
+@dataclass
+class NativeHost:
+    """A native host program on its way.
+
+    Attributes:
+        status: what became of it.
+        program: what was printed.
+        opener: waits for what was built, and returns what opens it.
+        folder: where a kernel lies, by its name in the program; None where something else took its place.
+        backend, source: by whom it was printed, and its text; None where it was built before.
+    """
+
+    status: HostStatus
+    program: HostProgram
+    opener: Callable[[], Opener]
+    folder: Callable[[str], Path | None]
+    backend: Backend | None = None
+    source: Source | None = None
+
+    def open(
+        self, launchables: Mapping[str, Callable[..., Any]], objects: Mapping[str, Any], aligned: Any
+    ) -> NativeCall | None:
+        """The program, to be called with a list of inputs; None where the Python program has to do.
+
+        Args:
+            launchables: the kernels, by their names in the program.
+            objects: the graph's object table.
+            aligned: which inputs kernels take to be aligned.
+        """
+        # what is needed to open one, a graph without one need not load
+        from polyfuse.program.native_tables import host_tables
+
+        try:
+            addresses = [self._kernel(name) for name in self.program.kernel_names]
+            opener = self.opener()
+            return opener(host_tables(self.program, addresses, launchables, objects, aligned))
+        except Exception as error:
+            self.status.refused = str(error) if isinstance(error, PolyfuseError) else repr(error)
+            if not isinstance(error, UnsupportedError):
+                warn_once(
+                    "compiler", f"a native host program cannot be used ({error}); Python takes its place"
+                )
+            return None
+
+    def _kernel(self, name: str) -> int:
+        """The address of a kernel that is called directly."""
+        folder = self.folder(name)
+        if folder is None:
+            raise UnsupportedError(f"another kernel took the place of {name}")
+        call = self.program.kernels[self.program.kernel_names.index(name)]
+        library = ctypes.CDLL(str(folder / call.library))
+        address = ctypes.cast(getattr(library, call.symbol), ctypes.c_void_p).value
+        assert address is not None
+        return address
