@@ -56,6 +56,7 @@ def test_the_snippets_about_packages_run(tmp_path, monkeypatch) -> None:
     torch.testing.assert_close(namespace["y"], model(x))
     wanted = torch.nn.functional.linear(x, 2 * model.weight, model.bias)
     torch.testing.assert_close(namespace["run"](x), wanted)
+    torch.testing.assert_close(namespace["z"], model(x).softmax(-1))
 
 
 def test_the_first_snippet_of_the_readme_runs() -> None:

@@ -158,8 +158,8 @@ class CacheError(PolyfuseError):
 
 
 class PackageError(PolyfuseError):
-    """An ahead-of-time package cannot be made of a model, is damaged, does not fit this machine or this torch,
-    or was called with what it was not made for.
+    """An ahead-of-time package cannot be made of a model, is damaged, does not fit this machine or torch, or
+    was called with what it was not made for.
 
     The message names the operator, feature, file or argument.
     """

@@ -210,8 +210,8 @@ class Backend(ABC):
         `Source.key`. Raise `KernelLoadError` when it cannot be loaded."""
 
     def companions(self) -> Mapping[str, Path]:
-        """Return files that the manifest's `loader` needs besides what `build` made, such as a launcher that a
-        compiler built: where they lie, by the names under which a package puts them into each built folder.
+        """Return files that the manifest's `loader` needs besides what `build` made, such as a launcher that
+        a compiler built: where they lie, by the names under which a package puts them into each built folder.
         """
         return {}
 

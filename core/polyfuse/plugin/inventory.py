@@ -5,7 +5,7 @@ from __future__ import annotations
 from polyfuse.base.code import code_stamp
 from polyfuse.plugin.manager import PluginManager, PluginState, State
 
-__all__ = ["inventory"]
+__all__ = ["installed", "inventory"]
 
 _USABLE = (State.AVAILABLE, State.LOADED)
 
@@ -24,6 +24,19 @@ def inventory(plugins: PluginManager) -> tuple[str, ...] | None:
                 return None
             line += f" {plugins.settings.backends} {state.manifest} {stamps}"
         lines.append(line)
+    return tuple(lines)
+
+
+def installed(plugins: PluginManager) -> tuple[str, ...] | None:
+    """As `inventory`, but whether a plugin can be used at the moment is no part of it: what it built can be
+    run where it cannot build.
+    """
+    lines = []
+    for state in plugins.states():
+        stamps = [code_stamp(package) for package in _packages(plugins, state) if package]
+        if not all(stamps):
+            return None
+        lines.append(f"{state.name} {state.distribution} {state.version} {stamps}")
     return tuple(lines)
 
 
