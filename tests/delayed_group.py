@@ -43,12 +43,15 @@ class _Later(dist._Work):
 
 
 class DelayedGroup(dist.ProcessGroup):
-    """See above. `log` says what was started and waited for, in order."""
+    """See above. `log` says what was started and waited for, in order; messages come from `mail`, which has
+    those that this process sent.
+    """
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self.ranks = size
         self.log: list[str] = []
+        self.mail: list[list[torch.Tensor]] = []
 
     @property
     def pg_name(self) -> str:
@@ -135,6 +138,19 @@ class DelayedGroup(dist.ProcessGroup):
         return self._start("all_to_all", [result], do)
 
     alltoall_base = all_to_all_single
+
+    def send(self, tensors: list[torch.Tensor], receiver: int, tag: int) -> _Later:
+        def do() -> None:
+            self.mail.append([tensor.clone() for tensor in tensors])
+
+        return self._start("send", [], do)
+
+    def recv(self, tensors: list[torch.Tensor], sender: int, tag: int) -> _Later:
+        def do() -> None:
+            for tensor, value in zip(tensors, self.mail.pop(), strict=True):
+                tensor.copy_(value)
+
+        return self._start("receive", tensors, do)
 
 
 def _create(store: Any, rank: int, size: int, timeout: Any) -> DelayedGroup:

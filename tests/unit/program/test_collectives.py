@@ -177,6 +177,29 @@ def test_what_nobody_reads_is_communicated(check: Any) -> None:
     assert check(function, torch.randn(4)) == ["start all_reduce", "wait all_reduce"]
 
 
+def test_a_collective_that_is_complete_when_it_returns(check: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        moved = torch.ops._dtensor.shard_dim_alltoall(x * 2, 0, 1, "0")
+        return moved + x.sum()
+
+    assert check(function, torch.randn(4, 6)) == ["start all_to_all", "wait all_to_all"]
+
+
+@pytest.mark.skipif(
+    not hasattr(functional, "isend"), reason="this torch has no functional messages between two processes"
+)
+def test_messages(check: Any) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        sent = functional.isend(y, 1, 0, "0")
+        received = functional.irecv(x.new_empty(8, 8), 1, 0, "0")
+        z = ((x @ x).tanh() @ x).tanh()
+        wait(sent)
+        return wait(received) * 2 + z
+
+    assert check(function, torch.randn(8, 8)) == ["start send", "start receive", "wait send", "wait receive"]
+
+
 def test_complex_numbers(check: Any) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return wait(functional.all_reduce(x * 2, "sum", "0")) + 1
