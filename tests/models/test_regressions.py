@@ -109,3 +109,44 @@ def test_gradients_that_are_traced_when_they_run() -> None:
         model(x).square().sum().backward()
     found, expected = ([p.grad for p in m.parameters()] for m in (twin, model))
     torch.testing.assert_close(found, expected)
+
+
+VIEWS_OF_COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "clone": lambda x: x[1].clone().unsqueeze(0) + 1,
+    "clones": lambda x: x[1:].clone().clone().view(-1, 5)[1:] * 2,
+    "conversion": lambda x: x[1].double().float().view(1, 5) + 1,
+    "dropout": lambda x: F.dropout(x[1], 0.5, training=False).view(5, 1) * 2,
+    "padding": lambda x: F.pad(x[1], (0, 0)).view(5, 1) @ x[:1],
+    "product": lambda x: (x[1] * 1).view(5, 1) @ x[:1],
+    "concatenation": lambda x: torch.cat([x[1:]]).view(-1, 1) + 1,
+    "parts": lambda x: x[1:].clone().split([2, 3], 1)[1] + 1,
+    "strides": lambda x: x[1].clone().as_strided((3,), (1,), 1) + 1,
+    "constant": lambda x: torch.arange(5.0).add(1)[2:].unsqueeze(1).expand(3, 5) + x[1],
+    "constant expanded": lambda x: (
+        torch.tensor([1.0, 2, 3, 4, 5, 6])[1:].view(5, 1).expand(5, 4000) + x[:1].t()
+    ),
+    "constant strides": lambda x: torch.tensor([1.0, 2, 3, 4, 5, 6])[1:].as_strided((5,), (1,), 0) + x[:1],
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", VIEWS_OF_COPIES)
+def test_views_of_copies_of_parts(name: str, dynamic: bool) -> None:
+    """A copy begins its memory, what it was copied from may not: a view knows where it begins."""
+    function = VIEWS_OF_COPIES[name]
+    compiled = checks.compile_function(function, dynamic=dynamic)
+    for rows in (3, 4):
+        x = torch.randn(rows, 5, requires_grad=True)
+        twin = x.detach().clone().requires_grad_()
+        found, expected = compiled(twin), function(x)
+        torch.testing.assert_close(found, expected)
+        for result in (found, expected):
+            result.square().sum().backward()
+        torch.testing.assert_close(twin.grad, x.grad)
+
+
+def test_copies_of_inputs_that_begin_elsewhere() -> None:
+    whole = torch.randn(4, 5)
+    compiled = checks.compile_function(lambda x: x.clone().view(5, 1) + 1, dynamic=False)
+    for row in whole:
+        torch.testing.assert_close(compiled(row), row.view(5, 1) + 1)

@@ -12,7 +12,14 @@ from torch.fx import Node
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root
-from polyfuse.frontend.rewrite_tools import Rewriting, same_kind, same_layout, tensor_value, uniform_value
+from polyfuse.frontend.rewrite_tools import (
+    Rewriting,
+    keeps_place,
+    same_kind,
+    same_layout,
+    tensor_value,
+    uniform_value,
+)
 from polyfuse.plugin import Extensions, Offered, Rewrite
 from polyfuse.torch_compat import ops
 
@@ -140,10 +147,13 @@ def _misfit(node: Node, replacement: Any) -> str:
 
 
 def _keeps_layout(node: Node, replacement: Node) -> bool:
-    """Whether the strides are the same too: what follows was traced with them."""
+    """Whether the strides are the same too, and where views are made the place in memory: what follows was
+    traced with them."""
     pairs = [(n.meta["val"] if _many(n) else (n.meta["val"],)) for n in (node, replacement)]
     return all(
-        same_layout(before, after) for before, after in zip(*pairs, strict=True) if before is not after
+        same_layout(before, after) and keeps_place(node, before, after.storage_offset())
+        for before, after in zip(*pairs, strict=True)
+        if before is not after
     )
 
 

@@ -99,6 +99,9 @@ class Rewriting:
 
     def may_share(self, copy: Node, source: Node) -> bool:
         """May `copy`, a fresh copy of `source`, become `source` itself?"""
+        value, original = tensor_value(copy), tensor_value(source)
+        if value is None or original is None or not keeps_place(copy, value, original.storage_offset()):
+            return False
         if not self.escapes(copy):
             return True
         if self.stage == "joint":
@@ -142,6 +145,17 @@ def same_number(a: Any, b: Any) -> bool:
 def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
     """Two shapes or strides are equal for every input."""
     return len(a) == len(b) and all(same_number(x, y) for x, y in zip(a, b, strict=True))
+
+
+def keeps_place(node: Node, value: torch.Tensor, start: Any) -> bool:
+    """May what begins at element `start` of its memory stand for `value`, a result of `node`?
+
+    Not if there are views of `node` and it begins elsewhere: their places in memory were traced with its own.
+    """
+    readers = (user for user in node.users if user.op == "call_function")
+    return same_number(value.storage_offset(), start) or not any(
+        ops.facts(reader.target).is_view for reader in readers
+    )
 
 
 def same_kind(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -13,7 +13,14 @@ from typing import Any, Final
 import torch
 from torch.fx import Node
 
-from polyfuse.frontend.rewrite_tools import UNIFORM_VIEWS, Rewriting, aten, tensor_value, uniform_value
+from polyfuse.frontend.rewrite_tools import (
+    UNIFORM_VIEWS,
+    Rewriting,
+    aten,
+    keeps_place,
+    tensor_value,
+    uniform_value,
+)
 from polyfuse.torch_compat import fake, fx, ops
 
 __all__ = ["fold_constants", "fold_uniform", "lifted_scalars", "spell_as_full"]
@@ -111,7 +118,7 @@ def _is_foldable_place(state: Rewriting, node: Node, value: torch.Tensor) -> boo
     static = all(isinstance(n, int) for n in value.shape)
     if not static or value.dtype.is_complex or value.layout != torch.strided:
         return False
-    return value.is_contiguous() and not state.escapes(node)
+    return value.is_contiguous() and keeps_place(node, value, 0) and not state.escapes(node)
 
 
 def _uniform_result(node: Node, value: torch.Tensor) -> bool | int | float | None:
@@ -164,6 +171,8 @@ def fold_constants(state: Rewriting) -> int:
     for node in state.nodes():
         value = tensor_value(node)
         if value is None or not _is_small(value) or state.escapes(node) or not _is_evaluable(state, node):
+            continue
+        if not keeps_place(node, value, 0):
             continue
         if not state.spend():
             break

@@ -149,6 +149,17 @@ def test_copy_that_changes_the_layout_stays() -> None:
     assert "clone.default" in calls(module)
 
 
+def test_copy_that_begins_elsewhere_is_kept_where_it_is_viewed() -> None:
+    rows = torch.arange(12.0).view(3, 4)
+    module, counts = rewritten(lambda x: x[1].clone().unsqueeze(0) + 1, rows)
+    assert "clone.default" in calls(module) and "remove-copies" not in counts
+    module, counts = rewritten(lambda x: (x[1] * 1).unsqueeze(0) + 1, rows)
+    assert "mul.Tensor" in calls(module)
+    for function in (lambda x: x[1].clone() + 1, lambda x: x[0].clone().unsqueeze(0) + 1):
+        module, counts = rewritten(function, rows)
+        assert "clone.default" not in calls(module) and counts["remove-copies"] == 1
+
+
 def test_reshape_that_copies_is_no_identity() -> None:
     rewritten(lambda x: x.t().reshape(4, 4).sin(), torch.arange(16.0).view(4, 4))
     rewritten(lambda x: x.t().contiguous().view(4, 4).t().sin(), torch.arange(16.0).view(4, 4))
