@@ -19,14 +19,12 @@ from polyfuse.program.native_tables import host_tables
 from polyfuse.runtime import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse_cpp.backend import CppBackend
-from program_builder import Builder
 
 
 @dataclass
 class HandBuilt:
     """A hand-built program on its way to its native form; its kernels are Python functions."""
 
-    builder: Builder
     program: Program
     folder: Path
     status: HostStatus = field(default_factory=HostStatus)
@@ -42,12 +40,12 @@ class HandBuilt:
         return backend.load(self.folder)[source.key](host_tables(printed, [], launchables, objects, aligned))
 
 
-def native_module(builder: Builder, folder: Path, **options: Any) -> CompiledModule:
+def native_module(
+    program: Program, kernels: Mapping[str, Callable[..., Any]], objects: Mapping[str, Any], folder: Path
+) -> CompiledModule:
     """A hand-built program that runs in its native form."""
-    program = builder.program(**options)
-    kernels = {k.name: builder.functions[k.launches[0]] for k in program.kernels}
-    module = load(python_text(program), kernels, builder.objects)
-    module.native = HandBuilt(builder, program, folder)
+    module = load(python_text(program), kernels, objects)
+    module.native = HandBuilt(program, folder)
     return module
 
 

@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import weakref
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -16,16 +17,24 @@ from polyfuse.base.errors import InputLayoutError
 from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import HostCall
+from polyfuse.program import python_text
 from polyfuse.program.native import native_program
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.host_text import host_header, host_text
 from polyfuse_cpp.toolchain import find_toolchain
 from program_builder import Builder, add, add_one
 
-_PLACE = Path(__file__).parents[2] / "unit" / "program" / "test_program.py"
-_SPEC = importlib.util.spec_from_file_location("programs_in_python", _PLACE)
-programs = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(programs)
+
+def _tests(name: str) -> ModuleType:
+    """Tests of programs in Python."""
+    place = Path(__file__).parents[2] / "unit" / "program" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"python_{name}", place)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+programs, devices = _tests("test_program"), _tests("test_devices")
 
 # Those that are about the Python text, or about what only it does.
 PYTHON_ALONE = {
@@ -41,6 +50,15 @@ PYTHON_ALONE = {
     "test_an_exception_names_the_line_of_the_model",
     "test_a_scalar_for_operators_alone_may_be_on_another_device",
 }
+# Of those with kernels that take addresses to be round ones.
+ALIGNED = (
+    "test_inputs_at_odd_addresses_are_copied_first",
+    "test_a_parameter_at_an_odd_address_is_found_at_the_first_call",
+    "test_what_is_written_to_an_input_arrives_there",
+    "test_an_expanded_input_is_copied_as_it_is",
+    "test_results_of_operators_at_odd_addresses_are_copied",
+)
+globals().update({name: getattr(devices, name) for name in ALIGNED})
 globals().update(
     {
         name: test
@@ -56,9 +74,21 @@ def native(monkeypatch, tmp_path):
     count = itertools.count()
 
     def module(builder, **options):
-        return native_module(builder, tmp_path / f"program{next(count)}", **options)
+        program = builder.program(**options)
+        kernels = {k.name: builder.functions[k.launches[0]] for k in program.kernels}
+        return native_module(program, kernels, builder.objects, tmp_path / f"program{next(count)}")
 
+    def with_native(text, kernels, objects):
+        return native_module(planned.pop(), kernels, objects, tmp_path / f"program{next(count)}")
+
+    def keep(program):
+        planned.append(program)
+        return python_text(program)
+
+    planned = []
     monkeypatch.setattr(Builder, "module", module)
+    monkeypatch.setattr(devices, "python_text", keep)
+    monkeypatch.setattr(devices, "load", with_native)
 
 
 def two_adds() -> Builder:
