@@ -14,7 +14,7 @@ NAME = "polyfuse_delayed"
 
 RANKS = 2
 
-UNFINISHED = -12345.0
+UNFINISHED = 113.0
 """What a result holds before it is waited for."""
 
 

@@ -310,7 +310,8 @@ class _Planner:
             return
         if self.settings.size_asserts and not any(n == 0 for n in buffer.size):
             if isinstance(node, Collective):  # it is not complete yet: no time for a copy
-                self._add(AssertLayout(name, buffer.size, buffer.stride))
+                if buffer.dtype is not None:  # else eager operators alone read it, whatever its strides
+                    self._add(AssertLayout(name, buffer.size, buffer.stride))
                 return
             # what torch's own operators announce is true of the type; others' is as good as their authors
             dtype = "" if node.op.startswith("aten.") else buffer.torch_dtype

@@ -201,10 +201,23 @@ def test_messages(check: Any) -> None:
 
 
 def test_complex_numbers(check: Any) -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return wait(functional.all_reduce(x * 2, "sum", "0")) + 1
+    def function(x: torch.Tensor) -> Any:
+        first = functional.all_reduce(x * 2, "sum", "0")
+        second = functional.all_gather_into_tensor(x + 1, 2, "0")
+        third = functional.all_reduce(x.t(), "sum", "0")
+        return wait(first) + 1, wait(second) * 2, wait(third) * 3
 
-    check(function, torch.randn(4, dtype=torch.complex64), strict=False)
+    check(function, torch.randn(4, 6, dtype=torch.complex64), strict=False)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float64, torch.int64, torch.uint8))
+def test_single_numbers_and_other_types(check: Any, dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor) -> Any:
+        total = functional.all_reduce(x.sum(dtype=x.dtype), "sum", "0")
+        wide = functional.all_gather_into_tensor(x[:1].expand(3, 6), 2, "0")
+        return wait(total) + 1, wait(wide) + x[0]
+
+    check(function, torch.randint(0, 9, (4, 6)).to(dtype))
 
 
 def test_dynamic_sizes(check: Any) -> None:
