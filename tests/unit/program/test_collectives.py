@@ -305,18 +305,64 @@ def test_any_program(check: Any, seed: int) -> None:
     check(function, torch.randn(8, 8))
 
 
-def test_training(group: delayed_group.DelayedGroup) -> None:
-    x, w = torch.randn(3, 8), torch.randn(4, 5)
+class Gathered(torch.autograd.Function):
+    """All shares of a tensor; its gradient is summed and shared."""
 
+    @staticmethod
+    def forward(ctx: Any, share: torch.Tensor) -> torch.Tensor:
+        return wait(functional.all_gather_into_tensor(share, delayed_group.RANKS, "0"))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return wait(functional.reduce_scatter_tensor(grad, "sum", delayed_group.RANKS, "0"))
+
+
+class Summed(torch.autograd.Function):
+    """A sum over processes, and of its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return wait(functional.all_reduce(x, "sum", "0"))
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return wait(functional.all_reduce(grad, "sum", "0"))
+
+
+def trained(
+    run: Callable[..., torch.Tensor], *given: torch.Tensor
+) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """A loss and its gradients."""
+    weights = [w.clone().requires_grad_() for w in given]
+    loss = run(*weights)
+    return loss.detach(), torch.autograd.grad(loss, weights)
+
+
+@pytest.mark.parametrize("options", ({}, OVERLAPPED))
+def test_training(group: delayed_group.DelayedGroup, options: dict[str, Any]) -> None:
     def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        gathered = wait(functional.all_gather_into_tensor(w, 2, "0"))
-        return wait(functional.all_reduce((x @ gathered).relu(), "sum", "0")).square().mean()
-
-    def step(run: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        weight = w.clone().requires_grad_()
-        loss = run(x, weight)
-        loss.backward()
-        return loss.detach(), weight.grad
+        return Summed.apply((x @ Gathered.apply(w)).relu()).square().mean()
 
     torch._dynamo.reset()
-    torch.testing.assert_close(step(torch.compile(forward, backend="polyfuse")), step(forward))
+    given = torch.randn(3, 8), torch.randn(4, 5)
+    run = torch.compile(forward, backend="polyfuse", options=options)
+    torch.testing.assert_close(trained(run, *given), trained(forward, *given))
+
+
+def test_gradients_of_weights_are_computed_beside_sums_of_other_gradients(
+    group: delayed_group.DelayedGroup,
+) -> None:
+    def forward(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for w in weights:
+            x = Summed.apply(x @ w).tanh()
+        return x.sum()
+
+    torch._dynamo.reset()
+    given = [torch.randn(16, 16) / 8 for _ in range(4)]
+    options = {"backends": ["interpreter"], "graph_cache": False} | OVERLAPPED
+    run = torch.compile(forward, backend="polyfuse", options=options)
+    torch.testing.assert_close(trained(run, *given), trained(forward, *given))
+    short = {"aten.mm.out": "product", "_c10d_functional.all_reduce_.default": "start"}
+    calls = [short.get(op, "wait") for op in last_reports()[-1].calls]
+    assert calls[:4] == ["start", "wait", "product", "start"], "nothing is there yet beside the first"
+    assert calls[4:7] == ["product", "wait", "product"] and calls[7:10] == ["start", "product", "wait"]
