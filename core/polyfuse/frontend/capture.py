@@ -28,6 +28,7 @@ from polyfuse.frontend.index_checks import check_positions
 from polyfuse.frontend.layouts import spread_channels_last
 from polyfuse.frontend.rewrite_tools import Rewriting
 from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
+from polyfuse.frontend.saved_inputs import copy_overwritten
 from polyfuse.runtime.frozen import FrozenProgram
 from polyfuse.torch_compat import aot, decomp, dynamo, fake, fx, ops, shapes
 
@@ -143,7 +144,9 @@ class _Capture:
         self._lay_out(joint, training=True)
         if self.settings.graph_rewrites:
             rewrite_graph(joint, self.settings, stage="joint", more=self.more)
-        return aot.min_cut_partition(joint, inputs, **kwargs)
+        forward, backward = aot.min_cut_partition(joint, inputs, **kwargs)
+        copy_overwritten(forward, kwargs["num_fwd_outputs"])
+        return forward, backward
 
     def _lay_out(self, gm: GraphModule, training: bool) -> None:
         """Choose layouts: before the split, so that both sides know what the forward saves."""

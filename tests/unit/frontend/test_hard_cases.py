@@ -211,3 +211,47 @@ def test_double_use_of_one_input(inner: Any) -> None:
 def test_complex_numbers_and_sparse_results_pass(inner: Any) -> None:
     x = torch.randn(4, dtype=torch.complex64)
     close(inner.compile(lambda x: x.conj().t().clone() * 1 + x.real)(x), x.conj() + x.real)
+
+
+def _read_before(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    result = state.exp() * x
+    with torch.no_grad():
+        state.mul_(2)
+    return result
+
+
+def _read_through_a_view(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    result = state[1:].exp() * x[:-1]
+    with torch.no_grad():
+        state.lerp_(x.detach(), 0.1)
+    return result
+
+
+def _overwritten_in_part(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    result = state.clamp(0, 1) * x
+    state[0] = 5.0
+    return result
+
+
+def _read_after(x: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        state.lerp_(x.detach(), 0.1)
+    return (state * 3).tanh() * x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("model", [_read_before, _read_through_a_view, _overwritten_in_part, _read_after])
+def test_gradients_by_what_the_forward_overwrites(model: Any, dynamic: bool, inner: Any) -> None:
+    """The backward computes again from an input's content what the forward computed from it."""
+    compiled = inner.compile(model, dynamic=dynamic)
+    ours, theirs = (torch.linspace(-1, 1, 20).view(4, 5).clone() for _ in range(2))
+    for _ in range(2):
+        x = torch.randn(4, 5)
+        close(gradients(lambda x: compiled(x, ours), x), gradients(lambda x: model(x, theirs), x))
+        close(ours, theirs)
+
+
+def test_what_is_overwritten_and_not_saved_is_not_copied(inner: Any) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    inner.compile(model)(torch.randn(2, 3, 6, 6)).sum().backward()
+    assert "aten.copy_" in inner.ops(0) and "aten.clone" not in inner.ops(0)
