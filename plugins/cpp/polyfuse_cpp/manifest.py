@@ -28,7 +28,7 @@ def polyfuse_manifest() -> Manifest:
         load="polyfuse_cpp.backend:CppBackend",
         loader="polyfuse_cpp.loading:load_packaged",
         priority={"cpu": 100},
-        offers=(Offer.KERNELS, Offer.CHOICES),
+        offers=(Offer.KERNELS, Offer.CHOICES, Offer.NATIVE_HOST),
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
         options={
             "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",

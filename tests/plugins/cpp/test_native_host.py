@@ -201,6 +201,19 @@ def test_errors_are_those_of_python_programs(tmp_path):
     assert said[0] == said[1] and "aten.embedding" in said[1][1]
 
 
+def test_memory_that_cannot_be_had_is_an_error(tmp_path):
+    def f(x):
+        return x.cumsum(0).sum()
+
+    for compiled in both(f, tmp_path, options={"max_fusion_size": 1}, dynamic=True):
+        torch._dynamo.reset()
+        x = torch.ones(1)
+        assert compiled(x.expand(20)) == 210
+        with pytest.raises(RuntimeError, match="can't allocate memory"):
+            compiled(x.expand(1 << 45))
+        assert compiled(x.expand(30)) == 465
+
+
 def test_nan_asserts(tmp_path):
     for compiled in both(torch.log, tmp_path, options={"nan_asserts": True}):
         torch._dynamo.reset()

@@ -24,7 +24,6 @@ PyObject* PyObject_CallFunctionObjArgs(PyObject*, ...);
 int PyObject_IsInstance(PyObject*, PyObject*);
 PyObject* PyErr_Occurred(void);
 PyObject* PyErr_Format(PyObject*, const char*, ...);
-PyObject* PyErr_NoMemory(void);
 void PyErr_Fetch(PyObject**, PyObject**, PyObject**);
 void PyErr_NormalizeException(PyObject**, PyObject**, PyObject**);
 void PyErr_SetObject(PyObject*, PyObject*);
@@ -34,6 +33,7 @@ void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
 void* PyEval_SaveThread(void);
 void PyEval_RestoreThread(void*);
+extern PyObject* PyExc_RuntimeError;
 extern PyObject* PyExc_TypeError;
 extern PyObject* PyExc_ValueError;
 }
@@ -273,7 +273,9 @@ PyObject* call(PyObject* capsule, PyObject* args) {
   if (!take(self, args, inputs)) return nullptr;
   const int status = POLYFUSE_KERNEL(&self->around, inputs, results);
   if (status == PF_MISPLACED) return call_elsewhere(self, capsule, inputs);
-  if (status == PF_NO_MEMORY) return PyErr_NoMemory();
+  if (status == PF_NO_MEMORY)
+    return PyErr_Format(PyExc_RuntimeError, "%s: can't allocate memory for intermediate values; use smaller inputs",
+                        self->name);
   if (status != PF_OK) return nullptr;
   PyObject* stack[self->returns.depth + 1];
   const int64_t count = put_together(self->returns, results, stack);
