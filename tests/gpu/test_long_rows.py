@@ -38,7 +38,8 @@ CASES: dict[str, tuple[Function, int]] = {
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The clusters of the kernels that are generated meanwhile."""
+    """The clusters of the kernels that are generated meanwhile: none is taken from a kept graph."""
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
     found: list[int] = []
     emit = triton_backend.TritonBackend.emit
 
