@@ -10,6 +10,7 @@ PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
 void* PyCapsule_GetPointer(PyObject*, const char*);
 __PTRDIFF_TYPE__ PyTuple_Size(PyObject*);
 PyObject* PyTuple_GetItem(PyObject*, __PTRDIFF_TYPE__);
+PyObject* PySequence_Tuple(PyObject*);
 PyObject* PyTuple_New(__PTRDIFF_TYPE__);
 int PyTuple_SetItem(PyObject*, __PTRDIFF_TYPE__, PyObject*);
 __PTRDIFF_TYPE__ PyList_Size(PyObject*);
@@ -156,15 +157,18 @@ bool keep_all(const request& wanted, PyObject* result, pf_word* words) {
     Py_DecRef(result);
     return true;
   }
-  const int64_t size = PyTuple_Size(result) >= 0 ? PyTuple_Size(result) : -1;
+  PyObject* items = PySequence_Tuple(result);
+  Py_DecRef(result);
+  if (!items) return false;
+  const int64_t size = PyTuple_Size(items);
   bool fine = size == wanted.wanted;
-  if (!fine && !PyErr_Occurred())
+  if (!fine)
     PyErr_Format(PyExc_ValueError, "%zd results came back where %zd were expected", (__PTRDIFF_TYPE__)size,
                  (__PTRDIFF_TYPE__)wanted.wanted);
   int64_t i = 0;
   for (; fine && i < size; ++i) {
     if (wanted.results[i] == '-') continue;
-    PyObject* item = PyTuple_GetItem(result, i);
+    PyObject* item = PyTuple_GetItem(items, i);
     Py_IncRef(item);
     fine = keep(wanted.results[i], item, words + made);
     made += fine;
@@ -176,7 +180,7 @@ bool keep_all(const request& wanted, PyObject* result, pf_word* words) {
       word += wanted.results[k] != '-';
     }
   }
-  Py_DecRef(result);
+  Py_DecRef(items);
   return fine;
 }
 
