@@ -126,6 +126,12 @@ VIEWS_OF_COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         torch.tensor([1.0, 2, 3, 4, 5, 6])[1:].view(5, 1).expand(5, 4000) + x[:1].t()
     ),
     "constant strides": lambda x: torch.tensor([1.0, 2, 3, 4, 5, 6])[1:].as_strided((5,), (1,), 0) + x[:1],
+    "constant transposed": lambda x: (
+        torch.tensor([[1.0, 2, 3], [4, 5, 6]]).t().expand(x.shape[0], 3, 2).sum() + x.sum(1)[:, None]
+    ),
+    "constant transposed and read": lambda x: (
+        torch.tensor([[1.0, 2, 3], [4, 5, 6]]).t().expand(x.shape[0], 3, 2) + x[:, :3, None]
+    ),
 }
 
 

@@ -152,10 +152,12 @@ def keeps_place(node: Node, value: torch.Tensor, start: Any) -> bool:
 
     Not if there are views of `node` and it begins elsewhere: their places in memory were traced with its own.
     """
-    readers = (user for user in node.users if user.op == "call_function")
-    return same_number(value.storage_offset(), start) or not any(
-        ops.facts(reader.target).is_view for reader in readers
-    )
+    return same_number(value.storage_offset(), start) or not is_viewed(node)
+
+
+def is_viewed(node: Node) -> bool:
+    """Whether there are views of a node's result."""
+    return any(user.op == "call_function" and ops.facts(user.target).is_view for user in node.users)
 
 
 def same_kind(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -17,7 +17,9 @@ from polyfuse.frontend.rewrite_tools import (
     UNIFORM_VIEWS,
     Rewriting,
     aten,
+    is_viewed,
     keeps_place,
+    same_sizes,
     tensor_value,
     uniform_value,
 )
@@ -174,15 +176,15 @@ def fold_constants(state: Rewriting) -> int:
             continue
         if not keeps_place(node, value, 0):
             continue
-        if not state.spend():
-            break
+        viewed = is_viewed(node)
         with fake.real_tensors(), torch.no_grad():
             real = node.target(*_real(state, node.args), **_real(state, node.kwargs))
-            real = (
-                real.clone(memory_format=torch.contiguous_format)
-                if not real.is_contiguous()
-                else real.clone()
-            )
+            # views were traced with the strides too, which a copy has where they leave no gaps
+            real = real.clone(memory_format=torch.preserve_format if viewed else torch.contiguous_format)
+        if viewed and not same_sizes(real.stride(), value.stride()):
+            continue
+        if not state.spend():
+            break
         replacement = state.constant_before(node, real, _fake_like(real, value))
         state.replace(node, replacement)
         count += 1
