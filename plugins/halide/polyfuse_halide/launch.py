@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import struct
 import threading
 from collections.abc import Callable, Mapping
@@ -122,7 +123,7 @@ class _Frame:
         limits = [f"({limit}) >= {_LIMIT}" for limit in facts["limits"]]
         names = ", ".join(name for _, name in self.sizes)
         self.changes = bool(self.sizes)
-        scope: dict[str, Any] = {"max": max, "min": min}
+        scope: dict[str, Any] = {"max": max, "min": min, "math": math}
         lines = [f"def layout({names}):"]
         if limits:
             lines += [f"    if {' or '.join(limits)}:", "        return None"]
