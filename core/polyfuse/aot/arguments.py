@@ -15,7 +15,7 @@ from polyfuse.aot.description import Argument, Entry, Size
 from polyfuse.base.errors import PackageError
 from polyfuse.torch_compat import pytree
 
-__all__ = ["Signature"]
+__all__ = ["Signature", "nesting"]
 
 _FUNCTIONS: Mapping[str, Any] = {
     "__builtins__": {},
@@ -46,7 +46,7 @@ class Signature:
     def __init__(self, name: str, entry: Entry) -> None:
         self._name = name
         self._entry = entry
-        self._spec = pytree.spec_of_text(entry.in_tree)
+        self._spec = nesting(entry.in_tree)
         # the last sizes that were found to be right: most calls have the sizes of the one before
         self._known: tuple[tuple[Any, ...], Mapping[str, int]] | None = None
 
@@ -180,6 +180,17 @@ class Signature:
 
     def _wrong(self, cause: str, fix: str = "call it as it was when the package was made") -> PackageError:
         return PackageError(f"{self._name}: {cause}", fix)
+
+
+def nesting(text: str) -> Any:
+    """How arguments or results are nested, from its text."""
+    try:
+        return pytree.spec_of_text(text)
+    except (NotImplementedError, ImportError, AttributeError) as error:
+        raise PackageError(
+            f"arguments or results are nested in a container that nothing has registered ({error})",
+            "import its module before loading, or name that in modules= when the package is made",
+        ) from error
 
 
 @cache

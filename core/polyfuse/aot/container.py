@@ -36,6 +36,8 @@ _LOCAL_HEADER = 30
 _PADDING_ID = 0x4650
 """Of an extra field without meaning, which makes a local header as long as is needed."""
 _CHUNK = 1 << 22
+_LARGE = 1 << 31
+"""Members of so many bytes have 64 bits for their size."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class ArchiveWriter:
     def add_aligned(self, name: str, size: int, chunks: Iterable[Any]) -> None:
         """Add a member of `size` bytes as it is, at a multiple of `ALIGNMENT` bytes of the file."""
         info = self._info(name, zipfile.ZIP_STORED)
-        large = size >= 1 << 31
+        large = size >= _LARGE
         # the header of a large member carries twenty more bytes
         start = self._stream.tell() + _LOCAL_HEADER + len(name.encode()) + 4 + (20 if large else 0)
         info.extra = struct.pack("<HH", _PADDING_ID, -start % ALIGNMENT) + bytes(-start % ALIGNMENT)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.aot.arguments import Signature
+from polyfuse.aot.arguments import Signature, nesting
 from polyfuse.aot.container import ALIGNMENT
 from polyfuse.aot.description import Argument, Description, Entry, Weight
 from polyfuse.aot.weights import Mapped, aligned_copy
@@ -118,7 +118,7 @@ class LoadedEntry:
         self._weights = weights
         self._revive = revive
         self._signature = Signature(name, entry)
-        self._out_spec = pytree.spec_of_text(entry.out_tree)
+        self._out_spec = nesting(entry.out_tree)
         self._device_types = sorted({a.device for a in entry.arguments if a.device} | {"cpu"})
         self._mutates = any(a.mutated for a in entry.arguments)
         self._program = revive(entry, weights)

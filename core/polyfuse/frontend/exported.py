@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.base.errors import PackageError
 from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, WHOLE, before_autograd, decomposition_table
 from polyfuse.frontend.describe import alias_root, output_node
-from polyfuse.torch_compat import decomp
+from polyfuse.torch_compat import decomp, ops
 
 __all__ = ["ExportedGraph", "ExportedInput", "functional_graph"]
 
@@ -69,11 +69,9 @@ def functional_graph(program: ExportedProgram, numerics: str) -> ExportedGraph:
     Raises:
         PackageError: the program trains, or needs objects that cannot be stored.
     """
-    table: dict[Any, Any] = {**decomp.composite(), **decomposition_table(numerics)}
-    for op in decomp.expand_packets(WHOLE):
-        table.pop(op, None)
-    with decomp.kept_whole(BEFORE_AUTOGRAD, before_autograd):
-        plain = program.run_decompositions(table)
+    table = {**_composite(), **decomposition_table(numerics)}
+    # operators that are made of others, and that the table lacks, stay whole
+    plain = program.run_decompositions(table)
     signature = plain.graph_signature
     for spec in signature.input_specs:
         if spec.kind not in _ORIGINS:
@@ -102,6 +100,19 @@ def functional_graph(program: ExportedProgram, numerics: str) -> ExportedGraph:
         keywords,
         plain.range_constraints,
     )
+
+
+def _composite() -> dict[Any, Any]:
+    """What becomes of operators that are made of others: as where a model is traced for `torch.compile`."""
+    table = dict(decomp.composite())
+    for op in decomp.expand_packets(BEFORE_AUTOGRAD):
+        if op in table or ops.base_name(op) in WHOLE:
+            own = before_autograd(op)
+            if own is None:
+                table.pop(op, None)
+            else:
+                table[op] = own
+    return table
 
 
 def _write_mutations(module: GraphModule, program: ExportedProgram, inputs: Mapping[str, Node]) -> set[Node]:

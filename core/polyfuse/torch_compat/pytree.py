@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
+import torch
 from torch.utils import _pytree
 
 __all__ = ["flatten", "is_leaf", "spec_of_text", "spec_text", "unflatten"]
@@ -26,9 +28,22 @@ def is_leaf(spec: Any) -> bool:
 
 def spec_text(spec: Any) -> str:
     """A nesting as text; raises where a container in it has no name under which it can be found again."""
+    _name_results_of_torch()
     return _pytree.treespec_dumps(spec)
 
 
 def spec_of_text(text: str) -> Any:
     """The nesting that a text describes; the containers in it must be registered by now."""
+    _name_results_of_torch()
     return _pytree.treespec_loads(text)
+
+
+@cache
+def _name_results_of_torch() -> None:
+    """Give the named tuples that operators such as `topk` return a name in files, which torch leaves out."""
+    known = _pytree.SUPPORTED_SERIALIZED_TYPES
+    for kind in torch.return_types.all_return_types:
+        name = f"torch.return_types.{kind.__name__}"
+        if kind in known and name not in _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
+            known[kind] = known[kind]._replace(serialized_type_name=name)
+            _pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[name] = kind

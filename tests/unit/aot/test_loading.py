@@ -78,6 +78,21 @@ def test_what_does_not_fit_is_refused(path, tmp_path, case):
     assert caught.value.fix
 
 
+def test_what_the_compiler_took_to_be_true_of_sizes_is_checked(path, tmp_path):
+    with Archive(path) as archive:
+        (name,) = archive.manifest["entries"]["forward"]["symbols"]
+    for condition, right, wrong in (
+        (f"Eq(Mod({name}, 4), 0)", 8, 6),
+        (f"And({name} >= 5, Ne(({name}//2), 4))", 7, 9),
+    ):
+        change = set_in("entries", "forward", "conditions", to=[condition])
+        found = load(changed(path, tmp_path / "other.pf", change))
+        x = torch.randn(right, 8)
+        torch.testing.assert_close(found(x, torch.ones(6))["z"], mixed()(x, torch.ones(6))["z"])
+        with pytest.raises(PackageError, match=f"and {name} = {wrong}"):
+            found(torch.randn(wrong, 8), torch.ones(6))
+
+
 def test_a_processor_that_lacks_instructions_is_refused(path, tmp_path):
     lacking = set_in("backends", "cpp", "facts", "isa", to="avx4096")
     with pytest.raises(KernelLoadError, match="this one lacks avx4096"):
@@ -141,6 +156,16 @@ def test_weights_are_aligned_in_the_file_and_in_memory(path, large):
         found = load(file)
         assert all(row.offset % ALIGNMENT == 0 for row in found.description.weights)
         assert all(t.data_ptr() % ALIGNMENT == 0 for t in found.constants.values())
+
+
+def test_members_of_many_bytes_are_aligned_too(tmp_path, monkeypatch):
+    monkeypatch.setattr("polyfuse.aot.container._LARGE", 1)
+    model = torch.nn.Linear(3, 5)
+    path = package(export(model, (torch.randn(2, 3),)), path=tmp_path / "large.pf")
+    with Archive(path) as archive:
+        assert archive.place("weights.bin") % ALIGNMENT == 0
+    x = torch.randn(2, 3)
+    torch.testing.assert_close(load(path, verify=True)(x), model(x))
 
 
 def test_large_weights_are_mapped_and_shared(large, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -215,6 +216,7 @@ class Edges(torch.nn.Module):
             self.none.sum(),
             self.grid + x[0][:, None],
             torch.nn.functional.interpolate(self.grid[None, None], scale_factor=2.0),
+            torch.nn.functional.interpolate(x[None, None], scale_factor=1.5, mode="bilinear"),
         )
 
 
@@ -224,7 +226,53 @@ def test_constants_empty_tensors_and_strides(tmp_path):
     x = torch.tensor([[1.0, 2.0, 3.0, float("nan")], [0.0, -0.0, 1.0, -1.0]])
     found = load(package(model, (torch.randn(2, 4),), path=tmp_path / "edges.pf"))
     torch.testing.assert_close(found(x), model(x), equal_nan=True)
+    assert found.description.entries["forward"].operators == (), "kernels compute all of it"
     assert found.constants["grid"].stride() == (1, 4)
+
+
+class Sorted(torch.nn.Module):
+    def forward(self, x):
+        return {"top": x.topk(2), "max": x.max(0)}
+
+
+def test_named_tuples_of_torch_are_returned(tmp_path):
+    path = package(Sorted(), (torch.randn(5, 4),), path=tmp_path / "sorted.pf")
+    x = torch.randn(5, 4)
+    for found in (load(path)(x), Sorted()(x)):
+        assert type(found["top"]) is torch.return_types.topk
+        torch.testing.assert_close(found["top"].values, x.sort(descending=True).values[:, :2])
+        torch.testing.assert_close(found["max"].indices, x.argmax(0))
+
+
+@dataclass
+class Pair:
+    first: torch.Tensor
+    second: int
+
+
+class Paired(torch.nn.Module):
+    def forward(self, x):
+        return Pair(x + 1, 7)
+
+
+def test_containers_that_nobody_registered(tmp_path):
+    torch.export.register_dataclass(Pair, serialized_type_name="packaged.Pair")
+    path = package(Paired(), (torch.randn(3),), path=tmp_path / "pair.pf")
+    x = torch.randn(3)
+    found = load(path)(x)
+    assert type(found) is Pair and found.second == 7
+    torch.testing.assert_close(found.first, x + 1)
+    script = """
+import json, sys
+from polyfuse.aot import load
+from polyfuse.base.errors import PackageError
+try:
+    load(sys.argv[1])
+except PackageError as error:
+    print(json.dumps(str(error)))
+"""
+    said = in_a_process(script, str(path), POLYFUSE_CACHE_DIR=str(tmp_path / "cache"))
+    assert "packaged.Pair" in said and "import its module before loading" in said
 
 
 def test_several_entries_share_their_weights(tmp_path):
@@ -273,3 +321,28 @@ def test_what_cannot_be_packaged_is_refused_with_a_reason(tmp_path):
     with pytest.raises(InvalidOptionError, match="freezing"):
         package(exported(mixed()), path=target, options={"freezing": True})
     assert not list(tmp_path.iterdir())
+
+
+class Resampled(torch.nn.Module):
+    def forward(self, x, y):
+        image, f = x[None, None], torch.nn.functional
+        return (
+            *(f.interpolate(image, scale_factor=2.0, mode=mode) for mode in ("nearest", "bicubic")),
+            f.interpolate(image[0], scale_factor=1.5, mode="linear"),
+            torch.addcmul(x, y, y, value=2),
+            torch.lerp(x, y, 0.3),
+            torch.xlogy(y, y),
+            f.multilabel_margin_loss(x, torch.zeros_like(x, dtype=torch.int64)),
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operators_that_torch_takes_apart_itself(tmp_path, dtype):
+    if dtype == torch.bfloat16:
+        model = torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.GELU(), torch.nn.Hardswish())
+        model, args = model.to(dtype), (torch.rand(4, 6).to(dtype),)
+    else:
+        model, args = Resampled(), (torch.rand(4, 6), torch.rand(4, 6))
+    found = load(package(model, args, path=tmp_path / "resampled.pf"))
+    args = tuple(torch.rand_like(arg) for arg in args)
+    torch.testing.assert_close(found(*args), model(*args))
