@@ -59,7 +59,8 @@ def package(
     """
     if not path:
         raise PackageError("a package needs the path of a file", "give path=")
-    settings = decided(Settings.resolve(mode, options))
+    # host programs in packages are Python's: a native one would be built for nobody
+    settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
     if settings.freezing:
         raise InvalidOptionError(
             "the option `freezing` has no meaning in a package, whose weights can be replaced", "leave it out"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -37,6 +38,12 @@ def refusal(op: Any, device_type: str) -> str:
     return ""
 
 
+_REPEATED: dict[str, Any] = (
+    {"allow_override": True} if "allow_override" in inspect.signature(Library.impl).parameters else {}
+)
+"""A kernel may be replaced that was replaced already; some releases of torch want to be told so."""
+
+
 class Override:
     """`kernel` in the place of torch's own, which it gets as its first argument, until `close`."""
 
@@ -52,7 +59,7 @@ class Override:
             # replacing a kernel is the point
             warnings.simplefilter("ignore")
             name = str(op).removeprefix(f"{op.namespace}.").removesuffix(".default")
-            self._library.impl(name, replaced, key.name, with_keyset=True)
+            self._library.impl(name, replaced, key.name, with_keyset=True, **_REPEATED)
 
     def close(self) -> None:
         """Put torch's own kernel back."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-__all__ = ["flatten", "is_leaf", "spec_of_text", "spec_text", "unflatten"]
+__all__ = ["flatten", "spec_of_text", "spec_text", "unflatten"]
 
 
 def flatten(value: Any) -> tuple[list[Any], Any]:
@@ -19,11 +19,6 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
 def unflatten(leaves: list[Any], spec: Any) -> Any:
     """The nested value again."""
     return _pytree.tree_unflatten(leaves, spec)
-
-
-def is_leaf(spec: Any) -> bool:
-    """Whether a value of this nesting is a leaf itself."""
-    return bool(spec.is_leaf())
 
 
 def spec_text(spec: Any) -> str:
