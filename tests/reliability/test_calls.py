@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from polyfuse.compiler.session import _SESSIONS
 
@@ -121,3 +122,27 @@ def test_results_and_inputs_are_let_go():
     del x
     gc.collect()
     assert [ref() for ref in held] == [None, None]
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_tangents_of_forward_mode_are_kept(before, warned):
+    """Compiled code knows nothing of them: such a call is eager mode's, and others are not."""
+    compiled = torch.compile(f, backend="polyfuse")
+    x, tangent = torch.randn(3, 5), torch.randn(3, 5)
+    if before:
+        compiled(x)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, tangent)
+        found, expected = (forward_ad.unpack_dual(function(dual)) for function in (compiled, f))
+        torch.testing.assert_close(found.primal, expected.primal)
+        torch.testing.assert_close(found.tangent, expected.tangent)
+    assert any("forward-mode" in text for text in warned)
+    torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_forward_mode_inside_is_compiled(warned):
+    def tangent(x):
+        return torch.func.jvp(f, (x,), (x * 2,))
+
+    torch.testing.assert_close(torch.compile(tangent, backend="polyfuse", fullgraph=True)(X), tangent(X))
+    assert not warned

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.keeping import GraphKeeper
@@ -14,7 +16,7 @@ from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.session import session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
-from polyfuse.torch_compat.dynamo import node_count
+from polyfuse.torch_compat.dynamo import differentiates_forward, node_count
 
 if TYPE_CHECKING:
     from polyfuse.torch_compat.kept_graphs import Keeping
@@ -36,6 +38,8 @@ def compile_fx_graph(
         InvalidOptionError: an option or mode that does not exist.
     """
     session = session_for(decided(Settings.resolve(mode, options)))
+    if differentiates_forward():
+        return _eager(gm, session.settings)
     keeper = GraphKeeper(session)
     if session.settings.races:
         session.tuner.expect()
@@ -66,6 +70,17 @@ def compile_fx_graph(
     )
     keeper.settle()
     return compiled
+
+
+def _eager(gm: Any, settings: Settings) -> Callable[..., Any]:
+    """The graph as it was captured: compiled, it would lose the tangents that forward-mode differentiation
+    keeps beside its inputs."""
+    cause = "a graph within forward-mode differentiation (torch.autograd.forward_ad) runs in eager mode"
+    if settings.strict:
+        raise UnsupportedError(cause, "unset strict, or use torch.func.jvp inside the function")
+    warn_once("compiler", f"{cause}; use torch.func.jvp inside the compiled function to have it compiled")
+    eager: Callable[..., Any] = gm.forward
+    return eager
 
 
 def _address(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> str:

@@ -56,6 +56,19 @@ def flatten_inputs(
     return flatten_graph_inputs(gm, inputs, compile_flat)
 
 
+def differentiates_forward() -> bool:
+    """Whether forward-mode differentiation is on around the graph being compiled, which is guarded: a call
+    where that is otherwise is another graph's."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import GlobalStateSource
+
+    context = TracingContext.try_get()
+    if context is not None:
+        guard = GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL)
+        context.guards_context.dynamo_guards.add(guard)
+    return bool(torch.autograd.forward_ad._current_level >= 0)
+
+
 def node_count(gm: Any) -> int:
     """How many nodes a graph has, through what `flatten_inputs` and `flatten_results` make of it."""
     graph = getattr(gm, "graph", None) or getattr(getattr(gm, "gm", None), "graph", None)
