@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["Argument", "BackendNote", "Description", "Entry", "Source", "Symbol", "Unit", "Weight"]
@@ -149,7 +149,6 @@ class Description:
     weights: tuple[Weight, ...]
     entries: Mapping[str, Entry]
     weight_member: str = ""
-    options: Mapping[str, object] = field(default_factory=dict)
 
     def plain(self) -> dict[str, object]:
         """As data that JSON can hold."""
@@ -169,7 +168,6 @@ class Description:
             tuple(Weight(**_tuples(row)) for row in data["weights"]),
             {name: _entry(row) for name, row in data["entries"].items()},
             data["weight_member"],
-            data["options"],
         )
 
 

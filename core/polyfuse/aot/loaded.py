@@ -123,11 +123,6 @@ class LoadedEntry:
         self._mutates = any(a.mutated for a in entry.arguments)
         self._program = revive(entry, weights)
 
-    @property
-    def program(self) -> CompiledModule:
-        """The host program."""
-        return self._program
-
     def renew(self) -> None:
         """Make the program anew: its weights are elsewhere, and what it learnt of their places is stale."""
         self._program = self._revive(self.entry, self._weights)

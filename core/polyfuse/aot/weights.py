@@ -61,11 +61,6 @@ class Mapped:
         self._memory = memory
         self._start = start
 
-    @property
-    def is_mapped(self) -> bool:
-        """Whether pages are read from the file when they are first touched."""
-        return isinstance(self._memory, mmap.mmap)
-
     def tensor(self, weight: Weight) -> torch.Tensor:
         """One weight on the processor; its memory is that of the mapping."""
         dtype = dtype_of(weight.dtype)
