@@ -25,6 +25,7 @@ from polyfuse.schedule.body import (
     top_down,
 )
 from polyfuse.schedule.folds import is_fold
+from polyfuse.schedule.host_sizes import sizes_as_arguments
 from polyfuse.schedule.space import Space
 from polyfuse.schedule.units import Unit
 from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, axis_size, product, substitute, symbol
@@ -360,7 +361,7 @@ def _finish(
         numerics=context.numerics,
         origins=tuple(origins),
     )
-    return kernel, tuple(operands)
+    return sizes_as_arguments(kernel, tuple(operands), context.hint)
 
 
 def _extent(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:

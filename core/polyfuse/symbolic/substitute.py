@@ -9,7 +9,8 @@ from polyfuse.symbolic.index import Atom, IndexLike, Monomial, make, of_atom
 
 
 def substitute(index: IndexLike, replacement: Mapping[str, IndexLike]) -> IndexLike:
-    """`index` with axis variables and symbols replaced by name, all at once, and simplified again."""
+    """`index` with axis variables, symbols and the host's numbers replaced by name, all at once, and made
+    simple again."""
     if isinstance(index, int) or not replacement:
         return index
     total: IndexLike = index.const
@@ -33,6 +34,8 @@ def substitute(index: IndexLike, replacement: Mapping[str, IndexLike]) -> IndexL
 def _substitute_atom(atom: Atom, replacement: Mapping[str, IndexLike]) -> IndexLike | None:
     if atom.kind == "axis" or atom.kind == "sym":
         return replacement.get(atom.name)
+    if atom.kind == "host" and atom.name in replacement:
+        return replacement[atom.name]
     arguments = tuple(substitute(a, replacement) for a in atom.args)
     if arguments == atom.args:
         return None
