@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from polyfuse.base.log import get_logger, warn_once
+from polyfuse.compiler.bodies import compile_bodies
 from polyfuse.compiler.dump import Dump
 from polyfuse.compiler.keeping import record_of
 from polyfuse.compiler.kernels import PendingKernel, emit_kernels, pending_kernels, submit, tune_kernels
@@ -97,11 +98,12 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     dump = Dump.open(settings, aten.name)
     dump.write("aten", aten.text)
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
+    bodies = compile_bodies(aten, session, lambda *body: compile_whole(*body).module)
     eager: dict[str, str] = {}
     while True:
         lowering = LoweringReport()
         with clock.stage("lower"):
-            graph = lower_graph(aten, settings, lowering, session.extensions, session.traits, eager)
+            graph = lower_graph(aten, settings, lowering, session.extensions, session.traits, eager, bodies)
         try:
             built = compile_graph(graph, session, dump, clock)
             break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polyfuse.lowering import (
     attention,
+    bodies,
     casts,
     collectives,
     concat_pad,
@@ -53,6 +54,7 @@ FAMILIES = (
     attention,
     effects,
     host,
+    bodies,
     collectives,
     user_kernels,
 )

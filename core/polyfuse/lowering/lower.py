@@ -43,17 +43,19 @@ def lower_graph(
     extensions: Extensions | None = None,
     traits: Callable[[str], Traits] | None = None,
     eager: Mapping[str, str] | None = None,
+    bodies: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Graph:
     """Lower a functional ATen graph. `report`, where given, is filled with what became of each operator;
-    `extensions` are what plugins offer, `traits` those of a device, and `eager` names traced nodes that are
-    left to eager operators, with the reasons.
+    `extensions` are what plugins offer, `traits` those of a device, `eager` names traced nodes that are
+    left to eager operators, with the reasons, and `bodies` are compiled forms of modules that operators call,
+    by the modules' names.
 
     Raises:
         UnsupportedError: with the option `strict`, an operator could not be lowered as it should be.
     """
     found = LoweringReport() if report is None else report
     lowerer = _Lowerer(aten, settings, found, families.registry(), extensions)
-    lowerer.eager = eager or {}
+    lowerer.eager, lowerer.bodies = eager or {}, bodies or {}
     if traits is not None:
         lowerer.ctx.traits = traits
     return lowerer.run()
@@ -79,6 +81,7 @@ class _Lowerer:
         self.outputs: tuple[GraphOutput, ...] = ()
         self.rows: dict[Node, Lowering | None] = {}
         self.eager: Mapping[str, str] = {}
+        self.bodies: Mapping[str, Callable[..., Any]] = {}
 
     def run(self) -> Graph:
         nodes = list(self.aten.module.graph.nodes)
@@ -209,6 +212,8 @@ class _Lowerer:
 
     def _constant(self, node: Node, module: torch.fx.GraphModule | None = None) -> Any:
         ctx = self.ctx
+        if module is None and str(node.target) in self.bodies:
+            return self.bodies[str(node.target)]
         value = fx.get_constant(module or self.aten.module, str(node.target))
         if not isinstance(value, torch.Tensor):
             return value
