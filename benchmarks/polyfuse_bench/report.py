@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
-from polyfuse_bench.machine import Machine
-from polyfuse_bench.opdb.status import GOOD, SKIP, STATUSES
+from polyfuse_bench.report_parity import parity_page
+from polyfuse_bench.report_text import (
+    cell,
+    error_text,
+    facts,
+    in_order,
+    markdown,
+    place,
+    size_text,
+    text_table,
+    time_text,
+    title,
+)
 from polyfuse_bench.results import RESULTS, read_results
 from polyfuse_bench.timing import geometric_mean
 from polyfuse_bench.tournament import gain, winner
 from polyfuse_bench.tuning import MODE, seconds_of_choice
 
 Row = dict[str, Any]
-SWEEPS = (
-    *(
-        f"{kind}{device}"
-        for device in ("", "-cuda")
-        for kind in ("opdb", "opdb-dynamic", "opdb-gradients", "opdb-gradients-dynamic")
-    ),
-    "opdb-halide",
-)
-TITLES = {EAGER: "eager", DYNAMO: "Dynamo alone", INDUCTOR: "Inductor", POLYFUSE: "Polyfuse"}
 
 
 def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
@@ -56,20 +58,20 @@ def one_line(kind: str, row: Row) -> str:
     """A row of a campaign as one line of text."""
     label = " ".join(str(row[key]) for key in ("name", "mode", "size") if row.get(key))
     if "timings" in row:
-        parts = [f"{_title(timing['name'])} {_time(timing['median'])}" for timing in row["timings"]]
-        parts += [f"{_title(name)} error {error:.1e}" for name, error in row["errors"].items()]
+        parts = [f"{title(timing['name'])} {time_text(timing['median'])}" for timing in row["timings"]]
+        parts += [f"{title(name)} error {error:.1e}" for name, error in row["errors"].items()]
     elif "races" in row:
         parts = [f"{winner(race)} by {gain(race):.2f}" for race in row["races"]]
     elif "cold" in row:
         parts = [
-            f"{_title(name)} cold {_time(s)} warm {_time(row['warm'][name])}"
+            f"{title(name)} cold {time_text(s)} warm {time_text(row['warm'][name])}"
             for name, s in row["cold"].items()
         ]
     else:
         parts = [
-            f"{_title(name)} peak {_size(peak['run_peak'])}" for name, peak in row.get("peaks", {}).items()
+            f"{title(name)} peak {size_text(peak['run_peak'])}" for name, peak in row.get("peaks", {}).items()
         ]
-    parts += [f"{_title(name)} FAILED: {text}" for name, text in row["failures"].items()]
+    parts += [f"{title(name)} FAILED: {text}" for name, text in row["failures"].items()]
     return f"{kind} {label}: {', '.join(parts)}"
 
 
@@ -89,6 +91,7 @@ def performance_page(results: Path) -> str | None:
             ("tuning", _tuning_section),
             ("tournament", _tournament_section),
             ("memory", _memory_section),
+            ("host", _host_section),
         )
         for content in _variants(kind, results)
         for section in [make(content)]
@@ -110,11 +113,6 @@ def _variants(kind: str, results: Path) -> list[dict[str, Any]]:
     """The results of a kind: those of the CPU, then those of devices and variants, by name."""
     others = sorted(path.stem for path in results.glob(f"{kind}-*.json"))
     return [content for name in (kind, *others) if (content := read_results(name, results)) is not None]
-
-
-def _place(content: dict[str, Any]) -> str:
-    """The device in a heading; nothing for the CPU."""
-    return f" on {content['device_name']}" if content.get("device_name") else ""
 
 
 def _manner(content: dict[str, Any]) -> str:
@@ -141,16 +139,16 @@ def _plugin(content: dict[str, Any]) -> str:
 
 def _models_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Models{_manner(content)}{_sizes(content)}{_place(content)}",
+        f"## Models{_manner(content)}{_sizes(content)}{place(content)}",
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
         "largest; in brackets, where measured, eager mode's own where each weight is one rounding larger or",
         "is not (a rectifier whose input is all but zero decides gradients).",
         "",
-        *_facts(content),
+        *facts(content),
     ]
-    for mode in _in_order(row["mode"] for row in content["rows"]):
+    for mode in in_order(row["mode"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["mode"] == mode]
         lines += [f"### {mode}", "", *_timing_table(rows, "model", _model_label), ""]
     return lines
@@ -168,22 +166,22 @@ def _model_label(row: Row) -> str:
 
 def _kernels_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Kernels{_plugin(content)}{_place(content)}",
+        f"## Kernels{_plugin(content)}{place(content)}",
         "",
         "One fused function each; *train* cases run the gradients too.",
         "",
-        *_facts(content),
+        *facts(content),
     ]
-    for size in _in_order(row["size"] for row in content["rows"]):
+    for size in in_order(row["size"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["size"] == size]
         lines += [f"### {size}", "", *_timing_table(rows, "kernel", lambda row: row["name"]), ""]
     failing = [
-        [row["name"], _title(name), _cell(words)]
+        [row["name"], title(name), cell(words)]
         for row in content["rows"]
         for name, words in row["failures"].items()
     ]
     if failing:
-        lines += ["What failed:", "", *_text_table(["kernel", "by", "reason"], failing), ""]
+        lines += ["What failed:", "", *text_table(["kernel", "by", "reason"], failing), ""]
     if content.get("copy_rate"):
         lines += _bandwidth_table(content)
     return lines
@@ -191,25 +189,38 @@ def _kernels_section(content: dict[str, Any]) -> list[str]:
 
 def _linear_section(content: dict[str, Any]) -> list[str]:
     return [
-        f"## Linear layers{_place(content)}",
+        f"## Linear layers{place(content)}",
         "",
         "Rows by inputs by outputs, with a bias and what follows. Both compilers choose by timing. *over the",
         "best*: beside the faster of the others.",
         "",
-        *_facts(content),
+        *facts(content),
         *_timing_table(content["rows"], "layer", lambda row: row["name"], best=True),
+        "",
+    ]
+
+
+def _host_section(content: dict[str, Any]) -> list[str]:
+    return [
+        f"## Calls of graphs of small kernels{place(content)}",
+        "",
+        "Kernels of 256 numbers, each of which needs all of the one before: what a call costs besides",
+        "computing. *native*: with the option `native_host`.",
+        "",
+        *facts(content),
+        *_timing_table(content["rows"], "graph", lambda row: row["name"]),
         "",
     ]
 
 
 def _products_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Matrix products{_place(content)}",
+        f"## Matrix products{place(content)}",
         "",
         "Rows by depth by columns, and what follows; the device's time alone. Both compilers choose by",
         "timing. *over the best*: beside the faster of the others.",
         "",
-        *_facts(content),
+        *facts(content),
     ]
     if content.get("ahead"):
         lines += [
@@ -217,7 +228,7 @@ def _products_section(content: dict[str, Any]) -> list[str]:
             "Then, with nothing beside it, each row was timed in interleaved rounds, one after the other.",
             "",
         ]
-    for dtype in _in_order(row["dtype"] for row in content["rows"]):
+    for dtype in in_order(row["dtype"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["dtype"] == dtype]
         table = _timing_table(rows, "product", lambda row: row["name"], best=True)
         rate = content.get("matrix_rates", {}).get(dtype)
@@ -239,7 +250,7 @@ def _rate_table(rows: Sequence[Row], rate: float) -> list[str]:
     return [
         f"Multiplying what lies in shared memory already reaches {rate / 1e12:.0f} TFLOP/s; beside that:",
         "",
-        *_markdown(["product", "eager, TFLOP/s", "Polyfuse, TFLOP/s", "of the rate"], table),
+        *markdown(["product", "eager, TFLOP/s", "Polyfuse, TFLOP/s", "of the rate"], table),
         "",
     ]
 
@@ -265,7 +276,7 @@ def _bandwidth_table(content: dict[str, Any]) -> list[str]:
     return [
         f"### Bandwidth, beside a copy's {rate / 1e12:.2f} TB/s",
         "",
-        *_markdown(["kernel", "Polyfuse", "of the copy"], table),
+        *markdown(["kernel", "Polyfuse", "of the copy"], table),
         "",
     ]
 
@@ -276,15 +287,15 @@ def _timing_table(
     """Medians, the ratios to eager and Inductor (and to the `best` of them), and their geometric means in
     the last row.
     """
-    names = _in_order(timing["name"] for row in rows for timing in row["timings"])
+    names = in_order(timing["name"] for row in rows for timing in row["timings"])
     mine = next((name for name in names if name.partition(":")[0] == POLYFUSE), None)
     # of several plugins, the one that was named last is looked at
     mine = mine or next((name for name in reversed(names) if name.startswith(f"{POLYFUSE}@")), None)
     compared = [name for name in names if name != mine] if mine else []
     header = [
         what,
-        *(_title(name) for name in names),
-        *(f"over {_title(name)}" for name in compared),
+        *(title(name) for name in names),
+        *(f"over {title(name)}" for name in compared),
         *(("over the best",) if best else ()),
         "error",
     ]
@@ -293,7 +304,7 @@ def _timing_table(
     table = []
     for row in rows:
         medians = {timing["name"]: timing["median"] for timing in row["timings"]}
-        cells = [label(row), *(_time(medians[name]) if name in medians else "failed" for name in names)]
+        cells = [label(row), *(time_text(medians[name]) if name in medians else "failed" for name in names)]
         for name in compared:
             if name in medians and mine in medians:
                 ratios[name].append(medians[name] / medians[mine])
@@ -307,56 +318,56 @@ def _timing_table(
                 bests.append(min(others) / medians[mine])
         error = row["errors"].get(mine or (names[-1] if names else ""))
         own = row.get("own_error")
-        table.append([*cells, _error(error) + (f" ({_error(own)})" if own is not None else "")])
+        table.append([*cells, error_text(error) + (f" ({error_text(own)})" if own is not None else "")])
     columns = [*(ratios[name] for name in compared), *([bests] if best else [])]
     means = [f"**{mean:.2f}×**" if (mean := geometric_mean(column)) else "" for column in columns]
-    return _markdown(header, [*table, ["**geometric mean**", *([""] * len(names)), *means, ""]])
+    return markdown(header, [*table, ["**geometric mean**", *([""] * len(names)), *means, ""]])
 
 
 def _compile_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Compile time{_place(content)}",
+        f"## Compile time{place(content)}",
         "",
         "From `torch.compile` to the first result in a fresh process. *cold*: every cache empty; *warm*: a",
         "second process with the first one's caches.",
         "",
-        *_facts(content),
+        *facts(content),
     ]
     for start in ("cold", "warm"):
         table, ratios = [], []
-        names = _in_order(name for row in content["rows"] for name in row[start])
+        names = in_order(name for row in content["rows"] for name in row[start])
         for row in content["rows"]:
             seconds = row[start]
             ratio = seconds[INDUCTOR] / seconds[POLYFUSE] if {INDUCTOR, POLYFUSE} <= set(seconds) else None
             ratios += [ratio] if ratio else []
-            cells = [_time(seconds[name]) if name in seconds else "failed" for name in names]
+            cells = [time_text(seconds[name]) if name in seconds else "failed" for name in names]
             table.append([f"{row['name']}, {row['mode']}", *cells, f"{ratio:.2f}×" if ratio else ""])
         mean = geometric_mean(ratios)
         table.append(["**geometric mean**", *([""] * len(names)), f"**{mean:.2f}×**" if mean else ""])
-        lines += [f"### {start}", "", *_markdown(["target", *map(_title, names), "over Inductor"], table), ""]
+        lines += [f"### {start}", "", *markdown(["target", *map(title, names), "over Inductor"], table), ""]
     return lines
 
 
 def _build_section(content: dict[str, Any]) -> list[str]:
-    names = _in_order(name for row in content["rows"] for name in row["cold"] if name != DYNAMO)
+    names = in_order(name for row in content["rows"] for name in row["cold"] if name != DYNAMO)
     table, ratios = [], []
     for row in content["rows"]:
         # what Dynamo takes by itself is no backend's
         seconds = {name: row["cold"][name] - row["cold"].get(DYNAMO, 0.0) for name in row["cold"]}
-        cells = [_time(seconds[name]) if name in seconds else "failed" for name in names]
+        cells = [time_text(seconds[name]) if name in seconds else "failed" for name in names]
         table.append([row["name"].removeprefix("kernel:"), *cells])
         if INDUCTOR in seconds:
             ratios.append([seconds[name] / seconds[INDUCTOR] if name in seconds else None for name in names])
     means = [geometric_mean([r for r in column if r]) for column in zip(*ratios, strict=True)]
     table.append(["**of Inductor's**", *(f"**{mean:.2f}×**" if mean else "" for mean in means)])
     return [
-        f"## Building one kernel{_place(content)}",
+        f"## Building one kernel{place(content)}",
         "",
         "The first call of one more function in a process that has compiled one already, with caches that do",
         "not know it, less what Dynamo takes.",
         "",
-        *_facts(content),
-        *_markdown(["kernel", *map(_title, names)], table),
+        *facts(content),
+        *markdown(["kernel", *map(title, names)], table),
         "",
     ]
 
@@ -377,17 +388,17 @@ def _tuning_section(content: dict[str, Any]) -> list[str]:
         for start in ("cold", "warm"):
             theirs, ours = (row[start].get(f"{name}:{MODE}") for name in (INDUCTOR, POLYFUSE))
             added = [seconds_of_choice(row[start], name) for name in (INDUCTOR, POLYFUSE)]
-            cells = ["failed" if s is None else _time(s) if s else "0 s" for s in (theirs, ours, *added)]
+            cells = ["failed" if s is None else time_text(s) if s else "0 s" for s in (theirs, ours, *added)]
             ratio = f"{ours / theirs:.2f}×" if ours is not None and theirs else ""
             table.append([f"{row['name']}, {row['mode']}, {start}", *cells[:2], ratio, *cells[2:]])
     return [
-        f"## Tuning time{_place(content)}",
+        f"## Tuning time{place(content)}",
         "",
         f"From `torch.compile` with `mode={MODE!r}` to the first result in a fresh process, and what the",
         "mode adds to that. *cold*: every cache empty; *warm*: a second process with the first one's caches.",
         "",
-        *_facts(content),
-        *_markdown([*_TUNING_COLUMNS], table),
+        *facts(content),
+        *markdown([*_TUNING_COLUMNS], table),
         "",
     ]
 
@@ -397,165 +408,44 @@ def _tournament_section(content: dict[str, Any]) -> list[str]:
     table = []
     for name, race in races:
         order = sorted(race["milliseconds"].items(), key=lambda pair: pair[1])
-        times = ", ".join(f"{backend} {_time(ms / 1e3)}" for backend, ms in order)
+        times = ", ".join(f"{backend} {time_text(ms / 1e3)}" for backend, ms in order)
         table.append([name, winner(race), times, f"{gain(race):.2f}×"])
     mean = geometric_mean([gain(race) for _, race in races])
     if mean:
         table.append(["**geometric mean**", "", "", f"**{mean:.2f}×**"])
     return [
-        f"## Tournament{_place(content)}",
+        f"## Tournament{place(content)}",
         "",
         "Kernels that several backends generate, each in its best configuration; *gain* is over the backend",
         "that is asked first.",
         "",
-        *_facts(content),
-        *_markdown(["function", "fastest", "times", "gain"], table),
+        *facts(content),
+        *markdown(["function", "fastest", "times", "gain"], table),
         "",
     ]
 
 
 def _memory_section(content: dict[str, Any]) -> list[str]:
-    names = _in_order(name for row in content["rows"] for name in row["peaks"])
+    names = in_order(name for row in content["rows"] for name in row["peaks"])
     columns = [(name, peak) for peak in ("run_peak", "torch_peak") for name in names]
     titles = {"run_peak": "resident", "torch_peak": "torch"}
     table = [
         [
             f"{row['name']}, {row['mode']}",
             *(
-                _size(row["peaks"][name][peak]) if name in row["peaks"] else "failed"
+                size_text(row["peaks"][name][peak]) if name in row["peaks"] else "failed"
                 for name, peak in columns
             ),
         ]
         for row in content["rows"]
     ]
     return [
-        f"## Peak memory{_place(content)}",
+        f"## Peak memory{place(content)}",
         "",
         "Of one compiled call, above what is held before it. *resident*: the operating system's high-water",
         "mark; *torch*: live allocations of torch's CPU allocator.",
         "",
-        *_facts(content),
-        *_markdown(["target", *(f"{_title(name)} {titles[peak]}" for name, peak in columns)], table),
+        *facts(content),
+        *markdown(["target", *(f"{title(name)} {titles[peak]}" for name, peak in columns)], table),
         "",
     ]
-
-
-# ---- parity --------------------------------------------------------------------------------------
-
-
-def parity_page(results: Path) -> str | None:
-    """A section for each sweep that was made: counts, and the operators that fail."""
-    sweeps = [content for kind in SWEEPS if (content := read_results(kind, results)) is not None]
-    if not sweeps:
-        return None
-    head = [
-        "## Operators",
-        "",
-        "Every operator of torch's test database, compiled and compared with eager in value, shape and",
-        "dtype. `python -m polyfuse_bench opdb` makes the results, `report` this page; never edited by hand.",
-        "",
-    ]
-    sections = [line for content in sweeps for line in _parity_section(content)]
-    rows = [row for sweep in sweeps for row in sweep["rows"]]
-    excluded = sorted({(row["op"], row["detail"]) for row in rows if row["status"] == SKIP})
-    eager = sorted({text for row in rows for text in row["fallbacks"]})
-    tail = [
-        "### Left out",
-        "",
-        *_text_table(["operator", "reason"], [(f"`{op}`", why) for op, why in excluded]),
-        "",
-        "### Computed by eager kernels inside compiled graphs",
-        "",
-        *_text_table(["operator", "reason"], [_fallback_cells(text) for text in eager]),
-    ]
-    return "\n".join([*head, *sections, *tail, ""])
-
-
-def _fallback_cells(text: str) -> tuple[str, str]:
-    """An operator and why it has no kernel, from "operator: reason"."""
-    operator, _, reason = text.partition(": ")
-    return f"`{operator}`", _cell(reason)
-
-
-def _parity_section(content: dict[str, Any]) -> list[str]:
-    rows, settings = content["rows"], content["settings"]
-    dtypes = _in_order(row["dtype"] for row in rows)
-    counts = [
-        [status, *(str(sum(r["status"] == status and r["dtype"] == dtype for r in rows)) for dtype in dtypes)]
-        for status in STATUSES
-        if any(row["status"] == status for row in rows)
-    ]
-    failing = [
-        [f"`{row['op']}`", row["dtype"], row["status"], _cell(row["detail"])]
-        for row in rows
-        if row["status"] not in GOOD
-    ]
-    what = "Gradients" if settings["gradients"] else "Results"
-    plugin = settings["backend"].partition("@")[2]
-    sizes = "dynamic" if settings["dynamic"] else "static"
-    return [
-        f"### {what}, {sizes} sizes{_place(content)}{f', {plugin} alone' if plugin else ''}",
-        "",
-        f"{_title(settings['backend'])}, the first {settings['samples']} samples of each operator and dtype.",
-        *_facts(content),
-        *_markdown(["status", *dtypes], counts),
-        "",
-        "Operators that differ:",
-        "",
-        *_text_table(["operator", "dtype", "status", "detail"], failing),
-        "",
-    ]
-
-
-# ---- text ----------------------------------------------------------------------------------------
-
-
-def _facts(content: dict[str, Any]) -> list[str]:
-    facts = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in content["machine"].items()
-    }
-    return [f"Measured {content['taken'][:10]} on {Machine(**facts).summary()}.", ""]
-
-
-def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], others: str = "--:") -> list[str]:
-    """A table whose first column is aligned left and whose `others` are figures unless told otherwise."""
-    rule = [":--", *(others for _ in header[1:])]
-    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]
-
-
-def _text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return _markdown(header, rows, ":--") if rows else ["None."]
-
-
-def _in_order(values: Iterable[str]) -> list[str]:
-    """The distinct values in the order they first appear."""
-    return list(dict.fromkeys(values))
-
-
-def _title(name: str) -> str:
-    backend, _, mode = name.partition(":")
-    backend, _, plugin = backend.partition("@")
-    return " ".join(filter(None, (TITLES.get(backend, backend), plugin and f"({plugin})", mode)))
-
-
-def _time(seconds: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale or unit == "µs":
-            return (
-                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
-            )
-    raise AssertionError("unreachable: the last unit takes all")
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB"
-
-
-def _error(error: float | str | None) -> str:
-    if error is None:
-        return ""
-    return f"{float(error):.0e}"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")[:160]

@@ -35,7 +35,7 @@ def test_both_compilers_with_and_without_the_mode(monkeypatch):
 
 
 def test_the_table(monkeypatch):
-    monkeypatch.setattr(report, "_facts", lambda content: [])
+    monkeypatch.setattr(report, "facts", lambda content: [])
     row = {"name": "bert", "mode": "forward", "cold": COLD, "warm": WARM, "failures": {}}
     lines = report._tuning_section({"rows": [row, {**row, "cold": {}, "warm": {}}]})
     text = "\n".join(lines)
@@ -64,7 +64,7 @@ def test_races_are_read_from_what_was_measured(tmp_path):
 
 
 def test_the_table_of_a_tournament(monkeypatch):
-    monkeypatch.setattr(report, "_facts", lambda content: [])
+    monkeypatch.setattr(report, "facts", lambda content: [])
     text = "\n".join(report._tournament_section({"rows": [{"name": "softmax", "races": [RACE]}]}))
     assert "| softmax | two | two 1 ms, one 2 ms | 2.00× |" in text
     assert "geometric mean" in text
