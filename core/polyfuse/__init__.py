@@ -7,8 +7,9 @@ asks for it.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from polyfuse.base.lazy import attribute
 
 if TYPE_CHECKING:
     from polyfuse.backend import polyfuse as polyfuse
@@ -25,10 +26,7 @@ def __getattr__(name: str) -> object:
         from polyfuse.base.version import version
 
         return version()
-    if name in _LAZY:
-        module, _, attribute = _LAZY[name].partition(":")
-        return getattr(import_module(module), attribute)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return attribute(__name__, _LAZY, name)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,9 @@ here. Names are resolved on first use, so that whoever loads a package imports n
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from polyfuse.base.lazy import attribute
 
 if TYPE_CHECKING:
     from polyfuse.aot.loaded import Package as Package
@@ -26,10 +27,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> object:
-    if name in _LAZY:
-        module, _, attribute = _LAZY[name].partition(":")
-        return getattr(import_module(module), attribute)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return attribute(__name__, _LAZY, name)
 
 
 def __dir__() -> list[str]:

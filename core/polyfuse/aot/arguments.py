@@ -187,6 +187,7 @@ def nesting(text: str) -> Any:
     try:
         return pytree.spec_of_text(text)
     except (NotImplementedError, ImportError, AttributeError) as error:
+        # the first is what torch raises for a type of container that it does not know
         raise PackageError(
             f"arguments or results are nested in a container that nothing has registered ({error})",
             "import its module before loading, or name that in modules= when the package is made",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -16,6 +16,7 @@ from polyfuse.frontend.capture import compile_traced
 from polyfuse.frontend.describe import mutated_placeholders, output_node
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.lowering.bodies import CALLERS
+from polyfuse.lowering.layout import contiguous
 from polyfuse.runtime.bodies import DENSE, Body, Layout
 from polyfuse.torch_compat import fx, ops, shapes
 
@@ -86,14 +87,4 @@ def _layout(value: Any) -> Layout:
     size, stride = shapes.exprs_of(value.shape), shapes.exprs_of(value.stride())
     if all(isinstance(n, int) for n in (*size, *stride)):
         return tuple(size), tuple(stride)
-    return DENSE if tuple(stride) == _row_major(size) else _UNKNOWN
-
-
-def _row_major(size: Sequence[Any]) -> tuple[Any, ...]:
-    """Strides of a tensor that lies row by row."""
-    strides: list[Any] = []
-    step: Any = 1
-    for n in reversed(size):
-        strides.insert(0, step)
-        step = step * n
-    return tuple(strides)
+    return DENSE if tuple(stride) == contiguous(size) else _UNKNOWN

@@ -10,7 +10,7 @@ from typing import Any
 
 from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.log import warn_once
-from polyfuse.plugin import Backend, HostProgram, Source
+from polyfuse.plugin import Backend, HostCall, HostProgram, Source
 from polyfuse.runtime.native_program import HostStatus, NativeCall, Opener
 
 __all__ = ["NativeHost"]
@@ -49,7 +49,8 @@ class NativeHost:
         from polyfuse.program.native_tables import host_tables
 
         try:
-            addresses = [self._kernel(name) for name in self.program.kernel_names]
+            pairs = zip(self.program.kernel_names, self.program.kernels, strict=True)
+            addresses = [self._address(name, call) for name, call in pairs]
             opener = self.opener()
             return opener(host_tables(self.program, addresses, launchables, objects, aligned))
         except Exception as error:
@@ -60,12 +61,11 @@ class NativeHost:
                 )
             return None
 
-    def _kernel(self, name: str) -> int:
+    def _address(self, name: str, call: HostCall) -> int:
         """The address of a kernel that is called directly."""
         folder = self.folder(name)
         if folder is None:
             raise UnsupportedError(f"another kernel took the place of {name}")
-        call = self.program.kernels[self.program.kernel_names.index(name)]
         library = ctypes.CDLL(str(folder / call.library))
         address = ctypes.cast(getattr(library, call.symbol), ctypes.c_void_p).value
         assert address is not None

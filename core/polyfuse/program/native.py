@@ -7,6 +7,7 @@ has no such form is refused with a reason; the Python program does it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,7 @@ class _Lowering:
         _refuse(program)
         self.program = program
         self.calls = calls
+        self.kernels = {entry.name: entry.kernel for entry in program.kernels}
         self.constants = dict(program.constants)
         self.homes: Homes = find_homes(program, frozenset(n for n, c in calls.items() if c is not None))
         self.table = [n for n in (k.name for k in program.kernels) if calls.get(n) is not None]
@@ -178,11 +180,7 @@ class _Lowering:
 
     def _points(self, name: str) -> int:
         """How many points a kernel has, for the example sizes."""
-        kernel = next(entry.kernel for entry in self.program.kernels if entry.name == name)
-        total = 1
-        for hint in kernel.size_hints:
-            total *= max(1, hint)
-        return total
+        return math.prod(max(1, hint) for hint in self.kernels[name].size_hints)
 
     def _extern(self, step: ExternStep) -> None:
         operands: list[str | IndexLike] = []

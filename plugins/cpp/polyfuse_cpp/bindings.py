@@ -19,11 +19,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from polyfuse.base.errors import KernelLoadError
 from polyfuse_cpp.prelude import header_text
 
-__all__ = ["CALL_KINDS", "KernelCall", "bindings_text", "load_library"]
+__all__ = ["CALL_KINDS", "KernelCall", "bindings_text", "entry_point", "load_library"]
 
 KernelCall = Callable[..., None]
 
@@ -49,18 +50,26 @@ def bindings_text(kernels: Mapping[str, str], *, release_gil: bool = True) -> st
 
 def load_library(path: Path | str, data_ptr: int | None = None) -> dict[str, KernelCall]:
     """Load a library built with `bindings_text` and return its kernels by name."""
+    calls: dict[str, KernelCall] = entry_point(path, "pf_bindings", "kernel library")(data_ptr)
+    return calls
+
+
+def entry_point(path: Path | str, symbol: str, what: str) -> Callable[[Any], Any]:
+    """A function of a built library, from an address to an object.
+
+    Raises:
+        KernelLoadError: `what`, which lies at the path, cannot be loaded.
+    """
     try:
-        library = ctypes.PyDLL(str(path))
-        make = library.pf_bindings
+        function = getattr(ctypes.PyDLL(str(path)), symbol)
     except (OSError, AttributeError) as error:
         raise KernelLoadError(
-            f"the kernel library {path} cannot be loaded ({error})",
-            "delete it from the cache and compile again",
+            f"the {what} {path} cannot be loaded ({error})", "delete it from the cache and compile again"
         ) from error
-    make.restype = ctypes.py_object
-    make.argtypes = [ctypes.c_void_p]
-    calls: dict[str, KernelCall] = make(data_ptr)
-    return calls
+    function.restype = ctypes.py_object
+    function.argtypes = [ctypes.c_void_p]
+    found: Callable[[Any], Any] = function
+    return found
 
 
 def _wrapper(name: str, signature: str, release_gil: bool) -> str:

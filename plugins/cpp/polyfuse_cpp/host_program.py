@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import KernelLoadError
 from polyfuse.plugin import HostProgram, Source
+from polyfuse_cpp.bindings import entry_point
 from polyfuse_cpp.host_text import HOST_LANGUAGE, host_header, host_text
 
 if TYPE_CHECKING:
@@ -48,16 +49,7 @@ def load_hosts(folder: Path) -> Mapping[str, Callable[..., Any]]:
 
 def _load_host(path: Path) -> Opener:
     """The function that opens the program in a built library."""
-    try:
-        library = ctypes.PyDLL(str(path))
-        make = library.pf_open
-    except (OSError, AttributeError) as error:
-        raise KernelLoadError(
-            f"the host program {path} cannot be loaded ({error})",
-            "delete it from the cache and compile again",
-        ) from error
-    make.restype = ctypes.py_object
-    make.argtypes = [ctypes.c_void_p]
+    make = entry_point(path, "pf_open", "host program")
 
     def open_program(tables: HostTables) -> Callable[[list[Any]], tuple[Any, ...]]:
         return _Opened(tables).call(make)

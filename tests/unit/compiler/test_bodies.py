@@ -8,16 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch._higher_order_ops.map import map as mapped
-from torch._higher_order_ops.scan import scan
-from torch._higher_order_ops.while_loop import while_loop
 
+from called_functions import branch, loop, running
 from polyfuse.compiler import bodies
 from polyfuse.compiler.report import last_reports, reset_reports
 from polyfuse.runtime.bodies import DENSE, Body
-
-
-def branch(x: torch.Tensor) -> torch.Tensor:
-    return torch.cond(x.sum() > 0, lambda x: x.softmax(-1) + 1, lambda x: x.cos() * 2, (x + 1,)) * 3
 
 
 def branch_in_branch(x: torch.Tensor) -> torch.Tensor:
@@ -25,15 +20,6 @@ def branch_in_branch(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.max() > 1, lambda y: y.exp() + 1, lambda y: y.sin() + 2, (x * 2,))
 
     return torch.cond(x.sum() > 0, deeper, lambda x: x.cos() * 2, (x + 1,)) * 3
-
-
-def loop(x: torch.Tensor) -> Any:
-    start = torch.zeros((), dtype=torch.int64)
-    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x.sin() + x.mean()), (start, x))[1]
-
-
-def running(x: torch.Tensor) -> Any:
-    return scan(lambda carry, row: (carry * 0.9 + row.softmax(-1), carry + row), x[0], x, dim=0)
 
 
 def rows(x: torch.Tensor) -> Any:

@@ -1,0 +1,22 @@
+"""Models whose operators call functions: conditions, loops, scans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+
+def branch(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda x: x.softmax(-1) + 1, lambda x: x.cos() * 2, (x + 1,)) * 3
+
+
+def loop(x: torch.Tensor) -> Any:
+    start = torch.zeros((), dtype=torch.int64)
+    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, x.sin() + x.mean()), (start, x))[1]
+
+
+def running(x: torch.Tensor) -> Any:
+    return scan(lambda carry, row: (carry * 0.9 + row.softmax(-1), carry + row), x[0], x, dim=0)
