@@ -45,6 +45,7 @@ class Maker:
     inputs: list[GraphInput] = field(default_factory=list)
     hints: dict[str, int] = field(default_factory=dict)
     backend: type[Backend] = Anything
+    kind: str = "inference"
 
     def buffer(
         self, name: str, *size: IndexLike, stride=None, dtype=DType.f32, kind="temp", device="cpu"
@@ -103,7 +104,7 @@ class Maker:
     def graph(self, *outputs: str) -> Graph:
         return Graph(
             "g",
-            "inference",
+            self.kind,
             tuple(self.inputs),
             tuple(GraphOutput(self.buffers[o].view()) for o in outputs),
             self.buffers,

@@ -10,7 +10,7 @@ import torch
 from polyfuse.ir.expr import apply, const, load
 from polyfuse.ir.nodes import Origin, Scan, Scatter
 from polyfuse.ir.types import DType
-from polyfuse.plugin import No, Yes
+from polyfuse.plugin import No, Traits, Yes
 from polyfuse.schedule import Launch
 from polyfuse.symbolic import axis
 from schedule_builder import Anything, Maker, axes, reasons, run
@@ -292,10 +292,16 @@ def test_loop_order_alone_does_not_stop_a_fusion() -> None:
     assert len(m.schedule("a", "b").steps) == 1
 
 
-@pytest.mark.parametrize(("rows", "apart"), [(1 << 22, True), (1 << 16, False)])
-def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(rows: int, apart: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "rows", "apart"),
+    [("backward", 1 << 22, True), ("backward", 1 << 16, False), ("inference", 1 << 22, False)],
+)
+def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(
+    kind: str, rows: int, apart: bool
+) -> None:
+    """If they go: only a backward is handed inputs that nobody else holds."""
     count = 1 << 19
-    m = Maker()
+    m = Maker(kind=kind)
     for name in ("x", "y", "z"):
         m.buffer(name, count, kind="input")
     m.buffer("row", count)
@@ -306,6 +312,26 @@ def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(rows
     m.pointwise("table", (i,), m.load("row", i))
     reason = "it would keep what the first reads alive beside what the second writes, and save little"
     assert (reason in reasons(m.schedule("table"))) is apart
+
+
+class DearStarts(Anything):
+    """Starting a kernel takes as long as moving much memory."""
+
+    def traits(self, device: str) -> Traits:
+        return replace(super().traits(device), launch_bytes=64 << 20)
+
+
+@pytest.mark.parametrize("backend", [Anything, DearStarts])
+def test_a_kernel_that_is_dear_to_start_is_saved_for_more_memory(backend: type[Anything]) -> None:
+    weights, rows = 1 << 26, 1 << 20
+    m = Maker(kind="backward", backend=backend)
+    m.buffer("x", weights, kind="input")
+    for name in ("sums", "more", "out"):
+        m.buffer(name, rows, kind="input" if name == "more" else "temp")
+    (i,), (r,) = axes(rows), axes(weights // rows, prefix="r")
+    m.reduce("sums", (i,), (r,), "sum", load("x", i * (weights // rows) + r, DType.f32))
+    m.pointwise("out", (i,), apply("add", m.load("sums", i), m.load("more", i)))
+    assert len(m.schedule("out").steps) == (2 if backend is Anything else 1)
 
 
 def test_a_sum_is_read_only_after_its_loop() -> None:
