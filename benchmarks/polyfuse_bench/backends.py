@@ -22,6 +22,8 @@ DYNAMO = "dynamo"
 FREEZING = "freezing"
 # In place of a mode: the host program is native.
 NATIVE = "native"
+# After a mode of Inductor's and a plus sign: its CUTLASS choices take part.
+CUTLASS = "cutlass"
 DEFAULT_BACKENDS = (EAGER, INDUCTOR, POLYFUSE)
 
 # Where each compiler keeps what it compiled. A cold start points every one of them at an empty folder.
@@ -33,7 +35,8 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
 
     `"inductor:reduce-overhead"` names a mode too, `"inductor:freezing"` (or
     `"inductor:freezing+max-autotune"`) what treats parameters as constants, `"polyfuse:native"` what runs
-    between kernels as compiled code, and `"polyfuse@halide"` the one plugin that generates code.
+    between kernels as compiled code, `"inductor:max-autotune+cutlass"` what chooses among CUTLASS's kernels
+    too, and `"polyfuse@halide"` the one plugin that generates code.
     """
     if backend == EAGER:
         return function
@@ -48,6 +51,11 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
         # torch takes a mode or options, but not both
         more = _options_of(backend, mode.partition("+")[2])
         options["options"] = {**options.get("options", {}), **more, "freezing": True}
+    elif mode.partition("+")[2] == CUTLASS:
+        from polyfuse_bench import inductor_cutlass
+
+        inductor_cutlass.offer_sources()
+        options["options"] = {**_options_of(backend, mode.partition("+")[0]), **inductor_cutlass.OPTIONS}
     elif mode == NATIVE:
         options["options"] = {**options.get("options", {}), "native_host": True}
     elif mode:

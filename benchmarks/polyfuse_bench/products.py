@@ -12,6 +12,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -42,6 +43,7 @@ class Row:
         calls: the contenders that can compute it.
         first_calls: seconds of each compiler's first call, in which it compiles and chooses.
         chosen: what Polyfuse chose.
+        peer_chosen: who computes the product in Inductor's code.
         failures: of contenders that cannot compute it.
     """
 
@@ -50,6 +52,7 @@ class Row:
         self.calls: dict[str, Callable[..., torch.Tensor]] = {}
         self.first_calls: dict[str, float] = {}
         self.chosen: list[str] = []
+        self.peer_chosen = ""
         self.failures: dict[str, str] = {}
         (arguments,) = self._arguments(1)
         for name in task["backends"]:
@@ -66,6 +69,8 @@ class Row:
                 self.first_calls[name] = time.perf_counter() - began
             if name.partition(":")[0] == POLYFUSE:
                 self.chosen = _chosen()
+            elif name.partition(":")[0] == INDUCTOR:
+                self.peer_chosen = _chosen_by_inductor()
         del arguments
         _give_back(task["device"])
 
@@ -88,6 +93,7 @@ class Row:
             "flop": 2 * case.batch * case.rows * case.inner * case.outer,
             "timings": [dataclasses.asdict(timing) for timing in timings],
             "chosen": self.chosen,
+            "peer_chosen": self.peer_chosen,
             "first_calls": self.first_calls,
             "errors": errors,
             "failures": self.failures,
@@ -131,6 +137,17 @@ def _chosen() -> list[str]:
     report = reports[-1]
     picked = [f"{d.first} -> {d.second}" for d in report.decisions if d.kind in ("choice", "tune")]
     return [*picked, *(f"{one.backend} {one.kernel}" for one in report.launches), *report.calls]
+
+
+def _chosen_by_inductor() -> str:
+    """Who computes the product in the code that was loaded last."""
+    from torch._inductor.codecache import PyCodeCache
+
+    written = [module.__file__ for module in PyCodeCache.modules if module.__file__]
+    texts = (Path(name).read_text() for name in reversed(written))
+    program = next((text for text in texts if "async_compile" in text and "def call(" in text), "")
+    signs = {"cutlass": "async_compile.cuda(", "triton": "triton_tem_", "library": "extern_kernels."}
+    return next((name for name, sign in signs.items() if sign in program), "loops" if program else "")
 
 
 def device_times(

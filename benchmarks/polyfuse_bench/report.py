@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -230,10 +231,20 @@ def _products_section(content: dict[str, Any]) -> list[str]:
         ]
     for dtype in in_order(row["dtype"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["dtype"] == dtype]
-        table = _timing_table(rows, "product", lambda row: row["name"], best=True)
+        table = [
+            *_timing_table(rows, "product", lambda row: row["name"], best=True),
+            *_peers_choices(rows),
+        ]
         rate = content.get("matrix_rates", {}).get(dtype)
         lines += [f"### {dtype}", "", *table, "", *(_rate_table(rows, rate) if rate else ())]
     return lines
+
+
+def _peers_choices(rows: Sequence[Row]) -> list[str]:
+    """How often Inductor chose what, where it was noted."""
+    chosen = Counter(row["peer_chosen"] for row in rows if row.get("peer_chosen"))
+    found = ", ".join(f"{name} {count}" for name, count in chosen.most_common())
+    return ["", f"Who computes the product in Inductor's code, by rows: {found}."] if found else []
 
 
 def _rate_table(rows: Sequence[Row], rate: float) -> list[str]:
