@@ -54,7 +54,7 @@ def test_work_goes_to_the_stream_of_the_caller() -> None:
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         # the main stream sees nothing of this until it waits
-        torch.cuda._sleep(1_000_000_000)
+        torch.cuda._sleep(4_000_000_000)
         x.mul_(2)
         y = run(x, w)
     done = torch.cuda.Event()
