@@ -71,9 +71,11 @@ def call(
     mutates: Sequence[TensorValue] = (),
     aliases: bool = False,
     group: str = "",
+    fresh: Sequence[str] = (),
 ) -> Any:
     """Call operator `op`, whose results have the traced values `fake`; returns values of the same nesting.
-    With a `group` of processes, the call starts communication in it."""
+    With a `group` of processes, the call starts communication in it. `fresh` are buffers among the arguments
+    that hold nothing yet and that a call without results fills."""
     lowered = tuple(argument(ctx, a) for a in args)
     named = tuple((k, argument(ctx, v)) for k, v in (kwargs or {}).items())
     written = tuple(dict.fromkeys(ctx.realize(v).buffer for v in mutates))
@@ -84,7 +86,7 @@ def call(
     results = [_result(ctx, f) for f in (fake if many else (fake,))]
     if op.startswith(_QUANTISING):
         _as_quantised(ctx, results, (*args, *(kwargs or {}).values()))
-    outputs = tuple(r.view.buffer if isinstance(r, TensorValue) and r.view else "" for r in results)
+    made = tuple(r.view.buffer if isinstance(r, TensorValue) and r.view else "" for r in results)
     kind = TemplateCall if template else partial(Collective, group=group) if group else ExternCall
     fakes = fake if many else (fake,)
     symbols = _symbols(ctx, fakes)
@@ -94,8 +96,8 @@ def call(
         op,
         lowered,
         named,
-        outputs,
-        out="tuple" if many else "none" if fake is None else "single",
+        tuple(fresh) or made,
+        out="into" if fresh else "tuple" if many else "none" if fake is None else "single",
         mutates=written,
         aliases=seen if aliases else (),
         ordered=ordered,

@@ -11,6 +11,7 @@ from polyfuse.lowering import (
     creation,
     effects,
     folding,
+    functionalized,
     grouped,
     host,
     indexing,
@@ -56,6 +57,7 @@ FAMILIES = (
     host,
     bodies,
     collectives,
+    functionalized,
     user_kernels,
 )
 """Modules of lowerings, one a family."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
+
 from torch.fx import Node
 
 from polyfuse.ir.communication import Running
@@ -14,6 +16,13 @@ from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.symbolic import is_equal
 from polyfuse.torch_compat import ops
 
+FUNCTIONAL_CALLS = (
+    "higher_order.auto_functionalized",
+    "higher_order.auto_functionalized_v2",
+    "higher_order.triton_kernel_wrapper_functional",
+)
+"""Operators that call what writes to its arguments, on clones of them: results share no storage with
+arguments."""
 _WRITE_BACK = "aten.copy_.default"
 
 
@@ -37,7 +46,10 @@ def free_storage(
         return None
     if view != buffer.view() or not _same_layout(view, result) or not _is_dense(ctx, view):
         return None
-    if not (_is_dying(ctx, buffer.name) if buffer.kind == "temp" else _is_replaced(ctx, buffer, node)):
+    if buffer.kind == "temp":
+        if not _is_dying(ctx, buffer.name):
+            return None
+    elif not is_replaced(ctx, buffer, node, [node], _readers(ctx, buffer.name)):
         return None
     others = [v for a in node.all_input_nodes if a is not source for v in tensors_in(ctx.env[a])]
     readers = [value for value in others if _uses(value, buffer.name)]
@@ -70,18 +82,24 @@ def _is_dying(ctx: LoweringContext, buffer: str) -> bool:
         if isinstance(made, ExternCall):
             if buffer in made.aliases or (buffer in made.outputs and made.out != "out"):
                 return False
-    return not _needed(ctx, buffer, None)
+    return not _readers(ctx, buffer)
 
 
-def _is_replaced(ctx: LoweringContext, buffer: Buffer, node: Node) -> bool:
+def is_replaced(
+    ctx: LoweringContext, buffer: Buffer, node: Node, left: Iterable[Node], readers: Set[Node]
+) -> bool:
     """Whether a buffer is an input that is overwritten later, and neither its old content nor that which
-    `node` would leave there is read after that."""
+    `node` would leave there is read after that.
+
+    `left` are the traced nodes that stand for what `node` leaves there, `readers` those traced earlier
+    that still need the old content.
+    """
     if buffer.kind != "input":
         return False
     owner = next((n for n in ctx.env if n.op == "placeholder" and n.name == buffer.name), None)
-    if owner is None or not _is_written_back(ctx, owner, node) or _needed(ctx, buffer.name, owner):
+    if owner is None or not _is_written_back(ctx, owner, node) or readers - {owner}:
         return False
-    return _stays_inside(node, owner)
+    return _stays_inside(left, owner)
 
 
 def _uses(value: TensorValue, buffer: str) -> bool:
@@ -103,14 +121,14 @@ def _is_dense(ctx: LoweringContext, view: View) -> bool:
     return storage_layout(view.size, view.stride, ctx.sizes) == view.stride
 
 
-def _needed(ctx: LoweringContext, buffer: str, owner: Node | None) -> bool:
-    """Whether a value traced earlier, other than `owner`, still needs the content of a buffer."""
-    return any(
-        ctx.last_use.get(other, -1) > ctx.position
-        and any(_uses(value, buffer) for value in tensors_in(result))
+def _readers(ctx: LoweringContext, buffer: str) -> set[Node]:
+    """Nodes traced earlier whose values are read later and need the content of a buffer."""
+    return {
+        other
         for other, result in ctx.env.items()
-        if other is not owner
-    )
+        if ctx.last_use.get(other, -1) > ctx.position
+        and any(_uses(value, buffer) for value in tensors_in(result))
+    }
 
 
 def _is_written_back(ctx: LoweringContext, owner: Node, node: Node) -> bool:
@@ -128,20 +146,23 @@ def _overwrites(user: Node, owner: Node) -> bool:
     )
 
 
-def _stays_inside(node: Node, owner: Node) -> bool:
+def _stays_inside(left: Iterable[Node], owner: Node) -> bool:
     """Whether nobody reads a result, or a view of it, after its storage is overwritten: the caller does not
     get it, and no other input does."""
-    seen, waiting = {node}, [node]
+    waiting = list(left)
+    seen = set(waiting)
     while waiting:
         for user in waiting.pop().users:
             if user.op != "call_function":
                 return False
             if _overwrites(user, owner) or user in seen:
                 continue
-            facts = ops.facts(user.target)
+            facts, name = ops.facts(user.target), ops.op_name(user.target)
+            if name in FUNCTIONAL_CALLS:
+                continue
             if facts.mutates or facts.is_higher_order:
                 return False
-            if facts.is_view or ops.op_name(user.target) in ("operator.getitem", ops.WAIT_TENSOR):
+            if facts.is_view or name in ("operator.getitem", ops.WAIT_TENSOR):
                 seen.add(user)
                 waiting.append(user)
     return True
