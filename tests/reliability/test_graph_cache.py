@@ -315,7 +315,27 @@ def test_a_damaged_entry_is_a_miss(tmp_path, content):
     check(soft, torch.randn(5, 30))
     for path in entries(tmp_path):
         path.write_bytes(content)
-    assert again(soft, torch.randn(5, 30)).hits == 0
+    assert again(soft, torch.randn(5, 30)).misses == 1
+    assert len(entries(tmp_path)) == 1, "the damaged one is gone"
+    assert again(soft, torch.randn(5, 30)).hits == 1
+
+
+def test_a_damaged_entry_does_not_hide_a_sound_one(tmp_path):
+    check(soft, torch.randn(5, 30))
+    (entry,) = entries(tmp_path)
+    entry.with_name("0").write_bytes(b"damaged")
+    assert again(soft, torch.randn(5, 30)).hits == 1
+    assert entries(tmp_path) == [entry]
+
+
+def test_entries_of_other_versions_are_not_read(monkeypatch):
+    from polyfuse.cache import keys
+
+    check(soft, torch.randn(5, 30))
+    monkeypatch.setattr(keys, "version", lambda: "another")
+    assert again(soft, torch.randn(5, 30)).misses == 1
+    monkeypatch.setattr(global_state, "switches", lambda: ("another version of torch",))
+    assert again(soft, torch.randn(5, 30)).misses == 1
 
 
 def test_an_entry_cut_short_is_a_miss(tmp_path):

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["atomic_write", "publish_folder", "read_text", "replacing", "scratch_folder"]
+__all__ = ["atomic_write", "publish_folder", "read_text", "remove_folder", "replacing", "scratch_folder"]
 
 
 def atomic_write(path: Path, content: str | bytes, *, keep_equal: bool = False) -> Path:
@@ -73,6 +73,16 @@ def publish_folder(made: Path, final: Path) -> bool:
             return False
         raise
     return True
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder so that nobody sees half of it under its name. One that is missing is left at that."""
+    aside = _temporary_name(folder)
+    try:
+        os.rename(folder, aside)
+    except OSError:  # it is gone, or cannot be renamed
+        aside = folder
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _holds(path: Path, data: bytes) -> bool:

@@ -300,6 +300,12 @@ class Settings:
         "graph reads them instead of compiling. A graph with gradients is kept once its backward has run.",
     )
     cache_dir: str = _option("", "Folder of the caches; empty: the user's cache folder of this platform.")
+    cache_limit: int = _option(
+        16384,
+        "Most mebibytes of kernels and compiled graphs kept in the cache folder; beyond that, what was not "
+        "used for longest is removed, but nothing that was used within the last hour. 0: no limit.",
+        minimum=0,
+    )
 
     # Checks.
     verify: int = _option(

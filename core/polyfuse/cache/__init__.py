@@ -9,6 +9,8 @@ One root folder, from the option `cache_dir` or the platform's usual place, with
     timings/                   measured candidates
     samples/                   what they taught of configurations
     locks/                     one lock for each artifact in the making
+
+`artifacts.py` lists them, `limit.py` removes what was not used for longest.
 """
 
 from __future__ import annotations

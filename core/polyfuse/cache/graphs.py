@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from polyfuse.base.files import remove_folder
+from polyfuse.cache.artifacts import mark_used
 
 __all__ = ["GraphCounts", "GraphFolder", "graph_counts", "reset_graph_counts"]
 
@@ -44,12 +47,15 @@ class GraphFolder:
 
     def drop(self, key: str) -> None:
         """Remove what lies under a key: it cannot be used any more."""
-        shutil.rmtree(self.path / key, ignore_errors=True)
+        remove_folder(self.path / key)
 
-    def usage(self) -> tuple[int, int]:
-        """How many entries there are, and their bytes."""
-        sizes = [path.stat().st_size for path in self.path.glob("*/*") if path.is_file()]
-        return len(sizes), sum(sizes)
+    def mend(self, key: str, name_of: Callable[[bytes], str]) -> None:
+        """Note that a key is looked up, and remove damaged entries: those whose content has another name."""
+        mark_used(self.path / key)
+        for path in (self.path / key).glob("[!.]*"):
+            with contextlib.suppress(OSError):
+                if name_of(path.read_bytes()) != path.name:
+                    path.unlink()
 
 
 _LOCK = threading.Lock()

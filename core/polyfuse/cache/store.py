@@ -12,27 +12,23 @@ that need the same one run one compiler; none is needed to read.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from polyfuse.base.digest import DIGEST_LENGTH, stable_json
+from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import CacheError
-from polyfuse.base.files import atomic_write, publish_folder, read_text, scratch_folder
+from polyfuse.base.files import atomic_write, publish_folder, remove_folder, scratch_folder
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.settings import Settings
+from polyfuse.cache.artifacts import CONTENTS, is_address, mark_used, read_object
 from polyfuse.cache.keys import unit_key
+from polyfuse.cache.limit import trim_if_due
 
-__all__ = ["CONTENTS", "KernelStore", "Located"]
-
-CONTENTS = "contents.json"
-"""Lists the files of a unit with their sizes. Written last, before the rename."""
+__all__ = ["KernelStore", "Located"]
 
 
 @dataclass(frozen=True)
@@ -46,10 +42,16 @@ class Located:
 
 
 class KernelStore:
-    """Built kernels under one root folder."""
+    """Built kernels under one root folder.
 
-    def __init__(self, root: Path, *, lock_timeout: float = 600.0) -> None:
+    Attributes:
+        root: the folder.
+        limit: most bytes to keep there; 0: any number.
+    """
+
+    def __init__(self, root: Path, *, lock_timeout: float = 600.0, limit: int = 0) -> None:
         self.root = root
+        self.limit = limit
         self._kernels = root / "kernels"
         self._locks = root / "locks"
         self._lock_timeout = lock_timeout
@@ -57,7 +59,11 @@ class KernelStore:
     @staticmethod
     def open(settings: Settings) -> KernelStore:
         """Return the store that the settings ask for, or a temporary one where that cannot be written."""
-        return KernelStore(writable_root(settings), lock_timeout=float(settings.build_timeout))
+        return KernelStore(
+            writable_root(settings),
+            lock_timeout=float(settings.build_timeout),
+            limit=settings.cache_limit << 20,
+        )
 
     @staticmethod
     def temporary() -> KernelStore:
@@ -66,12 +72,15 @@ class KernelStore:
 
     def find(self, key: str) -> Located | None:
         """Return where a kernel lies, or None when it is not there in full."""
-        pointer = _read_object(self._pointer(key))
+        pointer = read_object(self._pointer(key))
         unit, source_key = pointer.get("unit"), pointer.get("source")
-        if not _is_address(unit) or not isinstance(source_key, str):
+        if not is_address(unit) or not isinstance(source_key, str):
             return None
         folder = self._unit(str(unit))
-        return Located(folder, source_key) if _is_complete(folder) else None
+        if not _is_complete(folder):
+            return None
+        mark_used(folder / CONTENTS)
+        return Located(folder, source_key)
 
     def find_all(self, keys: Sequence[str]) -> dict[str, Located]:
         """Return where those kernels lie that are there."""
@@ -87,15 +96,20 @@ class KernelStore:
         """
         unit = unit_key(kernels)
         folder = self._unit(unit)
+        made = False
         if not _is_complete(folder):
             with self._building(unit):
                 # Another process may have built it while this one waited.
                 if not _is_complete(folder):
-                    self._make(folder, build)
+                    self._make(folder, kernels, build)
+                    made = True
+        mark_used(folder / CONTENTS)
         for key, source_key in kernels.items():
             atomic_write(
                 self._pointer(key), stable_json({"unit": unit, "source": source_key}), keep_equal=True
             )
+        if made:
+            trim_if_due(self.root, self.limit)
         return folder
 
     def seen(self, graph: str) -> bool:
@@ -117,26 +131,15 @@ class KernelStore:
 
     def discard(self, folder: Path) -> None:
         """Drop a whole unit, for instance one whose files turned out to be damaged."""
-        (folder / CONTENTS).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder)
 
-    def sweep(self, older_than: float = 24 * 3600.0) -> int:
-        """Remove what killed processes left: temporary files and folders older than a number of seconds."""
-        removed = 0
-        limit = time.time() - older_than
-        for leftover in sorted(self._kernels.glob("*/.*.tmp")):
-            with contextlib.suppress(OSError):
-                if leftover.stat().st_mtime < limit:
-                    shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-                    removed += 1
-        return removed
-
-    def _make(self, folder: Path, build: Callable[[Path], None]) -> None:
+    def _make(self, folder: Path, kernels: Mapping[str, str], build: Callable[[Path], None]) -> None:
         if folder.exists():  # incomplete: something outside removed or cut files
             self.discard(folder)
         with scratch_folder(folder) as scratch:
             build(scratch)
-            atomic_write(scratch / CONTENTS, stable_json({"files": _list_files(scratch)}))
+            contents = {"files": _list_files(scratch), "kernels": kernels}
+            atomic_write(scratch / CONTENTS, stable_json(contents))
             publish_folder(scratch, folder)
 
     @contextlib.contextmanager
@@ -170,23 +173,10 @@ def _list_files(folder: Path) -> dict[str, int]:
 
 
 def _is_complete(folder: Path) -> bool:
-    files = _read_object(folder / CONTENTS).get("files")
+    files = read_object(folder / CONTENTS).get("files")
     if not isinstance(files, dict):
         return False
     try:
         return all((folder / name).stat().st_size == size for name, size in files.items())
     except OSError:
         return False
-
-
-def _read_object(path: Path) -> dict[str, object]:
-    text = read_text(path)
-    try:
-        value = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
-
-
-def _is_address(value: object) -> bool:
-    return isinstance(value, str) and len(value) == DIGEST_LENGTH and value.isalnum()

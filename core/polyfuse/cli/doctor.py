@@ -13,7 +13,8 @@ from rich.markup import escape
 
 from polyfuse.base.settings import Settings
 from polyfuse.base.version import version
-from polyfuse.cache import GraphFolder, cache_root, writable_root
+from polyfuse.cache import cache_root, writable_root
+from polyfuse.cli.cache import usage
 from polyfuse.plugin import Finding, PluginManager, State
 
 __all__ = ["configure", "run"]
@@ -59,8 +60,8 @@ def _own_findings(settings: Settings) -> Iterator[Finding]:
         yield Finding("cache", True, "off")
     elif writable_root(settings) == root:
         yield Finding("cache", True, str(root))
-        graphs, size = GraphFolder(root).usage()
-        yield Finding("compiled graphs kept", True, f"{graphs}, {size / 2**20:.1f} MiB")
+        for what, held in usage(root).items():
+            yield Finding(f"{what} kept", True, f"{held.count}, {held.size / 2**20:.1f} MiB")
     else:
         yield Finding(
             "cache", False, f"{root} cannot be written", "set POLYFUSE_CACHE_DIR to a folder that can"

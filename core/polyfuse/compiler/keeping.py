@@ -24,6 +24,7 @@ from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, Located, compiled_key
 from polyfuse.cache.graphs import count
+from polyfuse.cache.limit import trim_if_due
 from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.report import GraphReport, record
 from polyfuse.compiler.session import CompileSession
@@ -150,7 +151,9 @@ class GraphKeeper:
             return None
         try:
             self._key = self._address(gm, example_inputs)
-            from polyfuse.torch_compat.kept_graphs import Keeping
+            from polyfuse.torch_compat.kept_graphs import Keeping, entry_name
+
+            self._folder.mend(self._key, entry_name)
         except NotKept as error:
             self._refusal = str(error)
             return None
@@ -203,6 +206,8 @@ class GraphKeeper:
                 f"compiled graphs cannot be written to {self._folder.path}; free space, or name another"
                 " folder with the option `cache_dir`",
             )
+        else:
+            trim_if_due(self._session.store.root, self._session.store.limit)
 
     def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
         session = self._session

@@ -17,7 +17,7 @@ from polyfuse.aot.weights import WEIGHTS, write_weights
 from polyfuse.base.errors import InvalidOptionError, PackageError
 from polyfuse.base.settings import Settings
 from polyfuse.base.version import version
-from polyfuse.cache.store import CONTENTS
+from polyfuse.cache.artifacts import CONTENTS
 from polyfuse.compiler.compile import decided
 from polyfuse.compiler.packaged_entry import PackagedEntry, PlacedKernel, compile_entry
 from polyfuse.compiler.packaged_weights import WeightTable

@@ -22,7 +22,7 @@ from typing import Any
 from torch._functorch._aot_autograd import autograd_cache, schemas
 from torch.fx import GraphModule
 
-__all__ = ["KeptCode", "KeptIsGone", "Keeping", "keeping", "refusal", "serialisable"]
+__all__ = ["KeptCode", "KeptIsGone", "Keeping", "entry_name", "keeping", "refusal", "serialisable"]
 
 
 class KeptIsGone(Exception):
@@ -99,6 +99,11 @@ class KeptCode(autograd_cache.OutputCode):
 def serialisable(compiler: Callable[..., Any]) -> Any:
     """Mark a compiler, to be given to AOTAutograd, as one that makes `KeptCode`."""
     return schemas.SerializableAOTDispatchCompiler(KeptCode, compiler)
+
+
+def entry_name(content: bytes) -> str:
+    """The name of the file that torch writes for an entry of this content."""
+    return str(autograd_cache.sha256_hash(content))
 
 
 def refusal(gm: GraphModule) -> str:

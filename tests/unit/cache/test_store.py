@@ -10,6 +10,7 @@ import pytest
 from polyfuse.base.errors import CacheError
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore, cache_root, graph_key, kernel_key, unit_key, writable_root
+from polyfuse.cache.limit import sweep
 from toy_backend import source
 
 KEY, OTHER = kernel_key(source("a").key, "toy", {}), kernel_key(source("b").key, "toy", {})
@@ -127,7 +128,7 @@ def test_sweep_removes_what_killed_builds_left(tmp_path):
     old.mkdir()
     young.mkdir()
     os.utime(old, (1, 1))
-    assert store.sweep() == 1
+    assert sweep(tmp_path) == 1
     assert not old.exists() and young.exists() and store.find(KEY) is not None
 
 

@@ -1,0 +1,117 @@
+"""Keeping the cache folder within its limit: what was not used for longest goes first.
+
+Only kernels and compiled graphs are counted: timings are small, and cost more than anything to make again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from filelock import FileLock, Timeout
+
+from polyfuse.base.log import get_logger
+from polyfuse.cache.artifacts import artifacts
+
+__all__ = ["COUNTED", "Trimmed", "sweep", "trim", "trim_if_due"]
+
+COUNTED: Final = ("kernels", "compiled")
+"""The kinds of artifacts whose bytes the limit is about."""
+
+# What was used within the last hour is never removed: a process may have found it and be about to read it.
+_SPARED: Final = 3600.0
+
+# Processes that add something look at most so often.
+_INTERVAL: Final = 3600.0
+
+# As much is left of the limit, so that the next addition does not meet it again.
+_LEFT: Final = 0.9
+
+_STAMP: Final = "trimmed"
+
+_log = get_logger("cache")
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """What became of a folder.
+
+    Attributes:
+        removed, freed: artifacts that went, and their bytes.
+        left: bytes that remain.
+    """
+
+    removed: int
+    freed: int
+    left: int
+
+
+def trim_if_due(root: Path, limit: int) -> None:
+    """Trim, unless there is no limit or some process did so within the last hour. Nothing is raised."""
+    stamp = root / _STAMP
+    with contextlib.suppress(OSError):
+        if not limit or time.time() - stamp.stat().st_mtime < _INTERVAL:
+            return
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        stamp.touch()  # first, so that of processes that come at once most turn away here
+        trim(root, limit)
+    except OSError as error:
+        _log.info("the cache folder %s cannot be trimmed: %s", root, error)
+
+
+def trim(root: Path, limit: int, *, spared: float = _SPARED) -> Trimmed:
+    """Remove what was not used for longest, until a tenth of the limit is free again.
+
+    Args:
+        limit: bytes of kernels and compiled graphs; what killed processes left goes in any case.
+        spared: what was used within so many seconds stays, whatever its size.
+    """
+    (root / "locks").mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(str(root / "locks" / "trim.lock"), timeout=0):
+            sweep(root)
+            return _trim(root, limit, time.time() - spared)
+    except Timeout:  # another process is at it
+        return Trimmed(0, 0, sum(item.size for kind in COUNTED for item in artifacts(root, kind)))
+
+
+def _trim(root: Path, limit: int, spared: float) -> Trimmed:
+    found = sorted((item for kind in COUNTED for item in artifacts(root, kind)), key=lambda item: item.used)
+    left = sum(item.size for item in found)
+    if left <= limit:
+        return Trimmed(0, 0, left)
+    removed = freed = 0
+    for item in found:
+        if left <= limit * _LEFT or item.used > spared:
+            break
+        item.remove()
+        left -= item.size
+        freed += item.size
+        removed += 1
+    _log.info("%d artifacts (%d bytes) were removed from %s, %d bytes remain", removed, freed, root, left)
+    return Trimmed(removed, freed, left)
+
+
+def sweep(root: Path, older_than: float = 24 * 3600.0) -> int:
+    """Remove what killed processes left: temporary files and folders older than a number of seconds, and
+    locks that nobody took for so long.
+    """
+    limit = time.time() - older_than
+    places = [("kernels", "*/.*.tmp"), ("compiled", ".*.tmp"), ("compiled", "*/.*.tmp"), ("locks", "*.lock")]
+    leftovers = [path for kind, places_of in places for path in sorted((root / kind).glob(places_of))]
+    return sum(_remove_old(path, limit) for path in leftovers)
+
+
+def _remove_old(path: Path, limit: float) -> bool:
+    remove: Callable[[Path], object] = shutil.rmtree if path.is_dir() else Path.unlink
+    with contextlib.suppress(OSError):
+        if path.stat().st_mtime < limit:
+            remove(path)
+            return True
+    return False

@@ -1,0 +1,113 @@
+"""`polyfuse cache`: what is kept between runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from polyfuse.base.folders import cache_root
+from polyfuse.base.settings import Settings
+from polyfuse.cache.artifacts import KINDS, artifacts
+from polyfuse.cache.limit import COUNTED, trim
+
+__all__ = ["Held", "configure", "run", "usage"]
+
+# For people.
+_NAMES: Final = {
+    "kernels": "units of kernels",
+    "compiled": "compiled graphs",
+    "timings": "timings",
+    "samples": "samples of timings",
+}
+
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True)
+class Held:
+    """What there is of one kind.
+
+    Attributes:
+        count, size: artifacts and their bytes.
+        oldest: days since the one was used that was not for longest.
+    """
+
+    count: int
+    size: int
+    oldest: float
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    info = actions.add_parser("info", help="count what is kept, and its bytes")
+    info.add_argument("--json", action="store_true", help="print JSON")
+    clear = actions.add_parser("clear", help="remove it; what is in use is made again")
+    clear.add_argument(
+        "--kind",
+        action="append",
+        choices=tuple(KINDS),
+        help="only this; otherwise kernels and compiled graphs",
+    )
+    trimming = actions.add_parser("trim", help="remove what was not used for longest")
+    trimming.add_argument("--limit", type=int, metavar="MIB", help="instead of the option cache_limit")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what is asked."""
+    settings = Settings.resolve()
+    root = cache_root(settings)
+    if arguments.action == "info":
+        _info(root, settings, arguments.json)
+    elif arguments.action == "clear":
+        _clear(root, tuple(arguments.kind or COUNTED))
+    elif arguments.action == "trim":
+        asked = arguments.limit is not None
+        _trim(root, arguments.limit if asked else settings.cache_limit or sys.maxsize >> 20)
+    return 0
+
+
+def usage(root: Path) -> Mapping[str, Held]:
+    """What there is of each kind, by its name for people."""
+    held: dict[str, Held] = {}
+    for kind, name in _NAMES.items():
+        found = list(artifacts(root, kind))
+        first = min((item.used for item in found), default=time.time())
+        held[name] = Held(len(found), sum(item.size for item in found), (time.time() - first) / 86400)
+    return held
+
+
+def _info(root: Path, settings: Settings, as_json: bool) -> None:
+    found = usage(root)
+    if as_json:
+        kinds = {kind: asdict(found[name]) for kind, name in _NAMES.items()}
+        print(
+            json.dumps({"folder": str(root), "limit": settings.cache_limit * _MIB, "kinds": kinds}, indent=2)
+        )
+        return
+    print(
+        f"{root}, at most {settings.cache_limit} MiB" if settings.cache_limit else f"{root}, without a limit"
+    )
+    for name, held in found.items():
+        print(
+            f"  {held.count} {name}, {held.size / _MIB:.1f} MiB, the oldest used {held.oldest:.0f} days ago"
+        )
+
+
+def _clear(root: Path, kinds: tuple[str, ...]) -> None:
+    for kind in kinds:
+        found = list(artifacts(root, kind))
+        for item in found:
+            item.remove()
+        print(f"{len(found)} {_NAMES[kind]} removed, {sum(item.size for item in found) / _MIB:.1f} MiB")
+
+
+def _trim(root: Path, limit: int) -> None:
+    done = trim(root, limit * _MIB, spared=0.0)
+    print(f"{done.removed} removed, {done.freed / _MIB:.1f} MiB; {done.left / _MIB:.1f} MiB remain")

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyfuse import cli
+from polyfuse.cache import KernelStore, kernel_key
+from toy_backend import source
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+    key = kernel_key(source("a").key, "toy", {})
+    KernelStore(tmp_path).add({key: "s"}, lambda folder: write(folder / "code"))
+    write(tmp_path / "compiled" / "graph" / "entry")
+    write(tmp_path / "timings" / "ab" / "abc.json")
+    return tmp_path
+
+
+def write(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(2 << 20))
+
+
+def counts(capsys) -> list[int]:
+    capsys.readouterr()
+    assert cli.main(["cache", "info", "--json"]) == 0
+    return [kind["count"] for kind in json.loads(capsys.readouterr().out)["kinds"].values()]
+
+
+def test_info(root, capsys):
+    assert counts(capsys) == [1, 1, 1, 0]
+    assert cli.main(["cache", "info"]) == 0
+    out = capsys.readouterr().out
+    assert "1 units of kernels, 2.0 MiB" in out and "1 compiled graphs, 2.0 MiB" in out and str(root) in out
+
+
+def test_clear(root, capsys):
+    assert cli.main(["cache", "clear", "--kind", "compiled"]) == 0
+    assert "1 compiled graphs removed" in capsys.readouterr().out
+    assert counts(capsys) == [1, 0, 1, 0]
+    assert cli.main(["cache", "clear"]) == 0
+    assert counts(capsys) == [0, 0, 1, 0], "timings stay unless they are named"
+    assert cli.main(["cache", "clear", "--kind", "timings"]) == 0
+    assert counts(capsys) == [0, 0, 0, 0]
+
+
+def test_trim(root, capsys, monkeypatch):
+    assert cli.main(["cache", "trim"]) == 0
+    assert capsys.readouterr().out.startswith("0 removed")
+    monkeypatch.setenv("POLYFUSE_CACHE_LIMIT", "0")
+    assert cli.main(["cache", "trim"]) == 0
+    assert counts(capsys) == [1, 1, 1, 0], "without a limit nothing goes"
+    assert cli.main(["cache", "trim", "--limit", "3"]) == 0
+    assert counts(capsys)[:2] in ([0, 1], [1, 0])
