@@ -489,6 +489,16 @@ def test_processes_that_write_at_once():
     assert outcome(start())[:2] == [2, 0]
 
 
+def test_what_one_machine_made_serves_another(monkeypatch, tmp_path):
+    from polyfuse import cli
+
+    assert outcome(start())[:4] == [0, 2, {}, 0]
+    assert cli.main(["cache", "save", str(tmp_path / "bundle")]) == 0
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert cli.main(["cache", "load", str(tmp_path / "bundle")]) == 0
+    assert outcome(start())[:4] == [2, 0, {}, 0]
+
+
 def test_native_host_programs_are_kept_too(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax((x @ x).sum(0) + x, -1)

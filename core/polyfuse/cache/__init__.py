@@ -10,7 +10,8 @@ One root folder, from the option `cache_dir` or the platform's usual place, with
     samples/                   what they taught of configurations
     locks/                     one lock for each artifact in the making
 
-`artifacts.py` lists them, `limit.py` removes what was not used for longest.
+`artifacts.py` lists them, `limit.py` removes what was not used for longest, `archive.py` takes
+them to another folder.
 """
 
 from __future__ import annotations

@@ -19,7 +19,16 @@ from typing import Final
 from polyfuse.base.digest import DIGEST_LENGTH
 from polyfuse.base.files import read_text, remove_folder
 
-__all__ = ["CONTENTS", "KINDS", "Artifact", "artifacts", "is_address", "mark_used", "read_object"]
+__all__ = [
+    "CONTENTS",
+    "KINDS",
+    "Artifact",
+    "artifacts",
+    "is_address",
+    "kernels_in",
+    "mark_used",
+    "read_object",
+]
 
 CONTENTS = "contents.json"
 """Lists the files of a unit with their sizes, and its kernels. Written last; its time is the last use."""
@@ -50,7 +59,7 @@ class Artifact:
     def remove(self) -> None:
         """Remove it, and what points to it."""
         if self.kind == "kernels":
-            for key in kernels_of(self.path):
+            for key in kernels_in(read_object(self.path / CONTENTS)):
                 (self.path.parent.parent / key[:2] / f"{key}.json").unlink(missing_ok=True)
         if self.path.is_dir():
             remove_folder(self.path)
@@ -77,9 +86,9 @@ def mark_used(path: Path) -> None:
             os.utime(path)
 
 
-def kernels_of(unit: Path) -> Mapping[str, str]:
-    """The kernels of a unit with their source keys; none for units that do not say."""
-    found = read_object(unit / CONTENTS).get("kernels")
+def kernels_in(contents: Mapping[str, object]) -> Mapping[str, str]:
+    """The kernels of a unit with their source keys, from its contents; none for units that do not say."""
+    found = contents.get("kernels")
     if not isinstance(found, dict):
         return {}
     return {key: source for key, source in found.items() if is_address(key) and isinstance(source, str)}

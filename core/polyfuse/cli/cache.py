@@ -1,4 +1,4 @@
-"""`polyfuse cache`: what is kept between runs."""
+"""`polyfuse cache`: what is kept between runs, shown, removed, and taken to another machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+from polyfuse.base.errors import CacheError
+from polyfuse.base.files import replacing
 from polyfuse.base.folders import cache_root
 from polyfuse.base.settings import Settings
+from polyfuse.cache import KernelStore
+from polyfuse.cache.archive import pack, unpack
 from polyfuse.cache.artifacts import KINDS, artifacts
 from polyfuse.cache.limit import COUNTED, trim
 
@@ -57,6 +61,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     trimming = actions.add_parser("trim", help="remove what was not used for longest")
     trimming.add_argument("--limit", type=int, metavar="MIB", help="instead of the option cache_limit")
+    saving = actions.add_parser("save", help="write it to one file, for another machine")
+    saving.add_argument("file", type=Path)
+    saving.add_argument("--kind", action="append", choices=tuple(KINDS), help="only this; otherwise all")
+    loading = actions.add_parser(
+        "load", help="add what such a file holds; it is code, so take it from those you trust"
+    )
+    loading.add_argument("file", type=Path)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,6 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "trim":
         asked = arguments.limit is not None
         _trim(root, arguments.limit if asked else settings.cache_limit or sys.maxsize >> 20)
+    elif arguments.action == "save":
+        _save(root, tuple(arguments.kind or KINDS), arguments.file)
+    else:
+        _load(settings, arguments.file)
     return 0
 
 
@@ -111,3 +126,28 @@ def _clear(root: Path, kinds: tuple[str, ...]) -> None:
 def _trim(root: Path, limit: int) -> None:
     done = trim(root, limit * _MIB, spared=0.0)
     print(f"{done.removed} removed, {done.freed / _MIB:.1f} MiB; {done.left / _MIB:.1f} MiB remain")
+
+
+def _save(root: Path, kinds: tuple[str, ...], file: Path) -> None:
+    found = (item for kind in kinds for item in artifacts(root, kind))
+    try:
+        with replacing(file) as temporary, open(temporary, "xb") as stream:
+            count = pack(root, found, stream)
+    except OSError as error:
+        raise CacheError(f"{file} cannot be written ({error})", "name another file") from error
+    print(f"{count} artifacts written to {file}, {file.stat().st_size / _MIB:.1f} MiB")
+
+
+def _load(settings: Settings, file: Path) -> None:
+    store = KernelStore.open(settings)
+    try:
+        with open(file, "rb") as stream:
+            done = unpack(store.root, stream, store.add)
+    except OSError as error:
+        raise CacheError(
+            f"{file} cannot be added ({error})", "name a file that polyfuse cache save wrote"
+        ) from error
+    print(
+        f"{done.added} artifacts added, {done.present} were there"
+        + f", {done.damaged} damaged" * bool(done.damaged)
+    )

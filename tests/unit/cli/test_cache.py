@@ -56,3 +56,20 @@ def test_trim(root, capsys, monkeypatch):
     assert counts(capsys) == [1, 1, 1, 0], "without a limit nothing goes"
     assert cli.main(["cache", "trim", "--limit", "3"]) == 0
     assert counts(capsys)[:2] in ([0, 1], [1, 0])
+
+
+def test_what_is_saved_can_be_loaded_elsewhere(root, capsys, monkeypatch, tmp_path):
+    file = tmp_path / "bundle"
+    assert cli.main(["cache", "save", str(file)]) == 0
+    assert "3 artifacts written" in capsys.readouterr().out
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert cli.main(["cache", "load", str(file)]) == 0
+    assert "3 artifacts added, 0 were there" in capsys.readouterr().out
+    assert counts(capsys) == [1, 1, 1, 0]
+    assert cli.main(["cache", "save", "--kind", "compiled", str(file)]) == 0
+    assert "1 artifacts written" in capsys.readouterr().out
+    file.write_bytes(file.read_bytes()[:-9])
+    assert cli.main(["cache", "load", str(file)]) == 1
+    assert "damaged" in capsys.readouterr().err
+    assert cli.main(["cache", "load", str(tmp_path / "none")]) == 1
+    assert "cannot be added" in capsys.readouterr().err
