@@ -111,6 +111,7 @@ class Entry:
         conditions: texts of what the compiler took to be true of them.
         in_tree, out_tree: how arguments and results are nested, as torch writes it.
         operators: that the program calls.
+        native: the member that holds a library which runs without Python; empty if there is none.
     """
 
     program: str
@@ -125,6 +126,7 @@ class Entry:
     in_tree: str
     out_tree: str
     operators: tuple[str, ...]
+    native: str = ""
 
 
 @dataclass(frozen=True)

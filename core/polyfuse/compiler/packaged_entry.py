@@ -26,7 +26,7 @@ from polyfuse.runtime.once import ONCE
 from polyfuse.torch_compat import fake, fx, pytree, shapes
 from polyfuse.torch_compat.namespaces import comes_with_torch
 
-__all__ = ["PackagedEntry", "PlacedKernel", "compile_entry"]
+__all__ = ["PackagedEntry", "PlacedKernel", "compile_entry", "size_texts"]
 
 
 @dataclass(frozen=True)
@@ -53,24 +53,34 @@ class PackagedEntry:
         text: its host program.
         kernels: that the program launches.
         devices: device types that it computes on.
+        exported, built: what it was made of.
     """
 
     entry: Entry
     text: str
     kernels: tuple[PlacedKernel, ...]
     devices: frozenset[str]
+    exported: ExportedGraph
+    built: BuiltGraph
 
 
 def compile_entry(
-    name: str, program: ExportedProgram, table: WeightTable, session: CompileSession, modules: tuple[str, ...]
+    name: str,
+    program: ExportedProgram,
+    table: WeightTable,
+    session: CompileSession,
+    modules: tuple[str, ...],
+    *,
+    native: bool = False,
 ) -> PackagedEntry:
-    """Compile an exported program; its tensors go into `table`."""
-    exported = functional_graph(program, session.settings.numerics)
+    """Compile an exported program; its tensors go into `table`. With `native`, kernels compute what they can,
+    and libraries the rest.
+    """
+    exported = functional_graph(program, session.settings.numerics, own_kernels=native)
     values = fx.placeholder_values(exported.module.graph)
     env = fake.shape_env_of(fake.detect_fake_mode(values))
-    known = shapes.guard_count(env)
     built = _compile(name, exported, session)
-    texts = shapes.guard_texts(env, known)
+    texts = shapes.condition_texts(env, values)
     kernels = {kernel: _placed(kernel, pending) for kernel, pending in built.kernels.items()}
     operators = tuple(sorted(set(_operators(built.module.text))))
     _check_operators(operators, modules)
@@ -91,7 +101,9 @@ def compile_entry(
     )
     devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}
     devices |= {pending.launch.kernel.device.partition(":")[0] for pending in built.kernels.values()}
-    return PackagedEntry(entry, built.module.text, tuple(kernels.values()), frozenset(devices))
+    return PackagedEntry(
+        entry, built.module.text, tuple(kernels.values()), frozenset(devices), exported, built
+    )
 
 
 def _compile(name: str, exported: ExportedGraph, session: CompileSession) -> BuiltGraph:
@@ -180,12 +192,12 @@ def _argument(item: ExportedInput, value: Any) -> Argument:
             "tensor",
             str(value.dtype).removeprefix("torch."),
             value.device.type,
-            _texts(value.shape),
-            _texts(value.stride()),
+            size_texts(value.shape),
+            size_texts(value.stride()),
             item.mutated,
         )
     if isinstance(value, torch.SymInt):
-        return Argument(item.name, "number", size=_texts((value,)))
+        return Argument(item.name, "number", size=size_texts((value,)))
     if value is None or isinstance(value, (bool, int, float, str)):
         return Argument(item.name, "fixed", value=value)
     raise PackageError(
@@ -194,7 +206,8 @@ def _argument(item: ExportedInput, value: Any) -> Argument:
     )
 
 
-def _texts(sizes: Any) -> tuple[int | str, ...]:
+def size_texts(sizes: Any) -> tuple[int | str, ...]:
+    """Sizes as packages have them."""
     return tuple(size if isinstance(size, int) else str(size) for size in shapes.exprs_of(sizes))
 
 

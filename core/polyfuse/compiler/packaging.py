@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS
 from polyfuse.compiler.compile import decided
 from polyfuse.compiler.packaged_entry import PackagedEntry, PlacedKernel, compile_entry
+from polyfuse.compiler.packaged_native import NativeLibrary, native_libraries
 from polyfuse.compiler.packaged_weights import WeightTable
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.plugin import Backend
@@ -40,6 +42,7 @@ def package(
     mode: str | None = None,
     weights: bool = True,
     modules: Sequence[str] = (),
+    native: bool = False,
 ) -> Path:
     """Compile a model for inference and write it to one file, which `polyfuse.aot.load` reads.
 
@@ -52,15 +55,20 @@ def package(
         options, mode: as `torch.compile` takes them.
         weights: whether parameters and buffers go into the file; otherwise they are given when it is loaded.
         modules: names of modules that register operators which the model calls; loading imports them.
+        native: whether entries go in that run without Python and without torch, too, on the processor. Then
+            kernels compute what libraries otherwise would.
 
     Raises:
-        PackageError: something in the model cannot be put into a package; the message names it.
+        PackageError: something in the model cannot be put into a package, or needs Python where that should
+            not be; the message names it.
         UnsupportedError, KernelBuildError: the model cannot be compiled.
     """
     if not path:
         raise PackageError("a package needs the path of a file", "give path=")
     # host programs in packages are Python's: a native one would be built for nobody
     settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
+    if native:
+        settings = settings.with_options(matrix_products="generated")
     if settings.freezing:
         raise InvalidOptionError(
             "the option `freezing` has no meaning in a package, whose weights can be replaced", "leave it out"
@@ -68,11 +76,12 @@ def package(
     session = session_for(settings)
     table = WeightTable(embedded=weights)
     entries = {
-        name: compile_entry(name, program, table, session, tuple(modules))
+        name: compile_entry(name, program, table, session, tuple(modules), native=native)
         for name, program in _programs(model, args, kwargs, dynamic_shapes).items()
     }
+    libraries = native_libraries(entries, table.rows(), session) if native else {}
     target = Path(path)
-    _write(target, entries, table, session, tuple(modules))
+    _write(target, entries, libraries, table, session, tuple(modules))
     return target
 
 
@@ -104,6 +113,7 @@ def _programs(
 def _write(
     path: Path,
     entries: Mapping[str, PackagedEntry],
+    libraries: Mapping[str, NativeLibrary],
     table: WeightTable,
     session: CompileSession,
     modules: tuple[str, ...],
@@ -116,6 +126,11 @@ def _write(
         units = {name: _add_unit(writer, kernel) for name, kernel in folders.items()}
         for entry in entries.values():
             writer.add(entry.entry.program, entry.text.encode())
+        natives = {name: file for library in libraries.values() for name, file in library.files.items()}
+        for name in sorted(natives):
+            content = natives[name].read_bytes()
+            # as they are, so that what opens them without Python need not expand them
+            writer.add_aligned(name, len(content), [content])
         devices = {device for entry in entries.values() for device in entry.devices}
         writer.finish(
             Description(
@@ -127,7 +142,10 @@ def _write(
                 {kernel.backend.name: _note(kernel.backend, session) for kernel in kernels},
                 units,
                 table.rows(),
-                {name: entry.entry for name, entry in entries.items()},
+                {
+                    name: replace(entry.entry, native=libraries[name].member) if libraries else entry.entry
+                    for name, entry in entries.items()
+                },
                 WEIGHTS if placed else "",
             ).plain()
         )

@@ -25,6 +25,9 @@ _ORIGINS: Mapping[InputKind, Literal["argument", "parameter", "buffer", "constan
     InputKind.CONSTANT_TENSOR: "constant",
 }
 
+_LIBRARY_ALONE = ("_scaled_dot_product_flash_attention_for_cpu",)
+"""Operators that only libraries compute, and that torch takes apart too."""
+
 _MUTATIONS = ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION")
 
 
@@ -63,13 +66,21 @@ class ExportedGraph:
     ranges: Mapping[Any, Any]
 
 
-def functional_graph(program: ExportedProgram, numerics: str) -> ExportedGraph:
+def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bool = False) -> ExportedGraph:
     """Take operators apart that the compiler does not take whole, and write mutations into the graph.
+
+    Args:
+        program: what was captured.
+        numerics: the option.
+        own_kernels: whether operators are taken apart too that libraries compute better, so that no library
+            is needed.
 
     Raises:
         PackageError: the program trains, or needs objects that cannot be stored.
     """
     table = {**_composite(), **decomposition_table(numerics)}
+    if own_kernels:
+        table.update({op: decomp.registered()[op] for op in decomp.expand_packets(_LIBRARY_ALONE)})
     # operators that are made of others, and that the table lacks, stay whole
     plain = program.run_decompositions(table)
     signature = plain.graph_signature

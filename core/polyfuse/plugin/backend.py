@@ -19,6 +19,7 @@ from polyfuse.base.digest import digest
 from polyfuse.base.settings import Settings
 from polyfuse.plugin.claims import Claim, No, Yes
 from polyfuse.plugin.host import HostCall, HostProgram
+from polyfuse.plugin.host_library import HostLibrary
 from polyfuse.plugin.traits import Traits
 
 if TYPE_CHECKING:
@@ -236,6 +237,13 @@ class Backend(ABC):
         describes, and returns what is called with a list of inputs.
         """
         return No("it generates no host programs")
+
+    def host_library(self, library: HostLibrary) -> Source | No:
+        """Return a model that runs without Python (`polyfuse.plugin.host_library`), as something that `build`
+        builds, or why not. In the folder that `build` fills, files whose names begin with the key of the
+        source and a dot, other than its text, and headers go into packages.
+        """
+        return No("it generates no libraries")
 
     def synchronize(self) -> None:  # noqa: B027 - a default that does nothing, not a missing one
         """Wait until all launched work is done. By default, launches are taken to return when done."""

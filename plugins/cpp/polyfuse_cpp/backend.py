@@ -5,20 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from polyfuse.base.digest import digest
 from polyfuse.base.settings import Settings, environment
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Backend, Claim, Config, HostCall, HostProgram, Launchable, No, Source, Yes
+from polyfuse.plugin.host_library import HostLibrary
 from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
 from polyfuse_cpp.facts import analyse
 from polyfuse_cpp.host_program import host_source, host_unit, load_hosts
-from polyfuse_cpp.host_text import HOST_LANGUAGE
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
 from polyfuse_cpp.kernel import KernelText, kernel_text
 from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
 from polyfuse_cpp.loop_estimate import loop_seconds
+from polyfuse_cpp.model_text import LIBRARY_LANGUAGE, library_text, public_headers
 from polyfuse_cpp.ops import unsupported_op
 from polyfuse_cpp.phases import planned
 from polyfuse_cpp.prelude import headers_digest, prelude_for
@@ -38,6 +40,8 @@ from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 __all__ = ["CppBackend"]
 
 _VERSION = "1"
+
+KERNEL_LANGUAGE = "c++"
 
 
 class CppBackend(Backend):
@@ -109,7 +113,7 @@ class CppBackend(Backend):
         """The kernel's text and, as meta, its signature and the headers it needs."""
         found = self._text(kernel, config)
         meta = f"{found.signature};{','.join(found.features)};{self.isa.name}"
-        return Source(kernel.name, found.text, "c++", meta=meta)
+        return Source(kernel.name, found.text, KERNEL_LANGUAGE, meta=meta)
 
     def _text(self, kernel: Kernel, config: Config | None) -> KernelText:
         if has_product(kernel):
@@ -120,38 +124,35 @@ class CppBackend(Backend):
         return kernel_text(kernel, self.isa.lanes, chosen.get("lane"), chosen.get("unroll"))
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
-        """One unit of all kernels, one library; or one host program."""
-        if sources[0].language == HOST_LANGUAGE:
+        """One unit of all kernels, one library; or host programs, or models, each a library of its own."""
+        if sources[0].language != KERNEL_LANGUAGE:
             for source in sources:
+                is_model = source.language == LIBRARY_LANGUAGE
                 path = folder / f"{source.key}.cpp"
-                path.write_text(host_unit(source), encoding="utf-8")
+                path.write_text(source.text if is_model else host_unit(source), encoding="utf-8")
                 build_library(self.toolchain, self.isa, path, path.with_suffix(".so"), name=source.name)
+                for name, text in public_headers().items() if is_model else ():
+                    (folder / name).write_text(text, encoding="utf-8")
             return
-        signatures: dict[str, str] = {}
-        features: set[str] = set()
-        texts: list[str] = []
-        for source in sources:
-            signature, needed, _ = source.meta.split(";")
-            if source.symbol in signatures:
-                continue
-            signatures[source.symbol] = signature
-            features.update(needed.split(","))
-            texts.append(source.rendered())
-        isa = self.isa
-        head = prelude_for(
-            sorted(features),
-            lanes=isa.lanes,
-            register_bytes=isa.register_bytes,
-            gathers=gathers_pay(),
-            dots=dot_instructions(),
-        )
-        unit = head + "\n".join(texts) + bindings_text(signatures, release_gil=False)
+        signatures = {source.symbol: source.meta.split(";")[0] for source in sources}
+        unit = self._head(sources) + _texts(sources) + bindings_text(signatures, release_gil=False)
         path = folder / "kernels.cpp"
         path.write_text(unit, encoding="utf-8")
         names = ", ".join(dict.fromkeys(s.name for s in sources))
-        build_library(self.toolchain, isa, path, folder / LIBRARY, name=names)
+        build_library(self.toolchain, self.isa, path, folder / LIBRARY, name=names)
         rows = "".join(f"{source.key} {source.symbol}\n" for source in sources)
         (folder / KEYS).write_text(rows, encoding="utf-8")
+
+    def _head(self, sources: Sequence[Source]) -> str:
+        """The part of the vector layer that kernels need."""
+        features = {name for source in sources for name in source.meta.split(";")[1].split(",")}
+        return prelude_for(
+            sorted(features),
+            lanes=self.isa.lanes,
+            register_bytes=self.isa.register_bytes,
+            gathers=gathers_pay(),
+            dots=dot_instructions(),
+        )
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """The kernels of a built folder by key, or its host programs."""
@@ -166,6 +167,14 @@ class CppBackend(Backend):
         """A function over the plain C interface of `host/host.h`."""
         return host_source(program)
 
+    def host_library(self, library: HostLibrary) -> Source | No:
+        """A shared library over ``model/polyfuse_model.h``, which needs the C library and OpenMP alone."""
+        if any(source.language != KERNEL_LANGUAGE for source in library.kernels):
+            return No("another backend made some of its kernels")
+        head, kernels = self._head(library.kernels), _texts(library.kernels)
+        text = library_text(library, head, kernels, self.isa, dot_instructions())
+        return Source(library.name, text, LIBRARY_LANGUAGE, meta=digest(*public_headers().values()))
+
     def describe(self) -> Mapping[str, str]:
         """Compiler, instruction set, and the headers that every kernel is built with."""
         return {
@@ -175,3 +184,8 @@ class CppBackend(Backend):
             "headers": headers_digest(),
             "cpp": _VERSION,
         }
+
+
+def _texts(sources: Sequence[Source]) -> str:
+    """Kernels, each once."""
+    return "\n".join({source.symbol: source.rendered() for source in sources}.values())

@@ -1,11 +1,11 @@
-"""Indented text."""
+"""Indented text, and texts in texts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "quoted"]
 
 
 class Writer:
@@ -31,3 +31,12 @@ class Writer:
     def text(self) -> str:
         """All lines."""
         return "\n".join(self._lines) + "\n"
+
+
+def quoted(text: str) -> str:
+    """A text as a C string."""
+    plain = (
+        chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}"
+        for byte in text.encode("utf-8", "replace")
+    )
+    return f'"{"".join(plain)}"'

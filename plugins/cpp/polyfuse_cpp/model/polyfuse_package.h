@@ -1,0 +1,123 @@
+/* Opening an entry of a package without Python, on Linux: plain C, in this header alone. Old C libraries want -ldl.
+
+     char error[512];
+     const pf_model_api* api = pf_open_entry("model.pf", "forward", error, sizeof error);
+     if (!api || api->create("model.pf", &model)) ...
+
+   A library stays open until the process ends. */
+#ifndef POLYFUSE_PACKAGE_H
+#define POLYFUSE_PACKAGE_H
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "polyfuse_model.h"
+
+typedef struct pf_member { /* of an archive: where its bytes are, and how many */
+  int64_t place, size;
+  int stored; /* as they are, not compressed */
+} pf_member;
+
+static inline uint64_t pf_number(const unsigned char* bytes, int count) {
+  uint64_t number = 0;
+  while (count-- > 0) number = number << 8 | bytes[count];
+  return number;
+}
+
+/* Sizes of large members stand in an extra field, the number 1. */
+static inline uint64_t pf_large_size(const unsigned char* extra, size_t length) {
+  size_t at = 0;
+  while (at + 4 <= length) {
+    const size_t size = pf_number(extra + at + 2, 2);
+    if (pf_number(extra + at, 2) == 1 && size >= 16 && at + 20 <= length) return pf_number(extra + at + 12, 8);
+    at += 4 + size;
+  }
+  return 0;
+}
+
+/* Find a member by going from one to the next; 0 if it is there. */
+static inline int pf_find_member(int file, const char* name, pf_member* found) {
+  unsigned char head[30], rest[4096];
+  int64_t at = 0;
+  while (pread(file, head, 30, at) == 30 && memcmp(head, "PK\3\4", 4) == 0) {
+    const size_t length = pf_number(head + 26, 2), extra = pf_number(head + 28, 2);
+    uint64_t size = pf_number(head + 18, 4);
+    if (length + extra > sizeof rest || pread(file, rest, length + extra, at + 30) != (ssize_t)(length + extra)) return 1;
+    if (size == 0xffffffff) size = pf_large_size(rest + length, extra);
+    found->place = at + 30 + (int64_t)(length + extra);
+    found->size = (int64_t)size;
+    found->stored = pf_number(head + 8, 2) == 0;
+    if (length == strlen(name) && memcmp(rest, name, length) == 0) return 0;
+    at = found->place + found->size;
+  }
+  return 1;
+}
+
+/* Copy a member into a file that exists in memory alone; its descriptor, or -1. */
+static inline int pf_member_in_memory(int file, const pf_member* member) {
+  char block[65536];
+  const int copy = (int)syscall(SYS_memfd_create, "polyfuse", 1u);
+  int64_t done = 0;
+  while (copy >= 0 && done < member->size) {
+    const int64_t left = member->size - done;
+    const ssize_t got = pread(file, block, left < (int64_t)sizeof block ? (size_t)left : sizeof block, member->place + done);
+    if (got <= 0 || write(copy, block, (size_t)got) != got) {
+      close(copy);
+      return -1;
+    }
+    done += got;
+  }
+  return copy;
+}
+
+/* What `polyfuse_model` of an entry returns. `path`: a package, or the folder that it was extracted to. A null pointer where
+   that fails, with the reason in `error`, which has `room` bytes. */
+static inline const pf_model_api* pf_open_entry(const char* path, const char* entry, char* error, size_t room) {
+  char name[512], library[4608];
+  struct stat facts;
+  int file = -1, copy = -1;
+  pf_member member;
+  if (snprintf(name, sizeof name, "native/%s.so", entry) >= (int)sizeof name || stat(path, &facts)) {
+    snprintf(error, room, "there is no file or folder %s", path);
+    return 0;
+  }
+  if (S_ISDIR(facts.st_mode)) {
+    snprintf(library, sizeof library, "%s%s/%s", strchr(path, '/') ? "" : "./", path, name);
+  } else {
+    file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0 || pf_find_member(file, name, &member) || !member.stored) {
+      snprintf(error, room, "%s is no package with %s; make it with native=True", path, name);
+      if (file >= 0) close(file);
+      return 0;
+    }
+    copy = pf_member_in_memory(file, &member);
+    close(file);
+    if (copy < 0) {
+      snprintf(error, room, "%s in %s cannot be copied into memory; extract the package", name, path);
+      return 0;
+    }
+    snprintf(library, sizeof library, "/proc/self/fd/%d", copy);
+  }
+  void* opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+  if (!opened) snprintf(error, room, "%s of %s cannot be opened (%s)", name, path, dlerror());
+  /* the descriptor stays open: the linker takes two libraries of one name for the same */
+  void* symbol = opened ? dlsym(opened, "polyfuse_model") : 0;
+  if (!symbol) {
+    if (opened) snprintf(error, room, "%s of %s is no library of a model", name, path);
+    if (copy >= 0) close(copy);
+    return 0;
+  }
+  const pf_model_api* (*get)(void);
+  memcpy(&get, &symbol, sizeof get);
+  const pf_model_api* api = get();
+  if (api->abi == PF_MODEL_ABI) return api;
+  snprintf(error, room, "%s of %s has version %d of the interface, and this program %d; build it with the header in the package",
+           name, path, (int)api->abi, PF_MODEL_ABI);
+  return 0;
+}
+#endif

@@ -1,0 +1,274 @@
+"""Packages that run without Python and without torch compute what the model computes."""
+
+from __future__ import annotations
+
+import copy
+import zipfile
+
+import pytest
+import torch
+from torch.export import Dim, export
+
+from native_runner import NativeResult, call, libraries_of
+from packaged_models import BATCH, exported, mixed
+from polyfuse.aot import load, package
+from polyfuse.base.errors import PackageError
+
+
+class Attention(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside, self.outside = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = self.inside(x).view(b, t, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.outside(y.transpose(1, 2).reshape(b, t, c))
+
+
+class Pixels(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 8, 3, stride=2, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU()
+        )
+        self.last = torch.nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.last(self.layers(x).mean((2, 3)))
+
+
+class Types(torch.nn.Module):
+    """Integers, truth values, 16-bit numbers, a table, a constant, and results that are no tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(10, 6)
+
+    def forward(self, places, keep, half, count: int):
+        found = torch.where(
+            keep.unsqueeze(-1), self.table(places), torch.tensor([1.0, -2.0, 0.0, 3.0, 4.0, 5.0])
+        )
+        return {
+            "found": found,
+            "any": keep.any(0),
+            "half": half.to(torch.float32).sum(-1).to(torch.bfloat16) * count,
+            "places": places,
+            "rest": (places.shape[0], None, 3, 2.5, True, count + 1, places[:1]),
+        }
+
+
+class Writes(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+
+    def forward(self, x):
+        self.total.add_(x.sum(0))
+        x.mul_(2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("native")
+
+
+def made(folder, model, *args, name="model", **named):
+    return package(model.eval(), args, path=folder / f"{name}.pf", native=True, **named)
+
+
+def check(result: NativeResult, model: object) -> None:
+    assert result.error == ""
+    leaves = torch.utils._pytree.tree_leaves(model, is_leaf=lambda leaf: leaf is None)
+    assert len(result.results) == len(leaves)
+    for mine, theirs in zip(result.results, leaves, strict=True):
+        if theirs is None:
+            assert mine is None
+        else:
+            wanted = torch.as_tensor(theirs, dtype=DTYPES.get(type(theirs)))
+            torch.testing.assert_close(mine, wanted, equal_nan=True)
+
+
+DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64}
+
+
+@pytest.fixture(scope="module")
+def attention(folder):
+    torch.manual_seed(0)
+    shapes = ({0: Dim("batch", **BATCH), 1: Dim("tokens", min=2, max=40)},)
+    model = Attention()
+    return model, made(folder, model, torch.randn(3, 7, 16), name="attention", dynamic_shapes=shapes)
+
+
+def test_products_and_attention_of_any_size(attention):
+    model, path = attention
+    inputs = [torch.randn(batch, tokens, 16) for batch, tokens in ((2, 2), (3, 7), (64, 40), (5, 33))]
+    for x, result in zip(inputs, call(path, [[x] for x in inputs]), strict=True):
+        check(result, model(x))
+
+
+def test_python_loads_the_same_package(attention):
+    model, path = attention
+    x = torch.randn(4, 9, 16)
+    torch.testing.assert_close(load(path)(x), model(x))
+
+
+def test_no_library_of_python_or_torch_is_needed(attention, tmp_path):
+    _, path = attention
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path)
+    needed = libraries_of(tmp_path / "native" / "forward.so")
+    assert "libc.so" in needed
+    assert "python" not in needed and "torch" not in needed and "not found" not in needed
+
+
+def test_the_folder_of_an_extracted_package(attention, tmp_path):
+    model, path = attention
+    with zipfile.ZipFile(path) as archive:
+        archive.extractall(tmp_path)
+    x = torch.randn(3, 5, 16)
+    check(call(tmp_path, [[x]])[0], model(x))
+
+
+def test_threads_and_memory_of_the_caller(attention):
+    model, path = attention
+    x = torch.randn(9, 11, 16)
+    check(call(path, [[x]] * 3, threads=8)[2], model(x))
+    check(call(path, [[x]], given=True)[0], model(x))
+
+
+def test_other_layouts_are_copied(attention):
+    model, path = attention
+    for x in (
+        torch.randn(16, 5, 4).permute(2, 1, 0),
+        torch.randn(4, 5, 32)[..., ::2],
+        torch.randn(5, 16).expand(3, 5, 16),
+    ):
+        check(call(path, [[x]])[0], model(x))
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (torch.randn(65, 7, 16), "size 0 of x is 65, and"),
+        (torch.randn(3, 7, 17), "size 2 of x is 17 where 16 was compiled"),
+        (torch.randn(3, 16), "x has 2 dimensions where 3 were compiled"),
+        (torch.randn(3, 7, 16).double(), "x is of type float64 where float32 was compiled"),
+    ],
+)
+def test_wrong_arguments_are_refused(attention, x, reason):
+    (result,) = call(attention[1], [[x]])
+    assert reason in result.error
+
+
+def test_convolutions(folder):
+    torch.manual_seed(0)
+    model, x = Pixels(), torch.randn(4, 3, 11, 9)
+    path = made(folder, model, x, name="pixels", dynamic_shapes=({0: Dim("batch", **BATCH)},))
+    for x in (torch.randn(2, 3, 11, 9), torch.randn(7, 3, 11, 9)):
+        check(call(path, [[x]])[0], model(x))
+
+
+def test_types_and_results(folder):
+    model = Types()
+    places, keep = torch.randint(10, (4, 3)), torch.rand(4, 3) < 0.5
+    half = torch.randn(5, 6).half()
+    half[0, 0], half[1, 1], half[2, 2] = float("nan"), float("inf"), -0.0
+    batch = Dim("batch", **BATCH)
+    shapes = ({0: batch}, {0: batch}, None, Dim.DYNAMIC)
+    path = made(folder, model, places, keep, half, 3, name="types", dynamic_shapes=shapes)
+    for rows in (2, 9):
+        places, keep = torch.randint(10, (rows, 3)), torch.rand(rows, 3) < 0.5
+        (result,) = call(path, [[places, keep, half, torch.tensor(7)]])
+        wanted = model(places, keep, half, 7)
+        check(result, wanted)
+        assert result.same[3] == 0 and result.same[-1] == 0
+
+
+def test_arguments_and_buffers_that_are_written_to(folder):
+    model = Writes()
+    path = made(folder, model, torch.randn(3, 4), name="writes")
+    given = torch.randn(3, 4)
+    one, two = call(path, [[given], [given]])
+    assert one.results == two.results == (None,)
+    torch.testing.assert_close(one.inputs[0], given * 2)
+    wide = torch.randn(4, 3)
+    torch.testing.assert_close(call(path, [[wide.t()]])[0].inputs[0], wide.t() * 2)
+
+
+def test_each_model_has_its_own_buffers(folder):
+    path = package(exported(mixed()), path=folder / "mixed.pf", native=True)
+    x, y = torch.randn(5, 8), torch.randn(6)
+    for result in (*call(path, [[x, y], [x, y]]), *call(path, [[x, y]], threads=4)):
+        check(result, copy.deepcopy(mixed())(x, y.clone(), scale=3))
+        torch.testing.assert_close(result.inputs[1], y * 2)
+        assert result.same[-1] == 1
+
+
+def test_empty_tensors_and_nothing_to_compute(folder):
+    class Empty(torch.nn.Module):
+        def forward(self, x, y):
+            return x, torch.cat([y, y[:0], y]), (x * 2).sum(0), y.new_zeros(0, 3)
+
+    x, y = torch.randn(0, 4), torch.randn(3)
+    path = made(folder, Empty(), x, y, name="empty")
+    check(call(path, [[x, y]])[0], Empty()(x, y))
+
+
+def test_parts_that_are_joined(folder):
+    class Joined(torch.nn.Module):
+        def forward(self, x, y):
+            return torch.cat([x, y, x], 1), torch.cat([x.transpose(1, 2), y.transpose(1, 2)], -1)
+
+    batch = Dim("batch", **BATCH)
+    x, y = torch.randn(4, 5, 6), torch.randn(4, 3, 6)
+    path = made(folder, Joined(), x, y, name="joined", dynamic_shapes=({0: batch}, {0: batch}))
+    check(call(path, [[x[:2], y[:2]]])[0], Joined()(x[:2], y[:2]))
+
+
+def test_several_entries(folder):
+    class Twice(torch.nn.Module):
+        def forward(self, x):
+            return x * 2
+
+    class Once(torch.nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    x = torch.randn(5)
+    programs = {"twice": export(Twice(), (x,)), "once": export(Once(), (x,))}
+    path = package(programs, path=folder / "several.pf", native=True)
+    check(call(path, [[x]], entry="twice")[0], x * 2)
+    check(call(path, [[x]], entry="once")[0], x + 1)
+
+
+def test_what_needs_python_is_refused_by_name(folder):
+    class Sorts(torch.nn.Module):
+        def forward(self, x):
+            return torch.sort(x)
+
+    with pytest.raises(PackageError, match=r"the entry forward needs Python: the operator aten\.sort"):
+        made(folder, Sorts(), torch.randn(5), name="sorts")
+    with pytest.raises(PackageError, match="weights are read from the package"):
+        made(folder, Pixels(), torch.randn(2, 3, 8, 8), name="without", weights=False)
+
+
+def test_entries_that_share_a_buffer_which_one_writes_to(folder):
+    model, x = Writes(), torch.randn(3, 4)
+    one = export(model, (x,))
+    with pytest.raises(PackageError, match=r"each entry has its own total"):
+        package({"one": one, "two": one}, path=folder / "shared.pf", native=True)
+
+
+def test_a_package_of_another_model_is_refused(attention, folder, tmp_path):
+    _, path = attention
+    small = package(exported(mixed()), path=tmp_path / "small.pf", native=True)
+    with zipfile.ZipFile(path) as archive:
+        archive.extract("native/forward.so", tmp_path)
+    with zipfile.ZipFile(small) as archive:
+        archive.extract("weights.bin", tmp_path)
+    with pytest.raises(AssertionError, match="does not hold the weights of forward"):
+        call(tmp_path, [[torch.randn(3, 7, 16)]])
+    with pytest.raises(AssertionError, match=r"no package with native/forward\.so; make it with native=True"):
+        call(package(exported(mixed()), path=tmp_path / "python.pf"), [[torch.randn(3, 8), torch.randn(6)]])
