@@ -12,18 +12,18 @@ from typing import Any
 
 import sympy
 import torch
+from sympy.printing.str import StrPrinter
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 __all__ = [
     "ShapeEnv",
+    "condition_texts",
     "equality",
     "expr_of",
     "exprs_of",
     "finite_range",
     "free_symbols",
     "guard",
-    "guard_count",
-    "guard_texts",
     "guard_value",
     "has_hint",
     "hint",
@@ -233,16 +233,34 @@ def guard(shape_env: ShapeEnv | None, condition: Any) -> bool:
     return bool(shape_env.evaluate_expr(expr))
 
 
-def guard_count(shape_env: ShapeEnv | None) -> int:
-    """How many conditions a graph holds under so far."""
-    return len(shape_env.guards) if shape_env is not None else 0
-
-
-def guard_texts(shape_env: ShapeEnv | None, since: int) -> tuple[str, ...]:
-    """The conditions that were added since there were so many, as text."""
+def condition_texts(shape_env: ShapeEnv | None, arguments: Any) -> tuple[str, ...]:
+    """What must be true of the sizes of `arguments`, as text: calls of functions such as `Not` stand where
+    Python's operators would be those for bits. What follows from sizes that were put in for symbols is left
+    out.
+    """
     if shape_env is None:
         return ()
-    return tuple(dict.fromkeys(str(guard.expr) for guard in shape_env.guards[since:]))
+    known = set(free_symbols(arguments))
+    found: dict[str, None] = {}
+    for guard in shape_env.guards:
+        for part in sympy.And.make_args(shape_env.replace(guard.expr)):
+            if part is not sympy.true and known.issuperset(part.free_symbols):
+                found[_ConditionPrinter().doprint(part)] = None
+    return tuple(found)
+
+
+class _ConditionPrinter(StrPrinter):
+    def _print_And(self, expr: Any) -> str:
+        return self._called("And", expr)
+
+    def _print_Or(self, expr: Any) -> str:
+        return self._called("Or", expr)
+
+    def _print_Not(self, expr: Any) -> str:
+        return self._called("Not", expr)
+
+    def _called(self, name: str, expr: Any) -> str:
+        return f"{name}({', '.join(self._print(argument) for argument in expr.args)})"
 
 
 def finite_range(bounds: Any) -> tuple[int | None, int | None]:
