@@ -499,6 +499,32 @@ def test_what_one_machine_made_serves_another(monkeypatch, tmp_path):
     assert outcome(start())[:4] == [2, 0, {}, 0]
 
 
+def test_machines_that_share_a_remote_store(monkeypatch, tmp_path):
+    monkeypatch.setenv("POLYFUSE_REMOTE_CACHE", str(tmp_path / "remote"))
+    assert outcome(start())[:4] == [0, 2, {}, 0]
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert outcome(start())[:4] == [2, 0, {}, 0]
+    for archive in (tmp_path / "remote").glob("*/*"):
+        archive.write_bytes(archive.read_bytes()[:-40])
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "third"))
+    assert outcome(start())[:4] == [0, 2, {}, 0], "what is damaged is made here"
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "fourth"))
+    assert outcome(start())[:4] == [2, 0, {}, 0], "and mended there"
+
+
+def test_machines_that_give_to_a_remote_store_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("POLYFUSE_REMOTE_CACHE", str(tmp_path / "remote"))
+    together = []
+    for name in ("one", "two"):
+        monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / name))
+        together.append(start())
+    for process in together:
+        hits, misses, bypasses, errors, _ = outcome(process)
+        assert hits + misses == 2 and not bypasses and not errors
+    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "three"))
+    assert outcome(start())[:4] == [2, 0, {}, 0]
+
+
 def test_native_host_programs_are_kept_too(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax((x @ x).sum(0) + x, -1)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 
-from polyfuse.base.digest import digest
+from polyfuse.base.digest import DIGEST_LENGTH, digest
+from polyfuse.base.files import atomic_write, read_text
 
-__all__ = ["code_stamp"]
+__all__ = ["code_digest", "code_stamp"]
 
 # Of the modules that compile this is one of the first to be imported.
 _BEGUN = time.time()
@@ -39,6 +42,45 @@ def code_stamp(package: str) -> str:
     if not found or any(changed > _BEGUN for _, changed in found):
         return ""
     return digest("\n".join(sorted(line for line, _ in found)))
+
+
+@cache
+def code_digest(package: str, memory: Path) -> str:
+    """Return the address of what an importable package's files hold, the same wherever they lie; empty where
+    `code_stamp` is.
+
+    Args:
+        memory: a folder where it is remembered by the stamp, so that a later process need not read them.
+    """
+    stamp = code_stamp(package)
+    if not stamp:
+        return ""
+    known = read_text(memory / stamp)
+    if known is not None and len(known) == DIGEST_LENGTH:
+        return known
+    spec = find_spec(package)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    origin = spec.origin if spec is not None else None
+    try:
+        parts = [part for folder in places for part in _contents(folder)]
+        if not places and origin is not None:
+            parts = [Path(origin).name.encode(), Path(origin).read_bytes()]
+    except OSError:  # gone since
+        return ""
+    found = digest(*parts)
+    with contextlib.suppress(OSError):
+        atomic_write(memory / stamp, found)
+    return found
+
+
+def _contents(folder: str) -> Iterator[bytes]:
+    """Names and contents of all files, by name."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        for name in sorted(names):
+            path = Path(place, name)
+            yield path.relative_to(folder).as_posix().encode()
+            yield path.read_bytes()
 
 
 def _files(folder: str) -> Iterator[tuple[str, float]]:

@@ -300,6 +300,13 @@ class Settings:
         "graph reads them instead of compiling. A graph with gradients is kept once its backward has run.",
     )
     cache_dir: str = _option("", "Folder of the caches; empty: the user's cache folder of this platform.")
+    remote_cache: str = _option(
+        "",
+        "A store that machines share: an address with http or https that answers GET and PUT, a folder that "
+        "all of them see, or `module:function`, which returns an object with `get` and `put`. Kernels and "
+        "compiled graphs that are not in the cache folder are looked for there, and given to it. They are "
+        "code, and are run.",
+    )
     cache_limit: int = _option(
         16384,
         "Most mebibytes of kernels and compiled graphs kept in the cache folder; beyond that, what was not "

@@ -6,12 +6,13 @@ One root folder, from the option `cache_dir` or the platform's usual place, with
     kernels/ab/<kernel>.json   which unit holds a kernel
     graphs/ab/<graph>          graphs that were compiled before
     compiled/<graph>/          compiled graphs, one for each set of guards
+    code/                      what files of installed code hold, by their times
     timings/                   measured candidates
     samples/                   what they taught of configurations
     locks/                     one lock for each artifact in the making
 
-`artifacts.py` lists them, `limit.py` removes what was not used for longest, `archive.py` takes
-them to another folder.
+`artifacts.py` lists them, `limit.py` removes what was not used for longest, `archive.py` takes them to
+another folder, `sharing.py` exchanges them with a store that several machines share (`remote.py`).
 """
 
 from __future__ import annotations

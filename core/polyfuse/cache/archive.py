@@ -38,9 +38,9 @@ _NAME: Final = re.compile(r"(?!\.)[\w.+-]+")
 
 
 class AddUnit(Protocol):
-    """`KernelStore.add`: adds kernels as one unit, which a function fills, unless it is there."""
+    """Adds kernels as one unit, which a function fills, unless it is there; such as `KernelStore.add`."""
 
-    def __call__(self, kernels: Mapping[str, str], build: Callable[[Path], None], /) -> Path: ...
+    def __call__(self, kernels: Mapping[str, str], build: Callable[[Path], None], /) -> object: ...
 
 
 @dataclass(frozen=True)

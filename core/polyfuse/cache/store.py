@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
@@ -27,6 +28,9 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache.artifacts import CONTENTS, is_address, mark_used, read_object
 from polyfuse.cache.keys import unit_key
 from polyfuse.cache.limit import trim_if_due
+
+if TYPE_CHECKING:
+    from polyfuse.cache.sharing import Sharing
 
 __all__ = ["KernelStore", "Located"]
 
@@ -47,22 +51,37 @@ class KernelStore:
     Attributes:
         root: the folder.
         limit: most bytes to keep there; 0: any number.
+        sharing: exchanges what is kept with other machines; None: nothing does.
     """
 
-    def __init__(self, root: Path, *, lock_timeout: float = 600.0, limit: int = 0) -> None:
+    def __init__(
+        self, root: Path, *, lock_timeout: float = 600.0, limit: int = 0, sharing: Sharing | None = None
+    ) -> None:
         self.root = root
         self.limit = limit
+        self.sharing = sharing
         self._kernels = root / "kernels"
         self._locks = root / "locks"
         self._lock_timeout = lock_timeout
 
     @staticmethod
-    def open(settings: Settings) -> KernelStore:
-        """Return the store that the settings ask for, or a temporary one where that cannot be written."""
+    def open(settings: Settings, *, shared: bool = False) -> KernelStore:
+        """Return the store that the settings ask for, or a temporary one where that cannot be written.
+
+        Args:
+            shared: exchange what is kept with the remote store of the settings.
+        """
+        root = writable_root(settings)
+        sharing = None
+        if shared and settings.cache and settings.remote_cache:
+            from polyfuse.cache.sharing import Sharing  # few have a remote store
+
+            sharing = Sharing(root, settings.remote_cache)
         return KernelStore(
-            writable_root(settings),
+            root,
             lock_timeout=float(settings.build_timeout),
             limit=settings.cache_limit << 20,
+            sharing=sharing,
         )
 
     @staticmethod
@@ -82,6 +101,12 @@ class KernelStore:
         mark_used(folder / CONTENTS)
         return Located(folder, source_key)
 
+    def fetch(self, keys: Sequence[str]) -> None:
+        """Get those kernels from the remote store, if there is one, that are not here."""
+        if self.sharing is not None:
+            missing = [key for key in dict.fromkeys(keys) if self.find(key) is None]
+            self.sharing.fetch_kernels(missing, self._add)
+
     def find_all(self, keys: Sequence[str]) -> dict[str, Located]:
         """Return where those kernels lie that are there."""
         found = {key: self.find(key) for key in dict.fromkeys(keys)}
@@ -94,6 +119,15 @@ class KernelStore:
         is passed on, and nothing is left behind. Raises `CacheError` when another process holds the lock for
         too long.
         """
+        folder, made = self._add(kernels, build)
+        if made and self.sharing is not None:
+            self.sharing.give_unit(folder, kernels)
+        if made:
+            trim_if_due(self.root, self.limit)
+        return folder
+
+    def _add(self, kernels: Mapping[str, str], build: Callable[[Path], None]) -> tuple[Path, bool]:
+        """Build kernels unless they are there, and return their folder and whether they were not."""
         unit = unit_key(kernels)
         folder = self._unit(unit)
         made = False
@@ -108,9 +142,7 @@ class KernelStore:
             atomic_write(
                 self._pointer(key), stable_json({"unit": unit, "source": source_key}), keep_equal=True
             )
-        if made:
-            trim_if_due(self.root, self.limit)
-        return folder
+        return folder, made
 
     def seen(self, graph: str) -> bool:
         """Whether kernels of a graph were asked for before, by any process; they will have been from now on.

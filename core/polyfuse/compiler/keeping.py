@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from polyfuse.base.code import code_stamp
+from polyfuse.base.code import code_digest
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.base.settings import Settings
@@ -154,6 +154,10 @@ class GraphKeeper:
             from polyfuse.torch_compat.kept_graphs import Keeping, entry_name
 
             self._folder.mend(self._key, entry_name)
+            sharing = self._session.store.sharing
+            if sharing is not None and not self._folder.holds(self._key):
+                sharing.fetch_graph(self._key)
+                self._folder.mend(self._key, entry_name)
         except NotKept as error:
             self._refusal = str(error)
             return None
@@ -207,14 +211,18 @@ class GraphKeeper:
                 " folder with the option `cache_dir`",
             )
         else:
-            trim_if_due(self._session.store.root, self._session.store.limit)
+            store = self._session.store
+            if store.sharing is not None:
+                store.sharing.give_graph(self._key)
+            trim_if_due(store.root, store.limit)
 
     def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
         session = self._session
         refused = _not_kept_with(session.settings)
         if refused:
             raise NotKept(refused)
-        plugins = inventory(session.plugins)
+        code = partial(code_digest, memory=session.store.root / "code")
+        plugins = inventory(session.plugins, code)
         if session.key_facts is None or plugins is None:
             raise NotKept("a plugin does not say what its results depend on, or its files changed")
         text = captured_text(gm, example_inputs)
@@ -223,10 +231,10 @@ class GraphKeeper:
         refused = refusal(gm)
         if refused:
             raise NotKept(refused)
-        stamp = code_stamp("polyfuse")
-        if not stamp:
+        own = code("polyfuse")
+        if not own:
             raise NotKept("the compiler's own files changed since it was loaded")
-        surroundings = (*global_state.switches(), *plugins, *session.key_facts, stamp)
+        surroundings = (*global_state.switches(), *plugins, *session.key_facts, own)
         return compiled_key(text, surroundings, session.settings.fingerprint())
 
     def _revive(self, kept: GraphRecord) -> BoxedCallable:
@@ -236,6 +244,8 @@ class GraphKeeper:
         start = time.perf_counter()
         try:
             facts: dict[str, str] = {}
+            host = () if kept.host is None else (kept.host.place,)
+            self._session.store.fetch([place.key for place in (*kept.kernels.values(), *host)])
             kernels = {name: self._kernel(place, facts) for name, place in kept.kernels.items()}
             module = load(kept.text, kernels, kept.constants)
             if kept.host is not None:

@@ -133,7 +133,7 @@ def _new_session(settings: Settings) -> CompileSession:
     plugins = PluginManager(settings)
     facts = Extensions(plugins).key_facts()
     # where a plugin cannot say what its results depend on, what earlier sessions stored may be stale
-    store = KernelStore.temporary() if facts is None else KernelStore.open(settings)
+    store = KernelStore.temporary() if facts is None else KernelStore.open(settings, shared=True)
     return CompileSession(settings, plugins, BuildPool(settings, facts or ()), store, facts)
 
 

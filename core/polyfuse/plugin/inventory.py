@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from polyfuse.base.code import code_stamp
 from polyfuse.plugin.manager import PluginManager, PluginState, State
 
@@ -10,16 +12,19 @@ __all__ = ["installed", "inventory"]
 _USABLE = (State.AVAILABLE, State.LOADED)
 
 
-def inventory(plugins: PluginManager) -> tuple[str, ...] | None:
+def inventory(plugins: PluginManager, code: Callable[[str], str]) -> tuple[str, ...] | None:
     """One line for each plugin, equal only for plugins of equal code; None where a plugin has no files by
     which its code could be told.
+
+    Args:
+        code: an address of the code of a package; empty where it has none.
     """
     lines: list[str] = []
     for state in plugins.states():
         usable = state.state in _USABLE
         line = f"{state.name} {state.distribution} {state.version} {usable or state.reason}"
         if usable:
-            stamps = [code_stamp(package) for package in _packages(plugins, state)]
+            stamps = [code(package) for package in _packages(plugins, state)]
             if not all(stamps):
                 return None
             line += f" {plugins.settings.backends} {state.manifest} {stamps}"

@@ -57,6 +57,7 @@ class BuildPool:
             failure = _as_build_error(backend, error, "describing itself")
             return BuildFuture(dict.fromkeys(by_key, _finished(dict.fromkeys(by_key, failure))), _no_load)
         cache_keys = {key: kernel_key(key, backend.name, facts, self._key_facts) for key in by_key}
+        store.fetch(list(cache_keys.values()))
         with self._lock:
             self._restart_after_fork()
             units = self._pending_or_stored(by_key, cache_keys, store)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from polyfuse.base.code import code_stamp
+from polyfuse.base.code import code_digest, code_stamp
 
 
 @pytest.fixture
@@ -53,3 +53,39 @@ def test_a_file_that_is_newer_than_the_process_has_no_stamp(package):
 def test_what_has_no_files(package):
     assert code_stamp("no_such_package_of_a_test") == ""
     assert code_stamp("sys") == ""
+
+
+def digest_of(package: Path, memory: Path) -> str:
+    code_stamp.cache_clear()
+    code_digest.cache_clear()
+    return code_digest(package.name, memory)
+
+
+def test_digests_do_not_depend_on_times_and_places(package, tmp_path):
+    first = digest_of(package, tmp_path / "memory")
+    for name in ("__init__.py", "inner/text.h"):
+        write(package / name, "1", age=5000.0)
+    assert first and digest_of(package, tmp_path / "memory") == first
+    write(package / "inner/text.h", "2", age=5000.0)
+    assert digest_of(package, tmp_path / "memory") not in ("", first)
+    write(package / "inner/text.h", "1", age=-1000.0)
+    assert digest_of(package, tmp_path / "memory") == ""
+    assert code_digest("sys", tmp_path) == ""
+
+
+def test_digests_are_remembered_by_the_stamp(package, tmp_path):
+    first = digest_of(package, tmp_path / "memory")
+    (remembered,) = (tmp_path / "memory").iterdir()
+    assert remembered.name == code_stamp(package.name) and remembered.read_text() == first
+    remembered.write_text(first[::-1])
+    assert digest_of(package, tmp_path / "memory") == first[::-1], "the files are not read again"
+    remembered.write_text("damaged")
+    assert digest_of(package, tmp_path / "memory") == first and remembered.read_text() == first
+    (tmp_path / "file").touch()
+    assert digest_of(package, tmp_path / "file") == first, "a memory that cannot be written costs time alone"
+
+
+def test_a_module_without_a_folder_has_a_digest(monkeypatch, tmp_path):
+    write(tmp_path / "one_module_of_a_test.py", "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert digest_of(tmp_path / "one_module_of_a_test", tmp_path / "memory")

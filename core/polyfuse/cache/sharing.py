@@ -1,0 +1,116 @@
+"""What is kept, exchanged with a store that several machines share.
+
+Under `kernels/<address>` lies the address of the unit that holds a kernel, under `units/<address>` and
+`compiled/<address>` an archive of one artifact each (`archive.py`). What arrives becomes part of the cache
+folder like anything made here, and is found there; what does not arrive, or is damaged, is made here, and
+given to the store in its place.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Final
+
+from polyfuse.base.errors import CacheError
+from polyfuse.base.log import get_logger
+from polyfuse.cache.archive import AddUnit, pack, unpack
+from polyfuse.cache.artifacts import Artifact, is_address
+from polyfuse.cache.remote import Sheltered, remote_store
+
+__all__ = ["Sharing"]
+
+_log = get_logger("cache")
+
+# Requests on their way at once.
+_TOGETHER: Final = 8
+
+
+class Sharing:
+    """A cache folder's exchange with a remote store. What is given goes there in the background; a process
+    ends when it has arrived, or cannot.
+    """
+
+    def __init__(self, root: Path, address: str) -> None:
+        self._root = root
+        self._remote = Sheltered(remote_store(address))
+        self._lock = threading.Lock()
+        self._sender: ThreadPoolExecutor | None = None
+        self._process_id = 0
+        self._sent: list[Future[None]] = []
+
+    def fetch_kernels(self, keys: Sequence[str], add: AddUnit) -> None:
+        """Add the units that hold kernels, as far as the store has them."""
+        if not keys:
+            return
+        with ThreadPoolExecutor(min(_TOGETHER, len(keys)), thread_name_prefix="polyfuse-fetch") as threads:
+            answers = threads.map(lambda key: self._remote.get(f"kernels/{key}"), keys)
+            units = {answer.decode("ascii", "replace") for answer in answers if answer is not None}
+            for done in [threads.submit(self._fetch, f"units/{u}", add) for u in units if is_address(u)]:
+                done.result()
+
+    def fetch_graph(self, key: str) -> None:
+        """Add the compiled graphs under a key, if the store has some."""
+        self._fetch(f"compiled/{key}", _no_units)
+
+    def give_unit(self, folder: Path, kernels: Mapping[str, str]) -> None:
+        """Give a unit of kernels to the store."""
+        self._send(lambda: self._give_unit(folder, tuple(kernels)))
+
+    def give_graph(self, key: str) -> None:
+        """Give the compiled graphs under a key to the store, besides those that are there."""
+        self._send(lambda: self._give_graph(key))
+
+    def flush(self) -> None:
+        """Wait until what was given has arrived, or cannot."""
+        with self._lock:
+            sent, self._sent = self._sent, []
+        wait(sent)
+
+    def _fetch(self, name: str, add: AddUnit) -> None:
+        content = self._remote.get(name)
+        if content is None:
+            return
+        try:
+            done = unpack(self._root, io.BytesIO(content), add)
+        except (CacheError, OSError) as error:
+            _log.info("%s of the remote cache cannot be used: %s", name, error)
+            return
+        _log.info("%s came from the remote cache: %s", name, done)
+
+    def _give_unit(self, folder: Path, kernels: Sequence[str]) -> None:
+        if self._put(f"units/{folder.name}", Artifact("kernels", folder, 0, 0.0)):
+            for key in kernels:
+                self._remote.put(f"kernels/{key}", folder.name.encode())
+
+    def _give_graph(self, key: str) -> None:
+        self.fetch_graph(key)  # others may have compiled it under other guards
+        self._put(f"compiled/{key}", Artifact("compiled", self._root / "compiled" / key, 0, 0.0))
+
+    def _put(self, name: str, item: Artifact) -> bool:
+        stream = io.BytesIO()
+        if not pack(self._root, (item,), stream):
+            return False
+        self._remote.put(name, stream.getvalue())
+        return True
+
+    def _send(self, task: Callable[[], None]) -> None:
+        with self._lock:
+            if self._process_id != os.getpid():  # threads do not survive a fork
+                self._process_id = os.getpid()
+                self._sender = ThreadPoolExecutor(1, thread_name_prefix="polyfuse-share")
+                self._sent = []
+            assert self._sender is not None
+            try:
+                self._sent = [future for future in self._sent if not future.done()]
+                self._sent.append(self._sender.submit(task))
+            except RuntimeError:  # the interpreter is ending, so that no thread can be started
+                _log.info("something was not given to the remote cache: the process ends")
+
+
+def _no_units(kernels: Mapping[str, str], build: Callable[[Path], None]) -> object:
+    raise ValueError("no unit is expected here")

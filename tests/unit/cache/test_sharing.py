@@ -1,0 +1,225 @@
+"""Remote stores: what is exchanged, and that no failure of one is anybody's failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from polyfuse.base.errors import InvalidOptionError
+from polyfuse.base.log import reset_warned
+from polyfuse.base.settings import Settings
+from polyfuse.cache import GraphFolder, KernelStore, kernel_key
+from polyfuse.cache.remote import FolderStore, HttpStore, RemoteStore, Sheltered, remote_store
+from polyfuse.cache.sharing import Sharing
+from toy_backend import source
+
+ONE, TWO, THREE = (kernel_key(source(name).key, "toy", {}) for name in "abc")
+
+
+def build(folder: Path) -> None:
+    (folder / "code").write_bytes(b"code")
+
+
+@pytest.fixture
+def remote(tmp_path) -> Path:
+    return tmp_path / "remote"
+
+
+def store_of(tmp_path: Path, name: str, remote: Path | str) -> tuple[KernelStore, Sharing]:
+    root = tmp_path / name
+    sharing = Sharing(root, str(remote))
+    return KernelStore(root, sharing=sharing), sharing
+
+
+def given(tmp_path: Path, remote: Path | str) -> None:
+    """A first machine gives two units."""
+    store, sharing = store_of(tmp_path, "first", remote)
+    store.add({ONE: "s1", TWO: "s2"}, build)
+    store.add({THREE: "s3"}, build)
+    sharing.flush()
+
+
+def test_what_one_machine_built_another_finds(tmp_path, remote):
+    given(tmp_path, remote)
+    store, sharing = store_of(tmp_path, "second", remote)
+    assert store.find(TWO) is None, "nothing is fetched unasked"
+    store.fetch([TWO, THREE, kernel_key("none", "toy", {})])
+    for key, source_key in ((ONE, "s1"), (TWO, "s2"), (THREE, "s3")):
+        place = store.find(key)
+        assert place is not None and place.source_key == source_key
+        assert (place.folder / "code").read_bytes() == b"code"
+    before = {path: path.stat().st_mtime_ns for path in remote.rglob("*")}
+    sharing.flush()
+    assert before == {path: path.stat().st_mtime_ns for path in remote.rglob("*")}, "nothing is given back"
+
+
+def test_without_a_remote_store_nothing_is_fetched(tmp_path):
+    KernelStore(tmp_path).fetch([ONE])
+    assert KernelStore(tmp_path).find(ONE) is None and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("content", [b"", b"damaged", b"../../x", b"\xff" * 51])
+@pytest.mark.parametrize("kind", ["kernels", "units"])
+def test_what_is_damaged_is_built_here_and_mended(tmp_path, remote, kind, content):
+    given(tmp_path, remote)
+    for path in (remote / kind).iterdir():
+        path.write_bytes(content)
+    store, sharing = store_of(tmp_path, "second", remote)
+    store.fetch([ONE])
+    assert store.find(ONE) is None
+    store.add({ONE: "s1", TWO: "s2"}, build)
+    sharing.flush()
+    store, sharing = store_of(tmp_path, "third", remote)
+    store.fetch([ONE])
+    assert store.find(ONE) is not None
+
+
+def test_graphs_of_several_machines_are_joined(tmp_path, remote):
+    for name in ("one", "two"):
+        folder = GraphFolder(tmp_path / name)
+        (folder.path / "key").mkdir(parents=True)
+        (folder.path / "key" / name).write_text(name)
+        sharing = Sharing(tmp_path / name, str(remote))
+        sharing.give_graph("key")
+        sharing.flush()
+    sharing = Sharing(tmp_path / "three", str(remote))
+    sharing.fetch_graph("key")
+    sharing.fetch_graph("none")
+    found = tmp_path / "three" / "compiled" / "key"
+    assert sorted(path.name for path in found.iterdir()) == ["one", "two"]
+    (remote / "compiled" / "key").write_bytes(b"damaged")
+    Sharing(tmp_path / "four", str(remote)).fetch_graph("key")
+    assert not GraphFolder(tmp_path / "four").holds("key")
+
+
+def test_units_do_not_arrive_as_graphs(tmp_path, remote):
+    given(tmp_path, remote)
+    (unit, *_) = (remote / "units").iterdir()
+    (remote / "compiled").mkdir()
+    (remote / "compiled" / "key").write_bytes(unit.read_bytes())
+    Sharing(tmp_path / "second", str(remote)).fetch_graph("key")
+    assert not [path for path in (tmp_path / "second").rglob("*") if path.is_file()]
+
+
+class Server(BaseHTTPRequestHandler):
+    """Keeps what it is given, and answers oddly where a name says so."""
+
+    kept: dict[str, bytes]
+
+    def do_GET(self) -> None:
+        content = self.kept.get(self.path)
+        self.send_response(500 if "broken" in self.path else 404 if content is None else 200)
+        self.send_header("Content-Length", str(len(content or b"")))
+        self.end_headers()
+        self.wfile.write(content or b"")
+
+    def do_PUT(self) -> None:
+        self.kept[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(201)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    Server.kept = {}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/cache"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_server(tmp_path, address):
+    given(tmp_path, address)
+    assert len(Server.kept) == 5 and f"/cache/kernels/{ONE}" in Server.kept
+    store, _ = store_of(tmp_path, "second", address)
+    store.fetch([ONE, THREE])
+    assert store.find(TWO) is not None and store.find(THREE) is not None
+    plain = remote_store(address)
+    assert isinstance(plain, HttpStore) and plain.get("units/none") is None
+    with pytest.raises(OSError, match="500"):
+        plain.get("broken")
+
+
+class Failing:
+    """A store that never answers."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def get(self, name: str) -> bytes | None:
+        self.asked += 1
+        raise ConnectionError("nobody there")
+
+    def put(self, name: str, content: bytes) -> None:
+        self.get(name)
+
+
+def test_a_store_that_fails_is_left_alone_after_a_while(caplog):
+    reset_warned()
+    failing = Failing()
+    store = Sheltered(failing)
+    for _ in range(3):
+        assert store.get("name") is None
+        store.put("name", b"")
+    assert failing.asked == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "nobody there" in caplog.text and "remote_cache" in caplog.text
+
+
+def test_a_success_forgives_earlier_failures(tmp_path):
+    failing = Failing()
+    store = Sheltered(failing)
+    for _ in range(2):
+        store.get("name")
+        store._store = FolderStore(tmp_path)
+        store.get("name")
+        store._store = failing
+        store.get("name")
+    store.get("name")
+    assert failing.asked == 5
+
+
+def test_a_dead_server_costs_no_kernel(tmp_path, address):
+    reset_warned()
+    store, sharing = store_of(tmp_path, "first", "http://127.0.0.1:9/none")
+    store.fetch([ONE])
+    store.add({ONE: "s1"}, build)
+    sharing.flush()
+    assert store.find(ONE) is not None
+
+
+def of_my_own() -> RemoteStore:
+    return Failing()
+
+
+def none_at_all() -> object:
+    return object()
+
+
+def test_addresses(tmp_path):
+    assert isinstance(remote_store("https://host/path"), HttpStore)
+    for folder in (str(tmp_path), "relative/folder", "~/folder", "C:\\folder"):
+        assert isinstance(remote_store(folder), FolderStore)
+    assert isinstance(remote_store(f"{__name__}:of_my_own"), Failing)
+    for wrong in (f"{__name__}:none_at_all", f"{__name__}:missing", "no_such_module_of_a_test:store"):
+        with pytest.raises(InvalidOptionError, match="remote_cache"):
+            remote_store(wrong)
+
+
+def test_only_those_who_ask_share(tmp_path):
+    settings = Settings(cache_dir=str(tmp_path / "cache"), remote_cache=str(tmp_path / "remote"))
+    assert KernelStore.open(settings).sharing is None
+    assert KernelStore.open(settings, shared=True).sharing is not None
+    off = Settings(cache=False, remote_cache=str(tmp_path / "remote"))
+    assert KernelStore.open(off, shared=True).sharing is None
+    assert KernelStore.open(Settings(cache_dir=str(tmp_path / "cache")), shared=True).sharing is None
