@@ -2,6 +2,8 @@
 
 python examples/package.py make model.pf
 python examples/package.py run model.pf
+
+With `native` in place of `make`, the file also runs without Python: see without_python.c.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ def model() -> nn.Module:
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
 
 
-def make(path: str) -> None:
+def make(path: str, native: bool) -> None:
     """Write the package: any batch up to 64."""
     from polyfuse import aot
 
     sizes = {"src": {0: torch.export.Dim("batch", min=2, max=64)}}
     started = time.perf_counter()
     with torch.no_grad():
-        aot.package(model(), (torch.randn(4, TOKENS, WIDTH),), path=path, dynamic_shapes=sizes)
+        example = torch.randn(4, TOKENS, WIDTH)
+        aot.package(model(), (example,), path=path, dynamic_shapes=sizes, native=native)
     print(f"{path} was made in {time.perf_counter() - started:.1f} seconds")
 
 
@@ -52,10 +55,13 @@ def run(path: str) -> None:
 def main() -> None:
     """Make or run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("make", "run"))
+    parser.add_argument("what", choices=("make", "native", "run"))
     parser.add_argument("path")
     arguments = parser.parse_args()
-    (make if arguments.what == "make" else run)(arguments.path)
+    if arguments.what == "run":
+        run(arguments.path)
+    else:
+        make(arguments.path, native=arguments.what == "native")
 
 
 if __name__ == "__main__":

@@ -165,11 +165,31 @@ class Archive:
 
     def verify(self, name: str) -> None:
         """Read a large member piece by piece, and raise if it is not what was written."""
+        for _ in self._chunks(name):
+            pass
+
+    def extract(self, folder: Path) -> tuple[Path, ...]:
+        """Write all members into a folder, each if it is what was written, and return where they are."""
+        written = []
+        for name in self._members:
+            place = folder / name
+            if not place.resolve().is_relative_to(folder.resolve()):
+                raise self._damaged(name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(place) as temporary, open(temporary, "xb") as stream:
+                for chunk in self._chunks(name):
+                    stream.write(chunk)
+            written.append(place)
+        return tuple(written)
+
+    def _chunks(self, name: str) -> Iterator[bytes]:
+        """A member piece by piece; raises at the end if it was not what was written."""
         sha = hashlib.sha256()
         try:
             with self._zip.open(name) as member:
                 while chunk := member.read(_CHUNK):
                     sha.update(chunk)
+                    yield chunk
         except (OSError, KeyError, zipfile.BadZipFile) as error:
             raise self._damaged(name) from error
         if sha.hexdigest() != self._members[name].sha256:

@@ -1,4 +1,6 @@
-"""`polyfuse package`: what is in a file that `polyfuse.aot.package` wrote, and whether it is undamaged."""
+"""`polyfuse package`: what is in a file that `polyfuse.aot.package` wrote, whether it is undamaged, and its
+parts as files.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +11,32 @@ from pathlib import Path
 from polyfuse.aot.container import Archive
 from polyfuse.aot.description import Argument, Description, Entry
 from polyfuse.base.digest import stable_json
+from polyfuse.base.errors import PackageError
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
-    parser.add_argument("what", choices=("info", "verify"), help="describe it, or read and compare all of it")
+    parser.add_argument(
+        "what",
+        choices=("info", "verify", "extract"),
+        help="describe it, read and compare all of it, or write all of it into a folder",
+    )
     parser.add_argument("file", type=Path, help="the package")
+    parser.add_argument("folder", type=Path, nargs="?", help="to extract to")
     parser.add_argument("--json", action="store_true", help="print what it says of itself as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Describe or verify; loads neither torch nor the kernels."""
+    """Describe, verify or extract; loads neither torch nor the kernels."""
+    if (arguments.what == "extract") != (arguments.folder is not None):
+        raise PackageError("a folder is where `extract` writes to", "polyfuse package extract FILE FOLDER")
     with Archive(arguments.file) as archive:
+        if arguments.folder is not None:
+            written = archive.extract(arguments.folder)
+            print(f"{arguments.folder}: {len(written)} files")
+            return 0
         if arguments.what == "verify":
             for name in archive.members:
                 archive.verify(name)
@@ -61,6 +75,7 @@ def _entry(entry: Entry) -> Iterator[str]:
     yield from (f"where {text}" for text in entry.conditions)
     calls = f", calls {', '.join(entry.operators)}" if entry.operators else ""
     yield f"{len(entry.kernels)} kernels{calls}"
+    yield f"without Python: {entry.native or 'no'}"
 
 
 def _argument(argument: Argument) -> str:

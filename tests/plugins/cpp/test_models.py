@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import runpy
+import subprocess
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 from torch.export import Dim, export
 
-from native_runner import NativeResult, call, libraries_of
+from native_runner import NativeResult, build, call, libraries_of
 from packaged_models import BATCH, exported, mixed
+from polyfuse import cli
 from polyfuse.aot import load, package
 from polyfuse.base.errors import PackageError
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 class Attention(torch.nn.Module):
@@ -272,3 +278,22 @@ def test_a_package_of_another_model_is_refused(attention, folder, tmp_path):
         call(tmp_path, [[torch.randn(3, 7, 16)]])
     with pytest.raises(AssertionError, match=r"no package with native/forward\.so; make it with native=True"):
         call(package(exported(mixed()), path=tmp_path / "python.pf"), [[torch.randn(3, 8), torch.randn(6)]])
+
+
+def test_the_example(folder):
+    example = runpy.run_path(str(EXAMPLES / "package.py"))
+    path = folder / "example.pf"
+    example["make"](str(path), native=True)
+    assert cli.main(["package", "extract", str(path), str(folder / "example")]) == 0
+    program = build(EXAMPLES / "without_python.c", folder / "example" / "run", folder / "example" / "native")
+    size = 3 * example["TOKENS"] * example["WIDTH"]
+    x = ((torch.arange(size) % 13) / 13 - 0.5).view(3, example["TOKENS"], example["WIDTH"])
+    with torch.no_grad():
+        wanted = example["model"]()(x)[:, 0, :3]
+    for place in (path, folder / "example"):
+        done = subprocess.run([str(program), str(place), "3"], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        rows = [line.split()[2:] for line in done.stdout.splitlines() if line.startswith("sequence")]
+        torch.testing.assert_close(torch.tensor([[float(n) for n in row] for row in rows]), wanted)
+    refused = subprocess.run([str(program), str(path), "65"], capture_output=True, text=True, timeout=120)
+    assert refused.returncode == 1 and "must be in 2..64" in refused.stderr

@@ -9,6 +9,7 @@
 #define POLYFUSE_PACKAGE_H
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -75,49 +76,53 @@ static inline int pf_member_in_memory(int file, const pf_member* member) {
   return copy;
 }
 
+static inline int pf_refused(char* error, size_t room, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(error, room, format, arguments);
+  va_end(arguments);
+  return 1;
+}
+
+/* The path under which the linker finds an entry's library; 0 if there is one. */
+static inline int pf_find_library(const char* path, const char* entry, char* library, size_t length, char* error, size_t room) {
+  char name[512];
+  struct stat facts;
+  pf_member member;
+  if (snprintf(name, sizeof name, "native/%s.so", entry) >= (int)sizeof name || stat(path, &facts))
+    return pf_refused(error, room, "there is no file or folder %s", path);
+  if (S_ISDIR(facts.st_mode)) {
+    if (snprintf(library, length, "%s%s/%s", strchr(path, '/') ? "" : "./", path, name) < (int)length) return 0;
+    return pf_refused(error, room, "the path %s is too long", path);
+  }
+  const int file = open(path, O_RDONLY | O_CLOEXEC);
+  const int found = file >= 0 && !pf_find_member(file, name, &member) && member.stored;
+  const int copy = found ? pf_member_in_memory(file, &member) : -1;
+  if (file >= 0) close(file);
+  if (!found) return pf_refused(error, room, "%s is no package with %s; make it with native=True", path, name);
+  if (copy < 0) return pf_refused(error, room, "%s in %s cannot be copied into memory; extract the package", name, path);
+  /* the descriptor stays open: the linker takes two libraries of one name for the same */
+  snprintf(library, length, "/proc/self/fd/%d", copy);
+  return 0;
+}
+
 /* What `polyfuse_model` of an entry returns. `path`: a package, or the folder that it was extracted to. A null pointer where
    that fails, with the reason in `error`, which has `room` bytes. */
 static inline const pf_model_api* pf_open_entry(const char* path, const char* entry, char* error, size_t room) {
-  char name[512], library[4608];
-  struct stat facts;
-  int file = -1, copy = -1;
-  pf_member member;
-  if (snprintf(name, sizeof name, "native/%s.so", entry) >= (int)sizeof name || stat(path, &facts)) {
-    snprintf(error, room, "there is no file or folder %s", path);
-    return 0;
-  }
-  if (S_ISDIR(facts.st_mode)) {
-    snprintf(library, sizeof library, "%s%s/%s", strchr(path, '/') ? "" : "./", path, name);
-  } else {
-    file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0 || pf_find_member(file, name, &member) || !member.stored) {
-      snprintf(error, room, "%s is no package with %s; make it with native=True", path, name);
-      if (file >= 0) close(file);
-      return 0;
-    }
-    copy = pf_member_in_memory(file, &member);
-    close(file);
-    if (copy < 0) {
-      snprintf(error, room, "%s in %s cannot be copied into memory; extract the package", name, path);
-      return 0;
-    }
-    snprintf(library, sizeof library, "/proc/self/fd/%d", copy);
-  }
+  char library[4608];
+  const pf_model_api* (*get)(void);
+  if (pf_find_library(path, entry, library, sizeof library, error, room)) return 0;
   void* opened = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-  if (!opened) snprintf(error, room, "%s of %s cannot be opened (%s)", name, path, dlerror());
-  /* the descriptor stays open: the linker takes two libraries of one name for the same */
   void* symbol = opened ? dlsym(opened, "polyfuse_model") : 0;
   if (!symbol) {
-    if (opened) snprintf(error, room, "%s of %s is no library of a model", name, path);
-    if (copy >= 0) close(copy);
+    pf_refused(error, room, "the entry %s of %s cannot be opened (%s)", entry, path, dlerror());
     return 0;
   }
-  const pf_model_api* (*get)(void);
   memcpy(&get, &symbol, sizeof get);
   const pf_model_api* api = get();
   if (api->abi == PF_MODEL_ABI) return api;
-  snprintf(error, room, "%s of %s has version %d of the interface, and this program %d; build it with the header in the package",
-           name, path, (int)api->abi, PF_MODEL_ABI);
+  pf_refused(error, room, "%s has version %d of the interface where this program has %d; build it with the headers in it", path,
+             (int)api->abi, PF_MODEL_ABI);
   return 0;
 }
 #endif
