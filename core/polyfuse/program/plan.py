@@ -138,6 +138,7 @@ class _Planner:
             symbol_hints=tuple(sorted(self.graph.symbol_hints.items())),
             recording=recording,
             parts=self._parts(recording, steps, first, frozenset(name for name, _ in constants)),
+            views=_views_of_inputs(self.graph),
         )
 
     def _parts(
@@ -428,6 +429,18 @@ def is_whole(view: View, buffer: Buffer) -> bool:
         (view.size, view.stride, view.offset) == (buffer.size, buffer.stride, 0)
         and (view.dtype is None or view.dtype is buffer.dtype)
     ) or buffer.kind == "object"
+
+
+def _views_of_inputs(graph: Graph) -> tuple[tuple[int, int], ...]:
+    if graph.kind != "forward":
+        return ()
+    inputs = {item.name: i for i, item in enumerate(graph.inputs) if item.name in graph.buffers}
+    return tuple(
+        (k, inputs[output.value.buffer])
+        for k, output in enumerate(graph.outputs)
+        if isinstance(output.value, View) and not output.saved and output.value.buffer in inputs
+        if output.value.dtype is None and not is_whole(output.value, graph.buffers[output.value.buffer])
+    )
 
 
 def _program_input(item: GraphInput, graph: Graph, alignments: Mapping[str, int]) -> ProgramInput:

@@ -139,6 +139,8 @@ class _Printer:
             rows.append(
                 f"PARTS = {tuple((p.name, asdict(p.facts), len(p.inputs)) for p in self.program.parts)!r}"
             )
+        if self.program.views:
+            rows.append(f"VIEWS = {self.program.views!r}")
         return [*rows, f"CHECKS = {checks!r}", f"ALIGNED = {aligned!r}", f"DEVICE = {self.program.device!r}"]
 
     # Names.

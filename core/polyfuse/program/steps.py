@@ -257,6 +257,7 @@ class Program:
         symbol_hints: example values of shape symbols.
         recording: what a recording of its work has to know; None if it is not to be recorded.
         parts: what is recorded in place of the whole where that cannot be, or fails, in order.
+        views: (result, input) for each result of a forward that is part of an input, as autograd must know.
     """
 
     name: str
@@ -271,6 +272,7 @@ class Program:
     symbol_hints: tuple[tuple[str, int], ...] = ()
     recording: GraphFacts | None = None
     parts: tuple[Part, ...] = ()
+    views: tuple[tuple[int, int], ...] = ()
 
     @property
     def has_detour(self) -> bool:

@@ -23,6 +23,7 @@ __all__ = [
     "set_observer",
     "spared",
     "with_memory",
+    "with_views",
 ]
 
 Aligned = Sequence[tuple[int, int, bool, bool]]
@@ -122,6 +123,22 @@ def with_memory(call: Callable[[list[Any]], Any], args: list[Any], positions: Se
     for position in positions:
         args[position] = args[position].clone()
     return call(args)
+
+
+def with_views(
+    call: Callable[[list[Any]], Any], args: list[Any], views: Sequence[tuple[int, int]]
+) -> tuple[Any, ...]:
+    """Run a forward of which some results are parts of inputs: autograd is told so, and refuses
+    what would overwrite an input behind its back.
+    """
+    inputs = [args[position] for _, position in views]
+    results = list(call(args))
+    for (place, _), tensor in zip(views, inputs, strict=True):
+        part = results[place]
+        # an input that lay where kernels could not read it was copied
+        if part.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+            results[place] = tensor.as_strided(part.size(), part.stride(), part.storage_offset())
+    return tuple(results)
 
 
 def spared(call: Callable[[list[Any]], Any], args: list[Any], donated: Sequence[int]) -> Any:

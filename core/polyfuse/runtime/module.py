@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
-from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory
+from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory, with_views
 from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor
 from polyfuse.runtime.native import on_device
@@ -128,7 +128,9 @@ class CompiledModule:
         run = self._recorded(partial(self._entry, moved=moved))
         # which inputs are such is guarded: a call with others is another program's
         bare = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and has_no_memory(a)]
-        self._run = partial(with_memory, run, positions=bare) if bare else run
+        run = partial(with_memory, run, positions=bare) if bare else run
+        views = self.namespace.get("VIEWS")
+        self._run = partial(with_views, run, views=views) if views else run
         return self._run(args)
 
     def _open_native(self) -> None:
