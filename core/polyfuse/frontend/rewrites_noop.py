@@ -139,6 +139,7 @@ _COPIES: Final[Mapping[Any, Callable[[Node], Node | None]]] = {
     aten.round.default: _rounded,
     aten.trunc.default: _rounded,
     aten._to_copy.default: _converted,
+    torch.ops.prims.convert_element_type.default: _first,
     aten.repeat.default: _repeated,
     aten.constant_pad_nd.default: _padded,
     aten.cat.default: _single_cat,

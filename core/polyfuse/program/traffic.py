@@ -16,7 +16,8 @@ from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, free_axes,
 def bytes_moved(schedule: Schedule) -> tuple[int, int]:
     """Bytes read and written (before fusion, after fusion), for the example sizes.
 
-    Per kernel, a buffer counts once: the smaller of its storage and the elements that the loops touch.
+    Per kernel, a buffer that is read counts once, and one that is written too: the smaller of its storage and
+    the elements that the loops touch.
     """
     before = after = 0
     for step in schedule.steps:
@@ -30,17 +31,14 @@ def step_bytes(step: Launch | Call, schedule: Schedule) -> int:
     """Bytes that one step moves; what stays inside a kernel costs nothing."""
     if isinstance(step, Call):
         return _node_bytes(step.node, schedule)
-    touched: dict[str, int] = {}
-    written: set[str] = set()
+    touched: dict[tuple[str, bool], int] = {}
     for node in step.nodes:
         for buffer, size, write in _accesses(node, schedule):
             # a value made earlier in the same kernel is still in a register
-            if write or buffer not in written:
-                touched[buffer] = max(touched.get(buffer, 0), size)
-            if write:
-                written.add(buffer)
+            if write or (buffer, True) not in touched:
+                touched[buffer, write] = max(touched.get((buffer, write), 0), size)
     removed = set(schedule.removed)
-    return sum(size for buffer, size in touched.items() if buffer not in removed)
+    return sum(size for (buffer, _), size in touched.items() if buffer not in removed)
 
 
 def _node_bytes(node: Node, schedule: Schedule) -> int:
@@ -67,9 +65,9 @@ def _accesses(node: Node, schedule: Schedule) -> Iterable[tuple[str, int, bool]]
             yield buffer, _touched(buffer, free_axes(node.index), extents, schedule), True
     elif isinstance(node, Scatter):
         size = _touched(node.target, extents, extents, schedule)
-        yield node.target, size, True
         if node.mode not in ("set", *FOLD_MODES):
             yield node.target, size, False
+        yield node.target, size, True
 
 
 def _touched(buffer: str, axes: Iterable[str], extents: Mapping[str, IndexLike], schedule: Schedule) -> int:

@@ -238,3 +238,12 @@ def test_new_nodes_keep_their_origin() -> None:
     module, _ = rewritten(lambda x: x.transpose(0, 1) @ x, SPECIAL.view(2, 4))
     permute = next(n for n in module.graph.nodes if "permute" in str(n.target))
     assert tuple(permute.meta["val"].shape) == (4, 2)
+
+
+def test_a_conversion_to_the_type_that_a_tensor_has_goes() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.prims.convert_element_type.default(x.sin(), torch.float32).cos()
+
+    assert calls(rewritten(function, SPECIAL)[0]) == ["sin.default", "cos.default"]
+    other, _ = rewritten(lambda x: torch.ops.prims.convert_element_type(x, torch.float64) + 1, SPECIAL)
+    assert "prims.convert_element_type.default" in calls(other)

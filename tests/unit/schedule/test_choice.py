@@ -236,3 +236,12 @@ def test_inside_a_kernel_only_results_are_stored_and_numbering_is_dense() -> Non
     (step,) = schedule.steps
     assert schedule.removed == ("b0_0", "b0_1", "b0_2")
     assert [a.name for a in step.kernel.args] == ["in0", "out0"]
+
+
+def test_what_is_overwritten_with_itself_changed_moves_twice() -> None:
+    m = Maker()
+    m.buffer("x", 8, kind="input")
+    m.buffer("y", 8, kind="input")
+    (i,) = axes(8)
+    m.pointwise("x", (i,), apply("add", m.load("x", i), m.load("y", i)))
+    assert bytes_moved(m.schedule()) == (3 * 8 * 4, 3 * 8 * 4)
