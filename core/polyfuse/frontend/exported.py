@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.base.errors import PackageError
 from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, WHOLE, before_autograd, decomposition_table
 from polyfuse.frontend.describe import alias_root, output_node
+from polyfuse.frontend.own_convolution import forward_convolution
 from polyfuse.torch_compat import decomp, ops
 
 __all__ = ["ExportedGraph", "ExportedInput", "functional_graph"]
@@ -81,6 +82,7 @@ def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bo
     table = {**_composite(), **decomposition_table(numerics)}
     if own_kernels:
         table.update({op: decomp.registered()[op] for op in decomp.expand_packets(_LIBRARY_ALONE)})
+        table[torch.ops.aten.convolution.default] = forward_convolution
     # operators that are made of others, and that the table lacks, stay whole
     plain = program.run_decompositions(table)
     signature = plain.graph_signature

@@ -78,9 +78,14 @@ class _Case:
             "size": self._size,
             "stride": self._size,
         }
-        printer = printers.get(request.name) if request.kind == "runtime" else None
-        if request.name == "aten.cat.out":
-            printer = self._joined
+        operators: Mapping[str, Callable[..., str]] = {
+            "aten.cat.out": self._joined,
+            "aten.sort.default": self._sorted,
+            "aten.sort.stable": self._sorted,
+            "aten.topk.default": self._greatest,
+        }
+        known = {"runtime": printers, "operator": operators, "out": operators}
+        printer = known.get(request.kind, {}).get(request.name)
         if printer is None:
             raise UnsupportedError(_lacking(request))
         body = printer(*request.args, **dict(request.kwargs))
@@ -115,6 +120,21 @@ class _Case:
         self._arrays.append(f"const pf_ref parts[] = {{{tensors}}}; ")
         return f"return join({len(parts)}, parts, {self._number(dim)}, {self._tensor(out)});"
 
+    def _sorted(self, tensor: Any, dim: Any = -1, descending: Any = False, stable: Any = None) -> str:
+        return self._ordered(tensor, dim, descending, -1)
+
+    def _greatest(self, tensor: Any, k: Any, dim: Any = -1, largest: Any = True, sorted: Any = True) -> str:
+        return self._ordered(tensor, dim, largest, k)
+
+    def _ordered(self, tensor: Any, dim: Any, descending: Any, kept: Any) -> str:
+        """Results that nobody wants have no words."""
+        wanted = self._request.results
+        words = ["b" if wanted[0] != "-" else "nullptr", "nullptr"]
+        if wanted[1] != "-":
+            words[1] = "b + 1" if wanted[0] != "-" else "b"
+        numbers = ", ".join(map(self._number, (dim, descending, kept)))
+        return f"return sorted({self._tensor(tensor)}, {numbers}, {', '.join(words)});"
+
     # Arguments.
 
     def _layout(self, size: Any, stride: Any) -> str:
@@ -135,7 +155,7 @@ class _Case:
         if isinstance(value, Operand) and self._request.operands[value.position] == "i":
             return f"a[{value.position}].i"
         if isinstance(value, int):
-            return f"INT64_C({value})"
+            return f"INT64_C({int(value)})"
         raise UnsupportedError(_lacking(self._request))
 
 

@@ -64,6 +64,7 @@ def library_text(library: HostLibrary, head: str, kernels: str, isa: Isa, dots: 
             _header("polyfuse_model.h"),
             host_header("program"),
             _header("tensors.h"),
+            _header("operators.h") if any(r.kind == "operator" for r in library.program.requests) else "",
             # what these declare of the C library, compilers want to know from its own headers before
             head,
             "#pragma GCC visibility push(hidden)",

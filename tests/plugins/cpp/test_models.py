@@ -222,6 +222,58 @@ def test_empty_tensors_and_nothing_to_compute(folder):
     check(call(path, [[x, y]])[0], Empty()(x, y))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_sorting_of_fractions(folder, dtype):
+    class Sorted(torch.nn.Module):
+        def forward(self, x):
+            most = torch.topk(x, 3, 0).values, torch.topk(x, 2, largest=False).values
+            return (
+                most,
+                torch.sort(x, 1, descending=True),
+                torch.sort(x.t(), stable=True, dim=-1),
+                x.argsort(0),
+            )
+
+    x = torch.randint(-9, 9, (4, 8)).to(dtype) / 2  # many are equal: their order counts
+    x[0, 3], x[1, 2], x[2, 5], x[3, 0], x[3, 4] = float("nan"), float("inf"), -float("inf"), -0.0, 0.0
+    path = made(folder, Sorted(), x, name=f"sorted{dtype}")
+    model = Sorted()(x)
+    # torch keeps the order of equal elements where that is asked for alone
+    model = (*model[:1], torch.sort(x, dim=1, descending=True, stable=True), *model[2:3], stable_places(x))
+    check(call(path, [[x]])[0], model)
+
+
+def stable_places(x: torch.Tensor) -> torch.Tensor:
+    return torch.sort(x, dim=0, stable=True).indices
+
+
+def test_sorting_of_integers_of_any_size(folder):
+    class Sorted(torch.nn.Module):
+        def forward(self, x, keep):
+            found = x.sort(dim=1, stable=True)
+            return found, torch.topk(x, 2, 1).values, keep.sort(dim=0, stable=True), x[0, 0].sort()
+
+    batch = Dim("batch", **BATCH)
+    x, keep = torch.randint(-5, 5, (4, 6)), torch.rand(4, 6) < 0.5
+    path = made(folder, Sorted(), x, keep, name="integers", dynamic_shapes=({0: batch}, {0: batch}))
+    x, keep = torch.randint(-5, 5, (64, 6)), torch.rand(64, 6) < 0.5
+    x[1, 1], x[2, 2] = torch.iinfo(torch.int64).max, torch.iinfo(torch.int64).min
+    check(call(path, [[x, keep]])[0], Sorted()(x, keep))
+
+
+def test_transposed_convolutions(folder):
+    model = torch.nn.Sequential(
+        torch.nn.ConvTranspose2d(
+            3, 4, (3, 2), stride=(2, 3), padding=1, output_padding=(1, 0), dilation=(1, 2)
+        ),
+        torch.nn.ConvTranspose2d(4, 6, 3, padding=3, groups=2, bias=False),
+    )
+    x = torch.randn(4, 3, 6, 5)
+    path = made(folder, model, x, name="transposed", dynamic_shapes=({0: Dim("batch", **BATCH)},))
+    x = torch.randn(7, 3, 6, 5)
+    check(call(path, [[x]])[0], model(x))
+
+
 def test_parts_that_are_joined(folder):
     class Joined(torch.nn.Module):
         def forward(self, x, y):
@@ -250,12 +302,19 @@ def test_several_entries(folder):
 
 
 def test_what_needs_python_is_refused_by_name(folder):
-    class Sorts(torch.nn.Module):
+    class Waves(torch.nn.Module):
         def forward(self, x):
-            return torch.sort(x)
+            return torch.fft.rfft(x).abs()
 
-    with pytest.raises(PackageError, match=r"the entry forward needs Python: the operator aten\.sort"):
-        made(folder, Sorts(), torch.randn(5), name="sorts")
+    with pytest.raises(PackageError, match=r"the entry forward needs Python: the operator aten\._fft_r2c"):
+        made(folder, Waves(), torch.randn(6), name="waves")
+
+    class Found(torch.nn.Module):
+        def forward(self, x):
+            return torch.nonzero(x)
+
+    with pytest.raises(PackageError, match=r"the entry forward needs Python: the operator aten\.nonzero"):
+        made(folder, Found(), torch.randn(6), name="found")
     with pytest.raises(PackageError, match="weights are read from the package"):
         made(folder, Pixels(), torch.randn(2, 3, 8, 8), name="without", weights=False)
 
