@@ -25,7 +25,9 @@ static char symbols[64][128];
 static int functions;
 static __thread H current;
 
+static int version = 13000;
 int cuInit(unsigned f) { return 0; }
+int cuDriverGetVersion(int* v) { *v = version; return 0; }
 int cuCtxGetCurrent(H* c) { *c = current; return 0; }
 int cuCtxSetCurrent(H c) { current = c; return 0; }
 int cuCtxPushCurrent_v2(H c) { current = c; return 0; }
@@ -86,6 +88,7 @@ int fake_loads(void) { return loads; }
 int fake_unloads(void) { return unloads; }
 void fake_params(int n) { params = n; }
 void fake_fail(int status) { fail = status; }
+void fake_version(int of) { version = of; }
 void fake_reset(void) { launches = fail = params = 0; current = 0; }
 int fake_stream(int device, void** stream) { *stream = (H)(long)(0x5000 + device); return 0; }
 """

@@ -8,12 +8,15 @@ from typing import Any
 
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError, PolyfuseError
 
-__all__ = ["DRIVER", "check", "driver"]
+__all__ = ["DRIVER", "check", "driver", "starts_early"]
 
 DRIVER = "libcuda.so.1"
 _EARLIER = "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause"
+_EARLY_STARTS = 12030
+"""The version of CUDA since which drivers record launches in graphs that start while another kernel ends."""
 _NEEDED = (
     "cuCtxGetCurrent",
+    "cuDriverGetVersion",
     "cuFuncSetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
@@ -37,6 +40,12 @@ def driver() -> Any:
             f"the driver cannot be used ({error})", "install the driver of the GPU"
         ) from error
     return library
+
+
+def starts_early() -> bool:
+    """Whether the driver starts kernels before the one before them in their stream is done."""
+    version = ctypes.c_int(0)
+    return driver().cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value >= _EARLY_STARTS
 
 
 def check(status: int, what: str, loading: bool = False) -> None:

@@ -226,4 +226,5 @@ def _meta(found: _Grouped, tile: GroupedTile) -> KernelMeta:
         lasting=True,
         threads=128 * (tile.consumers + 1),
         shared=tile.shared,
+        starts_early=True,
     )

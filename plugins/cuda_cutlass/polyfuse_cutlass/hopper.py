@@ -290,6 +290,7 @@ def _meta(problem: Problem, tiling: Tiling, result: Matrix | None) -> KernelMeta
         threads=tiling.threads,
         shared=tiling.shared_bytes,
         fuse=problem.kernel.numerics != "eager",
+        starts_early=True,
     )
 
 

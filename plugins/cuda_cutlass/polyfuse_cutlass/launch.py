@@ -13,13 +13,14 @@ from polyfuse.base.errors import KernelLaunchError
 from polyfuse.runtime import record_function
 from polyfuse.runtime.launching import current_stream, profiler_flag
 from polyfuse_cutlass.artifact import Artifact, read_unit
-from polyfuse_cutlass.driver import check, driver
+from polyfuse_cutlass.driver import check, driver, starts_early
 from polyfuse_cutlass.linked import Linked, load_linked
 from polyfuse_cutlass.meta import KernelMeta, TensorMap
 
 __all__ = ["Kernel", "Sizes", "load_unit", "resolved"]
 
 _MAX_DYNAMIC_SHARED = 8
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _SWIZZLE_128B = 3
 _PROMOTE_256B = 3
 _MAP_BYTES = 128
@@ -82,6 +83,12 @@ class _Launch:
     configs: dict[int, Any]
 
 
+class _Attribute(ctypes.Structure):
+    """`CUlaunchAttribute`; of values, the longest is as long as this one."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
 class _Config(ctypes.Structure):
     """`CUlaunchConfig`."""
 
@@ -90,9 +97,13 @@ class _Config(ctypes.Structure):
         ("block", ctypes.c_uint * 3),
         ("shared", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
         ("count", ctypes.c_uint),
     )
+
+
+_EARLY = (_Attribute * 1)(_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,)))
+"""The kernel may start before the one before it in its stream is done."""
 
 
 class Kernel:
@@ -108,6 +119,7 @@ class Kernel:
         self._profiler: tuple[Mapping[str, Any], str] = profiler_flag() or ({}, "")
         self._launches: dict[tuple[int, ...], _Launch] = {}
         self._start = driver().cuLaunchKernelEx
+        self._early = int(self.meta.starts_early and starts_early())
 
     def prepare(self) -> None:
         """Load the code into the current device, so that a damaged file shows now."""
@@ -141,7 +153,7 @@ class Kernel:
         config = launch.configs.get(stream)
         if config is None:
             grid, block = (launch.blocks, 1, 1), (self.meta.threads, 1, 1)
-            config = ctypes.pointer(_Config(grid, block, self.meta.shared, stream, None, 0))
+            config = ctypes.pointer(_Config(grid, block, self.meta.shared, stream, _EARLY, self._early))
             if len(launch.configs) >= _KEPT:
                 launch.configs.clear()
             launch.configs[stream] = config

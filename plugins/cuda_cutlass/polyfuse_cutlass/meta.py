@@ -52,6 +52,8 @@ class KernelMeta:
         resident: blocks that a multiprocessor holds at once.
         threads, shared: of a block, in threads and bytes.
         fuse: whether products and sums may be contracted.
+        starts_early: whether it may start while the kernel before it in its stream ends, and waits itself for
+            what that writes.
     """
 
     args: tuple[MetaArg, ...]
@@ -63,6 +65,7 @@ class KernelMeta:
     shared: int
     resident: int = 1
     fuse: bool = True
+    starts_early: bool = False
 
     def text(self) -> str:
         """The canonical text, from which `parse` makes an equal value."""

@@ -30,6 +30,7 @@ class Variant:
         registers: of one thread.
         spilled_bytes: of one thread, stored and loaded for want of registers.
         scratch_bytes, scratch_align: global memory that one program needs.
+        starts_early: whether it may start while the kernel before it in its stream ends.
     """
 
     arch: int
@@ -40,6 +41,7 @@ class Variant:
     spilled_bytes: int
     scratch_bytes: int = 0
     scratch_align: int = 1
+    starts_early: bool = False
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ const Entry ENTRIES[] = {
     NEEDED(cuModuleGetFunction), NEEDED(cuFuncSetAttribute), NEEDED(cuLaunchKernel),
     NEEDED(cuGetErrorName), NEEDED(cuGetErrorString),
 #undef NEEDED
-    // since CUDA 11.8; only clusters and cooperative launches ask for it
+    // since CUDA 11.8; only clusters, cooperative launches and early starts ask for it
     {"cuLaunchKernelEx", (void**)&cu.cuLaunchKernelEx, false},
     // only kernels with memory that begins as zeros
     {"cuMemsetD8Async", (void**)&cu.cuMemsetD8Async, false},
@@ -52,7 +52,7 @@ int type_slot = 1;  // where a PyObject keeps its type: depends on whether this 
 bool ending = false;
 char problem[512];
 
-struct Variant { int arch, shared, threads, scratch, scratch_align; char* code; };
+struct Variant { int arch, shared, threads, scratch, scratch_align; bool starts_early; char* code; };
 struct Slot { Handle context, module, function; int device; const Variant* variant; };
 struct Kernel {
   char *name, *symbol, *codes, *arguments, *guard;
@@ -271,9 +271,9 @@ bool stream_of(int device, Handle* stream) {
 int start(const Kernel* k, const Slot* slot, const int64_t* grid, Handle stream, void** parameters) {
   const Variant* v = slot->variant;
   const unsigned x = (unsigned)grid[0] * k->ctas, y = (unsigned)grid[1], z = (unsigned)grid[2];
-  if (k->ctas == 1 && !k->cooperative)
+  if (k->ctas == 1 && !k->cooperative && !v->starts_early)
     return cu.cuLaunchKernel(slot->function, x, y, z, v->threads, 1, 1, v->shared, stream, parameters, nullptr);
-  LaunchAttribute attributes[3];
+  LaunchAttribute attributes[4];
   memset(attributes, 0, sizeof attributes);
   unsigned count = 0;
   if (k->cooperative) {
@@ -286,6 +286,10 @@ int start(const Kernel* k, const Slot* slot, const int64_t* grid, Handle stream,
     shape[0] = k->ctas, shape[1] = shape[2] = 1;
     attributes[count].id = CLUSTER_SCHEDULING;
     attributes[count++].value.words[0] = 1;  // spread
+  }
+  if (v->starts_early) {
+    attributes[count].id = PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[count++].value.words[0] = 1;
   }
   const LaunchConfig config = {{x, y, z}, {(unsigned)v->threads, 1, 1}, (unsigned)v->shared, stream, attributes, count};
   return cu.cuLaunchKernelEx(&config, slot->function, parameters, nullptr);
@@ -473,7 +477,7 @@ VISIBLE PyObject* pf_kernel(const pf_spec* spec) {
     const pf_variant& v = spec->variant[i];
     char* code = (char*)malloc(v.size + 1);
     memcpy(code, v.code, v.size);
-    k->variant[i] = {v.arch, v.shared, v.threads, v.scratch, v.scratch_align, code};
+    k->variant[i] = {v.arch, v.shared, v.threads, v.scratch, v.scratch_align, v.starts_early != 0, code};
   }
   k->label = PyUnicode_FromString(spec->name);
   k->method = {k->name, call, METH_FASTCALL, nullptr};

@@ -52,7 +52,8 @@ enum { METH_FASTCALL = 0x80 };
 enum { NO_ERROR = 0, NOT_SUPPORTED = 801, WORDS_ALIGN = 16 };
 enum { MAJOR = 75, MINOR = 76 };                                            // CUdevice_attribute
 enum { MAX_DYNAMIC_SHARED = 8, NON_PORTABLE_CLUSTER = 14 };                 // CUfunction_attribute
-enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5 };    // CUlaunchAttributeID
+enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5,      // CUlaunchAttributeID
+       PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 enum { MAX_DEVICES = 64, MAX_STACK = 32, USUAL_SHARED = 48 * 1024 };
 
 // Postfix programs over the arguments; expressions.py writes them.
@@ -76,6 +77,7 @@ struct pf_services {
 // One architecture of a kernel.
 struct pf_variant {
   int arch, shared, threads, scratch, scratch_align;
+  int starts_early;                        // whether it may start before the kernel before it is done
   const void* code;
   int64_t size;
 };

@@ -16,6 +16,7 @@ from polyfuse.base.process import run_program
 from polyfuse.base.settings import environment
 from polyfuse.plugin import Launchable
 from polyfuse_triton.artifact import Artifact
+from polyfuse_triton.early import driver_starts_early
 from polyfuse_triton.expressions import postfix
 from polyfuse_triton.meta import KernelMeta
 from polyfuse_triton.services import Services
@@ -53,6 +54,7 @@ class _Variant(ctypes.Structure):
         ("threads", ctypes.c_int),
         ("scratch", ctypes.c_int),
         ("scratch_align", ctypes.c_int),
+        ("starts_early", ctypes.c_int),
         ("code", ctypes.c_char_p),
         ("size", ctypes.c_int64),
     )
@@ -121,6 +123,7 @@ class NativeLauncher:
             raise KernelLoadError(
                 f"the driver cannot be used ({missing.decode()})", "install the driver of the GPU"
             )
+        self._starts_early = driver_starts_early(services.driver)
         self._make = self._library.pf_kernel
         self._make.restype = ctypes.py_object
         self._make.argtypes = [ctypes.POINTER(_Spec)]
@@ -139,7 +142,16 @@ class NativeLauncher:
         words = [word for program in programs for word in program]
         codes = {v.file: (folder / v.file).read_bytes() for v in artifact.variants}
         variants = [
-            _Variant(v.arch, v.shared_bytes, v.num_warps * 32, v.scratch_bytes, v.scratch_align, b"", 0)
+            _Variant(
+                v.arch,
+                v.shared_bytes,
+                v.num_warps * 32,
+                v.scratch_bytes,
+                v.scratch_align,
+                int(v.starts_early and self._starts_early),
+                b"",
+                0,
+            )
             for v in artifact.variants
         ]
         for made, variant in zip(variants, artifact.variants, strict=True):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from polyfuse_triton import early
 from polyfuse_triton.assembler import choose_assembler
 from polyfuse_triton.header import HEADER
 from polyfuse_triton.meta import WORKSPACE, KernelMeta
@@ -39,6 +40,7 @@ class Compiled:
     spilled_bytes: int
     scratch_bytes: int
     scratch_align: int
+    starts_early: bool
 
 
 def function_of(text: str, symbol: str) -> Any:
@@ -78,6 +80,8 @@ def compile_kernel(function: Any, meta: KernelMeta, arch: int, driver: int, debu
                 made = stage(made, facts)
             if name == "ptx":
                 made = taken_apart(made)
+                if arch >= early.OLDEST and not meta.cooperative:
+                    made = early.waiting(made)
             results[name] = made
     spills = _SPILLS.search(said.getvalue())
     registers = _REGISTERS.search(said.getvalue())
@@ -90,6 +94,7 @@ def compile_kernel(function: Any, meta: KernelMeta, arch: int, driver: int, debu
         spilled_bytes=int(spills[1]) + int(spills[2]) if spills else 0,
         scratch_bytes=int(facts["global_scratch_size"]),
         scratch_align=int(facts["global_scratch_align"]),
+        starts_early=early.is_waiting(results["ptx"]),
     )
 
 

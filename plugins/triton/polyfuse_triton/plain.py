@@ -13,6 +13,7 @@ from typing import Any
 from polyfuse.base.errors import KernelLoadError
 from polyfuse.plugin import Launchable
 from polyfuse_triton.artifact import Artifact, Variant
+from polyfuse_triton.early import driver_starts_early
 from polyfuse_triton.expressions import evaluate, postfix
 from polyfuse_triton.native import letters
 from polyfuse_triton.services import Services
@@ -22,6 +23,7 @@ __all__ = ["PlainLauncher"]
 _MAJOR, _MINOR = 75, 76
 _MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
 _COOPERATIVE, _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING = 2, 4, 5
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _USUAL_SHARED = 48 * 1024
 _WORDS_ALIGN = 16
 _LARGEST = (2**31 - 1, 65535, 65535)
@@ -64,6 +66,7 @@ class PlainLauncher:
             raise KernelLoadError(
                 f"the driver cannot be used ({error})", "install the driver of the GPU"
             ) from error
+        self.starts_early = driver_starts_early(services.driver)
 
     def kernel(self, artifact: Artifact, folder: Path) -> Launchable:
         """A callable that launches the kernel on the current device and stream."""
@@ -217,7 +220,8 @@ class _Kernel:
         driver, meta, variant = self._launcher.driver, self._artifact.meta, loaded.variant
         shape = (grid[0] * meta.blocks, *grid[1:])
         threads, shared = variant.num_warps * 32, variant.shared_bytes
-        if meta.blocks == 1 and not meta.cooperative:
+        early = variant.starts_early and self._launcher.starts_early
+        if meta.blocks == 1 and not meta.cooperative and not early:
             return int(
                 driver.cuLaunchKernel(
                     loaded.function,
@@ -227,15 +231,15 @@ class _Kernel:
                     None,
                 )
             )
-        attributes = (_Attribute * 3)()
-        count = 0
-        wanted = ((_COOPERATIVE, (1,)),) if meta.cooperative else ()
+        wanted: list[tuple[int, tuple[int, ...]]] = []
+        if meta.cooperative:
+            wanted.append((_COOPERATIVE, (1,)))
         if meta.blocks > 1:
-            wanted += ((_CLUSTER_DIMENSION, (meta.blocks, 1, 1)), (_CLUSTER_SCHEDULING, (1,)))  # type: ignore[assignment]
-        for count, (number, numbers) in enumerate(wanted, 1):
-            attributes[count - 1].id = number
-            for place, value in enumerate(numbers):
-                attributes[count - 1].value[place] = value
+            wanted += [(_CLUSTER_DIMENSION, (meta.blocks, 1, 1)), (_CLUSTER_SCHEDULING, (1,))]
+        if early:
+            wanted.append((_PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
+        count = len(wanted)
+        attributes = (_Attribute * count)(*(_Attribute(number, 0, values) for number, values in wanted))
         config = _Config(
             (ctypes.c_uint * 3)(*shape), (ctypes.c_uint * 3)(threads, 1, 1), shared, stream, attributes, count
         )

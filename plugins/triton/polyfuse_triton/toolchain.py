@@ -105,6 +105,7 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> Arti
                 spilled_bytes=made.spilled_bytes,
                 scratch_bytes=made.scratch_bytes,
                 scratch_align=made.scratch_align,
+                starts_early=made.starts_early,
             )
         )
     if options["debug"]:

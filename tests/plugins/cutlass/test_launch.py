@@ -32,6 +32,12 @@ class FakeDriver:
     fail: dict[str, int] = field(default_factory=dict)
     parameters: int = 0
     described: int = 0
+    version: int = 13000
+    early: list[bool] = field(default_factory=list)
+
+    def cuDriverGetVersion(self, version: Any) -> int:
+        version._obj.value = self.version
+        return 0
 
     def cuCtxGetCurrent(self, context: Any) -> int:
         context._obj.value = 0x1000
@@ -65,7 +71,10 @@ class FakeDriver:
         described = range(self.described)
         maps = [ctypes.c_uint64.from_address(parameters[i]).value for i in described]
         words = (ctypes.c_uint64 * self.parameters).from_address(parameters[len(described)])
-        assert function.value == 7 and made.count == 0 and made.block[0] % 128 == 0
+        assert function.value == 7 and made.block[0] % 128 == 0
+        attributes = [(made.attributes[i].id, made.attributes[i].value[0]) for i in range(made.count)]
+        assert attributes in ([], [(6, 1)])
+        self.early.append(bool(attributes))
         self.launches.append((made.grid[0], made.stream or 0, [*maps, *words]))
         return 0
 
@@ -128,6 +137,17 @@ def test_blocks_stay_for_further_tiles(driver, tmp_path):
     split = loaded(product(8192, 8192, 512), Tiling(1, 64, split=2, stages=6), driver, tmp_path)
     split(16, 32, 48)
     assert [grid for grid, *_ in driver.launches] == [132, 60, 64 * 128 * 2]
+
+
+@pytest.mark.parametrize(("version", "early"), [(13000, True), (12020, False)])
+def test_kernels_start_while_the_one_before_ends_if_the_driver_can(driver, tmp_path, version, early):
+    driver.version = version
+    launch = loaded(product(64, 64, 64), Tiling(1, 64, stages=4), driver, tmp_path)
+    launch(16, 32, 48)
+    assert (
+        driver.early == [early]
+        and "griddepcontrol.wait" in emit(product(64, 64, 64), Tiling(1, 64, stages=4).config, Target()).text
+    )
 
 
 def test_nothing_is_launched_for_no_rows(driver, tmp_path):

@@ -287,6 +287,27 @@ def test_programs_of_one_row_start_as_a_cluster(make, driver, tmp_path):
     assert launched.grid == (15 * 13, 3, 1) and launched.attributes == ((4, 13), (5, 1))
 
 
+def test_what_waits_itself_starts_early(make, driver, tmp_path):
+    kernel = make().kernel(artifact(tmp_path, starts_early=True), tmp_path)
+    kernel(*tensors(), 3, 5000)
+    make().kernel(artifact(tmp_path, replace(META, cluster=2), starts_early=True), tmp_path)(
+        *tensors(), 3, 50
+    )
+    first, second = driver.launches()
+    assert first.attributes == ((6, 1),) and second.attributes == ((4, 2), (5, 1), (6, 1))
+    assert first.grid == (15, 3, 1) and first.values[2:4] == (3, 5000) and first.threads == 128
+
+
+def test_a_driver_that_cannot_record_early_starts_gets_none(make, driver, tmp_path):
+    driver.library.fake_version(12020)
+    try:
+        kernel = make().kernel(artifact(tmp_path, starts_early=True), tmp_path)
+    finally:
+        driver.library.fake_version(13000)
+    kernel(*tensors(), 3, 5000)
+    assert driver.launches()[0].attributes == ()
+
+
 def test_scratch_memory_is_allocated_for_each_launch(make, driver, tmp_path):
     sizes: list[int] = []
     kept: list[torch.Tensor] = []

@@ -24,5 +24,6 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_x, const __grid_constant__
   }
   if constexpr (CLUSTER > 1) cluster_arrive_relaxed(), cluster_wait();
   else __syncthreads();
+  await_earlier();
   work(ring, &map_x, &map_y, PF_RESULT_PLACE, args, block, base, (depth(args) + DEPTH - 1) / DEPTH);
 }

@@ -162,6 +162,7 @@ POLYFUSE_KERNEL(const __grid_constant__ TensorMap map_left, const __grid_constan
     barriers_ready();
   }
   __syncthreads();
+  await_earlier();
   if (threadIdx.x < 128) {
     if constexpr (CONSUMERS > 1) fewer_registers<40>();
     if (threadIdx.x == 0) produce(ring, &map_left, &map_right, args);

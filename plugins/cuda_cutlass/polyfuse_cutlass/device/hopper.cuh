@@ -50,6 +50,10 @@ template <int COUNT> PF_INLINE void more_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
+// This kernel may have started while the one before it in its stream ran: until that is done, nothing that it writes
+// or reads may be touched.
+PF_INLINE void await_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 PF_INLINE void map_prefetch(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"((u64)map) : "memory");
 }
