@@ -68,7 +68,8 @@ def package(
     # host programs in packages are Python's: a native one would be built for nobody
     settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
     if native:
-        settings = settings.with_options(matrix_products="generated")
+        # neither a library nor a kernel of another backend may win a race
+        settings = settings.with_options(matrix_products="generated", tournament=False)
     if settings.freezing:
         raise InvalidOptionError(
             "the option `freezing` has no meaning in a package, whose weights can be replaced", "leave it out"

@@ -285,6 +285,13 @@ def test_parts_that_are_joined(folder):
     check(call(path, [[x[:2], y[:2]]])[0], Joined()(x[:2], y[:2]))
 
 
+def test_races_choose_among_own_kernels_alone(folder):
+    model, x = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.Softmax(-1)), torch.randn(16, 24)
+    options = {"matrix_products": "fastest", "tournament": True}
+    path = made(folder, model, x, name="raced", options=options)
+    check(call(path, [[x]])[0], model(x))
+
+
 def test_several_entries(folder):
     class Twice(torch.nn.Module):
         def forward(self, x):
