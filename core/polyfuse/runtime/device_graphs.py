@@ -21,8 +21,9 @@ import torch
 
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.runtime.graph_device import Program
+from polyfuse.runtime.graph_inputs import GraphFacts, treat
 from polyfuse.runtime.graph_memory import GraphMemory, Recorded, Slot, graph_memory
-from polyfuse.runtime.graph_recording import GraphFacts, Recording, make_recording, treat
+from polyfuse.runtime.graph_recording import Recording, make_recording
 
 __all__ = ["GraphFacts", "GraphStatus", "recorded_program"]
 

@@ -180,9 +180,9 @@ def test_parameters_that_keep_moving_are_copied(device: FakeDevice, warnings_see
 def test_large_parameters_that_move_are_followed_for_a_while(
     device: FakeDevice, warnings_seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polyfuse.runtime import graph_recording
+    from polyfuse.runtime import graph_inputs
 
-    monkeypatch.setattr(graph_recording, "RESTLESS_LIMIT", 100)
+    monkeypatch.setattr(graph_inputs, "RESTLESS_LIMIT", 100)
     moving((4, 8), 9)
     assert device.recorded == 4
     assert sum("in another place" in w for w in warnings_seen()) == 1

@@ -67,12 +67,12 @@ def test_steps_of_training(device: FakeDevice) -> None:
 
 
 def test_a_backward_reads_what_its_forward_saved_where_it_is(device: FakeDevice) -> None:
-    from polyfuse.runtime import graph_recording
+    from polyfuse.runtime import graph_inputs
 
     treatments = []
-    original = graph_recording.treat
+    original = graph_inputs.treat
 
-    def spy(*args: object, **named: object) -> graph_recording.Treatment:
+    def spy(*args: object, **named: object) -> graph_inputs.Treatment:
         treatments.append(original(*args, **named))  # type: ignore[arg-type]
         return treatments[-1]
 

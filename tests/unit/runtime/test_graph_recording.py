@@ -10,8 +10,9 @@ import torch
 from fake_graphs import FakeDevice
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.runtime import graph_memory
+from polyfuse.runtime.graph_inputs import GraphFacts, treat
 from polyfuse.runtime.graph_memory import GraphMemory
-from polyfuse.runtime.graph_recording import GraphFacts, Recording, make_recording, treat
+from polyfuse.runtime.graph_recording import Recording, make_recording
 from polyfuse.torch_compat.device_graphs import same_addresses, storage_at
 
 
