@@ -13,8 +13,9 @@ from polyfuse.symbolic import IndexLike, axis, axis_name, axis_size, coefficient
 from polyfuse_halide.address import affine, index_text
 from polyfuse_halide.device_plan import DevicePlan, choose_device_plan
 from polyfuse_halide.forward import forwarded
-from polyfuse_halide.kernel import Emitter, KernelText, Store, check_sizes, tuple_text
+from polyfuse_halide.kernel import Emitter, KernelText, Store, check_sizes
 from polyfuse_halide.pins import Pins, pinned, words
+from polyfuse_halide.values import tuple_text
 
 __all__ = ["device_kernel_text"]
 
