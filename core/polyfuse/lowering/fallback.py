@@ -150,6 +150,12 @@ def _by_name(target: Any, name: str) -> bool:
         return False
 
 
+def name_in_calls(ctx: LoweringContext, target: Any) -> str:
+    """What an extern call of `target` names: the operator, or an object where no name leads to it."""
+    name = ops.op_name(target)
+    return name if _by_name(target, name) else OBJECT_CALL + host_object(ctx, target).key
+
+
 def _mutated(
     target: Any, facts: ops.OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[TensorValue, ...]:

@@ -15,6 +15,7 @@ from polyfuse.ir.nodes import View
 from polyfuse.lowering.call_memory import CallMemory
 from polyfuse.lowering.context import LoweringContext, tensors_in
 from polyfuse.lowering.extern import call
+from polyfuse.lowering.fallback import name_in_calls
 from polyfuse.lowering.layout import storage_layout
 from polyfuse.lowering.overwriting import FUNCTIONAL_CALLS
 from polyfuse.lowering.registry import lowers
@@ -103,7 +104,7 @@ class _Call:
         found = call(
             self.ctx,
             fakes if self.results > 1 else fakes[0] if self.results else None,
-            ops.op_name(self.target),
+            name_in_calls(self.ctx, self.target),
             tuple(arguments[a.name] for a in given if not a.keyword_only),
             {a.name: arguments[a.name] for a in given if a.keyword_only},
             ordered=True,

@@ -95,6 +95,8 @@ _UNINITIALISED = frozenset(
     }
 )
 # Their results are new tensors, and all that they do. They are not merged, as others of their kind are not.
+_LASTING = ("aten.", "prims.", "operator.", "higher_order.", "torch.", "math.")
+"""What names begin with of operators that are never defined anew."""
 _PURE_HIGHER_ORDER = frozenset({"higher_order.triton_kernel_wrapper_functional"})
 WAIT_TENSOR = "_c10d_functional.wait_tensor.default"
 """Returns its argument, which is complete from then on."""
@@ -130,9 +132,13 @@ def op_name(target: Any) -> str:
     return f"{module.lstrip('_')}.{getattr(target, '__name__', str(target))}"
 
 
-@cache
 def resolve(name: str) -> Any:
     """The operator named `name`, the inverse of `op_name`; LookupError if torch has none."""
+    # those of users may be removed and defined anew, and then the old object calls freed memory
+    return _resolved(name) if name.startswith(_LASTING) else _resolve(name)
+
+
+def _resolve(name: str) -> Any:
     space, _, rest = name.partition(".")
     if space == "operator":
         import operator
@@ -159,6 +165,9 @@ def resolve(name: str) -> Any:
     raise LookupError(
         f"torch {torch.__version__} has no operator {name!r}; import the module that registers it first."
     )
+
+
+_resolved = cache(_resolve)
 
 
 def maybe_op(name: str) -> Any:

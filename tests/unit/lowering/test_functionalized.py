@@ -11,6 +11,7 @@ import torch
 from lowered import Lowered, check, compiled
 
 from polyfuse.ir.nodes import ExternCall, Pointwise
+from polyfuse.torch_compat import ops
 
 
 @torch.library.custom_op("polyfuse_tests::cosine_into", mutates_args={"out"})
@@ -274,3 +275,28 @@ def test_the_whole_way(backend: str) -> None:
         x = torch.randn(4)
         torch.testing.assert_close(run(x, mine, own), fn(x, keys, values))
         torch.testing.assert_close((mine, own), (keys, values))
+
+
+def test_an_operator_that_is_defined_anew() -> None:
+    """The old one is gone, and who calls it by an object that was kept finds freed memory."""
+
+    def fn(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        held = tuple(t.sin() for t in tensors)
+        torch.ops.polyfuse_again.change(*held)
+        return held
+
+    for count in (1, 3, 2):
+        with torch.library._scoped_library("polyfuse_again", "FRAGMENT") as library:
+            library.define(f"change({', '.join(f'Tensor(a{i}!) x{i}' for i in range(count))}) -> ()")
+            library.impl("change", _double, "CompositeExplicitAutograd")
+            now = torch.ops.polyfuse_again.change.default
+            assert ops.resolve("polyfuse_again.change.default") is now
+            torch._dynamo.reset()
+            run = torch.compile(fn, backend="polyfuse", options={"backends": ["interpreter"], "strict": True})
+            tensors = [torch.randn(3) for _ in range(count)]
+            torch.testing.assert_close(run(*tensors), tuple(2 * t.sin() for t in tensors))
+
+
+def _double(*tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        tensor.mul_(2)
