@@ -156,3 +156,16 @@ def test_copies_of_inputs_that_begin_elsewhere() -> None:
     compiled = checks.compile_function(lambda x: x.clone().view(5, 1) + 1, dynamic=False)
     for row in whole:
         torch.testing.assert_close(compiled(row), row.view(5, 1) + 1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_is_computed_into_a_view_leaves_the_strides_of_the_whole(dynamic: bool) -> None:
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        both = torch.zeros(2, *x.shape)
+        torch.mul(x, x, out=both[1])
+        return [both, both.as_strided((3, 2), (1, 3), x.numel()) + 1]
+
+    x = torch.randn(7, 5).t()
+    found, expected = checks.compile_function(function, dynamic=dynamic)(x), function(x)
+    checks.assert_close(found, expected, "output")
+    assert [y.stride() for y in found] == [y.stride() for y in expected]

@@ -76,7 +76,7 @@ FAMILIES: Final[Mapping[str, tuple[str, ...]]] = {
         "split.Tensor unsafe_split "
         "unsafe_split_with_sizes unbind stack rot90 pixel_shuffle pixel_unshuffle channel_shuffle "
         "block_diag diag_embed im2col _chunk_cat diagonal_backward unfold_backward "
-        "select_backward select_scatter slice_backward slice_scatter lift narrow_copy "
+        "select_backward slice_backward slice_scatter lift narrow_copy "
         "resize_as"
     ),
     "indexing": _names(
@@ -102,6 +102,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "native_dropout": own_decompositions.native_dropout,
     "_efficientzerotensor": own_decompositions.zeros_with_memory,
     "slice_scatter": own_decompositions.slice_scatter,
+    "select_scatter": own_decompositions.select_scatter,
     "diagonal_scatter": own_decompositions.diagonal_scatter,
     "index_add": own_indexing.index_add,
     "index_reduce": own_indexing.index_reduce,

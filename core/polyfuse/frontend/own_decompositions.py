@@ -25,6 +25,7 @@ __all__ = [
     "in_opmath",
     "logit",
     "native_dropout",
+    "select_scatter",
     "sigmoid_backward",
     "slice_backward",
     "slice_scatter",
@@ -165,6 +166,15 @@ def slice_scatter(
         inside = inside & (position < high)
     padded = torch.constant_pad_nd(src, _padding(rank, dim, low, size - high), 0)
     return _like_layout(torch.where(inside, padded, base), base)
+
+
+def select_scatter(base: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
+    """`src` at one place along a dimension; type and strides are those of `base`, in torch's form of both."""
+    size = base.shape[dim]
+    shape = [-1 if d == dim % base.dim() else 1 for d in range(base.dim())]
+    place = torch.arange(size, device=base.device).view(shape)
+    chosen = place == (index + size if index < 0 else index)
+    return _like_layout(torch.where(chosen, src.to(base.dtype).unsqueeze(dim), base), base)
 
 
 def diagonal_scatter(base: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:

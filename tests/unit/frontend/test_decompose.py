@@ -57,6 +57,19 @@ def test_slices(start: int, end: Any, step: int, dim: int) -> None:
     assert torch.equal(actual, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize(("dim", "index"), [(0, 2), (1, -1), (-1, 0)])
+def test_places_along_a_dimension(dim: int, index: int, dtype: torch.dtype) -> None:
+    """What is put there may have another type and other strides: the result has those of the whole."""
+    select_scatter = decomposition_table("fast")[aten.select_scatter.default]
+    for base in (torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0)):
+        source = (9 * torch.randn(base.select(dim, index).shape[::-1])).to(dtype).t()
+        expected = aten.select_scatter(base, source, dim, index)
+        actual = select_scatter(base, source, dim, index)
+        assert torch.equal(actual, expected) and actual.stride() == expected.stride()
+        assert actual.dtype == expected.dtype
+
+
 @pytest.mark.parametrize("train", [True, False, None])
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
