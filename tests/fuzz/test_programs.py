@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import session_for
 from polyfuse.compiler.stages import compile_aten
-from polyfuse.frontend.capture import compile_traced
 from polyfuse.frontend.decompose import decomposition_table
+from polyfuse.frontend.traced import compile_traced
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_programs import Program, random_program

@@ -478,6 +478,8 @@ def test_another_process_compiles_nothing_and_loads_no_part_that_compiles():
     parts = ("ir", "graph", "lowering", "scheduler", "compile_fx", "codegen.wrapper")
     assert not {f"torch._inductor.{part}" for part in parts} & set(modules)
     own = {"polyfuse.lowering.lower", "polyfuse.program.plan", "polyfuse.compiler.stages"}
+    own |= {"polyfuse.frontend.traced", "polyfuse.frontend.rewrites", "polyfuse.compiler.offered_rewrites"}
+    own |= {"polyfuse_cpp.generator", "polyfuse_cpp.kernel", "polyfuse_cpp.host_program"}
     assert not own & set(modules)
 
 

@@ -12,9 +12,9 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.log import get_logger
 from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.session import CompileSession
-from polyfuse.frontend.capture import compile_traced
 from polyfuse.frontend.describe import mutated_placeholders, output_node
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
+from polyfuse.frontend.traced import compile_traced
 from polyfuse.lowering.bodies import CALLERS
 from polyfuse.lowering.layout import contiguous
 from polyfuse.runtime.bodies import DENSE, Body, Layout

@@ -12,13 +12,13 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.keeping import GraphKeeper
-from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.session import session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.torch_compat.dynamo import differentiates_forward, node_count
 
 if TYPE_CHECKING:
+    from polyfuse.frontend.rewrite_tools import Rewriting
     from polyfuse.torch_compat.kept_graphs import Keeping
 
 __all__ = ["compile_fx_graph", "decided"]
@@ -59,12 +59,17 @@ def compile_fx_graph(
         keeper.note(compiled)
         return compiled
 
+    def more(state: Rewriting) -> Sequence[tuple[str, int]]:
+        from polyfuse.compiler.offered_rewrites import OfferedRewrites
+
+        return OfferedRewrites(session.extensions)(state)
+
     compiled = compile_graph(
         gm,
         example_inputs,
         inner=inner,
         settings=session.settings,
-        more=OfferedRewrites(session.extensions),
+        more=more,
         channels_last=session.wants_channels_last,
         keep=keep,
     )

@@ -18,9 +18,9 @@ from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.packaged_weights import WeightTable
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.stages import BuiltGraph, compile_whole
-from polyfuse.frontend.capture import compile_traced
 from polyfuse.frontend.exported import ExportedGraph, ExportedInput, functional_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
+from polyfuse.frontend.traced import compile_traced
 from polyfuse.plugin import Backend
 from polyfuse.runtime.once import ONCE
 from polyfuse.torch_compat import fake, fx, pytree, shapes

@@ -1,4 +1,6 @@
-"""The C++ code generator as a backend: what it claims, and how kernels are emitted, built and loaded."""
+"""The C++ code generator as a backend. Thin: each method hands over to the module that does the work, which
+is imported when it is asked for: a process that finds its kernels built imports none of the generator.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +9,14 @@ from pathlib import Path
 
 from polyfuse.base.digest import digest
 from polyfuse.base.settings import Settings, environment
-from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
-from polyfuse.plugin import Backend, Claim, Config, HostCall, HostProgram, Launchable, No, Source, Yes
+from polyfuse.ir.nodes import Node, Reduction
+from polyfuse.plugin import Backend, Claim, Config, HostCall, HostProgram, Launchable, No, Source
 from polyfuse.plugin.host_library import HostLibrary
 from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
-from polyfuse_cpp.facts import analyse
-from polyfuse_cpp.host_program import host_source, host_unit, load_hosts
 from polyfuse_cpp.isa import Isa, choose_isa, dot_instructions, gathers_pay
-from polyfuse_cpp.kernel import KernelText, kernel_text
 from polyfuse_cpp.loading import KEYS, LIBRARY, load_folder
-from polyfuse_cpp.loop_estimate import loop_seconds
-from polyfuse_cpp.model_text import LIBRARY_LANGUAGE, library_text, public_headers
-from polyfuse_cpp.ops import unsupported_op
-from polyfuse_cpp.phases import planned
 from polyfuse_cpp.prelude import headers_digest, prelude_for
-from polyfuse_cpp.product_plans import (
-    configs_of,
-    nearby_plans,
-    panel_width,
-    plan_of,
-    plan_seconds,
-    product_plans,
-)
-from polyfuse_cpp.product_slices import product_text
-from polyfuse_cpp.products import has_product, product_of
-from polyfuse_cpp.tiling import lane_choices
 from polyfuse_cpp.toolchain import Toolchain, build_library, find_toolchain
 
 __all__ = ["CppBackend"]
@@ -59,73 +41,48 @@ class CppBackend(Backend):
 
     def claims(self, node: Node) -> Claim:
         """All loop nodes on values of the IR's types; anything else is somebody else's."""
-        if not isinstance(node, LoopNode):
-            return No(f"{type(node).__name__} is not a loop")
-        if isinstance(node, Reduction) and node.kind not in (*REDUCTIONS, *CONTRACTIONS):
-            return No(f"the reduction {node.kind} is unknown")
-        if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
-            return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
-        if isinstance(node, Scatter) and node.mode not in ("set", *STORE_MODES):
-            return No(f"the store mode {node.mode} is unknown")
-        for expr in walk(*node.expressions()):
-            if expr.dtype.is_eight_bit_float:
-                return No(f"the C++ code generator has no {expr.dtype}")
-            operand = expr.args[-1].dtype if expr.args else expr.dtype
-            reason = unsupported_op(expr.op, operand)
-            if reason:
-                return No(reason)
-        return Yes()
+        from polyfuse_cpp import generator
+
+        return generator.claim(node)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
-        """Other lane axes and, where something is accumulated, other numbers of vectors side by side; for a
-        product of matrices, other tiles and other ways to read its operands.
-        """
-        if has_product(kernel):
-            return configs_of(product_plans(product_of(kernel), self.isa))
-        if self.isa.lanes == 1:
-            return ()
-        facts = analyse(kernel)
-        found = [Config()]
-        if facts.raxes:
-            found.extend(Config.of(unroll=count) for count in (1, 2, 4, 8))
-        lanes = lane_choices(kernel, facts)
-        if len(lanes) > 1:
-            found.extend(Config.of(lane=place) for place in lanes)
-        return found if len(found) > 1 else ()
+        """Other lane axes, tiles and ways to read operands."""
+        from polyfuse_cpp import generator
+
+        return generator.configs(kernel, self.isa)
 
     def neighbours(self, kernel: Kernel, config: Config) -> Sequence[Config]:
         """Other tiles and depths of a product of matrices."""
-        if not has_product(kernel):
-            return ()
-        return configs_of(nearby_plans(product_of(kernel), self.isa, plan_of(config)))
+        from polyfuse_cpp import generator
+
+        return generator.neighbours(kernel, config, self.isa)
 
     def estimate(self, kernel: Kernel, config: Config) -> float:
-        """Seconds, roughly: by tiles and layouts for a product, by the reach of the lanes for other loops."""
-        if has_product(kernel):
-            return plan_seconds(product_of(kernel), self.isa, plan_of(config))
-        return loop_seconds(*planned(kernel, self.isa.lanes, config.get("lane"), config.get("unroll")))
+        """Seconds, roughly."""
+        from polyfuse_cpp import generator
+
+        return generator.estimate(kernel, config, self.isa)
 
     def panel_width(self, product: Reduction) -> int:
         """Up to four vectors of columns."""
+        from polyfuse_cpp.product_plans import panel_width
+
         return panel_width(product, self.isa)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel's text and, as meta, its signature and the headers it needs."""
-        found = self._text(kernel, config)
+        from polyfuse_cpp import generator
+
+        found = generator.text(kernel, config, self.isa)
         meta = f"{found.signature};{','.join(found.features)};{self.isa.name}"
         return Source(kernel.name, found.text, KERNEL_LANGUAGE, meta=meta)
-
-    def _text(self, kernel: Kernel, config: Config | None) -> KernelText:
-        if has_product(kernel):
-            product = product_of(kernel)
-            plan = plan_of(config) if config else product_plans(product, self.isa)[0]
-            return product_text(product, plan, self.isa)
-        chosen = config or Config()
-        return kernel_text(kernel, self.isa.lanes, chosen.get("lane"), chosen.get("unroll"))
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """One unit of all kernels, one library; or host programs, or models, each a library of its own."""
         if sources[0].language != KERNEL_LANGUAGE:
+            from polyfuse_cpp.host_program import host_unit
+            from polyfuse_cpp.model_text import LIBRARY_LANGUAGE, public_headers
+
             for source in sources:
                 is_model = source.language == LIBRARY_LANGUAGE
                 path = folder / f"{source.key}.cpp"
@@ -156,7 +113,11 @@ class CppBackend(Backend):
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """The kernels of a built folder by key, or its host programs."""
-        return load_folder(folder) if (folder / KEYS).exists() else load_hosts(folder)
+        if (folder / KEYS).exists():
+            return load_folder(folder)
+        from polyfuse_cpp.host_program import load_hosts
+
+        return load_hosts(folder)
 
     def host(self, source: Source) -> HostCall | None:
         """Kernels are C functions: pointers and sizes in the order of the kernel's arguments."""
@@ -165,12 +126,16 @@ class CppBackend(Backend):
 
     def host_program(self, program: HostProgram) -> Source | No:
         """A function over the plain C interface of `host/host.h`."""
+        from polyfuse_cpp.host_program import host_source
+
         return host_source(program)
 
     def host_library(self, library: HostLibrary) -> Source | No:
         """A shared library over ``model/polyfuse_model.h``, which needs the C library and OpenMP alone."""
         if any(source.language != KERNEL_LANGUAGE for source in library.kernels):
             return No("another backend made some of its kernels")
+        from polyfuse_cpp.model_text import LIBRARY_LANGUAGE, library_text, public_headers
+
         head, kernels = self._head(library.kernels), _texts(library.kernels)
         text = library_text(library, head, kernels, self.isa, dot_instructions())
         return Source(library.name, text, LIBRARY_LANGUAGE, meta=digest(*public_headers().values()))

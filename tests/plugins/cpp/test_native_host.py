@@ -273,7 +273,7 @@ def test_what_stands_in_the_way_is_reported(tmp_path, monkeypatch):
         patch.setattr(PendingKernel, "folder", lambda self: None)
         assert "another kernel took the place of" in report()
     with monkeypatch.context() as patch:
-        patch.setattr("polyfuse_cpp.backend.host_unit", lambda source: "#error no")
+        patch.setattr("polyfuse_cpp.host_program.host_unit", lambda source: "#error no")
         assert "#error no" in report(cache_dir=str(tmp_path / "another"))
 
 

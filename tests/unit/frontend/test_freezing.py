@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from polyfuse.compiler.report import last_reports, reset_reports
-from polyfuse.frontend import capture
+from polyfuse.frontend import traced
 from polyfuse.frontend.freezing import Frozen, freeze
 from polyfuse.runtime.frozen import FrozenProgram
 
@@ -34,7 +34,7 @@ def frozen(monkeypatch: pytest.MonkeyPatch) -> list[Frozen | None]:
         found.append(freeze(*args))
         return found[-1]
 
-    monkeypatch.setattr(capture, "freeze", spy)
+    monkeypatch.setattr(traced, "freeze", spy)
     return found
 
 

@@ -1,0 +1,189 @@
+"""What AOTAutograd calls: each graph that it traced is rewritten, described and handed to the compiler.
+
+A captured graph that is found among those compiled before (`captured.py`) needs none of it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from polyfuse.base.log import get_logger
+from polyfuse.base.settings import Settings
+from polyfuse.frontend.describe import describe, output_args
+from polyfuse.frontend.freezing import freeze, values_of
+from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
+from polyfuse.frontend.index_checks import check_positions
+from polyfuse.frontend.layouts import spread_channels_last
+from polyfuse.frontend.rewrite_tools import Rewriting
+from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
+from polyfuse.frontend.saved_inputs import copy_overwritten
+from polyfuse.runtime.frozen import FrozenProgram
+from polyfuse.torch_compat import aot, dynamo, fake, fx, ops, shapes
+
+__all__ = ["Traced", "compile_traced"]
+
+_log = get_logger("frontend")
+
+
+def compile_traced(
+    module: GraphModule,
+    *,
+    inner: InnerCompiler,
+    settings: Settings,
+    kind: GraphKind = "inference",
+    name: str = "graph",
+    static: Sequence[int] = (),
+    more: MoreRewrites | None = None,
+) -> BoxedCallable:
+    """Compile a functional ATen graph made elsewhere, such as by `torch.export`; nodes must carry fake
+    values.
+    """
+    mode = fake.detect_fake_mode(fx.placeholder_values(module.graph))
+    rewrites = _rewritten(module, kind, settings, more)
+    graph = describe(module, kind, name=name, fake_mode=mode, static=static, rewrites=rewrites)
+    return fx.mark_boxed(inner(graph))
+
+
+@dataclass(frozen=True)
+class Traced:
+    """The callbacks AOTAutograd gets, for one Dynamo graph."""
+
+    inner: InnerCompiler
+    settings: Settings
+    ordinal: int
+    """Which of the graphs of one Dynamo compile this is."""
+    more: MoreRewrites | None = None
+    channels_last: Callable[[torch.Tensor, bool], bool] | None = None
+    kept: bool = False
+    """Whether what is compiled is stored."""
+
+    def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
+        self._lay_out(gm, training=False)
+        return self._compile(gm, inputs, "inference")
+
+    def forward(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
+        return self._compile(gm, inputs, "forward")
+
+    def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        # Autograd calls this from its own thread, possibly under a live Dynamo: neither the compiler nor its
+        # product may be traced.
+        compiler = dynamo.disable(self._compile, reason="the compiler itself is not traced")
+        return fx.mark_boxed(dynamo.disable(compiler(gm, inputs, "backward"), reason="already compiled"))
+
+    def partition(
+        self, joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        """Simplify the joint graph, so that less is saved, then split it."""
+        self._lay_out(joint, training=True)
+        if self.settings.graph_rewrites:
+            rewrite_graph(joint, self.settings, stage="joint", more=self.more)
+        forward, backward = aot.min_cut_partition(joint, inputs, **kwargs)
+        copy_overwritten(forward, kwargs["num_fwd_outputs"])
+        return forward, backward
+
+    def _lay_out(self, gm: GraphModule, training: bool) -> None:
+        """Choose layouts: before the split, so that both sides know what the forward saves."""
+        wants = self.channels_last
+        if wants is not None and self.settings.graph_rewrites and self.settings.fuel is None:
+            count = spread_channels_last(gm, lambda value: wants(value, training))
+            if count:
+                _log.info("%d convolutions have their channels last", count)
+
+    def _name(self, kind: GraphKind) -> str:
+        number = dynamo.compile_id().replace("/", "_") or "0"
+        return f"{kind}_{number}" + (f"_part{self.ordinal}" if self.ordinal else "")
+
+    def _compile(self, gm: GraphModule, inputs: Sequence[Any], kind: GraphKind) -> BoxedCallable:
+        mode = dynamo.tracing_fake_mode() or fake.detect_fake_mode(inputs)
+        _adopt_inputs(gm, inputs, mode)
+        rewrites = _rewritten(gm, kind, self.settings, self.more)
+        static = tuple(dynamo.static_input_indices()) if kind != "backward" else ()
+        frozen = freeze(gm, static, self.settings) if self.settings.freezing and kind == "inference" else None
+        if frozen is not None:
+            static = (*static, *range(len(inputs), len(inputs) + len(frozen.layouts)))
+            rewrites = (*rewrites, ("freezing", len(frozen.layouts)))
+        graph = describe(
+            gm,
+            kind,
+            name=self._name(kind),
+            fake_mode=mode,
+            static=static,
+            donated=dynamo.donated_backward_inputs() if kind == "backward" else (),
+            user_outputs=dynamo.num_user_outputs() if kind == "forward" else None,
+            rewrites=rewrites,
+        )
+        with fake.real_tensors():
+            compiled = self.inner(graph)
+        if kind != "backward":
+            dynamo.report_output_strides(_reported_strides(graph, compiled))
+        if frozen is not None:
+            compiled = FrozenProgram(compiled, partial(values_of, frozen), frozen.sources)
+        if self.kept:
+            compiled = aot.storable(compiled)
+        return fx.mark_boxed(compiled)
+
+
+def _rewritten(
+    gm: GraphModule, kind: GraphKind, settings: Settings, more: MoreRewrites | None
+) -> tuple[tuple[str, int], ...]:
+    """How often each rewrite applied."""
+    done = rewrite_graph(gm, settings, stage=kind, more=more) if settings.graph_rewrites else ()
+    if settings.index_asserts and kind != "backward":
+        done = (*done, ("check-positions", check_positions(Rewriting(gm, settings, kind))))
+        gm.recompile()
+    return done
+
+
+def _adopt_inputs(gm: GraphModule, inputs: Sequence[Any], mode: Any) -> None:
+    """Take over the inputs AOTAutograd compiles for, where they differ from those the graph was traced with.
+
+    A forward may have chosen other strides for what it saves; the backward's values are then computed anew.
+    """
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    restrided = False
+    for node, value in zip(placeholders, inputs, strict=True):
+        traced = node.meta.get("val")
+        if traced is None or isinstance(traced, torch.Tensor) != isinstance(value, torch.Tensor):
+            node.meta["val"] = fake.fakify(mode, value) if mode is not None else value
+        elif isinstance(traced, torch.Tensor) and fake.is_fake(value) and _strides(traced) != _strides(value):
+            node.meta["val"] = value
+            restrided = True
+    if restrided:
+        fake.repropagate(gm, mode)
+    _complete(gm, mode)
+
+
+def _complete(gm: GraphModule, mode: Any) -> None:
+    """Give calls their values that AOTAutograd made without: random operators in checkpointed regions, which
+    it wraps when it divides the graph.
+    """
+    for node in gm.graph.nodes:
+        wrapped = isinstance(node.target, ops.HigherOrderOperator) or node.target is operator.getitem
+        if wrapped and "val" not in node.meta:
+            args, kwargs = fx.value_of(node.args), fx.value_of(node.kwargs)
+            node.meta["val"] = fake.fake_evaluate(mode, node.target, args, kwargs)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return shapes.exprs_of(tensor.stride())
+
+
+def _reported_strides(graph: AtenGraph, compiled: Any) -> list[tuple[int, ...] | None]:
+    """Strides of every output as plain ints, None where not a tensor or not constant."""
+    chosen = getattr(compiled, "output_strides", None)
+    result: list[tuple[int, ...] | None] = []
+    for position, arg in enumerate(output_args(graph.module)):
+        value = arg.meta.get("val") if isinstance(arg, torch.fx.Node) else None
+        strides = chosen[position] if chosen is not None else None
+        if strides is None and isinstance(value, torch.Tensor):
+            strides = _strides(value)
+        constant = strides is not None and all(isinstance(s, int) for s in strides)
+        result.append(tuple(strides) if strides is not None and constant else None)
+    return result
