@@ -16,8 +16,8 @@ from polyfuse.frontend.describe import mutated_placeholders, output_node
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
 from polyfuse.lowering.bodies import CALLERS
-from polyfuse.lowering.layout import contiguous
 from polyfuse.runtime.bodies import DENSE, Body, Layout
+from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat import fx, ops, shapes
 
 __all__ = ["compile_bodies"]
@@ -87,4 +87,4 @@ def _layout(value: Any) -> Layout:
     size, stride = shapes.exprs_of(value.shape), shapes.exprs_of(value.stride())
     if all(isinstance(n, int) for n in (*size, *stride)):
         return tuple(size), tuple(stride)
-    return DENSE if tuple(stride) == contiguous(size) else _UNKNOWN
+    return DENSE if tuple(stride) == contiguous_strides(size) else _UNKNOWN

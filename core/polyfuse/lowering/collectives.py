@@ -19,10 +19,10 @@ from polyfuse.ir.graph import reads
 from polyfuse.ir.nodes import Collective, Opaque, View, Wait
 from polyfuse.lowering.context import LoweringContext, tensors_in
 from polyfuse.lowering.extern import argument, call
-from polyfuse.lowering.layout import contiguous
 from polyfuse.lowering.overwriting import free_storage
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue
+from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat import ops
 
 IN_PLACE = ("all_reduce", "broadcast", "all_reduce_coalesced")
@@ -161,14 +161,16 @@ def _laid_out(ctx: LoweringContext, value: Any) -> Any:
         return tuple(_laid_out(ctx, item) for item in value)
     if not isinstance(value, TensorValue) or value.dtype is None:
         return value
-    result = TensorValue(value.dtype, value.torch_dtype, value.device, value.size, contiguous(value.size))
+    result = TensorValue(
+        value.dtype, value.torch_dtype, value.device, value.size, contiguous_strides(value.size)
+    )
     result.settle(_contiguous(ctx, value))
     return result
 
 
 def _contiguous(ctx: LoweringContext, value: TensorValue) -> View:
     """What `value` holds, row-major."""
-    stride = contiguous(value.size)
+    stride = contiguous_strides(value.size)
     if value.view is not None and value.raw is None and _has_strides(value.view, stride):
         return value.view
     result = ctx.temporary(value.kernel_type, value.device, value.size)
@@ -185,7 +187,7 @@ def _has_strides(view: View, stride: tuple[Any, ...]) -> bool:
 
 def _own(ctx: LoweringContext, node: Node, value: TensorValue, result: TensorValue) -> TensorValue:
     """`result` holding what `value` does, row-major in memory that may be written to."""
-    stride = contiguous(value.size)
+    stride = contiguous_strides(value.size)
     target = TensorValue(value.dtype, value.torch_dtype, value.device, value.size, stride)
     view = free_storage(ctx, node, value, target, value.kernel_type)
     if view is None:

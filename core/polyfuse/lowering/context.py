@@ -15,14 +15,14 @@ from polyfuse.ir.expr import Expr, const, loads, walk
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, Pointwise, View
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType, from_torch
-from polyfuse.lowering.layout import contiguous, memory_order, storage_layout
+from polyfuse.lowering.layout import memory_order, storage_layout
 from polyfuse.lowering.numbers import size_number
 from polyfuse.lowering.report import LoweringReport
 from polyfuse.lowering.sizes import SizeTable
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin.traits import Traits
 from polyfuse.rewrite import cast, is_held, round_half, scalar
-from polyfuse.symbolic import Index, IndexLike, free_axes
+from polyfuse.symbolic import Index, IndexLike, contiguous_strides, free_axes
 
 _SLOW = frozenset(name for name, row in SCALAR_OPS.items() if row.slow)
 _HARD_LIMIT = 4
@@ -143,7 +143,7 @@ class LoweringContext:
     def temporary(self, dtype: DType, device: str, size: Sequence[IndexLike]) -> TensorValue:
         """A value of this compiler's own making, laid out row-major, with no content yet."""
         whole = tuple(size)
-        return TensorValue(dtype, dtype.torch, device, whole, contiguous(whole))
+        return TensorValue(dtype, dtype.torch, device, whole, contiguous_strides(whole))
 
     def stored(
         self, like: torch.Tensor | TensorValue, stride: tuple[IndexLike, ...] | None = None

@@ -5,18 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from polyfuse.lowering.sizes import SizeTable
-from polyfuse.symbolic import IndexLike, is_equal
-
-
-def contiguous(size: Sequence[IndexLike]) -> tuple[IndexLike, ...]:
-    """Row-major strides."""
-    strides: list[IndexLike] = []
-    step: IndexLike = 1
-    for n in reversed(size):
-        strides.append(step)
-        if n != 0:
-            step = step * n
-    return tuple(reversed(strides))
+from polyfuse.symbolic import IndexLike, contiguous_strides, is_equal
 
 
 def memory_order(size: Sequence[IndexLike], stride: Sequence[IndexLike], sizes: SizeTable) -> tuple[int, ...]:
@@ -40,5 +29,5 @@ def storage_layout(
 ) -> tuple[IndexLike, ...]:
     """Strides for storing a traced tensor: its own where they are dense, else row-major."""
     if 0 in size or not is_dense(size, stride, sizes):
-        return contiguous(size)
+        return contiguous_strides(size)
     return stride

@@ -6,7 +6,7 @@ The files form a ladder: `index` (polynomials), `bounds`, `divmod` (installs ``/
 
 from polyfuse.symbolic.bounds import atom_bounds, bounds, is_equal, is_less, is_nonnegative
 from polyfuse.symbolic.divmod import floordiv, mod
-from polyfuse.symbolic.extent import example_value, storage_size
+from polyfuse.symbolic.extent import contiguous_strides, example_value, storage_size
 from polyfuse.symbolic.extreme import maximum, minimum
 from polyfuse.symbolic.index import (
     Atom,
@@ -43,6 +43,7 @@ __all__ = [
     "axis_size",
     "bounds",
     "coefficient",
+    "contiguous_strides",
     "evaluate",
     "exact",
     "example_value",

@@ -1,4 +1,4 @@
-"""How many elements a layout reaches, and sizes for example inputs."""
+"""Strides of plain layouts, how many elements a layout reaches, and sizes for example inputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from polyfuse.symbolic.index import IndexLike, free_symbols
 from polyfuse.symbolic.text import evaluate
 
-__all__ = ["example_value", "storage_size"]
+__all__ = ["contiguous_strides", "example_value", "storage_size"]
 
 # A guess for a size that only the data tells.
 _UNKNOWN_SIZE = 64
@@ -29,3 +29,16 @@ def example_value(index: IndexLike, hints: Mapping[str, int]) -> int:
         return index
     values = {name: hints.get(name, _UNKNOWN_SIZE) for name in free_symbols(index)}
     return evaluate(index, values)
+
+
+def contiguous_strides(size: Sequence[IndexLike]) -> tuple[IndexLike, ...]:
+    """Strides of a tensor that fills memory row by row, as torch counts them: an empty dimension counts as
+    one of one element.
+    """
+    strides: list[IndexLike] = []
+    step: IndexLike = 1
+    for n in reversed(size):
+        strides.append(step)
+        if n != 0:
+            step = step * n
+    return tuple(reversed(strides))

@@ -20,7 +20,7 @@ from polyfuse.ir.expr import Expr, apply, const, walk
 from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Choice, Claim, Instead, No, Site, Yes
-from polyfuse.symbolic import IndexLike, evaluate
+from polyfuse.symbolic import IndexLike, contiguous_strides, evaluate
 from polyfuse_cpp.kept_weights import keeping, with_kept
 
 __all__ = ["library_choices", "vendor"]
@@ -257,7 +257,7 @@ def _linear_views(site: Site, output: Buffer) -> tuple[View, View, Any]:
     bias, rows, weight = _operands(site)
     depth = rows.size[1]
     size = (*output.size[:-1], depth)
-    folded = View(rows.buffer, size, _strides(size), rows.offset, None)
+    folded = View(rows.buffer, size, contiguous_strides(size), rows.offset, None)
     columns = View(weight.buffer, (weight.size[1], depth), (depth, 1), weight.offset, None)
     return folded, columns, bias
 
@@ -292,7 +292,9 @@ def _convolution_fault(site: Site) -> str:
         return "only f32 is done in the same go"
     if site.call.args[6]:
         return "it is transposed"
-    if any(n == 0 for v in views for n in v.size) or any(v.stride != _strides(v.size) for v in views):
+    if any(n == 0 for v in views for n in v.size) or any(
+        v.stride != contiguous_strides(v.size) for v in views
+    ):
         return "an operand is empty or not contiguous"
     return "" if _contiguous(site.output) else "the result is not contiguous"
 
@@ -339,14 +341,4 @@ def _target(site: Site) -> Buffer:
 
 
 def _contiguous(buffer: Buffer) -> bool:
-    return buffer.stride == _strides(buffer.size)
-
-
-def _strides(size: tuple[IndexLike, ...]) -> tuple[IndexLike, ...]:
-    """Strides of a tensor that fills memory row by row."""
-    found: list[IndexLike] = []
-    step: IndexLike = 1
-    for extent in reversed(size):
-        found.insert(0, step)
-        step = step * extent
-    return tuple(found)
+    return buffer.stride == contiguous_strides(buffer.size)
