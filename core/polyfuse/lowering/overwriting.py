@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from torch.fx import Node
+from torch.fx.node import map_arg
 
 from polyfuse.ir.communication import Running
 from polyfuse.ir.expr import loads
@@ -37,7 +38,7 @@ def free_storage(
     """
     source = node.args[0]
     view = base.view or _behind(ctx, base)
-    if view is None or base.raw is not None or not isinstance(source, Node):
+    if view is None or base.raw is not None or not isinstance(source, Node) or _is_given_again(node, source):
         return None
     buffer = ctx.buffers[view.buffer]
     if buffer.name in Running(ctx.nodes).touched():
@@ -58,6 +59,13 @@ def free_storage(
     for value in readers:
         ctx.realize(value, "reads what it is put into")
     return view
+
+
+def _is_given_again(node: Node, source: Node) -> bool:
+    """Whether the first argument is another one as well, which is read while the first is written to."""
+    given: list[Node] = []
+    map_arg((node.args[1:], node.kwargs), given.append)
+    return source in given
 
 
 def _behind(ctx: LoweringContext, base: TensorValue) -> View | None:

@@ -42,6 +42,8 @@ READ_AGAIN: dict[str, Callable[..., Any]] = {
         c.index_put((i,), b[0]),
         d.sum(),
     )[1:],
+    "put into itself": lambda a, b, i: (c := a @ b).index_put((i.repeat(2)[:6],), c, accumulate=True),
+    "added to itself": lambda a, b, i: (c := a @ b).scatter_add(0, torch.zeros(6, 7, dtype=I.dtype), c),
 }
 
 
@@ -126,6 +128,15 @@ def test_two_inputs_that_are_exchanged() -> None:
         y.copy_(a)
 
     check(fn, torch.randn(6, 3), torch.randn(6, 3), torch.tensor([3, 0, 2]))
+
+
+def test_an_input_that_is_added_to_itself() -> None:
+    def fn(a: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        a.copy_(a.index_add(0, i, a))
+        return a + 1
+
+    record = check(fn, torch.randn(4, 5), I % 4)
+    assert copies(record) == 1
 
 
 def test_an_input_whose_elements_share_memory_stays_apart() -> None:
