@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.base.errors import PackageError
 from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, WHOLE, before_autograd, decomposition_table
 from polyfuse.frontend.describe import alias_root, output_node
-from polyfuse.frontend.own_convolution import forward_convolution
+from polyfuse.frontend.without_libraries import without_libraries
 from polyfuse.torch_compat import decomp, ops
 
 __all__ = ["ExportedGraph", "ExportedInput", "functional_graph"]
@@ -25,9 +25,6 @@ _ORIGINS: Mapping[InputKind, Literal["argument", "parameter", "buffer", "constan
     InputKind.BUFFER: "buffer",
     InputKind.CONSTANT_TENSOR: "constant",
 }
-
-_LIBRARY_ALONE = ("_scaled_dot_product_flash_attention_for_cpu",)
-"""Operators that only libraries compute, and that torch takes apart too."""
 
 _MUTATIONS = ("BUFFER_MUTATION", "USER_INPUT_MUTATION", "PARAMETER_MUTATION")
 
@@ -81,8 +78,7 @@ def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bo
     """
     table = {**_composite(), **decomposition_table(numerics)}
     if own_kernels:
-        table.update({op: decomp.registered()[op] for op in decomp.expand_packets(_LIBRARY_ALONE)})
-        table[torch.ops.aten.convolution.default] = forward_convolution
+        table.update(without_libraries())
     # operators that are made of others, and that the table lacks, stay whole
     plain = program.run_decompositions(table)
     signature = plain.graph_signature

@@ -114,6 +114,20 @@ def test_products_and_attention_of_any_size(attention):
         check(result, model(x))
 
 
+def test_views_of_attention(folder):
+    class Views(torch.nn.Module):
+        def forward(self, x):
+            y = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+            return y.transpose(1, 2).reshape(x.shape[0], -1, 16).view(-1, 16)
+
+    x = torch.randn(2, 2, 5, 8)
+    sizes = {0: Dim("batch", **BATCH), 2: Dim("tokens", min=2, max=40)}
+    with torch.no_grad():  # as for inference: with gradients, torch lays the result out otherwise
+        path = made(folder, Views(), x, name="views", dynamic_shapes=(sizes,))
+    x = torch.randn(3, 2, 9, 8)
+    check(call(path, [[x]])[0], Views()(x))
+
+
 def test_python_loads_the_same_package(attention):
     model, path = attention
     x = torch.randn(4, 9, 16)

@@ -1,19 +1,34 @@
-"""Transposed convolutions as plain ones, for where no library computes them."""
+"""Operators that libraries alone compute, taken apart for where there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["forward_convolution"]
+from polyfuse.torch_compat import decomp
+
+__all__ = ["without_libraries"]
 
 _aten = torch.ops.aten
+_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def forward_convolution(
+def without_libraries() -> Mapping[Any, Callable[..., Any]]:
+    """What becomes of such operators."""
+    return {_aten.convolution.default: _convolution, _ATTENTION: _attention}
+
+
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    """Attention as products and a softmax, laid out as the library's: views that follow count on it."""
+    result, *others = decomp.registered()[_ATTENTION](*args, **kwargs)
+    tokens_first = result.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return (tokens_first.transpose(1, 2), *others)
+
+
+def _convolution(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
