@@ -32,8 +32,8 @@ _FEW_WINDOWS = 25
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
-    """Rows added to the rows that `index` names. Eager mode refuses rows of another type: it is left to do
-    so."""
+    """Rows added to the rows that `index` names; the result is contiguous. Eager mode refuses rows of another
+    type: it is left to do so."""
     if x.dtype != source.dtype:
         return NotImplemented
     if alpha != 1:
@@ -41,7 +41,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any 
     if x.dim() == 0:
         return torch.index_put(x.view(1), [index.view(1)], source.view(1), accumulate=True).view(())
     places = [*(None for _ in range(dim % x.dim())), index.view(-1)]
-    return torch.ops.aten.index_put.default(x, places, source, True)
+    return torch.ops.aten.index_put.default(x.contiguous(), places, source, True)
 
 
 def index_reduce(

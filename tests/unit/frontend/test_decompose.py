@@ -70,6 +70,21 @@ def test_places_along_a_dimension(dim: int, index: int, dtype: torch.dtype) -> N
         assert actual.dtype == expected.dtype
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_added_rows_give_a_contiguous_result(dim: int) -> None:
+    """Which a view of it relies on."""
+    for base in (
+        torch.randn(4, 5, 6),
+        torch.randn(6, 5, 4).permute(2, 1, 0),
+        torch.randn(5, 6).expand(4, 5, 6),
+    ):
+        index, rows = torch.tensor([1, 3, 1]), torch.randn(4, 5, 6).narrow(dim, 0, 3)
+        expected = torch.index_add(base, dim, index, rows, alpha=2)
+        actual = decomposition_table("fast")[aten.index_add.default](base, dim, index, rows, alpha=2)
+        torch.testing.assert_close(actual, expected)
+        assert actual.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("train", [True, False, None])
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
