@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
+from polyfuse_bench.backends import CUTLASS, DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_parity import parity_page
 from polyfuse_bench.report_text import (
@@ -215,8 +215,10 @@ def _host_section(content: dict[str, Any]) -> list[str]:
 
 
 def _products_section(content: dict[str, Any]) -> list[str]:
+    more = any(name.endswith(f"+{CUTLASS}") for name in content.get("backends", ()))
+    which = ", with CUTLASS among Inductor's choices" if more else ""
     lines = [
-        f"## Matrix products{place(content)}",
+        f"## Matrix products{which}{place(content)}",
         "",
         "Rows by depth by columns, and what follows; the device's time alone. Both compilers choose by",
         "timing. *over the best*: beside the faster of the others.",
@@ -252,7 +254,7 @@ def _rate_table(rows: Sequence[Row], rate: float) -> list[str]:
     table = []
     for row in rows:
         medians = {timing["name"].partition(":")[0]: timing["median"] for timing in row["timings"]}
-        if row["flop"] / rate < _LONG_PRODUCT or POLYFUSE not in medians or EAGER not in medians:
+        if POLYFUSE not in medians or EAGER not in medians or row["flop"] / rate < _LONG_PRODUCT:
             continue
         rates = [row["flop"] / medians[name] for name in (EAGER, POLYFUSE)]
         table.append([row["name"], *(f"{one / 1e12:.0f}" for one in rates), f"{rates[1] / rate:.0%}"])

@@ -82,7 +82,17 @@ def test_the_page_says_how_often_it_chose_what(tmp_path: Path) -> None:
         }
         for number, chosen in enumerate(("cutlass", "library", "cutlass"))
     ]
-    write_results("products", rows, path=tmp_path / "products-cuda.json", backends=names, device_name="G")
+    # a row that nobody could compute
+    failed = {"timings": [], "failures": {"all": "it went wrong"}, "peer_chosen": ""}
+    rows.append({key: value for key, value in {**rows[0], **failed}.items() if key != "flop"})
+    write_results(
+        "products",
+        rows,
+        path=tmp_path / "products-cuda.json",
+        backends=names,
+        matrix_rates={"bfloat16": 1e12},
+    )
     page = report.performance_page(tmp_path)
     assert page is not None
+    assert "## Matrix products, with CUTLASS among Inductor's choices\n" in page
     assert "in Inductor's code, by rows: cutlass 2, library 1." in page
