@@ -292,7 +292,8 @@ def test_small_memory_lies_on_the_stack(tmp_path):
         shared = {"cache_dir": str(tmp_path), "native_host": True, "dump": str(dump), "max_fusion_size": 1}
         x = torch.randn(rows, 64)
         got = torch.compile(f, backend="polyfuse", options=shared, dynamic=dynamic)(x)
-        torch.testing.assert_close(got, f(x))
+        # exponents of sums of many numbers: other orders of summation show in more digits than usual
+        torch.testing.assert_close(got, f(x), rtol=1e-3, atol=1e-4)
         (path,) = dump.glob("*/host.c++")
         return path.read_text()
 
