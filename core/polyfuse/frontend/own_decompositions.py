@@ -23,6 +23,7 @@ __all__ = [
     "fused_adamw",
     "fused_sgd",
     "in_opmath",
+    "like_layout",
     "logit",
     "native_dropout",
     "select_scatter",
@@ -153,19 +154,19 @@ def slice_scatter(
     size = base.shape[dim]
     bounds = _static_bounds(size, start, end, step)
     if bounds is None:
-        return _like_layout(_masked_slice_scatter(base, src, dim, start, end, step), base)
+        return like_layout(_masked_slice_scatter(base, src, dim, start, end, step), base)
     low, high = bounds
     shape = list(base.shape)
     shape[dim] = max(high - low, 0)
     src = src.to(base.dtype).expand(shape)
     if low == 0 and high == size:
-        return _like_layout(src.clone(), base)
+        return like_layout(src.clone(), base)
     position = torch.arange(size, device=base.device).view([-1 if d == dim else 1 for d in range(rank)])
     inside = position < high if low == 0 else position >= low
     if low != 0 and high != size:
         inside = inside & (position < high)
     padded = torch.constant_pad_nd(src, _padding(rank, dim, low, size - high), 0)
-    return _like_layout(torch.where(inside, padded, base), base)
+    return like_layout(torch.where(inside, padded, base), base)
 
 
 def select_scatter(base: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
@@ -174,21 +175,21 @@ def select_scatter(base: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
     shape = [-1 if d == dim % base.dim() else 1 for d in range(base.dim())]
     place = torch.arange(size, device=base.device).view(shape)
     chosen = place == (index + size if index < 0 else index)
-    return _like_layout(torch.where(chosen, src.to(base.dtype).unsqueeze(dim), base), base)
+    return like_layout(torch.where(chosen, src.to(base.dtype).unsqueeze(dim), base), base)
 
 
 def diagonal_scatter(base: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     """A diagonal read from `src` and all else from `base`, in one pass; torch's own form writes in place."""
     length = src.shape[-1]
     if length == 0:
-        return _like_layout(base.clone(), base)
+        return like_layout(base.clone(), base)
     matrices = base.movedim((dim1, dim2), (-2, -1))
     row = torch.arange(matrices.shape[-2], device=base.device)
     column = torch.arange(matrices.shape[-1], device=base.device)
     place = (row + min(offset, 0)).clamp(0, length - 1)
     values = src.to(base.dtype).index_select(-1, place).unsqueeze(-1)
     on_diagonal = column - row.unsqueeze(-1) == offset
-    return _like_layout(torch.where(on_diagonal, values, matrices).movedim((-2, -1), (dim1, dim2)), base)
+    return like_layout(torch.where(on_diagonal, values, matrices).movedim((-2, -1), (dim1, dim2)), base)
 
 
 def _masked_slice_scatter(base: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:
@@ -199,7 +200,7 @@ def _masked_slice_scatter(base: Tensor, src: Tensor, dim: int, start: Any, end: 
     return original(base, src, dim, start, end, step)
 
 
-def _like_layout(result: Tensor, base: Tensor) -> Tensor:
+def like_layout(result: Tensor, base: Tensor) -> Tensor:
     """The operator's result has the strides of its first argument."""
     if result.stride() == base.stride():
         return result

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfuse.frontend.own_decompositions import like_layout
 from polyfuse.torch_compat import shapes
 
 __all__ = [
@@ -73,7 +74,7 @@ def unsafe_masked_index(x: Tensor, mask: Tensor, indices: Sequence[Tensor | None
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Any:
     """Elements written at positions counted through the whole tensor."""
     flat = torch.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
-    return flat.view(x.shape)
+    return like_layout(flat.view(x.shape), x)
 
 
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:

@@ -85,6 +85,15 @@ def test_added_rows_give_a_contiguous_result(dim: int) -> None:
         assert actual.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_elements_put_anywhere_leave_the_strides(accumulate: bool) -> None:
+    for base in (torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0)):
+        index, values = torch.tensor([7, 0, 119]), torch.randn(3)
+        expected = aten.put(base, index, values, accumulate)
+        actual = decomposition_table("fast")[aten.put.default](base, index, values, accumulate)
+        assert torch.equal(actual, expected) and actual.stride() == expected.stride()
+
+
 @pytest.mark.parametrize("train", [True, False, None])
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
