@@ -38,7 +38,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any 
     if x.dtype != source.dtype:
         return NotImplemented
     if alpha != 1:
-        source = source * alpha
+        source = (source * alpha).to(x.dtype)
     if x.dim() == 0:
         return torch.index_put(x.view(1), [index.view(1)], source.view(1), accumulate=True).view(())
     places = [*(None for _ in range(dim % x.dim())), index.view(-1)]

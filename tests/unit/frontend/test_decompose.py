@@ -85,6 +85,12 @@ def test_added_rows_give_a_contiguous_result(dim: int) -> None:
         assert actual.stride() == expected.stride()
 
 
+def test_added_rows_of_truth_values_keep_their_type() -> None:
+    x, index = torch.tensor([[True, False], [False, False]]), torch.tensor([1, 1])
+    actual = decomposition_table("fast")[aten.index_add.default](x, 0, index, x, alpha=2)
+    assert torch.equal(actual, torch.index_add(x, 0, index, x, alpha=2))
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_elements_put_anywhere_leave_the_strides(accumulate: bool) -> None:
     for base in (torch.randn(4, 5, 6), torch.randn(6, 5, 4).permute(2, 1, 0)):
