@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyfuse.ir.types import DType
-from polyfuse_cpp import backend as cpp
+from polyfuse_cpp import generator as cpp
 
 X = torch.randn(3, 40)
 

@@ -78,7 +78,11 @@ def compile_graph(
                 gm,
                 example_inputs,
                 forward=lambda gm, inputs: traced().forward(gm, inputs),
-                backward=lambda gm, inputs: traced().backward(gm, inputs),
+                # autograd calls this from its own thread, possibly under a live Dynamo: it is not traced
+                backward=dynamo.disable(
+                    lambda gm, inputs: traced().backward(gm, inputs),
+                    reason="the compiler itself is not traced",
+                ),
                 inference=lambda gm, inputs: traced().inference(gm, inputs),
                 partition=partition,
                 decompositions=decomposition_table(settings.numerics),

@@ -72,10 +72,9 @@ class Traced:
         return self._compile(gm, inputs, "forward")
 
     def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        # Autograd calls this from its own thread, possibly under a live Dynamo: neither the compiler nor its
-        # product may be traced.
-        compiler = dynamo.disable(self._compile, reason="the compiler itself is not traced")
-        return fx.mark_boxed(dynamo.disable(compiler(gm, inputs, "backward"), reason="already compiled"))
+        # autograd may call the product under a live Dynamo, which must not trace it
+        compiled = self._compile(gm, inputs, "backward")
+        return fx.mark_boxed(dynamo.disable(compiled, reason="already compiled"))
 
     def partition(
         self, joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from polyfuse.base.settings import child_environment
 from polyfuse.frontend.inputs import symbol_inputs, symbol_sources, symbols_of_graph
 from polyfuse.torch_compat import dynamo, shapes
 
@@ -309,3 +310,17 @@ def test_text_is_readable(inner: Any) -> None:
     text = inner.graphs[0].text()
     assert "input %arg0_1: f32[2] strides (1) cpu" in text
     assert "aten.mul.Tensor(%arg0_1, 2)" in text and "return x * 2 + 1" in text
+
+
+def test_the_compiler_of_a_backward_is_not_traced() -> None:
+    """It is called where Dynamo is live, which warns of what it meets there, once in a process."""
+    script = """
+import warnings, torch
+x = torch.randn(8, requires_grad=True)
+run = torch.compile(lambda x: torch.autograd.grad((x * x).sum(), x)[0] * 2, backend="polyfuse")
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    torch.testing.assert_close(run(x), 4 * x.detach())
+assert not said, [str(one.message) for one in said]
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, env=child_environment(), timeout=300)
