@@ -14,7 +14,7 @@ declared in the plugin's manifest.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
@@ -380,7 +380,7 @@ class Settings:
             if "." in name:
                 extra[name] = value
             elif name == "plugin_options" or name not in known:
-                raise _unknown_option(name)
+                raise _unknown(f"option {name!r}", name, known.keys() - {"plugin_options"})
             else:
                 values[name] = validate(known[name], value, f"option {name!r}")
         values["plugin_options"] = tuple(sorted(extra.items()))
@@ -396,7 +396,7 @@ class Settings:
         known = option_infos()
         for name in options:
             if name not in known:
-                raise _unknown_option(name)
+                raise _unknown(f"option {name!r}", name, known.keys() - {"plugin_options"})
         checked = {name: validate(known[name], value, f"option {name!r}") for name, value in options.items()}
         return replace(self, **cast("dict[str, Any]", checked))
 
@@ -485,19 +485,13 @@ def _from_environment() -> dict[str, object]:
             plugin, _, option = variable.removeprefix(PREFIX).lower().partition("__")
             extra[f"{plugin}.{option}"] = text
         else:
-            warn_once("settings", str(_unknown_variable(variable, known)))
+            warn_once("settings", str(_unknown(f"environment variable {variable}", variable, known)))
     if extra:
         values["plugin_options"] = tuple(sorted(extra.items()))
     return values
 
 
-def _unknown_variable(variable: str, known: Mapping[str, OptionInfo]) -> InvalidOptionError:
-    close = nearest(variable, known)
+def _unknown(what: str, name: str, known: Iterable[str]) -> InvalidOptionError:
+    close = nearest(name, known)
     fix = f"did you mean {join_words(close, 'or')}?" if close else "docs/reference/settings.md lists them all"
-    return InvalidOptionError(f"environment variable {variable} is unknown", fix)
-
-
-def _unknown_option(name: str) -> InvalidOptionError:
-    close = nearest(name, (known for known in option_infos() if known != "plugin_options"))
-    fix = f"did you mean {join_words(close, 'or')}?" if close else "docs/reference/settings.md lists them all"
-    return InvalidOptionError(f"option {name!r} is unknown", fix)
+    return InvalidOptionError(f"{what} is unknown", fix)
