@@ -47,15 +47,16 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
         options["options"] = {"cpu_backend": plugin, "cuda_backend": plugin}
     elif plugin:
         options["options"] = {"backends": [plugin, "interpreter"]}
-    if mode.partition("+")[0] == FREEZING:
+    base, _, more = mode.partition("+")
+    if base == FREEZING:
         # torch takes a mode or options, but not both
-        more = _options_of(backend, mode.partition("+")[2])
-        options["options"] = {**options.get("options", {}), **more, "freezing": True}
-    elif mode.partition("+")[2] == CUTLASS:
+        wanted = _options_of(backend, more)
+        options["options"] = {**options.get("options", {}), **wanted, "freezing": True}
+    elif more == CUTLASS:
         from polyfuse_bench import inductor_cutlass
 
         inductor_cutlass.offer_sources()
-        options["options"] = {**_options_of(backend, mode.partition("+")[0]), **inductor_cutlass.OPTIONS}
+        options["options"] = {**_options_of(backend, base), **inductor_cutlass.OPTIONS}
     elif mode == NATIVE:
         options["options"] = {**options.get("options", {}), "native_host": True}
     elif mode:

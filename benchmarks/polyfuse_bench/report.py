@@ -189,27 +189,32 @@ def _kernels_section(content: dict[str, Any]) -> list[str]:
 
 
 def _linear_section(content: dict[str, Any]) -> list[str]:
-    return [
-        f"## Linear layers{place(content)}",
-        "",
+    words = (
         "Rows by inputs by outputs, with a bias and what follows. Both compilers choose by timing. *over the",
         "best*: beside the faster of the others.",
-        "",
-        *facts(content),
-        *_timing_table(content["rows"], "layer", lambda row: row["name"], best=True),
-        "",
-    ]
+    )
+    return _one_table(content, "Linear layers", words, "layer", best=True)
 
 
 def _host_section(content: dict[str, Any]) -> list[str]:
-    return [
-        f"## Calls of graphs of small kernels{place(content)}",
-        "",
+    words = (
         "Kernels of 256 numbers, each of which needs all of the one before: what a call costs besides",
         "computing. *native*: with the option `native_host`.",
+    )
+    return _one_table(content, "Calls of graphs of small kernels", words, "graph")
+
+
+def _one_table(
+    content: dict[str, Any], heading: str, words: Sequence[str], what: str, *, best: bool = False
+) -> list[str]:
+    """A section whose rows are all in one table, by their names."""
+    return [
+        f"## {heading}{place(content)}",
+        "",
+        *words,
         "",
         *facts(content),
-        *_timing_table(content["rows"], "graph", lambda row: row["name"]),
+        *_timing_table(content["rows"], what, lambda row: row["name"], best=best),
         "",
     ]
 

@@ -123,9 +123,10 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
     passes = dependent and passes_data(rules, first, second)
     if not passes and not rules.may_meet(first, second):
         return "one can be computed beside communication that the other waits for"
-    launch_bytes = rules.traits(like.backend, first.device).launch_bytes
-    if passes and keeps_more_alive(rules.graph, first, second, rules.hint, launch_bytes):
-        return "it would keep what the first reads alive beside what the second writes, and save little"
+    if passes:
+        launch_bytes = rules.traits(like.backend, first.device).launch_bytes
+        if keeps_more_alive(rules.graph, first, second, rules.hint, launch_bytes):
+            return "it would keep what the first reads alive beside what the second writes, and save little"
     if (
         not passes
         and not shares_reads(found.first[1], found.second[1])

@@ -8,8 +8,9 @@ waited, so for kernels after it nothing changes (`docs/decisions/early-starts.md
 
 from __future__ import annotations
 
-import ctypes
 import re
+
+from polyfuse_triton.services import driver_version
 
 __all__ = ["OLDEST", "driver_starts_early", "is_waiting", "waiting"]
 
@@ -42,9 +43,4 @@ def is_waiting(ptx: str) -> bool:
 
 def driver_starts_early(library: str) -> bool:
     """Whether the driver, named or by its path, takes launches of that kind in streams and in graphs."""
-    found = ctypes.c_int(0)
-    try:
-        status = ctypes.CDLL(library).cuDriverGetVersion(ctypes.byref(found))
-    except (OSError, AttributeError):
-        return False
-    return status == 0 and found.value >= _DRIVER
+    return driver_version(library) >= _DRIVER

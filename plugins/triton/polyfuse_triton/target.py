@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings
+from polyfuse_triton.services import driver_version
 
 __all__ = ["OLDEST", "Target", "driver_major", "known_target", "shared_limit", "targets_of"]
 
@@ -96,12 +96,7 @@ def driver_major() -> int:
 
     Asking this does not initialise the driver.
     """
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    found = ctypes.c_int(0)
-    return found.value // 1000 if driver.cuDriverGetVersion(ctypes.byref(found)) == 0 else 0
+    return driver_version() // 1000
 
 
 def _present() -> tuple[Target, ...]:
