@@ -182,6 +182,22 @@ def _selecting_tasks(
     ]
 
 
+def tilings(selection: Selection) -> Plan:
+    from polyfuse_bench.product_cases import CASES
+    from polyfuse_bench.tilings import Search
+
+    if selection.device == CPU:
+        raise SystemExit("tilings are those of GPU kernels: name a device with --device")
+    dtype = "bfloat16" if selection.dtype == "float32" else selection.dtype
+    names = _chosen([name for name, case in CASES.items() if case.then == "none"], selection.only, "product")
+    names = [name for name in names if (name, dtype) not in selection.known]
+    folder = Path(tempfile.mkdtemp(prefix="polyfuse-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    search = Search(names, dtype, selection.device, folder)
+    atexit.register(search.close)
+    return [functools.partial(search.measure, name) for name in search.names]
+
+
 def compile_time(selection: Selection) -> Plan:
     tasks = [selection.model_task("compile", name, mode) for name, mode in _targets(selection)]
     if selection.together < 2:
@@ -238,6 +254,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "linear": linear,
     "host": host,
     "products": products,
+    "tilings": tilings,
     "compile": compile_time,
     "build": build,
     "tuning": tuning,

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from polyfuse_bench.backends import CUTLASS, DYNAMO, EAGER, INDUCTOR, POLYFUSE
+from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_parity import parity_page
+from polyfuse_bench.report_products import products_section, tilings_section
 from polyfuse_bench.report_text import (
     cell,
-    error_text,
     facts,
     in_order,
     markdown,
     place,
     size_text,
+    sizes,
     text_table,
     time_text,
+    timing_table,
     title,
 )
 from polyfuse_bench.results import RESULTS, read_results
@@ -61,6 +62,8 @@ def one_line(kind: str, row: Row) -> str:
     if "timings" in row:
         parts = [f"{title(timing['name'])} {time_text(timing['median'])}" for timing in row["timings"]]
         parts += [f"{title(name)} error {error:.1e}" for name, error in row["errors"].items()]
+    elif "tilings" in row:
+        parts = [f"{key} {time_text(row[key])}" for key in ("best", "offered", "first") if key in row]
     elif "races" in row:
         parts = [f"{winner(race)} by {gain(race):.2f}" for race in row["races"]]
     elif "cold" in row:
@@ -86,7 +89,8 @@ def performance_page(results: Path) -> str | None:
             ("models", _models_section),
             ("kernels", _kernels_section),
             ("linear", _linear_section),
-            ("products", _products_section),
+            ("products", products_section),
+            ("tilings", tilings_section),
             ("compile", _compile_section),
             ("build", _build_section),
             ("tuning", _tuning_section),
@@ -122,14 +126,6 @@ def _manner(content: dict[str, Any]) -> str:
     return f", {modes.pop()}" if len(modes) == 1 and modes != {""} else ""
 
 
-def _sizes(content: dict[str, Any]) -> str:
-    """The type and the batch in a heading, where all rows have the same and it is not the usual one."""
-    types = {row.get("dtype") or "float32" for row in content["rows"]}
-    batches = {row.get("batch") for row in content["rows"]}
-    found = f", {types.pop()}" if len(types) == 1 and types != {"float32"} else ""
-    return found + (f", batch {batches.pop()}" if len(batches) == 1 and batches != {None} else "")
-
-
 def _plugin(content: dict[str, Any]) -> str:
     """The plugin that is looked at, in a heading, where several were asked for."""
     plugins = [
@@ -140,7 +136,7 @@ def _plugin(content: dict[str, Any]) -> str:
 
 def _models_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Models{_manner(content)}{_sizes(content)}{place(content)}",
+        f"## Models{_manner(content)}{sizes(content)}{place(content)}",
         "",
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
@@ -151,7 +147,7 @@ def _models_section(content: dict[str, Any]) -> list[str]:
     ]
     for mode in in_order(row["mode"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["mode"] == mode]
-        lines += [f"### {mode}", "", *_timing_table(rows, "model", _model_label), ""]
+        lines += [f"### {mode}", "", *timing_table(rows, "model", _model_label), ""]
     return lines
 
 
@@ -175,7 +171,7 @@ def _kernels_section(content: dict[str, Any]) -> list[str]:
     ]
     for size in in_order(row["size"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["size"] == size]
-        lines += [f"### {size}", "", *_timing_table(rows, "kernel", lambda row: row["name"]), ""]
+        lines += [f"### {size}", "", *timing_table(rows, "kernel", lambda row: row["name"]), ""]
     failing = [
         [row["name"], title(name), cell(words)]
         for row in content["rows"]
@@ -214,67 +210,9 @@ def _one_table(
         *words,
         "",
         *facts(content),
-        *_timing_table(content["rows"], what, lambda row: row["name"], best=best),
+        *timing_table(content["rows"], what, lambda row: row["name"], best=best),
         "",
     ]
-
-
-def _products_section(content: dict[str, Any]) -> list[str]:
-    more = any(name.endswith(f"+{CUTLASS}") for name in content.get("backends", ()))
-    which = ", with CUTLASS among Inductor's choices" if more else ""
-    lines = [
-        f"## Matrix products{which}{place(content)}",
-        "",
-        "Rows by depth by columns, and what follows; the device's time alone. Both compilers choose by",
-        "timing. *over the best*: beside the faster of the others.",
-        "",
-        *facts(content),
-    ]
-    if content.get("ahead"):
-        lines += [
-            f"Beforehand, up to {content['ahead']} processes side by side compiled and chose, caches empty.",
-            "Then, with nothing beside it, each row was timed in interleaved rounds, one after the other.",
-            "",
-        ]
-    for dtype in in_order(row["dtype"] for row in content["rows"]):
-        rows = [row for row in content["rows"] if row["dtype"] == dtype]
-        table = [
-            *_timing_table(rows, "product", lambda row: row["name"], best=True),
-            *_peers_choices(rows),
-        ]
-        rate = content.get("matrix_rates", {}).get(dtype)
-        lines += [f"### {dtype}", "", *table, "", *(_rate_table(rows, rate) if rate else ())]
-    return lines
-
-
-def _peers_choices(rows: Sequence[Row]) -> list[str]:
-    """How often Inductor chose what, where it was noted."""
-    chosen = Counter(row["peer_chosen"] for row in rows if row.get("peer_chosen"))
-    found = ", ".join(f"{name} {count}" for name, count in chosen.most_common())
-    return ["", f"Who computes the product in Inductor's code, by rows: {found}."] if found else []
-
-
-def _rate_table(rows: Sequence[Row], rate: float) -> list[str]:
-    """Long plain products beside what the matrix units do alone."""
-    table = []
-    for row in rows:
-        medians = {timing["name"].partition(":")[0]: timing["median"] for timing in row["timings"]}
-        if POLYFUSE not in medians or EAGER not in medians or row["flop"] / rate < _LONG_PRODUCT:
-            continue
-        rates = [row["flop"] / medians[name] for name in (EAGER, POLYFUSE)]
-        table.append([row["name"], *(f"{one / 1e12:.0f}" for one in rates), f"{rates[1] / rate:.0%}"])
-    if not table:
-        return []
-    return [
-        f"Multiplying what lies in shared memory already reaches {rate / 1e12:.0f} TFLOP/s; beside that:",
-        "",
-        *markdown(["product", "eager, TFLOP/s", "Polyfuse, TFLOP/s", "of the rate"], table),
-        "",
-    ]
-
-
-_LONG_PRODUCT = 5e-4
-"""Seconds that a product takes at least to show a device's sustained rate."""
 
 
 def _bandwidth_table(content: dict[str, Any]) -> list[str]:
@@ -297,49 +235,6 @@ def _bandwidth_table(content: dict[str, Any]) -> list[str]:
         *markdown(["kernel", "Polyfuse", "of the copy"], table),
         "",
     ]
-
-
-def _timing_table(
-    rows: Sequence[Row], what: str, label: Callable[[Row], str], *, best: bool = False
-) -> list[str]:
-    """Medians, the ratios to eager and Inductor (and to the `best` of them), and their geometric means in
-    the last row.
-    """
-    names = in_order(timing["name"] for row in rows for timing in row["timings"])
-    mine = next((name for name in names if name.partition(":")[0] == POLYFUSE), None)
-    # of several plugins, the one that was named last is looked at
-    mine = mine or next((name for name in reversed(names) if name.startswith(f"{POLYFUSE}@")), None)
-    compared = [name for name in names if name != mine] if mine else []
-    header = [
-        what,
-        *(title(name) for name in names),
-        *(f"over {title(name)}" for name in compared),
-        *(("over the best",) if best else ()),
-        "error",
-    ]
-    ratios: dict[str, list[float]] = {name: [] for name in compared}
-    bests: list[float] = []
-    table = []
-    for row in rows:
-        medians = {timing["name"]: timing["median"] for timing in row["timings"]}
-        cells = [label(row), *(time_text(medians[name]) if name in medians else "failed" for name in names)]
-        for name in compared:
-            if name in medians and mine in medians:
-                ratios[name].append(medians[name] / medians[mine])
-                cells.append(f"{ratios[name][-1]:.2f}×")
-            else:
-                cells.append("")
-        if best:
-            others = [medians[name] for name in compared if name in medians]
-            cells.append(f"{min(others) / medians[mine]:.2f}×" if others and mine in medians else "")
-            if cells[-1]:
-                bests.append(min(others) / medians[mine])
-        error = row["errors"].get(mine or (names[-1] if names else ""))
-        own = row.get("own_error")
-        table.append([*cells, error_text(error) + (f" ({error_text(own)})" if own is not None else "")])
-    columns = [*(ratios[name] for name in compared), *([bests] if best else [])]
-    means = [f"**{mean:.2f}×**" if (mean := geometric_mean(column)) else "" for column in columns]
-    return markdown(header, [*table, ["**geometric mean**", *([""] * len(names)), *means, ""]])
 
 
 def _compile_section(content: dict[str, Any]) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.machine import Machine
+from polyfuse_bench.timing import geometric_mean
 
 TITLES = {EAGER: "eager", DYNAMO: "Dynamo alone", INDUCTOR: "Inductor", POLYFUSE: "Polyfuse"}
 
@@ -66,3 +67,54 @@ def error_text(error: float | str | None) -> str:
 
 def cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")[:160]
+
+
+def sizes(content: dict[str, Any]) -> str:
+    """The type and the batch in a heading, where all rows have the same and it is not the usual one."""
+    types = {row.get("dtype") or "float32" for row in content["rows"]}
+    batches = {row.get("batch") for row in content["rows"]}
+    found = f", {types.pop()}" if len(types) == 1 and types != {"float32"} else ""
+    return found + (f", batch {batches.pop()}" if len(batches) == 1 and batches != {None} else "")
+
+
+def timing_table(
+    rows: Sequence[dict[str, Any]], what: str, label: Callable[[dict[str, Any]], str], *, best: bool = False
+) -> list[str]:
+    """Medians, the ratios to eager and Inductor (and to the `best` of them), and their geometric means in
+    the last row.
+    """
+    names = in_order(timing["name"] for row in rows for timing in row["timings"])
+    mine = next((name for name in names if name.partition(":")[0] == POLYFUSE), None)
+    # of several plugins, the one that was named last is looked at
+    mine = mine or next((name for name in reversed(names) if name.startswith(f"{POLYFUSE}@")), None)
+    compared = [name for name in names if name != mine] if mine else []
+    header = [
+        what,
+        *(title(name) for name in names),
+        *(f"over {title(name)}" for name in compared),
+        *(("over the best",) if best else ()),
+        "error",
+    ]
+    ratios: dict[str, list[float]] = {name: [] for name in compared}
+    bests: list[float] = []
+    table = []
+    for row in rows:
+        medians = {timing["name"]: timing["median"] for timing in row["timings"]}
+        cells = [label(row), *(time_text(medians[name]) if name in medians else "failed" for name in names)]
+        for name in compared:
+            if name in medians and mine in medians:
+                ratios[name].append(medians[name] / medians[mine])
+                cells.append(f"{ratios[name][-1]:.2f}×")
+            else:
+                cells.append("")
+        if best:
+            others = [medians[name] for name in compared if name in medians]
+            cells.append(f"{min(others) / medians[mine]:.2f}×" if others and mine in medians else "")
+            if cells[-1]:
+                bests.append(min(others) / medians[mine])
+        error = row["errors"].get(mine or (names[-1] if names else ""))
+        own = row.get("own_error")
+        table.append([*cells, error_text(error) + (f" ({error_text(own)})" if own is not None else "")])
+    columns = [*(ratios[name] for name in compared), *([bests] if best else [])]
+    means = [f"**{mean:.2f}×**" if (mean := geometric_mean(column)) else "" for column in columns]
+    return markdown(header, [*table, ["**geometric mean**", *([""] * len(names)), *means, ""]])

@@ -16,7 +16,7 @@ from polyfuse_cutlass.problem import Problem, problem_of
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMIT, Tiling
 
-__all__ = ["configs", "cycles", "emit", "estimate", "neighbours"]
+__all__ = ["configs", "cycles", "emit", "estimate", "every_config", "neighbours"]
 
 _MOST = 12
 _MOST_ALIKE = 3
@@ -40,6 +40,11 @@ def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:
 def configs(kernel: Kernel, target: Target) -> tuple[Config, ...]:
     """Tilings worth timing, the best guess first. Raises `UnsupportedError` for what is not generated."""
     return tuple(t.config for t in _various(_ranked(_accepted(kernel), target)))
+
+
+def every_config(kernel: Kernel, target: Target) -> tuple[Config, ...]:
+    """All tilings that are thought of, the best guess first: what `configs` chooses from."""
+    return tuple(t.config for t in _ranked(_accepted(kernel), target))
 
 
 def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, ...]:

@@ -11,7 +11,7 @@ import torch
 from polyfuse_bench import ahead, campaigns, product_cases, products
 from polyfuse_bench.backends import EAGER, POLYFUSE
 from polyfuse_bench.child import ChildFailed
-from polyfuse_bench.report import _products_section
+from polyfuse_bench.report_products import products_section
 from polyfuse_bench.results import finished_rows, write_results
 from polyfuse_bench.timing import QUICK
 
@@ -100,7 +100,7 @@ def test_the_page_says_how_the_races_were_run(tmp_path: Path) -> None:
     path = tmp_path / "products.json"
     write_results("products", [], path=path, device="cuda", device_name="some GPU", ahead=6)
     content = json.loads(path.read_text())
-    assert any("up to 6 processes side by side" in line for line in _products_section(content))
+    assert any("up to 6 processes side by side" in line for line in products_section(content))
 
 
 def test_narrow_floats_have_scales_and_no_batches() -> None:
@@ -125,7 +125,7 @@ def test_long_products_stand_beside_the_rate(tmp_path: Path) -> None:
     path = tmp_path / "products.json"
     rates = {"float16": 1e15}
     write_results("products", rows, path=path, device="cuda", device_name="some GPU", matrix_rates=rates)
-    lines = _products_section(json.loads(path.read_text()))
+    lines = products_section(json.loads(path.read_text()))
     assert "| long | 500 | 800 | 80% |" in lines
     assert not any(line.startswith("| short | 500") for line in lines)
     assert any("reaches 1000 TFLOP/s" in line for line in lines)
