@@ -123,7 +123,7 @@ class CompiledModule:
     def _first_run(self, args: list[Any]) -> tuple[Any, ...]:
         self._check_inputs(args)
         self.wait()
-        self._open_native()
+        self._open_native(args)
         moved = misplaced(args, self.namespace["ALIGNED"])
         run = self._recorded(partial(self._entry, moved=moved))
         # which inputs are such is guarded: a call with others is another program's
@@ -133,11 +133,16 @@ class CompiledModule:
         self._run = partial(with_views, run, views=views) if views else run
         return self._run(args)
 
-    def _open_native(self) -> None:
+    def _open_native(self, args: Sequence[Any]) -> None:
         """Put the native program in the place of the Python program, if there is one."""
         if self.native is None:
             return
         space = self.namespace
+        for value, (name, kind, *_) in zip(args, space["INPUTS"], strict=True):
+            if kind == "symint" and not isinstance(value, int):
+                # which inputs are such is guarded, as what has no memory is
+                self.native.status.refused = f"{name} is the length of ragged tensors, which is no number"
+                return
         objects = {key: space[variable] for variable, key in space["OBJECTS"].items()}
         program = self.native.open(self.kernels, objects, space["ALIGNED"])
         if program is not None:

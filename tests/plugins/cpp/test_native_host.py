@@ -146,6 +146,23 @@ def test_a_fraction_read_from_data_leaves_the_program_to_python(tmp_path):
     assert text == NATIVE or ("Python: " in text and "is read from data" in text)
 
 
+def test_lengths_of_ragged_tensors_leave_the_program_to_python(tmp_path):
+    options = {"cache_dir": str(tmp_path), "native_host": True, "graph_cache": False}
+
+    def function(x):
+        return torch.sin(x) * 2, x.size(1)
+
+    compiled = torch.compile(function, backend="polyfuse", options=options)
+    reset_reports()
+    for lengths in ((3, 5, 2), (4, 1)):
+        rows = [torch.randn(n, 8) for n in lengths]
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        result, length = compiled(x)
+        torch.testing.assert_close(result.values(), torch.sin(x.values()) * 2)
+        assert length == x.size(1)
+    assert {"length of ragged tensors" in report.host.text() for report in last_reports()} == {True}
+
+
 def test_branches_and_loops(tmp_path):
     def branch(x):
         return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x - 1, (x,)) + 1
