@@ -22,6 +22,16 @@ template <class V, class M> PF_INLINE moments<V> welford_add_masked(moments<V> a
   return {where(m, b.mean, a.mean), where(m, b.m2, a.m2), where(m, b.count, a.count)};
 }
 
+// f(a, b, x, y) puts the better of two vectors of pairs into a and b: a butterfly over the lanes.
+template <class V> constexpr bool in_a_register() { return tr<V>::is_vec && !__is_class(V); }
+template <class F, class V, class I> PF_INLINE void fold_pairs(F f, V& v, I& at) {
+  const int n = int(tr<V>::lanes);
+  if constexpr (n > 8) f(v, at, swap_lanes<8>(v), swap_lanes<8>(at));
+  if constexpr (n > 4) f(v, at, swap_lanes<4>(v), swap_lanes<4>(at));
+  if constexpr (n > 2) f(v, at, swap_lanes<2>(v), swap_lanes<2>(at));
+  if constexpr (n > 1) f(v, at, swap_lanes<1>(v), swap_lanes<1>(at));
+}
+
 // The pair that is larger, the earlier one on ties, NaN first: positions grow from call to call (first_),
 // or come in any order (tied_).
 #define PF_BEST(NAME, BETTER, BEATS)                                                                           \
@@ -58,6 +68,10 @@ template <class V, class M> PF_INLINE moments<V> welford_add_masked(moments<V> a
     at = where(m, place, at);                                                                                  \
   }                                                                                                            \
   template <class V, class I> PF_INLINE found<typename tr<V>::elem> fold_##NAME(V v, I at) {                   \
+    if constexpr (in_a_register<V>() && in_a_register<I>()) {                                                  \
+      fold_pairs([](V& a, I& b, V x, I y) __attribute__((always_inline)) { tied_##NAME(a, b, x, y); }, v, at); \
+      return {v[0], i64(at[0])};                                                                               \
+    }                                                                                                          \
     typename tr<V>::elem best = lane(v, 0);                                                                    \
     typename tr<I>::elem place = lane(at, 0);                                                                  \
     for (int i = 1; i < int(tr<V>::lanes); ++i) tied_##NAME(best, place, lane(v, i), lane(at, i));             \
