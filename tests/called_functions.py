@@ -20,3 +20,25 @@ def loop(x: torch.Tensor) -> Any:
 
 def running(x: torch.Tensor) -> Any:
     return scan(lambda carry, row: (carry * 0.9 + row.softmax(-1), carry + row), x[0], x, dim=0)
+
+
+@torch.library.custom_op("polyfuse_called::add_to", mutates_args={"x"})
+def add_to(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.add_(y)
+
+
+def writes(x: torch.Tensor) -> torch.Tensor:
+    """Calls an operator that writes: to memory of its own, and to a copy of what it was given."""
+    own, copy = torch.zeros_like(x), x.clone()
+    add_to(own, x)
+    add_to(copy, own)
+    return own * copy
+
+
+def branch_that_writes(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, writes, lambda x: x.cos() * 2, (x,)) * 3
+
+
+def loop_that_writes(x: torch.Tensor) -> Any:
+    start = torch.zeros((), dtype=torch.int64)
+    return while_loop(lambda i, x: i < 5, lambda i, x: (i + 1, writes(x) * 0.1), (start, x))[1]

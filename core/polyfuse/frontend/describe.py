@@ -66,9 +66,8 @@ def mutated_nodes(node: Node) -> tuple[Node, ...]:
 
 
 def _mutating_hop(node: Node) -> bool:
-    return "triton_kernel_wrapper_mutation" in ops.op_name(
-        node.target
-    ) or "auto_functionalized" in ops.op_name(node.target)
+    # those that functionalisation made work on copies, and what they write back is a `copy_` of its own
+    return "triton_kernel_wrapper_mutation" in ops.op_name(node.target)
 
 
 def describe(

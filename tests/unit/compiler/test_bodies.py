@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._higher_order_ops.map import map as mapped
 
-from called_functions import branch, loop, running
+from called_functions import branch, branch_that_writes, loop, loop_that_writes, running
 from polyfuse.compiler import bodies
 from polyfuse.compiler.report import last_reports, reset_reports
 from polyfuse.runtime.bodies import DENSE, Body
@@ -90,6 +90,18 @@ def test_gradients(name: str) -> None:
 
 def _flat(results: Any) -> list[torch.Tensor]:
     return [results] if isinstance(results, torch.Tensor) else list(results)
+
+
+@pytest.mark.parametrize("function", (branch_that_writes, loop_that_writes))
+def test_operators_that_write_to_memory_of_the_function(function: Callable[..., Any]) -> None:
+    run = compiled(function)
+    for sign in (1, -1):
+        x = torch.rand(6, 8) * sign
+        before = x.clone()
+        torch.testing.assert_close(run(x), function(x))
+        assert torch.equal(x, before)
+    reports = last_reports()
+    assert len(reports) == 3 and not any(r.fallbacks for r in reports)
 
 
 def test_arguments_that_lie_otherwise_are_copied() -> None:
