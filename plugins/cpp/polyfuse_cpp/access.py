@@ -63,7 +63,7 @@ class MemoryScope(Scope):
         pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
         mask = self._mask(mask_name, copy)
         if id(stmt) in self.tiles:
-            return self.tiles[id(stmt)]
+            return self.tiles[id(stmt)][copy]
         if self._is_local(buffer):
             element = f"({index_text(index, names)}) * {self.local_lanes} + {copy * self.lanes}"
             return f"load<Vec>({pointer} + {element})"
@@ -218,7 +218,7 @@ class MemoryScope(Scope):
         pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
         text = self._stored(stmt.args[0], True, copy)
         if id(stmt) in self.tiles:
-            return f"{self.tiles[id(stmt)]} = {text};"
+            return f"{self.tiles[id(stmt)][copy]} = {text};"
         if self._is_local(buffer):
             place = f"{pointer} + ({index_text(index, names)}) * {self.local_lanes} + {copy * self.lanes}"
             return self._store_text(stmt, place, text, mode)

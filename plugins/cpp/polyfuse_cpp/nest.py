@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polyfuse.ir.kernel import Kernel, Section, Stmt
@@ -9,12 +10,17 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, coefficient, free_axes
 from polyfuse_cpp.address import index_text, safe_name, static_multiple
 from polyfuse_cpp.body import Frame
-from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.ops import cost_of
 from polyfuse_cpp.reductions import BLOCK, Reducer
 from polyfuse_cpp.scans import Scanner
 from polyfuse_cpp.tiling import Plan
+from polyfuse_cpp.turned import turn
 
-__all__ = ["emit_sections"]
+__all__ = ["CHEAP", "emit_sections"]
+
+CHEAP = 16
+"""Price of a tile's row up to which the rows are written side by side, and stay in registers."""
 
 _LONG = 256
 """Steps of a floating-point sum beyond which it is summed in blocks."""
@@ -191,6 +197,10 @@ class _Looped:
 
     def _steps(self, name: str, frame: Frame, low: str, high: str) -> None:
         out, plain, plan = frame.out, safe_name(name), self.plan
+        turned = self._turned()
+        if turned:
+            self._tiles(name, frame, low, high, turned)
+            return
         if not plan.across:
             with out.block(f"for (i64 {plain} = {low}; {plain} < {high}; ++{plain})"):
                 self._body(frame.child(), f"{plain} - {low}")
@@ -209,6 +219,46 @@ class _Looped:
             with out.block(f"if ({plain} < {high})"):
                 out.line(f"const i64 n = {high} - {plain};")
                 self._body(frame.child(lane=name, copies=1, tail="n"), waiting)
+
+    # Accesses that run along the innermost loop, and jump along the lanes.
+
+    def _turned(self) -> tuple[Access, ...]:
+        """Those of this section."""
+        own = {id(stmt) for stmt in self.section.body}
+        return () if self.plan.tile else tuple(a for a in self.plan.tiled if id(a.stmt) in own)
+
+    def _tiles(self, name: str, frame: Frame, low: str, high: str, turned: Sequence[Access]) -> None:
+        """The innermost loop in pieces of as many steps as a vector has lanes."""
+        out, size, lanes = frame.out, self.facts.sizes[name], self.plan.lanes
+        self.frame.features.add("tile")
+        base = f"{safe_name(name)}_t"
+        fixed = isinstance(size, int) and low == "0" and not any(n == name for n, _, _ in self.plan.limits)
+        out.line(f"i64 {base} = {low};")
+        if not fixed or size >= lanes:  # type: ignore[operator]
+            with out.block(f"for (; {base} + {lanes} <= {high}; {base} += {lanes})"):
+                self._tile(name, frame, low, str(lanes), turned)
+        rest = size % lanes
+        if fixed and rest != 0:
+            with out.block():
+                self._tile(name, frame, low, str(rest), turned)
+        elif not static_multiple(size, lanes) or not fixed:
+            with out.block(f"if ({base} < {high})"):
+                out.line(f"const i64 m = {high} - {base};")
+                self._tile(name, frame, low, "m", turned)
+
+    def _tile(self, name: str, frame: Frame, low: str, count: str, turned: Sequence[Access]) -> None:
+        """One piece: `count` steps from the tile's base on."""
+        out, plain, lanes = frame.out, safe_name(name), str(self.plan.lanes)
+        first = count if count not in (lanes, "m") and not frame.tail else ""
+        extent = f", {frame.tail or lanes}, {count}" if frame.tail or count == "m" else ""
+        tiles = turn(turned, frame, name, f"{plain}_t", extent, first)
+        if count != "m" and frame.copies == 1 and sum(cost_of(s.op) for s in self.section.body) <= CHEAP:
+            out.line(f"#pragma GCC unroll {lanes}")
+        with out.block(f"for (int k = 0; k < {count}; ++k)"):
+            out.line(f"const i64 {plain} = {plain}_t + k;")
+            self._body(frame.child(tiles=tiles.tiles), f"{plain} - {low}")
+        for line in tiles.after:
+            out.line(line)
 
     def _body(self, frame: Frame, waiting: str) -> None:
         last = len(self.plan.raxes)

@@ -68,7 +68,7 @@ class Scope:
         exclusive: stores (by position in the kernel) that no two threads do to one element.
         local_lanes: lanes that one element of scratch spans: 1 unless lanes run along a parallel axis.
         features: headers that the text needs, collected.
-        tiles: element text of the tile that stands for a load or store (by identity).
+        tiles: elements of the tiles that stand for a load or store (by identity), one for each copy.
         streams: stores (by identity) that bypass the caches where a whole vector is written.
         woven: stores (by identity) whose elements take turns in memory, and those that they are woven with.
     """
@@ -83,7 +83,7 @@ class Scope:
     local_lanes: int = 1
     features: set[str] = field(default_factory=set)
     env: dict[str, Value] = field(default_factory=dict)
-    tiles: Mapping[int, str] = field(default_factory=dict)
+    tiles: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     streams: frozenset[int] = frozenset()
     woven: Mapping[int, Weave] = field(default_factory=dict)
 

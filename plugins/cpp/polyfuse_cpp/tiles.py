@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polyfuse.symbolic import coefficient, product
+from polyfuse.symbolic import product
 from polyfuse_cpp.address import index_text, safe_name, static_multiple
 from polyfuse_cpp.body import Frame
-from polyfuse_cpp.nest import emit_sections
-from polyfuse_cpp.ops import cost_of, vector_type
+from polyfuse_cpp.nest import CHEAP, emit_sections
+from polyfuse_cpp.ops import cost_of
 from polyfuse_cpp.stage import StageText, blocks_text
+from polyfuse_cpp.turned import turn
 
 __all__ = ["TiledText"]
 
@@ -21,9 +21,6 @@ _STREAMED_LONG, _STREAMED_DEEP = 256, 32
 """Extents of a block whose results bypass the caches: then it is better to read whole rows than to write
 them.
 """
-
-_CHEAP = 16
-"""Price of a tile's row up to which the rows are written side by side, and stay in registers."""
 
 _LINE = 64
 """Bytes of a cache line."""
@@ -99,7 +96,7 @@ class TiledText(StageText):
         """
         stmts = (s for part in self.kernel.sections for s in part.body)
         cost = sum(cost_of(s.op) for s in stmts if id(s) not in hoisted)
-        self._turned(outside, hoisted, unroll=cost <= _CHEAP)
+        self._turned(outside, hoisted, unroll=cost <= CHEAP)
 
     def _turned(
         self, outside: Frame, hoisted: frozenset[int], *, unroll: bool = False, edge: bool = False
@@ -107,31 +104,16 @@ class TiledText(StageText):
         """Loads are turned, every row is computed, stores are turned back; of a tile at an edge, `n` lanes
         and `m` rows.
         """
-        plan, out, facts = self.plan, self.out, self.facts
+        plan, out = self.plan, self.out
         side = safe_name(plan.tile)
-        names: Mapping[str, str] = {plan.tile: f"{side}_b"}
-        tiles: dict[int, str] = {}
-        after: list[str] = []
         extent, tail = (", n, m", "n") if edge else ("", None)
-        for number, access in enumerate(plan.tiled):
-            name = f"tile{number}"
-            tiles[id(access.stmt)] = f"{name}[k]"
-            step = coefficient(access.index, plan.lane)
-            assert step is not None
-            indirect = {f"@{k}": outside.text(v, False) for k, v in enumerate(access.indirect)}
-            place = f"{safe_name(access.buffer)} + {index_text(access.index, {**names, **indirect})}"
-            out.line(f"{vector_type(facts.memory[access.buffer])} {name}[{plan.lanes}];")
-            if access.is_store:
-                streams = "<true>" if id(access.stmt) in self.streamed and not edge else ""
-                after.append(f"tile_store{streams}({place}, {name}, {index_text(step)}{extent});")
-            else:
-                out.line(f"tile_load({name}, {place}, {index_text(step)}{extent});")
+        turned = turn(plan.tiled, outside, plan.tile, f"{side}_b", extent)
         if unroll:
             out.line(f"#pragma GCC unroll {plan.lanes}")
         with out.block(f"for (int k = 0; k < {'m' if edge else plan.lanes}; ++k)"):
             out.line(f"const i64 {side} = {side}_b + k;")
             frame = self._frame(plan.lane, 1, tail)
-            frame.env, frame.tiles = dict(outside.env), tiles
+            frame.env, frame.tiles = dict(outside.env), turned.tiles
             emit_sections(self.kernel, plan, frame, hoisted)
-        for line in after:
+        for line in turned.after:
             out.line(line)

@@ -46,7 +46,8 @@ class Plan:
         limits: (reduction axis, first, end) as text, where a pass covers only a part of it.
         tile: a second axis along which some accesses are contiguous; empty: there is none worth turning tiles
             for.
-        tiled: those accesses.
+        tiled: those accesses; where there is no second axis, accesses that are contiguous along the innermost
+            reduction axis, of which tiles are turned in its loop.
     """
 
     lane: str
@@ -70,7 +71,7 @@ def choose_plan(kernel: Kernel, facts: Facts, lanes: int, lane_at: int = 0, unro
     leaves the choice here.
     """
     scans = any(s.op == "scan" and not scans_across(s) for part in kernel.sections for s in part.body)
-    lane = "" if lanes == 1 else _lane(kernel, facts, scans)
+    lane = "" if lanes == 1 else _lane(kernel, facts, scans, lanes)
     if lane and lane_at:
         lane = (*facts.axes, *facts.raxes)[lane_at - 1]
     across = lane in facts.raxes
@@ -85,7 +86,8 @@ def choose_plan(kernel: Kernel, facts: Facts, lanes: int, lane_at: int = 0, unro
         )
     apart = min((u for u, part in zip(unrolls, kernel.sections) if part.looped), default=1)
     plan = Plan(lane, across, axes, raxes, lanes if lane else 1, 1 if across else apart, unrolls)
-    return _with_tiles(_with_collisions(plan, facts, kernel.deterministic), kernel, facts)
+    plan = _with_collisions(plan, facts, kernel.deterministic)
+    return _with_turned_loops(plan, kernel, facts) if facts.raxes else _with_tiles(plan, kernel, facts)
 
 
 def lane_choices(kernel: Kernel, facts: Facts) -> tuple[int, ...]:
@@ -134,7 +136,7 @@ def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
     return Split(name, size, index_text(facts.sizes[name]), count) if count >= 2 else None
 
 
-def _lane(kernel: Kernel, facts: Facts, scans: bool) -> str:
+def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int) -> str:
     """The axis along which most memory is contiguous; the innermost parallel one where several are equal."""
     candidates = [*reversed(facts.axes), *(() if scans else reversed(facts.raxes))]
     best, best_score = "", float("-inf")
@@ -144,8 +146,10 @@ def _lane(kernel: Kernel, facts: Facts, scans: bool) -> str:
             continue
         score = -place * 0.01
         for access in facts.accesses:
-            often = 8 if facts.raxes and kernel.sections[access.section].looped else 1
-            score += often * _score(access, name, facts)
+            if facts.raxes and kernel.sections[access.section].looped:
+                score += 8 * _score_in_loop(access, name, facts, lanes)
+            else:
+                score += _score(access, name, facts)
         if extent < 16:
             score -= 2
         if score > best_score:
@@ -169,6 +173,20 @@ def _score(access: Access, lane: str, facts: Facts) -> float:
     if step is None:
         return -1.0 * weight
     return -2.0 * weight
+
+
+def _score_in_loop(access: Access, lane: str, facts: Facts, lanes: int) -> float:
+    """The same in a loop: rows that do not fill a vector leave lanes idle, and are better turned over."""
+    score = _score(access, lane, facts)
+    inner = facts.raxes[-1]
+    filled = facts.hints[inner] / lanes
+    if filled >= 1 or score == 0:
+        return score
+    if lane in facts.raxes:
+        return score * filled if score > 0 and lane == inner else score
+    if not _runs_along(access, inner, lane, facts):
+        return score
+    return 2.0 * min(1.0, facts.hints[lane] / lanes) * _share(access, facts)
 
 
 def _share(access: Access, facts: Facts) -> float:
@@ -224,7 +242,7 @@ def _with_collisions(plan: Plan, facts: Facts, deterministic: bool) -> Plan:
 
 def _with_tiles(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
     """Where some accesses run along the lane axis and others along a second one, work on square tiles."""
-    if not plan.lane or facts.raxes or kernel.locals or plan.along or plan.serial:
+    if not plan.lane or kernel.locals or plan.along or plan.serial:
         return plan
     if facts.hints[plan.lane] < plan.lanes // 2:
         return plan
@@ -240,6 +258,25 @@ def _with_tiles(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
         return plan
     axes = (*(a for a in plan.axes if a not in (tile, plan.lane)), tile, plan.lane)
     return replace(plan, tile=tile, tiled=best, axes=axes)
+
+
+def _with_turned_loops(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
+    """Where lanes run along a parallel axis, turn tiles of what is contiguous along the innermost loop."""
+    if not plan.lane or plan.across or plan.along or plan.serial:
+        return plan
+    name = plan.raxes[-1]
+    if facts.hints[plan.lane] < plan.lanes // 2 or facts.hints[name] <= _FEW:
+        return plan
+    read = {a.buffer for a in facts.accesses if not a.is_store}
+    found = tuple(
+        a
+        for a in facts.accesses
+        if kernel.sections[a.section].looped
+        and _runs_along(a, name, plan.lane, facts)
+        and not (a.is_store and a.buffer in read)
+    )
+    # turning what is loaded takes registers enough
+    return replace(plan, tiled=found, unroll=plan.unroll if all(a.is_store for a in found) else 1)
 
 
 def _runs_along(access: Access, name: str, lane: str, facts: Facts) -> bool:

@@ -105,7 +105,8 @@ template <class H> PF_INLINE void transpose_rows(wide<H>* r) {
 #endif
 
 // A tile of memory whose rows are `step` apart: tile[j] gets element j of every row. At an edge there are fewer `rows`
-// and `count` elements of each, and nothing outside is touched.
+// and `count` elements of each, and nothing outside is touched; tile_load_first<COUNT> and tile_store_first<COUNT> are
+// for whole rows of so few elements.
 template <class T> PF_INLINE void tile_load(typename shape<T>::vec* tile, const T* p, i64 step) {
 #pragma GCC unroll 16
   for (int i = 0; i < PF_W; ++i) tile[i] = load<Vec>(p + i * step);
@@ -119,6 +120,16 @@ template <class T> static __attribute__((noinline)) void tile_load(typename shap
   transpose_rows(r);
 #pragma GCC unroll 16
   for (int i = 0; i < PF_W; ++i) tile[i] = r[i];
+}
+template <int COUNT, class T> PF_INLINE void tile_load_first(typename shape<T>::vec* tile, const T* p, i64 step) {
+#pragma GCC unroll 16
+  for (int i = 0; i < PF_W; ++i) tile[i] = load_n<Vec>(p + i * step, COUNT);
+  transpose_rows(tile);
+}
+template <int COUNT, class T> PF_INLINE void tile_store_first(T* p, typename shape<T>::vec* tile, i64 step) {
+  transpose_rows(tile);
+#pragma GCC unroll 16
+  for (int i = 0; i < PF_W; ++i) store_n(p + i * step, tile[i], COUNT);
 }
 template <bool STREAMS = false, class T> PF_INLINE void tile_store(T* p, typename shape<T>::vec* tile, i64 step) {
   transpose_rows(tile);

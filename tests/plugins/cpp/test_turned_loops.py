@@ -1,0 +1,113 @@
+"""Loops over accesses that run along the loop while lanes run along another axis: tiles turned over."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cpp_kernels import KernelBuilder, backend, compiled
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import IndexLike, symbol
+
+f32, bf16 = DType.f32, DType.bf16
+ISAS = ("", "avx2", "sse")
+
+
+def centred(
+    rows: IndexLike, steps: IndexLike, dtype: DType, *, turned_in: bool, turned_out: bool
+) -> KernelBuilder:
+    """Rows less their means; `turned_in` and `turned_out` say where a row lies in one piece."""
+    hints = () if isinstance(rows, int) and isinstance(steps, int) else (70, 40)
+    k = KernelBuilder({"x0": rows}, {"r0": steps}, hints=hints)
+    k.arg("a", dtype), k.out("o", dtype)
+    within, across = k["x0"] * steps + k["r0"], k["r0"] * rows + k["x0"]
+    read, written = within if turned_in else across, within if turned_out else across
+    s = k.section(True)
+    total = s.reduce("sum", s.cast(s.load("a", read), f32))
+    s = k.section()
+    mean = s.op("div", total, s.cast(s.index(0 * k["x0"] + steps), f32))
+    s = k.section(True)
+    s.store("o", written, s.cast(s.op("sub", s.cast(s.load("a", read), f32), mean), dtype))
+    for size in (rows, steps):
+        if not isinstance(size, int):
+            k.size(str(size))
+    return k
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [f32, bf16])
+@pytest.mark.parametrize("shape", [(64, 32), (37, 23), (16, 7), (70, 5), (100, 33), (9, 300)])
+def test_rows_that_are_written_across_the_lanes(shape: tuple[int, int], dtype: DType, isa: str) -> None:
+    rows, steps = shape
+    kernel = centred(rows, steps, dtype, turned_in=False, turned_out=True).build()
+    if not isa and rows >= 16:
+        text = backend().emit(kernel).text
+        assert "tile_store" in text and "strided" not in text
+    a = torch.randn(steps, rows).to(dtype.torch)
+    want = (a.float() - a.float().mean(0)).t().to(dtype.torch).contiguous()
+    out = torch.zeros(rows * steps + 64, dtype=dtype.torch)
+    compiled(kernel, isa)(a, out)
+    torch.testing.assert_close(out[: rows * steps].view(rows, steps), want)
+    assert not out[rows * steps :].any()
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [f32, bf16, DType.f64])
+@pytest.mark.parametrize("shape", [(64, 5), (37, 7), (150, 11)])
+def test_rows_too_short_for_a_vector(shape: tuple[int, int], dtype: DType, isa: str) -> None:
+    rows, steps = shape
+    k = KernelBuilder({"x0": rows}, {"r0": steps})
+    k.arg("a", dtype), k.out("o", DType.i64)
+    s = k.section(True)
+    _, at = s.reduce("argmax", s.load("a", k["x0"] * steps + k["r0"]), s.index(k["r0"]))
+    k.section().store("o", k["x0"], at)
+    if not isa:
+        text = backend().emit(k.build()).text
+        assert f"tile_load_first<{steps}>" in text and "fold_max" not in text
+    a = torch.randint(0, 9, shape).to(dtype.torch)
+    out = torch.zeros(rows, dtype=torch.int64)
+    compiled(k.build(), isa)(a, out)
+    assert torch.equal(out, a.float().argmax(1))
+
+
+def test_long_rows_keep_lanes_along_them() -> None:
+    text = backend().emit(centred(64, 512, f32, turned_in=True, turned_out=True).build()).text
+    assert "tile" not in text
+
+
+def test_channels_of_a_group_share_a_vector() -> None:
+    """Four of 128 neighbours are one group: lanes hold groups, not a quarter of one."""
+    k = KernelBuilder({"x0": 32}, {"r0": 50, "r1": 4})
+    k.arg("a"), k.out("o")
+    s = k.section(True)
+    total = s.reduce("sum", s.load("a", k["r0"] * 128 + k["x0"] * 4 + k["r1"]))
+    k.section().store("o", k["x0"], total)
+    assert "reduce_add" not in backend().emit(k.build()).text
+    a, out = torch.randn(50, 32, 4), torch.zeros(32)
+    compiled(k.build())(a, out)
+    torch.testing.assert_close(out, a.sum((0, 2)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("turned_in", [False, True])
+def test_sizes_that_are_not_known(turned_in: bool) -> None:
+    kernel = centred(symbol("s0", 1), symbol("s1", 1), f32, turned_in=turned_in, turned_out=True).build()
+    for rows, steps in ((1, 1), (16, 16), (70, 40), (33, 17), (100, 5), (3, 130)):
+        a = torch.randn((rows, steps) if turned_in else (steps, rows))
+        rowwise = a if turned_in else a.t()
+        out = torch.zeros(rows, steps)
+        compiled(kernel)(a, out, rows, steps)
+        torch.testing.assert_close(out, rowwise - rowwise.mean(1, keepdim=True), rtol=1e-5, atol=1e-5)
+
+
+def test_a_buffer_that_is_also_read_is_written_at_once() -> None:
+    """What a loop has stored, later reads of it find."""
+    k = KernelBuilder({"x0": 64}, {"r0": 32})
+    k.arg("a"), k.arg("o", kind="inout")
+    s = k.section(True)
+    place = k["x0"] * 32 + k["r0"]
+    s.store("o", place, s.op("add", s.load("o", place), s.load("a", k["r0"] * 64 + k["x0"])))
+    assert "tile_store" not in backend().emit(k.build()).text
+    a, out = torch.randn(32, 64), torch.randn(64, 32)
+    want = out + a.t()
+    compiled(k.build())(a, out)
+    assert torch.equal(out, want)
