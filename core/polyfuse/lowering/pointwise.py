@@ -100,8 +100,18 @@ BINARY: dict[str, tuple[str, ...]] = {
         "bitwise_xor.Scalar_Tensor",
         "__xor__.Tensor",
     ),
-    "shift_left": ("bitwise_left_shift.Tensor", "bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar"),
-    "shift_right": ("bitwise_right_shift.Tensor", "bitwise_right_shift.Tensor_Scalar", "__rshift__.Scalar"),
+    "shift_left": (
+        "bitwise_left_shift.Tensor",
+        "bitwise_left_shift.Tensor_Scalar",
+        "__lshift__.Tensor",
+        "__lshift__.Scalar",
+    ),
+    "shift_right": (
+        "bitwise_right_shift.Tensor",
+        "bitwise_right_shift.Tensor_Scalar",
+        "__rshift__.Tensor",
+        "__rshift__.Scalar",
+    ),
 }
 """Two operands, computed in the result's type."""
 

@@ -29,6 +29,18 @@ def test_running_extremes_of_truth_values() -> None:
     check(lambda x: (*x.cummax(1), *x.cummin(0)), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8])
+def test_packed_numbers_are_unpacked_by_shifting_by_a_tensor(dtype: torch.dtype) -> None:
+    x, by = torch.tensor([[0], [77], [200]]).to(dtype), torch.arange(0, 8, 2, dtype=dtype)
+
+    def fn(x: torch.Tensor, by: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        up = x.expand(3, 4).clone()
+        up <<= by
+        return (x >> by) & 3, x << by, up
+
+    check(fn, x, by)
+
+
 @pytest.mark.parametrize("size", [{"size": (5, 7)}, {"scale_factor": 1.7}])
 def test_bytes_are_resampled_as_eager_mode_rounds(size: dict[str, object]) -> None:
     x = torch.arange(240).reshape(1, 2, 10, 12).to(torch.uint8)
