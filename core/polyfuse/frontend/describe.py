@@ -40,7 +40,8 @@ def mutated_placeholders(module: GraphModule) -> tuple[Node, ...]:
     """Placeholders that some operator of the graph writes to, directly or through a view, in input order."""
     written: set[Node] = set()
     for node in module.graph.nodes:
-        if node.op != "call_function":
+        # what functionalisation wrapped writes to an input only where a `copy_` of its own follows
+        if node.op != "call_function" or _is_functionalized(node):
             continue
         for target in mutated_nodes(node):
             root = alias_root(target)
@@ -50,7 +51,8 @@ def mutated_placeholders(module: GraphModule) -> tuple[Node, ...]:
 
 
 def mutated_nodes(node: Node) -> tuple[Node, ...]:
-    """The argument nodes a call writes to. A higher-order call may write to any of its tensor arguments."""
+    """The argument nodes a call writes to, or may write to where nobody needs what they hold. A higher-order
+    call may write to any of its tensor arguments."""
     facts = ops.facts(node.target)
     if not facts.is_operator:
         return tuple(node.all_input_nodes) if facts.is_higher_order and _mutating_hop(node) else ()
@@ -66,8 +68,11 @@ def mutated_nodes(node: Node) -> tuple[Node, ...]:
 
 
 def _mutating_hop(node: Node) -> bool:
-    # those that functionalisation made work on copies, and what they write back is a `copy_` of its own
-    return "triton_kernel_wrapper_mutation" in ops.op_name(node.target)
+    return "triton_kernel_wrapper_mutation" in ops.op_name(node.target) or _is_functionalized(node)
+
+
+def _is_functionalized(node: Node) -> bool:
+    return "auto_functionalized" in ops.op_name(node.target)
 
 
 def describe(

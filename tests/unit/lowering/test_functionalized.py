@@ -300,3 +300,14 @@ def test_an_operator_that_is_defined_anew() -> None:
 def _double(*tensors: torch.Tensor) -> None:
     for tensor in tensors:
         tensor.mul_(2)
+
+
+def test_a_copy_of_what_is_written_stays_one() -> None:
+    def fn(row: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return append(row, keys, keys.clone())
+
+    row, keys = torch.randn(3), torch.randn(4, 3)
+    expected = keys.clone()
+    wanted = fn(row, expected)
+    torch.testing.assert_close(compiled(fn)(row, keys), wanted)
+    torch.testing.assert_close(keys, expected)
