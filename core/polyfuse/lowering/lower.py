@@ -370,7 +370,11 @@ def _is_size_arithmetic(node: Node) -> bool:
     if not isinstance(fake, _NUMBERS):
         return ops.op_name(node.target).startswith("aten.sym_constrain_range")
     facts = ops.facts(node.target)
-    return not (facts.effects or facts.data_dependent or facts.is_random or facts.is_higher_order)
+    if facts.effects or facts.data_dependent or facts.is_random or facts.is_higher_order:
+        return False
+    # torch's own operators say when they read data, those of users do not
+    foreign = facts.is_operator and not facts.name.startswith(("aten.", "prims."))
+    return not (foreign and any(isinstance(n.meta.get("val"), torch.Tensor) for n in node.all_input_nodes))
 
 
 def _is_empty(fake: torch.Tensor) -> bool:

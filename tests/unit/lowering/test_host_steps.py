@@ -56,3 +56,22 @@ def test_the_result_of_a_library_call_goes_into_its_part_of_a_concatenation() ->
         return torch.cat([product, y, x.exp()], 0), torch.stack([product, y], 1)
 
     check(function, torch.randn(4, 4), torch.randn(4, 4))
+
+
+def test_numbers_that_operators_of_users_return() -> None:
+    @torch.library.custom_op("polyfuse_test::positive", mutates_args=())
+    def positive(x: torch.Tensor) -> int:
+        return int((x > 0).sum())
+
+    @positive.register_fake
+    def _(x: torch.Tensor) -> int:
+        return torch.library.get_ctx().new_dynamic_size()
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        n = positive(x)
+        return x.new_ones(n) * 2, x * n
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for seed in range(2):
+            torch.manual_seed(seed)
+            check(fn, torch.randn(5, 3))
