@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
 
-from polyfuse.frontend import foreach, own_decompositions, own_indexing, own_losses
+from polyfuse.frontend import foreach, own_decompositions, own_indexing, own_layouts, own_losses
 from polyfuse.torch_compat import decomp, ops
 
 __all__ = [
@@ -230,5 +230,9 @@ def decomposition_table(numerics: str = "fast") -> Mapping[Any, Callable[..., An
         for op in decomp.expand_packets([name]):
             if not ops.is_mutable(op):
                 table[op] = _first_of(function, table.get(op))
+    for name, laid_out in own_layouts.LAID_OUT.items():
+        for op in decomp.expand_packets([name]):
+            if op in table:
+                table[op] = laid_out(table[op])
     table.update(foreach.decompositions())
     return MappingProxyType(table)

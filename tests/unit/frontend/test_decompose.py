@@ -175,3 +175,41 @@ def test_bytes_are_resized_by_the_library() -> None:
     function = lambda x: F.interpolate(x, size=(5, 5), mode="bilinear")  # noqa: E731
     module = make_fx(function, decomposition_table=dict(decomposition_table("fast")))(image)
     assert torch.equal(module(image), function(image))
+
+
+def _by_columns(*size: int) -> torch.Tensor:
+    return torch.rand(size[::-1]).permute(*range(len(size))[::-1])
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.native_batch_norm.default, (_by_columns(3, 4, 5), None, None, None, None, True, 0.1, 1e-5)),
+        (
+            aten.native_batch_norm.default,
+            (
+                torch.rand(3, 4, 5, 6).to(memory_format=torch.channels_last),
+                *(torch.ones(4) for _ in range(4)),
+                False,
+                0.1,
+                1e-5,
+            ),
+        ),
+        (aten.masked_scatter.default, (_by_columns(4, 5), _by_columns(4, 5) > 0.5, torch.rand(20))),
+        (
+            aten.nll_loss2d_forward.default,
+            (_by_columns(2, 3, 4, 5), torch.ones(2, 4, 5, dtype=torch.int64), None, 0, -100),
+        ),
+        (aten.channel_shuffle.default, (torch.rand(2, 4, 3, 3).to(memory_format=torch.channels_last), 2)),
+        (aten.floor_divide.default, (_by_columns(4, 5), torch.tensor(0.25))),
+        (aten.heaviside.default, (_by_columns(4, 1, 5), _by_columns(4, 5))),
+        (aten.logaddexp.default, (_by_columns(4, 1, 5), _by_columns(4, 5))),
+        (aten.native_dropout_backward.default, (_by_columns(4, 5), _by_columns(4, 5) > 0.5, 2.0)),
+    ],
+    ids=str,
+)
+def test_results_lie_as_those_of_operators(op: Any, args: tuple[Any, ...]) -> None:
+    expected, actual = op(*args), decomposition_table("fast")[op](*args)
+    first, other = (v if isinstance(v, torch.Tensor) else v[0] for v in (expected, actual))
+    torch.testing.assert_close(other, first)
+    assert other.stride() == first.stride()
