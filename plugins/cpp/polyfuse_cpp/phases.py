@@ -1,9 +1,14 @@
-"""A lane axis that indices divide by a small number, cut into as many phases: points with one remainder each.
+"""Phases: copies of a kernel's statements, side by side, for points that take turns in memory.
+
+A lane axis that indices divide by a small number is cut into as many phases: points with one remainder each.
 
 The gradient of a pooling with stride 2 reads ``in[(p + 1) // 2]`` and asks ``(p + 1) % 2 < 1``; resampling,
 interleaved channels and repeated elements do the like. Lane by lane that is a window of memory under a mask
 that flickers. With ``p = 2*q + r`` the lanes run along q: each of the two phases reads memory as it lies,
 questions about remainders are answered here, and what all phases store is woven together (`weave`).
+
+A short axis whose elements lie side by side, such as the colours of a picture, becomes phases too: lanes run
+along the axis outside it, and every phase reads or writes each so many elements of one piece of memory.
 """
 
 from __future__ import annotations
@@ -33,6 +38,11 @@ def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tu
     `tiling.choose_plan`.
     """
     facts = analyse(kernel)
+    side = _side_by_side(kernel, facts, lanes) if lanes > 1 and not lane_at else None
+    if side is not None:
+        apart, place = side
+        its_facts = analyse(apart)
+        return apart, its_facts, choose_plan(apart, its_facts, lanes, place, unroll)
     plan = choose_plan(kernel, facts, lanes, lane_at, unroll)
     phased = _in_phases(kernel, facts, plan)
     if phased is not None:
@@ -58,6 +68,44 @@ def _in_phases(kernel: Kernel, facts: Facts, plan: Plan) -> Kernel | None:
     if not 1 < phases <= MOST_PHASES or phases * len(stmts) > _MOST_STATEMENTS:
         return None
     return _Cut(kernel, facts, plan.lane, phases).cut()
+
+
+def _side_by_side(kernel: Kernel, facts: Facts, lanes: int) -> tuple[Kernel, int] | None:
+    """The kernel with a short axis as phases, and the place of the axis (the first is 1) that lanes then run
+    along; None where there is no such axis.
+    """
+    if facts.raxes or kernel.locals or any(part.looped for part in kernel.sections):
+        return None
+    if not all(_is_plain(a.stmt, facts) for a in facts.accesses):
+        return None
+    count = sum(len(part.body) for part in kernel.sections)
+    for short in facts.axes:
+        size = facts.sizes[short]
+        if not isinstance(size, int) or not 1 < size <= MOST_PHASES or size * count > _MOST_STATEMENTS:
+            continue
+        rest = [a for a in facts.axes if a != short]
+        for place, lane in enumerate(rest, 1):
+            if facts.hints[lane] >= lanes and _takes_turns(facts, short, size, lane):
+                made = _Cut(kernel, facts, short, size, whole=True).cut()
+                return (made, place) if made is not None else None
+    return None
+
+
+def _takes_turns(facts: Facts, short: str, size: int, lane: str) -> bool:
+    """Whether the elements of an axis take turns along the lanes: where everything is stored, or in some load
+    while nothing jumps along the lanes.
+    """
+    stores, loads = list[bool](), list[bool]()
+    near = True
+    for access in facts.accesses:
+        step = coefficient(access.index, lane)
+        turns = step == size and coefficient(access.index, short) == 1
+        (stores if access.is_store else loads).append(turns)
+        if any(lane in facts.depends[v] for v in access.indirect) or not (turns or step in (0, 1)):
+            near = False
+        if access.is_store and step == 0:
+            return False
+    return all(stores) or (near and any(loads))
 
 
 def _is_plain(stmt: Stmt, facts: Facts) -> bool:
@@ -90,12 +138,13 @@ def _divisor(indices: Iterable[IndexLike], lane: str) -> int:
 
 @dataclass
 class _Cut:
-    """One kernel being cut."""
+    """One kernel being cut along an axis; `whole`: nothing of the axis is left."""
 
     kernel: Kernel
     facts: Facts
     lane: str
     phases: int
+    whole: bool = False
     body: list[Stmt] = field(default_factory=list)
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
     numbers: dict[str, IndexLike] = field(default_factory=dict)
@@ -124,6 +173,8 @@ class _Cut:
         hints[self.place] = -(-hints[self.place] // self.phases)
         axes = list(self.kernel.axes)
         axes[self.place] = self.axis
+        if self.whole:
+            del hints[self.place], axes[self.place]
         return replace(self.kernel, axes=tuple(axes), sections=tuple(sections), size_hints=tuple(hints))
 
     def _copy(self, stmt: Stmt, phase: int) -> Stmt | None:
@@ -147,11 +198,11 @@ class _Cut:
         return None
 
     def _at(self, index: IndexLike, phase: int) -> IndexLike:
-        return substitute(index, {self.lane: self.axis * self.phases + phase})
+        return substitute(index, {self.lane: phase if self.whole else self.axis * self.phases + phase})
 
     def _inside(self, phase: int) -> str:
         """The name of whether a point of a phase lies on the axis; empty where all do."""
-        if phase == 0 or static_multiple(self.size, self.phases):
+        if self.whole or phase == 0 or static_multiple(self.size, self.phases):
             return ""
         if isinstance(self.size, int) and phase < self.size % self.phases:
             return ""

@@ -140,3 +140,42 @@ def test_gradients_of_pooling_and_resampling(dtype: torch.dtype, stride: int) ->
         rough = {"rtol": 0.02, "atol": 0.03} if dtype is torch.bfloat16 else {}
         torch.testing.assert_close(found, wanted, **rough)
         torch.testing.assert_close(other.grad, x.grad, **rough)
+
+
+def coloured(
+    rows: IndexLike, colours: int, dtype: DType, *, within: bool, stored_within: bool
+) -> KernelBuilder:
+    """Pictures above a limit for each colour; `within`: whether the colours of a place lie side by side."""
+    k = KernelBuilder({"x0": rows, "x1": colours}, hints=() if isinstance(rows, int) else (64, colours))
+    k.arg("a", dtype), k.arg("b", dtype), k.out("o", dtype)
+    s = k.section()
+    side, apart = k["x0"] * colours + k["x1"], k["x1"] * rows + k["x0"]
+    larger = s.op("maximum", s.load("a", side if within else apart), s.load("b", k["x1"]))
+    s.store("o", side if stored_within else apart, larger)
+    if not isinstance(rows, int):
+        k.size("s0")
+    return k
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", [f32, DType.f64, DType.i8])
+@pytest.mark.parametrize("colours", [2, 3, 4])
+def test_a_short_axis_becomes_phases(colours: int, dtype: DType, isa: str) -> None:
+    for within, stored_within in ((True, True), (True, False), (False, True)):
+        kernel = coloured(37, colours, dtype, within=within, stored_within=stored_within).build()
+        if isa == "":
+            text = backend(isa).emit(kernel).text
+            assert ("store_woven" in text) == stored_within and "strided" not in text
+        inputs = [filled(37 * colours, dtype), filled(colours, dtype)]
+        agrees(kernel, isa, inputs, filled(37 * colours, dtype))
+
+
+def test_a_short_axis_beside_one_of_a_size_that_is_not_known() -> None:
+    kernel = coloured(symbol("s0", 1), 3, f32, within=True, stored_within=True).build()
+    for rows in (1, 5, 16, 17, 100):
+        agrees(kernel, "", [filled(3 * rows, f32), filled(3, f32)], filled(3 * rows, f32), rows)
+
+
+def test_a_short_axis_that_is_apart_in_memory_stays() -> None:
+    kernel = coloured(64, 3, f32, within=False, stored_within=False).build()
+    assert backend().emit(kernel).text.count("load<Vec>") == 1
