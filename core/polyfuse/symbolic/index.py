@@ -196,7 +196,7 @@ def make(terms: Mapping[Monomial, int], const: int) -> IndexLike:
     if not terms:
         return const
     if len(terms) > 1:
-        joined = _rejoin(terms) if any(m[-1].kind == "mod" or m[0].kind == "mod" for m in terms) else None
+        joined = _rejoin(terms) if any(atom.kind == "mod" for m in terms for atom in m) else None
         if joined is not None:
             return joined + const
         return Index(tuple(sorted(terms.items(), key=lambda item: _order_of(item[0]))), const)
@@ -211,42 +211,53 @@ def exact(terms: Mapping[Monomial, int], const: int) -> IndexLike:
 
 def _rejoin(terms: Mapping[Monomial, int]) -> IndexLike | None:
     """``b*(x // b) + x % b`` is ``x``, and ``b*((x // b) % c) + x % b`` is ``x % (b*c)``: splitting an axis
-    and joining it again must leave no trace.
+    and joining it again must leave no trace. All of it may be a multiple of something.
     """
     for monomial, coefficient in terms.items():
-        if len(monomial) != 1 or monomial[0].kind != "mod":
+        low = _modulo_in(monomial)
+        if low is None:
             continue
-        x, b = monomial[0].args
-        quotient = x // b * b * coefficient
-        if isinstance(quotient, int):
-            continue
+        x, b = low.args
         rest = dict(terms)
         del rest[monomial]
+        multiple = make({left: coefficient}, 0) if (left := _without_atom(monomial, low)) else coefficient
+        quotient = x // b * b * multiple
+        if isinstance(quotient, int):
+            continue
         if quotient.const == 0 and all(rest.get(m) == c for m, c in quotient.terms):
             for m, _ in quotient.terms:
                 del rest[m]
-            return make(rest, 0) + x * coefficient
-        digit = _higher_digit(rest, x, b, coefficient)
+            return make(rest, 0) + x * multiple
+        digit = _higher_digit(rest, x, b, b * multiple)
         if digit is not None:
-            count = digit[0].args[1]
-            del rest[digit]
-            return make(rest, 0) + x % (b * count) * coefficient
+            place, count = digit
+            del rest[place]
+            return make(rest, 0) + x % (b * count) * multiple
     return None
 
 
 def _higher_digit(
-    terms: Mapping[Monomial, int], x: IndexLike, b: IndexLike, coefficient: int
-) -> Monomial | None:
-    """The term ``coefficient*b * ((x // b) % c)``, which makes ``x % (b*c)`` of ``x % b``."""
-    if not isinstance(b, int):
-        return None
+    terms: Mapping[Monomial, int], x: IndexLike, b: IndexLike, multiple: IndexLike
+) -> tuple[Monomial, IndexLike] | None:
+    """The term ``multiple * ((x // b) % c)``, which makes ``x % (b*c)`` of ``x % b``, and its `c`."""
     for monomial, factor in terms.items():
-        if len(monomial) != 1 or monomial[0].kind != "mod" or factor != coefficient * b:
+        high = _modulo_in(monomial)
+        if high is None or isinstance(high.args[0], int):
             continue
-        inner = monomial[0].args[0]
-        if isinstance(monomial[0].args[1], int) and not isinstance(inner, int) and inner == x // b:
-            return monomial
+        left = _without_atom(monomial, high)
+        if (make({left: factor}, 0) if left else factor) == multiple and high.args[0] == x // b:
+            return monomial, high.args[1]
     return None
+
+
+def _modulo_in(monomial: Monomial) -> Atom | None:
+    """The only atom of a product that is a modulo."""
+    found = [atom for atom in monomial if atom.kind == "mod"]
+    return found[0] if len(found) == 1 else None
+
+
+def _without_atom(monomial: Monomial, atom: Atom) -> Monomial:
+    return tuple(other for other in monomial if other is not atom)
 
 
 def of_atom(atom: Atom) -> Index:

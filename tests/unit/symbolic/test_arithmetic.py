@@ -227,6 +227,20 @@ def test_only_named_variables_are_replaced():
     assert substitute((i + 1) // 2, {"i": 3}) == 2
 
 
+def test_digits_of_unknown_sizes_join():
+    a, b, c, d = (symbol(name, 1) for name in "abcd")
+    x = axis("x", a * b * c)
+    assert (x // (a * b)) * a * b + ((x // a) % b) * a + x % a == x
+    assert ((x // a) % b) * a * d * 4 + (x % a) * d * 4 + d == (x % (a * b)) * d * 4 + d
+    assert d * (x // a) * a + d * (x % a) == d * x
+    # another multiple, or digits of something else, stay
+    assert len((((x // a) % b) * a * d + (x % a) * c).terms) == 2
+    assert len((((x // b) % a) * a + x % a).terms) == 2
+    for value in range(60):
+        index = ((x // a) % b) * a * d + (x % a) * d
+        assert evaluate(index, {"x": value, "a": 3, "b": 4, "c": 5, "d": 7}) == value % 12 * 7
+
+
 def test_digits_of_an_axis_join():
     x = axis("x", 4096)
     assert 16 * ((x // 16) % 8) + x % 16 == x % 128
