@@ -10,6 +10,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from polyfuse.frontend.own_decompositions import like_layout
+from polyfuse.symbolic import contiguous_strides
+from polyfuse.torch_compat import shapes
+
 __all__ = ["LAID_OUT"]
 
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -39,8 +43,7 @@ def _by_rows_or_channels(decomposition: Callable[..., Any]) -> Callable[..., Any
     argument, has its channels last."""
 
     def change(result: Tensor) -> Tensor:
-        last = _CHANNELS_LAST.get(result.dim())
-        if result.device.type != "cpu" or (last is not None and result.is_contiguous(memory_format=last)):
+        if shapes.is_unbacked(result) or result.device.type != "cpu" or _has_channels_last(result):
             return result
         return result.contiguous()
 
@@ -56,13 +59,21 @@ def _in_the_format_of_the_first(decomposition: Callable[..., Any]) -> Callable[.
 
     @functools.wraps(decomposition)
     def laid_out(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = decomposition(x, *args, **kwargs)
-        last = _CHANNELS_LAST.get(x.dim())
-        if last is None or x.is_contiguous() or not x.is_contiguous(memory_format=last):
-            last = torch.contiguous_format
-        return result.contiguous(memory_format=last)
+        if shapes.is_unbacked(x):
+            return decomposition(x, *args, **kwargs)
+        last = _CHANNELS_LAST[x.dim()] if _has_channels_last(x) else torch.contiguous_format
+        return decomposition(x, *args, **kwargs).contiguous(memory_format=last)
 
     return laid_out
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    """Whether the strides say so, also those of dimensions of size one, which could say anything."""
+    if x.dim() not in _CHANNELS_LAST or x.is_contiguous():
+        return False
+    batch, channels, *rest = x.shape
+    wanted = contiguous_strides((batch, *rest, channels))
+    return tuple(x.stride()) == (wanted[0], wanted[-1], *wanted[1:-1])
 
 
 def _as_sums(decomposition: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,13 +83,11 @@ def _as_sums(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         result = decomposition(*args, **kwargs)
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        if not isinstance(result, Tensor) or all(t.is_contiguous() for t in tensors):
+        # where data decide a size, nobody can say how things lie before the program runs
+        if any(map(shapes.is_unbacked, tensors)) or all(t.is_contiguous() for t in tensors):
             return result
         # its strides are looked at, and nobody reads it
-        total = functools.reduce(torch.add, tensors)
-        if total.shape != result.shape or total.stride() == result.stride():
-            return result
-        return torch.empty_like(total, dtype=result.dtype).copy_(result)
+        return like_layout(result, functools.reduce(torch.add, tensors))
 
     return laid_out
 
@@ -98,7 +107,7 @@ LAID_OUT: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
             _by_rows_or_channels,
         ),
         **dict.fromkeys(("masked_scatter", "nll_loss2d_forward"), _by_rows),
-        **dict.fromkeys(("channel_shuffle", "max_unpool2d"), _in_the_format_of_the_first),
+        "channel_shuffle": _in_the_format_of_the_first,
         **dict.fromkeys(("floor_divide", "heaviside", "logaddexp", "native_dropout_backward"), _as_sums),
     }
 )

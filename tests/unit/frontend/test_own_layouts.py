@@ -1,0 +1,56 @@
+"""Results of compiled functions lie as in eager mode: `as_strided` reads them so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import polyfuse  # noqa: F401 - registers the backend
+
+
+def by_columns(*size: int) -> torch.Tensor:
+    return torch.rand(size[::-1]).permute(*range(len(size))[::-1])
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (lambda x: F.batch_norm(x, None, None, training=True), (by_columns(3, 4, 5),)),
+        (lambda x: F.channel_shuffle(x, 2), (torch.rand(2, 4, 3, 3).to(memory_format=torch.channels_last),)),
+        (lambda x: F.channel_shuffle(x, 2), (by_columns(1, 2, 1, 3),)),
+        (torch.floor_divide, (by_columns(4, 5) * 9, torch.tensor(2.0))),
+        (torch.heaviside, (by_columns(4, 1, 5) - 0.5, by_columns(4, 5))),
+        (torch.logaddexp, (by_columns(4, 1, 5), by_columns(4, 5))),
+        (torch.masked_scatter, (by_columns(4, 5), by_columns(4, 5) > 0.5, torch.rand(20))),
+    ],
+)
+def test_elements_in_the_order_of_memory(
+    function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...]
+) -> None:
+    def flat(*args: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        result = function(*args)
+        return result, result.as_strided((result.numel(),), (1,)) + 1
+
+    torch._dynamo.reset()
+    options = {"backends": ["interpreter"], "strict": True, "graph_cache": False}
+    results = torch.compile(flat, backend="polyfuse", options=options)(*inputs)
+    for actual, expected in zip(results, flat(*inputs), strict=True):
+        torch.testing.assert_close(actual, expected)
+        assert actual.stride() == expected.stride()
+
+
+def test_sizes_that_data_decide() -> None:
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        rows = x[(x[:, 0] > 0).nonzero().squeeze(1)]
+        return F.dropout(rows, 0.5).sum() * 0 + torch.logaddexp(rows.t(), rows.t() + 1).sum()
+
+    torch._dynamo.reset()
+    options = {"backends": ["interpreter"], "strict": True, "graph_cache": False}
+    x = torch.randn(9, 8, requires_grad=True)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = torch.compile(chosen, backend="polyfuse", fullgraph=True, options=options)
+        actual, expected = (torch.autograd.grad(f(x), x)[0] for f in (compiled, chosen))
+    torch.testing.assert_close(actual, expected)
