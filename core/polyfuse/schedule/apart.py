@@ -6,7 +6,7 @@ from math import gcd
 
 from polyfuse.symbolic import Index, IndexLike, atoms, coefficient
 
-__all__ = ["never_meet"]
+__all__ = ["never_meet", "take_turns"]
 
 
 def never_meet(a: IndexLike, b: IndexLike) -> bool:
@@ -26,3 +26,14 @@ def never_meet(a: IndexLike, b: IndexLike) -> bool:
         else:
             span += abs(step) * (size - 1)
     return span < distance and (not outer or distance + span < outer)
+
+
+def take_turns(a: IndexLike, b: IndexLike) -> bool:
+    """Whether two indices of equal form lie side by side between the steps of every axis, as those of tensors
+    that are stacked along the last dimension do: they share lines of the caches.
+    """
+    away = b - a
+    if not isinstance(a, Index) or not isinstance(away, int) or not away:
+        return False
+    steps = [coefficient(a, atom.name) if atom.kind == "axis" else None for atom in atoms(a)]
+    return all(isinstance(step, int) and abs(step) > abs(away) for step in steps)

@@ -9,7 +9,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import LoopNode, Pointwise
 from polyfuse.plugin import Backend, Traits
-from polyfuse.schedule.apart import never_meet
+from polyfuse.schedule.apart import never_meet, take_turns
 from polyfuse.schedule.diagnose import mismatch
 from polyfuse.schedule.footprint import keeps_more_alive
 from polyfuse.schedule.products import leader
@@ -130,6 +130,7 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
     if (
         not passes
         and not shares_reads(found.first[1], found.second[1])
+        and not _shares_lines(found.first[1], found.second[1])
         and not _without_sharing(rules, first, second)
     ):
         return _explained("they share no data", first, second)
@@ -309,6 +310,17 @@ def _storages(rules: Rules, unit: Unit) -> tuple[set[str], set[str]]:
     for item in unit.accesses:
         found[item.access.write].add(rules.roots[item.access.buffer])
     return found
+
+
+def _shares_lines(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:
+    """Whether both write to a buffer in turns, so that one kernel writes each line of it once."""
+    mine = [a.access for a in left if a.access.write]
+    for theirs in (b.access for b in right if b.access.write):
+        for own in mine:
+            if own.buffer == theirs.buffer and own.index is not None and theirs.index is not None:
+                if take_turns(own.index, theirs.index):
+                    return True
+    return False
 
 
 def shares_reads(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:

@@ -28,7 +28,7 @@ def woven_stores(kernel: Kernel, facts: Facts, plan: Plan) -> Mapping[int, Weave
             count = coefficient(stmt.attrs[1], plan.lane)
             if not isinstance(count, int) or not 1 < count <= MOST_PHASES:
                 continue
-            stores = section.body[place : place + count]
+            stores = _next_stores(section, place, count)
             if len(stores) < count or not all(_follows(s, k, stmt, facts) for k, s in enumerate(stores)):
                 continue
             ends = [_end(s, k, count, section, facts, plan.lane) for k, s in enumerate(stores)]
@@ -39,6 +39,20 @@ def woven_stores(kernel: Kernel, facts: Facts, plan: Plan) -> Mapping[int, Weave
                 continue
             found.update(dict.fromkeys(map(id, stores), Weave(stores, end)))
     return found
+
+
+def _next_stores(section: Section, place: int, count: int) -> tuple[Stmt, ...]:
+    """The store at a place and those that follow it to the same buffer, up to where that is read."""
+    found: list[Stmt] = []
+    buffer = section.body[place].attrs[0]
+    for stmt in section.body[place:]:
+        if stmt.op == "store" and stmt.attrs[0] == buffer:
+            found.append(stmt)
+        elif stmt.op == "load" and stmt.attrs[0] == buffer:
+            break
+        if len(found) == count:
+            break
+    return tuple(found)
 
 
 def _may(stmt: Stmt, facts: Facts) -> bool:

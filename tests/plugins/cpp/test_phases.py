@@ -179,3 +179,25 @@ def test_a_short_axis_beside_one_of_a_size_that_is_not_known() -> None:
 def test_a_short_axis_that_is_apart_in_memory_stays() -> None:
     kernel = coloured(64, 3, f32, within=False, stored_within=False).build()
     assert backend().emit(kernel).text.count("load<Vec>") == 1
+
+
+def test_stores_with_loads_between_them_are_woven() -> None:
+    k = KernelBuilder({"x0": 37})
+    k.arg("a"), k.arg("b"), k.out("o")
+    s = k.section()
+    s.store("o", k["x0"] * 2, s.load("a", k["x0"]))
+    s.store("o", k["x0"] * 2 + 1, s.load("b", k["x0"]))
+    kernel = k.build()
+    assert "store_woven" in backend().emit(kernel).text
+    agrees(kernel, "", [filled(37, f32), filled(37, f32)], filled(74, f32))
+
+
+def test_stores_with_a_read_of_their_buffer_between_them_are_not() -> None:
+    k = KernelBuilder({"x0": 37})
+    k.arg("a"), k.arg("o", kind="inout")
+    s = k.section()
+    s.store("o", k["x0"] * 2, s.load("a", k["x0"]))
+    s.store("o", k["x0"] * 2 + 1, s.load("o", k["x0"] * 2))
+    kernel = k.build()
+    assert "store_woven" not in backend().emit(kernel).text
+    agrees(kernel, "", [filled(37, f32)], filled(74, f32))

@@ -93,3 +93,13 @@ def test_stored_parts_that_no_kernel_makes_are_copied_by_the_library() -> None:
     assert check(lambda x, y: torch.cat([x, y.double()], 1), x, y).kinds() == ["Pointwise"] * 2
     turned = lambda x: x.transpose(0, 1).reshape(4, 3, 6).transpose(0, 1)  # noqa: E731
     check(lambda x: torch.cat([x[:, 1:], turned(x)], 1), x, dynamic=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_elements_that_take_turns_are_written_by_kernels(dynamic: bool) -> None:
+    """The library would copy them one by one."""
+    x, y, z = (torch.randn(3, 5) for _ in range(3))
+    kinds = check(lambda x, y, z: torch.stack([x, y, z], -1), x, y, z, dynamic=dynamic).kinds()
+    assert kinds == ["Pointwise"] * 3
+    kinds = check(lambda x, y, z: torch.stack([x, y, z], 0), x, y, z, dynamic=dynamic).kinds()
+    assert kinds == ["ExternCall"]

@@ -397,3 +397,20 @@ class TestLists:
 
     def test_another_size(self) -> None:
         assert self.together("exp", 9) == [1, 1]
+
+
+@pytest.mark.parametrize("gap", [1, 3])
+def test_writers_whose_elements_take_turns_become_one(gap: int) -> None:
+    """Lines of memory are then written once; elements that lie in lines of their own gain nothing."""
+    m = Maker()
+    m.buffer("o", 8, 3)
+    for number in range(2):
+        source = f"x{number}"
+        m.buffer(source, 8, kind="input")
+        (i,) = axes(8)
+        m.pointwise("o", (i,), apply("exp" if number else "neg", m.load(source, i)), i, number)
+    if gap == 3:
+        m.nodes = [replace(m.nodes[0]), replace(m.nodes[1], index=axes(8)[0] * 1 + 16)]
+        m.nodes[0] = replace(m.nodes[0], index=axes(8)[0] * 1)
+    launches = [step for step in m.schedule("o").steps if isinstance(step, Launch)]
+    assert len(launches) == (1 if gap == 1 else 2)
