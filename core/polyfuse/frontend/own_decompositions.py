@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfuse.torch_compat import decomp, ops
+from polyfuse.torch_compat import decomp, ops, shapes
 
 __all__ = [
     "diagonal_scatter",
@@ -174,7 +174,10 @@ def select_scatter(base: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
     size = base.shape[dim]
     shape = [-1 if d == dim % base.dim() else 1 for d in range(base.dim())]
     place = torch.arange(size, device=base.device).view(shape)
-    chosen = place == (index + size if index < 0 else index)
+    if isinstance(index, int):
+        chosen = place == (index + size if index < 0 else index)
+    else:  # whether it counts from the end may be known at run time alone; only one of the two is a place
+        chosen = (place == index) | (place == index + size)
     return like_layout(torch.where(chosen, src.to(base.dtype).unsqueeze(dim), base), base)
 
 
@@ -194,8 +197,8 @@ def diagonal_scatter(base: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, 
 
 def _masked_slice_scatter(base: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:
     """torch's own form, which reads `src` through an index; for steps and symbolic bounds."""
-    from polyfuse.torch_compat import decomp
-
+    if any(map(shapes.is_unbacked, (base.shape[dim], start, end))):
+        return _slice_scatter_by_data(base, src, dim, start, end, step)
     (original,) = decomp.selected(["slice_scatter.default"]).values()
     return original(base, src, dim, start, end, step)
 
@@ -207,6 +210,23 @@ def like_layout(result: Tensor, base: Tensor) -> Tensor:
     order = sorted(range(base.dim()), key=lambda d: (-base.stride(d), d))
     inverse = [order.index(d) for d in range(base.dim())]
     return result.permute(order).contiguous().permute(inverse)
+
+
+def _slice_scatter_by_data(base: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:
+    """Nothing is asked of bounds that come from data: whether they count from the end is computed too."""
+    size, count = base.shape[dim], src.shape[dim]
+
+    def bound(value: Any, otherwise: Any) -> Tensor:
+        place = torch.full((), otherwise if value is None else value, dtype=torch.int64, device=base.device)
+        return torch.where(place < 0, place + size, place)
+
+    distance = torch.arange(size, device=base.device) - bound(start, 0).clamp(min=0)
+    inside = (distance >= 0) & (distance < count * step) & (distance % step == 0)
+    inside = inside & (torch.arange(size, device=base.device) < bound(end, size))
+    # `src` may be empty: what lies outside reads the element after its last
+    padded = torch.constant_pad_nd(src.to(base.dtype), _padding(base.dim(), dim, 0, 1), 0)
+    values = padded.index_select(dim, torch.where(inside, distance // step, count))
+    return torch.where(inside.view([-1 if d == dim else 1 for d in range(base.dim())]), values, base)
 
 
 def _static_bounds(size: Any, start: Any, end: Any, step: Any) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polyfuse.ir.expr import loads
+from polyfuse.ir.expr import loads, walk
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import ExternCall, LoopNode, Node, Pointwise, Reduction, Scan, Scatter, View
 from polyfuse.symbolic import Index, IndexLike, free_symbols, substitute
@@ -56,7 +56,8 @@ def _writes(node: LoopNode, rename: Mapping[str, IndexLike]) -> list[Access]:
 
 
 def symbols_used(node: Node, graph: Graph) -> tuple[str, ...]:
-    """Shape symbols that `node` needs at run time: in its loops, indices, arguments and output layouts."""
+    """Shape symbols that `node` needs at run time: in its loops, indices, numbers, arguments and output
+    layouts."""
     found: dict[str, None] = {}
 
     def note(value: object) -> None:
@@ -72,8 +73,8 @@ def symbols_used(node: Node, graph: Graph) -> tuple[str, ...]:
         note((node.sizes, node.rsizes))
         for access in accesses(node):
             note(access.index if access.index is not None else ())
-        for expr in loads(*node.expressions()):
-            note(expr.attrs[1])
+        for expr in walk(*node.expressions()):
+            note(expr.attrs)
     elif isinstance(node, ExternCall):
         note((node.args, tuple(v for _, v in node.kwargs)))
     for name in node.writes():

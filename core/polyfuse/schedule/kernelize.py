@@ -4,7 +4,7 @@ statements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polyfuse.ir.expr import Expr, load, walk
@@ -28,7 +28,7 @@ from polyfuse.schedule.folds import is_fold
 from polyfuse.schedule.host_sizes import sizes_as_arguments
 from polyfuse.schedule.space import Space
 from polyfuse.schedule.units import Unit
-from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, axis_size, product, substitute, symbol
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, product, substitute, symbol
 
 WORTH_KEEPING = 10
 """Operations that an expression needs before keeping its value for a later loop beats computing it again."""
@@ -377,14 +377,24 @@ def _extent(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike
 def _symbols(
     space: Space, sections: Sequence[Section], args: Sequence[KernelArg], locals_: Sequence[Local]
 ) -> Mapping[str, IndexLike]:
-    """Shape symbols that the kernel's loops, indices and extents use, by name."""
+    """Shape symbols that the kernel's loops, indices and extents use, by name.
+
+    Of a size that the host computes it needs the result alone.
+    """
     found: dict[str, IndexLike] = {}
 
     def note(index: object) -> None:
         if isinstance(index, Index):
-            for atom in atoms(index):
-                if atom.kind == "sym":
-                    found.setdefault(atom.name, symbol(atom.name, atom.lo, atom.hi))
+            for monomial, _ in index.terms:
+                for atom in monomial:
+                    if atom.kind == "sym":
+                        found.setdefault(atom.name, symbol(atom.name, atom.lo, atom.hi))
+                    elif atom.kind not in ("axis", "host"):
+                        note_all(atom.args)
+
+    def note_all(indices: Iterable[object]) -> None:
+        for index in indices:
+            note(index)
 
     for var in (*space.axes, *space.raxes):
         note(axis_size(var))

@@ -57,6 +57,43 @@ def test_a_slice_that_ends_where_data_say() -> None:
         assert [r.shape for r in empty] == [(3, 0), (), (0, 3)] and empty[1] == 0
 
 
+def test_numbers_read_from_what_the_same_kernel_could_make() -> None:
+    def function(x: torch.Tensor) -> Any:
+        whole = x.to(torch.int64)
+        first, second = whole.tolist()[:2]
+        return x + (first + second), whole
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        check(function, torch.tensor([3.0, 5.0]), native=False)
+
+
+def test_a_fraction_cut_to_a_size() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.ones(int(x.max().item()), 3) + 1
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = torch.compile(function, backend="polyfuse", options={"strict": True})
+        for x in (torch.tensor([3.5, 1.0]), torch.tensor([7.25, 1.0])):
+            compare(run(x), function(x))
+
+
+def test_places_that_data_say_are_overwritten() -> None:
+    def function(n: torch.Tensor, x: torch.Tensor) -> Any:
+        count = n.item()
+        y, z, w = x.clone(), x.clone(), x.clone()
+        y[:count].add_(1)
+        z[:, count:] = 7
+        w[:count:2] = 1
+        return y, z, w
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        options = {"backends": ("interpreter",), "strict": True}
+        run = torch.compile(function, backend="polyfuse", options=options)
+        for n in (2, 5, 1, 0, -1, -4):
+            inputs = torch.tensor(n), torch.randn(6, 5)
+            compare(run(*inputs), function(*inputs))
+
+
 NOWHERE = {
     "list": lambda x, i: x[[0]] + 1,
     "index": lambda x, i: x[i] + 1,
