@@ -107,11 +107,6 @@ class KernelStore:
             missing = [key for key in dict.fromkeys(keys) if self.find(key) is None]
             self.sharing.fetch_kernels(missing, self._add)
 
-    def find_all(self, keys: Sequence[str]) -> dict[str, Located]:
-        """Return where those kernels lie that are there."""
-        found = {key: self.find(key) for key in dict.fromkeys(keys)}
-        return {key: place for key, place in found.items() if place is not None}
-
     def add(self, kernels: Mapping[str, str], build: Callable[[Path], None]) -> Path:
         """Build kernels as one unit, unless it is there, and return its folder.
 

@@ -71,11 +71,6 @@ class AtenGraph:
     """Rewrites done, by pass."""
 
     @property
-    def input_values(self) -> tuple[Any, ...]:
-        """Traced values of the inputs, in order."""
-        return tuple(i.value for i in self.inputs)
-
-    @property
     def static_input_indices(self) -> tuple[int, ...]:
         """Positions of inputs that keep their address."""
         return tuple(i.index for i in self.inputs if i.static)

@@ -79,9 +79,14 @@ def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def remove_copies(state: Rewriting) -> int:
     """Copies with the layout of their source, where nobody can tell the two apart."""
+    return _replace_by_sources(state, _COPIES)
+
+
+def _replace_by_sources(state: Rewriting, finders: Mapping[Any, Callable[[Node], Node | None]]) -> int:
+    """Replace calls by what `finders`, by operator, say that they give again, if it lies as they do."""
     count = 0
     for node in state.nodes():
-        find = _COPIES.get(node.target)
+        find = finders.get(node.target)
         source = find(node) if find is not None else None
         if source is None:
             continue
@@ -149,19 +154,7 @@ _COPIES: Final[Mapping[Any, Callable[[Node], Node | None]]] = {
 
 def remove_neutral_arithmetic(state: Rewriting) -> int:
     """Adding nothing, multiplying by one, choosing between equals. Exact for NaN and signed zero too."""
-    count = 0
-    for node in state.nodes():
-        find = _NEUTRAL.get(node.target)
-        source = find(node) if find is not None else None
-        if source is None:
-            continue
-        value, original = tensor_value(node), tensor_value(source)
-        if value is None or original is None or not same_layout(value, original):
-            continue
-        if state.may_share(node, source) and state.spend():
-            state.replace(node, source)
-            count += 1
-    return count
+    return _replace_by_sources(state, _NEUTRAL)
 
 
 def _is_positive_zero(number: Any) -> bool:

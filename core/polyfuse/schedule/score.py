@@ -7,7 +7,7 @@ from collections.abc import Callable
 from polyfuse.ir.graph import Graph
 from polyfuse.schedule.products import has_product
 from polyfuse.schedule.units import Unit
-from polyfuse.symbolic import IndexLike, axis_size, free_axes, product
+from polyfuse.symbolic import IndexLike
 
 Score = tuple[int, int, int]
 
@@ -42,13 +42,3 @@ def score(graph: Graph, first: Unit, second: Unit, hint: Callable[[IndexLike], i
         return 2, shared, -distance(first, second)
     alike = int(first.is_reduction == second.is_reduction and shared > 0)
     return alike, shared, -distance(first, second)
-
-
-def iterations(unit: Unit, hint: Callable[[IndexLike], int]) -> int:
-    """Example count of the points of a unit."""
-    return hint(product(axis_size(a) for a in (*unit.space.axes, *unit.space.raxes)))
-
-
-def varies(index: IndexLike) -> bool:
-    """Whether an index depends on any axis."""
-    return bool(free_axes(index))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch.fx import GraphModule
 
 if TYPE_CHECKING:
@@ -78,15 +77,6 @@ def min_cut_partition(
     return min_cut_rematerialization_partition(joint, inputs, **kwargs)
 
 
-def save_all_partition(
-    joint: GraphModule, inputs: Sequence[Any], **kwargs: Any
-) -> tuple[GraphModule, GraphModule]:
-    """torch's default partitioner: the backward recomputes nothing."""
-    from torch._functorch.partitioners import default_partition
-
-    return default_partition(joint, inputs, **kwargs)
-
-
 @contextmanager
 def partition_options(*, own_cse: bool, memory_budget: float | None) -> Iterator[None]:
     """Partitioner settings for one compile; None leaves the user's own value alone."""
@@ -101,24 +91,6 @@ def partition_options(*, own_cse: bool, memory_budget: float | None) -> Iterator
         changes["activation_memory_budget"] = memory_budget
     with config.patch(changes):
         yield
-
-
-def graph_name() -> str:
-    """AOTAutograd's name of the graph being compiled, such as `model_0_forward_1`; empty outside one."""
-    from torch._functorch.aot_autograd import get_aot_graph_name
-
-    try:
-        return str(get_aot_graph_name())
-    except Exception:  # outside a traced graph torch asserts or fails on missing state
-        return ""
-
-
-def is_joint_input(node: torch.fx.Node) -> str:
-    """`"primal"`, `"tangent"` or `"other"`: which kind of joint-graph placeholder this is."""
-    target = str(node.target)
-    if target.startswith("primals"):
-        return "primal"
-    return "tangent" if target.startswith("tangents") else "other"
 
 
 def kept_of(compiled: Any) -> Any:

@@ -10,13 +10,6 @@ import torch
 from torch._guards import CompileContext, TracingContext
 
 
-def is_imported() -> bool:
-    """True when Dynamo is already loaded; used to stay cheap outside a compile."""
-    import sys
-
-    return "torch._dynamo" in sys.modules
-
-
 def disable(fn: Callable[..., Any], reason: str) -> Callable[..., Any]:
     """Keep Dynamo from tracing `fn`."""
     import torch._dynamo

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.kit.spans import fits_i32, known_range
-from polyfuse.symbolic import Index, IndexLike, is_nonnegative
+from polyfuse.symbolic import IndexLike, is_nonnegative
 from polyfuse.symbolic.index import Atom
 
 __all__ = [
@@ -222,11 +222,3 @@ def static_multiple(value: IndexLike, of: int) -> bool:
     if isinstance(value, int):
         return value % of == 0
     return value.const % of == 0 and all(factor % of == 0 for _, factor in value.terms)
-
-
-def monomials(index: IndexLike) -> Iterator[tuple[tuple[Atom, ...], int]]:
-    """The terms of an index, its constant last as an empty product."""
-    if isinstance(index, Index):
-        yield from index.terms
-        index = index.const
-    yield (), index

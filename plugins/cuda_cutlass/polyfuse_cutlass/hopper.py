@@ -8,7 +8,7 @@ from types import MappingProxyType
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
-from polyfuse.symbolic import IndexLike, axis_name, bounds, product, python_text
+from polyfuse.symbolic import IndexLike, bounds, product, python_text
 from polyfuse_cutlass.epilogue import Vector, epilogue_text, heavy, is_fold, sizes, vector_of
 from polyfuse_cutlass.folds import fold_fault, fold_text
 from polyfuse_cutlass.library_text import args_text, constants, part
@@ -292,9 +292,3 @@ def _meta(problem: Problem, tiling: Tiling, result: Matrix | None) -> KernelMeta
         fuse=problem.kernel.numerics != "eager",
         starts_early=True,
     )
-
-
-def axis_names(problem: Problem) -> tuple[str, ...]:
-    """Names of all axes of a problem."""
-    axes = (*problem.batch, problem.rows, problem.columns, problem.depth)
-    return tuple(axis_name(a) for a in axes if a is not None)

@@ -145,8 +145,3 @@ class Reduction(Reductions[_Pass]):
     def share(self, x: Value) -> Value:
         """e**x of what is not above zero."""
         return exp_share(x)
-
-    @property
-    def funcs(self) -> list[Any]:
-        """The stages that hold results."""
-        return [p.func for p in self.passes]
