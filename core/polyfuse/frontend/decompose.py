@@ -100,6 +100,7 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "sigmoid_backward": own_decompositions.in_opmath(own_decompositions.sigmoid_backward),
     "softshrink": own_decompositions.in_opmath(own_decompositions.softshrink),
     "native_dropout": own_decompositions.native_dropout,
+    "_weight_norm_interface_backward": own_decompositions.weight_norm_backward,
     "_efficientzerotensor": own_decompositions.zeros_with_memory,
     "slice_scatter": own_decompositions.slice_scatter,
     "select_scatter": own_decompositions.select_scatter,

@@ -31,6 +31,7 @@ __all__ = [
     "slice_backward",
     "slice_scatter",
     "softshrink",
+    "weight_norm_backward",
     "with_size",
     "zeros_with_memory",
 ]
@@ -55,6 +56,18 @@ def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
     """What is beyond a limit of either sign, and between them NaN or a zero without a sign."""
     between = torch.where(torch.isnan(x), x, 0.0)
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, between))
+
+
+def weight_norm_backward(
+    grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of a weight's directions and of their lengths, one for each place along `dim`."""
+    given = (grad_w, saved_v, saved_g, saved_norms)
+    grad, v, g, norms = (t.float() if t.dtype in _HALF else t for t in given)
+    others = [d for d in range(v.dim()) if d != dim]
+    length = (grad * v).sum(others, keepdim=True) / norms
+    direction = (grad - v * (length / norms)) * (g / norms)
+    return direction.to(saved_v.dtype), length.to(saved_g.dtype)
 
 
 def zeros_with_memory(

@@ -100,6 +100,19 @@ def test_elements_put_anywhere_leave_the_strides(accumulate: bool) -> None:
         assert torch.equal(actual, expected) and actual.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dim", [0, 2])
+def test_gradients_of_directions_and_lengths(dim: int, dtype: torch.dtype) -> None:
+    v, lengths = torch.randn(4, 3, 5, dtype=dtype), [1, 1, 1]
+    lengths[dim] = v.shape[dim]
+    g = torch.randn(lengths, dtype=dtype)
+    weight, norms = aten._weight_norm_interface(v, g, dim)
+    arguments = torch.randn_like(weight), v, g, norms, dim
+    found = OWN["_weight_norm_interface_backward"](*arguments)
+    for a, b in zip(found, aten._weight_norm_interface_backward(*arguments), strict=True):
+        torch.testing.assert_close(a, b, check_stride=True)
+
+
 @pytest.mark.parametrize("train", [True, False, None])
 @pytest.mark.parametrize("p", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
