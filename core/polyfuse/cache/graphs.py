@@ -50,7 +50,11 @@ class GraphFolder:
         remove_folder(self.path / key)
 
     def mend(self, key: str, name_of: Callable[[bytes], str]) -> None:
-        """Note that a key is looked up, and remove damaged entries: those whose content has another name."""
+        """Note that a key is looked up, and remove damaged entries: those whose content has another name.
+
+        torch reads what is left once more: 10 µs for an entry of 56 KB, less than what it takes to stand in
+        for one more private function of torch's that could read both at once.
+        """
         mark_used(self.path / key)
         for path in (self.path / key).glob("[!.]*"):
             with contextlib.suppress(OSError):
