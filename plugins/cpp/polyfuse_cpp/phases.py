@@ -21,6 +21,7 @@ from polyfuse.ir.kernel import Kernel, Section, Stmt
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, atoms, axis, bounds, coefficient, free_axes, substitute
 from polyfuse_cpp.address import static_multiple
+from polyfuse_cpp.copies import moved_as_bits
 from polyfuse_cpp.facts import Facts, analyse
 from polyfuse_cpp.tiling import Plan, choose_plan
 
@@ -37,6 +38,7 @@ def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tu
     """The kernel as it is run, in phases where that pays, and what is known of it; the choices are those of
     `tiling.choose_plan`.
     """
+    kernel = moved_as_bits(kernel)
     facts = analyse(kernel)
     side = _side_by_side(kernel, facts, lanes) if lanes > 1 and not lane_at else None
     if side is not None:
