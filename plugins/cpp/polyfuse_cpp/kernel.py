@@ -42,7 +42,9 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
     stages: list[StageText] = []
     for number, single in enumerate(passes):
         its_facts = facts if split is None else analyse(single.kernel)
-        its_plan = plan if split is None else choose_plan(single.kernel, its_facts, lanes)
+        its_plan = plan
+        if split is not None:
+            its_plan = choose_plan(single.kernel, its_facts, lanes, one_by_one=single.one_by_one)
         name = f"{Source.SYMBOL}_run{number if len(passes) > 1 else ''}"
         kind = TiledText if its_plan.tile else StageText
         stages.append(

@@ -33,10 +33,14 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Stage:
-    """One pass of a cut kernel, with the limits of its loops as `tiling.Plan` has them."""
+    """One pass of a cut kernel, with the limits of its loops as `tiling.Plan` has them.
+
+    They are other ones at every point of the axis `one_by_one`.
+    """
 
     kernel: Kernel
     limits: tuple[tuple[str, str, str], ...] = ()
+    one_by_one: str = ""
 
 
 def stages_of(kernel: Kernel, facts: Facts, split: Split) -> tuple[list[Stage], list[Scratch]]:
@@ -74,7 +78,7 @@ class _Cutter:
                 after.extend(sections.pop(0).body)
             stages.extend(self._stage(number, looped, after, last=not sections))
             number += 1
-        return [Stage(self._with_scratch(s.kernel), s.limits) for s in stages], self.scratch
+        return [replace(s, kernel=self._with_scratch(s.kernel)) for s in stages], self.scratch
 
     def _stage(self, number: int, looped: Section, after: list[Stmt], last: bool) -> Iterable[Stage]:
         reduces = [s for s in looped.body if s.op == "reduce"]
@@ -116,6 +120,7 @@ class _Cutter:
                 args=self._args(),
             ),
             limits,
+            "chunk",
         )
         before = Section(False, tuple(self.prefix if number == 0 else self._pure()))
         saved = [] if last else self._save(number, merges)

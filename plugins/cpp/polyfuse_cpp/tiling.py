@@ -64,14 +64,16 @@ class Plan:
     tiled: tuple[Access, ...] = ()
 
 
-def choose_plan(kernel: Kernel, facts: Facts, lanes: int, lane_at: int = 0, unroll: int = 0) -> Plan:
+def choose_plan(
+    kernel: Kernel, facts: Facts, lanes: int, lane_at: int = 0, unroll: int = 0, one_by_one: str = ""
+) -> Plan:
     """The plan for a kernel on a machine with vectors of `lanes` lanes.
 
     `lane_at` names the lane axis by its place (the first is 1) and `unroll` the vectors side by side; zero
-    leaves the choice here.
+    leaves the choice here. Lanes do not run along the axis `one_by_one`: its points have their own loops.
     """
     scans = any(s.op == "scan" and not scans_across(s) for part in kernel.sections for s in part.body)
-    lane = "" if lanes == 1 else _lane(kernel, facts, scans, lanes)
+    lane = "" if lanes == 1 else _lane(kernel, facts, scans, lanes, one_by_one)
     if lane and lane_at:
         lane = (*facts.axes, *facts.raxes)[lane_at - 1]
     across = lane in facts.raxes
@@ -136,13 +138,13 @@ def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
     return Split(name, size, index_text(facts.sizes[name]), count) if count >= 2 else None
 
 
-def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int) -> str:
+def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int, one_by_one: str) -> str:
     """The axis along which most memory is contiguous; the innermost parallel one where several are equal."""
     candidates = [*reversed(facts.axes), *(() if scans else reversed(facts.raxes))]
     best, best_score = "", float("-inf")
     for place, name in enumerate(candidates):
         extent = facts.hints[name]
-        if extent < _FEW and facts.sizes[name] == extent:
+        if name == one_by_one or (extent < _FEW and facts.sizes[name] == extent):
             continue
         score = -place * 0.01
         for access in facts.accesses:

@@ -64,6 +64,28 @@ def test_nan_wins(dim: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("count", [1, 5, 12])
+def test_many_results_of_one_long_row(count: int, isa: str) -> None:
+    """Chunks have loops of their own: lanes do not run along them, whatever is stored for each."""
+    n = 400_000
+    k = KernelBuilder({}, {"r0": n})
+    k.arg("a")
+    for i in range(count):
+        k.out(f"o{i}")
+    s = k.section(True)
+    value = s.load("a", k["r0"])
+    results = [s.reduce("sum", s.op("mul", value, s.const(float(i + 1)))) for i in range(count)]
+    s = k.section()
+    for i, result in enumerate(results):
+        s.store(f"o{i}", 0, result)
+    a = torch.rand(n)
+    out = [torch.zeros(1) for _ in range(count)]
+    compiled(k.build(), isa)(a, *out)
+    for i, result in enumerate(out):
+        torch.testing.assert_close(result[0], (a.double().sum() * (i + 1)).float(), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("kind", ["any", "all"])
 def test_bool(kind: str, dim: int, isa: str) -> None:
