@@ -77,7 +77,8 @@ def _has_channels_last(x: Tensor) -> bool:
 
 
 def _as_sums(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """The result lies as sums of the arguments do: operators that work element by element share one rule."""
+    """The result lies as the sum of one or two tensors does: operators that work element by element share one
+    rule."""
 
     @functools.wraps(decomposition)
     def laid_out(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +88,8 @@ def _as_sums(decomposition: Callable[..., Any]) -> Callable[..., Any]:
         if any(map(shapes.is_unbacked, tensors)) or all(t.is_contiguous() for t in tensors):
             return result
         # its strides are looked at, and nobody reads it
-        return like_layout(result, functools.reduce(torch.add, tensors))
+        total = tensors[0] + (tensors[1] if len(tensors) == 2 else 0)
+        return like_layout(result, total)
 
     return laid_out
 
