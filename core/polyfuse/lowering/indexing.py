@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
@@ -26,9 +27,25 @@ def known_place(place: Place) -> IndexLike | None:
     """The index that a position is, where it does not depend on data."""
     if not isinstance(place, Expr):
         return place
+    return _counted(place)
+
+
+@lru_cache(maxsize=1024)
+def _counted(place: Expr) -> IndexLike | None:
+    """The index that a value is if it is made of places alone, such as a window's start and a place in it."""
     if place.op == "const":
         return int(place.attrs[0])
-    return place.attrs[0] if place.op == "index" else None
+    if place.op == "index":
+        return place.attrs[0]
+    if place.op not in ("add", "sub", "mul") or place.dtype is not DType.i64:
+        return None
+    one = _counted(place.args[0])
+    other = _counted(place.args[1]) if one is not None else None
+    if one is None or other is None:
+        return None
+    if place.op == "mul":
+        return one * other if isinstance(one, int) or isinstance(other, int) else None
+    return one + other if place.op == "add" else one - other
 
 
 def wrapped(place: Place, size: IndexLike) -> Place:

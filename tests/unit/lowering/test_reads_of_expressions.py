@@ -9,6 +9,8 @@ import pytest
 import torch
 from lowered import check, compare, compiled
 
+from polyfuse.ir.expr import walk
+
 F = torch.nn.functional
 Function = Callable[..., Any]
 
@@ -146,3 +148,19 @@ def test_losses_of_any_number_of_rows(rows: int) -> None:
         F.cross_entropy(theirs, target, ignore_index=0).backward()
         run(mine, target).backward()
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_places_that_are_counted_are_no_data() -> None:
+    """A window's start and the place in it: nothing is looked up, wrapped or kept in range."""
+
+    def windows(x: torch.Tensor) -> list[torch.Tensor]:
+        place = torch.arange(5)[:, None] * 2 + torch.arange(4)
+        return [x[:, place], x[:, 12 - place]]
+
+    def unfold(x: torch.Tensor) -> torch.Tensor:
+        return F.unfold(x, 3, padding=1, stride=2)
+
+    for fn, x in ((windows, torch.randn(3, 13)), (unfold, torch.randn(2, 3, 9, 11))):
+        loads = [e for node in check(fn, x).graph.nodes for e in walk(*node.expressions()) if e.op == "load"]
+        assert loads and all(e.attrs[2] == 0 for e in loads)
+    check(lambda x: x[:, torch.arange(6) - 3], torch.randn(3, 13))
