@@ -12,6 +12,7 @@ needed.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,9 @@ WORTH = 16
 
 PATIENCE = 3
 """Calls that run as they are, in the hope that a caller lets go of what it got before it gets copies."""
+
+_MOMENTS, _MOMENT = 10, 5e-5
+"""How often it is looked again whether something is still held, and after how many seconds each time."""
 
 _log = get_logger("runtime")
 
@@ -140,18 +144,38 @@ class _Runner:
             if recordings is None:
                 return self._first(key, args)
             memory.begin()
-            kept: list[tuple[Recorded, Slot]] = []
-            for recording in recordings:
-                if recording.fits(args):
-                    blockers = memory.blockers(recording)
-                    if not blockers:
-                        return self._replay(recording, args)
-                    if not any(slot.saved for _, slot in blockers):
-                        kept.extend(blockers)
+            fitting, kept, saved = self._choose(recordings, args)
+            for _ in range(_MOMENTS):
+                if fitting is not None or not (kept or (saved and len(recordings) < INSTANCES)):
+                    break
+                # a thread of autograd's that has handed over what it computed may be about to let go of it
+                time.sleep(_MOMENT)
+                fitting, kept, saved = self._choose(recordings, args)
+            if fitting is not None:
+                return self._replay(fitting, args)
             if kept and self._wait_for(kept):
                 reason = "a caller held results that it would overwrite, and gets copies from now on"
                 return self._plain(args, reason)
             return self._record(recordings, args)
+
+    def _choose(
+        self, recordings: Sequence[Recording], args: list[Any]
+    ) -> tuple[Recording | None, list[tuple[Recorded, Slot]], bool]:
+        """A recording that can be replayed now. Or else what is in the way of those that fit: results that
+        callers hold, and whether a backward is yet to read something.
+        """
+        kept: list[tuple[Recorded, Slot]] = []
+        saved = False
+        for recording in recordings:
+            if recording.fits(args):
+                blockers = self.memory.blockers(recording)
+                if not blockers:
+                    return recording, [], False
+                if any(slot.saved for _, slot in blockers):
+                    saved = True
+                else:
+                    kept.extend(blockers)
+        return None, kept, saved
 
     def _wait_for(self, kept: Sequence[tuple[Recorded, Slot]]) -> bool:
         """Whether what callers hold is likely to be let go of: from now on they get copies, so that only what

@@ -50,6 +50,18 @@ def test_results_that_are_held_stay_as_they_are(device: FakeDevice) -> None:
     assert status().plain == 4
 
 
+def test_a_result_that_another_thread_is_letting_go_of_is_waited_for(device: FakeDevice) -> None:
+    run = compiled(affine)
+    for _ in range(4):
+        x, w = fresh()
+        held = [run(x, w)]
+        leaving = threading.Timer(1e-4, held.clear)
+        leaving.start()
+        same(run(x, w), affine(x, w))
+        leaving.join()
+    assert status().text() == "recorded 1 times, 7 calls replayed, 1 not"
+
+
 def test_a_variable_that_is_bound_anew_holds_the_last_result(device: FakeDevice) -> None:
     run = compiled(affine)
     for _ in range(6):
