@@ -219,7 +219,7 @@ def _by_columns(*size: int) -> torch.Tensor:
         (aten.logaddexp.default, (_by_columns(4, 1, 5), _by_columns(4, 5))),
         (aten.native_dropout_backward.default, (_by_columns(4, 5), _by_columns(4, 5) > 0.5, 2.0)),
     ],
-    ids=str,
+    ids=[str(number) for number in range(9)],
 )
 def test_results_lie_as_those_of_operators(op: Any, args: tuple[Any, ...]) -> None:
     expected, actual = op(*args), decomposition_table("fast")[op](*args)
