@@ -74,7 +74,10 @@ class _Planner:
         self.observe = observe
         self.removed = frozenset(schedule.removed)
         self.alignments = _assumed_alignments(schedule)
-        self.inputs = tuple(_program_input(item, self.graph, self.alignments) for item in self.graph.inputs)
+        mutated = frozenset(self.graph.mutated_inputs())
+        self.inputs = tuple(
+            _program_input(i, self.graph, self.alignments, mutated) for i in self.graph.inputs
+        )
         self.device = _accelerator(self.graph)
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = lifetimes(schedule, settings)
@@ -443,7 +446,9 @@ def _views_of_inputs(graph: Graph) -> tuple[tuple[int, int], ...]:
     )
 
 
-def _program_input(item: GraphInput, graph: Graph, alignments: Mapping[str, int]) -> ProgramInput:
+def _program_input(
+    item: GraphInput, graph: Graph, alignments: Mapping[str, int], mutated: frozenset[str]
+) -> ProgramInput:
     buffer = graph.buffers.get(item.name)
     if item.kind != "tensor" or buffer is None:
         kind = "object" if item.kind == "tensor" else item.kind
@@ -457,7 +462,7 @@ def _program_input(item: GraphInput, graph: Graph, alignments: Mapping[str, int]
         buffer.device,
         item.static,
         alignments.get(item.name, 0) if item.address == "traced" else 0,
-        item.name in graph.mutated_inputs(),
+        item.name in mutated,
     )
 
 
