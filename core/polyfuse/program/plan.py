@@ -74,10 +74,8 @@ class _Planner:
         self.observe = observe
         self.removed = frozenset(schedule.removed)
         self.alignments = _assumed_alignments(schedule)
-        mutated = frozenset(self.graph.mutated_inputs())
-        self.inputs = tuple(
-            _program_input(i, self.graph, self.alignments, mutated) for i in self.graph.inputs
-        )
+        graph, mutated = self.graph, frozenset(self.graph.mutated_inputs())
+        self.inputs = tuple(_program_input(i, graph, self.alignments, mutated) for i in graph.inputs)
         self.device = _accelerator(self.graph)
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = lifetimes(schedule, settings)
