@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from polyfuse.base.settings import Settings
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
+from polyfuse.ir.expr import Access
+from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
 from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.statements import Statement, Store, statement
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.symbolic import Index, IndexLike, axis
 
@@ -23,32 +25,31 @@ class Body:
     """One section being written: every method returns the name of the value it makes."""
 
     def __init__(self, kernel: KernelBuilder, looped: bool) -> None:
-        self.kernel, self.looped, self.stmts = kernel, looped, list[Stmt]()
+        self.kernel, self.looped, self.stmts = kernel, looped, list[Statement]()
 
     def _add(
-        self, op: str, args: tuple[str, ...], dtype: DType, attrs: tuple[Any, ...] = (), targets: int = 1
+        self, op: str, args: tuple[str, ...], dtype: DType, payload: Any = None, targets: int = 1
     ) -> Any:
         names = tuple(self.kernel.fresh(dtype) for _ in range(targets))
-        self.stmts.append(Stmt(names, op, args, dtype, attrs))
+        self.stmts.append(statement(op, names, args, dtype, payload))
         return names[0] if targets == 1 else names
 
     def const(self, value: float | int | bool, dtype: DType = DType.f32) -> str:
-        return self._add("const", (), dtype, (value,))
+        return self._add("const", (), dtype, value)
 
     def index(self, index: IndexLike) -> str:
-        return self._add("index", (), DType.i64, (index,))
+        return self._add("index", (), DType.i64, index)
 
     def load(self, buffer: str, index: IndexLike, *indirect: str, mask: str = "", other: str = "") -> str:
         dtype = self.kernel.memory[buffer]
         extra = (mask, other) if mask else ()
-        return self._add("load", indirect + extra, dtype, (buffer, index, len(indirect), bool(mask)))
+        return self._add("load", indirect + extra, dtype, Access(buffer, index, len(indirect), bool(mask)))
 
     def store(
         self, buffer: str, index: IndexLike, value: str, *indirect: str, mode: str = "set", mask: str = ""
     ) -> None:
-        extra = (mask,) if mask else ()
-        attrs = (buffer, index, len(indirect), mode, bool(mask))
-        self.stmts.append(Stmt((), "store", (value, *indirect, *extra), self.kernel.types[value], attrs))
+        dtype = self.kernel.types[value]
+        self.stmts.append(Store(buffer, index, value, dtype, mode, indirect, mask or None))
 
     def op(self, name: str, *args: str) -> str:
         dtype = self.kernel.types[args[-1]]
@@ -60,12 +61,12 @@ class Body:
     def reduce(self, kind: str, *args: str) -> Any:
         from polyfuse.ir.ops import REDUCTIONS
 
-        return self._add("reduce", args, self.kernel.types[args[0]], (kind,), REDUCTIONS[kind][1])
+        return self._add("reduce", args, self.kernel.types[args[0]], kind, REDUCTIONS[kind][1])
 
     def scan(self, kind: str, *args: str) -> Any:
         from polyfuse.ir.ops import SCANS
 
-        return self._add("scan", args, self.kernel.types[args[0]], (kind,), SCANS[kind][1])
+        return self._add("scan", args, self.kernel.types[args[0]], kind, SCANS[kind][1])
 
 
 class KernelBuilder:

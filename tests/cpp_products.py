@@ -93,7 +93,7 @@ class Matmul:
             value = body.load(name, self.index(order, builder))
             operands.append(change(body, value) if change else value)
         kind = accumulates(self.dtype)
-        total = body._add("reduce", tuple(operands), kind, (self.kind,))
+        total = body._add("reduce", tuple(operands), kind, self.kind)
         body = builder.section()
         if self.finish:
             total = self.finish(body, total)

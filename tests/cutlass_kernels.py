@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyfuse.ir.kernel import Kernel, KernelArg, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.parse import parse
+from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
 from polyfuse_cutlass.folds import COLUMNS, ROWS
@@ -130,7 +131,7 @@ def folded(kernel: Kernel, mode: str, along: str) -> Kernel:
     sizes = [a for a in kernel.args if a.kind == "size"]
     args = (*(a for a in kernel.args if a.kind != "size"), arg, *sizes)
     *loops, last = kernel.sections
-    store = Stmt((), "store", ("value",), DType.f32, ("out1", place, 0, mode, False))
+    store = Store("out1", place, "value", DType.f32, mode)
     return replace(kernel, args=args, sections=(*loops, replace(last, body=(*last.body, store))))
 
 

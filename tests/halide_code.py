@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from polyfuse.base.settings import Settings
+from polyfuse.ir.aliasing import permitted_aliases
 from polyfuse.ir.kernel import Kernel
 from polyfuse_halide.backend import HalideBackend
 
 TARGET = "x86-64-linux-avx2-fma-avx512-avx512_skylake"
 """Vectors of 16 numbers, whatever this machine has."""
+
+
+def over_its_inputs(kernel: Kernel) -> Kernel:
+    """The kernel with every pair of arguments declared that may be one memory."""
+    return replace(kernel, aliases=permitted_aliases(kernel))
 
 
 def assembly(kernel: Kernel, folder: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
 from polyfuse.ir.nodes import (
     Buffer,
     ExternCall,
@@ -17,6 +17,7 @@ from polyfuse.ir.nodes import (
     TemplateCall,
     View,
 )
+from polyfuse.ir.statements import Compute, Constant, IndexValue, Load, Reduce, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis, symbol
 
@@ -27,16 +28,16 @@ def softmax_kernel() -> Kernel:
     """Three rows of five: a looped section with a local and an online softmax, then another that reads it."""
     i, r = axis("i0", 3), axis("r0", 5)
     first = (
-        Stmt(("v0",), "load", (), F, ("in0", 5 * i + r, 0, False)),
-        Stmt((), "store", ("v0",), F, ("row", r, 0, "set", False)),
-        Stmt(("m", "s"), "reduce", ("v0",), F, ("online_softmax",)),
+        Load("v0", "in0", 5 * i + r, F),
+        Store("row", r, "v0", F),
+        Reduce(("m", "s"), "online_softmax", ("v0",), F),
     )
     second = (
-        Stmt(("v1",), "load", (), F, ("row", r, 0, False)),
-        Stmt(("v2",), "sub", ("v1", "m"), F),
-        Stmt(("v3",), "exp", ("v2",), F),
-        Stmt(("v4",), "div", ("v3", "s"), F),
-        Stmt((), "store", ("v4",), F, ("out0", 5 * i + r, 0, "set", False)),
+        Load("v1", "row", r, F),
+        Compute("v2", "sub", ("v1", "m"), F),
+        Compute("v3", "exp", ("v2",), F),
+        Compute("v4", "div", ("v3", "s"), F),
+        Store("out0", 5 * i + r, "v4", F),
     )
     return Kernel(
         "softmax",
@@ -56,14 +57,14 @@ def gather_kernel() -> Kernel:
     n = symbol("s0", 2, 64)
     i = axis("i0", n)
     body = (
-        Stmt(("k",), "load", (), I, ("in1", i, 0, False)),
-        Stmt(("p",), "index", (), I, ((3 * i + 1) // 2,)),
-        Stmt(("c",), "const", (), I, (4,)),
-        Stmt(("ok",), "lt", ("k", "c"), DType.bool),
-        Stmt(("z",), "const", (), F, (-0.5,)),
-        Stmt(("v",), "load", ("k", "ok", "z"), F, ("in0", axis("@0", 4), 1, True)),
-        Stmt((), "store", ("v", "k", "ok"), F, ("out0", axis("@0", 4), 1, "add", True)),
-        Stmt((), "store", ("p",), I, ("out1", i, 0, "set", False)),
+        Load("k", "in1", i, I),
+        IndexValue("p", (3 * i + 1) // 2),
+        Constant("c", 4, I),
+        Compute("ok", "lt", ("k", "c"), DType.bool),
+        Constant("z", -0.5, F),
+        Load("v", "in0", axis("@0", 4), F, ("k",), "ok", "z"),
+        Store("out0", axis("@0", 4), "v", F, "add", ("k",), "ok"),
+        Store("out1", i, "p", I),
     )
     args = (
         KernelArg("in0", "in", F, 4),

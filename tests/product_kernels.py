@@ -14,7 +14,9 @@ from polyfuse.schedule import Launch
 OPTIONS = {"backends": ["interpreter"], "matrix_products": "generated", "strict": True, "cache": False}
 
 
-def kernels_of(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False) -> list[Kernel]:
+def kernels_of(
+    function: Callable[..., Any], *args: torch.Tensor, dynamic: bool = False, **options: object
+) -> list[Kernel]:
     """The kernels of `function`, compiled for these arguments; its results are compared with eager mode's."""
     found: list[Kernel] = []
     schedule_graph = stages.schedule_graph
@@ -27,7 +29,8 @@ def kernels_of(function: Callable[..., Any], *args: torch.Tensor, dynamic: bool 
     stages.schedule_graph = spy
     try:
         torch._dynamo.reset()
-        compiled = torch.compile(function, backend="polyfuse", options=OPTIONS, dynamic=dynamic)
+        chosen = {**OPTIONS, **options}
+        compiled = torch.compile(function, backend="polyfuse", options=chosen, dynamic=dynamic)
         result = compiled(*args)
     finally:
         stages.schedule_graph = schedule_graph

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -131,9 +131,12 @@ def in_interpreter(function: Callable[..., Any], *args: Any) -> Any:
 # --- what tests call there ----------------------------------------------------------------------------------
 
 
-def kit_faults(group: str, quick: bool) -> list[str]:
-    """Cells of a part of the conformance kit that do not pass."""
+def kit_faults(group: str, quick: bool, planted: bool = False) -> list[str]:
+    """Cells of a part of the conformance kit that do not pass; `planted`: of a backend that takes any pair of
+    arguments for one memory as if they were apart.
+    """
     from polyfuse.testing import (
+        alias_cases,
         large_cases,
         memory_cases,
         reduction_cases,
@@ -148,11 +151,74 @@ def kit_faults(group: str, quick: bool) -> list[str]:
         "memory": memory_cases.memory_cases,
         "section": section_cases.section_cases,
         "large": large_cases.large_cases,
+        "alias": alias_cases.alias_cases,
     }
-    run = Run(InterpretedTriton(Settings()))
-    matrix = run.matrix(tuple(makers[group](quick)), contract=group == "section")
+    run = Run(InterpretedTriton(Settings()), quick=quick)
+    cases = [c for c in makers[group](quick) if not planted or c.kernel.name == "activation_and_norm"]
+    with _careless() if planted else nullcontext():
+        matrix = run.matrix(cases, contract=group == "section")
     assert matrix.cells
-    return [f"{c.label}: {c.status}: {c.reason}" for c in matrix.cells if c.status != "pass"]
+    # types that another maker's chips have
+    known = (c for c in matrix.cells if c.status != "refused" or "fnuz" not in c.label)
+    return [f"{c.label}: {c.status}: {c.reason}" for c in known if c.status != "pass"]
+
+
+@contextmanager
+def _careless() -> Iterator[None]:
+    """No pair is refused, and nothing is stored later."""
+    from polyfuse_triton import codegen, kernel
+
+    usual = codegen.refused_aliases, kernel.with_late_stores
+    codegen.refused_aliases = lambda kernel, plan: ()  # type: ignore[assignment]
+    kernel.with_late_stores = lambda kernel: kernel  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        codegen.refused_aliases, kernel.with_late_stores = usual  # type: ignore[assignment]
+
+
+def text_of(text: str, values: tuple[tuple[str, int], ...]) -> tuple[str, tuple[Any, ...]]:
+    """The text of a kernel in a configuration, and the pairs that it refuses."""
+    from polyfuse.ir.parse import parse_kernel
+    from polyfuse.ir.verify import verify_kernel
+    from polyfuse.plugin import Config
+
+    kernel = parse_kernel(text)
+    verify_kernel(kernel)
+    found = InterpretedTriton(Settings()).emit(kernel, Config(values))
+    return found.text, found.refused_aliases
+
+
+def result_and_norm_faults(dtype: str, rows: int, numerics: str) -> list[str]:
+    """What is wrong with a result and its normalisation, where the result lies over what it is made of."""
+    import torch
+    from torch.nn import functional as F
+
+    from polyfuse.compiler.report import last_reports, reset_reports
+
+    _offer()
+    torch._dynamo.reset()
+    reset_reports()
+    torch.manual_seed(0)
+    shapes = ((384, 16), (16, rows), (rows, 384), (384,), (384,))
+    given = [torch.randn(shape).to(getattr(torch, dtype)) for shape in shapes]
+
+    def function(w: Any, x: Any, p: Any, g: Any, c: Any) -> Any:
+        y = F.gelu(torch.mm(w, x)).t() + p
+        return y, F.layer_norm(y, (384,), g, c)
+
+    options = {"backends": "interpreted", "numerics": numerics}
+    found = torch.compile(function, backend="polyfuse", options=options)(*given)
+    truth, eager = function(*(t.double() for t in given)), function(*given)
+    faults: list[str] = []
+    for name, got, plain, wanted in zip(("result", "norm"), found, eager, truth, strict=True):
+        off, usual = (float((t.double() - wanted).abs().max()) for t in (got, plain))
+        if off > 2 * usual:
+            faults.append(f"{name}: off by {off}, where eager mode is by {usual}")
+    kinds = [d.kind for report in last_reports() for d in report.decisions]
+    if kinds.count("inplace") != 1 or "apart" in kinds:
+        faults.append("the result does not take the memory of what it is made of")
+    return faults
 
 
 def tiling_faults(group: str, seed: int) -> list[str]:
@@ -364,3 +430,34 @@ def list_faults(count: int) -> tuple[list[str], list[tuple[str, str]]]:
     if launches != 1:
         faults.append(f"{launches} launches")
     return faults, made
+
+
+def index_faults(names: Sequence[str]) -> list[str]:
+    """Functions of the table of indices, compiled with this backend for the CPU, that do not raise what eager
+    mode raises for indices out of range, or are not right before and after."""
+    import torch
+
+    from index_cases import CASES
+
+    _offer()
+    faults: list[str] = []
+    for name in names:
+        case = CASES[name]
+        torch._dynamo.reset()
+        compiled = torch.compile(case.function, backend="polyfuse", options={"backends": "interpreted"})
+        for wrong in (None, case.low, None, case.high, None):
+            kinds = []
+            for function in (compiled, case.function):
+                try:
+                    kinds.append(function(*case.arguments(wrong)))
+                except Exception as error:
+                    kinds.append(error)
+            found, wanted = kinds
+            if isinstance(wanted, Exception):
+                if type(found) is not type(wanted):
+                    faults.append(f"{name} with {wrong}: {found!r} instead of {wanted!r}")
+            elif isinstance(found, Exception) or not torch.allclose(
+                found, wanted, 1e-4, 1e-4, equal_nan=True
+            ):
+                faults.append(f"{name} with {wrong}: {found!r} instead of {wanted}")
+    return faults

@@ -18,6 +18,7 @@ from polyfuse.ir.nodes import Node, Pointwise
 from polyfuse.plugin import Claim, Config, Launchable, No, Source
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.testing import conformance
+from polyfuse.testing.alias_cases import alias_cases
 from polyfuse.testing.case import EXACT, Tolerance
 from polyfuse.testing.compare import difference
 from polyfuse.testing.conformance import Run
@@ -104,6 +105,29 @@ class Spilling(InterpreterBackend):
         return {key: spilling(launch) for key, launch in super().load(folder).items()}
 
 
+class Clearing(InterpreterBackend):
+    """Clears its outputs before it reads: right, unless one of them lies over an input."""
+
+    name = "clearing"
+    refuses = False
+
+    def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
+        source = super().emit(kernel, config)
+        return replace(source, refused_aliases=kernel.aliases if self.refuses else ())
+
+    def load(self, folder: Path) -> Mapping[str, Launchable]:
+        def clearing(launch: Launchable) -> Launchable:
+            def call(*args: object) -> None:
+                for arg, value in zip(launch.kernel.args, args, strict=True):  # type: ignore[attr-defined]
+                    if arg.kind == "out":
+                        value.zero_()
+                launch(*args)
+
+            return call
+
+        return {key: clearing(launch) for key, launch in super().load(folder).items()}
+
+
 def matrix_of(backend: type[InterpreterBackend], cases, contract: bool = False) -> Matrix:
     made = backend(Settings())
     return Run(made).matrix(tuple(cases), contract)
@@ -167,6 +191,16 @@ def test_writing_beside_a_buffer_is_found():
     cases = [c for c in memory_cases(True) if c.parts[0].row == "contiguous"]
     (cell,) = matrix_of(Spilling, cases).failures()
     assert cell.reason == "memory beside the buffer out0 was written to"
+
+
+def test_an_output_over_an_input_that_is_spoilt_is_found():
+    cases = [c for c in alias_cases(True) if c.kernel.name in ("points", "two_results")]
+    matrix = matrix_of(Clearing, cases)
+    reasons = [cell.reason for cell in matrix.failures()]
+    assert failed(matrix) == {"points", "two results"}
+    assert all(reason.startswith("with out0 over in0") for reason in reasons)
+    honest = type("Honest", (Clearing,), {"refuses": True})
+    assert matrix_of(honest, cases).ok
 
 
 def test_processes_share_the_cases():

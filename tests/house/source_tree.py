@@ -11,6 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 CORE = ROOT / "core" / "polyfuse"
 PLUGINS = ROOT / "plugins"
+EXAMPLES = ROOT / "examples"
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ def all_files() -> tuple[SourceFile, ...]:
     return core_files() + plugin_files()
 
 
+@functools.cache
+def example_files() -> tuple[SourceFile, ...]:
+    return tuple(_read(path, EXAMPLES) for path in sorted(EXAMPLES.rglob("*.py")))
+
+
 def _read(path: Path, root: Path) -> SourceFile:
     parts = list(path.relative_to(root).with_suffix("").parts)
     if parts[-1] == "__init__":
@@ -59,9 +65,9 @@ def _read(path: Path, root: Path) -> SourceFile:
     return SourceFile(path, ".".join(parts), ast.parse(text, str(path)), text)
 
 
-def imports(file: SourceFile) -> Iterator[Import]:
-    """All imports of a file, inside functions too; not those for the type checker alone."""
-    for node in walk_run_time(file.tree):
+def imports(file: SourceFile, type_checking: bool = False) -> Iterator[Import]:
+    """All imports of a file, inside functions too; those for the type checker alone only if asked for."""
+    for node in ast.walk(file.tree) if type_checking else walk_run_time(file.tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(alias.name, (), node.lineno)

@@ -6,7 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 
-from house.source_tree import SourceFile, all_files, core_files, docstring_nodes, walk_run_time
+from house.source_tree import (
+    SourceFile,
+    all_files,
+    core_files,
+    docstring_nodes,
+    example_files,
+    walk_run_time,
+)
 
 # Vendors, their products, and languages that kernels are generated in. The core knows none of them.
 FOREIGN = {
@@ -169,3 +176,13 @@ def test_no_loop_runs_over_a_set():
             if isinstance(node, (ast.For, ast.comprehension)) and iterates_a_set(node.iter):
                 wrong.append(f"{file.place}:{node.iter.lineno}")
     assert not wrong, ", ".join(wrong)
+
+
+def test_statements_and_expressions_are_read_by_named_fields():
+    wrong = [
+        f"{file.place}:{number} numbers what has a name in `polyfuse.ir.statements` or `polyfuse.ir.expr`"
+        for file in (*all_files(), *example_files())
+        for number, line in enumerate(file.text.splitlines(), 1)
+        if ".attrs[" in line
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
-from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.errors import UnsupportedError, mark_from_model
 from polyfuse.reference.backend import InterpreterBackend
 
 X = torch.randn(4, 6)
@@ -76,7 +79,7 @@ def test_a_launch_that_raises_names_the_operator(install):
 
     install(OnTrial)
     with pytest.raises(Broken, match="the launch") as caught:
-        torch.compile(f, backend="polyfuse")(X)
+        torch.compile(f, backend="polyfuse", options={"strict": True})(X)
     notes = " ".join(caught.value.__notes__)
     assert "The compiled program was running" in notes and "sin" in notes
 
@@ -92,3 +95,78 @@ def test_one_that_declines_is_named_with_the_reason(install, warned):
     torch.testing.assert_close(torch.compile(f, backend="polyfuse")(X), f(X))
     (text,) = warned
     assert "'toy'" in text and "buy one" in text
+
+
+def failing(launch: Callable[[Any, tuple[Any, ...]], None]) -> type:
+    """The interpreter, with launches of one's own: called with the kernel and its operands."""
+
+    class OnTrial(InterpreterBackend):
+        def load(self, folder):
+            def one(kernel: Any) -> Any:
+                return lambda *operands: launch(kernel, operands)
+
+            return {key: one(kernel) for key, kernel in super().load(folder).items()}
+
+    return OnTrial
+
+
+def test_a_launch_that_raises_goes_to_the_next_backend(install, warned):
+    calls: list[object] = []
+
+    def launch(kernel, operands):
+        calls.append(kernel)
+        raise Broken("the device is busy")
+
+    install(failing(launch))
+    run = torch.compile(f, backend="polyfuse")
+    for _ in range(3):
+        torch.testing.assert_close(run(X), f(X))
+    torch.testing.assert_close(torch.compile(f, backend="polyfuse", dynamic=False)(X), f(X))
+    assert len(calls) == 1  # remembered for the rest of the process
+    (text,) = warned
+    assert "'toy'" in text and "the device is busy" in text and "backend 'cpp' takes its place" in text
+
+
+def test_a_launch_that_raises_is_raised_with_strict(install):
+    def launch(kernel, operands):
+        raise Broken("the device is busy")
+
+    install(failing(launch))
+    with pytest.raises(Broken):
+        torch.compile(f, backend="polyfuse", options={"strict": True})(X)
+
+
+def test_what_is_the_models_fault_is_raised(install, warned):
+    def launch(kernel, operands):
+        raise mark_from_model(IndexError("index 9 is out of range"))
+
+    install(failing(launch))
+    with pytest.raises(IndexError, match="index 9"):
+        torch.compile(f, backend="polyfuse")(X)
+    assert not warned
+
+
+@pytest.mark.parametrize("touches", [False, True])
+def test_a_launch_that_raises_may_have_overwritten_what_it_read(install, warned, touches):
+    """Where it had begun to, the call cannot be saved; the next one is."""
+
+    def launch(kernel, operands):
+        if touches:
+            operands[0].view(-1)[0] = 77
+        raise Broken("half way")
+
+    def update(x):
+        x.mul_(2)
+        return x + 1
+
+    install(failing(launch))
+    run = torch.compile(update, backend="polyfuse")
+    x = X.clone()
+    if touches:
+        with pytest.raises(Broken) as caught:
+            run(x)
+        assert any("from the next call on" in note for note in caught.value.__notes__)
+    x = X.clone()
+    torch.testing.assert_close(run(x), X * 2 + 1)
+    torch.testing.assert_close(x, X * 2)
+    assert len(warned) == 1

@@ -23,6 +23,7 @@ A message is one sentence: the cause, then what to do about it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 __all__ = [
     "BackendError",
@@ -45,6 +46,9 @@ __all__ = [
 
 # A compiler can print megabytes of diagnostics; the first lines carry the cause.
 _SHOWN_OUTPUT = 4000
+
+_FROM_MODEL = "polyfuse_from_model"
+_E = TypeVar("_E", bound=BaseException)
 
 
 class PolyfuseError(Exception):
@@ -163,3 +167,17 @@ class PackageError(PolyfuseError):
 
     The message names the operator, feature, file or argument.
     """
+
+
+def mark_from_model(error: _E) -> _E:
+    """Return an exception after marking it as the model's own fault, such as an index out of range.
+
+    A kernel that raises it is right: it reaches the caller as it is, and no other backend is tried.
+    """
+    error.__dict__[_FROM_MODEL] = True
+    return error
+
+
+def is_from_model(error: BaseException) -> bool:
+    """Return whether `mark_from_model` marked this exception."""
+    return bool(error.__dict__.get(_FROM_MODEL))

@@ -26,7 +26,7 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.options import OptionInfo, parse_text, validate
 from polyfuse.base.text import join_words, nearest
 
-__all__ = ["MODES", "Settings", "child_environment", "environment", "option_infos"]
+__all__ = ["MODES", "Settings", "child_environment", "environment", "option_infos", "set_environment"]
 
 PREFIX = "POLYFUSE_"
 
@@ -69,12 +69,15 @@ class Settings:
         (), "Names of backends that must not be used, even when named elsewhere.", affects_code=True
     )
     strict: bool = _option(
-        False, "Raise where compilation would otherwise fall back to another backend or to eager execution."
+        False,
+        "Raise instead of falling back: the first backend for a device is unusable or fails, a kernel would "
+        "be interpreted unasked, an operator or graph would run eagerly for want of a compiled form. Not "
+        "fallbacks: library calls by design, views, users' operators, `force_fallback`.",
+        affects_code=True,
     )
     force_fallback: tuple[str, ...] = _option(
         (),
-        "Names of operators, such as `aten.relu.default` or `aten.relu`, that run in eager mode even though "
-        "they could be compiled.",
+        "Operators, as `aten.gelu` or `aten.gelu.default`, run eagerly. Unknown names are warned about.",
         affects_code=True,
     )
 
@@ -320,6 +323,12 @@ class Settings:
         "0: no verification; 1: the representation is verified between stages; 2: also after every rewrite.",
         choices=(0, 1, 2),
     )
+    check: str = _option(
+        "off",
+        "Run kernels beside the interpreter, on copies of their operands. `first`: the first launch of each, "
+        "which is remembered; `all`: every launch. A kernel that differs is barred and replaced.",
+        choices=("off", "first", "all"),
+    )
     size_asserts: bool = _option(
         True, "Check the sizes and strides of inputs when the compiled program is called.", affects_code=True
     )
@@ -327,9 +336,9 @@ class Settings:
         False, "Check every result of every kernel for NaN and infinity.", affects_code=True
     )
     index_asserts: bool = _option(
-        False,
-        "Raise where a position given by data (`x[i]`, `gather`, `scatter`, embeddings) does not exist, as "
-        "eager mode does. Otherwise the nearest element is read, and nothing is written there.",
+        True,
+        "Raise where an index given by data (`x[i]`, `gather`, `scatter`, embeddings, labels) is out of "
+        "range, as eager mode does. Otherwise the nearest element is read, and nothing is written there.",
         affects_code=True,
     )
     fuel: int | None = _option(
@@ -373,7 +382,9 @@ class Settings:
         it may belong to another version.
         """
         values = _from_environment()
-        values.update(_preset(mode))
+        if mode is not None and mode not in MODES:
+            raise InvalidOptionError(f"mode {mode!r} is unknown", f"use {join_words(list(MODES), 'or')}")
+        values.update({} if mode is None else MODES[mode])
         known = option_infos()
         extra = dict(cast("tuple[tuple[str, object], ...]", values.get("plugin_options", ())))
         for name, value in (options or {}).items():
@@ -421,10 +432,8 @@ class Settings:
 
     def build_worker_count(self) -> int:
         """Return how many builds may run at once on this machine."""
-        if self.build_workers:
-            return self.build_workers
         try:
-            return max(1, len(os.sched_getaffinity(0)))
+            return self.build_workers or max(1, len(os.sched_getaffinity(0)))
         except AttributeError:  # not every system has it
             return max(1, os.cpu_count() or 1)
 
@@ -449,6 +458,11 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+def set_environment(**changes: str) -> None:
+    """Set variables for this process and those that it starts, for commands that run a user's program."""
+    os.environ.update(changes)
+
+
 def _info(item: Field[Any]) -> OptionInfo:
     return OptionInfo(
         name=item.name,
@@ -460,14 +474,6 @@ def _info(item: Field[Any]) -> OptionInfo:
         minimum=item.metadata["minimum"],
         affects_code=item.metadata["affects_code"],
     )
-
-
-def _preset(mode: str | None) -> Mapping[str, object]:
-    if mode is None:
-        return {}
-    if mode not in MODES:
-        raise InvalidOptionError(f"mode {mode!r} is unknown", f"use {join_words(list(MODES), 'or')}")
-    return MODES[mode]
 
 
 def _from_environment() -> dict[str, object]:

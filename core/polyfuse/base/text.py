@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["join_words", "nearest", "shorten"]
+__all__ = ["join_words", "nearest", "short_source", "shorten"]
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
@@ -24,3 +25,11 @@ def shorten(text: str, width: int = 100) -> str:
     """Return `text` on one line, cut to `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"
+
+
+def short_source(source: str) -> str:
+    """Return a line of the model as messages show it: `model.py:12 in forward: return x.sin()`."""
+    return shorten(_FRAME.sub(r"\1:\2 in ", source))
+
+
+_FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+), in ')

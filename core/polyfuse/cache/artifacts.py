@@ -33,7 +33,14 @@ __all__ = [
 CONTENTS = "contents.json"
 """Lists the files of a unit with their sizes, and its kernels. Written last; its time is the last use."""
 
-KINDS: Final = {"kernels": "*/*", "compiled": "*", "timings": "*/*", "samples": "*/*"}
+KINDS: Final = {
+    "kernels": "*/*",
+    "compiled": "*",
+    "timings": "*/*",
+    "samples": "*/*",
+    "checked": "*/*",
+    "barred": "*",
+}
 """Folders within a cache folder, each with the places of its artifacts."""
 
 # A time of use is brought up to date if it is older than this, in seconds.

@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "backends": ("polyfuse.cli.backends", "list the installed backends and their state"),
     "bisect": ("polyfuse.cli.bisect", "find the rewrite or fusion that makes a program fail"),
     "cache": ("polyfuse.cli.cache", "show, clear or trim what is kept between runs, or take it along"),
+    "check": ("polyfuse.cli.check", "run a program with every kernel checked beside the interpreter"),
     "conformance": ("polyfuse.cli.conformance", "test a backend against the reference interpreter"),
     "doctor": ("polyfuse.cli.doctor", "check this installation and every backend's toolchain"),
     "explain": ("polyfuse.cli.explain", "run a program and tell what was compiled, and why so"),

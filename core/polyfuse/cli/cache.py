@@ -28,6 +28,8 @@ _NAMES: Final = {
     "compiled": "compiled graphs",
     "timings": "timings",
     "samples": "samples of timings",
+    "checked": "kernels that agreed with the interpreter",
+    "barred": "barred kernels",
 }
 
 _MIB: Final = 1 << 20

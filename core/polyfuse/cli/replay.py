@@ -1,4 +1,4 @@
-"""`polyfuse replay`: compile a dumped graph or kernel again and run it beside the interpreter."""
+"""`polyfuse replay`: run a dumped graph or kernel, or a launch that a check wrote, beside the interpreter."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.replay import replay
+from polyfuse.checking.repro import is_repro
+from polyfuse.compiler.replay import replay, replay_launch
 from polyfuse.compiler.session import session_for
 
 __all__ = ["configure", "run"]
@@ -16,13 +17,20 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
-    parser.add_argument("file", help="a dumped graph.ir or kernel, or - for standard input")
+    parser.add_argument(
+        "file", help="a dumped graph.ir or kernel, a launch that a check wrote, or - for standard input"
+    )
     parser.add_argument("--backend", help="who compiles it; the first in order when not given")
     parser.add_argument("--seed", type=int, default=0, help="for the random inputs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs; the status is 1 if anything does."""
+    if arguments.file != "-" and is_repro(Path(arguments.file)):
+        about, problem = replay_launch(Path(arguments.file))
+        print(f"found: {about}")
+        print(f"now: {problem or 'it agrees with the interpreter'}")
+        return 1 if problem else 0
     options = {"backends": (arguments.backend,)} if arguments.backend else {}
     session = session_for(Settings.resolve(None, {**options, "strict": True}))
     found = replay(_read(arguments.file), session, arguments.seed)

@@ -12,7 +12,7 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.keeping import GraphKeeper
-from polyfuse.compiler.session import session_for
+from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.torch_compat.dynamo import differentiates_forward, node_count
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from polyfuse.frontend.rewrite_tools import Rewriting
     from polyfuse.torch_compat.kept_graphs import Keeping
 
-__all__ = ["compile_fx_graph", "decided"]
+__all__ = ["compile_fx_graph", "compile_in_session", "decided"]
 
 
 def compile_fx_graph(
@@ -37,7 +37,15 @@ def compile_fx_graph(
     Raises:
         InvalidOptionError: an option or mode that does not exist.
     """
-    session = session_for(decided(Settings.resolve(mode, options)))
+    return compile_in_session(gm, example_inputs, session_for(decided(Settings.resolve(mode, options))))
+
+
+def compile_in_session(
+    gm: Any, example_inputs: Sequence[Any], session: CompileSession
+) -> Callable[..., Any]:
+    """Compile what Dynamo captured, or `torch.fx.symbolic_trace` did, with the settings and the kernels of a
+    session.
+    """
     if differentiates_forward():
         return _eager(gm, session.settings)
     keeper = GraphKeeper(session)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 
-from polyfuse.base.text import shorten
+from polyfuse.base.text import short_source, shorten
 from polyfuse.compiler.report import GraphReport, last_reports
 
 __all__ = ["explain", "explain_graph"]
@@ -68,17 +67,12 @@ def _kernels(report: GraphReport) -> Iterator[str]:
     for number, launch in enumerate(report.launches, 1):
         ops = ", ".join(op.removeprefix("aten.").removesuffix(".default") for op in launch.ops)
         yield f"{number}. {launch.kernel} ({launch.backend}, {_bytes(launch.nbytes)}): {shorten(ops, 90)}"
-        if launch.note:
+        if launch.provider.reason:
+            yield f"     {shorten(launch.provider.reason, 160)}"
+        if launch.note and not launch.provider.reason:
             yield f"     {launch.note}"
         for source in launch.sources[:2]:
-            yield f"     {shorten(_PLACE.sub(_short_place, source), 100)}"
-
-
-_PLACE = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+), in ')
-
-
-def _short_place(match: re.Match[str]) -> str:
-    return f"{match.group(1)}:{match.group(2)} in "
+            yield f"     {short_source(source)}"
 
 
 def _choices(report: GraphReport) -> Iterator[str]:

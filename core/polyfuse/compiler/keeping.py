@@ -10,7 +10,7 @@ compiled.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,9 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, Located, compiled_key
 from polyfuse.cache.graphs import count
 from polyfuse.cache.limit import trim_if_due
+from polyfuse.compiler.guarding import BuiltKernel, guarded, guarded_later, is_barred
 from polyfuse.compiler.native_host import NativeHost
+from polyfuse.compiler.packed_kernels import GeneratedFrom, Unpacked, packed
 from polyfuse.compiler.report import GraphReport, record
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.captured import NotKept, captured_text
@@ -88,6 +90,7 @@ class GraphRecord:
         report: what the compiler did.
         donated: positions of inputs that it may overwrite, for nobody needs them after a backward.
         host: the program in its native form, if it has one.
+        sources: what kernels were generated from, packed: only one that fails or is checked needs it.
     """
 
     text: str
@@ -96,6 +99,7 @@ class GraphRecord:
     report: GraphReport
     donated: tuple[int, ...] = ()
     host: HostRecord | None = None
+    sources: bytes = b""
 
 
 def record_of(
@@ -131,7 +135,9 @@ def record_of(
     donated = tuple(item.index for item in aten.inputs if item.donated)
     place = places.pop(_HOST, None)
     host = HostRecord(native.program, place) if native is not None and place is not None else None
-    return GraphRecord(module.text, places, constants, replace(report, recording=None), donated, host)
+    made = packed({name: kernel.built for name, kernel in kernels.items()})
+    report = replace(report, recording=None)
+    return GraphRecord(module.text, places, constants, report, donated, host, made)
 
 
 class GraphKeeper:
@@ -246,9 +252,13 @@ class GraphKeeper:
             facts: dict[str, str] = {}
             host = () if kept.host is None else (kept.host.place,)
             self._session.store.fetch([place.key for place in (*kept.kernels.values(), *host)])
-            kernels = {name: self._kernel(place, facts) for name, place in kept.kernels.items()}
+            made = Unpacked(kept.sources)
+            kernels = {
+                name: self._checked(partial(made.get, name), place, self._kernel(place, facts))
+                for name, place in kept.kernels.items()
+            }
             module = load(kept.text, kernels, kept.constants)
-            if kept.host is not None:
+            if kept.host is not None and self._session.settings.check == "off":
                 module.native = self._host(kept.host, kept.kernels, facts)
         except Exception as error:
             self._folder.drop(self._key)
@@ -265,6 +275,24 @@ class GraphKeeper:
         )
         self._revived.append(report)
         return partial(spared, module, donated=kept.donated) if kept.donated else module
+
+    def _checked(
+        self, made: Callable[[], GeneratedFrom], place: KernelRecord, kernel: KernelEntry
+    ) -> KernelEntry:
+        """A kernel that was built before, checked if that was asked for, and replaced where it fails."""
+        session = self._session
+        if not callable(kernel):
+            return kernel
+        backend = session.plugins.backend(place.backend)
+
+        def built() -> BuiltKernel:
+            what = made()
+            return BuiltKernel(what.kernel, what.name, backend, place.key, what.config, what.scratch)
+
+        if session.settings.check == "off":
+            return guarded_later(built, kernel, session)
+        what = built()
+        return guarded(what, kernel, session, partial(session.backends, what.kernel.device))
 
     def _host(
         self, host: HostRecord, kernels: Mapping[str, KernelRecord], facts: dict[str, str]
@@ -288,6 +316,8 @@ class GraphKeeper:
         found: Located | None = session.store.find(place.key)
         if found is None:
             raise LookupError(f"a kernel of backend {backend.name!r} is gone")
+        if is_barred(session, backend, place.key):
+            raise LookupError(f"a kernel of backend {backend.name!r} is barred")
         verdict = backend.review(found.folder, found.source_key)
         if not verdict:
             raise LookupError(f"a kernel of backend {backend.name!r} is not as it should be: {verdict}")

@@ -6,22 +6,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import Located
+from polyfuse.compiler.guarding import (
+    BuiltKernel,
+    barred,
+    called_alike,
+    guarded,
+    interpreted,
+    replacements,
+)
 from polyfuse.compiler.naming import emit_named
+from polyfuse.compiler.packed_kernels import GeneratedFrom
+from polyfuse.compiler.report import Provider
 from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.kernel import Kernel
 from polyfuse.kit import match
 from polyfuse.plugin import Backend, Config, Launchable, Source
 from polyfuse.program.steps import Program, ProgramKernel
 from polyfuse.runtime.profile import metered
-from polyfuse.schedule import Launch, Schedule
+from polyfuse.schedule import Launch, Schedule, is_unasked, note_interpreted
 from polyfuse.select.kernel_race import Verdict, known_config, settle_kernels
 from polyfuse.workers import BuildFuture
 
@@ -35,10 +44,20 @@ _CONFIGS_TRIED = 8
 
 @dataclass(frozen=True)
 class Emitted:
-    """The source of one kernel and who wrote it."""
+    """The source of one kernel and who wrote it.
+
+    Attributes:
+        backend, source: these.
+        provider: who provides the kernel in the end.
+        config: in which configuration; None: as the backend likes best.
+        tuned: whether it won by being fast: then it is checked, whatever the option `check` says.
+    """
 
     backend: Backend
     source: Source
+    provider: Provider
+    config: Config | None = None
+    tuned: bool = False
 
 
 Tuned = Mapping[tuple[str, Kernel], Verdict]
@@ -88,7 +107,11 @@ def emit_kernels(
         backends = session.tuner.takers(step)
         if verdict is not None:
             backends = _first(verdict.backend, backends)
-        out[step.backend, step.kernel] = _emit(step.kernel, backends, session, verdict)
+        item = _emit(step.kernel, backends, session, verdict)
+        if item.backend.name != step.backend and is_unasked(item.backend, session.settings):
+            what = ", ".join(dict.fromkeys(o.op for node in step.nodes for o in node.origins))
+            note_interpreted(f"kernel {step.kernel.name} of {what}", item.provider.reason, session.settings)
+        out[step.backend, step.kernel] = item
     return out
 
 
@@ -115,27 +138,54 @@ def _emit(
     kernel: Kernel, backends: Iterable[Backend], session: CompileSession, verdict: Verdict | None
 ) -> Emitted:
     failure: Exception | None = None
+    reason = ""
     for backend in backends:
         try:
-            return Emitted(backend, emit_named(backend, kernel, _config(backend, kernel, session, verdict)))
+            config = _config(backend, kernel, session, verdict)
+            emitted = _allowed(backend, kernel, config, session, reason)
+            if emitted is not None:
+                tuned = config is not None or (verdict is not None and verdict.backend is backend)
+                return replace(emitted, tuned=tuned and session.choose_config is None)
+            reason = f"{backend.name}'s kernel is barred"
         except UnsupportedError as error:  # an answer, not a failure: the whole kernel is more than its nodes
-            failure = error
+            failure, reason = error, f"{backend.name} refuses it: {error.cause}"
             _log.info("backend %r refuses kernel %s: %s", backend.name, kernel.name, error)
         except Exception as error:
             if session.settings.strict:
                 raise
-            failure = error
+            failure, reason = error, f"{backend.name} raised {type(error).__name__} over it"
             session.plugins.note_trouble(backend.name, error, "generating code")
+    if failure is None:  # all that could be generated is barred
+        interpreter = session.plugins.backend("interpreter")
+        return Emitted(interpreter, emit_named(interpreter, kernel), Provider(interpreter.name, reason))
     raise PolyfuseError(
         f"no backend could generate code for kernel {kernel.name} ({failure})",
         "set strict to see the first failure",
     ) from failure
 
 
+def _allowed(
+    backend: Backend, kernel: Kernel, config: Config | None, session: CompileSession, reason: str
+) -> Emitted | None:
+    """The source of a kernel in a configuration that is not barred: the one asked for, or the next one."""
+    source = emit_named(backend, kernel, config)
+    why = barred(session, backend, kernel, source)
+    if not why:
+        return Emitted(backend, source, Provider(backend.name, reason), config)
+    _log.info("kernel %s by backend %r is barred: %s", kernel.name, backend.name, why)
+    for other in tuple(backend.configs(kernel))[:_CONFIGS_TRIED]:
+        source = emit_named(backend, kernel, other)
+        if not barred(session, backend, kernel, source):
+            return Emitted(backend, source, Provider(backend.name, reason), other)
+    return None
+
+
 def _config(
     backend: Backend, kernel: Kernel, session: CompileSession, verdict: Verdict | None
 ) -> Config | None:
     """The configuration that a race decided for; None: as the backend likes best."""
+    if session.choose_config is not None:
+        return session.choose_config(backend, kernel)
     if verdict is not None and verdict.backend is backend:
         return verdict.config
     return known_config(session.tuner, backend, kernel) if _is_raced(kernel, session) else None
@@ -170,9 +220,36 @@ class PendingKernel:
     launch: Launch
     session: CompileSession
 
+    @property
+    def _kernel(self) -> Kernel:
+        return self.launch.kernel
+
+    @property
+    def built(self) -> GeneratedFrom:
+        """What it is generated from."""
+        source, config = self.emitted.source, self.emitted.config
+        return GeneratedFrom(self._kernel, source.name, "" if config is None else str(config), source.scratch)
+
+    def _takers(self) -> Iterable[Backend]:
+        return self.session.tuner.takers(self.launch)
+
+    def _guarded(
+        self, backend: Backend, source: Source, config: Config | None, found: Launchable
+    ) -> Callable[..., Any]:
+        """A built kernel, checked if that was asked for, called as the planned one is."""
+        planned = self.emitted.source.scratch
+        alike = found
+        if source is not self.emitted.source:
+            alike = called_alike(self._kernel, planned, source, found)
+        address = self.session.pool.address(backend, source)
+        text = "" if config is None else str(config)
+        built = BuiltKernel(self._kernel, source.name, backend, address, text, planned)
+        tuned = self.emitted.tuned and source is self.emitted.source
+        return guarded(built, alike, self.session, self._takers, tuned=tuned)
+
     def result(self) -> Callable[..., Any]:
         """The callable kernel; with the option `profile`, one that measures itself."""
-        kernel, source, found = self.launch.kernel, self.emitted.source, self._found()
+        kernel, source, found = self._kernel, self.emitted.source, self._found()
         if not self.session.settings.profile:
             return found
         uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args] + [0] * bool(source.scratch)
@@ -194,72 +271,60 @@ class PendingKernel:
         failed, the next one that claims it takes its place, and the interpretation of the kernel in the end;
         with `strict`, the failure is raised.
         """
-        source, future = self.emitted.source, self.future
+        source, future, first = self.emitted.source, self.future, self.emitted.backend
         outcome = future.outcomes()[source.key]
-        if isinstance(outcome, PolyfuseError) or not _is_good(self.emitted.backend, future, source):
-            outcome = self._otherwise(outcome)
+        good = not isinstance(outcome, PolyfuseError) and (
+            # what a test chose is what it gets
+            self.session.choose_config is not None or _is_good(first, future, source)
+        )
+        if good and not isinstance(outcome, PolyfuseError):
+            return self._guarded(first, source, self.emitted.config, outcome)
+        other = self._otherwise(isinstance(outcome, PolyfuseError))
+        if other is not None:
+            return other
         if not isinstance(outcome, PolyfuseError):
-            return outcome
+            return self._guarded(first, source, self.emitted.config, outcome)
         if self.session.settings.strict:
             raise outcome
-        failed, kernel = self.emitted.backend.name, self.launch.kernel
+        failed, kernel = first.name, self._kernel
         _log.info("%s", outcome)
-        for backend in self.session.tuner.takers(self.launch):
-            if backend.name != failed:
-                found = self._from(backend)
-                if found is not None:
-                    _warn_of_replacement(failed, kernel, outcome, repr(backend.name))
-                    return found
+        for built, other_source, found in replacements(kernel, (failed,), self.session, self._takers()):
+            self._note_provider(built.backend.name, failed, outcome)
+            _warn_of_replacement(failed, kernel, outcome, repr(built.backend.name))
+            alike = called_alike(kernel, source.scratch, other_source, found)
+            return guarded(built, alike, self.session, self._takers, (failed,))
+        self._note_provider("an interpreter", failed, outcome)
         _warn_of_replacement(failed, kernel, outcome, "an interpreter")
-        return self._called_alike(0, partial(_interpret, kernel))
+        return interpreted(kernel)
 
-    def _called_alike(self, scratch: int, found: Launchable) -> Launchable:
-        """A kernel that takes the place of the planned one, called with the scratch of that: passed on only
-        if it is as much as this one asks for.
-        """
-        planned = self.emitted.source.scratch
-        return partial(_without_last, found) if planned and scratch != planned else found
+    def _note_provider(self, name: str, failed: str, error: PolyfuseError) -> None:
+        provider = self.emitted.provider
+        provider.backend, provider.reason = name, f"{failed} failed: {error.cause}"
 
-    def _otherwise(self, outcome: Launchable | PolyfuseError) -> Launchable | PolyfuseError:
-        """The kernel in another configuration, if one can be built as it should be; else any that can be
-        built, at first the one that there was.
+    def _otherwise(self, any_will_do: bool) -> Callable[..., Any] | None:
+        """The kernel in another configuration that can be built as it should be; else, if any will do, in one
+        that can be built at all.
         """
-        backend, kernel = self.emitted.backend, self.launch.kernel
+        backend, kernel = self.emitted.backend, self._kernel
+        spare: Callable[..., Any] | None = None
         try:
             configs = backend.configs(kernel)[1:_CONFIGS_TRIED]
             sources = [emit_named(backend, kernel, config) for config in configs]
             if not sources:
-                return outcome
+                return None
             future = _start_builds(self.session, backend, sources)
-            for source in sources:
+            for config, source in zip(configs, sources, strict=True):
                 found = future.outcomes()[source.key]
-                if isinstance(found, PolyfuseError):
+                if isinstance(found, PolyfuseError) or barred(self.session, backend, kernel, source):
                     continue
-                found = self._called_alike(source.scratch, found)
+                made = self._guarded(backend, source, config, found)
                 if _is_good(backend, future, source):
                     _log.info("kernel %s is built in another configuration", kernel.name)
-                    return found
-                if isinstance(outcome, PolyfuseError):
-                    outcome = found
+                    return made
+                spare = spare or made
         except Exception as error:
             self.session.plugins.note_trouble(backend.name, error, "building in other configurations")
-        return outcome
-
-    def _from(self, backend: Backend) -> Callable[..., Any] | None:
-        """The kernel as another backend makes it, or None if that fails too."""
-        try:
-            source = emit_named(backend, self.launch.kernel)
-        except UnsupportedError as error:
-            _log.info("backend %r refuses kernel %s: %s", backend.name, self.launch.kernel.name, error)
-            return None
-        except Exception as error:
-            self.session.plugins.note_trouble(backend.name, error, "generating code")
-            return None
-        found = self.session.pool.submit(backend, [source], self.session.store).outcomes()[source.key]
-        if isinstance(found, PolyfuseError):
-            _log.info("%s", found)
-            return None
-        return self._called_alike(source.scratch, found)
+        return spare if any_will_do else None
 
 
 def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
@@ -275,17 +340,6 @@ def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
     if not verdict:
         _log.info("kernel %s is not as it should be: %s", source.name, verdict)
     return bool(verdict)
-
-
-def _without_last(kernel: Launchable, *operands: Any) -> None:
-    kernel(*operands[:-1])
-
-
-def _interpret(kernel: Kernel, *operands: Any) -> None:
-    # needed only where every backend failed, and slow to import
-    from polyfuse.ir.interpret import run_kernel
-
-    run_kernel(kernel, operands)
 
 
 def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, other: str) -> None:

@@ -28,6 +28,9 @@ def native_host(
     program: Program, kernels: Mapping[str, PendingKernel], session: CompileSession, status: HostStatus
 ) -> NativeHost | None:
     """Start building the native form of a program; None where it has none, and `status` says why."""
+    if session.settings.check != "off":
+        status.refused = "the option 'check' is on, and it launches kernels one by one"
+        return None
     try:
         calls = {name: kernel.emitted.backend.host(kernel.emitted.source) for name, kernel in kernels.items()}
         printed = native_program(program, calls)

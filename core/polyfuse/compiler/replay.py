@@ -4,23 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError, PolyfuseError, UnsupportedError
+from polyfuse.base.settings import Settings
+from polyfuse.checking.operands import layout_of
+from polyfuse.checking.repro import read_repro
+from polyfuse.checking.verdict import judge
 from polyfuse.compiler.dump import Dump
-from polyfuse.compiler.session import CompileSession
+from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.compiler.stages import Clock, compile_graph
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.interpret import run_graph, run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall
-from polyfuse.ir.parse import parse
+from polyfuse.ir.parse import parse, parse_kernel
+from polyfuse.select.kernel_race import spelled
 from polyfuse.symbolic import IndexLike, evaluate
 
-__all__ = ["Difference", "replay"]
+__all__ = ["Difference", "replay", "replay_launch"]
 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 _UNKNOWN_SIZE = 16
@@ -48,6 +54,38 @@ def replay(text: str, session: CompileSession, seed: int = 0) -> tuple[Differenc
     if isinstance(item, Graph):
         return _replay_graph(item, session, seed)
     raise UnsupportedError(f"the text describes a {type(item).__name__}; give a graph or a kernel")
+
+
+def replay_launch(path: Path) -> tuple[str, str]:
+    """Generate and build a kernel as a file of `polyfuse.checking.repro` says, and launch it beside the
+    interpreter.
+
+    Returns:
+        What was found when the file was written, and how the kernel differs now; empty where it agrees.
+    """
+    device = parse_kernel(read_repro(path).kernel).device
+    held = read_repro(path, device)
+    kernel = parse_kernel(held.kernel)
+    session = session_for(Settings.resolve(None, {**held.options, "strict": True}))
+    backend = session.plugins.backend(held.backend)
+    config = spelled(held.config) if held.config else None
+    source = backend.emit(kernel, config)
+    outcome = session.pool.submit(backend, [source], session.store).outcomes()[source.key]
+    if isinstance(outcome, PolyfuseError):
+        raise outcome
+    sizes = {a.name: a.hint or _UNKNOWN_SIZE for a in kernel.args if a.kind == "size"}
+    operands: Sequence[Any] = held.operands
+    if not operands:
+        operands = [_operand(a, sizes, i, True) for i, a in enumerate(kernel.args)]
+    operands = [
+        o.view(a.dtype.torch) if isinstance(o, Tensor) else o
+        for a, o in zip(kernel.args, operands, strict=True)
+    ]
+    layout = layout_of(kernel, operands)
+    assert layout is not None
+    scratch = (torch.empty(source.scratch, dtype=torch.uint8, device=device),) if source.scratch else ()
+    found = judge(kernel, lambda *o: outcome(*o, *scratch), operands, layout, backend.synchronize)
+    return held.about, found.problem or (f"it could not be checked: {found.unknown}" if found.unknown else "")
 
 
 def _replay_graph(graph: Graph, session: CompileSession, seed: int) -> tuple[Difference, ...]:

@@ -10,9 +10,22 @@ from polyfuse.runtime.device_graphs import GraphStatus
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import Decision
 
-__all__ = ["GraphReport", "LaunchReport", "last_reports", "record", "reset_reports"]
+__all__ = ["GraphReport", "LaunchReport", "Provider", "last_reports", "record", "reset_reports"]
 
 KEPT = 256
+
+
+@dataclass
+class Provider:
+    """Who provides a kernel, kept up to date: a build that fails makes it another backend.
+
+    Attributes:
+        backend: its name.
+        reason: why it is not the one that was scheduled; empty if it is.
+    """
+
+    backend: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -21,7 +34,7 @@ class LaunchReport:
 
     Attributes:
         kernel: its name.
-        backend: who generated it.
+        provider: who generated it.
         nodes: the nodes of the representation that it computes.
         ops: the operators that these come from, each once.
         sources: the lines of the model that these come from, each once.
@@ -30,12 +43,17 @@ class LaunchReport:
     """
 
     kernel: str
-    backend: str
+    provider: Provider
     nodes: tuple[str, ...]
     ops: tuple[str, ...]
     sources: tuple[str, ...]
     nbytes: int
     note: str = ""
+
+    @property
+    def backend(self) -> str:
+        """The backend whose kernel runs; before the first call, the one that is building it."""
+        return self.provider.backend
 
 
 @dataclass(frozen=True)

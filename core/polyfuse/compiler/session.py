@@ -14,11 +14,13 @@ import torch
 from polyfuse.base import log
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
-from polyfuse.plugin import Backend, Extensions, PluginManager, Traits
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Backend, Config, Extensions, PluginManager, Traits
 from polyfuse.torch_compat.precision import rounds_convolutions
 from polyfuse.workers import BuildPool
 
 if TYPE_CHECKING:
+    from polyfuse.checking.records import Records
     from polyfuse.select.tuner import Tuner
 
 __all__ = ["CompileSession", "forget_sessions", "session_for"]
@@ -38,6 +40,8 @@ class CompileSession:
         pool: builds kernels.
         store: keeps built kernels.
         key_facts: what plugins add to keys; None where one cannot say, so that nothing is kept between runs.
+        choose_config: the configuration of a kernel by a backend, None for its first one, in place of what
+            the tuner decides: for tests that build kernels in configurations of their own choice.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class CompileSession:
         pool: BuildPool,
         store: KernelStore,
         key_facts: tuple[str, ...] | None = (),
+        choose_config: Callable[[Backend, Kernel], Config | None] | None = None,
     ) -> None:
         self.settings = settings
         self.key_facts = key_facts
@@ -54,8 +59,10 @@ class CompileSession:
         self.extensions = Extensions(plugins)
         self.pool = pool
         self.store = store
+        self.choose_config = choose_config
         self._lock = threading.Lock()
         self._tuner: Tuner | None = None
+        self._records: Records | None = None
         self._observers: list[tuple[str, Callable[..., object]]] | None = None
 
     @property
@@ -67,6 +74,16 @@ class CompileSession:
 
                 self._tuner = Tuner(self.settings, self.extensions, self.pool, self.store)
             return self._tuner
+
+    @property
+    def records(self) -> Records:
+        """Which kernels agreed with the interpreter, and which are barred."""
+        with self._lock:
+            if self._records is None:
+                from polyfuse.checking.records import records_in
+
+                self._records = records_in(self.store.root)
+            return self._records
 
     def observe(self, decisions: Iterable[object]) -> None:
         """Show decisions to the plugins that watch them; one that raises is not shown any more."""

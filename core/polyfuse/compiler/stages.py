@@ -19,9 +19,10 @@ from polyfuse.compiler.dump import Dump
 from polyfuse.compiler.keeping import record_of
 from polyfuse.compiler.kernels import PendingKernel, emit_kernels, pending_kernels, submit, tune_kernels
 from polyfuse.compiler.native import native_host
-from polyfuse.compiler.report import GraphReport, LaunchReport, record
+from polyfuse.compiler.report import GraphReport, LaunchReport, Provider, record
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.graph import AtenGraph
+from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.print import text
@@ -31,7 +32,8 @@ from polyfuse.program import Program, bytes_moved, plan, python_text, with_scrat
 from polyfuse.program.traffic import step_bytes
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
-from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError
+from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError, is_unasked
+from polyfuse.schedule.aliasing import without_refused
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.decide import choose
@@ -73,11 +75,16 @@ class Built:
     notes: Mapping[tuple[str, Kernel], str]
     kernels: Mapping[str, PendingKernel]
     host: HostStatus | None
+    providers: Mapping[tuple[str, Kernel], Provider]
 
 
 def _kept(aten: AtenGraph, session: CompileSession) -> CompiledModule:
     built = compile_whole(aten, session)
-    if session.settings.graph_cache:
+    if session.settings.graph_cache and any(
+        is_unasked(item.emitted.backend, session.settings) for item in built.kernels.values()
+    ):
+        built.module.kept = "a kernel of it is interpreted, which each process is told"
+    elif session.settings.graph_cache:
         built.module.kept = record_of(
             aten, built.module, built.kernels, built.schedule.graph.objects, built.report, session
         )
@@ -96,7 +103,7 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     settings = session.settings
     clock = Clock()
     dump = Dump.open(settings, aten.name)
-    dump.write("aten", aten.text)
+    dump.write("aten", lambda: graph_text(aten))
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
     bodies = compile_bodies(aten, session, lambda *body: compile_whole(*body).module)
     eager: dict[str, str] = {}
@@ -111,6 +118,7 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
             refused = _traced_nodes(error)
             if settings.strict or refused.keys() <= eager.keys():
                 raise
+            _warn_of_unclaimed(error)
             eager.update(refused)
     report = _report(aten, lowering, built, clock)
     record(report)
@@ -128,6 +136,15 @@ def _traced_nodes(error: UnclaimedError) -> dict[str, str]:
         for node, why in error.nodes
         for origin in node.origins
     }
+
+
+def _warn_of_unclaimed(error: UnclaimedError) -> None:
+    for (_, why), what in zip(error.nodes, error.texts, strict=True):
+        warn_once(
+            "compiler",
+            f"{what} runs in eager mode: no backend generates code for it ({why})",
+            key=f"unclaimed {what.partition(' (')[0]} {why}",
+        )
 
 
 def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Clock) -> Built:
@@ -164,6 +181,10 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
     with clock.stage("emit"):
         emitted = emit_kernels(schedule, session, tuned)
         futures = submit(emitted, session)
+    refused = {key: item.source.refused_aliases for key, item in emitted.items()}
+    schedule, apart = without_refused(schedule, refused)
+    schedule = replace(schedule, decisions=(*schedule.decisions, *apart))
+    session.observe(apart)
     for i, ((_, kernel), item) in enumerate(emitted.items()):
         dump.write(f"kernel{i}.{item.source.language.split()[-1]}", item.source.rendered)
         dump.write(f"kernel{i}.ir", partial(text, kernel))
@@ -181,7 +202,8 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
         module = load(host, kernels, schedule.graph.objects, filename=dump.path("program.py"))
         module.native = native
     notes = {key: item.source.note for key, item in emitted.items()}
-    return Built(module, schedule, program, notes, kernels, status)
+    providers = {key: item.provider for key, item in emitted.items()}
+    return Built(module, schedule, program, notes, kernels, status, providers)
 
 
 def _eager(aten: AtenGraph) -> Callable[[list[Any]], Any]:
@@ -226,7 +248,7 @@ def _report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Cloc
     schedule = built.schedule
     before, after = bytes_moved(schedule)
     steps = (s for s in schedule.steps if isinstance(s, Launch))
-    launches = tuple(_launch_report(s, schedule, built.notes.get((s.backend, s.kernel), "")) for s in steps)
+    launches = tuple(_launch_report(s, schedule, built) for s in steps)
     calls = tuple(s.node.op for s in schedule.steps if isinstance(s, Call))
     return GraphReport(
         aten.name,
@@ -249,16 +271,17 @@ def _report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock: Cloc
     )
 
 
-def _launch_report(launch: Launch, schedule: Schedule, note: str) -> LaunchReport:
+def _launch_report(launch: Launch, schedule: Schedule, built: Built) -> LaunchReport:
+    key = launch.backend, launch.kernel
     origins = {o: None for node in launch.nodes for o in node.origins}
     return LaunchReport(
         launch.kernel.name,
-        launch.backend,
+        built.providers[key],
         tuple(node.name for node in launch.nodes),
         tuple(dict.fromkeys(o.op for o in origins)),
         tuple(dict.fromkeys(o.source for o in origins if o.source)),
         step_bytes(launch, schedule),
-        note,
+        built.notes.get(key, ""),
     )
 
 

@@ -17,7 +17,8 @@ import torch
 from torch.fx import GraphModule
 
 from polyfuse.base.settings import Settings
-from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, before_autograd, decomposition_table
+from polyfuse.frontend.decompose import decomposition_table
+from polyfuse.frontend.forced import kept_before_autograd, note_unmatched, without_forced
 from polyfuse.frontend.graph import InnerCompiler
 from polyfuse.torch_compat import aot, decomp, dynamo
 
@@ -73,7 +74,8 @@ def compile_graph(
     dynamo.count_aot("total")
     try:
         options = aot.partition_options(own_cse=settings.graph_rewrites, memory_budget=None)
-        with options, decomp.kept_whole(BEFORE_AUTOGRAD, before_autograd):
+        note_unmatched(settings.force_fallback)
+        with options, decomp.kept_whole(*kept_before_autograd(settings.force_fallback)):
             compiled = aot.compile_module(
                 gm,
                 example_inputs,
@@ -85,7 +87,9 @@ def compile_graph(
                 ),
                 inference=lambda gm, inputs: traced().inference(gm, inputs),
                 partition=partition,
-                decompositions=decomposition_table(settings.numerics),
+                decompositions=without_forced(
+                    decomposition_table(settings.numerics), settings.force_fallback
+                ),
                 keep=kept,
             )
     except dynamo.restart_exceptions():

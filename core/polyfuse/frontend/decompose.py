@@ -235,5 +235,6 @@ def decomposition_table(numerics: str = "fast") -> Mapping[Any, Callable[..., An
         for op in decomp.expand_packets([name]):
             if op in table:
                 table[op] = laid_out(table[op])
+    table = {op: own_decompositions.unless_refused(op, function) for op, function in table.items()}
     table.update(foreach.decompositions())
     return MappingProxyType(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch.fx import GraphModule, Node
 from polyfuse.base.errors import PackageError
 from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, WHOLE, before_autograd, decomposition_table
 from polyfuse.frontend.describe import alias_root, output_node
+from polyfuse.frontend.forced import without_forced
 from polyfuse.frontend.without_libraries import without_libraries
 from polyfuse.torch_compat import decomp, ops
 
@@ -64,7 +65,9 @@ class ExportedGraph:
     ranges: Mapping[Any, Any]
 
 
-def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bool = False) -> ExportedGraph:
+def functional_graph(
+    program: ExportedProgram, numerics: str, *, own_kernels: bool = False, forced: Sequence[str] = ()
+) -> ExportedGraph:
     """Take operators apart that the compiler does not take whole, and write mutations into the graph.
 
     Args:
@@ -72,6 +75,7 @@ def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bo
         numerics: the option.
         own_kernels: whether operators are taken apart too that libraries compute better, so that no library
             is needed.
+        forced: names of operators that stay whole, for eager mode to run.
 
     Raises:
         PackageError: the program trains, or needs objects that cannot be stored.
@@ -79,6 +83,7 @@ def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bo
     table = {**_composite(), **decomposition_table(numerics)}
     if own_kernels:
         table.update(without_libraries())
+    table = dict(without_forced(table, forced))
     # operators that are made of others, and that the table lacks, stay whole
     plain = program.run_decompositions(table)
     signature = plain.graph_signature
@@ -93,19 +98,25 @@ def functional_graph(program: ExportedProgram, numerics: str, *, own_kernels: bo
     nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
     names = [spec.target or node.name for spec, node in zip(signature.input_specs, nodes, strict=True)]
     mutated = _write_mutations(module, plain, dict(zip(names, nodes, strict=True)))
-    inputs = tuple(
-        ExportedInput(_ORIGINS[spec.kind], name, node in mutated)
-        for spec, name, node in zip(signature.input_specs, names, nodes, strict=True)
-    )
     in_spec, out_spec = plain.call_spec.in_spec, plain.call_spec.out_spec
     keywords = tuple(str(name) for name in in_spec.children()[1].context)
+    positional = _positional(plain, in_spec.children()[0].num_children, keywords)
+    own = iter(_leaf_names(in_spec, (*positional, *keywords)))
+    inputs = tuple(
+        ExportedInput(
+            _ORIGINS[spec.kind],
+            (next(own, "") if spec.kind is InputKind.USER_INPUT else "") or name,
+            node in mutated,
+        )
+        for spec, name, node in zip(signature.input_specs, names, nodes, strict=True)
+    )
     return ExportedGraph(
         module,
         inputs,
         {**plain.state_dict, **plain.constants},
         in_spec,
         out_spec,
-        _positional(plain, in_spec.children()[0].num_children, keywords),
+        positional,
         keywords,
         plain.range_constraints,
     )
@@ -157,6 +168,14 @@ def _write_mutations(module: GraphModule, program: ExportedProgram, inputs: Mapp
     output.args = (tuple(written.get(v, v) if isinstance(v, Node) else v for v in results),)
     module.recompile()
     return targets
+
+
+def _leaf_names(in_spec: Any, names: tuple[str, ...]) -> Iterator[str]:
+    """The author's name of each flat argument that is not part of another; empty for those that are."""
+    parts = (part for whole in in_spec.children() for part in whole.children())
+    for name, part in zip(names, parts, strict=True):
+        whole = part.is_leaf() and not name.startswith("argument ")
+        yield from (name,) if whole else ("",) * part.num_leaves
 
 
 def _positional(program: ExportedProgram, count: int, keywords: tuple[str, ...]) -> tuple[str, ...]:

@@ -75,30 +75,12 @@ class AtenGraph:
         """Positions of inputs that keep their address."""
         return tuple(i.index for i in self.inputs if i.static)
 
-    @property
-    def mutated_input_indices(self) -> tuple[int, ...]:
-        """Positions of inputs that the graph writes to."""
-        return tuple(i.index for i in self.inputs if i.mutated)
-
-    @property
-    def is_dynamic(self) -> bool:
-        """True if some size is symbolic."""
-        from polyfuse.frontend.inputs import symbols_of_graph
-
-        return bool(symbols_of_graph(self))
-
     def node(self, name: str) -> Node:
         """The node called `name`."""
         for node in self.module.graph.nodes:
             if node.name == name:
                 return node
         raise KeyError(name)
-
-    def text(self) -> str:
-        """The graph as readable, deterministic text."""
-        from polyfuse.frontend.printing import graph_text
-
-        return graph_text(self)
 
 
 class InnerCompiler(Protocol):

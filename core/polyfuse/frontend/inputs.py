@@ -14,7 +14,7 @@ from polyfuse.torch_compat import shapes
 if TYPE_CHECKING:
     from polyfuse.frontend.graph import AtenGraph
 
-__all__ = ["SymbolSource", "free_symbols_of_inputs", "symbol_inputs", "symbol_sources", "symbols_of_graph"]
+__all__ = ["SymbolSource", "symbol_inputs", "symbol_sources", "symbols_of_graph"]
 
 Place: TypeAlias = Literal["value", "size", "stride", "offset"]
 
@@ -32,11 +32,6 @@ class SymbolSource:
 def symbol_inputs(graph: AtenGraph) -> tuple[tuple[int, Any], ...]:
     """Inputs that are symbolic numbers: position and expression (usually a lone symbol)."""
     return tuple((i.index, shapes.expr_of(i.value)) for i in graph.inputs if i.kind == "symbol")
-
-
-def free_symbols_of_inputs(graph: AtenGraph) -> tuple[tuple[sympy.Symbol, ...], ...]:
-    """Symbols in each input's value, size, stride and offset, input by input."""
-    return tuple(shapes.free_symbols(i.value) for i in graph.inputs)
 
 
 def symbol_sources(graph: AtenGraph) -> Mapping[sympy.Symbol, SymbolSource]:

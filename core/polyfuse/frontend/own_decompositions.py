@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.torch_compat import decomp, ops, shapes
+from polyfuse.torch_compat.refusals import is_ever_refused, is_refused
 
 __all__ = [
     "diagonal_scatter",
@@ -102,6 +103,22 @@ def floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(decomposition)
     def checked(first: Tensor, *args: Any, **kwargs: Any) -> Any:
         return decomposition(first, *args, **kwargs) if first.is_floating_point() else NotImplemented
+
+    return checked
+
+
+def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the operator where eager mode raises for the type of its first tensor, so that it still does."""
+    name = ops.op_name(op)
+    if not is_ever_refused(name):
+        return decomposition
+
+    @functools.wraps(decomposition)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        first = next((a for a in args if isinstance(a, Tensor)), None)
+        if first is not None and is_refused(name, first.dtype):
+            return NotImplemented
+        return decomposition(*args, **kwargs)
 
     return checked
 

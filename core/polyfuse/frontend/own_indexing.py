@@ -83,9 +83,9 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:
     if x.dtype != source.dtype or shapes.is_unbacked(source) or source.numel() == 0:
         return NotImplemented
     x, mask = torch.broadcast_tensors(x, mask)
-    order = mask.reshape(-1).cumsum(0) - 1
-    last = source.numel() - 1
-    taken = source.reshape(-1)[order.clamp(0, last)].view(x.shape)
+    # beyond the last element exactly where the source is too short: that is checked where it is read
+    order = (mask.reshape(-1).cumsum(0) - 1).clamp(min=0)
+    taken = source.reshape(-1)[order].view(x.shape)
     return torch.where(mask, taken, x)
 
 

@@ -19,9 +19,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import describe, output_args
 from polyfuse.frontend.freezing import freeze, values_of
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
-from polyfuse.frontend.index_checks import check_positions
 from polyfuse.frontend.layouts import spread_channels_last
-from polyfuse.frontend.rewrite_tools import Rewriting
 from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
 from polyfuse.frontend.saved_inputs import copy_overwritten
 from polyfuse.runtime.frozen import FrozenProgram
@@ -133,11 +131,7 @@ def _rewritten(
     gm: GraphModule, kind: GraphKind, settings: Settings, more: MoreRewrites | None
 ) -> tuple[tuple[str, int], ...]:
     """How often each rewrite applied."""
-    done = rewrite_graph(gm, settings, stage=kind, more=more) if settings.graph_rewrites else ()
-    if settings.index_asserts and kind != "backward":
-        done = (*done, ("check-positions", check_positions(Rewriting(gm, settings, kind))))
-        gm.recompile()
-    return done
+    return rewrite_graph(gm, settings, stage=kind, more=more) if settings.graph_rewrites else ()
 
 
 def _adopt_inputs(gm: GraphModule, inputs: Sequence[Any], mode: Any) -> None:

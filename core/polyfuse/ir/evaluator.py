@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfuse.base.errors import IRError
 from polyfuse.ir import random, semantics
-from polyfuse.ir.expr import Expr, walk
+from polyfuse.ir.expr import Access, Expr, walk
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.space import Number, Space, index_values
 from polyfuse.ir.types import DType
@@ -38,29 +38,29 @@ class Evaluator:
             value = torch.tensor(value, dtype=torch.int64, device=self.space.device)
         return value if value.dim() == self.space.rank else value.reshape((1,) * self.space.rank)
 
-    def simple(self, op: str, args: tuple[Tensor, ...], dtype: DType, attrs: tuple[Any, ...]) -> Tensor:
+    def simple(self, op: str, args: tuple[Tensor, ...], dtype: DType, payload: Any) -> Tensor:
         """Any operation that gives one value at each point by itself; `dtype` is the type of that value."""
         if op in SCALAR_OPS:
             operand = type_of(args[-1])
             return semantics.scalar(op, args, operand)
         if op == "const":
-            value = semantics.constant(attrs[0], dtype, self.space.device)
+            value = semantics.constant(payload, dtype, self.space.device)
             return value.reshape((1,) * self.space.rank)
         if op == "cast":
             return semantics.cast(args[0], dtype)
         if op == "bitcast":
             return semantics.bitcast(args[0], dtype)
         if op in ("index", "size"):
-            return self.index(attrs[0])
+            return self.index(payload)
         if op == "load":
-            return self.load(args, dtype, attrs)
+            return self.load(args, dtype, payload)
         if op == "rand":
-            return random.draw(attrs[0], args[0], args[1])
+            return random.draw(payload, args[0], args[1])
         raise IRError(f"operation {op!r} is unknown", "polyfuse.ir.ops.SCALAR_OPS lists those that exist")
 
-    def load(self, args: tuple[Tensor, ...], dtype: DType, attrs: tuple[Any, ...]) -> Tensor:
+    def load(self, args: tuple[Tensor, ...], dtype: DType, access: Access) -> Tensor:
         """Elements of a buffer."""
-        name, index, count, masked = attrs
+        name, index, count, masked = access
         storage = self._storage(name, dtype)
         position = self.index(index, args[:count])
         if not masked:
@@ -74,9 +74,11 @@ class Evaluator:
         mask, loaded, other = torch.broadcast_tensors(mask, loaded, other)
         return semantics.where(mask, loaded.contiguous(), other.contiguous())
 
-    def store(self, args: tuple[Tensor, ...], dtype: DType, attrs: tuple[Any, ...], looped: bool) -> None:
+    def store(
+        self, args: tuple[Tensor, ...], dtype: DType, access: Access, mode: str, looped: bool = False
+    ) -> None:
         """Store values: `args` are the value, the indirect values, then the mask."""
-        name, index, count, mode, masked = attrs
+        name, index, count, masked = access
         storage = self._storage(name, dtype)
         shape = self.space.shape(looped)
         position = self.index(index, args[1 : 1 + count]).expand(shape)
@@ -117,7 +119,7 @@ class Evaluator:
         """The values of expressions; what they share is computed once."""
         done: dict[Expr, Tensor] = {}
         for expr in walk(*roots):
-            done[expr] = self.simple(expr.op, tuple(done[a] for a in expr.args), expr.dtype, expr.attrs)
+            done[expr] = self.simple(expr.op, tuple(done[a] for a in expr.args), expr.dtype, expr.payload)
         return tuple(done[r] for r in roots)
 
     def _storage(self, name: str, dtype: DType) -> Tensor:

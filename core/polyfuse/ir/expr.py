@@ -5,13 +5,30 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from polyfuse.base.intern import InternTable
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, substitute
 
-_INTERN: dict[object, Expr] = {}
+_INTERN: InternTable[Expr] = InternTable()
+
+
+class Access(NamedTuple):
+    """The element of a buffer that a load reads or a store writes.
+
+    Attributes:
+        buffer: by name.
+        index: in elements from the buffer's start; ``@0``, ``@1``, ... in it are the indirect operands.
+        indirect: how many indirect operands (i64 values) there are.
+        masked: whether there is a mask: nothing is accessed where it is false.
+    """
+
+    buffer: str
+    index: IndexLike  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    indirect: int = 0
+    masked: bool = False
 
 
 class Expr:
@@ -19,69 +36,109 @@ class Expr:
 
     Attributes:
         op: a name of `ops.SCALAR_OPS`, or one of
-            ``const`` (attrs: value), ``index`` (attrs: an index expression; type i64),
-            ``load`` (attrs: buffer name, index, number of indirect operands, masked flag; args: the indirect
-            i64 values, which the index names ``@0``, ``@1``, ...; then, if masked, a bool and the value where
-            it is false), ``cast``, ``bitcast`` (type: `dtype`), ``size`` (attrs: index over shape symbols;
-            i64), ``rand`` (attrs: kind; args: seed, offset).
+            ``const`` (payload: `value`), ``index`` (payload: `index`; type i64), ``load`` (payload: `access`;
+            args: the indirect values, then, if masked, a bool and the value where it is false), ``cast``,
+            ``bitcast`` (type: `dtype`), ``size`` (payload: `index`, over shape symbols; i64), ``rand``
+            (payload: `kind`; args: seed, offset).
         args: operand expressions.
         dtype: type of the value. A load has its buffer's type, storage types included; its readers cast it.
-        attrs: what is not an expression.
+        payload: what is not an expression, None for most; read it by the names below.
     """
 
-    __slots__ = ("_hash", "args", "attrs", "dtype", "op", "weight")
+    __slots__ = ("__weakref__", "_hash", "args", "dtype", "op", "payload", "weight")
 
     op: str
     args: tuple[Expr, ...]
     dtype: DType
-    attrs: tuple[Any, ...]
+    payload: Any
     weight: int
     _hash: int
 
-    def __new__(cls, op: str, args: tuple[Expr, ...], dtype: DType, attrs: tuple[Any, ...] = ()) -> Expr:
+    def __new__(cls, op: str, args: tuple[Expr, ...], dtype: DType, payload: Any = None) -> Expr:
         # repr keeps 0.0 and -0.0, True and 1, and NaN payloads' text apart, which == does not
-        key = (op, args, dtype, repr(attrs) if op == "const" else attrs)
-        found = _INTERN.get(key)
+        key = (op, args, dtype, repr(payload) if op == "const" else payload)
+        found = _INTERN.find(key)
         if found is not None:
             return found
         self = object.__new__(cls)
-        self.op, self.args, self.dtype, self.attrs = op, args, dtype, attrs
+        self.op, self.args, self.dtype, self.payload = op, args, dtype, payload
         self._hash = hash(key)
         self.weight = 1 + sum(a.weight for a in args)
-        return _INTERN.setdefault(key, self)
+        return _INTERN.add(key, self)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Expr, (self.op, self.args, self.dtype, self.attrs))
+        return (Expr, (self.op, self.args, self.dtype, self.payload))
 
     def __repr__(self) -> str:
-        inside = [repr(a) for a in self.args] + [repr(a) for a in self.attrs]
+        inside = [repr(a) for a in self.args] + ([] if self.payload is None else [repr(self.payload)])
         return f"{self.op}.{self.dtype}({', '.join(inside)})"
+
+    @property
+    def value(self) -> Any:
+        """The number or truth value of a ``const``."""
+        return self.payload
+
+    @property
+    def access(self) -> Access:
+        """What a ``load`` reads."""
+        assert isinstance(self.payload, Access), f"{self.op} reads no buffer"
+        return self.payload
+
+    @property
+    def buffer(self) -> str:
+        """The buffer that a ``load`` reads."""
+        return self.access.buffer
+
+    @property
+    def index(self) -> Any:
+        """The index of a ``load`` into its buffer; what an ``index`` or ``size`` is the value of."""
+        return self.payload.index if self.op == "load" else self.payload
+
+    @property
+    def indirect(self) -> tuple[Expr, ...]:
+        """The operands that stand for ``@0``, ``@1``, ... in the index of a ``load``."""
+        return self.args[: self.access.indirect]
+
+    @property
+    def mask(self) -> Expr | None:
+        """Where a ``load`` reads; None: everywhere."""
+        return self.args[self.access.indirect] if self.access.masked else None
+
+    @property
+    def other(self) -> Expr | None:
+        """The value of a masked ``load`` where it does not read."""
+        return self.args[self.access.indirect + 1] if self.access.masked else None
+
+    @property
+    def kind(self) -> str:
+        """The kind of random number of a ``rand``."""
+        return str(self.payload)
 
 
 def const(value: bool | int | float, dtype: DType) -> Expr:
     """A constant of the given type; integers wrap to its width, f32 is rounded to its precision."""
     if dtype is DType.bool:
-        return Expr("const", (), dtype, (bool(value),))
+        return Expr("const", (), dtype, bool(value))
     if dtype.is_float:
         # rounded here, so that the constant in the text is the number that is computed with; one NaN object,
         # so that attributes which hold it compare equal
         number = math.nan if value != value else float(value)
-        return Expr("const", (), dtype, (_round_f32(number) if dtype is DType.f32 else number,))
+        return Expr("const", (), dtype, _round_f32(number) if dtype is DType.f32 else number)
     width = dtype.itemsize * 8
     wrapped = int(value) & ((1 << width) - 1)
     if dtype.is_signed and wrapped >> (width - 1):
         wrapped -= 1 << width
-    return Expr("const", (), dtype, (wrapped,))
+    return Expr("const", (), dtype, wrapped)
 
 
 def index_value(index: IndexLike, dtype: DType = DType.i64) -> Expr:
     """The value of an index expression as a scalar."""
     if isinstance(index, int):
         return const(index, dtype)
-    value = Expr("index", (), DType.i64, (index,))
+    value = Expr("index", (), DType.i64, index)
     return value if dtype is DType.i64 else cast(value, dtype)
 
 
@@ -96,7 +153,7 @@ def load(
     """An element of a buffer, at `index` counted in elements from its start. Where `mask` is false nothing is
     read."""
     extra = () if mask is None else (mask, other if other is not None else const(0, dtype))
-    return Expr("load", indirect + extra, dtype, (buffer, index, len(indirect), mask is not None))
+    return Expr("load", indirect + extra, dtype, Access(buffer, index, len(indirect), mask is not None))
 
 
 def cast(value: Expr, dtype: DType) -> Expr:
@@ -104,8 +161,8 @@ def cast(value: Expr, dtype: DType) -> Expr:
     if value.dtype is dtype:
         return value
     if value.op == "const" and not dtype.is_storage:
-        if dtype.is_float or not value.dtype.is_float or _finite(value.attrs[0]):
-            return const(value.attrs[0], dtype)
+        if dtype.is_float or not value.dtype.is_float or _finite(value.value):
+            return const(value.value, dtype)
     return Expr("cast", (value,), dtype)
 
 
@@ -163,7 +220,7 @@ def rewrite(root: Expr, change: Callable[[Expr], Expr], memo: dict[Expr, Expr] |
         if expr in done:
             continue
         args = tuple(done[a] for a in expr.args)
-        done[expr] = change(expr if args == expr.args else Expr(expr.op, args, expr.dtype, expr.attrs))
+        done[expr] = change(expr if args == expr.args else Expr(expr.op, args, expr.dtype, expr.payload))
     return done[root]
 
 
@@ -172,16 +229,22 @@ def reindex(root: Expr, replacement: Mapping[str, IndexLike], memo: dict[Expr, E
 
     def change(expr: Expr) -> Expr:
         if expr.op == "load":
-            index = substitute(expr.attrs[1], replacement)
-            if index is not expr.attrs[1]:
-                return Expr("load", expr.args, expr.dtype, (expr.attrs[0], index, *expr.attrs[2:]))
+            index = substitute(expr.index, replacement)
+            if index is not expr.index:
+                return moved(expr, index)
         elif expr.op in ("index", "size"):
-            index = substitute(expr.attrs[0], replacement)
-            if index is not expr.attrs[0]:
+            index = substitute(expr.index, replacement)
+            if index is not expr.index:
                 return index_value(index)
         return expr
 
     return rewrite(root, change, memo) if replacement else root
+
+
+def moved(read: Expr, index: IndexLike, buffer: str | None = None) -> Expr:
+    """A load at another index, and of another buffer where one is named."""
+    access = read.access._replace(index=index, buffer=buffer or read.buffer)
+    return Expr("load", read.args, read.dtype, access)
 
 
 def loads(*roots: Expr) -> tuple[Expr, ...]:
@@ -197,9 +260,7 @@ def guard(root: Expr, mask: Expr) -> Expr:
     def change(expr: Expr) -> Expr:
         if expr.op != "load" or expr in loaded_by_mask:
             return expr
-        buffer, index, count, masked = expr.attrs
-        both = apply("bitwise_and", mask, expr.args[count]) if masked else mask
-        other = expr.args[count + 1] if masked else const(0, expr.dtype)
-        return load(buffer, index, expr.dtype, expr.args[:count], both, other)
+        both = mask if expr.mask is None else apply("bitwise_and", mask, expr.mask)
+        return load(expr.buffer, expr.index, expr.dtype, expr.indirect, both, expr.other)
 
     return rewrite(root, change)

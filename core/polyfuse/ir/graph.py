@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Scatter, View, Wait
-from polyfuse.ir.ops import FOLD_MODES
+from polyfuse.ir.ops import CHECK_MODE, FOLD_MODES
 from polyfuse.symbolic import IndexLike
 
 
@@ -24,6 +24,7 @@ class GraphInput:
         static: whether it is a parameter or buffer of the model, at the same address in every call.
         address: what is known of a tensor's address: ``"aligned"`` (a multiple of what devices ask for),
             ``"traced"`` (so it was when traced, and it has to be checked), ``"any"``.
+        label: what messages call it, where that is not its name.
     """
 
     name: str
@@ -31,6 +32,7 @@ class GraphInput:
     value: IndexLike | None = None
     static: bool = False
     address: str = "traced"
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ def views_in(value: Any) -> Iterator[View]:
 def reads(node: Node) -> tuple[str, ...]:
     """Buffers `node` reads, in order, each once. A combining scatter reads its target too."""
     if isinstance(node, LoopNode):
-        names = [e.attrs[0] for e in loads(*node.expressions())]
-        if isinstance(node, Scatter) and node.mode not in FOLD_MODES:
+        names = [e.buffer for e in loads(*node.expressions())]
+        if isinstance(node, Scatter) and node.mode not in (*FOLD_MODES, CHECK_MODE):
             names.append(node.target)
         return tuple(dict.fromkeys(names))
     if isinstance(node, ExternCall):

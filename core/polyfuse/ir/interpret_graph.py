@@ -12,9 +12,11 @@ from torch import Tensor
 from polyfuse.base.errors import IRError
 from polyfuse.ir import semantics
 from polyfuse.ir.evaluator import Evaluator, type_of
+from polyfuse.ir.expr import Access
 from polyfuse.ir.graph import Graph, GraphInput, reads
 from polyfuse.ir.interpret_kernel import POINTS, flat
 from polyfuse.ir.nodes import (
+    RAISE,
     Buffer,
     ExternCall,
     LoopNode,
@@ -27,6 +29,7 @@ from polyfuse.ir.nodes import (
     View,
 )
 from polyfuse.ir.space import spaces
+from polyfuse.runtime.checks import raise_failed
 from polyfuse.runtime.once import ONCE
 from polyfuse.symbolic import Index, IndexLike, as_atom, evaluate
 
@@ -140,6 +143,9 @@ class _Run:
 
     def _call(self, node: ExternCall) -> None:
         arguments = self.argument(node.args)
+        if node.op == RAISE:
+            raise_failed(arguments[0], arguments[1])
+            return
         keywords = {name: self.argument(value) for name, value in node.kwargs}
         if node.out == "out":
             keywords["out"] = self.values[node.outputs[0]]
@@ -201,9 +207,8 @@ def _run_loop(node: LoopNode, evaluator: Evaluator) -> None:
     if isinstance(node, Pointwise):
         _store(evaluator, node.output, node.index, values[0], False)
     elif isinstance(node, Scatter):
-        count = len(node.indirect)
-        attrs = (node.target, node.index, count, node.mode, node.mask is not None)
-        evaluator.store(values, node.value.dtype, attrs, False)
+        access = Access(node.target, node.index, len(node.indirect), node.mask is not None)
+        evaluator.store(values, node.value.dtype, access, node.mode)
     elif isinstance(node, (Reduction, Scan)):
         looped = isinstance(node, Scan)
         found = evaluator.scan(node.kind, values) if looped else evaluator.reduce(node.kind, values)
@@ -215,4 +220,4 @@ def _run_loop(node: LoopNode, evaluator: Evaluator) -> None:
 
 
 def _store(evaluator: Evaluator, name: str, index: IndexLike, value: Tensor, looped: bool) -> None:
-    evaluator.store((value,), type_of(value), (name, index, 0, "set", False), looped)
+    evaluator.store((value,), type_of(value), Access(name, index), "set", looped)

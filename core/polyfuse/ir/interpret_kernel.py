@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from torch import Tensor
 from polyfuse.base.errors import IRError
 from polyfuse.ir import semantics
 from polyfuse.ir.evaluator import Evaluator
-from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.space import Space, spaces
+from polyfuse.ir.statements import Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import evaluate
 
@@ -29,6 +30,19 @@ def run_kernel(kernel: Kernel, operands: Sequence[Tensor | int]) -> None:
         IRError: the kernel breaks a rule, an operand does not fit, or an element outside a buffer is
             accessed.
     """
+    sizes, storages = bind_operands(kernel, operands)
+    device = next((s.device for s in storages.values()), torch.device("cpu"))
+    if device.type == "meta":  # tensors that have no memory: nothing is read, and nothing is written
+        return
+    begin_stores(kernel, storages)
+    for space in spaces(kernel.axes, kernel.raxes, sizes, device, POINTS):
+        run_part(kernel, space, sizes, storages)
+
+
+def bind_operands(
+    kernel: Kernel, operands: Sequence[Tensor | int]
+) -> tuple[dict[str, int], dict[str, Tensor]]:
+    """The sizes, and the elements of each buffer as they lie in memory, by the names of arguments."""
     if len(operands) != len(kernel.args):
         raise IRError(f"kernel {kernel.name} takes {len(kernel.args)} operands, not {len(operands)}")
     sizes = {
@@ -40,14 +54,14 @@ def run_kernel(kernel: Kernel, operands: Sequence[Tensor | int]) -> None:
     for arg, value in zip(kernel.args, operands, strict=True):
         if arg.kind != "size":
             storages[arg.name] = _storage(kernel, arg, value, sizes)
-    device = next((s.device for s in storages.values()), torch.device("cpu"))
-    if device.type == "meta":  # tensors that have no memory: nothing is read, and nothing is written
-        return
+    return sizes, storages
+
+
+def begin_stores(kernel: Kernel, storages: Mapping[str, Tensor]) -> None:
+    """Fill what stores of `ops.FOLD_MODES` combine with."""
     for stmt in (s for section in kernel.sections for s in section.body):
-        if stmt.op == "store" and stmt.attrs[0] in storages:
-            semantics.begin_fold(storages[stmt.attrs[0]], stmt.attrs[3])
-    for space in spaces(kernel.axes, kernel.raxes, sizes, device, POINTS):
-        _run_part(kernel, space, sizes, storages)
+        if isinstance(stmt, Store) and stmt.buffer in storages:
+            semantics.begin_fold(storages[stmt.buffer], stmt.mode)
 
 
 def flat(tensor: Tensor, numel: int, dtype: DType) -> Tensor:
@@ -73,7 +87,14 @@ def _storage(kernel: Kernel, arg: KernelArg, value: Tensor | int, sizes: Mapping
     return torch.frombuffer(memory, dtype=arg.dtype.torch)
 
 
-def _run_part(kernel: Kernel, space: Space, sizes: Mapping[str, int], storages: Mapping[str, Tensor]) -> None:
+def run_part(
+    kernel: Kernel,
+    space: Space,
+    sizes: Mapping[str, int],
+    storages: Mapping[str, Tensor],
+    evaluator_of: Callable[..., KernelEvaluator] | None = None,
+) -> None:
+    """Execute a kernel at a part of its points; `evaluator_of` makes what evaluates its statements."""
     points = space.points()
     lengths = {local.name: evaluate(local.size, sizes) for local in kernel.locals}
     scratch = {
@@ -82,13 +103,14 @@ def _run_part(kernel: Kernel, space: Space, sizes: Mapping[str, int], storages: 
         )
         for local in kernel.locals
     }
-    evaluator = _KernelEvaluator(space, sizes, {**storages, **scratch}, points, lengths)
+    make = KernelEvaluator if evaluator_of is None else evaluator_of
+    evaluator = make(space, sizes, {**storages, **scratch}, points, lengths)
     values: dict[str, Tensor] = {}
     for section in kernel.sections:
         _run_section(section, evaluator, values)
 
 
-class _KernelEvaluator(Evaluator):
+class KernelEvaluator(Evaluator):
     """An evaluator that finds each parallel point's own part of a local."""
 
     def __init__(
@@ -115,24 +137,26 @@ def _run_section(section: Section, evaluator: Evaluator, values: dict[str, Tenso
     inside: dict[str, Tensor] = dict(values)
     for stmt in section.body:
         args = tuple(_value(inside, name, stmt) for name in stmt.args)
-        if stmt.op == "store":
-            evaluator.store(args, stmt.dtype, stmt.attrs, section.looped)
-            continue
-        if stmt.op == "reduce":
-            # known after the loop: put where later sections look, and not where this one does
-            values.update(zip(stmt.targets, evaluator.reduce(stmt.attrs[0], args), strict=True))
-            continue
-        if stmt.op == "scan":
-            found = evaluator.scan(stmt.attrs[0], args)
-        else:
-            found = (evaluator.simple(stmt.op, args, stmt.dtype, stmt.attrs),)
+        match stmt:
+            case Store():
+                access, mode = stmt.payload
+                evaluator.store(args, stmt.dtype, access, mode, section.looped)
+                continue
+            case Reduce():
+                # known after the loop: put where later sections look, and not where this one does
+                values.update(zip(stmt.targets, evaluator.reduce(stmt.kind, args), strict=True))
+                continue
+            case Scan():
+                found = evaluator.scan(stmt.kind, args)
+            case _:
+                found = (evaluator.simple(stmt.op, args, stmt.dtype, stmt.payload),)
         defined = dict(zip(stmt.targets, found, strict=True))
         inside.update(defined)
         if not section.looped:
             values.update(defined)
 
 
-def _value(values: Mapping[str, Tensor], name: str, stmt: Stmt) -> Tensor:
+def _value(values: Mapping[str, Tensor], name: str, stmt: Statement) -> Tensor:
     if name not in values:
         raise IRError(f"{stmt.op} uses {name!r}, which is not known there")
     return values[name]

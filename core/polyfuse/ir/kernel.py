@@ -13,9 +13,9 @@ after it in that section.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from polyfuse.ir.nodes import Origin
+from polyfuse.ir.statements import Statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis_size
 
@@ -43,6 +43,18 @@ class KernelArg:
 
 
 @dataclass(frozen=True)
+class Alias:
+    """Two arguments that may be one memory: `output` is written where `input` was read for the last time.
+
+    A launch may pass one address for both, or two that are apart; a kernel must be right either way. What it
+    takes for such a pair to make sense is in `polyfuse.ir.aliasing`.
+    """
+
+    output: str
+    input: str
+
+
+@dataclass(frozen=True)
 class Local:
     """Scratch owned by one parallel point: `size` elements, indexed by statements like any buffer. It holds a
     row that is computed in one section and read in a later one."""
@@ -53,37 +65,11 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Stmt:
-    """One statement.
-
-    ``targets = op(args)`` where args name earlier values. Operations:
-
-    * every scalar op of `ops.SCALAR_OPS`; ``const`` (attrs: value), ``cast``, ``bitcast``
-    * ``index`` (attrs: index expression): its value, i64
-    * ``load`` (attrs: buffer, index, indirect count, masked flag; args: indirect values, then mask and other)
-    * ``store`` (attrs: buffer, index, indirect count, mode, masked flag; args: value, indirect values, then
-      mask): no target; modes of `ops.STORE_MODES`, where all but ``set`` are atomic, and `ops.FOLD_MODES`
-    * ``reduce`` (attrs: kind; args: operands): targets of `ops.REDUCTIONS`, known after the section's loop
-    * ``scan`` (attrs: kind; args: operands): targets of `ops.SCANS`, known at once at each point; the
-      section's loop runs in order over the one reduction axis
-    * ``rand`` (attrs: kind; args: seed, offset)
-
-    `dtype` is the type of the first target, or of the value stored.
-    """
-
-    targets: tuple[str, ...]
-    op: str
-    args: tuple[str, ...]
-    dtype: DType
-    attrs: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
 class Section:
     """Statements that run together: once per parallel point, or (`looped`) over all reduction axes."""
 
     looped: bool
-    body: tuple[Stmt, ...]
+    body: tuple[Statement, ...]
 
 
 @dataclass(frozen=True)
@@ -101,6 +87,7 @@ class Kernel:
         size_hints: example extent of every axis, in the order axes + raxes.
         deterministic: whether colliding atomic stores must be avoided.
         numerics: ``"fast"`` or ``"eager"``.
+        aliases: pairs of arguments that may be one memory; all others are apart, or only read.
         origins: operators it came from; no part of its text or equality.
     """
 
@@ -114,6 +101,7 @@ class Kernel:
     size_hints: tuple[int, ...] = ()
     deterministic: bool = False
     numerics: str = "fast"
+    aliases: tuple[Alias, ...] = ()
     origins: tuple[Origin, ...] = field(default=(), compare=False)
 
     @property

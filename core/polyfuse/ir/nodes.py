@@ -223,6 +223,12 @@ ROWS_APART = frozenset({"aten.mm.out", "aten.addmm.out"})
 """Operators that write a matrix whose rows lie apart as fast as one whose rows follow each other."""
 
 
+RAISE = "polyfuse.raise_failed"
+"""Call that looks at a status to which stores of `ops.CHECK_MODE` were made, and raises if there were any.
+Its arguments are the status, and for each element of it the name of a built-in exception, a text, and a size;
+in the text, `{index}` and `{size}` stand for the number that was stored and for that size."""
+
+
 @dataclass(frozen=True)
 class TemplateCall(ExternCall):
     """An extern call that plugins may offer other implementations for (matrix products, convolution,

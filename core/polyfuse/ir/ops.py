@@ -183,6 +183,13 @@ STORE_MODES = ("set", "add", "min", "max", "mul")
 """What a store does to the element: overwrite it, or combine with it atomically (``min``/``max`` propagate
 NaN)."""
 
+CHECK_MODE = "check"
+"""Stores by which a kernel says that a value from data is not what it has to be, such as an index that is out
+of range. Each is masked: where the mask holds, an element of the kernel's i64 status becomes a number that is
+not zero, and any one of colliding numbers is kept. The host program looks at the status after the kernel and
+raises. A backend on a device whose memory the host cannot look at stops the device's program instead, or does
+not claim the node."""
+
 FOLD_MODES: dict[str, str] = {"fold_sum": "sum", "fold_min": "min", "fold_max": "max"}
 """Stores that combine what the points of one kernel store at an element, in an order that is the same in
 every run, and nothing else: what was there before does not count. By the reduction that each does. They stand

@@ -20,6 +20,7 @@ from polyfuse.ir.nodes import (
     Wait,
 )
 from polyfuse.ir.parse_statement import StatementReader
+from polyfuse.ir.statements import expression
 from polyfuse.symbolic import Index, IndexLike
 
 
@@ -49,7 +50,7 @@ class GraphReader(StatementReader):
                     self.tokens.reset(mark)
                     raise self.tokens.error(f"{name!r} is used before it is defined")
             args = tuple(values[a] for a in stmt.args)
-            values[stmt.targets[0]] = Expr(stmt.op, args, stmt.dtype, stmt.attrs)
+            values[stmt.targets[0]] = expression(stmt, args)
         return values
 
     def value_of(self, values: dict[str, Expr]) -> Expr:
@@ -246,5 +247,6 @@ class GraphReader(StatementReader):
         if self.tokens.skip("at"):
             address = self.tokens.name()
             self.tokens.expect("address")
+        label = self.tokens.string() if self.tokens.skip("called") else ""
         self.tokens.end_line()
-        return GraphInput(name, kind, value, static, address)
+        return GraphInput(name, kind, value, static, address, label)

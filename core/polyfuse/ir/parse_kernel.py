@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from polyfuse.ir.index_text import read_axis
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
+from polyfuse.ir.kernel import Alias, Kernel, KernelArg, Local, Section
 from polyfuse.ir.parse_statement import StatementReader
+from polyfuse.ir.statements import Statement
 from polyfuse.symbolic import Index, IndexLike
 
 
@@ -33,6 +34,9 @@ class KernelReader(StatementReader):
         args: list[KernelArg] = []
         while tokens.text in ("in", "out", "inout", "size"):
             args.append(self._argument())
+        aliases: list[Alias] = []
+        while tokens.skip("alias"):
+            aliases.append(self._alias())
         local: list[Local] = []
         while tokens.skip("local"):
             local.append(self._local())
@@ -50,6 +54,7 @@ class KernelReader(StatementReader):
             size_hints=tuple(hints),
             deterministic=deterministic,
             numerics=numerics,
+            aliases=tuple(aliases),
         )
 
     def _kernel_axes(self, word: str, hints: list[int]) -> tuple[Index, ...]:
@@ -81,6 +86,13 @@ class KernelReader(StatementReader):
         tokens.end_line()
         return KernelArg(name, kind, dtype, numel, aligned, hint)
 
+    def _alias(self) -> Alias:
+        output = self.tokens.name()
+        self.tokens.expect(",")
+        found = Alias(output, self.tokens.name())
+        self.tokens.end_line()
+        return found
+
     def _local(self) -> Local:
         name = self.tokens.name()
         self.tokens.expect(":")
@@ -96,7 +108,7 @@ class KernelReader(StatementReader):
         if not looped:
             self.tokens.expect("once")
         self.open()
-        body: list[Stmt] = []
+        body: list[Statement] = []
         while not self.tokens.skip("}"):
             body.append(self.statement())
         self.tokens.end_line()

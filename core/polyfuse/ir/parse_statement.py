@@ -4,32 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.expr import Access
 from polyfuse.ir.parse_base import Reader
+from polyfuse.ir.statements import Statement, statement
 from polyfuse.ir.tokens import RESERVED
-from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike
 
 
 class StatementReader(Reader):
     """Reads statements."""
 
-    def statement(self) -> Stmt:
+    def statement(self) -> Statement:
         """A statement."""
         tokens = self.tokens
+        mark = tokens.mark()
         targets = self._targets()
         op = tokens.name()
         dtype = self.dtype()
-        if op == "load" and tokens.kind in ("name", "string"):
-            found = self._load(targets, dtype)
-        elif op == "store" and tokens.kind == "name":
-            found = self._store(dtype)
+        payload: Any = None
+        if op == "load":
+            payload, args = self._load()
+        elif op == "store":
+            payload, args = self._store()
         else:
-            attrs: list[Any] = []
-            while not tokens.at_line_end() and tokens.text != "(":
-                attrs.append(self._attribute())
+            if not tokens.at_line_end() and tokens.text != "(":
+                payload = self._payload()
             args = self.until(")", tokens.name) if tokens.skip("(") else ()
-            found = Stmt(targets, op, args, dtype, tuple(attrs))
+        try:
+            found = statement(op, targets, args, dtype, payload)
+        except ValueError as error:
+            tokens.reset(mark)
+            raise tokens.error(str(error)) from None
         tokens.end_line()
         return found
 
@@ -41,7 +46,7 @@ class StatementReader(Reader):
         self.tokens.reset(mark)
         return ()
 
-    def _attribute(self) -> Any:
+    def _payload(self) -> Any:
         if self.tokens.kind == "name" and self.tokens.text not in RESERVED:
             return self.tokens.name()
         return self.value()
@@ -61,18 +66,17 @@ class StatementReader(Reader):
         self.tokens.expect("(")
         return self.until(")", self.tokens.name)
 
-    def _load(self, targets: tuple[str, ...], dtype: DType) -> Stmt:
+    def _load(self) -> tuple[Access, tuple[str, ...]]:
         name, index = self.element()
-        indirect = self.indirect()
+        args = indirect = self.indirect()
         masked = self.tokens.skip("if")
-        args = indirect
         if masked:
             args += (self.tokens.name(),)
             self.tokens.expect("else")
             args += (self.tokens.name(),)
-        return Stmt(targets, "load", args, dtype, (name, index, len(indirect), masked))
+        return Access(name, index, len(indirect), masked), args
 
-    def _store(self, dtype: DType) -> Stmt:
+    def _store(self) -> tuple[tuple[Access, str], tuple[str, ...]]:
         mode = self.tokens.name()
         name, index = self.element()
         indirect = self.indirect()
@@ -81,4 +85,4 @@ class StatementReader(Reader):
         masked = self.tokens.skip("if")
         if masked:
             args += (self.tokens.name(),)
-        return Stmt((), "store", args, dtype, (name, index, len(indirect), mode, masked))
+        return (Access(name, index, len(indirect), masked), mode), args

@@ -12,7 +12,7 @@ from typing import Any
 from polyfuse.ir.expr import Expr, walk
 from polyfuse.ir.graph import Graph, GraphInput
 from polyfuse.ir.index_text import Scope, name_text, symbol_text
-from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.nodes import (
     CALLS,
     Buffer,
@@ -29,6 +29,7 @@ from polyfuse.ir.nodes import (
     View,
     Wait,
 )
+from polyfuse.ir.statements import Load, Statement, Store, definition
 from polyfuse.ir.tokens import RESERVED
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike
@@ -83,6 +84,8 @@ class Printer:
         if hints is None and kernel.size_hints:
             lines.append("hints " + ", ".join(map(str, kernel.size_hints)))
         lines.extend(self._argument(arg) for arg in kernel.args)
+        for alias in kernel.aliases:
+            lines.append(f"alias {name_text(alias.output)}, {name_text(alias.input)}")
         for local in kernel.locals:
             lines.append(f"local {name_text(local.name)}: {local.dtype}[{self.scope.index(local.size)}]")
         for section in kernel.sections:
@@ -105,26 +108,28 @@ class Printer:
         """The lines of a section."""
         return ["loop {" if section.looped else "once {", *_indent(map(self.statement, section.body)), "}"]
 
-    def statement(self, stmt: Stmt) -> str:
+    def statement(self, stmt: Statement) -> str:
         """The line of a statement."""
         names = [name_text(a) for a in stmt.args]
         head = f"{', '.join(map(name_text, stmt.targets))} = " if stmt.targets else ""
         head += f"{stmt.op} "
-        if stmt.op == "load" and _is_access(stmt, 4):
-            name, index, count, masked = stmt.attrs
-            line = f"{head}{stmt.dtype} {self._element(name, index)}{_indirect(names[:count])}"
-            return line + (f" if {names[count]} else {names[count + 1]}" if masked else "")
-        if stmt.op == "store" and _is_access(stmt, 5):
-            name, index, count, mode, masked = stmt.attrs
-            line = f"{head}{stmt.dtype} {mode} {self._element(name, index)}{_indirect(names[1 : 1 + count])}"
-            return f"{line} = {names[0]}" + (f" if {names[1 + count]}" if masked else "")
-        words = [str(stmt.dtype), *(self._attribute(a) for a in stmt.attrs)]
+        match stmt:
+            case Load():
+                line = f"{head}{stmt.dtype} {self._element(stmt)}"
+                return line if stmt.mask is None else f"{line} if {names[-2]} else {names[-1]}"
+            case Store():
+                line = f"{head}{stmt.dtype} {stmt.mode} {self._element(stmt)} = {names[0]}"
+                return line if stmt.mask is None else f"{line} if {names[-1]}"
+        words = [str(stmt.dtype), *(() if stmt.payload is None else (self._payload(stmt.payload),))]
         return head + " ".join(words) + (f" ({', '.join(names)})" if names else "")
 
-    def _element(self, name: str, index: IndexLike) -> str:
+    def _element(self, stmt: Load | Store) -> str:
+        return self._place(stmt.buffer, stmt.index) + _indirect([name_text(a) for a in stmt.indirect])
+
+    def _place(self, name: str, index: IndexLike) -> str:
         return f"{name_text(name)}[{self.scope.index(index)}]"
 
-    def _attribute(self, value: Any) -> str:
+    def _payload(self, value: Any) -> str:
         word = isinstance(value, str) and value.isidentifier() and value not in RESERVED
         return value if word else self.value(value)
 
@@ -138,7 +143,7 @@ class Printer:
             name = f"%{len(self._numbers)}"
             args = tuple(self._numbers[a] for a in expr.args)
             self._numbers[expr] = name
-            lines.append(self.statement(Stmt((name,), expr.op, args, expr.dtype, expr.attrs)))
+            lines.append(self.statement(definition(name, expr, args)))
         return lines
 
     def reference(self, expr: Expr) -> str:
@@ -165,9 +170,9 @@ class Printer:
 
     def _write(self, node: LoopNode) -> str:
         if isinstance(node, Pointwise):
-            return f"write {self._element(node.output, node.index)} = {self.reference(node.value)}"
+            return f"write {self._place(node.output, node.index)} = {self.reference(node.value)}"
         if isinstance(node, Scatter):
-            line = f"write {node.mode} {self._element(node.target, node.index)}"
+            line = f"write {node.mode} {self._place(node.target, node.index)}"
             line += _indirect([self.reference(e) for e in node.indirect]) + f" = {self.reference(node.value)}"
             return line + (f" if {self.reference(node.mask)}" if node.mask is not None else "")
         if isinstance(node, (Reduction, Scan)):
@@ -223,7 +228,8 @@ class Printer:
         if declared.value is not None:
             line += f" = {self.scope.index(declared.value)}"
         address = "" if declared.address == "traced" else f" at {declared.address} address"
-        return line + (" static" if declared.static else "") + address
+        label = f" called {json.dumps(declared.label)}" if declared.label else ""
+        return line + (" static" if declared.static else "") + address + label
 
     # Values.
 
@@ -281,15 +287,6 @@ def _word_of(node: LoopNode) -> str:
     if isinstance(node, (Reduction, Scan)):
         return f"{type(node).__name__.lower()} {node.kind}"
     return type(node).__name__.lower()
-
-
-def _is_access(stmt: Stmt, attributes: int) -> bool:
-    """Whether a load or store has the parts that its own form needs; a malformed one prints in plain form."""
-    if len(stmt.attrs) != attributes:
-        return False
-    count, masked = stmt.attrs[2], stmt.attrs[-1]
-    extra = 2 * masked if stmt.op == "load" else 1 + masked
-    return len(stmt.args) == count + extra and (stmt.op == "load") == bool(stmt.targets)
 
 
 def _plain(value: float | complex | str) -> str:

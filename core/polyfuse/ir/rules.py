@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from polyfuse.ir.expr import Access
 from polyfuse.ir.ops import (
     COMPUTED,
     CONTRACTIONS,
@@ -48,17 +49,17 @@ _SCANNED: dict[str, tuple[DType, ...]] = {
 }
 
 
-def operation_fault(op: str, operands: Sequence[DType], dtype: DType, attrs: tuple[Any, ...]) -> str:
+def operation_fault(op: str, operands: Sequence[DType], dtype: DType, payload: Any) -> str:
     """What is wrong with an operation that gives one value at each point, or an empty text."""
     if op in SCALAR_OPS:
         return _scalar_fault(op, operands, dtype)
     if op == "const":
-        return _constant_fault(operands, dtype, attrs)
+        return _constant_fault(operands, dtype, payload)
     if op in ("index", "size"):
-        if operands or len(attrs) != 1 or dtype is not DType.i64:
+        if operands or dtype is not DType.i64:
             return f"{op} takes one index expression, no operands, and gives i64"
     elif op == "cast":
-        if len(operands) != 1 or attrs:
+        if len(operands) != 1:
             return "cast takes one operand"
     elif op == "bitcast":
         if len(operands) != 1 or operands[0].itemsize != dtype.itemsize:
@@ -66,12 +67,12 @@ def operation_fault(op: str, operands: Sequence[DType], dtype: DType, attrs: tup
         if operands[0] not in NUMBERS or dtype not in NUMBERS:
             return f"bitcast is between numbers that are computed with, not from {operands[0]} to {dtype}"
     elif op == "load":
-        return _load_fault(operands, dtype, attrs)
+        return _load_fault(operands, dtype, payload)
     elif op == "rand":
-        if len(attrs) != 1 or attrs[0] not in RANDOM:
+        if payload not in RANDOM:
             return f"rand takes a kind, one of {', '.join(RANDOM)}"
-        if tuple(operands) != (DType.i64, DType.i64) or dtype is not DType[RANDOM[attrs[0]]]:
-            return f"rand {attrs[0]} takes an i64 seed and an i64 offset and gives {RANDOM[attrs[0]]}"
+        if tuple(operands) != (DType.i64, DType.i64) or dtype is not DType[RANDOM[payload]]:
+            return f"rand {payload} takes an i64 seed and an i64 offset and gives {RANDOM[payload]}"
     else:
         return f"operation {op!r} is unknown"
     return ""
@@ -188,10 +189,9 @@ def _scalar_fault(op: str, operands: Sequence[DType], dtype: DType) -> str:
     return "" if dtype is wanted else f"{op} gives {wanted} here, not {dtype}"
 
 
-def _constant_fault(operands: Sequence[DType], dtype: DType, attrs: tuple[Any, ...]) -> str:
-    if operands or len(attrs) != 1:
-        return "const takes one value and no operands"
-    value = attrs[0]
+def _constant_fault(operands: Sequence[DType], dtype: DType, value: Any) -> str:
+    if operands:
+        return "const takes no operands"
     if dtype is DType.bool:
         return "" if isinstance(value, bool) else f"the constant {value!r} is not a bool"
     if dtype.is_float:
@@ -203,10 +203,8 @@ def _constant_fault(operands: Sequence[DType], dtype: DType, attrs: tuple[Any, .
     return "" if low <= value <= high else f"the constant {value} does not fit {dtype}"
 
 
-def _load_fault(operands: Sequence[DType], dtype: DType, attrs: tuple[Any, ...]) -> str:
-    if len(attrs) != 4:
-        return "load takes a buffer, an index, a number of indirect operands, and whether it is masked"
-    _, _, count, masked = attrs
+def _load_fault(operands: Sequence[DType], dtype: DType, access: Access) -> str:
+    count, masked = access.indirect, access.masked
     if len(operands) != count + 2 * bool(masked):
         return f"load takes {count} indirect operands{', a mask and a value' if masked else ''}"
     if any(t is not DType.i64 for t in operands[:count]):

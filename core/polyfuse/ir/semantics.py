@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
-from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES, SCALAR_OPS
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, FOLD_MODES, SCALAR_OPS
 from polyfuse.ir.rules import accumulates
 from polyfuse.ir.types import DType
 
@@ -26,6 +26,8 @@ _TWINS = {
     torch.uint64: torch.int64,
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e5m2: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
 }
 
 
@@ -242,12 +244,12 @@ def begin_fold(storage: Tensor, mode: str) -> None:
 
 def scatter(storage: Tensor, index: Tensor, value: Tensor, mode: str) -> None:
     """Store a flat list of values at a flat list of positions, combined with what is there as `mode` says."""
-    if mode == "set":
+    if mode in ("set", CHECK_MODE):
         _twin(storage)[index] = _twin(value)
         return
     # combined in NumPy one after the other, which wraps integers and propagates NaN like the IR's modes do
     combine = _COMBINED["add" if mode == "fold_sum" else mode.removeprefix("fold_")]
-    narrow = storage.dtype in (torch.bfloat16, torch.float16)
+    narrow = storage.dtype.is_floating_point and storage.dtype.itemsize < 4
     total = (storage.float() if narrow else storage).cpu().numpy().copy()
     added = (value.float() if narrow else value).cpu().numpy()
     with numpy.errstate(all="ignore"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import re
 from enum import Enum
+from functools import cache
 
 import torch
 
@@ -13,8 +14,8 @@ class DType(Enum):
     """A scalar type, by its name in IR text.
 
     Floating-point types narrower than f32 are storage types: they are loaded, stored and converted, and
-    values are computed in f32. The two of eight bits are torch's ``float8_e4m3fn`` (no infinity: what is too
-    large becomes NaN) and ``float8_e5m2``.
+    values are computed in f32. Those of eight bits are torch's ``float8_e4m3fn`` (no infinity),
+    ``float8_e5m2``, and the two with ``fnuz``: no infinity, no negative zero, one NaN.
     """
 
     f32 = "f32"
@@ -23,6 +24,8 @@ class DType(Enum):
     f16 = "f16"
     f8e4m3 = "f8e4m3"
     f8e5m2 = "f8e5m2"
+    f8e4m3fnuz = "f8e4m3fnuz"
+    f8e5m2fnuz = "f8e5m2fnuz"
     i8 = "i8"
     i16 = "i16"
     i32 = "i32"
@@ -56,7 +59,12 @@ class DType(Enum):
     @property
     def is_eight_bit_float(self) -> builtins.bool:
         """Whether this is a floating-point type of one byte."""
-        return self in (DType.f8e4m3, DType.f8e5m2)
+        return self.value.startswith("f8")
+
+    @property
+    def has_negative_zero(self) -> builtins.bool:
+        """Whether a zero of this type keeps its sign."""
+        return self.is_float and not self.value.endswith("fnuz")
 
     @property
     def is_integer(self) -> builtins.bool:
@@ -89,6 +97,8 @@ _TO_TORCH: dict[DType, torch.dtype] = {
     DType.f16: torch.float16,
     DType.f8e4m3: torch.float8_e4m3fn,
     DType.f8e5m2: torch.float8_e5m2,
+    DType.f8e4m3fnuz: torch.float8_e4m3fnuz,
+    DType.f8e5m2fnuz: torch.float8_e5m2fnuz,
     DType.i8: torch.int8,
     DType.i16: torch.int16,
     DType.i32: torch.int32,
@@ -103,6 +113,15 @@ _FROM_TORCH = {t: d for d, t in _TO_TORCH.items()}
 
 
 def from_torch(dtype: torch.dtype) -> DType | None:
-    """The IR type of a torch dtype; None for those the IR does not have (complex, quantised, the rarer ones
-    of eight bits)."""
+    """The IR type of a torch dtype; None for those the IR does not have: complex, quantised, and the
+    floating-point types that eager mode itself only moves and converts (``float8_e8m0fnu``,
+    ``float4_e2m1fn_x2``)."""
     return _FROM_TORCH.get(dtype)
+
+
+@cache
+def e4m3_saturates() -> bool:
+    """Whether this torch makes the largest number of what is too large for ``float8_e4m3fn``, or NaN, as
+    older releases do."""
+    found = torch.tensor([1e9], dtype=torch.float32, device="cpu").to(torch.float8_e4m3fn)
+    return not found.float().isnan().item()

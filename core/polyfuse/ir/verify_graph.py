@@ -19,7 +19,7 @@ from polyfuse.ir.nodes import (
     Scatter,
     View,
 )
-from polyfuse.ir.ops import FOLD_MODES, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, FOLD_MODES, STORE_MODES
 from polyfuse.ir.print import Printer
 from polyfuse.ir.rules import extent_fault, index_fault, operation_fault, result_types
 from polyfuse.ir.types import DType
@@ -30,7 +30,7 @@ _NEIGHBOURS = 2
 
 _OUT = ("single", "tuple", "out", "into", "none")
 
-_MODES = (*STORE_MODES, *FOLD_MODES)
+_MODES = (*STORE_MODES, *FOLD_MODES, CHECK_MODE)
 
 
 def verify_expr(
@@ -231,14 +231,14 @@ def _expression_fault(
     buffers: Mapping[str, Buffer] | None,
     symbols: tuple[str, ...] | None,
 ) -> str:
-    fault = operation_fault(expr.op, tuple(a.dtype for a in expr.args), expr.dtype, expr.attrs)
+    fault = operation_fault(expr.op, tuple(a.dtype for a in expr.args), expr.dtype, expr.payload)
     if fault:
         return fault
     if expr.op in ("index", "size"):
-        return index_fault(expr.attrs[0], axes, symbols=symbols)
+        return index_fault(expr.index, axes, symbols=symbols)
     if expr.op != "load":
         return ""
-    name, index, count, masked = expr.attrs
+    name, index, count, masked = expr.access
     fault = index_fault(index, axes, count, symbols)
     if fault or buffers is None:
         return fault

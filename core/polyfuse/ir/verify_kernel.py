@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from polyfuse.base.errors import VerifyError
-from polyfuse.ir.kernel import Kernel, Section, Stmt
-from polyfuse.ir.ops import FOLD_MODES, STORE_MODES
+from polyfuse.ir.aliasing import AliasRule
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.ops import CHECK_MODE, FOLD_MODES, STORE_MODES
 from polyfuse.ir.print import Printer
 from polyfuse.ir.rules import extent_fault, index_fault, operation_fault, result_types
+from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size
 
 _NEIGHBOURS = 4
 """Statements shown on either side of a faulty one."""
 
-_MODES = (*STORE_MODES, *FOLD_MODES)
+_MODES = (*STORE_MODES, *FOLD_MODES, CHECK_MODE)
 
 
 def verify_kernel(kernel: Kernel) -> None:
@@ -30,6 +32,11 @@ def verify_kernel(kernel: Kernel) -> None:
     check = _Check(kernel)
     for at, section in enumerate(kernel.sections):
         check.section(at, section)
+    rule = AliasRule(kernel) if kernel.aliases else None
+    for alias in kernel.aliases:
+        fault = rule.fault(alias) if rule is not None else ""
+        if fault:
+            raise VerifyError(f"kernel {kernel.name}: {fault}")
 
 
 def _head_fault(kernel: Kernel) -> str:
@@ -53,6 +60,8 @@ def _head_fault(kernel: Kernel) -> str:
     if kernel.numerics not in ("fast", "eager"):
         return f"numerics {kernel.numerics!r} is unknown"
     sizes = tuple(a.name for a in kernel.args if a.kind == "size")
+    if len(set(kernel.aliases)) != len(kernel.aliases):
+        return "an alias is declared twice"
     for index in _declared(kernel):
         fault = index_fault(index, (), symbols=sizes)
         if fault:
@@ -101,7 +110,7 @@ class _Check:
 
     def _statement(
         self,
-        stmt: Stmt,
+        stmt: Statement,
         looped: bool,
         axes: tuple[Index, ...],
         inside: dict[str, DType],
@@ -116,76 +125,71 @@ class _Check:
                 return f"{name!r} is defined twice"
             self.defined.add(name)
         operands = tuple(inside[name] for name in stmt.args)
-        if stmt.op == "store":
-            return self._store(stmt, operands, axes)
-        if stmt.op in ("reduce", "scan"):
-            return self._carried(stmt, looped, operands, inside if stmt.op == "scan" else later)
-        if len(stmt.targets) != 1:
-            return f"{stmt.op} defines one value, not {len(stmt.targets)}"
-        inside[stmt.targets[0]] = stmt.dtype
-        fault = operation_fault(stmt.op, operands, stmt.dtype, stmt.attrs)
+        match stmt:
+            case Store():
+                return self._store(stmt, operands, axes)
+            case Reduce():
+                return self._carried(stmt, looped, operands, later)
+            case Scan():
+                return self._carried(stmt, looped, operands, inside)
+        inside[stmt.target] = stmt.dtype
+        fault = operation_fault(stmt.op, operands, stmt.dtype, stmt.payload)
         if fault:
             return fault
-        if stmt.op in ("index", "size"):
-            return index_fault(stmt.attrs[0], axes, symbols=self.sizes)
-        if stmt.op == "load":
-            name, index, count, masked = stmt.attrs
-            if name in self.buffers and name not in self.readable:
-                return f"{name!r} is read before anything is stored to it"
-            return self._access(name, index, count, masked, stmt.dtype, axes)
+        match stmt:
+            case IndexValue():
+                return index_fault(stmt.index, axes, symbols=self.sizes)
+            case Load():
+                if stmt.buffer in self.buffers and stmt.buffer not in self.readable:
+                    return f"{stmt.buffer!r} is read before anything is stored to it"
+                return self._access(stmt, axes)
         return ""
 
-    def _carried(self, stmt: Stmt, looped: bool, operands: tuple[DType, ...], known: dict[str, DType]) -> str:
+    def _carried(
+        self, stmt: Reduce | Scan, looped: bool, operands: tuple[DType, ...], known: dict[str, DType]
+    ) -> str:
         if not looped:
             return f"{stmt.op} stands in a section that is not looped"
         if stmt.op == "scan" and len(self.kernel.raxes) != 1:
             return f"scan runs along one reduction axis, and there are {len(self.kernel.raxes)}"
-        if len(stmt.attrs) != 1:
-            return f"{stmt.op} takes its kind alone"
-        found = result_types(stmt.op, stmt.attrs[0], operands)
+        found = result_types(stmt.op, stmt.kind, operands)
         if isinstance(found, str):
             return found
         if len(found) != len(stmt.targets):
-            return f"{stmt.op} {stmt.attrs[0]} defines {len(found)} values, not {len(stmt.targets)}"
+            return f"{stmt.op} {stmt.kind} defines {len(found)} values, not {len(stmt.targets)}"
         if stmt.dtype is not found[0]:
-            return f"{stmt.op} {stmt.attrs[0]} gives {found[0]} here, not {stmt.dtype}"
+            return f"{stmt.op} {stmt.kind} gives {found[0]} here, not {stmt.dtype}"
         known.update(zip(stmt.targets, found, strict=True))
         return ""
 
-    def _store(self, stmt: Stmt, operands: tuple[DType, ...], axes: tuple[Index, ...]) -> str:
-        if stmt.targets or len(stmt.attrs) != 5:
-            return "store takes a buffer, an index, an indirect count, a mode, and whether it is masked"
-        name, index, count, mode, masked = stmt.attrs
+    def _store(self, stmt: Store, operands: tuple[DType, ...], axes: tuple[Index, ...]) -> str:
+        name, mode, count = stmt.buffer, stmt.mode, len(stmt.indirect)
         if mode not in _MODES:
             return f"store mode {mode!r} is unknown; the modes are {', '.join(_MODES)}"
-        if len(operands) != 1 + count + bool(masked):
-            return f"store takes a value, {count} indirect operands{' and a mask' if masked else ''}"
         if operands[0] is not stmt.dtype:
             return f"a value of type {operands[0]} is stored as {stmt.dtype}"
         if any(t is not DType.i64 for t in operands[1 : 1 + count]):
             return "an indirect operand is not i64"
-        if masked and operands[1 + count] is not DType.bool:
-            return f"the mask is {operands[1 + count]}, not bool"
+        if stmt.mask is not None and operands[-1] is not DType.bool:
+            return f"the mask is {operands[-1]}, not bool"
         if name in self.buffers and name not in self.writable:
             return f"{name!r} is an input, and is stored to"
         if mode not in FOLD_MODES:
             self.readable.add(name)
         elif name in self.readable:
             return f"{name!r} is combined from nothing, and is read or stored to otherwise"
-        return self._access(name, index, count, masked, stmt.dtype, axes)
+        return self._access(stmt, axes)
 
-    def _access(
-        self, name: str, index: IndexLike, count: int, masked: bool, dtype: DType, axes: tuple[Index, ...]
-    ) -> str:
-        if name not in self.buffers:
-            return f"buffer {name!r} is not declared"
-        held, numel = self.buffers[name]
-        if held is not dtype:
-            return f"buffer {name!r} holds {held}, not {dtype}"
-        fault = index_fault(index, axes, count, self.sizes)
-        if fault or masked:
+    def _access(self, stmt: Load | Store, axes: tuple[Index, ...]) -> str:
+        if stmt.buffer not in self.buffers:
+            return f"buffer {stmt.buffer!r} is not declared"
+        held, numel = self.buffers[stmt.buffer]
+        if held is not stmt.dtype:
+            return f"buffer {stmt.buffer!r} holds {held}, not {stmt.dtype}"
+        fault = index_fault(stmt.index, axes, len(stmt.indirect), self.sizes)
+        if fault or stmt.mask is not None:
             return fault
-        return extent_fault(index, numel, axes)
+        return extent_fault(stmt.index, numel, axes)
 
     def _excerpt(self, at: int, number: int) -> str:
         printer = Printer(comments=False)

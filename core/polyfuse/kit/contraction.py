@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, indices
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, free_axes
 
@@ -31,19 +32,19 @@ class Operand:
         dtype: its type.
     """
 
-    body: tuple[Stmt, ...]
+    body: tuple[Statement, ...]
     value: str
     dtype: DType
 
     @property
-    def plain(self) -> Stmt | None:
+    def plain(self) -> Load | None:
         """The load that is all there is to the operand: no mask, no indirect index, no arithmetic. None where
         there is more to it.
         """
-        if len(self.body) != 1 or self.body[0].op != "load":
-            return None
-        _, _, indirect, masked = self.body[0].attrs
-        return None if indirect or masked else self.body[0]
+        match self.body:
+            case (Load(indirect=(), mask=None) as load,):
+                return load
+        return None
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Contraction:
     kind: str
     accumulator: str
     dtype: DType
-    epilogue: tuple[Stmt, ...]
+    epilogue: tuple[Statement, ...]
     hints: Mapping[str, int]
 
     def extent(self, axes: Iterable[Index]) -> int:
@@ -97,7 +98,7 @@ def match(kernel: Kernel) -> Contraction | None:
     before = [stmt for section in kernel.sections[:at] for stmt in section.body]
     after = [stmt for section in kernel.sections[at + 1 :] for stmt in section.body]
     # a value of the loop that something else than the product uses would have to be computed twice
-    if any(stmt.op in ("store", "reduce", "scan") and stmt is not product for stmt in loop):
+    if any(isinstance(stmt, (Store, Reduce, Scan)) and stmt is not product for stmt in loop):
         return None
     left, right = (_operand([*before, *loop], name) for name in product.args)
     used = _axes_used(left), _axes_used(right)
@@ -118,7 +119,7 @@ def match(kernel: Kernel) -> Contraction | None:
         kernel.raxes,
         left,
         right,
-        product.attrs[0],
+        product.kind,
         product.targets[0],
         product.dtype,
         _epilogue(before, after),
@@ -126,24 +127,25 @@ def match(kernel: Kernel) -> Contraction | None:
     )
 
 
-def _only_product(kernel: Kernel) -> tuple[int, Stmt] | None:
+def _only_product(kernel: Kernel) -> tuple[int, Reduce] | None:
     """The one loop's section and its product; None where the kernel is made otherwise."""
     looped = [i for i, section in enumerate(kernel.sections) if section.looped]
     if len(looped) != 1 or kernel.locals:
         return None
-    carried = [s for s in kernel.sections[looped[0]].body if s.op in ("reduce", "scan")]
-    if len(carried) != 1 or carried[0].op != "reduce" or carried[0].attrs[0] not in CONTRACTIONS:
-        return None
-    return looped[0], carried[0]
+    carried = [s for s in kernel.sections[looped[0]].body if isinstance(s, (Reduce, Scan))]
+    match carried:
+        case [Reduce(kind=kind) as product] if kind in CONTRACTIONS:
+            return looped[0], product
+    return None
 
 
-def _operand(statements: Sequence[Stmt], name: str) -> Operand:
+def _operand(statements: Sequence[Statement], name: str) -> Operand:
     body = _slice(statements, [name])
     dtype = next(stmt.dtype for stmt in body if name in stmt.targets)
     return Operand(body, name, dtype)
 
 
-def _epilogue(before: Sequence[Stmt], after: Sequence[Stmt]) -> tuple[Stmt, ...]:
+def _epilogue(before: Sequence[Statement], after: Sequence[Statement]) -> tuple[Statement, ...]:
     """All that is stored, and what it needs; the accumulator is known from elsewhere."""
     statements = [*before, *after]
     stores = [stmt for stmt in statements if stmt.op == "store"]
@@ -151,10 +153,10 @@ def _epilogue(before: Sequence[Stmt], after: Sequence[Stmt]) -> tuple[Stmt, ...]
     return tuple(s for s in statements if s.op == "store" or id(s) in kept)
 
 
-def _slice(statements: Sequence[Stmt], names: Iterable[str]) -> tuple[Stmt, ...]:
+def _slice(statements: Sequence[Statement], names: Iterable[str]) -> tuple[Statement, ...]:
     """The statements that define some names, directly or not, in order."""
     wanted = set(names)
-    out: list[Stmt] = []
+    out: list[Statement] = []
     for stmt in reversed(statements):
         if stmt.op != "reduce" and wanted.intersection(stmt.targets):
             wanted.update(stmt.args)
@@ -165,9 +167,8 @@ def _slice(statements: Sequence[Stmt], names: Iterable[str]) -> tuple[Stmt, ...]
 def _axes_used(operand: Operand) -> set[str]:
     found: set[str] = set()
     for stmt in operand.body:
-        for attr in stmt.attrs:
-            if isinstance(attr, Index):
-                found.update(free_axes(attr))
+        for index in indices(stmt):
+            found.update(free_axes(index))
     return found
 
 

@@ -12,6 +12,7 @@ from math import prod
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.statements import Reduce
 from polyfuse.symbolic import axis_size, example_value
 
 __all__ = ["Machine", "Work", "fill", "rounds", "seconds", "work_of"]
@@ -68,7 +69,7 @@ def work_of(kernel: Kernel, price: Callable[[str], float] = lambda op: 1.0) -> W
         for stmt in section.body:
             if stmt.op in ("load", "store", "const", "index"):
                 continue
-            is_product = stmt.op == "reduce" and stmt.attrs[0] in CONTRACTIONS
+            is_product = isinstance(stmt, Reduce) and stmt.kind in CONTRACTIONS
             operations += often * (2.0 if is_product else price(stmt.op))
     moved = sum(
         example_value(arg.numel, sizes) * arg.dtype.itemsize * (2 if arg.kind == "inout" else 1)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.statements import Constant, IndexValue, Statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, bounds
 
@@ -26,15 +26,16 @@ def fits_i32(span: Span | None) -> bool:
     return span is not None and span[0] >= -(1 << 31) and span[1] < 1 << 31
 
 
-def span_of(stmt: Stmt, operands: Sequence[Span | None]) -> Span | None:
+def span_of(stmt: Statement, operands: Sequence[Span | None]) -> Span | None:
     """Inclusive bounds of a statement's value from those of its operands; None where there are none within 32
     bits.
     """
-    if stmt.op == "const":
-        value = float(stmt.attrs[0])
-        return (value, value) if abs(value) < 1 << 31 else None
-    if stmt.op == "index":
-        return known_range(stmt.attrs[0])
+    match stmt:
+        case Constant():
+            value = float(stmt.value)
+            return (value, value) if abs(value) < 1 << 31 else None
+        case IndexValue():
+            return known_range(stmt.index)
     given = operands[1:] if stmt.op == "where" else operands
     known = [span for span in given if span is not None]
     if not known or len(known) != len(given) or len(known) > 2:
@@ -49,7 +50,7 @@ def span_of(stmt: Stmt, operands: Sequence[Span | None]) -> Span | None:
     return found
 
 
-def _combined(stmt: Stmt, low: float, high: float, low2: float, high2: float) -> Span | None:
+def _combined(stmt: Statement, low: float, high: float, low2: float, high2: float) -> Span | None:
     op = stmt.op
     if op == "add":
         return low + low2, high + high2

@@ -134,7 +134,7 @@ def _behind(ctx: LoweringContext, value: TensorValue) -> tuple[View, ...]:
     if value.view is not None:
         return (ctx.buffers[value.view.buffer].view(),)
     assert value.body is not None
-    names = dict.fromkeys(e.attrs[0] for e in loads(value.body))
+    names = dict.fromkeys(e.buffer for e in loads(value.body))
     return tuple(ctx.buffers[name].view() for name in names)
 
 

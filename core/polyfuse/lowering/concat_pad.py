@@ -111,10 +111,10 @@ def cat(ctx: LoweringContext, node: Any, parts: Sequence[TensorValue], dim: int 
     pieces = [_whole(p, dim) for p in parts]
     if len(parts) <= MOST_CHOICES and ctx.is_read_once(node) and _is_cheap(ctx, parts):
         return ctx.lazy(result, chosen(pieces, dim, result))
-    apart = _is_apart(ctx, parts, result) and not any(_may_be_placed(ctx, p, dim) for p in alone)
-    # elements that take turns in memory: kernels write all of a line at once, the library one by one
-    if len(parts) <= MOST_CHOICES and result.stride[dim] == 1 and all(p.size[dim] == 1 for p in parts):
-        apart = False
+    # of elements that take turns in memory kernels write all of a line at once, the library one by one
+    turns = len(parts) <= MOST_CHOICES and result.stride[dim] == 1 and all(p.size[dim] == 1 for p in parts)
+    apart = not turns and _is_apart(ctx, parts, result)
+    apart = apart and not any(_may_be_placed(ctx, p, dim) for p in alone)
     if apart or (len(parts) >= MANY_PARTS and _is_small(ctx, parts, result)):
         return call_out(ctx, node.meta["val"], "aten.cat.out", (tuple(parts), dim), template=False)
     return written(ctx, pieces, dim, result)

@@ -71,8 +71,8 @@ def masked(body: Expr, mask: Expr, other: Expr) -> Expr:
 def _gives(guarded: Expr, other: Expr) -> bool:
     """Whether a guarded body is by itself `other` where its mask fails: loads that are not made give 0."""
     stem = guarded.args[0] if guarded.op == "cast" else guarded
-    return stem.op == "load" and _is_zero(stem.args[stem.attrs[2] + 1]) and _is_zero(other)
+    return stem.op == "load" and stem.other is not None and _is_zero(stem.other) and _is_zero(other)
 
 
 def _is_zero(value: Expr) -> bool:
-    return value.op == "const" and str(value.attrs[0]) in ("0", "0.0", "False")
+    return value.op == "const" and str(value.value) in ("0", "0.0", "False")

@@ -15,6 +15,7 @@ from polyfuse.ir.expr import Expr, const, loads, walk
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, Pointwise, View
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType, from_torch
+from polyfuse.lowering.index_checks import Checks
 from polyfuse.lowering.layout import memory_order, storage_layout
 from polyfuse.lowering.numbers import size_number
 from polyfuse.lowering.report import LoweringReport
@@ -52,11 +53,13 @@ class LoweringContext:
         report: what was done.
         origins: where nodes made now come from.
         env: traced node to value.
+        input_nodes: the placeholder of each input, by the input's name.
         last_use: traced node to the position of its last reader.
         readers: traced node to who reads it.
         position: position of the traced node in work.
         bound_symbols: unbacked shape symbols that some call defines; only ever asked for membership.
         traits: of a device, as the backend that will most likely serve it uses it.
+        checks: of indices that data give.
         eager_rounding: whether half-precision intermediates are rounded as eager mode rounds them.
     """
 
@@ -69,12 +72,14 @@ class LoweringContext:
         self.report = report
         self.origins: tuple[Origin, ...] = ()
         self.env: dict[Any, Any] = {}
+        self.input_nodes: dict[str, Any] = {}
         self.last_use: dict[Any, int] = {}
         self.position = 0
         self.traits: Callable[[str], Traits] = lambda device: Traits()
         self.eager_rounding = settings.numerics == "eager"
         self.readers: dict[Any, Readers] = {}
         self.bound_symbols: set[str] = set()
+        self.checks = Checks(settings.index_asserts)
         self._counts: dict[str, int] = {}
         self._costs: dict[Expr, tuple[int, int, bool]] = {}
         self._reads: dict[Expr, tuple[str, ...]] = {}
@@ -163,7 +168,7 @@ class LoweringContext:
         if dtype is dtype.compute:
             return body
         if body.op == "const":
-            return const(round_half(float(body.attrs[0]), dtype), body.dtype) if body.dtype.is_float else body
+            return const(round_half(float(body.value), dtype), body.dtype) if body.dtype.is_float else body
         if self.eager_rounding or dtype.is_eight_bit_float:
             return cast(cast(body, dtype), dtype.compute)
         return body
@@ -330,6 +335,7 @@ class LoweringContext:
     def before_write(self, buffer: str) -> None:
         """Store every lazy value that is still needed and reads `buffer`, whose content is about to
         change."""
+        self.checks.forget(buffer)
         for node, result in islice(self.env.items(), self._examined, None):
             self._unstored.extend((node, value) for value in tensors_in(result) if value.body is not None)
         self._examined = len(self.env)
@@ -347,7 +353,7 @@ class LoweringContext:
         """The buffers that a body reads."""
         found = self._reads.get(body)
         if found is None:
-            found = self._reads[body] = tuple(dict.fromkeys(e.attrs[0] for e in loads(body)))
+            found = self._reads[body] = tuple(dict.fromkeys(e.buffer for e in loads(body)))
         return found
 
     def is_read_once(self, node: Any) -> bool:
@@ -360,7 +366,7 @@ def _full_reads(value: TensorValue) -> int:
     """Reads of a lazy value that touch an element for each of its own."""
     assert value.body is not None
     wide = sum(1 for n in value.size if n != 1)
-    return sum(1 for e in loads(value.body) if e.attrs[2] or len(free_axes(e.attrs[1])) >= wide)
+    return sum(1 for e in loads(value.body) if e.indirect or len(free_axes(e.index)) >= wide)
 
 
 _PLAIN_TENSORS = ("Tensor", "FakeTensor", "Parameter", "Buffer", "FunctionalTensor")

@@ -8,15 +8,23 @@ from typing import Any
 
 import torch
 
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.log import warn_once
+from polyfuse.base.text import short_source
+from polyfuse.ir.types import from_torch
 from polyfuse.lowering.context import LoweringContext, tensors_in
 from polyfuse.lowering.extern import call, host_object
 from polyfuse.lowering.report import Fallback
 from polyfuse.lowering.value import TensorValue
-from polyfuse.torch_compat import ops
+from polyfuse.torch_compat import fx, ops
 
 OBJECT_CALL = "object."
 """Prefix of `ExternCall.op` where what is called is an entry of the object table rather than a named
 operator."""
+
+
+ACCEPT = "name it in `force_fallback` to accept that, or unset strict"
+"""What `strict` advises where an operator would run in eager mode."""
 
 
 @dataclass(frozen=True)
@@ -100,11 +108,48 @@ def _has_mapping(value: Any) -> bool:
 
 
 def run_eagerly(
-    ctx: LoweringContext, node: Any, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ctx: LoweringContext,
+    node: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    reason: str,
+    accepted: bool = False,
 ) -> Any:
-    """Call the traced operator itself; `reason` says why, for the report."""
+    """Call the traced operator itself; `reason` says why, for the report.
+
+    Raises:
+        UnsupportedError: with the option `strict`, unless the operator is `accepted`: eager by design.
+    """
+    name = ops.op_name(node.target)
+    if ctx.settings.strict and not accepted:
+        place = f" ({short_source(fx.source_text(node))})" if fx.source_text(node) else ""
+        raise UnsupportedError(
+            f"{name}{place} would run in eager mode: {reason}",
+            ACCEPT,
+        )
+    _note_small_floats(name, args, node.meta.get("val"), reason)
     ctx.report.fallbacks.append(Fallback(node.name, ops.op_name(node.target), reason))
     return call_operator(ctx, node.target, node.meta.get("val"), args, kwargs, fallback=True)
+
+
+def is_eager_by_design(target: Any) -> bool:
+    """Whether an operator that has no lowering is not expected to have one: what draws random numbers, looks
+    at memory in another way, is there for its effect, or is not one of torch's own.
+    """
+    facts = ops.facts(target)
+    foreign = not facts.name.startswith(("aten.", "prims.")) and not facts.is_higher_order
+    return foreign or facts.is_random or facts.is_view or facts.effects
+
+
+def _note_small_floats(name: str, args: tuple[Any, ...], fake: Any, reason: str) -> None:
+    """Say, once, that an operator on a floating-point type of a byte runs in eager mode: few expect it."""
+    results = fake if isinstance(fake, (tuple, list)) else (fake,)
+    dtypes = [value.torch_dtype for value in tensors_in(args)]
+    dtypes += [value.dtype for value in results if isinstance(value, torch.Tensor)]
+    for dtype in dict.fromkeys(d for d in dtypes if d.itemsize == 1 and d.is_floating_point):
+        if from_torch(dtype) is None:
+            text = f"{name} on {str(dtype).removeprefix('torch.')} runs in eager mode: {reason}"
+            warn_once("lowering", text)
 
 
 def call_operator(

@@ -11,10 +11,12 @@ from polyfuse.ir.expr import Expr, bitcast, const, index_value, load
 from polyfuse.ir.types import DType
 from polyfuse.lowering.conditions import all_of, less, masked
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.index_checks import may_be_outside
 from polyfuse.lowering.inlined_reads import read_at
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.lowering.views import wrap
+from polyfuse.lowering.words import words_for
 from polyfuse.rewrite import cast, make, where
 from polyfuse.symbolic import IndexLike, axis, is_less, is_nonnegative, product
 from polyfuse.symbolic.index import as_atom
@@ -34,9 +36,9 @@ def known_place(place: Place) -> IndexLike | None:
 def _counted(place: Expr) -> IndexLike | None:
     """The index that a value is if it is made of places alone, such as a window's start and a place in it."""
     if place.op == "const":
-        return int(place.attrs[0])
+        return int(place.value)
     if place.op == "index":
-        return place.attrs[0]
+        return place.index
     if place.op not in ("add", "sub", "mul") or place.dtype is not DType.i64:
         return None
     one = _counted(place.args[0])
@@ -138,6 +140,55 @@ def position_at(ctx: LoweringContext, indices: TensorValue, axes: Sequence[Index
     return ctx.operand(indices, axes, DType.i64, device)
 
 
+_SHORT_ROW = 32
+"""Elements up to which reading the indices in a kernel of their own would cost more than a hundredth of
+reading the rows."""
+
+
+def check_index(
+    ctx: LoweringContext,
+    node: Any,
+    indices: TensorValue,
+    selected: TensorValue,
+    dim: int,
+    *,
+    writes: bool = False,
+    rows: Sequence[IndexLike] = (),
+) -> None:
+    """Let all of an index tensor be checked, which selects along the dimension `dim`: in the terms in which
+    what `writes` or reads there limits it, so that a kernel that does both computes them once.
+
+    `rows` are the sizes of what each index selects, where that follows the index tensor's own: short rows are
+    checked in the loops over their elements, so that the indices are read once; for long ones, that costs
+    nothing."""
+    if not ctx.checks.enabled or selected.rank == 0 or selected.dtype is None or 0 in indices.size:
+        return
+    words = words_for(node, selected.rank, dim)
+    if words is None:
+        return
+    if indices.body is not None:
+        ctx.settle(indices, 2)
+    short = product(rows)
+    beside = tuple(rows) if isinstance(short, int) and 1 < short <= _SHORT_ROW else ()
+    axes = axes_of((*indices.size, *beside))
+    place = position_at(ctx, indices, axes[: indices.rank], selected.device)
+    size = selected.size[dim]
+    if not may_be_outside(place, -size if words.wraps else 0, size):
+        return
+    counted = wrapped(place, size) if words.wraps else place
+    if not isinstance(counted, Expr):
+        counted = index_value(counted)
+    wrong: Expr | None
+    if writes or not is_less(0, size):  # nothing is nearest to an index where nothing exists
+        inside = in_range(counted, size)
+        wrong = None if inside is None else make("bitwise_not", inside)
+    else:
+        nearest = clamped(counted, size)
+        wrong = make("ne", nearest, counted) if isinstance(nearest, Expr) else None
+    if wrong is not None and not (wrong.op == "const" and not wrong.value):
+        ctx.checks.add(ctx, wrong, place, axes, indices.rank, size, words, selected.device)
+
+
 @lowers("aten.embedding.default", stores=(0,))
 def embedding(
     ctx: LoweringContext, node: Any, weight: TensorValue, indices: TensorValue, *_: Any
@@ -145,6 +196,7 @@ def embedding(
     result = ctx.template(node.meta["val"])
     axes = axes_of(result.size)
     row = position_at(ctx, indices, axes[: indices.rank], result.device)
+    check_index(ctx, node, indices, weight, 0, rows=weight.size[1:])
     return ctx.lazy(result, fetch(ctx, weight, [clamped(row, weight.size[0]), axes[indices.rank]]))
 
 
@@ -157,6 +209,7 @@ def index_select(
     if value.rank == 0:
         return ctx.lazy(result, value.at(()))
     dim = wrap(dim, value.rank)
+    check_index(ctx, node, indices, value, dim, rows=value.size[1:] if dim == 0 and indices.rank else ())
     row = position_at(ctx, indices, axes[dim : dim + 1] if indices.rank else (), result.device)
     places: list[Place] = list(axes)
     places[dim] = clamped(row, value.size[dim])
@@ -177,6 +230,7 @@ def gather(
     if value.rank == 0:
         return ctx.lazy(result, value.at(()))
     dim = wrap(dim, value.rank)
+    check_index(ctx, node, indices, value, dim)
     places: list[Place] = list(axes)
     # an index of no dimensions counts as one of one
     places[dim] = clamped(
@@ -212,11 +266,30 @@ def advanced_places(
     return places
 
 
+def check_indices(
+    ctx: LoweringContext,
+    node: Any,
+    indices: Sequence[TensorValue | None],
+    selected: TensorValue,
+    writes: bool = False,
+) -> None:
+    """Let all of several index tensors be checked, one for each dimension."""
+    given = [i for i in indices if i is not None]
+    alike = (
+        indices[0] is not None and len(given) == len(indices) and all(i.size == given[0].size for i in given)
+    )
+    rows = selected.size[len(indices) :] if alike else ()
+    for dim, index in enumerate(indices):
+        if index is not None and index.dtype is not None and index.dtype.is_integer:
+            check_index(ctx, node, index, selected, dim, writes=writes, rows=rows)
+
+
 @lowers("aten.index.Tensor")
 def index_tensor(
     ctx: LoweringContext, node: Any, value: TensorValue, indices: Sequence[TensorValue | None]
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
+    check_indices(ctx, node, indices, value)
     axes = axes_of(result.size)
     places = advanced_places(ctx, value.size, indices, axes, result.device)
     checked = [

@@ -55,7 +55,7 @@ def read_at(
         else:
             indices.append(place)
     element = value.at(indices)
-    scattered = sum(1 for load in loads(element) if _names(load.attrs[1], given))
+    scattered = sum(1 for load in loads(element) if _names(load.index, given))
     if ctx.sizes.hint(count) * max(1, scattered) > ctx.sizes.hint(product(value.size)):
         return None
     return _with_values(element, given)
@@ -66,7 +66,7 @@ def only_term(value: Expr, variable: Index) -> Expr | None:
     if value.op == "cast":
         term = only_term(value.args[0], variable)
         return None if term is None else cast(term, value.dtype)
-    if value.op != "where" or value.args[2].op != "const" or value.args[2].attrs[0] != 0:
+    if value.op != "where" or value.args[2].op != "const" or value.args[2].value != 0:
         return None
     conditions = _conditions(value.args[0])
     name, extent = axis_name(variable), axis_size(variable)
@@ -101,7 +101,7 @@ def _equal_to(condition: Expr, variable: Index) -> Expr | None:
     """What an axis variable is compared with."""
     if condition.op == "eq":
         for own, other in (condition.args, condition.args[::-1]):
-            if own.op == "index" and own.attrs[0] == variable:
+            if own.op == "index" and own.index == variable:
                 return other
     return None
 
@@ -117,9 +117,7 @@ def _names(index: IndexLike, given: Mapping[str, _Given]) -> list[str]:
 
 
 def _index_of(expr: Expr) -> IndexLike:
-    if expr.op == "load":
-        return expr.attrs[1]
-    return expr.attrs[0] if expr.op == "index" else 0
+    return expr.index if expr.op in ("load", "index") else 0
 
 
 def _is_linear(root: Expr, given: Mapping[str, _Given]) -> bool:
@@ -141,12 +139,11 @@ def _moved(expr: Expr, given: Mapping[str, _Given]) -> Expr:
         return expr
     if expr.op == "index":
         return _number(index, names, given)
-    buffer, _, count, masked = expr.attrs
+    count = expr.access.indirect
     renamed = {name: axis(f"@{count + k}", given[name].extent) for k, name in enumerate(names)}
     operands = (*expr.args[:count], *(given[name].value for name in names), *expr.args[count:])
-    return Expr(
-        "load", operands, expr.dtype, (buffer, substitute(index, renamed), count + len(names), masked)
-    )
+    access = expr.access._replace(index=substitute(index, renamed), indirect=count + len(names))
+    return Expr("load", operands, expr.dtype, access)
 
 
 def _number(index: IndexLike, names: Sequence[str], given: Mapping[str, _Given]) -> Expr:

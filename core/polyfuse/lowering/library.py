@@ -24,7 +24,6 @@ _FAMILIES = {
         "linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp "
         "linalg_pinv.atol_rtol_tensor linalg_qr linalg_solve_triangular"
     ),
-    "transforms": "_fft_c2c _fft_c2r _fft_r2c",
 }
 
 NAMES = tuple(

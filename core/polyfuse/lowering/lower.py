@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,10 @@ from torch.fx import Node
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger
+from polyfuse.base.names import plain_word
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import output_args
+from polyfuse.frontend.forced import is_named
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.expr import const
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
@@ -22,7 +25,7 @@ from polyfuse.lowering import families
 from polyfuse.lowering.context import Readers, origins_of, tensors_in
 from polyfuse.lowering.effects import is_token
 from polyfuse.lowering.extern import host_object
-from polyfuse.lowering.fallback import run_eagerly
+from polyfuse.lowering.fallback import ACCEPT, is_eager_by_design, run_eagerly
 from polyfuse.lowering.offered import OpenContext, combined
 from polyfuse.lowering.registry import Registry
 from polyfuse.lowering.report import LoweringReport
@@ -30,9 +33,10 @@ from polyfuse.lowering.scatter import stores_nowhere
 from polyfuse.lowering.value import TensorValue
 from polyfuse.plugin import Extensions, Lowering, Traits
 from polyfuse.symbolic import Index
-from polyfuse.torch_compat import fx, ops, shapes
+from polyfuse.torch_compat import fx, ops, refusals, shapes
 
 _log = get_logger("lowering")
+_NUMBERED = re.compile(r"arg\d+_1|primals_\d+|tangents_\d+", re.ASCII)
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -77,6 +81,8 @@ class _Lowerer:
         self.extensions = extensions
         self.ctx = OpenContext(settings, aten.shape_env, report)
         self.ctx.inliner = self._inline
+        # what a backward selects by, its forward checked
+        self.ctx.checks.enabled &= aten.kind != "backward"
         self.inputs: list[GraphInput] = []
         self.outputs: tuple[GraphOutput, ...] = ()
         self.rows: dict[Node, Lowering | None] = {}
@@ -103,7 +109,7 @@ class _Lowerer:
             tuple(self.inputs),
             self.outputs,
             ctx.buffers,
-            tuple(ctx.nodes),
+            ctx.checks.finish(ctx.nodes, ctx.buffers, ctx.fresh),
             ctx.objects,
             dict(ctx.sizes.hints),
         )
@@ -126,8 +132,9 @@ class _Lowerer:
         if node.op != "call_function" or node.name in self.eager:
             return None
         name = ops.op_name(node.target)
-        forced = self.ctx.settings.force_fallback
-        if forced and (name in forced or name.rpartition(".")[0] in forced):
+        if is_named(name, self.ctx.settings.force_fallback):
+            return None
+        if _is_refused(node, name):
             return None
         own = self.registry.get(name)
         device = _device_type(node) if self.extensions is not None else ""
@@ -161,6 +168,14 @@ class _Lowerer:
         ctx = self.ctx
         first, origins = len(ctx.nodes), ctx.origins
         given = iter(arguments)
+        enabled, ctx.checks.enabled = ctx.checks.enabled, False  # a check has loops of its own
+        try:
+            return self._inlined(module, given, first, origins)
+        finally:
+            ctx.checks.enabled = enabled
+
+    def _inlined(self, module: torch.fx.GraphModule, given: Iterator[Any], first: int, origins: Any) -> Any:
+        ctx = self.ctx
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 ctx.env[node] = next(given)
@@ -186,9 +201,11 @@ class _Lowerer:
         described = self.aten.inputs[len(self.inputs)]
         value = node.meta.get("val")
         ctx = self.ctx
-        name = node.name
+        name = _input_name(len(self.inputs), node.name)
+        label = "" if name == node.name else node.name
+        ctx.input_nodes[name] = node
         if is_token(node):
-            self.inputs.append(GraphInput(name, "none"))
+            self.inputs.append(GraphInput(name, "none", label=label))
             return None
         if isinstance(value, torch.Tensor):
             result = ctx.template(value)
@@ -199,15 +216,16 @@ class _Lowerer:
             )
             result.settle(View(name, result.size, stride))
             address = _address(described, result, ctx.traits(result.device).alignment)
-            self.inputs.append(GraphInput(name, "tensor", static=described.static, address=address))
+            static = described.static
+            self.inputs.append(GraphInput(name, "tensor", static=static, address=address, label=label))
             return result
         if isinstance(value, _NUMBERS) and not isinstance(value, (bool, float)):
             index = ctx.sizes.index(value)
             for symbol in shapes.free_symbols(value):
                 ctx.bound_symbols.add(str(symbol))
-            self.inputs.append(GraphInput(name, "symint", index))
+            self.inputs.append(GraphInput(name, "symint", index, label=label))
             return index
-        self.inputs.append(GraphInput(name, "none" if value is None else "object"))
+        self.inputs.append(GraphInput(name, "none" if value is None else "object", label=label))
         return None if value is None else Opaque(key=name)
 
     def _constant(self, node: Node, module: torch.fx.GraphModule | None = None) -> Any:
@@ -269,23 +287,29 @@ class _Lowerer:
         ctx.origins = origins_of(inlined, Origin(name, node.name, fx.source_text(node)))
         row = self.rows[node]
         if row is None:
-            forced = (
-                "asked for by the option force_fallback" if name in self.registry else "it has no lowering"
-            )
-            forced = self.eager.get(node.name, forced)
-            return run_eagerly(ctx, node, args, kwargs, forced)
+            forced = is_named(name, ctx.settings.force_fallback)
+            refused = _is_refused(node, name)
+            reason = "asked for by the option force_fallback" if forced else "it has no lowering"
+            if refused:
+                reason = "eager mode refuses it for this type of elements"
+            reason = self.eager.get(node.name, reason)
+            accepted = forced or refused or is_eager_by_design(node.target)
+            return run_eagerly(ctx, node, args, kwargs, reason, accepted)
         if stores_nowhere(name, args):
-            return run_eagerly(ctx, node, args, kwargs, "eager mode refuses places in an empty tensor")
+            reason = "eager mode refuses places in an empty tensor"
+            return run_eagerly(ctx, node, args, kwargs, reason, accepted=True)
         try:
             result = self._native(row, node, fake, args, kwargs)
         except (UnsupportedError, TypeError) as error:
-            native = name in self.registry
-            if ctx.settings.strict and native and not _is_beyond_kernels(args, fake):
-                raise UnsupportedError(
-                    f"{name} ({node.name}) cannot be lowered: {error}", "unset strict"
-                ) from error
+            if isinstance(error, UnsupportedError) and error.fix == ACCEPT:
+                raise  # a lowering called the operator itself
+            cause = error.cause if isinstance(error, UnsupportedError) else str(error)
+            # a view of what no kernel can compute costs nothing, and those who offer a lowering may decline
+            accepted = ops.facts(node.target).is_view and _is_beyond_kernels(args, fake)
+            if name not in self.registry:
+                accepted = accepted or is_eager_by_design(node.target)
             _log.info("%s (%s) runs in eager mode: %s", name, node.name, error)
-            return run_eagerly(ctx, node, args, kwargs, str(error))
+            return run_eagerly(ctx, node, args, kwargs, cause, accepted)
         ctx.report.count(ctx.report.library if row.library else ctx.report.native, name)
         return self._finish(node, result)
 
@@ -340,6 +364,22 @@ class _Lowerer:
         return self.ctx.sizes.number(fake)
 
 
+def _input_name(position: int, name: str) -> str:
+    """The name of an input in all that is generated: AOTAutograd's, or one that starts as no other does.
+    Exported programs name inputs as their authors did, and backwards after operators, which users name too.
+    """
+    return name if _NUMBERED.fullmatch(name) else plain_word(f"i{position}_{name}")
+
+
+def _is_refused(node: Node, name: str) -> bool:
+    """Whether eager mode raises for the type of a call's first tensor, which it then does here too."""
+    for argument in node.all_input_nodes:
+        value = argument.meta.get("val")
+        if isinstance(value, torch.Tensor):
+            return refusals.is_refused(name, value.dtype)
+    return False
+
+
 def _is_getitem(node: Node) -> bool:
     return node.op == "call_function" and ops.op_name(node.target) == "operator.getitem"
 
@@ -382,9 +422,7 @@ def _is_empty(fake: torch.Tensor) -> bool:
 
 
 def _is_beyond_kernels(args: Any, fake: Any) -> bool:
-    """Whether a tensor is of a type that eager operators alone compute in, such as a complex one: leaving it
-    to them is no failure.
-    """
+    """Whether a tensor is of a type that eager operators alone compute in, such as a complex one."""
     results = fake if isinstance(fake, (tuple, list)) else (fake,)
     if any(isinstance(f, torch.Tensor) and from_torch(f.dtype) is None for f in results):
         return True

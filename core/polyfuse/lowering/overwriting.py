@@ -73,14 +73,14 @@ def _behind(ctx: LoweringContext, base: TensorValue) -> View | None:
     rounded only by who stores them."""
     if base.body is None or base.body.op != "load" or base.body.args:
         return None
-    buffer = ctx.buffers[base.body.attrs[0]]
+    buffer = ctx.buffers[base.body.buffer]
     if buffer.size != base.size or buffer.dtype is None or buffer.dtype is not buffer.dtype.compute:
         return None
     view = buffer.view()
     index = view.offset
     for position, stride in zip(axes_of(base.size), view.stride, strict=True):
         index = index + position * stride
-    return view if is_equal(base.body.attrs[1], index) else None
+    return view if is_equal(base.body.index, index) else None
 
 
 def _is_dying(ctx: LoweringContext, buffer: str) -> bool:
@@ -104,7 +104,7 @@ def is_replaced(
     """
     if buffer.kind != "input":
         return False
-    owner = next((n for n in ctx.env if n.op == "placeholder" and n.name == buffer.name), None)
+    owner = ctx.input_nodes.get(buffer.name)
     if owner is None or not _is_written_back(ctx, owner, node) or readers - {owner}:
         return False
     return _stays_inside(left, owner)
@@ -114,7 +114,7 @@ def _uses(value: TensorValue, buffer: str) -> bool:
     """Whether a value is stored in a buffer, or reads it while it is an expression."""
     if value.view is not None:
         return value.view.buffer == buffer
-    return value.body is not None and any(e.attrs[0] == buffer for e in loads(value.body))
+    return value.body is not None and any(e.buffer == buffer for e in loads(value.body))
 
 
 def _same_layout(view: View, result: TensorValue) -> bool:

@@ -113,11 +113,11 @@ def order_by_memory(ctx: LoweringContext, operands: Sequence[Expr], raxes: Seque
     names = [axis_name(a) for a in raxes]
     best: tuple[int, list[int]] | None = None
     for element in loads(*operands):
-        factors = [coefficient(element.attrs[1], name) for name in names]
+        factors = [coefficient(element.index, name) for name in names]
         if any(f is None for f in factors):
             continue
         steps = [abs(ctx.sizes.hint(f)) for f in factors if f is not None]
-        extent = ctx.sizes.hint(ctx.buffers[element.attrs[0]].numel)
+        extent = ctx.sizes.hint(ctx.buffers[element.buffer].numel)
         weight = extent * sum(1 for s in steps if s)
         if best is None or weight > best[0]:
             best = (weight, steps)

@@ -16,6 +16,8 @@ from polyfuse.lowering.indexing import (
     Place,
     address,
     advanced_places,
+    check_index,
+    check_indices,
     in_range,
     position_at,
 )
@@ -117,7 +119,7 @@ def store_rows(ctx: LoweringContext, rows: Any, target: TensorValue) -> None:
     count, extent = product(rows.size), product(target.size)
     if not isinstance(count, int) or not isinstance(extent, int) or extent < _LARGE * count:
         return
-    sources = {load.attrs[0] for load in loads(rows.body)}
+    sources = {load.buffer for load in loads(rows.body)}
     if len(sources) > 1:
         ctx.realize(rows, "goes into a much larger tensor")
 
@@ -196,6 +198,8 @@ def index_put(
         return _masked_put(ctx, node, base, indices, values, accumulate)
     given = [i for i in indices if i is not None]
     mode = "add" if accumulate else "set"
+    if not unsafe:
+        check_indices(ctx, node, indices, base, writes=True)
     store_rows(ctx, values, base)
     into = _target(ctx, node, base, mode)
     axes = axes_of(_put_shape(base.size, indices, given))
@@ -277,6 +281,7 @@ def scatter(
     if 0 in indices.size:
         return _unchanged(ctx, node, base)
     mode = _COMBINE[reduce] if reduce else "set"
+    check_index(ctx, node, indices, base, wrap(dim, base.rank), writes=True)
     store_rows(ctx, source, base)
     into = _target(ctx, node, base, mode)
     axes, places = _along(ctx, base, dim, indices)
@@ -289,6 +294,7 @@ def scatter_add(
 ) -> TensorValue:
     if 0 in indices.size:
         return _unchanged(ctx, node, base)
+    check_index(ctx, node, indices, base, wrap(dim, base.rank), writes=True)
     store_rows(ctx, source, base)
     into = _target(ctx, node, base, "add")
     axes, places = _along(ctx, base, dim, indices)
@@ -320,6 +326,7 @@ def scatter_reduce(
     if 0 in indices.size:
         return _unchanged(ctx, node, base)
     mode = _COMBINE[reduce]
+    check_index(ctx, node, indices, base, wrap(dim, base.rank), writes=True)
     store_rows(ctx, source, base)
     into = _target(ctx, node, base, mode)
     result, target, kind = into.result, into.target, into.kind

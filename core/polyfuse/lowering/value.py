@@ -71,11 +71,6 @@ class TensorValue:
         return len(self.size)
 
     @property
-    def is_lazy(self) -> bool:
-        """Whether it is still an expression."""
-        return self.view is None
-
-    @property
     def faithful(self) -> bool:
         """Whether it is stored with the traced strides, so that torch's metadata of its views holds."""
         view = self.view

@@ -13,6 +13,7 @@ from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.extern import call
+from polyfuse.lowering.fallback import call_operator
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.symbolic import IndexLike, coefficient, free_axes, is_equal, is_nonnegative, substitute
@@ -88,7 +89,7 @@ def _window(view: View, size: tuple[IndexLike, ...], back: IndexMap) -> View | N
 def _splits(body: Any) -> bool:
     """Whether a load's address divides an axis variable."""
     for element in loads(body):
-        for atom in atoms(element.attrs[1]):
+        for atom in atoms(element.index):
             if atom.kind in ("floordiv", "mod") and free_axes(atom.args[0]):
                 return True
     return False
@@ -348,12 +349,20 @@ def as_strided(
 def view_dtype(ctx: LoweringContext, node: Any, value: TensorValue, dtype: torch.dtype) -> TensorValue:
     result = ctx.template(node.meta["val"])
     old, new = value.dtype, result.dtype
-    if old is None or new is None or old.itemsize != new.itemsize:
-        raise UnsupportedError(f"bits of {value.torch_dtype} read as {dtype} change the width")
-    if old is new:
+    if old is new and old is not None:
         return value
-    if any(t.is_storage or t is DType.bool for t in (old, new)):
-        raise UnsupportedError(f"bits of {value.torch_dtype} read as {dtype} are not computed with")
+    named = (old, new)
+    if (
+        None in named
+        or value.torch_dtype.itemsize != dtype.itemsize
+        or not all(_is_computed(t) for t in named)
+    ):
+        # a view costs nothing, and the bits of NaN survive no detour through a wider type
+        seen: TensorValue = call_operator(
+            ctx, node.target, node.meta["val"], (value, dtype), {}, fallback=False
+        )
+        return seen
+    assert old is not None and new is not None
     if value.view is not None and value.faithful and value.raw is None:
         view = value.view
         result.settle(View(view.buffer, view.size, view.stride, view.offset, new), old)
@@ -361,6 +370,10 @@ def view_dtype(ctx: LoweringContext, node: Any, value: TensorValue, dtype: torch
     result.body = bitcast(value.at(axes_of(value.size)), new)
     result.origins = ctx.origins
     return result
+
+
+def _is_computed(dtype: DType | None) -> bool:
+    return dtype is not None and not dtype.is_storage and dtype is not DType.bool
 
 
 @lowers("aten.flip.default")

@@ -8,7 +8,7 @@ module which holds a hook implementation `polyfuse_manifest`; the manifest names
 from __future__ import annotations
 
 from polyfuse.plugin.api import API_VERSION, check_api
-from polyfuse.plugin.backend import Backend, Config, Launchable, Source
+from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import Choice, Instead, Made, Site
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
 from polyfuse.plugin.discovery import ENTRY_POINT_GROUP
@@ -19,6 +19,7 @@ from polyfuse.plugin.lowering import Lowering, LoweringContext, TensorValue
 from polyfuse.plugin.manager import PluginManager, PluginState, State
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 from polyfuse.plugin.rewriting import Rewrite, RewriteContext
+from polyfuse.plugin.source import Config, Launchable, Source
 from polyfuse.plugin.traits import Traits
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What a code generator does: the class that a plugin derives from, and the data that passes through it.
+"""What a code generator does: the class that a plugin derives from.
 
 Four methods must be written: `claims`, `emit`, `build` and `load`. The others have defaults that are right
 for a simple backend. Per kernel, the core calls them in the order in which they stand here.
@@ -11,94 +11,21 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar
 
-from polyfuse.base.digest import digest
 from polyfuse.base.settings import Settings
 from polyfuse.plugin.claims import Claim, No, Yes
 from polyfuse.plugin.host import HostCall, HostProgram
 from polyfuse.plugin.host_library import HostLibrary
+from polyfuse.plugin.source import Config, Launchable, Source
 from polyfuse.plugin.traits import Traits
 
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
     from polyfuse.ir.nodes import Node, Reduction
 
-__all__ = ["Backend", "Config", "Launchable", "Source"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """The text of one kernel in a backend's language.
-
-    `name` is for people (`"fused_add_relu_3"`); it must not occur in `text`, or else equal kernels of
-    repeated layers would be built twice. `key` is the kernel's address: a digest of `language`, `text` and
-    `meta`, filled in when left empty. Several sources may be built as one unit, so whatever `text` defines
-    must carry a name of its own: by convention, `text` writes `SYMBOL` where the entry point's name goes, and
-    `rendered` puts `k_` and the key there.
-
-    `meta` is text that `load` will need, such as the argument kinds; the core only keeps it. `note` is what
-    people should know of how the kernel is computed; `polyfuse explain` prints it.
-
-    `scratch` is how many bytes of memory each launch may use meanwhile. A program plans them with its other
-    memory and passes them as a last argument; whoever else launches the kernel does not, and it provides for
-    itself.
-    """
-
-    name: str
-    text: str
-    language: str
-    key: str = ""
-    meta: str = ""
-    note: str = ""
-    scratch: int = 0
-
-    SYMBOL: ClassVar[str] = "POLYFUSE_KERNEL"
-
-    def __post_init__(self) -> None:
-        if not self.key:
-            object.__setattr__(self, "key", digest(self.language, self.text.strip(), self.meta))
-
-    @property
-    def symbol(self) -> str:
-        """A name unique to this kernel that is an identifier in practically every language."""
-        return f"k_{self.key}"
-
-    def rendered(self) -> str:
-        """Return the text with the entry point's name in place."""
-        return self.text.replace(self.SYMBOL, self.symbol)
-
-    def renamed(self, name: str) -> Source:
-        """Return the same kernel under another name for people."""
-        return replace(self, name=name)
-
-
-@dataclass(frozen=True)
-class Config:
-    """One candidate tiling of a kernel: named whole numbers, in the order in which they print."""
-
-    values: tuple[tuple[str, int], ...] = ()
-
-    @staticmethod
-    def of(**values: int) -> Config:
-        """Make a configuration from keywords."""
-        return Config(tuple(values.items()))
-
-    def get(self, name: str, default: int = 0) -> int:
-        """Return one value."""
-        return dict(self.values).get(name, default)
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.values)
-
-
-@runtime_checkable
-class Launchable(Protocol):
-    """A loaded kernel: called with the kernel's arguments, buffers first, in its order. Returns nothing."""
-
-    def __call__(self, *args: object) -> None: ...
+__all__ = ["Backend"]
 
 
 class Backend(ABC):
@@ -128,8 +55,9 @@ class Backend(ABC):
     # Whether its kernels are worth timing against other backends' (the option `tournament`).
     races_kernels: ClassVar[bool] = True
 
-    # As in the manifest; the manager writes it there.
+    # As in the manifest; the manager writes them there.
     name: str = ""
+    last_resort: bool = False
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from polyfuse.plugin.backend import Config, Source
 from polyfuse.plugin.claims import Claim
+from polyfuse.plugin.source import Config, Source
 
 if TYPE_CHECKING:
     from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, TemplateCall, View

@@ -27,6 +27,7 @@ __all__ = [
     "Operand",
     "Place",
     "Quiet",
+    "Raise",
     "Request",
     "Reserve",
     "Run",
@@ -98,6 +99,17 @@ class Send:
 
 
 @dataclass(frozen=True)
+class Raise:
+    """Make a request, which fails, if one of the first `count` i64 at an address is not zero. Its operands
+    are these numbers, and the sizes."""
+
+    request: int
+    name: str
+    count: int
+    sizes: tuple[IndexLike, ...]
+
+
+@dataclass(frozen=True)
 class Run:
     """Call a kernel of the table with addresses, by name, and numbers."""
 
@@ -166,7 +178,7 @@ class Quiet:
     steps: tuple[HostStep, ...]
 
 
-HostStep = Send | Run | Reserve | Discard | Place | Address | Let | Drop | Quiet
+HostStep = Send | Raise | Run | Reserve | Discard | Place | Address | Let | Drop | Quiet
 
 
 @dataclass(frozen=True)
@@ -175,12 +187,13 @@ class HostInput:
     program owns the references that it is given.
 
     `alignment` is what its address has to be a multiple of in each call, or 0. Where one is not, the program
-    does nothing and says so.
+    does nothing and says so. `label` is what messages call it, where that is not its name.
     """
 
     name: str
     kind: str
     alignment: int = 0
+    label: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from polyfuse.plugin.host import HostProgram
-
-if TYPE_CHECKING:
-    from polyfuse.plugin.backend import Source
+from polyfuse.plugin.source import Source
 
 __all__ = [
     "SIZE_FUNCTIONS",

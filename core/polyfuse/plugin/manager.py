@@ -254,26 +254,54 @@ class PluginManager:
         """Say, once, which backend would have come first, if it only were usable here."""
         if device_type in self._warned and chosen is not None:
             return
-        self._warned.add(device_type)
+        asked = list(self.settings.backends)
         first = self._states[chosen.name].manifest if chosen is not None else None
         least = first.rank(device_type) if first is not None else None
+        refused = 0
         for state in self.states():
-            rank = state.manifest.rank(device_type) if state.manifest is not None else None
-            named = state.name in self.settings.backends
-            if named and state.state is State.REFUSED and self.settings.strict and not chosen:
-                raise BackendUnavailableError(f"backend {state.name!r} cannot be used: {state.reason}")
-            if state.state is not State.REFUSED or not (
-                named or (rank is not None and not self.settings.backends)
-            ):
+            if state.state is not State.REFUSED:
                 continue
-            if named or least is None or (rank is not None and rank > least):
+            rank = state.manifest.rank(device_type) if state.manifest is not None else None
+            named = state.name in asked
+            if not named and (rank is None or asked):
+                continue
+            if not (named or least is None or (rank is not None and rank > least)):
+                continue
+            refused += 1
+            passed = chosen is None or not named or asked.index(state.name) < asked.index(chosen.name)
+            serves = state.manifest is None or state.manifest.serves(device_type)
+            if self.settings.strict and passed and serves:
                 taker = repr(chosen.name) if chosen is not None else "eager mode"
-                instead = f"{taker} takes its place"
-                warn_once(
-                    "plugin",
-                    f"backend {state.name!r} cannot be used: {state.reason}; until then {instead}",
-                    key=f"refused {state.name}",
+                raise BackendUnavailableError(
+                    f"backend {state.name!r} cannot be used ({state.reason}), and `strict` does not let "
+                    f"{taker} replace it",
+                    f"correct that, set POLYFUSE_DISABLE={state.name}, or unset strict",
                 )
+            taker = repr(chosen.name) if chosen is not None else "eager mode"
+            warn_once(
+                "plugin",
+                f"backend {state.name!r} cannot be used: {state.reason}; until then {taker} takes its place",
+                key=f"refused {state.name}",
+            )
+        if not refused and chosen is not None and chosen.last_resort and chosen.name not in asked:
+            self._note_interpreted(device_type, chosen)
+        self._warned.add(device_type)
+
+    def _note_interpreted(self, device_type: str, chosen: Backend) -> None:
+        """Say that nobody compiles for a type of device."""
+        disabled = [f"{s.name!r} is disabled" for s in self.states() if s.state is State.DISABLED]
+        why = join_words(disabled) or "none is installed"
+        cause = f"no backend compiles kernels for device type {device_type!r} ({why})"
+        if self.settings.strict:
+            raise BackendUnavailableError(
+                f"{cause}, and `strict` does not let {chosen.name!r} interpret them",
+                f"install one, or name {chosen.name!r} in `backends`",
+            )
+        warn_once(
+            "plugin",
+            f"{cause}; {chosen.name!r} interprets them, which is slow",
+            key=f"interpreted {device_type}",
+        )
 
     def _fail(self, state: PluginState, error: BaseException, doing: str) -> PluginState:
         self._report(state.name, error, doing)
@@ -333,6 +361,7 @@ def _make(manifest: Manifest, settings: Settings) -> Backend:
     if not isinstance(backend, Backend):
         raise PolyfuseError(f"{manifest.load} made a {type(backend).__name__}", "it must return a Backend")
     backend.name = manifest.name
+    backend.last_resort = manifest.last_resort
     return backend
 
 

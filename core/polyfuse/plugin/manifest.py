@@ -51,6 +51,9 @@ class Manifest:
     not in `priority` is served only when the user names this backend. In both, `"*"` stands for every device
     type that is not listed.
 
+    `last_resort` says that the backend takes any kernel, but slowly: what no other backend generates goes to
+    it with a warning, or with an error under the option `strict`, unless the user names it.
+
     `options` documents the plugin's own options, name to text; users write them `"plugin.option"`.
     """
 
@@ -66,6 +69,7 @@ class Manifest:
     requires: Requires = Requires()
     options: Mapping[str, str] = field(default_factory=dict)
     summary: str = ""
+    last_resort: bool = False
 
     def serves(self, device_type: str) -> bool:
         """Return whether the backend can be used for a device type."""

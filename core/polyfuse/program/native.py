@@ -27,6 +27,7 @@ from polyfuse.plugin.host import (
     Let,
     Operand,
     Place,
+    Raise,
     Request,
     Reserve,
     Run,
@@ -46,6 +47,7 @@ from polyfuse.program.steps import (
     MakeView,
     Observe,
     Program,
+    RaiseFailed,
     Ref,
     Return,
     Reuse,
@@ -88,6 +90,7 @@ class _Lowering:
         self.slots: dict[str, str] = {}
         self.addressed: set[str] = set()
         self.stacked: set[str] = set()
+        self.shown = {item.name: item.shown for item in program.inputs}
         self.numbers = {i.name for i in program.inputs if i.kind == "symint"}
         self.numbers.update(
             s.read.name for s in program.steps if isinstance(s, BindSymbol) and s.read.kind == "value"
@@ -122,6 +125,7 @@ class _Lowering:
                     i.name,
                     {"tensor": "t", "symint": "i"}.get(i.kind, "r"),
                     0 if i.static else i.alignment,
+                    i.label,
                 )
                 for i in program.inputs
             ),
@@ -299,7 +303,18 @@ class _Lowering:
             operands: list[str | IndexLike] = [self._slot(step.name)]
             size, stride = self._value(step.size, operands), self._value(step.stride, operands)
             function = "assert_size_stride" if is_plain_layout(step) else "assert_layout"
-            self._send("runtime", function, (Operand(0), size, stride), operands, (), subject=step.name)
+            subject = self.shown.get(step.name, step.name)
+            self._send("runtime", function, (Operand(0), size, stride), operands, (), subject=subject)
+        elif isinstance(step, RaiseFailed):
+            # a request that is made only where the status says so: its operands are that status and the sizes
+            self._address(step.name)
+            rows = tuple((kind, text) for kind, text, _ in step.rows)
+            numbers = tuple(Operand(k) for k in range(2 * len(rows)))
+            letters = "i" * len(numbers)
+            request = Request("runtime", "raise_for", (rows, *numbers), (), letters, "", False, self.origin)
+            self.requests.append(request)
+            sizes = tuple(self._index(size) for _, _, size in step.rows)
+            self.steps.append(Raise(len(self.requests) - 1, self._slot(step.name), len(rows), sizes))
         elif isinstance(step, AssertFinite):
             self._send("runtime", "assert_finite", (Operand(0), step.label), [self._slot(step.name)], ())
         elif isinstance(step, Observe):

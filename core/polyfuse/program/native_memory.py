@@ -17,6 +17,7 @@ from polyfuse.program.steps import (
     LaunchKernel,
     MakeView,
     Program,
+    RaiseFailed,
     Return,
     Reuse,
     Step,
@@ -137,5 +138,5 @@ def _referred(step: Step, direct: frozenset[str]) -> Iterator[str]:
         yield from names_in(step.values)
     elif isinstance(step, BindSymbol):
         yield step.read.name
-    elif not isinstance(step, (Allocate, Reuse, MakeView, Free)) and hasattr(step, "name"):
+    elif not isinstance(step, (Allocate, Reuse, MakeView, Free, RaiseFailed)) and hasattr(step, "name"):
         yield step.name

@@ -75,7 +75,7 @@ def host_tables(
         returns=_plan((program.returns,), kinds, objects),
         tensor_type=torch.Tensor,
         realigned=again,
-        explain=Explainer(tuple(item.name for item in program.inputs), origins, subjects),
+        explain=Explainer(tuple(item.label or item.name for item in program.inputs), origins, subjects),
         data_pointer=data_pointer,
     )
 

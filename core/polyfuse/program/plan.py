@@ -10,7 +10,7 @@ from polyfuse.base.errors import IRError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import Buffer, Collective, ExternCall, Node, Opaque, Origin, View
+from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, View
 from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, part_fault
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
@@ -31,6 +31,7 @@ from polyfuse.program.steps import (
     Program,
     ProgramInput,
     ProgramKernel,
+    RaiseFailed,
     Read,
     Ref,
     Return,
@@ -160,7 +161,7 @@ class _Planner:
         if self.settings.nan_asserts:
             for item in self.inputs:
                 if item.kind == "tensor":
-                    self._add(AssertFinite(item.name, f"input {item.name}"))
+                    self._add(AssertFinite(item.name, f"input {item.shown}"))
         unused = unused_inputs(self.schedule)
         if unused:
             self._add(Free(unused))
@@ -262,6 +263,10 @@ class _Planner:
             self._ensure(view.buffer)
         args = self._operand(node.args)
         kwargs = tuple((key, self._operand(value)) for key, value in node.kwargs)
+        if node.op == RAISE:
+            self._note(step, ())
+            self._add(RaiseFailed(node.args[0].buffer, node.args[1]))
+            return
         outputs = tuple("" if name in self.removed else name for name in node.outputs)
         if node.out == "out":
             self._ensure(outputs[0])
@@ -450,7 +455,7 @@ def _program_input(
     buffer = graph.buffers.get(item.name)
     if item.kind != "tensor" or buffer is None:
         kind = "object" if item.kind == "tensor" else item.kind
-        return ProgramInput(item.name, kind, value=item.value, static=item.static)
+        return ProgramInput(item.name, kind, value=item.value, static=item.static, label=item.label)
     return ProgramInput(
         item.name,
         "tensor",
@@ -461,6 +466,7 @@ def _program_input(
         item.static,
         alignments.get(item.name, 0) if item.address == "traced" else 0,
         item.name in mutated,
+        label=item.label,
     )
 
 

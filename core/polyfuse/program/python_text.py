@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import keyword
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 import polyfuse.runtime as runtime
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.names import Names, plain_word
 from polyfuse.base.text import shorten
 from polyfuse.ir.nodes import Opaque, Origin, View
 from polyfuse.program.memory import example_value
@@ -28,6 +29,7 @@ from polyfuse.program.steps import (
     Observe,
     Part,
     Program,
+    RaiseFailed,
     Read,
     Ref,
     Return,
@@ -41,7 +43,9 @@ from polyfuse.symbolic import text as symbolic_text
 
 __all__ = ["OBJECT_CALL", "is_plain_layout", "origin_text", "python_text"]
 
-_RESERVED = frozenset((*keyword.kwlist, *dir(builtins), *runtime.__all__, "math", "torch", "args", "call"))
+_MODULE = "NAME KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED DEVICE GRAPH PARTS VIEWS math torch main"
+_FUNCTIONS = "call call_in_parts call_python args _"
+_RESERVED = (*keyword.kwlist, *dir(builtins), *runtime.__all__, *_MODULE.split(), *_FUNCTIONS.split())
 _PLAIN_HOST_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 OBJECT_CALL = "object."
@@ -72,7 +76,7 @@ class _Printer:
         self.helpers: set[str] = set()
         self.globals: dict[str, str] = {}  # text of the value -> name
         self.objects: dict[str, str] = {}  # name -> key
-        self.names: dict[str, str] = {}
+        self.names = Names((*_RESERVED, *_printed_as_they_are(program)))
         self.lines: list[str] = []
         self.functions: list[str] = []
         self.indent = "    "
@@ -81,9 +85,9 @@ class _Printer:
     def text(self, harness: bool) -> str:
         """The whole module."""
         program = self.program
+        symbols = self._plain_symbols()
         for name, key in program.constants:
             self.objects[self.variable(name)] = key
-        symbols = self._plain_symbols()
         if program.has_detour:
             self._body("call_in_parts", symbols, program.parts)
             self.functions += ["", "", "def call_in_parts(args):", *self.lines]
@@ -126,6 +130,8 @@ class _Printer:
             row = (self.variable(item.name), item.kind, item.dtype, device, size, stride)
             rows.append(f"    {row!r},")
         rows.append(")")
+        if labels := {self.variable(i.name): i.label for i in self.program.inputs if i.label}:
+            rows.append(f"NAMES = {labels!r}")
         position = {item.name: i for i, item in enumerate(self.program.inputs)}
         checks = tuple((position[c.name], c.size, c.stride) for c in self.program.checks)
         aligned = tuple(
@@ -147,13 +153,12 @@ class _Printer:
 
     def variable(self, name: str) -> str:
         """The Python name of a variable."""
-        found = self.names.get(name)
-        if found is None:
-            found = name if name.isidentifier() else "".join(c if c.isalnum() else "_" for c in f"v_{name}")
-            if found in _RESERVED or isinstance(getattr(torch, found, None), torch.dtype):
-                found += "_"
-            self.names[name] = found
-        return found
+        plain = plain_word(name)
+        if plain != name:
+            plain = plain_word(f"v_{name}")
+        elif isinstance(getattr(torch, name, None), torch.dtype):
+            plain = f"{name}_"
+        return self.names.of(("variable", name), plain)
 
     def helper(self, name: str) -> str:
         """A function of the runtime, imported."""
@@ -163,12 +168,7 @@ class _Printer:
     def constant(self, text: str, name: str) -> str:
         """A value computed once when the module is loaded."""
         if text not in self.globals:
-            plain = "".join(c if c.isalnum() else "_" for c in name).strip("_")
-            taken = set(self.globals.values())
-            unique = plain
-            while unique in taken or unique in _RESERVED:
-                unique += "_"
-            self.globals[text] = unique
+            self.globals[text] = self.names.fresh(plain_word(name).strip("_"))
         return self.globals[text]
 
     def dtype(self, name: str) -> str:
@@ -278,10 +278,13 @@ class _Printer:
     def _plain_symbols(self) -> set[str]:
         """Symbols that are an input's very value: the input is unpacked under the symbol's name."""
         found: set[str] = set()
+        seen, numbers = set[str](), {item.name for item in self.program.inputs if item.kind == "symint"}
         for step in self.program.steps:
-            if isinstance(step, BindSymbol) and _is_copy(step) and step.read.name not in self.names:
-                if any(i.name == step.read.name and i.kind == "symint" for i in self.program.inputs):
-                    self.names[step.read.name] = step.symbol
+            if isinstance(step, BindSymbol) and _is_copy(step) and step.read.name not in seen:
+                if step.read.name == step.symbol or step.read.name in numbers:
+                    seen.add(step.read.name)
+                    self.names.bind(("variable", step.read.name), step.symbol)
+                if step.read.name in numbers:
                     found.add(step.symbol)
         return found
 
@@ -318,6 +321,9 @@ class _Printer:
             layout = f"{self.shape(step.size)}, {self.shape(step.stride)}"
             check = self.helper("assert_size_stride" if is_plain_layout(step) else "assert_layout")
             self._line(f"{check}({self.variable(step.name)}, {layout})")
+        elif isinstance(step, RaiseFailed):
+            rows = _tuple(f"({kind!r}, {text!r}, {self.index(size)})" for kind, text, size in step.rows)
+            self._line(f"{self.helper('raise_failed')}({self.variable(step.name)}, {rows})")
         elif isinstance(step, AssertFinite):
             self._line(f"{self.helper('assert_finite')}({self.variable(step.name)}, {step.label!r})")
         elif isinstance(step, Observe):
@@ -471,6 +477,13 @@ def origin_text(origins: tuple[Origin, ...]) -> str:
     places = "; ".join(sources[:_SHOWN_SOURCES])
     more = len(sources) - _SHOWN_SOURCES
     return f"{shown} at {places}" + (f" and {more} more lines" if more > 0 else "")
+
+
+def _printed_as_they_are(program: Program) -> Iterator[str]:
+    """Names that stand in the text unchanged: kernels, parts, and symbols, which texts of sizes hold."""
+    yield from (item.name for item in program.kernels)
+    yield from (part.name for part in program.parts)
+    yield from (*dict(program.symbol_hints), *(s.symbol for s in program.steps if isinstance(s, BindSymbol)))
 
 
 def _devices_unchecked(program: Program) -> set[str]:

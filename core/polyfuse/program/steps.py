@@ -138,6 +138,19 @@ class ExternStep(Step):
 
 
 @dataclass(frozen=True)
+class RaiseFailed(Step):
+    """Raise if a kernel stored to a status that a check failed.
+
+    Attributes:
+        name: the status, an i64 for each row.
+        rows: name of a built-in exception, text and size of each, as `ir.nodes.RAISE` has them.
+    """
+
+    name: str
+    rows: tuple[tuple[str, str, IndexLike], ...]
+
+
+@dataclass(frozen=True)
 class Conform(Step):
     """Check that an operator returned the layout that was predicted for it; copy into that layout if not.
     With `alignment`, its address must be a multiple of so many bytes; with `dtype`, its type that one.
@@ -184,6 +197,7 @@ class ProgramInput:
         alignment: bytes of which kernels take its address to be a multiple; 0 where that is sure.
         mutated: whether the program writes to it.
         value: the size that a symint stands for.
+        label: what messages call it.
     """
 
     name: str
@@ -196,6 +210,12 @@ class ProgramInput:
     alignment: int = 0
     mutated: bool = False
     value: IndexLike | None = None
+    label: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What messages call it."""
+        return self.label or self.name
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from polyfuse.program.steps import (
     LaunchKernel,
     MakeView,
     ProgramInput,
+    RaiseFailed,
     Read,
     Return,
     Reuse,
@@ -142,6 +143,8 @@ def expressions(steps: Iterable[Step]) -> Iterator[IndexLike]:
         if isinstance(step, (AssertLayout, Allocate, Reuse, Conform)):
             yield from step.size
             yield from step.stride
+        elif isinstance(step, RaiseFailed):
+            yield from (size for _, _, size in step.rows)
         elif isinstance(step, LaunchKernel):
             yield from (o for o in step.operands if not isinstance(o, str))
         elif isinstance(step, MakeView):

@@ -57,9 +57,8 @@ def _accesses(node: Node, schedule: Schedule) -> Iterable[tuple[str, int, bool]]
         raise TypeError(f"bytes_moved() does not know {type(node).__name__}; add its rule beside the others")
     extents = {axis_name(a): axis_size(a) for a in (*node.axes, *node.raxes)}
     for load in loads(*node.expressions()):
-        buffer, index, indirect, _ = load.attrs
-        axes = extents if indirect else free_axes(index)
-        yield buffer, _touched(buffer, axes, extents, schedule), False
+        axes = extents if load.indirect else free_axes(load.index)
+        yield load.buffer, _touched(load.buffer, axes, extents, schedule), False
     if isinstance(node, (Pointwise, Reduction, Scan)):
         for buffer in node.writes():
             yield buffer, _touched(buffer, free_axes(node.index), extents, schedule), True

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from polyfuse.base.errors import IRError, KernelBuildError, KernelLoadError
 from polyfuse.base.version import version
 from polyfuse.ir.interpret import run_kernel
@@ -17,6 +19,7 @@ from polyfuse.ir.parse import parse_kernel
 from polyfuse.ir.print import text
 from polyfuse.ir.verify import verify_kernel
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Yes
+from polyfuse.torch_compat.global_state import plain_operators
 
 __all__ = ["InterpreterBackend"]
 
@@ -77,4 +80,6 @@ class Interpreted:
         return parse_kernel(self.source)
 
     def __call__(self, *args: Any) -> None:
-        run_kernel(self.kernel, args)
+        # built kernels are no operators either: no mode and no subclass of tensors sees a piece of one
+        with plain_operators(), torch.no_grad():
+            run_kernel(self.kernel, args)

@@ -23,6 +23,7 @@ def polyfuse_manifest() -> Manifest:
         device_types=("*",),
         load="polyfuse.reference.backend:InterpreterBackend",
         priority={"*": LAST},
+        last_resort=True,
         offers=(Offer.KERNELS,),
         summary="Executes kernels step by step with torch operations: slow, and right",
     )

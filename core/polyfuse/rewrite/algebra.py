@@ -17,12 +17,12 @@ Rule = Callable[[tuple[Expr, ...]], "Expr | None"]
 
 def is_const(expr: Expr, value: float | int | bool) -> bool:
     """Whether `expr` is the constant `value`, the sign of zero included."""
-    if expr.op != "const" or expr.attrs[0] != value:
+    if expr.op != "const" or expr.value != value:
         return False
     return (
         value != 0
         or not expr.dtype.is_float
-        or math.copysign(1.0, expr.attrs[0]) == math.copysign(1.0, value)
+        or math.copysign(1.0, expr.value) == math.copysign(1.0, value)
     )
 
 
@@ -51,14 +51,14 @@ def _mul(args: tuple[Expr, ...]) -> Expr | None:
 
 def _div(args: tuple[Expr, ...]) -> Expr | None:
     a, b = args
-    if b.op != "const" or b.attrs[0] == 0 or not math.isfinite(b.attrs[0]):
+    if b.op != "const" or b.value == 0 or not math.isfinite(b.value):
         return None
     if is_const(b, 1):
         return a
-    mantissa, exponent = math.frexp(b.attrs[0])
+    mantissa, exponent = math.frexp(b.value)
     # dividing by a power of two is multiplying by its inverse, exactly, where that inverse is a normal number
     if abs(mantissa) == 0.5 and abs(exponent) < 120:
-        return apply("mul", a, const(1.0 / b.attrs[0], b.dtype))
+        return apply("mul", a, const(1.0 / b.value, b.dtype))
     return None
 
 
@@ -66,7 +66,7 @@ def _pow(args: tuple[Expr, ...]) -> Expr | None:
     x, exponent = args
     if exponent.op != "const":
         return None
-    value = exponent.attrs[0]
+    value = exponent.value
     if value == 1:
         return x
     if value == 2:
@@ -107,7 +107,7 @@ def _logic(args: tuple[Expr, ...], neutral: bool) -> Expr | None:
         return None
     for one, other in (args, args[::-1]):
         if one.op == "const":
-            return other if one.attrs[0] is neutral else one
+            return other if one.value is neutral else one
     return None
 
 
@@ -118,7 +118,7 @@ def _same(args: tuple[Expr, ...]) -> Expr | None:
 def _where(args: tuple[Expr, ...]) -> Expr | None:
     condition, yes, no = args
     if condition.op == "const":
-        return yes if condition.attrs[0] else no
+        return yes if condition.value else no
     if yes is no:
         return yes
     if condition.op == "bitwise_not":
@@ -126,6 +126,16 @@ def _where(args: tuple[Expr, ...]) -> Expr | None:
     if yes.dtype is DType.bool and is_const(yes, True) and is_const(no, False):
         return condition
     return None
+
+
+def _compared(found: bool) -> Rule:
+    """Of a value with itself: known, but for what is no number."""
+
+    def rule(args: tuple[Expr, ...]) -> Expr | None:
+        known = args[0] is args[1] and not args[0].dtype.is_float
+        return const(found, DType.bool) if known else None
+
+    return rule
 
 
 RULES: dict[str, Rule] = {
@@ -146,5 +156,7 @@ RULES: dict[str, Rule] = {
     "bitwise_and": lambda args: _logic(args, True),
     "bitwise_or": lambda args: _logic(args, False),
     "where": _where,
+    **{op: _compared(True) for op in ("eq", "le", "ge")},
+    **{op: _compared(False) for op in ("ne", "lt", "gt")},
 }
 """One rule an operation."""

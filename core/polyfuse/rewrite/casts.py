@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 from polyfuse.ir.expr import Expr
@@ -9,7 +10,16 @@ from polyfuse.ir.expr import cast as plain_cast
 from polyfuse.ir.types import DType
 from polyfuse.rewrite.fold import round_half
 
-_EXACT_BITS = {DType.f64: 53, DType.f32: 24, DType.bf16: 8, DType.f16: 11, DType.f8e4m3: 4, DType.f8e5m2: 3}
+_EXACT_BITS = {
+    DType.f64: 53,
+    DType.f32: 24,
+    DType.bf16: 8,
+    DType.f16: 11,
+    DType.f8e4m3: 4,
+    DType.f8e5m2: 3,
+    DType.f8e4m3fnuz: 4,
+    DType.f8e5m2fnuz: 3,
+}
 
 
 def holds(wide: DType, narrow: DType) -> bool:
@@ -52,7 +62,11 @@ def is_held(value: Expr, dtype: DType) -> bool:
     if value.op == "cast":
         return holds(dtype, value.args[0].dtype)
     if value.op == "const":
-        return value.dtype.is_float and _is_same(float(value.attrs[0]), round_half(value.attrs[0], dtype))
+        if not dtype.has_negative_zero and value.value == 0:
+            return math.copysign(1, value.value) > 0
+        return value.dtype.is_float and _is_same(float(value.value), round_half(value.value, dtype))
+    if value.op == "neg" and not dtype.has_negative_zero:
+        return False
     kept = _KEEPING.get(value.op)
     return kept is not None and all(is_held(value.args[k], dtype) for k in kept)
 

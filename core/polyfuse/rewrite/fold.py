@@ -70,7 +70,7 @@ def fold(op: str, args: tuple[Expr, ...]) -> Expr | None:
     double precision and rounded once more, so the result has the bits that the machine would give.
     """
     dtype = args[0].dtype
-    values = [a.attrs[0] for a in args]
+    values = [a.value for a in args]
     if len(args) == 2 and op in _COMPARISONS:
         return const(_COMPARISONS[op](*values), DType.bool)
     if op in _ARITHMETIC and dtype is not DType.bool:

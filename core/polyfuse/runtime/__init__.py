@@ -1,6 +1,14 @@
 """All that compiled programs need when they run. Nothing here knows the compiler."""
 
-from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe, realigned, set_observer
+from polyfuse.runtime.checks import (
+    assert_finite,
+    assert_layout,
+    conform,
+    observe,
+    raise_failed,
+    realigned,
+    set_observer,
+)
 from polyfuse.runtime.explain import line_map
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native import (
@@ -29,6 +37,7 @@ __all__ = [
     "load",
     "observe",
     "operator",
+    "raise_failed",
     "realigned",
     "record_function",
     "reinterpret_tensor",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from polyfuse.base.errors import PolyfuseError
+from polyfuse.base.errors import PolyfuseError, mark_from_model
 from polyfuse.torch_compat.bindings import assert_size_stride
 from polyfuse.torch_compat.device_graphs import backward_may_repeat
 
@@ -19,6 +20,8 @@ __all__ = [
     "conform",
     "misplaced",
     "observe",
+    "raise_failed",
+    "raise_for",
     "realigned",
     "set_observer",
     "spared",
@@ -33,6 +36,9 @@ they are at the same address in every call."""
 Observer = Callable[[str, torch.Tensor], None]
 
 _observer: Observer | None = None
+
+_SAID = 1 << 62
+"""Set in every number that a kernel stores: it is never zero, whatever was out of range."""
 
 
 def assert_layout(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> None:
@@ -50,6 +56,31 @@ def assert_finite(tensor: torch.Tensor, label: str) -> None:
                 f"{label} holds {what} (shape {tuple(tensor.shape)})",
                 "the operator named below made it; without the option `nan_asserts` this is not checked",
             )
+
+
+def raise_failed(status: torch.Tensor, rows: Sequence[tuple[str, str, int]]) -> None:
+    """Raise what a kernel found wrong, if it did: the first element of a status that is not zero says so.
+
+    Args:
+        status: what the kernels stored.
+        rows: for each element the name of a built-in exception, its text, and the size that this may tell.
+    """
+    values = status.tolist()
+    if any(values):
+        raise_for(tuple((kind, text) for kind, text, _ in rows), *values, *(size for _, _, size in rows))
+
+
+def raise_for(rows: Sequence[tuple[str, str]], *numbers: int) -> None:
+    """Raise for the first of some numbers that is not zero; as many sizes stand behind them.
+
+    The exception is the one that eager mode raises, and the model's own fault: no other backend is tried.
+    """
+    count = len(rows)
+    for (kind, text), value, size in zip(rows, numbers[:count], numbers[count:], strict=True):
+        if value:
+            index = value & ~_SAID if value > 0 else value
+            error: Exception = getattr(builtins, kind)(text.format(index=index, size=size))
+            raise mark_from_model(error)
 
 
 def conform(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from polyfuse.base.errors import InputLayoutError
 
-__all__ = ["MARK", "explain", "line_map"]
+__all__ = ["MARK", "explain", "line_map", "shown_name"]
 
 MARK = "# from "
 """What a comment starts with that names the origin of the lines below it."""
@@ -59,10 +60,17 @@ def _place(traceback: TracebackType | None, filename: str) -> tuple[FrameType | 
 
 def _layout_error(name: str, layout: str, frame: FrameType) -> InputLayoutError | None:
     tensor = frame.f_locals.get(name)
+    name = shown_name(frame.f_globals, name)
     if not isinstance(tensor, torch.Tensor):
         return not_a_tensor(name, tensor)
     size, stride = eval(f"({layout})", frame.f_globals, frame.f_locals)
     return layout_error(name, tensor, size, stride)
+
+
+def shown_name(namespace: Mapping[str, Any], variable: str) -> str:
+    """What messages call an input of a program: as its author named it, where that is known."""
+    names: Mapping[str, str] = namespace.get("NAMES", {})
+    return names.get(variable, variable)
 
 
 def not_a_tensor(name: str, value: object) -> InputLayoutError:

@@ -8,19 +8,19 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory, with_views
 from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_program
-from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor
+from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
 from polyfuse.runtime.native import on_device
 from polyfuse.runtime.native_program import HostStatus, NativeCall
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake
 
-__all__ = ["CompiledModule", "KernelEntry", "load"]
+__all__ = ["CompiledModule", "KernelEntry", "Provisional", "load"]
 
 
 class Pending(Protocol):
@@ -28,6 +28,14 @@ class Pending(Protocol):
 
     def result(self) -> Callable[..., Any]:
         """Wait for it; raises what its build raised."""
+
+
+@runtime_checkable
+class Provisional(Protocol):
+    """A kernel that another one may take the place of while the program runs."""
+
+    def attach(self, put: Callable[[Callable[..., Any]], None]) -> None:
+        """Be given what puts another function in its place."""
 
 
 class Native(Protocol):
@@ -106,7 +114,10 @@ class CompiledModule:
         with self._lock:
             for name in list(self._pending):
                 entry = self._pending[name]
-                self.namespace[name] = entry if callable(entry) else entry.result()
+                kernel = entry if callable(entry) else entry.result()
+                self.namespace[name] = kernel
+                if isinstance(kernel, Provisional):
+                    kernel.attach(partial(self.namespace.__setitem__, name))
                 del self._pending[name]
 
     @property
@@ -141,7 +152,9 @@ class CompiledModule:
         for value, (name, kind, *_) in zip(args, space["INPUTS"], strict=True):
             if kind == "symint" and not isinstance(value, int):
                 # which inputs are such is guarded, as what has no memory is
-                self.native.status.refused = f"{name} is the length of ragged tensors, which is no number"
+                self.native.status.refused = (
+                    f"{shown_name(space, name)} is the length of ragged tensors, which is no number"
+                )
                 return
         objects = {key: space[variable] for variable, key in space["OBJECTS"].items()}
         program = self.native.open(self.kernels, objects, space["ALIGNED"])
@@ -204,9 +217,10 @@ class CompiledModule:
                 f"{self.name} was called with {len(args)} inputs where {len(expected)} were expected",
                 "pass one list with all of the graph's inputs",
             )
-        for value, (name, kind, dtype, device, *_) in zip(args, expected, strict=True):
+        for value, (variable, kind, dtype, device, *_) in zip(args, expected, strict=True):
             if kind != "tensor":
                 continue
+            name = shown_name(self.namespace, variable)
             if not isinstance(value, torch.Tensor):
                 raise not_a_tensor(name, value)
             if is_fake(value):
@@ -225,7 +239,8 @@ class CompiledModule:
             try:
                 assert_layout(args[position], size, stride)
             except AssertionError:
-                raise layout_error(expected[position][0], args[position], size, stride) from None
+                name = shown_name(self.namespace, expected[position][0])
+                raise layout_error(name, args[position], size, stride) from None
 
 
 def load(

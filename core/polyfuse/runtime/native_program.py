@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe
+from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe, raise_for
 from polyfuse.runtime.explain import layout_error, not_a_tensor
 from polyfuse.runtime.native import assert_size_stride, empty_strided_cpu, reinterpret_tensor
 
@@ -127,6 +127,7 @@ RUNTIME: Mapping[str, Callable[..., Any]] = {
     "conform": conform,
     "empty_strided_cpu": empty_strided_cpu,
     "observe": observe,
+    "raise_for": raise_for,
     "reinterpret_as": _reinterpret_as,
     "reinterpret_tensor": reinterpret_tensor,
     "size": torch.Tensor.size,

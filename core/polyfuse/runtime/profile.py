@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Meter", "forget", "metered", "report"]
+__all__ = ["Meter", "forget", "is_recording", "metered", "report"]
 
 # Pairs of events that wait to be read; a device keeps what they need until then.
 _WAITING = 512
@@ -52,7 +52,7 @@ class Meter:
             start = time.perf_counter()
             kernel(*operands)
             self._seconds += time.perf_counter() - start
-        elif _is_recording(self._device):
+        elif is_recording(self._device):
             kernel(*operands)
             return
         else:
@@ -132,6 +132,7 @@ def _print_report() -> None:
         print(f"kernels of Polyfuse\n{text}", file=sys.stderr)
 
 
-def _is_recording(device: Any) -> bool:
+def is_recording(device: Any) -> bool:
+    """Whether what is launched now on a device, given as its torch module, is only recorded."""
     asks = getattr(device, "is_current_stream_capturing", None)
     return asks is not None and bool(asks())

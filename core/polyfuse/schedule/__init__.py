@@ -1,5 +1,6 @@
 """Scheduling: dependencies, fusion, order, lifetimes, kernels."""
 
+from polyfuse.schedule.claiming import is_unasked, note_interpreted
 from polyfuse.schedule.result import NO_BACKEND, Apart, Call, Decision, Launch, Schedule, UnclaimedError
 
 __all__ = [
@@ -10,4 +11,6 @@ __all__ = [
     "Launch",
     "Schedule",
     "UnclaimedError",
+    "is_unasked",
+    "note_interpreted",
 ]

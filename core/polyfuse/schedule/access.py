@@ -37,8 +37,7 @@ def accesses(node: Node, mapping: Mapping[str, IndexLike] | None = None) -> tupl
     rename = mapping or {}
     out: list[Access] = []
     for expr in loads(*node.expressions()):
-        buffer, index, indirect, _ = expr.attrs
-        out.append(Access(buffer, None if indirect else substitute(index, rename), False))
+        out.append(Access(expr.buffer, None if expr.indirect else substitute(expr.index, rename), False))
     out.extend(_writes(node, rename))
     return tuple(dict.fromkeys(out))
 
@@ -74,7 +73,7 @@ def symbols_used(node: Node, graph: Graph) -> tuple[str, ...]:
         for access in accesses(node):
             note(access.index if access.index is not None else ())
         for expr in walk(*node.expressions()):
-            note(expr.attrs)
+            note(expr.payload)
     elif isinstance(node, ExternCall):
         note((node.args, tuple(v for _, v in node.kwargs)))
     for name in node.writes():

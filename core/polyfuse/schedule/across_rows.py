@@ -59,7 +59,7 @@ def _rows_of_group(rows: int, columns: int, blocks: int) -> int:
 def _matrices(node: Reduction) -> set[str]:
     """Buffers that a sum reads as a matrix, each row of which lies in one piece."""
     place, _ = row_major((*node.raxes, *node.axes))
-    return {item.attrs[0] for item in loads(node.values[0]) if item.attrs[1] == place}
+    return {item.buffer for item in loads(node.values[0]) if item.index == place}
 
 
 def _has_company(graph: Graph, position: int, name: str, rows: int, columns: int) -> bool:
@@ -70,7 +70,7 @@ def _has_company(graph: Graph, position: int, name: str, rows: int, columns: int
             # what a call reads is not looked at: it might need the sums
             behind.update(node.writes() if at > position else ())
             continue
-        read = {item.attrs[0] for expr in node.expressions() for item in loads(expr)}
+        read = {item.buffer for expr in node.expressions() for item in loads(expr)}
         if at > position and behind & read:
             behind.update(node.writes())
             continue

@@ -14,10 +14,8 @@ def indices_in(exprs: Sequence[Expr]) -> list[IndexLike]:
     """Every index expression inside scalar expressions."""
     out: list[IndexLike] = []
     for expr in walk(*exprs):
-        if expr.op == "load":
-            out.append(expr.attrs[1])
-        elif expr.op == "index":
-            out.append(expr.attrs[0])
+        if expr.op in ("load", "index"):
+            out.append(expr.index)
     return list(dict.fromkeys(out))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from polyfuse.ir.expr import Expr, apply, cast, index_value, reindex, rewrite, walk
 from polyfuse.ir.graph import Graph
@@ -46,9 +47,16 @@ class Effect:
     section: int = 0
 
 
+class Carried(NamedTuple):
+    """Payload of a ``reduced`` or ``scanned`` expression: result `number` of reduce or scan `serial`."""
+
+    serial: int
+    number: int
+
+
 def carried(op: str, serial: int, result: int, dtype: DType) -> Expr:
     """The value that result `result` of reduce or scan number `serial` has where it is read."""
-    return Expr("reduced" if op == "reduce" else "scanned", (), dtype, (serial, result))
+    return Expr("reduced" if op == "reduce" else "scanned", (), dtype, Carried(serial, result))
 
 
 @dataclass
@@ -69,13 +77,14 @@ class _Builder:
     def _forward(self, expr: Expr) -> Expr:
         if expr.op != "load":
             return expr
-        buffer, _, indirect, masked = expr.attrs
-        known = self.stored.get(buffer)
-        if known is None or indirect:
+        known = self.stored.get(expr.buffer)
+        if known is None or expr.indirect:
             return expr
         # members share a kernel only where they meet at one element, though with sizes that are not known its
         # index may be written in two ways
-        return apply_mask(known, expr.args[0], expr.args[1]) if masked else known
+        if expr.mask is None or expr.other is None:
+            return known
+        return apply_mask(known, expr.mask, expr.other)
 
     def store(self, level: str, buffer: str, index: IndexLike, value: Expr) -> None:
         """Note a plain store; buffers that only this kernel needs are not written."""
@@ -167,16 +176,16 @@ def assign_sections(effects: Sequence[Effect]) -> list[Effect]:
         for expr in walk(*effect.exprs):
             need = max((ready[a] for a in expr.args), default=0)
             if expr.op == "reduced":
-                need = done[expr.attrs[0]] + 1
+                need = done[expr.payload.serial] + 1
             elif expr.op == "scanned":
-                need = done[expr.attrs[0]]
+                need = done[expr.payload.serial]
             ready[expr] = need
             section = max(section, need)
         if effect.op == "store":
             section = max(section, latest_read.get(effect.buffer, 0))
         for expr in walk(*effect.exprs):
             if expr.op == "load":
-                latest_read[expr.attrs[0]] = max(latest_read.get(expr.attrs[0], 0), section)
+                latest_read[expr.buffer] = max(latest_read.get(expr.buffer, 0), section)
         if effect.serial >= 0:
             done[effect.serial] = section
         out.append(replace(effect, section=section))
@@ -204,9 +213,7 @@ def loop_dependent(roots: Sequence[Expr], loop_axes: Sequence[str]) -> Callable[
 def _varies(expr: Expr, names: frozenset[str]) -> bool:
     if expr.op == "scanned" or expr.op == "rand":
         return True
-    if expr.op == "load":
-        return not names.isdisjoint(free_axes(expr.attrs[1]))
-    return expr.op == "index" and not names.isdisjoint(free_axes(expr.attrs[0]))
+    return expr.op in ("load", "index") and not names.isdisjoint(free_axes(expr.index))
 
 
 def top_down(roots: Sequence[Expr], stop: Callable[[Expr], bool]) -> Iterator[Expr]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from polyfuse.ir.communication import is_communication
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Collective, ExternCall, Node
+from polyfuse.ir.nodes import Collective, ExternCall, Node, Scatter
+from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.schedule.access import Access, accesses, symbols_used
 
 
@@ -49,6 +50,7 @@ def dependencies(graph: Graph, nodes: Sequence[Node], roots: Mapping[str, str]) 
     strong: list[set[int]] = [set() for _ in nodes]
     weak: list[set[int]] = [set() for _ in nodes]
     writer: dict[str, int] = {}
+    checks: dict[str, list[int]] = {}
     readers: dict[str, list[int]] = {}
     definer: dict[str, int] = {}
     last_ordered: int | None = None
@@ -60,9 +62,18 @@ def dependencies(graph: Graph, nodes: Sequence[Node], roots: Mapping[str, str]) 
                 root = roots[access.buffer]
                 if root in writer:
                     strong[i].add(writer[root])
+                strong[i].update(checks.get(root, ()))
                 readers.setdefault(root, []).append(i)
         for access in found:
             if access.write:
+                root = roots[access.buffer]
+                if access.mode == CHECK_MODE:
+                    # checks of one status are made in any order
+                    strong[i].update([writer[root]] if root in writer else [])
+                    weak[i].update(readers.get(root, ()))
+                    checks.setdefault(root, []).append(i)
+                    continue
+                strong[i].update(checks.pop(root, ()))
                 _write(i, access, roots, strong, weak, writer, readers)
         for symbol in symbols_used(node, graph):
             if symbol in definer:
@@ -108,12 +119,16 @@ def live_nodes(
     for i in range(len(nodes) - 1, -1, -1):
         node = nodes[i]
         if not alive[i]:
-            alive[i] = any(roots[b] in kept for b in node.writes()) or (
-                isinstance(node, ExternCall)
-                and (
-                    node.ordered
-                    or is_communication(node)
-                    or any(s in needed_symbols for s, _ in node.symbols)
+            alive[i] = (
+                any(roots[b] in kept for b in node.writes())
+                or (isinstance(node, Scatter) and node.mode == CHECK_MODE)
+                or (
+                    isinstance(node, ExternCall)
+                    and (
+                        node.ordered
+                        or is_communication(node)
+                        or any(s in needed_symbols for s, _ in node.symbols)
+                    )
                 )
             )
         if alive[i]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from polyfuse.ir.expr import Expr, load, loads, reindex, rewrite
+from polyfuse.ir.expr import Expr, load, loads, moved, reindex, rewrite
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node, Pointwise, Reduction, Scatter
 from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES
@@ -60,7 +60,7 @@ def readers_of(graph: Graph) -> Readers:
     found: dict[str, list[Pointwise | Reduction]] = {}
     for node in graph.nodes:
         if isinstance(node, (Pointwise, Reduction)):
-            for name in dict.fromkeys(item.attrs[0] for item in loads(*node.expressions())):
+            for name in dict.fromkeys(item.buffer for item in loads(*node.expressions())):
                 found.setdefault(name, []).append(node)
     return found
 
@@ -162,14 +162,14 @@ def _folds(readers: Readers, node: Reduction, results: str) -> Iterator[_Fold]:
                 buffers.append(other.output)
     for other in reductions.values():
         if other.kind not in CONTRACTIONS:
-            places = {item.attrs[1] for item in loads(*other.expressions()) if item.attrs[0] in buffers}
+            places = {item.index for item in loads(*other.expressions()) if item.buffer in buffers}
             place, *more = places
             yield _Fold(node, other, place, "" if more else _along(other, place, extents))
 
 
 def _extents(node: Reduction) -> Mapping[str, IndexLike]:
     """How many rows and columns a product has; none where it has several, or several matrices."""
-    used = [{n for item in loads(value) for n in free_axes(item.attrs[1])} for value in node.values]
+    used = [{n for item in loads(value) for n in free_axes(item.index)} for value in node.values]
     found: dict[str, list[Index]] = {"rows": [], "columns": [], "": []}
     for var in node.axes:
         sides = axis_name(var) in used[0], axis_name(var) in used[1]
@@ -230,9 +230,9 @@ def _at(node: Reduction, place: IndexLike, flat: IndexLike, line: Index, other: 
     """What a reduction combines, in terms of a matrix's two axes. `place`: where it reads the matrix."""
 
     def change(expr: Expr) -> Expr:
-        if expr.op != "load" or expr.attrs[1] != place:
+        if expr.op != "load" or expr.index != place:
             return expr
-        return Expr("load", expr.args, expr.dtype, (expr.attrs[0], flat, *expr.attrs[2:]))
+        return moved(expr, flat)
 
     apart = axes_apart(line, node.raxes) | (axes_apart(other, node.axes) if node.axes else {})
     return reindex(rewrite(node.values[0], change), apart)

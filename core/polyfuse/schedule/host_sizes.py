@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from polyfuse.ir.kernel import Kernel, KernelArg, Section
+from polyfuse.ir.statements import indices as indices_of
+from polyfuse.ir.statements import with_index
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, axis, host, substitute, symbol
 
@@ -37,9 +39,7 @@ def sizes_as_arguments(
         return substitute(index, {**numbers, **axes}) if isinstance(index, Index) else index
 
     def section(old: Section) -> Section:
-        return replace(
-            old, body=tuple(replace(stmt, attrs=tuple(map(known, stmt.attrs))) for stmt in old.body)
-        )
+        return replace(old, body=tuple(with_index(stmt, known) for stmt in old.body))
 
     new = replace(
         kernel,
@@ -56,7 +56,7 @@ def _atoms_of(kernel: Kernel) -> Iterator[Atom]:
     """The atoms of all indices of a kernel, in order, with those of the extents of axes."""
     indices: list[Any] = [*kernel.axes, *kernel.raxes, *(arg.numel for arg in kernel.args)]
     indices += [local.size for local in kernel.locals]
-    indices += [attr for part in kernel.sections for stmt in part.body for attr in stmt.attrs]
+    indices += [index for part in kernel.sections for stmt in part.body for index in indices_of(stmt)]
     for index in indices:
         for atom in atoms(index) if isinstance(index, Index) else ():
             yield atom

@@ -5,13 +5,14 @@ statements.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from polyfuse.ir.expr import Expr, load, walk
+from polyfuse.ir.expr import Access, Expr, load, walk
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
-from polyfuse.ir.nodes import LoopNode, Origin, Scatter
-from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES, REDUCTIONS, SCALAR_OPS, SCANS
+from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
+from polyfuse.ir.nodes import LoopNode, Node, Origin, Scatter
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, FOLD_MODES, REDUCTIONS, SCALAR_OPS, SCANS
+from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, definition, indices, statement
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Traits
 from polyfuse.schedule.axes import flat_position, indices_in, merged_space
@@ -29,6 +30,9 @@ from polyfuse.schedule.host_sizes import sizes_as_arguments
 from polyfuse.schedule.space import Space
 from polyfuse.schedule.units import Unit
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, product, substitute, symbol
+
+_ROW = "%row"
+"""What locals are called until arguments have their names: graphs name buffers, and none so."""
 
 WORTH_KEEPING = 10
 """Operations that an expression needs before keeping its value for a later loop beats computing it again."""
@@ -90,8 +94,8 @@ class _Layout:
     row_bytes: int
     names: dict[Expr, str] = field(default_factory=dict)
     loop_names: dict[Expr, str] = field(default_factory=dict)
-    parallel: list[list[Stmt]] = field(default_factory=list)
-    looped: list[list[Stmt]] = field(default_factory=list)
+    parallel: list[list[Statement]] = field(default_factory=list)
+    looped: list[list[Statement]] = field(default_factory=list)
     counter: int = 0
     carried: dict[tuple[int, int], str] = field(default_factory=dict)
     ready: dict[Expr, int] = field(default_factory=dict)
@@ -128,14 +132,14 @@ class _Layout:
         for expr in walk(*roots):
             need = max((self.ready[a] for a in expr.args), default=0)
             if expr.op == "reduced":
-                need = done[expr.attrs[0]] + 1
+                need = done[expr.payload.serial] + 1
             elif expr.op == "scanned":
-                need = done[expr.attrs[0]]
+                need = done[expr.payload.serial]
             self.ready[expr] = need
 
     def _inout(self) -> frozenset[str]:
         """Buffers that the kernel both loads (their old content) and stores."""
-        loaded = {x.attrs[0] for e in self.effects for x in walk(*e.exprs) if x.op == "load"}
+        loaded = {x.buffer for e in self.effects for x in walk(*e.exprs) if x.op == "load"}
         return frozenset(e.buffer for e in self.effects if e.op == "store" and e.buffer in loaded)
 
     def _keep(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[Local, ...]]:
@@ -171,7 +175,7 @@ class _Layout:
                 if store is not None and store.section < k:
                     kept[expr] = (store.section, load(store.buffer, store.index, expr.dtype))
                 else:
-                    name = f"row{len(locals_)}"
+                    name = f"{_ROW}{len(locals_)}"
                     locals_.append(Local(name, expr.dtype, row))
                     kept[expr] = (first, load(name, position, expr.dtype))
                 return True
@@ -188,7 +192,7 @@ class _Layout:
         if expr.op == "scanned":
             return True
         if expr.op == "load":
-            return (bool(expr.attrs[2]) and self._row_fits(expr, row)) or self._is_overwritten(expr, k)
+            return (bool(expr.indirect) and self._row_fits(expr, row)) or self._is_overwritten(expr, k)
         if any(x.op == "scanned" or self._is_overwritten(x, k) for x in walk(expr)):
             return True
         if not self._row_fits(expr, row):
@@ -200,29 +204,36 @@ class _Layout:
         """Whether an earlier section than `k` stores to what a load reads."""
         return (
             expr.op == "load"
-            and expr.attrs[0] in self.mutable
+            and expr.buffer in self.mutable
             and any(
-                e.op == "store" and e.buffer == expr.attrs[0] and e.section + (e.level == "R") <= k
+                e.op == "store" and e.buffer == expr.buffer and e.section + (e.level == "R") <= k
                 for e in self.effects
             )
         )
 
+    def _is_outside(self, expr: Expr, k: int) -> bool:
+        """Whether a value is the same all along the loops, and known before loop `k`."""
+        return not self.varies(expr) and self.ready[expr] <= k
+
     def _row_fits(self, expr: Expr, row: IndexLike) -> bool:
         return self.context.hint(row) * expr.dtype.itemsize <= self.row_bytes
 
-    def _effect(self, effect: Effect, k: int, out: list[Stmt], looped: bool) -> None:
+    def _effect(self, effect: Effect, k: int, out: list[Statement], looped: bool) -> None:
         if effect.op == "store" and effect.buffer in self.mutable:
-            # the old content is read by later statements too: load it before it is overwritten
+            # the old content is read by later statements too: load it before it is overwritten. What a loop
+            # reads that is the same all along it is loaded outside, where the store may be
             for other in self.effects:
-                if other.section >= k and other.level == effect.level:
-                    for expr in walk(*other.exprs):
-                        if expr.op == "load" and expr.attrs[0] == effect.buffer and expr not in self.kept:
-                            self._value(expr, k, looped)
+                if other.section < k:
+                    continue
+                for expr in walk(*other.exprs):
+                    if expr.op != "load" or expr.buffer != effect.buffer or expr in self.kept:
+                        continue
+                    if other.level == effect.level or self._is_outside(expr, k):
+                        self._value(expr, k, looped)
         args = tuple(self._value(x, k, looped) for x in effect.exprs)
         if effect.op == "store":
-            dtype = effect.exprs[0].dtype
-            attrs = (effect.buffer, effect.index, effect.indirect, effect.kind, effect.masked)
-            out.append(Stmt((), "store", args, dtype, attrs))
+            access = Access(effect.buffer, effect.index, effect.indirect, effect.masked)
+            out.append(statement("store", (), args, effect.exprs[0].dtype, (access, effect.kind)))
             return
         count = ({**REDUCTIONS, **CONTRACTIONS} if effect.op == "reduce" else SCANS)[effect.kind][1]
         targets = tuple(self._name() for _ in range(count))
@@ -235,7 +246,8 @@ class _Layout:
                 result = carried("scan", effect.serial, i, dtype)
                 self.loop_names[result] = target
                 pending.append((result, target))
-        out.append(Stmt(targets, effect.op, args, result_type(effect.kind, 0, effect.exprs), (effect.kind,)))
+        dtype = result_type(effect.kind, 0, effect.exprs)
+        out.append(statement(effect.op, targets, args, dtype, effect.kind))
         for result, target in pending:
             self._keep_row(result, target, k)
 
@@ -267,14 +279,14 @@ class _Layout:
 
     def _lookup(self, expr: Expr) -> str | None:
         if expr.op == "reduced":
-            return self.carried.get(expr.attrs)
+            return self.carried.get(expr.payload)
         return self.loop_names.get(expr) or self.names.get(expr)
 
     def _emit(self, expr: Expr, k: int) -> None:
         name = self._name()
         inside = self.varies(expr) and bool(self.space.raxes)
         args = tuple(self._lookup(a) or "" for a in expr.args)
-        stmt = Stmt((name,), expr.op, args, expr.dtype, expr.attrs)
+        stmt = definition(name, expr, args)
         if inside:
             self.looped[k].append(stmt)
             self.loop_names[expr] = name
@@ -286,13 +298,12 @@ class _Layout:
     def _keep_row(self, expr: Expr, name: str, k: int) -> None:
         """Store a value that a later loop reads back, if it is one."""
         kept = self.kept.get(expr)
-        if kept is not None and kept[0] == k and kept[1].attrs[0].startswith("row"):
-            buffer, index, _, _ = kept[1].attrs
-            self.looped[k].append(Stmt((), "store", (name,), expr.dtype, (buffer, index, 0, "set", False)))
+        if kept is not None and kept[0] == k and kept[1].buffer.startswith(_ROW):
+            self.looped[k].append(Store(kept[1].buffer, kept[1].index, name, expr.dtype))
 
     def _emit_load_back(self, expr: Expr, how: Expr, k: int) -> None:
         name = self._name()
-        self.looped[k].append(Stmt((name,), "load", (), how.dtype, how.attrs))
+        self.looped[k].append(definition(name, how, ()))
         self.loop_names[expr] = name
 
 
@@ -308,12 +319,13 @@ def _finish(
     use: dict[str, set[str]] = {}
     for section in sections:
         for stmt in section.body:
-            if stmt.op in ("load", "store") and stmt.attrs[0] not in local_names:
-                kinds = use.setdefault(stmt.attrs[0], set())
+            if isinstance(stmt, (Load, Store)) and stmt.buffer not in local_names:
+                kinds = use.setdefault(stmt.buffer, set())
                 kinds.add(stmt.op)
-                if stmt.op == "store" and stmt.attrs[3] not in ("set", *FOLD_MODES):
+                if isinstance(stmt, Store) and stmt.mode not in ("set", *FOLD_MODES):
                     kinds.add("load")
-    rename: dict[str, str] = {}
+    rename = {item.name: item.name.removeprefix("%") for item in locals_}
+    locals_ = tuple(replace(item, name=rename[item.name]) for item in locals_)
     aligned = context.aligned if context.traits(unit.backend, unit.device).alignment else frozenset()
     args: list[KernelArg] = []
     operands: list[str | IndexLike] = []
@@ -333,9 +345,7 @@ def _finish(
         Section(
             s.looped,
             tuple(
-                Stmt(x.targets, x.op, x.args, x.dtype, (rename.get(x.attrs[0], x.attrs[0]), *x.attrs[1:]))
-                if x.op in ("load", "store")
-                else x
+                replace(x, buffer=rename.get(x.buffer, x.buffer)) if isinstance(x, (Load, Store)) else x
                 for x in s.body
             ),
         )
@@ -357,11 +367,16 @@ def _finish(
         sections,
         hints,
         deterministic=context.deterministic
-        and any(isinstance(m.node, Scatter) and not is_fold(m.node) for m in unit.members),
+        and any(_collides(m.node) for m in unit.members),
         numerics=context.numerics,
         origins=tuple(origins),
     )
     return sizes_as_arguments(kernel, tuple(operands), context.hint)
+
+
+def _collides(node: Node) -> bool:
+    """Whether points of a node may store to one place, and which of them comes last matters."""
+    return isinstance(node, Scatter) and not is_fold(node) and node.mode != CHECK_MODE
 
 
 def _extent(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:
@@ -400,8 +415,7 @@ def _symbols(
         note(axis_size(var))
     for section in sections:
         for stmt in section.body:
-            for attr in stmt.attrs:
-                note(attr)
+            note_all(indices(stmt))
     for local in locals_:
         note(local.size)
     for arg in args:
@@ -415,7 +429,7 @@ def _kernel_name(sections: Sequence[Section]) -> str:
     words: dict[str, None] = {}
     for section in sections:
         for stmt in section.body:
-            word = stmt.attrs[0] if stmt.op in ("reduce", "scan") else stmt.op
+            word = stmt.kind if isinstance(stmt, (Reduce, Scan)) else stmt.op
             if word not in plain:
                 words[word] = None
     chosen = list(words)[:5] or ["pointwise"]

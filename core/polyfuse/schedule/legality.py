@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import LoopNode, Pointwise
+from polyfuse.ir.nodes import LoopNode, Pointwise, Scatter
+from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.plugin import Backend, Traits
 from polyfuse.schedule.apart import never_meet, take_turns
 from polyfuse.schedule.diagnose import mismatch
@@ -257,6 +258,8 @@ def _conflict(a: UnitAccess, b: UnitAccess) -> str:
     can.
     """
     name = a.access.buffer
+    if a.access.mode == b.access.mode == CHECK_MODE:
+        return ""  # any of them may be kept
     if b.access.buffer != name:
         return f"{name} and {b.access.buffer} share storage"
     if a.access.index is None or b.access.index is None:
@@ -270,12 +273,19 @@ def _conflict(a: UnitAccess, b: UnitAccess) -> str:
     return ""
 
 
+def checks_alone(unit: Unit) -> bool:
+    """Whether all that a unit does is to check what data give."""
+    return all(isinstance(m.node, Scatter) and m.node.mode == CHECK_MODE for m in unit.members)
+
+
 def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
     """Refuse a second loop at few parallel points: alone, each such loop can be divided among cores; a
     sequence of them at one point cannot.
     """
     if not match.space.raxes or not (first.is_reduction or second.is_reduction):
         return ""
+    if checks_alone(first) or checks_alone(second):
+        return ""  # no loop of their own: they go along with another, however that is divided
     inner_second = match.second_level == "R" or (match.second_level is None and second.is_reduction)
     inner_first = match.first_level == "R" or (match.first_level is None and first.is_reduction)
     if not (inner_first and inner_second):

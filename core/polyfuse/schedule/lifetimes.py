@@ -1,4 +1,4 @@
-"""Which buffers need no memory, when storage dies, and which outputs may take a dying input's storage."""
+"""Which buffers need no memory and when storage dies."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from polyfuse.ir.communication import never_awaited
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Buffer
 from polyfuse.schedule.result import Call, Launch
 from polyfuse.schedule.units import Unit
@@ -78,51 +77,3 @@ def storage_key(buffer: Buffer) -> tuple[str, str, IndexLike]:
             break
         extent = extent + (size - 1) * stride
     return buffer.device, buffer.torch_dtype, extent
-
-
-def inplace_pairs(
-    graph: Graph,
-    kernel: Kernel,
-    operands: Sequence[str | IndexLike],
-    dying: Iterable[str],
-    fresh: Iterable[str],
-) -> tuple[tuple[str, str], ...]:
-    """(output, dying input) pairs for which `kernel` may write over what it reads.
-
-    Every load of the input must be at the element that the store of the output writes, and come before it.
-    """
-    names = {
-        arg.name: operand
-        for arg, operand in zip(kernel.args, operands, strict=True)
-        if isinstance(operand, str)
-    }
-    inputs = {
-        a: n for a, n in names.items() if n in set(dying) and a.startswith("in") and not a.startswith("inout")
-    }
-    outputs = {a: n for a, n in names.items() if n in set(fresh) and a.startswith("out")}
-    stores: dict[str, list[tuple[tuple[int, int], IndexLike, bool]]] = {}
-    fetches: dict[str, list[tuple[tuple[int, int], IndexLike, bool]]] = {}
-    for i, section in enumerate(kernel.sections):
-        for j, stmt in enumerate(section.body):
-            if stmt.op in ("load", "store"):
-                plain = not stmt.attrs[2] and (
-                    stmt.op == "load" or (stmt.attrs[3] == "set" and not stmt.attrs[4])
-                )
-                table = fetches if stmt.op == "load" else stores
-                table.setdefault(stmt.attrs[0], []).append(((i, j), stmt.attrs[1], plain))
-    pairs: list[tuple[str, str]] = []
-    taken: set[str] = set()
-    for out_arg, output in outputs.items():
-        writes = stores.get(out_arg, [])
-        if len(writes) != 1 or not writes[0][2]:
-            continue
-        at, index, _ = writes[0]
-        for in_arg, source in inputs.items():
-            if source in taken or storage_key(graph.buffers[source]) != storage_key(graph.buffers[output]):
-                continue
-            found = fetches.get(in_arg, [])
-            if all(plain and where < at and element == index for where, element, plain in found):
-                pairs.append((output, source))
-                taken.add(source)
-                break
-    return tuple(pairs)

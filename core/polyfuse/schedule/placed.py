@@ -21,8 +21,10 @@ _ALIGNMENT = 16
 """Bytes of which addresses of rows are multiples where devices read and write whole pieces of them."""
 
 
-def place_results(graph: Graph, decisions: list[Decision]) -> Graph:
-    """The graph without copies of what a call could have written in its place at once."""
+def place_results(graph: Graph, decisions: list[Decision], *, exact: bool = False) -> Graph:
+    """The graph without copies of what a call could have written in its place at once. With `exact`, only
+    where that has the layout of a result of its own: libraries add up in another order where rows lie apart.
+    """
     calls = {
         n.outputs[0]: i
         for i, n in enumerate(graph.nodes)
@@ -39,13 +41,13 @@ def place_results(graph: Graph, decisions: list[Decision]) -> Graph:
     begun = {item.name for item in graph.inputs}
     for position, node in enumerate(graph.nodes):
         if isinstance(node, Pointwise) and _is_copy(node) and graph.buffers[node.output].kind == "temp":
-            source = node.value.attrs[0]
+            source = node.value.buffer
             made = calls.get(source)
             view = _place(node, graph) if made is not None and readers[source] == [position] else None
             if made is not None and view is not None:
                 call = graph.nodes[made]
                 assert isinstance(call, ExternCall)
-                if _may_wait(call, graph.nodes[made + 1 : position], node.output, roots, graph, view):
+                if _may_wait(call, graph.nodes[made + 1 : position], node.output, roots, graph, view, exact):
                     nodes[position] = _placed(call, view, first=node.output not in begun)
                     del nodes[made]
                     reason = "its result is written where it would be copied to"
@@ -66,7 +68,7 @@ def _is_placeable(node: ExternCall, graph: Graph) -> bool:
 def _is_copy(node: Pointwise) -> bool:
     """Whether elements are moved as they are."""
     value = node.value
-    return value.op == "load" and not value.attrs[2] and not value.attrs[3]
+    return value.op == "load" and not value.args
 
 
 def _may_wait(
@@ -76,6 +78,7 @@ def _may_wait(
     roots: dict[str, str],
     graph: Graph,
     view: View,
+    exact: bool,
 ) -> bool:
     """Whether a call may run at a later place with a part of another buffer for its result."""
     operands = {roots[name] for name in reads(call)}
@@ -87,7 +90,7 @@ def _may_wait(
         return False
     if view.stride == source.stride and _is_dense(view):
         return True
-    return call.op in ROWS_APART and _has_rows(view)
+    return not exact and call.op in ROWS_APART and _has_rows(view)
 
 
 def _is_aligned(view: View, buffer: Buffer) -> bool:
@@ -125,7 +128,7 @@ def _placed(call: ExternCall, view: View, *, first: bool) -> ExternCall:
 
 def _place(copy: Pointwise, graph: Graph) -> View | None:
     """The part of its output that a copy fills with the whole of what it reads, laid out as that is."""
-    name, index = copy.value.attrs[0], copy.value.attrs[1]
+    name, index = copy.value.buffer, copy.value.index
     buffer = graph.buffers[name]
     steps: list[tuple[IndexLike, IndexLike, IndexLike]] = []
     for variable in copy.axes:

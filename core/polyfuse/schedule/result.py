@@ -20,16 +20,17 @@ Apart = tuple[frozenset[str], frozenset[str]]
 
 
 class UnclaimedError(UnsupportedError):
-    """No backend generates code for some nodes: `nodes` has each with the reasons."""
+    """No backend generates code for some nodes: `nodes` has each with the reasons, `texts` describes them."""
 
-    def __init__(self, nodes: Sequence[tuple[Node, str]]) -> None:
+    def __init__(self, nodes: Sequence[tuple[Node, str]], texts: Sequence[str] = ()) -> None:
         node, why = nodes[0]
         more = f" and {len(nodes) - 1} other nodes" if len(nodes) > 1 else ""
         super().__init__(
-            f"no backend generates code for {node.name}{more} ({why})",
+            f"no backend generates code for {texts[0] if texts else node.name}{more} ({why})",
             "enable another backend, the interpreter for instance",
         )
         self.nodes = tuple(nodes)
+        self.texts = tuple(texts) or tuple(node.name for node, _ in nodes)
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,10 @@ class Decision:
 
     Attributes:
         kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
-            (buffer kept inside a kernel), ``"inplace"``, ``"place"`` (a call writes into a part of a larger
-            tensor), ``"overlap"`` (a collective and its wait), ``"backend"``; of races, ``"choice"`` and
-            ``"tune"`` (who won), ``"declined"`` (who takes no part).
+            (buffer kept inside a kernel), ``"inplace"``, ``"apart"`` (a generator refused that), ``"place"``
+            (a call writes into a part of a larger tensor), ``"overlap"`` (a collective and its wait),
+            ``"backend"``; of races, ``"choice"`` and ``"tune"`` (who won), ``"declined"`` (who takes no
+            part).
         first, second: names of the nodes or buffers concerned.
         reason: why, in words.
     """

@@ -6,23 +6,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
-from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode, Node
-from polyfuse.plugin import Backend, No, Traits
+from polyfuse.plugin import Backend, Traits
 from polyfuse.rewrite import simplifier
 from polyfuse.schedule.access import accesses
+from polyfuse.schedule.aliasing import reuse_in_place
 from polyfuse.schedule.alignment import aligned_buffers
+from polyfuse.schedule.claiming import claim, node_text
 from polyfuse.schedule.communication import communication_bits, overlap_units
 from polyfuse.schedule.deps import dependencies, live_nodes, storage_roots
 from polyfuse.schedule.folds import fold_results, folds_alone
 from polyfuse.schedule.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.legality import Rules
-from polyfuse.schedule.lifetimes import inplace_pairs, kernel_local, last_uses
+from polyfuse.schedule.lifetimes import kernel_local, last_uses
 from polyfuse.schedule.placed import place_results
-from polyfuse.schedule.result import NO_BACKEND, Apart, Call, Decision, Launch, Schedule, UnclaimedError
+from polyfuse.schedule.result import Apart, Call, Decision, Launch, Schedule, UnclaimedError
 from polyfuse.schedule.space import fresh_axes
 from polyfuse.schedule.split import split_reductions
 from polyfuse.schedule.units import Unit, call_unit, loop_unit
@@ -57,7 +58,7 @@ def schedule_graph(
     given = graph
     graph, owners = fold_results(graph, chosen or {}, folded, decisions)
     graph = split_reductions(graph, backends, hint, decisions, settings.deterministic != "on")
-    graph = place_results(graph, decisions)
+    graph = place_results(graph, decisions, exact=settings.numerics == "eager")
     roots = storage_roots(graph)
     deps = dependencies(graph, graph.nodes, roots)
     alive = live_nodes(graph, graph.nodes, deps, roots)
@@ -73,8 +74,8 @@ def schedule_graph(
             continue
         if isinstance(node, LoopNode):
             device = _device_of(graph, node)
-            backend = owners.get(node.name) or _claim(
-                node, backends(device.split(":")[0]), decisions, settings.strict
+            backend = owners.get(node.name) or claim(
+                graph, node, backends(device.split(":")[0]), decisions, settings
             )
             if isinstance(backend, str):
                 unclaimed.append((node, backend))
@@ -84,7 +85,7 @@ def schedule_graph(
         else:
             units.append(call_unit(node, position))
     if unclaimed:
-        raise UnclaimedError(unclaimed)
+        raise UnclaimedError(unclaimed, [node_text(graph, node) for node, _ in unclaimed])
     link(units, deps)
     traits = cache(lambda name, device: by_name[name].traits(device))
     rules = Rules(graph, settings, by_name, traits, roots, hint, fresh, tuple(apart))
@@ -118,7 +119,7 @@ def schedule_graph(
     steps = [_step(unit, i, context) for i, unit in enumerate(units)]
     last = last_uses(graph, steps, removed, roots)
     if settings.inplace:
-        steps = _reuse_in_place(graph, steps, last, roots, decisions)
+        steps = reuse_in_place(graph, steps, last, roots, decisions)
     return Schedule(graph, tuple(steps), tuple(sorted(removed)), last, tuple(decisions))
 
 
@@ -148,32 +149,6 @@ def _first_traits(backends: Callable[[str], Iterable[Backend]], device: str) -> 
 
 def _device_of(graph: Graph, node: Node) -> str:
     return graph.buffers[node.writes()[0]].device
-
-
-def _claim(
-    node: LoopNode, backends: Iterable[Backend], decisions: list[Decision], strict: bool
-) -> Backend | str:
-    """The first backend that claims a node, or the reasons of all that refuse it."""
-    reasons: list[str] = []
-    for backend in backends:
-        try:
-            answer = backend.claims(node)
-        except Exception as error:
-            if strict:
-                raise
-            answer = No(f"it raised {type(error).__name__}: {error}")
-            warn_once(
-                "schedule",
-                f"backend {backend.name!r} raised {type(error).__name__} over {node.name} ({error}); others "
-                "are asked instead; report it to the backend's author",
-                key=f"claims {backend.name} {type(error).__name__}",
-            )
-        if answer:
-            return backend
-        reason = getattr(answer, "reason", "no reason given")
-        reasons.append(f"{backend.name}: {reason}")
-        decisions.append(Decision("backend", backend.name, node.name, reason))
-    return "; ".join(reasons) or NO_BACKEND
 
 
 def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
@@ -208,42 +183,6 @@ def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
         writes,
         alignment=context.traits(unit.backend, unit.device).alignment,
     )
-
-
-def _reuse_in_place(
-    graph: Graph,
-    steps: Sequence[Launch | Call],
-    last: Sequence[tuple[str, ...]],
-    roots: Mapping[str, str],
-    decisions: list[Decision],
-) -> list[Launch | Call]:
-    alone: dict[str, int] = {}
-    for name in graph.buffers:
-        alone[roots[name]] = alone.get(roots[name], 0) + 1
-    written: set[str] = set()
-    out: list[Launch | Call] = []
-    for step, dying in zip(steps, last, strict=True):
-        if isinstance(step, Launch):
-            candidates = [
-                b
-                for b in dying
-                if graph.buffers[b].kind == "temp"
-                and alone[roots[b]] == 1
-                and b in step.reads
-                and b not in step.writes
-            ]
-            fresh = [b for b in step.writes if b not in written and graph.buffers[b].kind == "temp"]
-            pairs = inplace_pairs(graph, step.kernel, step.operands, candidates, fresh)
-            for output, source in pairs:
-                decisions.append(
-                    Decision(
-                        "inplace", output, source, "the input dies here and is read before it is written"
-                    )
-                )
-            step = replace(step, inplace=pairs)
-        written.update(step.writes)
-        out.append(step)
-    return out
 
 
 __all__ = ["accesses", "schedule_graph"]

@@ -174,10 +174,9 @@ class _Splitter:
         """
         best, extent = -1, 0
         for item in loads(*node.values):
-            buffer, index, _, _ = item.attrs
-            size = self.hint(self.graph.buffers[buffer].numel)
+            size = self.hint(self.graph.buffers[item.buffer].numel)
             if size > best:
-                found = [a for a in node.axes if self._steps_by_one(index, a)]
+                found = [a for a in node.axes if self._steps_by_one(item.index, a)]
                 best, extent = size, self.hint(axis_size(found[0])) if found else 0
         return extent
 
@@ -301,7 +300,7 @@ def _sum_of_exponentials(graph: Graph, position: int) -> Reduction | None:
         return None
     below = load(first.outputs[0], first.index, first.values[0].dtype)
     wanted = apply("exp", apply("sub", first.values[0], below)) if below.dtype.is_float else None
-    read = {item.attrs[0] for item in loads(first.values[0])}
+    read = {item.buffer for item in loads(first.values[0])}
     for node in graph.nodes[position + 1 :]:
         if (
             isinstance(node, Reduction)

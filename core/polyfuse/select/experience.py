@@ -12,6 +12,7 @@ from polyfuse.cache.samples import Race, Sample, SampleStore
 from polyfuse.cache.timings import LOST
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Reduce, Scan
 from polyfuse.plugin import Backend, Config
 from polyfuse.select.heat import Heat
 from polyfuse.select.learnt import Model, learn
@@ -129,10 +130,10 @@ def kind_of(kernel: Kernel) -> str:
     what they read is.
     """
     reduced = {
-        f"{stmt.op} {stmt.attrs[0]}"
+        f"{stmt.op} {stmt.kind}"
         for section in kernel.sections
         for stmt in section.body
-        if stmt.op in ("reduce", "scan")
+        if isinstance(stmt, (Reduce, Scan))
     }
     width = max((arg.dtype.itemsize for arg in kernel.args if arg.kind != "size"), default=0)
     return f"{' and '.join(sorted(reduced)) or 'pointwise'} of {width} bytes"

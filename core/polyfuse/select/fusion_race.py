@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import warn_once
 from polyfuse.cache.timings import Measured
+from polyfuse.ir.statements import Store
 from polyfuse.kit import match
 from polyfuse.schedule import Apart, Call, Decision, Launch, Schedule
 from polyfuse.select.heat import Bout
@@ -90,8 +91,8 @@ def _last_merges(schedule: Schedule) -> Iterator[Apart]:
 
 def _adds(step: Launch) -> bool:
     """Whether a kernel combines what it stores with what was there."""
-    stores = (s for section in step.kernel.sections for s in section.body if s.op == "store")
-    return any(store.attrs[3] != "set" for store in stores)
+    stores = (s for section in step.kernel.sections for s in section.body if isinstance(s, Store))
+    return any(store.mode != "set" for store in stores)
 
 
 def _decision(pair: Apart, measured: Measured) -> Decision:

@@ -46,7 +46,7 @@ def with_panels(graph: Graph, call: TemplateCall, form: LoopForm, width: int, ke
     left, right = form.product.values
     if right.op != "load" or right.args:
         raise Unavailable("its right operand is computed")
-    name, place = right.attrs[:2]
+    name, place = right.buffer, right.index
     if name not in kept:
         raise Unavailable("its right operand is no parameter")
     own = set(free_axes(place))

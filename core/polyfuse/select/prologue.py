@@ -46,8 +46,8 @@ def with_prologue(
 
 def _producer(graph: Graph, call: TemplateCall, operand: Expr) -> Pointwise | None:
     """The cheap loop that makes an operand, if nobody else wants its result."""
-    name, _, indirect, masked = operand.attrs
-    if indirect or masked or graph.buffers[name].kind != "temp" or name in graph.output_buffers():
+    name = operand.buffer
+    if operand.args or graph.buffers[name].kind != "temp" or name in graph.output_buffers():
         return None
     writers = [(i, node) for i, node in enumerate(graph.nodes) if name in node.writes()]
     readers = [node.name for node in graph.nodes if name in reads(node)]
@@ -72,7 +72,7 @@ def _products(node: Node) -> Sequence[str]:
 
 def _is_cheap(producer: Pointwise) -> bool:
     found = list(walk(producer.value))
-    if any(e.op == "rand" or (e.op == "load" and (e.attrs[2] or e.attrs[3])) for e in found):
+    if any(e.op == "rand" or (e.op == "load" and e.args) for e in found):
         return False
     return sum(1 for e in found if e.args) <= _MOST_OPS
 
@@ -81,12 +81,12 @@ def _computed(producer: Pointwise, operand: Expr) -> Expr | None:
     """The value that a loop stored where `operand` reads; None where that cannot be said simply."""
     if producer.value.dtype is not operand.dtype:
         return None
-    place: IndexLike = operand.attrs[1]
+    place: IndexLike = operand.index
     found = _point(producer, place)
     if found is None or substitute(producer.index, found) != place:
         return None
     value = reindex(producer.value, found)
-    if any(a.kind in ("floordiv", "mod") for load in loads(value) for a in atoms(load.attrs[1])):
+    if any(a.kind in ("floordiv", "mod") for load in loads(value) for a in atoms(load.index)):
         return None
     return value
 
@@ -125,4 +125,4 @@ def _still_read(
 ) -> bool:
     """Whether the product reads what it computes also as it was stored."""
     gone = {w for node in graph.nodes if node.name in absorbed for w in node.writes()}
-    return any(load.attrs[0] in gone for load in loads(*values))
+    return any(load.buffer in gone for load in loads(*values))

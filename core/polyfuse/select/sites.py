@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from polyfuse.base.log import get_logger
-from polyfuse.ir.expr import loads
+from polyfuse.ir.expr import Access, loads
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Pointwise, TemplateCall
 from polyfuse.plugin import Backend, Choice, Config, Made, No, Offered, PluginManager, Site, Source
@@ -159,8 +159,8 @@ def _reader(graph: Graph, call: TemplateCall) -> Pointwise | None:
     extents = [storage_size(buffer.size, buffer.stride) for buffer in (held, written)]
     if node.output == name or extents[0] != extents[1] or extents[0] != held.numel:
         return None
-    found = {e.attrs[1:] for e in loads(node.value) if e.attrs[0] == name}
-    return node if found == {(node.index, 0, False)} and _covers(node, held) else None
+    found = {e.access for e in loads(node.value) if e.buffer == name}
+    return node if found == {Access(name, node.index)} and _covers(node, held) else None
 
 
 def _touched(node: Node) -> set[str]:

@@ -114,7 +114,10 @@ class Workshop:
             if self._waiting and room > 0 and time.monotonic() < self._until:
                 self._submit(room)
             elif left:
-                next(future for future in self._round if not future.done()).left(_WATCHED)
+                # the last of them may have ended since they were counted
+                unfinished = next((future for future in self._round if not future.done()), None)
+                if unfinished is not None:
+                    unfinished.left(_WATCHED)
             else:
                 break
         self._waiting.clear()

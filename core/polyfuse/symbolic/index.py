@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Union
 
+from polyfuse.base.intern import InternTable
+
 IndexLike = Union[int, "Index"]
 
-_INTERN: dict[object, object] = {}
+_ATOMS: InternTable[Atom] = InternTable()
+_INDICES: InternTable[Index] = InternTable()
 
 Division = Callable[[IndexLike, IndexLike], IndexLike]
 
@@ -41,7 +44,7 @@ class Atom:
         order: where it stands among the atoms of a monomial.
     """
 
-    __slots__ = ("_hash", "args", "hi", "kind", "lo", "name", "order")
+    __slots__ = ("__weakref__", "_hash", "args", "hi", "kind", "lo", "name", "order")
 
     kind: str
     name: str
@@ -54,15 +57,15 @@ class Atom:
     def __new__(
         cls, kind: str, name: str = "", args: tuple[IndexLike, ...] = (), lo: int = 0, hi: int | None = None
     ) -> Atom:
-        key = ("atom", kind, name, args, lo, hi)
-        found = _INTERN.get(key)
+        key = (kind, name, args, lo, hi)
+        found = _ATOMS.find(key)
         if found is not None:
-            return found  # type: ignore[return-value]
+            return found
         self = object.__new__(cls)
         self.kind, self.name, self.args, self.lo, self.hi = kind, name, args, lo, hi
         self._hash = hash(key)
         self.order = (kind, name, ",".join(map(str, args)))
-        return _INTERN.setdefault(key, self)  # type: ignore[return-value]
+        return _ATOMS.add(key, self)
 
     def __hash__(self) -> int:
         return self._hash
@@ -98,22 +101,22 @@ def _order_of(monomial: Monomial) -> tuple[object, ...]:
 class Index:
     """A non-constant integer polynomial. Build it by arithmetic from `axis` and `symbol`, never directly."""
 
-    __slots__ = ("_hash", "_memo", "const", "terms")
+    __slots__ = ("__weakref__", "_hash", "_memo", "const", "terms")
 
     terms: tuple[tuple[Monomial, int], ...]
     const: int
     _hash: int
 
     def __new__(cls, terms: tuple[tuple[Monomial, int], ...], const: int) -> Index:
-        key = ("index", terms, const)
-        found = _INTERN.get(key)
+        key = (terms, const)
+        found = _INDICES.find(key)
         if found is not None:
-            return found  # type: ignore[return-value]
+            return found
         self = object.__new__(cls)
         self.terms, self.const = terms, const
         self._hash = hash(key)
         self._memo = {}
-        return _INTERN.setdefault(key, self)  # type: ignore[return-value]
+        return _INDICES.add(key, self)
 
     _memo: dict[object, object]
 

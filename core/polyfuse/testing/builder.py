@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyfuse.ir.expr import Expr, load, rewrite, walk
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section, Stmt
+from polyfuse.ir.expr import Access, Expr, load, rewrite, walk
+from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
 from polyfuse.ir.nodes import Node, Pointwise, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.rules import accumulates
+from polyfuse.ir.statements import Statement, definition, statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike
 
@@ -41,7 +42,7 @@ Action = Store | Carry
 
 def result(name: str, dtype: DType) -> Expr:
     """A result of an earlier `Carry`, in an expression of the kit."""
-    return Expr("result", (), dtype, (name,))
+    return Expr("result", (), dtype, name)
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Builder:
         )
 
     def _section(self, looped: bool, actions: Sequence[Action]) -> Builder:
-        body: list[Stmt] = []
+        body: list[Statement] = []
         # what a section that is not looped computes, later ones may use
         known = dict(self._visible) if looped else self._visible
         for action in actions:
@@ -95,37 +96,36 @@ class Builder:
         self.sections.append(Section(looped, tuple(body)))
         return self
 
-    def _value(self, root: Expr, body: list[Stmt], known: dict[Expr, str]) -> str:
+    def _value(self, root: Expr, body: list[Statement], known: dict[Expr, str]) -> str:
         for expr in walk(root):
             if expr in known:
                 continue
             if expr.op == "result":
-                known[expr] = expr.attrs[0]
+                known[expr] = expr.payload
                 continue
             known[expr] = f"v{self._count}"
             self._count += 1
             args = tuple(known[a] for a in expr.args)
-            body.append(Stmt((known[expr],), expr.op, args, expr.dtype, expr.attrs))
+            body.append(definition(known[expr], expr, args))
         return known[root]
 
-    def _store(self, store: Store, body: list[Stmt], known: dict[Expr, str]) -> None:
+    def _store(self, store: Store, body: list[Statement], known: dict[Expr, str]) -> None:
         parts = [store.value, *store.indirect] + ([] if store.mask is None else [store.mask])
         args = tuple(self._value(e, body, known) for e in parts)
-        masked = store.mask is not None
-        attrs = (store.buffer, store.index, len(store.indirect), store.mode, masked)
-        body.append(Stmt((), "store", args, store.value.dtype, attrs))
+        access = Access(store.buffer, store.index, len(store.indirect), store.mask is not None)
+        body.append(statement("store", (), args, store.value.dtype, (access, store.mode)))
         # what was loaded from there may be something else now
         for names in (known, self._visible):
-            for expr in [e for e in names if e.op == "load" and e.attrs[0] == store.buffer]:
+            for expr in [e for e in names if e.op == "load" and e.buffer == store.buffer]:
                 del names[expr]
 
-    def _carry(self, carry: Carry, body: list[Stmt], known: dict[Expr, str]) -> None:
+    def _carry(self, carry: Carry, body: list[Statement], known: dict[Expr, str]) -> None:
         args = tuple(self._value(e, body, known) for e in carry.values)
         op = "scan" if carry.scan else "reduce"
         dtype = carry.values[0].dtype
         if carry.kind in CONTRACTIONS:
             dtype = accumulates(dtype)
-        body.append(Stmt(carry.targets, op, args, dtype, (carry.kind,)))
+        body.append(statement(op, carry.targets, args, dtype, carry.kind))
 
     def _node(self, action: Action, looped: bool) -> Node:
         name = f"n{len(self.nodes)}"
@@ -161,6 +161,6 @@ def _standing_alone(root: Expr) -> Expr:
     """The expression with results of earlier reductions read from memory, as separate nodes would."""
 
     def change(expr: Expr) -> Expr:
-        return load(expr.attrs[0], 0, expr.dtype) if expr.op == "result" else expr
+        return load(expr.payload, 0, expr.dtype) if expr.op == "result" else expr
 
     return rewrite(root, change)

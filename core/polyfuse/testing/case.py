@@ -78,12 +78,14 @@ class Case:
         parts: what is looked at.
         only: the same case with only some of its parts (by position), where the kernel computes several
             independent things; None where it cannot be split.
+        configured: whether it is worth trying in every configuration with outputs over inputs.
     """
 
     kernel: Kernel
     runs: tuple[Callable[[], Operands], ...]
     parts: tuple[Part, ...]
     only: Callable[[tuple[int, ...]], Case] | None = None
+    configured: bool = False
 
     def split(self) -> tuple[Case, ...]:
         """Two halves of the case, or nothing where it cannot be split."""

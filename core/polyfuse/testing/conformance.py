@@ -6,7 +6,7 @@ import itertools
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -16,11 +16,13 @@ from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
 from polyfuse.ir.verify import verify_kernel
-from polyfuse.plugin import Backend, No, PluginManager, Source
+from polyfuse.plugin import Backend, Launchable, No, PluginManager, Source
+from polyfuse.testing.alias_cases import alias_cases
+from polyfuse.testing.aliasing import Aliased, aliased_sources
 from polyfuse.testing.case import Case, Part
 from polyfuse.testing.contract import Trial, run_contract
 from polyfuse.testing.large_cases import large_cases
-from polyfuse.testing.launch import check
+from polyfuse.testing.launch import Faults, check
 from polyfuse.testing.matrix import Cell, Matrix, Status
 from polyfuse.testing.memory_cases import memory_cases
 from polyfuse.testing.product_cases import product_cases
@@ -32,6 +34,8 @@ __all__ = ["BATCH", "Run", "all_cases", "run"]
 
 BATCH = 24
 """Kernels built together."""
+_CONFIGS = 3
+"""Configurations, and as many neighbours of the first, that are tried with outputs over inputs."""
 _CONTRACT_CASES = 4
 """Kernels on which the contract is checked."""
 
@@ -44,6 +48,7 @@ def all_cases(quick: bool = False) -> Iterator[Case]:
     yield from section_cases(quick)
     yield from product_cases(quick)
     yield from large_cases(quick)
+    yield from alias_cases(quick)
 
 
 def run(backend: str | Backend, quick: bool = False, device: str = "cpu", jobs: int = 1) -> Matrix:
@@ -53,13 +58,13 @@ def run(backend: str | Backend, quick: bool = False, device: str = "cpu", jobs: 
     """
     if isinstance(backend, str):
         return _in_processes(backend, quick, device, jobs) if jobs > 1 else _share(backend, quick, device)
-    return Run(backend, device).matrix(tuple(all_cases(quick)))
+    return Run(backend, device, quick).matrix(tuple(all_cases(quick)))
 
 
 def _share(backend: str, quick: bool, device: str, number: int = 0, jobs: int = 1) -> Matrix:
     """The outcome of every case of a number modulo `jobs`; the first process checks the contract."""
     made = PluginManager(Settings.resolve()).backend(backend)
-    return Run(made, device).matrix(tuple(all_cases(quick))[number::jobs], contract=number == 0)
+    return Run(made, device, quick).matrix(tuple(all_cases(quick))[number::jobs], contract=number == 0)
 
 
 def _in_processes(backend: str, quick: bool, device: str, jobs: int) -> Matrix:
@@ -89,11 +94,12 @@ def _in_processes(backend: str, quick: bool, device: str, jobs: int) -> Matrix:
 
 
 class Run:
-    """One run of the kit."""
+    """One run of the kit. `quick`: not every configuration is tried with arguments that are one memory."""
 
-    def __init__(self, backend: Backend, device: str = "cpu") -> None:
+    def __init__(self, backend: Backend, device: str = "cpu", quick: bool = True) -> None:
         self.backend = backend
         self.device = device
+        self.quick = quick
         self._builds = 0
 
     def matrix(self, cases: Sequence[Case], contract: bool = True) -> Matrix:
@@ -170,11 +176,58 @@ class Run:
             else:
                 self._apart(emitted[0][0], _words(error), folder, cells)
             return
+        in_place = self._in_place([case for case, _ in emitted], loaded, folder)
         for case, source in emitted:
             faults = check(case, loaded[source.key], self.backend, self.device)
+            faults = {**in_place.get(id(case), {}), **faults}
             for position, part in enumerate(case.parts):
                 fault = faults.get(position, "")
                 cells.append(_cell(part, Status.FAIL if fault else Status.PASS, fault))
+
+    def _in_place(
+        self, cases: Sequence[Case], loaded: Mapping[str, Launchable], folder: Path
+    ) -> dict[int, Faults]:
+        """What is wrong where outputs lie over inputs, by the case's identity."""
+        faults: dict[int, Faults] = {}
+        runs: list[tuple[Case, Aliased]] = []
+        for case in cases:
+            most = (_CONFIGS if self.quick else None) if case.configured else 0 if self.quick else _CONFIGS
+            try:
+                runs += [(case, found) for found in aliased_sources(self.backend, case, most)]
+            except Exception as error:
+                faults[id(case)] = {0: f"emit with aliases raised {type(error).__name__}: {error}"}
+        known = dict(loaded)
+        new = {run.source.key: run.source for _, run in runs if run.source.key not in known}
+        troubles: dict[str, str] = {}
+        for number in range(0, len(new), BATCH):
+            known |= self._built(list(new.values())[number : number + BATCH], folder, troubles)
+        for case, run in runs:
+            if run.source.key in known:
+                launch = known[run.source.key]
+                found = check(case, launch, self.backend, self.device, run.pairs)
+            else:
+                found = {0: troubles[run.source.key]}
+            for position, fault in found.items():
+                faults.setdefault(id(case), {}).setdefault(position, f"{run.about}: {fault}")
+        return faults
+
+    def _built(
+        self, sources: Sequence[Source], folder: Path, troubles: dict[str, str]
+    ) -> Mapping[str, Launchable]:
+        """Kernels by key; where they cannot be built together, each alone, and what is wrong with it."""
+        place = folder / f"unit{self._builds}"
+        self._builds += 1
+        place.mkdir()
+        try:
+            self.backend.build(sources, place)
+            return self.backend.load(place)
+        except Exception as error:
+            if len(sources) == 1:
+                troubles[sources[0].key] = _words(error)
+                return {}
+        middle = len(sources) // 2
+        first = self._built(sources[:middle], folder, troubles)
+        return {**first, **self._built(sources[middle:], folder, troubles)}
 
     def _apart(
         self, case: Case, reason: str, folder: Path, cells: list[Cell], status: Status = Status.FAIL

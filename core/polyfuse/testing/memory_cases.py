@@ -9,7 +9,7 @@ from torch import Tensor
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
 from polyfuse.ir.kernel import KernelArg
-from polyfuse.ir.ops import STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, STORE_MODES
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, symbol
 from polyfuse.testing import values
@@ -257,6 +257,36 @@ def _stores(quick: bool) -> Iterator[Case]:
             yield _permuted(mode, dtype)
     yield _masked_store()
     yield _dynamic_scatter()
+    for wrong in (None, 0, 24, 49):
+        yield _checked(wrong)
+
+
+def _checked(wrong: int | None) -> Case:
+    """A read at computed places, beside a check of them that fails nowhere or at one point."""
+    i = axis("i0", 50)
+    args = (
+        reads("in0", F32, 9),
+        reads("in1", I64, 50),
+        writes("io0", I64, 1, "inout"),
+        writes("out0", F32, 50),
+    )
+    name = "in_range" if wrong is None else f"out_of_range_{wrong}"
+    builder = Builder(f"checked_{name}", (i,), (), args)
+    number = load("in1", i, I64)
+    nearest = apply("minimum", apply("maximum", number, const(0, I64)), const(8, I64))
+    builder.once(
+        Store("io0", 0, number, CHECK_MODE, mask=apply("ne", nearest, number)),
+        Store("out0", i, load("in0", axis("@0", 9), F32, (nearest,))),
+    )
+
+    def numbers() -> Tensor:
+        found = values.plain(I64, 50, 6) % 9
+        if wrong is not None:
+            found[wrong] = 9 + wrong
+        return found
+
+    run = fresh(ordinary(F32, 9), numbers, zeros(I64, 1), zeros(F32, 50))
+    return one_case(builder, "checks", name.replace("_", " "), "f32", (run,), EXACT, (50,))
 
 
 def _held(dtype: DType, count: int, mode: str) -> Callable[[], Tensor]:

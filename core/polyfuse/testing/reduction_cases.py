@@ -62,6 +62,7 @@ def reduction_cases(quick: bool) -> Iterator[Case]:
     for kind in ("sum", "prod", "any", "all", "xor_sum"):
         yield _reduction(kind, _TYPES[kind][0], "row", (3, 0), "row of 0")
     yield _several()
+    yield _long_integers()
     for kind in ("min", "max", "argmin", "argmax", "sum"):
         yield _with_edges(kind)
     for kind in SCANS:
@@ -209,6 +210,17 @@ def _several() -> Case:
     )
     run = fresh(ordinary(F32, 174), *(zeros(F32, 6) for _ in range(3)))
     return one_case(builder, "reductions", "several in one pass", "f32", (run,), hints=(6, 29))
+
+
+def _long_integers() -> Case:
+    """A sum that needs all 64 bits."""
+    m, n = 4, 37
+    i, r = axis("i0", m), axis("r0", n)
+    builder = Builder("sum_long", (i,), (r,), (reads("in0", I64, m * n), writes("out0", I64, m)))
+    builder.loop(Carry(("s",), "sum", (load("in0", i * n + r, I64),)))
+    builder.once(Store("out0", i, result("s", I64)))
+    run = fresh(lambda: (torch.arange(m * n) << 31) + 5, zeros(I64, m))
+    return one_case(builder, "reductions", "sum of large integers", "i64", (run,), hints=(m, n))
 
 
 def _with_edges(kind: str) -> Case:

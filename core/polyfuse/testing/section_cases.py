@@ -11,6 +11,7 @@ from polyfuse.ir.kernel import KernelArg, Local
 from polyfuse.ir.ops import RANDOM
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis, symbol
+from polyfuse.testing import values
 from polyfuse.testing.builder import Builder, Carry, Store, result
 from polyfuse.testing.case import EXACT, Case, Tolerance
 from polyfuse.testing.loops import BF16, F32, I64, fresh, one_case, ordinary, reads, writes, zeros
@@ -23,6 +24,8 @@ def section_cases(quick: bool) -> Iterator[Case]:
     for row_length in (17, 64) if quick else (1, 7, 16, 17, 64, 200):
         yield _softmax(row_length)
     yield _softmax_two_passes()
+    yield _softmax_of_large()
+    yield _reads_after_it_stored()
     yield _layer_norm(F32)
     yield _layer_norm(BF16)
     yield _dynamic_softmax()
@@ -68,6 +71,33 @@ def _softmax_two_passes() -> Case:
     builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
     run = fresh(ordinary(F32, m * n), zeros(F32, m * n))
     return one_case(builder, _GROUP, "softmax in three passes", "f32", (run,), hints=(m, n))
+
+
+def _softmax_of_large() -> Case:
+    """Only what is left after the maximum was subtracted has exponentials."""
+    m, n = 6, 45
+    i, r = axis("i0", m), axis("r0", n)
+    builder = Builder("softmax_large", (i,), (r,), (reads("in0", F32, m * n), writes("out0", F32, m * n)))
+    value = load("in0", i * n + r, F32)
+    shifted = apply("exp", apply("sub", value, result("m", F32)))
+    builder.loop(Carry(("m",), "max", (value,)))
+    builder.loop(Carry(("s",), "sum", (shifted,)))
+    builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
+    run = fresh(lambda: values.plain(F32, m * n) * 100, zeros(F32, m * n))
+    return one_case(builder, _GROUP, "softmax of large numbers", "f32", (run,), hints=(m, n))
+
+
+def _reads_after_it_stored() -> Case:
+    """A result as long as the input is written before the input is read again."""
+    m, n = 6, 45
+    i, r = axis("i0", m), axis("r0", n)
+    args = (reads("in0", F32, m * n), writes("out0", F32, m * n), writes("out1", F32, m * n))
+    builder = Builder("reads_later", (i,), (r,), args)
+    value = load("in0", i * n + r, F32)
+    builder.loop(Carry(("m",), "max", (value,)), Store("out0", i * n + r, apply("mul", value, value)))
+    builder.loop(Store("out1", i * n + r, apply("sub", value, result("m", F32))))
+    run = fresh(ordinary(F32, m * n), zeros(F32, m * n), zeros(F32, m * n))
+    return one_case(builder, _GROUP, "read again after a result was stored", "f32", (run,), hints=(m, n))
 
 
 def _layer_norm(dtype: DType) -> Case:
@@ -227,7 +257,7 @@ def _random(kind: str, dtype: DType) -> Case:
     count = 100
     i = axis("i0", count)
     builder = Builder("random", (i,), (), (reads("in0", I64, 1), writes("out0", dtype, count)))
-    drawn = Expr("rand", (load("in0", 0, I64), index_value(i + 7)), dtype, (kind,))
+    drawn = Expr("rand", (load("in0", 0, I64), index_value(i + 7)), dtype, kind)
     builder.once(Store("out0", i, drawn))
 
     def seed() -> torch.Tensor:

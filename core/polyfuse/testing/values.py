@@ -26,6 +26,8 @@ _TWINS = {
     torch.uint64: torch.int64,
     torch.float8_e4m3fn: torch.uint8,
     torch.float8_e5m2: torch.uint8,
+    torch.float8_e4m3fnuz: torch.uint8,
+    torch.float8_e5m2fnuz: torch.uint8,
 }
 
 

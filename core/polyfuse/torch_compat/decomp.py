@@ -13,8 +13,8 @@ from torch._ops import OpOverload, OpOverloadPacket
 __all__ = [
     "below_autograd",
     "composite",
-    "core_table",
     "expand_packets",
+    "is_composite",
     "kept_whole",
     "registered",
     "selected",
@@ -26,13 +26,6 @@ def registered() -> Mapping[Any, Callable[..., Any]]:
     from torch._decomp import decomposition_table
 
     return decomposition_table
-
-
-def core_table() -> Mapping[Any, Callable[..., Any]]:
-    """torch's choice that reduces programs to core ATen operators, composite implicit ones included."""
-    from torch._decomp import core_aten_decompositions
-
-    return core_aten_decompositions()
 
 
 @cache
@@ -47,6 +40,18 @@ def composite() -> Mapping[Any, Callable[..., Any]]:
         for op, function in default_decompositions().items()
         if isinstance(op, OpOverload) and op.has_kernel_for_dispatch_key(key)
     }
+
+
+def is_composite(op: Any) -> bool:
+    """Whether an operator, in all forms that write to no argument, is made of others for autograd."""
+    from torch._C import DispatchKey
+
+    overloads = [op]
+    if isinstance(op, OpOverloadPacket):
+        every = [getattr(op, name) for name in op.overloads()]
+        overloads = [each for each in every if not each._schema.is_mutable] or every
+    key = DispatchKey.CompositeImplicitAutograd
+    return all(isinstance(each, OpOverload) and each.has_kernel_for_dispatch_key(key) for each in overloads)
 
 
 def expand_packets(names: Iterable[str]) -> tuple[OpOverload, ...]:

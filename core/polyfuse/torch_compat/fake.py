@@ -17,7 +17,6 @@ __all__ = [
     "fake_evaluate",
     "fakify",
     "is_fake",
-    "new_fake_mode",
     "real_tensors",
     "repropagate",
     "shape_env_of",
@@ -37,15 +36,6 @@ def detect_fake_mode(values: Sequence[Any] = ()) -> FakeTensorMode | None:
 def shape_env_of(mode: FakeTensorMode | None) -> Any:
     """The `ShapeEnv` behind a fake mode; None when every shape is static."""
     return mode.shape_env if mode is not None else None
-
-
-def new_fake_mode(dynamic: bool = False) -> FakeTensorMode:
-    """A fresh fake mode, with a `ShapeEnv` when `dynamic`."""
-    if not dynamic:
-        return FakeTensorMode(allow_non_fake_inputs=True)
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    return FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
 
 
 def fakify(mode: FakeTensorMode, value: Any) -> Any:

@@ -14,6 +14,7 @@ __all__ = [
     "copy_module",
     "get_constant",
     "mark_boxed",
+    "original_operator",
     "placeholder_values",
     "set_constant",
     "source_text",
@@ -78,6 +79,11 @@ def source_text(node: Node) -> str:
     last = frames[-1]
     code = lines[last + 1] if last + 1 < len(lines) else ""
     return f"{lines[last]}: {code}" if code else lines[last]
+
+
+def original_operator(node: Node) -> Any:
+    """The operator of which a decomposition made this node, None where there was none."""
+    return node.meta.get("original_aten")
 
 
 def mark_boxed(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +12,16 @@ import torch
 
 from polyfuse.torch_compat.precision import library_flags
 
-__all__ = ["device_facts", "switches", "watchers"]
+__all__ = ["device_facts", "plain_operators", "switches", "watchers"]
+
+
+@contextmanager
+def plain_operators() -> Iterator[None]:
+    """Operators as they are on plain tensors: no mode sees them, and no subclass's `__torch_function__`."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
+        yield
 
 
 def switches() -> tuple[str, ...]:

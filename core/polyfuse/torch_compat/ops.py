@@ -25,6 +25,7 @@ __all__ = [
     "argument_names",
     "facts",
     "maybe_op",
+    "names_in",
     "op_name",
     "resolve",
     "result_names",
@@ -176,6 +177,16 @@ def maybe_op(name: str) -> Any:
         return resolve(name)
     except LookupError:
         return None
+
+
+def names_in(space: str) -> tuple[str, ...]:
+    """The names of all operators of a namespace, without overloads."""
+    registered = torch._C._dispatch_get_all_op_names()
+    return tuple(
+        dict.fromkeys(
+            n.partition(".")[0].replace("::", ".") for n in registered if n.startswith(f"{space}::")
+        )
+    )
 
 
 def facts(target: Callable[..., Any] | str) -> OpFacts:

@@ -7,7 +7,6 @@ An expression here is a sympy expression over torch's own functions, or a plain 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import sympy
@@ -24,7 +23,6 @@ __all__ = [
     "finite_range",
     "free_symbols",
     "guard",
-    "guard_value",
     "has_hint",
     "hint",
     "is_one",
@@ -32,12 +30,9 @@ __all__ = [
     "is_unbacked",
     "named_by_data",
     "named_fraction",
-    "no_guards",
     "replaced_by",
-    "require",
     "simplify",
     "statically_known",
-    "symint_of",
     "unbacked_symbols",
     "value_range",
 ]
@@ -73,16 +68,6 @@ def expr_of(value: Any) -> Any:
 def exprs_of(values: Iterable[Any]) -> tuple[Any, ...]:
     """`expr_of` over a size or stride."""
     return tuple(expr_of(v) for v in values)
-
-
-def symint_of(shape_env: ShapeEnv, expr: Any) -> Any:
-    """The SymInt of an expression; a plain int stays one."""
-    if isinstance(expr, int):
-        return expr
-    if isinstance(expr, sympy.Integer):
-        return int(expr)
-    known = hint(shape_env, expr) if has_hint(shape_env, expr) else None
-    return shape_env.create_symintnode(expr, hint=known)
 
 
 def free_symbols(value: Any) -> tuple[sympy.Symbol, ...]:
@@ -266,28 +251,3 @@ class _ConditionPrinter(StrPrinter):
 def finite_range(bounds: Any) -> tuple[int | None, int | None]:
     """Lower and upper bound of a range that torch made, each None if unbounded."""
     return _finite(bounds.lower), _finite(bounds.upper)
-
-
-def guard_value(shape_env: ShapeEnv | None, value: Any) -> int:
-    """The value for the example inputs, specialising the compiled graph to it."""
-    expr = expr_of(value)
-    if not isinstance(expr, sympy.Basic):
-        return int(expr)
-    if shape_env is None:
-        return int(expr)
-    return int(shape_env.evaluate_expr(expr))
-
-
-def require(shape_env: ShapeEnv | None, condition: Any, message: str) -> bool:
-    """Guard where possible, check at run time where it depends on data; False if it cannot hold."""
-    expr = expr_of(condition)
-    if isinstance(expr, bool) or expr is sympy.true or expr is sympy.false:
-        return bool(expr)
-    if shape_env is None:
-        return False
-    return bool(shape_env.guard_or_defer_runtime_assert(expr, message))
-
-
-def no_guards(shape_env: ShapeEnv | None) -> AbstractContextManager[Any]:
-    """Ignore guards raised inside: for questions whose answer does not change what the code means."""
-    return shape_env.suppress_guards() if shape_env is not None else nullcontext()

@@ -105,11 +105,6 @@ class BuildPool:
             pending = list(self._pending.values())
         wait(pending, timeout=self._timeout)
 
-    def unload(self, backend: Backend, folder: Path) -> None:
-        """Forget the launchables of a unit: the candidate lost. Whoever still holds one may go on."""
-        with self._lock:
-            self._loaded.pop((backend.name, folder), None)
-
     def close(self) -> None:
         """Wait for running builds, and end the workers."""
         self._threads.shutdown(wait=True)

@@ -6,8 +6,9 @@ vary. So a section needs no loops: a looped one differs only in the shape of wha
 
 from __future__ import annotations
 
-from polyfuse.ir.kernel import Kernel, Stmt
-from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Cast, Compute, Constant, IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, axis, axis_name, python_text, substitute
 from polyfuse_numpy.ops import OPS, TYPES, constant
@@ -41,36 +42,38 @@ def kernel_text(kernel: Kernel) -> str:
     rows = {local.name: f"point * ({_index(local.size)}) + " for local in kernel.locals}
     for section in kernel.sections:
         for stmt in section.body:
-            lines += _statement(stmt, "full" if section.looped else "once", loops, rows)
+            lines.append(_statement(stmt, "full" if section.looped else "once", loops, rows))
     return "\n    ".join(lines) + "\n"
 
 
-def _statement(stmt: Stmt, shape: str, loops: int, rows: dict[str, str]) -> list[str]:
+def _statement(stmt: Statement, shape: str, loops: int, rows: dict[str, str]) -> str:
     args, targets = ", ".join(stmt.args), ", ".join(stmt.targets)
-    if stmt.op in SCALAR_OPS:
-        return [f"{targets} = {OPS[stmt.op]}({args})"]
-    if stmt.op == "const":
-        return [f"{targets} = {constant(stmt.attrs[0], stmt.dtype)}"]
-    if stmt.op == "cast":
-        return [f"{targets} = np.asarray({args}).astype(np.{TYPES[stmt.dtype]})"]
-    if stmt.op == "bitcast":
-        return [f"{targets} = np.ascontiguousarray({args}).view(np.{TYPES[stmt.dtype]})"]
-    if stmt.op in ("index", "size"):
-        return [f"{targets} = np.asarray({_index(stmt.attrs[0])}, np.int64)"]
-    if stmt.op == "reduce":
-        return [f"{targets}, = reduce({stmt.attrs[0]!r}, {args}, full, {loops})"]
-    if stmt.op == "scan":
-        return [f"{targets} = scan({stmt.attrs[0]!r}, {args}, full)"]
-    if stmt.op == "load":
-        buffer, index, count, masked = stmt.attrs
-        place = rows.get(buffer, "") + _index(index, stmt.args[:count])
-        if masked:
-            return [f"{targets} = load_masked({buffer}, {place}, {', '.join(stmt.args[count:])})"]
-        return [f"{targets} = load({buffer}, {place})"]
-    buffer, index, count, mode, masked = stmt.attrs
-    place = rows.get(buffer, "") + _index(index, stmt.args[1 : 1 + count])
-    mask = f", {stmt.args[-1]}" if masked else ""
-    return [f"store({buffer}, {place}, {stmt.args[0]}, {mode!r}, {shape}{mask})"]
+    match stmt:
+        case Compute():
+            return f"{targets} = {OPS[stmt.op]}({args})"
+        case Constant():
+            return f"{targets} = {constant(stmt.value, stmt.dtype)}"
+        case Cast(bitwise=True):
+            return f"{targets} = np.ascontiguousarray({args}).view(np.{TYPES[stmt.dtype]})"
+        case Cast():
+            return f"{targets} = np.asarray({args}).astype(np.{TYPES[stmt.dtype]})"
+        case IndexValue():
+            return f"{targets} = np.asarray({_index(stmt.index)}, np.int64)"
+        case Reduce():
+            return f"{targets}, = reduce({stmt.kind!r}, {args}, full, {loops})"
+        case Scan():
+            return f"{targets} = scan({stmt.kind!r}, {args}, full)"
+        case Load():
+            place = rows.get(stmt.buffer, "") + _index(stmt.index, stmt.indirect)
+            if stmt.mask is None:
+                return f"{targets} = load({stmt.buffer}, {place})"
+            return f"{targets} = load_masked({stmt.buffer}, {place}, {stmt.mask}, {stmt.other})"
+        case Store():
+            place = rows.get(stmt.buffer, "") + _index(stmt.index, stmt.indirect)
+            mask = "" if stmt.mask is None else f", {stmt.mask}"
+            return f"store({stmt.buffer}, {place}, {stmt.value}, {stmt.mode!r}, {shape}{mask})"
+        case _:
+            raise UnsupportedError(f"{stmt.op} has no NumPy form", "let another backend take the node")
 
 
 def _index(index: IndexLike, indirect: tuple[str, ...] = ()) -> str:

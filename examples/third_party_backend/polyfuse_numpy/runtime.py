@@ -45,7 +45,7 @@ _COMBINE = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maxi
 def store(memory: Any, index: Any, value: Any, mode: str, shape: tuple[int, ...], mask: Any = True) -> None:
     """Write, or combine with what is there, at every point where the mask holds."""
     index, value, mask = (np.broadcast_to(x, shape) for x in (index, value, mask))
-    if mode == "set":
+    if mode in ("set", "check"):
         memory[index[mask]] = value[mask]
     elif memory.dtype == np.bool_ and mode in ("add", "mul"):
         (np.logical_or if mode == "add" else np.logical_and).at(memory, index[mask], value[mask])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.ops import CHECK_MODE
+from polyfuse.ir.statements import Load, Store
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.address import fits_deep, index_text, safe_name
 from polyfuse_cpp.lanes import lane_index, lane_offsets, lane_rise
@@ -18,9 +19,9 @@ __all__ = ["MemoryScope"]
 class MemoryScope(Scope):
     """A place in the loop nest that knows how to reach memory."""
 
-    def _load(self, stmt: Stmt) -> None:
-        buffer, index, count, masked = stmt.attrs
-        indirect, extra = stmt.args[:count], stmt.args[count:]
+    def _load(self, stmt: Load) -> None:
+        buffer, index, indirect, masked = stmt.buffer, stmt.index, stmt.indirect, stmt.mask is not None
+        extra = stmt.args[len(indirect) :]
         if not self._by_lane(buffer, index, indirect) and not (masked and self._is_vector(*extra)):
             texts = []
             for copy in self._spread(*stmt.args):
@@ -56,10 +57,9 @@ class MemoryScope(Scope):
         """Whether a buffer is scratch that has an element for every lane."""
         return buffer in self.facts.local_names and self.local_lanes > 1
 
-    def _vector_load(self, stmt: Stmt, copy: int, mask_name: str | None) -> str:
+    def _vector_load(self, stmt: Load, copy: int, mask_name: str | None) -> str:
         """A load into a vector; lanes where the mask (a vector) is false give zero."""
-        buffer, index, count, _ = stmt.attrs
-        indirect = stmt.args[:count]
+        buffer, index, indirect = stmt.buffer, stmt.index, stmt.indirect
         pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
         mask = self._mask(mask_name, copy)
         if id(stmt) in self.tiles:
@@ -153,14 +153,15 @@ class MemoryScope(Scope):
         self.features.add("kernel")
         return lane_index(at, self.lane or "", kind, names, vectors)
 
-    def _store(self, stmt: Stmt) -> None:
+    def _store(self, stmt: Store) -> None:
         if self.lane is not None and id(stmt) in self.woven:
             if stmt is self.woven[id(stmt)].stores[-1]:
                 self._store_woven(self.woven[id(stmt)])
             return
-        buffer, index, count, mode, masked = stmt.attrs
-        indirect = stmt.args[1 : 1 + count]
-        mask = stmt.args[1 + count] if masked else None
+        if stmt.mode == CHECK_MODE:
+            self._check(stmt)
+            return
+        buffer, index, indirect, mask = stmt.buffer, stmt.index, stmt.indirect, stmt.mask
         vector = self._by_lane(buffer, index, indirect) or self._is_vector(*stmt.args)
         for copy in range(self.copies) if vector else self._spread(*stmt.args):
             guard = ""
@@ -170,16 +171,33 @@ class MemoryScope(Scope):
                 text = self._vector_store(stmt, copy, None if guard else mask)
             else:
                 address = f"{safe_name(buffer)} + {self._plain(index, self._indirect_names(indirect, copy))}"
-                text = self._store_text(stmt, address, self._stored(stmt.args[0], False, copy), mode)
+                text = self._store_text(stmt, address, self._stored(stmt.value, False, copy))
             self.out.line(guard + text)
+
+    def _check(self, stmt: Store) -> None:
+        """A store to a status: whether any lane makes it is asked first, and hardly ever true."""
+        self.features.add("check")
+        assert stmt.mask is not None
+        value, mask = stmt.value, stmt.mask
+        vector = self._is_vector(value, mask)
+        for copy in range(self.copies) if vector else self._spread(value, mask):
+            said = self._stored(value, vector, copy)
+            status = f"{safe_name(stmt.buffer)} + {index_text(stmt.index)}"
+            sides = self.compared.get(mask)
+            if vector and sides and not self.tail:
+                a, b = (self.text(name, True, copy) for name in sides)
+                self.out.line(f"check_equal({status}, {said}, {a}, {b});")
+                continue
+            wrong = self._mask(mask, copy) if vector else self.text(mask, False, copy)
+            self.out.line(f"check({status}, {said}, {wrong});")
 
     def _store_woven(self, weave: Weave) -> None:
         """Write the vectors of several stores as the one piece of memory that they are."""
         self.features.add("weave")
-        buffer, index = weave.stores[0].attrs[:2]
+        buffer, index = weave.stores[0].buffer, weave.stores[0].index
         turns = len(weave.stores)
         for copy in range(self.copies):
-            values = ", ".join(self._stored(s.args[0], True, copy) for s in weave.stores)
+            values = ", ".join(self._stored(s.value, True, copy) for s in weave.stores)
             address = f"{safe_name(buffer)} + {index_text(self.place(index, copy))}"
             here = axis(self.lane or "", self.facts.sizes[self.lane or ""]) * turns
             if weave.end is not None:
@@ -199,35 +217,34 @@ class MemoryScope(Scope):
             text = f"cast<i64>({text})"
         return f"splat<Vec>({text})" if vector and not found.vector else text
 
-    def _store_text(self, stmt: Stmt, address: str, value: str, mode: str, count: str = "") -> str:
-        if mode == "set":
+    def _store_text(self, stmt: Store, address: str, value: str, count: str = "") -> str:
+        if stmt.mode == "set":
             whole = "stream" if id(stmt) in self.streams else "store"
             return f"store_n({address}, {value}, {count});" if count else f"{whole}({address}, {value});"
         self.features.add("update")
         alone = self._alone(stmt)
         if count:
-            return f"update_n<mode_{mode}>({address}, {value}, {count}, {alone});"
-        return f"update<mode_{mode}>({address}, {value}, {alone});"
+            return f"update_n<mode_{stmt.mode}>({address}, {value}, {count}, {alone});"
+        return f"update<mode_{stmt.mode}>({address}, {value}, {alone});"
 
-    def _alone(self, stmt: Stmt) -> str:
+    def _alone(self, stmt: Store) -> str:
         return "true" if id(stmt) in self.exclusive else "alone"
 
-    def _vector_store(self, stmt: Stmt, copy: int, mask_name: str | None) -> str:
-        buffer, index, count, mode, _ = stmt.attrs
-        indirect = stmt.args[1 : 1 + count]
+    def _vector_store(self, stmt: Store, copy: int, mask_name: str | None) -> str:
+        buffer, index, indirect, mode = stmt.buffer, stmt.index, stmt.indirect, stmt.mode
         pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
-        text = self._stored(stmt.args[0], True, copy)
+        text = self._stored(stmt.value, True, copy)
         if id(stmt) in self.tiles:
             return f"{self.tiles[id(stmt)][copy]} = {text};"
         if self._is_local(buffer):
             place = f"{pointer} + ({index_text(index, names)}) * {self.local_lanes} + {copy * self.lanes}"
-            return self._store_text(stmt, place, text, mode)
+            return self._store_text(stmt, place, text)
         at, by_lane = self.place(index, copy), self._by_lane(buffer, index, indirect)
         shape = self._shape(index, indirect) if by_lane else None
         address = f"{pointer} + {self._plain(at, names)}"
         contiguous = isinstance(shape, int) and shape == 1
         if mask_name is None and contiguous:
-            return self._store_text(stmt, address, text, mode, self.tail or "")
+            return self._store_text(stmt, address, text, self.tail or "")
         if mask_name is None and mode == "set" and shape is not None:
             step = index_text(shape)
             if self.tail:

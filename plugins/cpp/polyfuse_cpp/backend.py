@@ -11,6 +11,7 @@ from polyfuse.base.digest import digest
 from polyfuse.base.settings import Settings, environment
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
+from polyfuse.ir.types import e4m3_saturates
 from polyfuse.plugin import Backend, Claim, Config, HostCall, HostProgram, Launchable, No, Source
 from polyfuse.plugin.host_library import HostLibrary
 from polyfuse_cpp.bindings import CALL_KINDS, bindings_text
@@ -75,7 +76,9 @@ class CppBackend(Backend):
 
         found = generator.text(kernel, config, self.isa)
         meta = f"{found.signature};{','.join(found.features)};{self.isa.name}"
-        return Source(kernel.name, found.text, KERNEL_LANGUAGE, meta=meta)
+        return Source(
+            kernel.name, found.text, KERNEL_LANGUAGE, meta=meta, refused_aliases=found.refused_aliases
+        )
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """One unit of all kernels, one library; or host programs, or models, each a library of its own."""
@@ -109,6 +112,7 @@ class CppBackend(Backend):
             register_bytes=self.isa.register_bytes,
             gathers=gathers_pay(),
             dots=dot_instructions(),
+            saturates=e4m3_saturates(),
         )
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
@@ -147,6 +151,7 @@ class CppBackend(Backend):
             "isa": self.isa.name if gathers_pay() else f"{self.isa.name} without gathers",
             "dots": " ".join(dot_instructions()),
             "headers": headers_digest(),
+            "float8": "saturates" if e4m3_saturates() else "overflows",
             "cpp": _VERSION,
         }
 

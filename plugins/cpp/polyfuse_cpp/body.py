@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.access import MemoryScope
@@ -33,24 +33,25 @@ class Frame(MemoryScope):
 
     # Writing statements.
 
-    def emit(self, stmt: Stmt) -> None:
+    def emit(self, stmt: Statement) -> None:
         """Write one statement other than a reduction or scan."""
-        if stmt.op == "const":
-            self._bind(stmt, False, [literal(stmt.attrs[0], stmt.dtype)], declare=False)
-            if stmt.dtype is DType.i64:
-                self._note_index(stmt, int(stmt.attrs[0]))
-        elif stmt.op in ("index", "size"):
-            self._index(stmt)
-        elif stmt.op == "load":
-            self._load(stmt)
-        elif stmt.op == "store":
-            self._store(stmt)
-        elif stmt.op in ("cast", "bitcast"):
-            self._convert(stmt)
-        else:
-            self._scalar_op(stmt)
+        match stmt:
+            case Constant():
+                self._bind(stmt, False, [literal(stmt.value, stmt.dtype)], declare=False)
+                if stmt.dtype is DType.i64:
+                    self._note_index(stmt, int(stmt.value))
+            case IndexValue():
+                self._index(stmt)
+            case Load():
+                self._load(stmt)
+            case Store():
+                self._store(stmt)
+            case Cast():
+                self._convert(stmt)
+            case _:
+                self._scalar_op(stmt)
 
-    def _uniform_test(self, stmt: Stmt) -> list[str] | None:
+    def _uniform_test(self, stmt: Statement) -> list[str] | None:
         """A comparison of indices that comes out alike in all lanes of a vector, as scalar text for each
         copy.
 
@@ -73,12 +74,14 @@ class Frame(MemoryScope):
         sign = "<" if op == "lt" else ">="
         return [f"{index_text(self.place(index, c))} {sign} 0" for c in range(self.copies)]
 
-    def _scalar_op(self, stmt: Stmt) -> None:
+    def _scalar_op(self, stmt: Statement) -> None:
         first = self.env[stmt.args[-1]].dtype
         reason = unsupported_op(stmt.op, first)
         if reason:
             raise UnsupportedError(reason, "let another backend take the node")
         self.features.update(features_for(stmt.op, str(first)))
+        if stmt.op == "ne" and first is DType.i64:
+            self.compared[stmt.targets[0]] = stmt.args
         vector = self._is_vector(*stmt.args)
         uniform = self._uniform_test(stmt) if vector else None
         if uniform is not None:
@@ -108,41 +111,43 @@ class Frame(MemoryScope):
             return f"splat<Vec>({text})" if vector else text
         return self.text(name, vector, copy, narrow)
 
-    def _convert(self, stmt: Stmt) -> None:
-        source = self.env[stmt.args[0]]
+    def _convert(self, stmt: Cast) -> None:
+        source = self.env[stmt.arg]
         vector = source.vector
-        copies = self._spread(stmt.args[0])
-        half = (DType.bf16, DType.f16)
-        if stmt.op == "bitcast":
-            if source.dtype in half or stmt.dtype in half:
+        copies = self._spread(stmt.arg)
+        if stmt.bitwise:
+            if source.dtype.is_storage or stmt.dtype.is_storage:
                 self.features.add("kernel")
-                function = f"bits_of<{source.dtype}>" if source.dtype in half else f"value_of<{stmt.dtype}>"
-                texts = [f"{function}({self.text(stmt.args[0], vector, c)})" for c in copies]
-                if source.dtype in half and stmt.dtype is not DType.u16:
+                texts = [self.text(stmt.arg, vector, c) for c in copies]
+                if source.dtype.is_storage:
+                    texts = [f"bits_of<{source.dtype}>({t})" for t in texts]
+                if stmt.dtype.is_storage:
+                    texts = [f"value_of<{stmt.dtype}>({t})" for t in texts]
+                elif stmt.dtype.is_signed:
                     texts = [f"cast<{stmt.dtype}>({t})" for t in texts]
             else:
-                texts = [f"bitcast<{stmt.dtype}>({self.text(stmt.args[0], vector, c)})" for c in copies]
+                texts = [f"bitcast<{stmt.dtype}>({self.text(stmt.arg, vector, c)})" for c in copies]
             self._bind(stmt, vector, texts)
             return
-        if stmt.dtype in half:
+        if stmt.dtype.is_storage:
             # rounding is left to the store, which does it anyway; any other reader rounds
-            texts = [self.text(stmt.args[0], vector, c, narrow=True) for c in copies]
+            texts = [self.text(stmt.arg, vector, c, narrow=True) for c in copies]
             if source.dtype is not DType.f32:
                 texts = [f"cast<f32>({t})" for t in texts]
             self._bind(stmt, vector, texts, rounded=False, declare=source.dtype is not DType.f32)
             return
-        if source.dtype in half and stmt.dtype is DType.f32:
-            texts = [self.text(stmt.args[0], vector, c) for c in copies]
+        if source.dtype.is_storage and stmt.dtype is DType.f32:
+            texts = [self.text(stmt.arg, vector, c) for c in copies]
             self._bind(stmt, vector, texts, declare=not source.rounded)
             return
-        narrow = stmt.dtype is DType.i64 and stmt.targets[0] in self.facts.ranges
+        narrow = stmt.dtype is DType.i64 and stmt.target in self.facts.ranges
         kind = "i32" if narrow else stmt.dtype.value
-        texts = [f"cast<{kind}>({self.text(stmt.args[0], vector, c, narrow=True)})" for c in copies]
+        texts = [f"cast<{kind}>({self.text(stmt.arg, vector, c, narrow=True)})" for c in copies]
         self._bind(stmt, vector, texts, narrow=narrow)
 
-    def _index(self, stmt: Stmt) -> None:
-        index: IndexLike = stmt.attrs[0]
-        narrow = stmt.targets[0] in self.facts.ranges
+    def _index(self, stmt: IndexValue) -> None:
+        index = stmt.index
+        narrow = stmt.target in self.facts.ranges
         vector = self.lane is not None and self.lane in free_axes(index)
         if not vector:
             text = index_text(index)

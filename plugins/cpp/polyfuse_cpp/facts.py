@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit.spans import Span, fits_i32, span_of
 from polyfuse.symbolic import IndexLike, axis_name, free_axes
@@ -18,7 +19,7 @@ __all__ = ["Access", "Facts", "analyse"]
 class Access:
     """One load or store: where it happens and at what index."""
 
-    stmt: Stmt
+    stmt: Load | Store
     buffer: str
     index: IndexLike
     indirect: tuple[str, ...]
@@ -62,15 +63,15 @@ class Facts:
     memory: Mapping[str, DType]
     cost: int
 
-    def is_pure(self, stmt: Stmt) -> bool:
+    def is_pure(self, stmt: Statement) -> bool:
         """Whether a statement may run earlier and more or less often: it reads nothing that the kernel
         writes.
         """
-        if stmt.op in ("store", "reduce", "scan"):
+        if isinstance(stmt, (Store, Reduce, Scan)):
             return False
-        return stmt.op != "load" or stmt.attrs[0] not in self.written
+        return not isinstance(stmt, Load) or stmt.buffer not in self.written
 
-    def depends_of(self, stmt: Stmt) -> frozenset[str]:
+    def depends_of(self, stmt: Statement) -> frozenset[str]:
         """Axes on which the values of a statement depend; for a store, those on which its place or value
         does.
         """
@@ -97,11 +98,14 @@ def analyse(kernel: Kernel) -> Facts:
     for section in kernel.sections:
         for stmt in section.body:
             found = _stmt_depends(stmt, depends)
-            if stmt.op == "reduce":
-                found -= frozenset(raxes)
-            elif stmt.op == "scan" or (stmt.op == "load" and stmt.attrs[0] in local_names):
-                # scratch differs from point to point whether or not its index says so
-                found |= everything if stmt.op == "scan" else frozenset(axes)
+            match stmt:
+                case Reduce():
+                    found -= frozenset(raxes)
+                case Scan():
+                    found |= everything
+                case Load() if stmt.buffer in local_names:
+                    # scratch differs from point to point whether or not its index says so
+                    found |= frozenset(axes)
             types = _target_types(stmt, dtypes)
             for target, dtype in zip(stmt.targets, types):
                 depends[target] = found
@@ -128,7 +132,7 @@ def analyse(kernel: Kernel) -> Facts:
     )
 
 
-def _target_types(stmt: Stmt, dtypes: Mapping[str, DType]) -> tuple[DType, ...]:
+def _target_types(stmt: Statement, dtypes: Mapping[str, DType]) -> tuple[DType, ...]:
     """Types of a statement's targets: positions are i64, all else has the statement's type."""
     if stmt.op in ("reduce", "scan") and len(stmt.args) == 2:
         return (stmt.dtype, dtypes.get(stmt.args[1], DType.i64))
@@ -138,22 +142,17 @@ def _target_types(stmt: Stmt, dtypes: Mapping[str, DType]) -> tuple[DType, ...]:
 def _accesses(kernel: Kernel) -> Iterator[Access]:
     for number, section in enumerate(kernel.sections):
         for stmt in section.body:
-            if stmt.op == "load":
-                buffer, index, count, _ = stmt.attrs
-                yield Access(stmt, buffer, index, stmt.args[:count], "load", number)
-            elif stmt.op == "store":
-                buffer, index, count, mode, _ = stmt.attrs
-                yield Access(stmt, buffer, index, stmt.args[1 : 1 + count], mode, number)
+            if isinstance(stmt, (Load, Store)):
+                mode = stmt.mode if isinstance(stmt, Store) else "load"
+                yield Access(stmt, stmt.buffer, stmt.index, stmt.indirect, mode, number)
 
 
-def _stmt_depends(stmt: Stmt, depends: Mapping[str, frozenset[str]]) -> frozenset[str]:
+def _stmt_depends(stmt: Statement, depends: Mapping[str, frozenset[str]]) -> frozenset[str]:
     found: frozenset[str] = frozenset()
     for argument in stmt.args:
         found |= depends[argument]
-    if stmt.op in ("load", "store"):
-        found |= frozenset(a for a in free_axes(stmt.attrs[1]) if not a.startswith("@"))
-    elif stmt.op == "index":
-        found |= frozenset(free_axes(stmt.attrs[0]))
+    if isinstance(stmt, (Load, Store, IndexValue)):
+        found |= frozenset(a for a in free_axes(stmt.index) if not a.startswith("@"))
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Claim, Config, No, Yes
 from polyfuse_cpp.facts import analyse
 from polyfuse_cpp.isa import Isa
@@ -31,11 +31,9 @@ def claim(node: Node) -> Claim:
         return No(f"the reduction {node.kind} is unknown")
     if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
         return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
-    if isinstance(node, Scatter) and node.mode not in ("set", *STORE_MODES):
+    if isinstance(node, Scatter) and node.mode not in (*STORE_MODES, CHECK_MODE):
         return No(f"the store mode {node.mode} is unknown")
     for expr in walk(*node.expressions()):
-        if expr.dtype.is_eight_bit_float:
-            return No(f"the C++ code generator has no {expr.dtype}")
         operand = expr.args[-1].dtype if expr.args else expr.dtype
         reason = unsupported_op(expr.op, operand)
         if reason:

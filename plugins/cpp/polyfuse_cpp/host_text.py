@@ -15,6 +15,7 @@ from polyfuse.plugin.host import (
     Let,
     Place,
     Quiet,
+    Raise,
     Reserve,
     Run,
     Send,
@@ -144,6 +145,8 @@ class _Printer:
             self._run(step)
         elif isinstance(step, Send):
             self._send(step)
+        elif isinstance(step, Raise):
+            self._raise(step)
         elif isinstance(step, Reserve):
             self._reserve(step)
         elif isinstance(step, Discard):
@@ -190,6 +193,14 @@ class _Printer:
         ]
         kept = "".join(f" {line}" for line in bound)
         self.lines.append(f"{{ {given}{words}if ({call}) return PF_FAILED;{kept} }}")
+
+    def _raise(self, step: Raise) -> None:
+        status = [f"((const i64*){self._address(step.name)})[{k}]" for k in range(step.count)]
+        words = ", ".join(f"word({text})" for text in (*status, *map(self._index, step.sizes)))
+        request = f"s->request(s->context, {step.request}, a, nullptr);"
+        self.lines.append(
+            f"if ({' | '.join(status)}) {{ const pf_word a[] = {{{words}}}; {request} return PF_FAILED; }}"
+        )
 
     def _reserve(self, step: Reserve) -> None:
         memory, address = self._name("m", step.name), self._address(step.name)

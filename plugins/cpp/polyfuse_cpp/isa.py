@@ -28,10 +28,6 @@ class Isa:
     cpu_flags: tuple[str, ...]
     compile_flags: tuple[str, ...]
 
-    def lanes_for(self, *, eight_byte_only: bool) -> int:
-        """Lanes for a kernel: half as many where every element has eight bytes."""
-        return max(1, self.lanes // 2) if eight_byte_only else self.lanes
-
 
 _X86 = ("x86_64", "AMD64")
 _ARM = ("aarch64", "arm64")

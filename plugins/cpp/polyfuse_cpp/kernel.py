@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.kernel import Alias, Kernel
 from polyfuse.plugin import Source
 from polyfuse.symbolic import product
 from polyfuse_cpp.address import index_text, safe_name
 from polyfuse_cpp.facts import Facts, analyse
 from polyfuse_cpp.phases import planned
-from polyfuse_cpp.split import Scratch, Stage, stages_of
+from polyfuse_cpp.split import Scratch, Stage, refused_by_split, stages_of
 from polyfuse_cpp.stage import StageText, parameters
 from polyfuse_cpp.tiles import TiledText
 from polyfuse_cpp.tiling import Split, choose_plan, choose_split
@@ -27,6 +27,7 @@ class KernelText:
     text: str
     features: tuple[str, ...]
     signature: str
+    refused_aliases: tuple[Alias, ...] = ()
 
 
 def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> KernelText:
@@ -44,7 +45,7 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
         its_facts = facts if split is None else analyse(single.kernel)
         its_plan = plan
         if split is not None:
-            its_plan = choose_plan(single.kernel, its_facts, lanes, one_by_one=single.one_by_one)
+            its_plan = choose_plan(single.kernel, its_facts, lanes, without=single.without_lanes(lanes))
         name = f"{Source.SYMBOL}_run{number if len(passes) > 1 else ''}"
         kind = TiledText if its_plan.tile else StageText
         stages.append(
@@ -58,7 +59,8 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
     text = out.text()
     if "floor_div(" in text or "remainder(" in text:
         features.add("divide")  # addresses divide too, not only values
-    return KernelText(text, tuple(sorted(features)), signature)
+    refused = () if split is None else refused_by_split(kernel)
+    return KernelText(text, tuple(sorted(features)), signature, refused)
 
 
 def _entry(

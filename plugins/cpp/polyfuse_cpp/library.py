@@ -138,7 +138,7 @@ def _addend(site: Site) -> str | None:
     other = next((e for e in reader.value.args if e is not result), None)
     if other is None or other.op != "load" or other.args or other.dtype is not DType.f32:
         return None
-    name, index = other.attrs[0], other.attrs[1]
+    name, index = other.buffer, other.index
     same = index == reader.index and name not in (reader.output, site.output.name)
     return name if same and _contiguous(site.buffers[name]) else None
 
@@ -147,7 +147,7 @@ def _result_read(site: Site) -> Expr | None:
     """The one expression in the reader that is the call's result."""
     if site.reader is None:
         return None
-    found = {e for e in walk(site.reader.value) if e.op == "load" and e.attrs[0] == site.output.name}
+    found = {e for e in walk(site.reader.value) if e.op == "load" and e.buffer == site.output.name}
     return next(iter(found)) if len(found) == 1 else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,7 +51,10 @@ def requests_text(program: HostProgram, constants: Mapping[str, int]) -> str:
         body = _Case(request, constants).text()
         cases.append(f"    case {number}: {{ {body} }}\n")
     return (
-        "namespace {\nint answer(void* context, int32_t which, const pf_word* a, pf_word* b) {\n"
+        "namespace {\n"
+        "inline long long said(int64_t stored) {\n"
+        "  return stored > 0 ? stored & ~(INT64_C(1) << 62) : stored;\n}\n"
+        "int answer(void* context, int32_t which, const pf_word* a, pf_word* b) {\n"
         "  pf_model* const model = (pf_model*)context;\n  switch (which) {\n"
         f"{''.join(cases)}"
         '  }\n  return fail("request %d is unknown", which);\n}\n}  // namespace\n'
@@ -77,6 +81,7 @@ class _Case:
             "assert_layout": self._check,
             "size": self._size,
             "stride": self._size,
+            "raise_for": self._raise,
         }
         operators: Mapping[str, Callable[..., str]] = {
             "aten.cat.out": self._joined,
@@ -114,6 +119,19 @@ class _Case:
     def _size(self, tensor: Any, dim: Any) -> str:
         member = "sizes" if self._request.name == "size" else "strides"
         return f"b[0].i = {self._tensor(tensor)}->{member}[{self._number(dim)}]; return 0;"
+
+    def _raise(self, rows: Any, *numbers: Any) -> str:
+        """An error with the words of the exception that Python programs raise."""
+        values, sizes = numbers[: len(rows)], numbers[len(rows) :]
+        cases = []
+        for (kind, text), value, size in zip(rows, values, sizes, strict=True):
+            found = self._number(value)
+            given = {"{index}": f"said({found})", "{size}": f"(long long){self._number(size)}"}
+            parts = re.split(r"({index}|{size})", text)
+            words = "".join("%lld" if part in given else part.replace("%", "%%") for part in parts)
+            operands = "".join(f", {given[part]}" for part in parts if part in given)
+            cases.append(f"if ({found}) return fail({quoted(f'{kind}: {words}')}{operands});")
+        return " ".join((*cases, "return 1;"))
 
     def _joined(self, parts: Any, dim: Any = 0, *, out: Any) -> str:
         tensors = ", ".join(map(self._tensor, parts))

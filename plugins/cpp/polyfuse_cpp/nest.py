@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, coefficient, free_axes
 from polyfuse_cpp.address import index_text, safe_name, static_multiple
@@ -52,14 +53,14 @@ class _Looped:
     def __post_init__(self) -> None:
         facts, plan, lane = self.facts, self.plan, self.plan.lane
         for stmt in self.section.body:
-            if stmt.op not in ("reduce", "scan"):
+            if not isinstance(stmt, (Reduce, Scan)):
                 continue
             along = bool(lane) and any(lane in facts.depends[a] for a in stmt.args)
             copies = self.unroll if plan.across else self.frame.copies if along else 1
-            if stmt.op == "scan":
+            if isinstance(stmt, Scan):
                 self.scanners[id(stmt)] = Scanner(stmt, plan.across or along, copies, plan.across)
                 continue
-            narrow = stmt.attrs[0] in ("argmin", "argmax") and self._is_index(stmt.args[1])
+            narrow = stmt.kind in ("argmin", "argmax") and self._is_index(stmt.args[1])
             self.reducers[id(stmt)] = Reducer(
                 stmt,
                 plan.across,
@@ -80,16 +81,16 @@ class _Looped:
         made = any(s.targets[:1] == (name,) and s.op == "index" for s in self.section.body)
         return made and name in self.facts.ranges
 
-    def _ordered(self, stmt: Stmt) -> bool:
+    def _ordered(self, stmt: Reduce) -> bool:
         """Whether the positions that an arg-reduction sees start at zero and grow in the order of the
         loops.
         """
-        if stmt.attrs[0] not in ("argmin", "argmax"):
+        if stmt.kind not in ("argmin", "argmax"):
             return False
         source = next((s for s in self.section.body if s.targets and s.targets[0] == stmt.args[1]), None)
-        if source is None or source.op != "index":
+        if not isinstance(source, IndexValue):
             return False
-        index = source.attrs[0]
+        index = source.index
         if set(free_axes(index)) - set(self.plan.raxes) or (isinstance(index, int) or index.const):
             return False
         span: IndexLike = 1
@@ -102,8 +103,8 @@ class _Looped:
             span = span * size
         return True
 
-    def _needs_blocks(self, stmt: Stmt) -> bool:
-        kind = stmt.attrs[0]
+    def _needs_blocks(self, stmt: Reduce) -> bool:
+        kind = stmt.kind
         if kind != "sum" or not stmt.dtype.is_float:
             return False
         inner = self.facts.sizes[self.plan.raxes[-1]]
@@ -137,14 +138,13 @@ class _Looped:
 
     # Places.
 
-    def _level(self, stmt: Stmt) -> int:
+    def _level(self, stmt: Statement) -> int:
         """How many loops a statement has around it."""
         last = len(self.plan.raxes)
-        if stmt.op in ("store", "reduce", "scan"):
+        if isinstance(stmt, (Store, Reduce, Scan)):
             return last
-        if stmt.op == "load" and any(
-            s.op == "store" and s.attrs[0] == stmt.attrs[0] for s in self.section.body
-        ):
+        stored = (s.buffer for s in self.section.body if isinstance(s, Store))
+        if isinstance(stmt, Load) and stmt.buffer in stored:
             return last
         depends = self.facts.depends_of(stmt)
         return max((k + 1 for k, r in enumerate(self.plan.raxes) if r in depends), default=0)
@@ -206,16 +206,17 @@ class _Looped:
                 self._body(frame.child(), f"{plain} - {low}")
             return
         size, lanes, wide = self.facts.sizes[name], plan.lanes, plan.lanes * self.unroll
-        whole = static_multiple(size, lanes) and all(n != name for n, _, _ in plan.limits)
+        # the part of an axis that a chunk has may end anywhere, whatever the size of the axis
+        limited = any(n == name for n, _, _ in plan.limits)
         out.line(f"i64 {plain} = {low};")
         waiting = f"({plain} - {low}) / {wide}"
         if not isinstance(size, int) or size >= wide:
             with out.block(f"for (; {plain} + {wide} <= {high}; {plain} += {wide})"):
                 self._body(frame.child(lane=name, copies=self.unroll), waiting)
-        if self.unroll > 1 and not static_multiple(size, wide):
+        if self.unroll > 1 and (limited or not static_multiple(size, wide)):
             with out.block(f"for (; {plain} + {lanes} <= {high}; {plain} += {lanes})"):
                 self._body(frame.child(lane=name, copies=1), waiting)
-        if not whole:
+        if limited or not static_multiple(size, lanes):
             with out.block(f"if ({plain} < {high})"):
                 out.line(f"const i64 n = {high} - {plain};")
                 self._body(frame.child(lane=name, copies=1, tail="n"), waiting)

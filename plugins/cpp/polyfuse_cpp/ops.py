@@ -98,7 +98,7 @@ def cost_of(op: str) -> int:
 
 
 def scalar_type(dtype: DType) -> str:
-    """C++ type of a value: bf16 and f16 are held as f32."""
+    """C++ type of a value: floats of 16 and 8 bits are held as f32."""
     return dtype.compute.value
 
 

@@ -16,8 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.ops import CHECK_MODE
+from polyfuse.ir.statements import Load, Statement, Store, indices, statement, with_index, with_names
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, atoms, axis, bounds, coefficient, free_axes, substitute
 from polyfuse_cpp.address import static_multiple
@@ -61,7 +64,8 @@ def _in_phases(kernel: Kernel, facts: Facts, plan: Plan) -> Kernel | None:
         return None
     if facts.hints[plan.lane] < plan.lanes or not all(_is_plain(a.stmt, facts) for a in facts.accesses):
         return None
-    if any(a.is_store and coefficient(a.index, plan.lane) != 1 for a in facts.accesses):
+    stores = [a for a in facts.accesses if a.is_store and a.mode != CHECK_MODE]
+    if any(coefficient(a.index, plan.lane) != 1 for a in stores):
         return None
     if any(part.looped for part in kernel.sections):
         return None
@@ -99,7 +103,7 @@ def _takes_turns(facts: Facts, short: str, size: int, lane: str) -> bool:
     """
     stores, loads = list[bool](), list[bool]()
     near = True
-    for access in facts.accesses:
+    for access in (a for a in facts.accesses if a.mode != CHECK_MODE):
         step = coefficient(access.index, lane)
         turns = step == size and coefficient(access.index, short) == 1
         (stores if access.is_store else loads).append(turns)
@@ -110,19 +114,18 @@ def _takes_turns(facts: Facts, short: str, size: int, lane: str) -> bool:
     return all(stores) or (near and any(loads))
 
 
-def _is_plain(stmt: Stmt, facts: Facts) -> bool:
+def _is_plain(stmt: Load | Store, facts: Facts) -> bool:
     """Whether an access is a load of what nothing writes, or a store to one place without a condition."""
-    if stmt.op == "load":
-        return stmt.attrs[0] not in facts.written
-    return stmt.attrs[3] == "set" and not stmt.attrs[2] and not stmt.attrs[4]
+    if isinstance(stmt, Load):
+        return stmt.buffer not in facts.written
+    if stmt.mode == CHECK_MODE:
+        return True
+    return stmt.mode == "set" and not stmt.indirect and stmt.mask is None
 
 
-def _indices(stmts: Iterable[Stmt]) -> Iterator[IndexLike]:
+def _indices(stmts: Iterable[Statement]) -> Iterator[IndexLike]:
     for stmt in stmts:
-        if stmt.op == "index":
-            yield stmt.attrs[0]
-        elif stmt.op in ("load", "store"):
-            yield stmt.attrs[1]
+        yield from indices(stmt)
 
 
 def _divisor(indices: Iterable[IndexLike], lane: str) -> int:
@@ -147,7 +150,7 @@ class _Cut:
     lane: str
     phases: int
     whole: bool = False
-    body: list[Stmt] = field(default_factory=list)
+    body: list[Statement] = field(default_factory=list)
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
     numbers: dict[str, IndexLike] = field(default_factory=dict)
     answers: dict[str, bool] = field(default_factory=dict)
@@ -163,7 +166,7 @@ class _Cut:
         sections = []
         for section in self.kernel.sections:
             self.body = []
-            stores: list[list[Stmt]] = []
+            stores: list[list[Statement]] = []
             for phase in range(self.phases):
                 stores.append([s for s in (self._copy(s, phase) for s in section.body) if s is not None])
             woven = [phased[k] for k in range(len(stores[0])) for phased in stores]
@@ -179,23 +182,20 @@ class _Cut:
             del hints[self.place], axes[self.place]
         return replace(self.kernel, axes=tuple(axes), sections=tuple(sections), size_hints=tuple(hints))
 
-    def _copy(self, stmt: Stmt, phase: int) -> Stmt | None:
+    def _copy(self, stmt: Statement, phase: int) -> Statement | None:
         """Write a statement of one phase; a store is given back instead."""
         names = self.names[phase]
         args = tuple(names[a] for a in stmt.args)
-        attrs = stmt.attrs
-        if stmt.op == "index":
-            attrs = (self._at(attrs[0], phase),)
-        elif stmt.op in ("load", "store"):
-            attrs = (attrs[0], self._at(attrs[1], phase), *attrs[2:])
-        if stmt.op == "store":
+        copy = with_index(with_names(stmt, stmt.targets, args), lambda index: self._at(index, phase))
+        if isinstance(copy, Store):
             inside = self._inside(phase)
-            extra = (inside,) if inside else ()
-            return replace(stmt, args=(*args, *extra), attrs=(*attrs[:4], bool(inside)))
-        if stmt.op == "load":
-            name = self._load(replace(stmt, args=args, attrs=attrs), phase)
+            if inside and copy.mask is not None:
+                inside = self._value("bitwise_and", (copy.mask, inside), DType.bool)
+            return replace(copy, mask=inside or copy.mask)
+        if isinstance(copy, Load):
+            name = self._load(copy, phase)
         else:
-            name = self._value(stmt.op, args, stmt.dtype, attrs)
+            name = self._value(copy.op, args, copy.dtype, copy.payload)
         names[stmt.targets[0]] = name
         return None
 
@@ -208,24 +208,22 @@ class _Cut:
             return ""
         if isinstance(self.size, int) and phase < self.size % self.phases:
             return ""
-        here = self._value("index", (), DType.i64, (self.axis * self.phases + phase,))
-        end = self._value("index", (), DType.i64, (self.size,))
-        return self._value("lt", (here, end), DType.bool, ())
+        here = self._value("index", (), DType.i64, self.axis * self.phases + phase)
+        end = self._value("index", (), DType.i64, self.size)
+        return self._value("lt", (here, end), DType.bool)
 
-    def _load(self, stmt: Stmt, phase: int) -> str:
+    def _load(self, stmt: Load, phase: int) -> str:
         """A load of one phase: nothing beyond the axis, and no condition that is known."""
-        buffer, index, count, masked = stmt.attrs
-        place, extra = stmt.args[:count], stmt.args[count:]
-        mask, other = extra if masked else ("", "")
-        inside = self._inside(phase) if self._varies(index, place) else ""
+        place, mask, other = stmt.indirect, stmt.mask or "", stmt.other or ""
+        inside = self._inside(phase) if self._varies(stmt.index, place) else ""
         if inside:
-            mask = self._value("bitwise_and", (mask, inside), DType.bool, ()) if mask else inside
+            mask = self._value("bitwise_and", (mask, inside), DType.bool) if mask else inside
             other = other or self._constant(0, stmt.dtype)
         if self.answers.get(mask) is False:
             return other
         if self.answers.get(mask, not mask):
-            return self._value("load", place, stmt.dtype, (buffer, index, count, False))
-        return self._value("load", (*place, mask, other), stmt.dtype, (buffer, index, count, True))
+            return self._value("load", place, stmt.dtype, stmt.payload._replace(masked=False))
+        return self._value("load", (*place, mask, other), stmt.dtype, stmt.payload._replace(masked=True))
 
     def _varies(self, index: IndexLike, place: tuple[str, ...]) -> bool:
         """Whether an access depends on the axis; where data say, it might."""
@@ -235,22 +233,22 @@ class _Cut:
 
     def _constant(self, value: int | bool, dtype: DType) -> str:
         exact = bool(value) if dtype is DType.bool else float(value) if dtype.is_float else value
-        return self._value("const", (), dtype, (exact,))
+        return self._value("const", (), dtype, exact)
 
-    def _value(self, op: str, args: tuple[str, ...], dtype: DType, attrs: tuple[object, ...]) -> str:
+    def _value(self, op: str, args: tuple[str, ...], dtype: DType, payload: Any = None) -> str:
         """The name of a value: a known one where it is computed already, or is decided."""
         known = self._decided(op, args)
         if known is not None:
             return known
-        key = (op, args, dtype, tuple((type(a), repr(a)) for a in attrs))
+        key = (op, args, dtype, type(payload), repr(payload))
         if key not in self.made:
             name = f"v{len(self.made) + 1}"
             self.made[key] = name
-            self.body.append(Stmt((name,), op, args, dtype, attrs))
+            self.body.append(statement(op, (name,), args, dtype, payload))
             if op == "index" or (op == "const" and dtype is DType.i64):
-                self.numbers[name] = attrs[0]  # type: ignore[assignment]
+                self.numbers[name] = payload
             if op == "const" and dtype is DType.bool:
-                self.answers[name] = bool(attrs[0])
+                self.answers[name] = bool(payload)
         return self.made[key]
 
     def _decided(self, op: str, args: tuple[str, ...]) -> str | None:

@@ -24,6 +24,7 @@ FEATURES: dict[str, tuple[str, ...]] = {
     "math_f64": ("math_f32",),
     "hyper_f32": ("math_f64",),
     "special": ("math_f64",),
+    "check": ("reduce",),
     "gather": (),
     "reduce": (),
     "atomic": (),
@@ -43,9 +44,9 @@ FEATURES: dict[str, tuple[str, ...]] = {
 """Optional headers, each with the headers it needs."""
 
 _ORDER: tuple[str, ...] = (
-    "omp", "reduce", "divide", "math_f32", "math_f64", "trig_f32", "hyper_f32", "special", "gather", "atomic",
-    "kernel", "shuffle", "stream", "tile", "weave", "window", "scan", "update", "fold", "online", "product",
-    "pairs",
+    "omp", "reduce", "check", "divide", "math_f32", "math_f64", "trig_f32", "hyper_f32", "special", "gather",
+    "atomic", "kernel", "shuffle", "stream", "tile", "weave", "window", "scan", "update", "fold", "online",
+    "product", "pairs",
 )  # fmt: skip
 
 _OPS: dict[str, frozenset[str]] = {
@@ -109,12 +110,14 @@ def prelude_for(
     register_bytes: int = 16,
     gathers: bool = True,
     dots: Iterable[str] = (),
+    saturates: bool = True,
 ) -> str:
     """C++ text with the vector layer for *lanes* lanes on registers of *register_bytes* bytes.
 
     Without *gathers*, loads one by one take the place of the machine's own gathers. *dots* are the macros of
-    `isa.dot_instructions`.
+    `isa.dot_instructions`. *saturates*: what is too large for ``float8_e4m3fn`` becomes the largest number.
     """
     head = f"#define PF_W {lanes}\n#define PF_BYTES {register_bytes}\n#define PF_GATHERS {int(gathers)}\n"
+    head += f"#define PF_E4M3_SATURATES {int(saturates)}\n"
     head += "".join(f"#define {macro} 1\n" for macro in dots)
     return head + "".join(header_text(name) for name in needed_headers(features))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.statements import Statement
 from polyfuse.plugin import Source
 from polyfuse.symbolic import product as product_of_sizes
 from polyfuse_cpp.address import index_text, safe_name, static_multiple
@@ -324,5 +324,5 @@ class ProductText:
                 done.add(id(stmt))
         return frozenset(done)
 
-    def _depends(self, stmt: Stmt) -> frozenset[str]:
+    def _depends(self, stmt: Statement) -> frozenset[str]:
         return self.facts.depends_of(stmt)

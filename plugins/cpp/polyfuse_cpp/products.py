@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.statements import Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
@@ -63,7 +64,7 @@ class Product:
     depth: tuple[str, ...]
     dtype: DType
     accumulator: str
-    epilogue: tuple[Stmt, ...]
+    epilogue: tuple[Statement, ...]
 
     @property
     def rows_touch(self) -> bool:
@@ -82,7 +83,8 @@ class Product:
 
 def has_product(kernel: Kernel) -> bool:
     """Whether a kernel holds a reduction of products."""
-    return any(s.op == "reduce" and s.attrs[0] in CONTRACTIONS for part in kernel.sections for s in part.body)
+    stmts = (s for part in kernel.sections for s in part.body)
+    return any(isinstance(s, Reduce) and s.kind in CONTRACTIONS for s in stmts)
 
 
 def product_of(kernel: Kernel) -> Product:
@@ -124,10 +126,10 @@ def product_of(kernel: Kernel) -> Product:
 
 def _check(found: Contraction, facts: Facts) -> None:
     operands = (*found.left.body, *found.right.body)
-    read = {s.attrs[0] for s in operands if s.op == "load"}
+    read = {s.buffer for s in operands if isinstance(s, Load)}
     if read & facts.written:
         raise UnsupportedError("a result is written over an operand", "let the library compute the product")
-    if any(s.op == "store" and s.attrs[3] != "set" for s in found.epilogue):
+    if any(isinstance(s, Store) and s.mode != "set" for s in found.epilogue):
         raise UnsupportedError("results of the product are added to memory", "split the kernel")
 
 
@@ -135,10 +137,10 @@ def _names(axes: Sequence[Index]) -> tuple[str, ...]:
     return tuple(axis_name(a) for a in axes)
 
 
-def _accesses(body: Sequence[Stmt]) -> list[tuple[IndexLike, float]]:
+def _accesses(body: Sequence[Statement]) -> list[tuple[IndexLike, float]]:
     """Where the results are read and written, and how much that matters."""
     weights = {"load": 1.0, "store": 2.0}
-    return [(s.attrs[1], weights[s.op]) for s in body if s.op in weights]
+    return [(s.index, weights[s.op]) for s in body if isinstance(s, (Load, Store))]
 
 
 def _score(names: Sequence[str], accesses: Sequence[tuple[IndexLike, float]]) -> float:
@@ -150,11 +152,11 @@ def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts
     plain = operand.plain
     if plain is None:
         return Side(operand, axes, None, "", operand.dtype, None, None)
-    index = plain.attrs[1]
+    index = plain.index
     moving = [name for name in depth if facts.sizes[name] != 1]
     step = _factor(index, moving[0]) if len(moving) == 1 else None
     apart = _factor(index, axes[-1]) if axes else None
-    return Side(operand, axes, index, plain.attrs[0], facts.memory[plain.attrs[0]], step, apart)
+    return Side(operand, axes, index, plain.buffer, facts.memory[plain.buffer], step, apart)
 
 
 def _in_panels(side: Side, facts: Facts) -> Side:

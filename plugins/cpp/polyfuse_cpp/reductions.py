@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_cpp.body import Frame, Value
 from polyfuse_cpp.ops import literal, scalar_type, vector_type
@@ -78,7 +78,7 @@ class Reducer:
         blocked: whether partial sums are folded into running ones after every block.
     """
 
-    stmt: Stmt
+    stmt: Reduce
     across: bool
     vector: bool
     copies: int
@@ -89,7 +89,7 @@ class Reducer:
     @property
     def kind(self) -> str:
         """Its kind, of `ops.REDUCTIONS`."""
-        return str(self.stmt.attrs[0])
+        return self.stmt.kind
 
     @property
     def buffered(self) -> bool:

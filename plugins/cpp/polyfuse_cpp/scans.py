@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.statements import Scan
 from polyfuse.ir.types import DType
 from polyfuse_cpp.body import Frame, Value
 from polyfuse_cpp.ops import scalar_type, vector_type
@@ -17,9 +17,9 @@ __all__ = ["Scanner", "scans_across"]
 _ACROSS = frozenset((DType.f32, DType.f64, DType.i32, DType.i64))
 
 
-def scans_across(stmt: Stmt) -> bool:
+def scans_across(stmt: Scan) -> bool:
     """Whether a scan can be done on the lanes of one vector."""
-    return stmt.attrs[0] in ("sum", "prod") and stmt.dtype in _ACROSS
+    return stmt.kind in ("sum", "prod") and stmt.dtype in _ACROSS
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Scanner:
     lanes run along the axis of the scan (`across`), it is the last result in every lane.
     """
 
-    stmt: Stmt
+    stmt: Scan
     vector: bool
     copies: int
     across: bool = False
@@ -36,7 +36,7 @@ class Scanner:
     @property
     def kind(self) -> str:
         """Its kind, of `ops.SCANS`."""
-        return str(self.stmt.attrs[0])
+        return self.stmt.kind
 
     def _type(self) -> str:
         return vector_type(self.stmt.dtype) if self.vector else scalar_type(self.stmt.dtype)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.statements import Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, free_axes, substitute
 from polyfuse_cpp.address import index_text, safe_name
@@ -52,7 +52,7 @@ class Weave:
         end: where the lane axis, in elements, ends; None where every vector of the axis is whole.
     """
 
-    stores: tuple[Stmt, ...]
+    stores: tuple[Store, ...]
     end: IndexLike | None
 
 
@@ -70,6 +70,7 @@ class Scope:
         features: headers that the text needs, collected.
         tiles: elements of the tiles that stand for a load or store (by identity), one for each copy.
         streams: stores (by identity) that bypass the caches where a whole vector is written.
+        compared: operands of each `ne` of integers.
         woven: stores (by identity) whose elements take turns in memory, and those that they are woven with.
     """
 
@@ -83,6 +84,7 @@ class Scope:
     local_lanes: int = 1
     features: set[str] = field(default_factory=set)
     env: dict[str, Value] = field(default_factory=dict)
+    compared: dict[str, tuple[str, ...]] = field(default_factory=dict)
     tiles: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     streams: frozenset[int] = frozenset()
     woven: Mapping[int, Weave] = field(default_factory=dict)
@@ -125,7 +127,7 @@ class Scope:
 
     def _bind(
         self,
-        stmt: Stmt,
+        stmt: Statement,
         vector: bool,
         texts: Sequence[str],
         *,
@@ -157,7 +159,7 @@ class Scope:
         plain = f"{safe_name(name)}" if name[:1].isalpha() else f"v{safe_name(name)}"
         return plain if copy == 0 else f"{plain}_{copy}"
 
-    def _note_index(self, stmt: Stmt, index: IndexLike) -> None:
+    def _note_index(self, stmt: Statement, index: IndexLike) -> None:
         self.env[stmt.targets[0]] = replace(self.env[stmt.targets[0]], index=index)
 
     def _is_vector(self, *names: str) -> bool:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.kernel import Alias, Kernel, KernelArg, Section
+from polyfuse.ir.statements import Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, product, symbol
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.tiling import Split
 
-__all__ = ["Scratch", "Stage", "stages_of"]
+__all__ = ["Scratch", "Stage", "refused_by_split", "stages_of"]
 
 _MERGE = {"welford": "welford_merge", "online_softmax": "softmax_merge"}
 
@@ -35,17 +36,42 @@ class Scratch:
 class Stage:
     """One pass of a cut kernel, with the limits of its loops as `tiling.Plan` has them.
 
-    They are other ones at every point of the axis `one_by_one`.
+    They are other ones at every point of the axis `one_by_one`. Vectors would begin at multiples of `chunk`
+    on an axis with limits.
     """
 
     kernel: Kernel
     limits: tuple[tuple[str, str, str], ...] = ()
     one_by_one: str = ""
+    chunk: int = 0
+
+    def without_lanes(self, lanes: int) -> tuple[str, ...]:
+        """Axes along which vectors of so many lanes must not run: those whose points have loops of their own,
+        and those where a vector would begin beside the multiples of its lanes.
+        """
+        limited = tuple(name for name, _, _ in self.limits) if self.chunk % lanes else ()
+        return (self.one_by_one, *limited)
 
 
 def stages_of(kernel: Kernel, facts: Facts, split: Split) -> tuple[list[Stage], list[Scratch]]:
     """The stages of a kernel that is cut along `split`, and their scratch memory."""
     return _Cutter(kernel, facts, split).cut()
+
+
+def refused_by_split(kernel: Kernel) -> tuple[Alias, ...]:
+    """The pairs of arguments that a cut kernel cannot take as one memory: a pass over a second loop loads
+    again what was loaded outside of loops, when a pass before it may have stored there.
+    """
+    if sum(section.looped for section in kernel.sections) < 2:
+        return ()
+    outside = {
+        stmt.buffer
+        for section in kernel.sections
+        if not section.looped
+        for stmt in section.body
+        if isinstance(stmt, Load)
+    }
+    return tuple(alias for alias in kernel.aliases if alias.input in outside)
 
 
 class _Cutter:
@@ -56,8 +82,8 @@ class _Cutter:
         self.points = product(kernel.sizes)
         self.point = self._flat(kernel.axes)
         self.scratch: list[Scratch] = []
-        self.prefix: list[Stmt] = []
-        self.results: dict[str, Stmt] = {}
+        self.prefix: list[Statement] = []
+        self.results: dict[str, Statement] = {}
 
     def _flat(self, axes: Iterable[Index]) -> IndexLike:
         place: IndexLike = 0
@@ -73,35 +99,33 @@ class _Cutter:
         number = 0
         while sections:
             looped = sections.pop(0)
-            after: list[Stmt] = []
+            after: list[Statement] = []
             while sections and not sections[0].looped:
                 after.extend(sections.pop(0).body)
             stages.extend(self._stage(number, looped, after, last=not sections))
             number += 1
         return [replace(s, kernel=self._with_scratch(s.kernel)) for s in stages], self.scratch
 
-    def _stage(self, number: int, looped: Section, after: list[Stmt], last: bool) -> Iterable[Stage]:
-        reduces = [s for s in looped.body if s.op == "reduce"]
+    def _stage(self, number: int, looped: Section, after: list[Statement], last: bool) -> Iterable[Stage]:
+        reduces = [s for s in looped.body if isinstance(s, Reduce)]
         body = tuple(s for s in looped.body)
-        stores: list[Stmt] = []
-        loads: list[Stmt] = []
-        merges: list[Stmt] = []
+        stores: list[Statement] = []
+        loads: list[Statement] = []
+        merges: list[Reduce] = []
         for place, stmt in enumerate(reduces):
             parts = []
             for result, target in enumerate(stmt.targets):
                 dtype = self._type(stmt, result)
                 buffer = f"part{number}_{place}_{result}"
                 self.scratch.append(Scratch(buffer, dtype, self.chunks * self.points))
-                attrs = (buffer, self.chunk * self.points + self.point)
+                place_of = self.chunk * self.points + self.point
                 name = target or f"unused{number}_{place}_{result}"
                 parts.append(name)
-                stores.append(Stmt((), "store", (name,), dtype, (*attrs, 0, "set", False)))
-                loads.append(Stmt((f"part_{name}",), "load", (), dtype, (*attrs, 0, False)))
-            kind = _MERGE.get(stmt.attrs[0], stmt.attrs[0])
-            merges.append(
-                replace(stmt, targets=tuple(parts), args=tuple(f"part_{n}" for n in parts), attrs=(kind,))
-            )
-            body = tuple(replace(s, targets=tuple(parts)) if s is stmt else s for s in body)
+                stores.append(Store(buffer, place_of, name, dtype))
+                loads.append(Load(f"part_{name}", buffer, place_of, dtype))
+            kind, merged = _MERGE.get(stmt.kind, stmt.kind), tuple(f"part_{n}" for n in parts)
+            merges.append(Reduce(tuple(parts), kind, merged, stmt.dtype))
+            body = tuple(replace(stmt, targets=tuple(parts)) if s is stmt else s for s in body)
         limit = self.split
         limits = (
             (
@@ -121,6 +145,7 @@ class _Cutter:
             ),
             limits,
             "chunk",
+            limit.size,
         )
         before = Section(False, tuple(self.prefix if number == 0 else self._pure()))
         saved = [] if last else self._save(number, merges)
@@ -136,25 +161,24 @@ class _Cutter:
         )
         self.prefix.extend(after)
 
-    def _save(self, number: int, merges: list[Stmt]) -> list[Stmt]:
+    def _save(self, number: int, merges: list[Reduce]) -> list[Statement]:
         """Keep merged results for later stages."""
-        stores: list[Stmt] = []
+        stores: list[Statement] = []
         for stmt in merges:
             for result, target in enumerate(stmt.targets):
                 dtype = self._type(stmt, result)
                 buffer = f"whole{number}_{target}"
                 self.scratch.append(Scratch(buffer, dtype, self.points))
-                attrs = (buffer, self.point, 0)
-                stores.append(Stmt((), "store", (target,), dtype, (*attrs, "set", False)))
-                self.prefix.append(Stmt((target,), "load", (), dtype, (*attrs, False)))
+                stores.append(Store(buffer, self.point, target, dtype))
+                self.prefix.append(Load(target, buffer, self.point, dtype))
         return stores
 
-    def _type(self, stmt: Stmt, result: int) -> DType:
-        if stmt.attrs[0] in ("argmin", "argmax") and result == 1:
+    def _type(self, stmt: Reduce, result: int) -> DType:
+        if stmt.kind in ("argmin", "argmax") and result == 1:
             return DType.i64
         return stmt.dtype
 
-    def _pure(self) -> list[Stmt]:
+    def _pure(self) -> list[Statement]:
         return [s for s in self.prefix if s.op != "store"]
 
     def _hints(self) -> tuple[int, ...]:
@@ -164,6 +188,6 @@ class _Cutter:
         return (*self.kernel.args, KernelArg("chunks", "size", DType.i64))
 
     def _with_scratch(self, kernel: Kernel) -> Kernel:
-        used = {s.attrs[0] for part in kernel.sections for s in part.body if s.op in ("load", "store")}
+        used = {s.buffer for part in kernel.sections for s in part.body if isinstance(s, (Load, Store))}
         extra = tuple(KernelArg(s.name, "inout", s.dtype, s.size) for s in self.scratch if s.name in used)
         return replace(kernel, args=(*kernel.args, *extra))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Statement
 from polyfuse.symbolic import IndexLike, product
 from polyfuse_cpp.address import index_text, safe_name, static_multiple
 from polyfuse_cpp.body import Frame
@@ -64,7 +65,7 @@ class StageText:
 
     def __post_init__(self) -> None:
         self.woven = woven_stores(self.kernel, self.facts, self.plan)
-        self.streamed = streamed_stores(self.facts, self.plan, self.woven)
+        self.streamed = streamed_stores(self.kernel, self.facts, self.plan, self.woven)
         self.tables = lane_tables(self.kernel, self.facts, self.plan)
 
     def emit(self) -> None:
@@ -138,7 +139,7 @@ class StageText:
             woven=self.woven,
         )
 
-    def _never_collides(self, stmt: Stmt) -> bool:
+    def _never_collides(self, stmt: Statement) -> bool:
         access = next(a for a in self.facts.accesses if a.stmt is stmt)
         if any(self.facts.hints[a] != 1 or self.facts.sizes[a] != 1 for a in self.facts.raxes):
             return False

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from polyfuse.ir.kernel import Kernel
+from polyfuse.kit import same_names
 from polyfuse.symbolic import coefficient, free_axes
 from polyfuse_cpp.address import static_multiple
 from polyfuse_cpp.facts import Access, Facts
@@ -27,12 +29,12 @@ _LARGE_IN_TILES = 4 << 20
 """The same where tiles are turned over."""
 
 
-def streamed_stores(facts: Facts, plan: Plan, woven: Mapping[int, Weave]) -> frozenset[int]:
-    """The stores (by identity) that bypass the caches."""
+def streamed_stores(kernel: Kernel, facts: Facts, plan: Plan, woven: Mapping[int, Weave]) -> frozenset[int]:
+    """The stores (by identity) that bypass the caches; what was read from there is in them already."""
     # a register is as wide as the lanes of four bytes
     if not plan.lane or plan.lanes * 4 != _LINE:
         return frozenset()
-    read = {a.buffer for a in facts.accesses if not a.is_store}
+    read = same_names(kernel, {a.buffer for a in facts.accesses if not a.is_store})
     return frozenset(
         id(a.stmt) for a in facts.accesses if a.buffer not in read and _streams(a, facts, plan, woven)
     )
@@ -41,7 +43,7 @@ def streamed_stores(facts: Facts, plan: Plan, woven: Mapping[int, Weave]) -> fro
 def _streams(access: Access, facts: Facts, plan: Plan, woven: Mapping[int, Weave]) -> bool:
     """Whether one store writes a large result, line by line."""
     size = facts.memory[access.buffer].itemsize
-    masked = access.stmt.attrs[-1]
+    masked = access.stmt.mask is not None
     if access.mode != "set" or access.indirect or masked or size < 4 or access.buffer in facts.local_names:
         return False
     along = plan.tile if access in plan.tiled else plan.lane

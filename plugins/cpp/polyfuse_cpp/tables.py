@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Statement
 from polyfuse.ir.types import DType
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.ops import cost_of
@@ -38,7 +39,7 @@ class Tables:
     """
 
     values: tuple[str, ...]
-    made_by: tuple[Stmt, ...]
+    made_by: tuple[Statement, ...]
     spared: frozenset[int]
     length: int
 
@@ -53,7 +54,7 @@ def lane_tables(kernel: Kernel, facts: Facts, plan: Plan) -> Tables | None:
     if not isinstance(size, int) or rows < _ROWS:
         return None
     stmts = [s for part in kernel.sections for s in part.body]
-    own: dict[str, Stmt] = {}
+    own: dict[str, Statement] = {}
     for stmt in stmts:
         if _is_own(stmt, facts, plan.lane) and all(a in own for a in stmt.args):
             own[stmt.targets[0]] = stmt
@@ -80,14 +81,14 @@ def lane_tables(kernel: Kernel, facts: Facts, plan: Plan) -> Tables | None:
     return Tables(values, tuple(_closure(chosen, own)), spared, length)
 
 
-def _is_own(stmt: Stmt, facts: Facts, lane: str) -> bool:
+def _is_own(stmt: Statement, facts: Facts, lane: str) -> bool:
     """Whether a statement computes something, and does so alike in all rows."""
     if len(stmt.targets) != 1 or stmt.op in ("load", "store", "reduce", "scan", "rand"):
         return False
     return facts.depends_of(stmt) <= {lane}
 
 
-def _closure(names: list[str], made: dict[str, Stmt]) -> list[Stmt]:
+def _closure(names: list[str], made: dict[str, Statement]) -> list[Statement]:
     """The statements that values are made of, as far as `made` knows them, in order."""
     found: set[str] = set()
     pending = [name for name in names if name in made]

@@ -4,9 +4,12 @@ split.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.ops import CHECK_MODE
+from polyfuse.ir.statements import Reduce, Scan, Store
 from polyfuse.symbolic import coefficient, free_axes
 from polyfuse_cpp.address import index_text, static_multiple
 from polyfuse_cpp.facts import Access, Facts
@@ -65,15 +68,20 @@ class Plan:
 
 
 def choose_plan(
-    kernel: Kernel, facts: Facts, lanes: int, lane_at: int = 0, unroll: int = 0, one_by_one: str = ""
+    kernel: Kernel,
+    facts: Facts,
+    lanes: int,
+    lane_at: int = 0,
+    unroll: int = 0,
+    without: Collection[str] = (),
 ) -> Plan:
     """The plan for a kernel on a machine with vectors of `lanes` lanes.
 
     `lane_at` names the lane axis by its place (the first is 1) and `unroll` the vectors side by side; zero
-    leaves the choice here. Lanes do not run along the axis `one_by_one`: its points have their own loops.
+    leaves the choice here. Lanes do not run along the axes `without`.
     """
-    scans = any(s.op == "scan" and not scans_across(s) for part in kernel.sections for s in part.body)
-    lane = "" if lanes == 1 else _lane(kernel, facts, scans, lanes, one_by_one)
+    scans = any(isinstance(s, Scan) and not scans_across(s) for part in kernel.sections for s in part.body)
+    lane = "" if lanes == 1 else _lane(kernel, facts, scans, lanes, without)
     if lane and lane_at:
         lane = (*facts.axes, *facts.raxes)[lane_at - 1]
     across = lane in facts.raxes
@@ -109,7 +117,8 @@ def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
         or not all(any(s.op == "reduce" for s in part.body) for part in looped)
     ):
         return None
-    if any(s.op == "scan" or (s.op == "store" and s.attrs[3] != "set") for s in stmts) or not looped:
+    collide = any(isinstance(s, Store) and s.mode not in ("set", CHECK_MODE) for s in stmts)
+    if collide or any(isinstance(s, Scan) for s in stmts) or not looped:
         return None
     before = (a for a in facts.accesses if not a.is_store and not kernel.sections[a.section].looped)
     if any(a.buffer in facts.written for a in before):
@@ -138,13 +147,13 @@ def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
     return Split(name, size, index_text(facts.sizes[name]), count) if count >= 2 else None
 
 
-def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int, one_by_one: str) -> str:
+def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int, without: Collection[str]) -> str:
     """The axis along which most memory is contiguous; the innermost parallel one where several are equal."""
     candidates = [*reversed(facts.axes), *(() if scans else reversed(facts.raxes))]
     best, best_score = "", float("-inf")
     for place, name in enumerate(candidates):
         extent = facts.hints[name]
-        if name == one_by_one or (extent < _FEW and facts.sizes[name] == extent):
+        if name in without or (extent < _FEW and facts.sizes[name] == extent):
             continue
         score = -place * 0.01
         for access in facts.accesses:
@@ -223,7 +232,7 @@ def _may_unroll(part: Section, across: bool) -> bool:
     """Whether vectors side by side make sense: states that wait in a buffer take one at a time."""
     if not part.looped or any(s.op == "scan" for s in part.body):
         return False
-    kinds = [s.attrs[0] for s in part.body if s.op == "reduce"]
+    kinds = [s.kind for s in part.body if isinstance(s, Reduce)]
     return not across or (bool(kinds) and "welford" not in kinds and "online_softmax" not in kinds)
 
 
@@ -232,7 +241,9 @@ def _with_collisions(plan: Plan, facts: Facts, deterministic: bool) -> Plan:
     matters.
     """
     updates = [
-        a for a in facts.accesses if a.is_store and (a.mode != "set" or (deterministic and a.indirect))
+        a
+        for a in facts.accesses
+        if a.is_store and (a.mode not in ("set", CHECK_MODE) or (deterministic and a.indirect))
     ]
     if not updates:
         return plan
@@ -283,7 +294,7 @@ def _with_turned_loops(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
 
 def _runs_along(access: Access, name: str, lane: str, facts: Facts) -> bool:
     """Whether an access is contiguous along an axis and jumps along the lanes."""
-    if access.stmt.attrs[-1] or access.mode not in ("load", "set"):
+    if access.stmt.mask is not None or access.mode not in ("load", "set"):
         return False
     if access.mode == "load" and access.buffer in facts.written:
         return False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.statements import IndexValue, Load, Statement, Store
 from polyfuse.symbolic import IndexLike, axis, bounds, coefficient, free_axes
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.phases import MOST_PHASES
@@ -23,12 +24,12 @@ def woven_stores(kernel: Kernel, facts: Facts, plan: Plan) -> Mapping[int, Weave
         if section.looped and facts.raxes:
             continue
         for place, stmt in enumerate(section.body):
-            if id(stmt) in found or not _may(stmt, facts):
+            if not isinstance(stmt, Store) or id(stmt) in found or not _may(stmt, facts):
                 continue
-            count = coefficient(stmt.attrs[1], plan.lane)
+            count = coefficient(stmt.index, plan.lane)
             if not isinstance(count, int) or not 1 < count <= MOST_PHASES:
                 continue
-            stores = _next_stores(section, place, count)
+            stores = _next_stores(section.body[place:], stmt.buffer, count)
             if len(stores) < count or not all(_follows(s, k, stmt, facts) for k, s in enumerate(stores)):
                 continue
             ends = [_end(s, k, count, section, facts, plan.lane) for k, s in enumerate(stores)]
@@ -41,45 +42,42 @@ def woven_stores(kernel: Kernel, facts: Facts, plan: Plan) -> Mapping[int, Weave
     return found
 
 
-def _next_stores(section: Section, place: int, count: int) -> tuple[Stmt, ...]:
-    """The store at a place and those that follow it to the same buffer, up to where that is read."""
-    found: list[Stmt] = []
-    buffer = section.body[place].attrs[0]
-    for stmt in section.body[place:]:
-        if stmt.op == "store" and stmt.attrs[0] == buffer:
+def _next_stores(body: Sequence[Statement], buffer: str, count: int) -> tuple[Store, ...]:
+    """The first stores to a buffer, up to where that is read."""
+    found: list[Store] = []
+    for stmt in body:
+        if isinstance(stmt, Store) and stmt.buffer == buffer:
             found.append(stmt)
-        elif stmt.op == "load" and stmt.attrs[0] == buffer:
+        elif isinstance(stmt, Load) and stmt.buffer == buffer:
             break
         if len(found) == count:
             break
     return tuple(found)
 
 
-def _may(stmt: Stmt, facts: Facts) -> bool:
-    if stmt.op != "store" or stmt.attrs[0] in facts.local_names:
-        return False
-    return stmt.attrs[3] == "set" and not stmt.attrs[2]
+def _may(stmt: Store, facts: Facts) -> bool:
+    return stmt.buffer not in facts.local_names and stmt.mode == "set" and not stmt.indirect
 
 
-def _follows(stmt: Stmt, behind: int, first: Stmt, facts: Facts) -> bool:
+def _follows(stmt: Store, behind: int, first: Store, facts: Facts) -> bool:
     """Whether a store writes the element so far behind the one that another store writes."""
-    return _may(stmt, facts) and stmt.attrs[0] == first.attrs[0] and stmt.attrs[1] - first.attrs[1] == behind
+    return _may(stmt, facts) and stmt.buffer == first.buffer and stmt.index - first.index == behind
 
 
-def _end(stmt: Stmt, behind: int, count: int, section: Section, facts: Facts, lane: str) -> IndexLike | None:
+def _end(stmt: Store, behind: int, count: int, section: Section, facts: Facts, lane: str) -> IndexLike | None:
     """Where a store's condition says that the axis ends; zero without one, None if it says something else."""
-    if not stmt.attrs[4]:
+    if stmt.mask is None:
         return 0
     made = {s.targets[0]: s for s in section.body if len(s.targets) == 1}
-    test = made.get(stmt.args[-1])
+    test = made.get(stmt.mask)
     if test is None or test.op != "lt":
         return None
     here, end = (made.get(a) for a in test.args)
-    if here is None or end is None or here.op != "index" or end.op != "index":
+    if not isinstance(here, IndexValue) or not isinstance(end, IndexValue):
         return None
-    if here.attrs[0] != axis(lane, facts.sizes[lane]) * count + behind or lane in free_axes(end.attrs[0]):
+    if here.index != axis(lane, facts.sizes[lane]) * count + behind or lane in free_axes(end.index):
         return None
-    return end.attrs[0]  # type: ignore[no-any-return]
+    return end.index
 
 
 def _meets(ends: list[IndexLike | None], end: IndexLike, count: int, size: IndexLike) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.ops import FOLD_MODES, SCALAR_OPS
+from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store, indices
 from polyfuse.ir.types import DType
+from polyfuse.kit import changed_arguments
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cutlass.ops import cast_text, literal, operation_text, unsupported_op
 from polyfuse_cutlass.problem import Problem, divides, extent
@@ -45,18 +47,18 @@ class Vector:
     count: int
 
 
-def is_fold(stmt: Stmt) -> bool:
+def is_fold(stmt: Statement) -> TypeGuard[Store]:
     """Whether a statement combines groups of results before it stores them."""
-    return stmt.op == "store" and stmt.attrs[3] in FOLD_MODES
+    return isinstance(stmt, Store) and stmt.mode in FOLD_MODES
 
 
-def refusal(statements: Iterable[Stmt], folds: bool = False) -> str:
+def refusal(statements: Iterable[Statement], folds: bool = False) -> str:
     """Why an epilogue cannot be expressed, or an empty text. `folds`: it may combine groups of results."""
     types: dict[str, DType] = {}
     for stmt in statements:
-        if stmt.op == "store":
-            if stmt.attrs[3] != "set" and not (folds and is_fold(stmt)):
-                return f"a store combines with what is there ({stmt.attrs[3]})"
+        if isinstance(stmt, Store):
+            if stmt.mode != "set" and not (folds and is_fold(stmt)):
+                return f"a store combines with what is there ({stmt.mode})"
         elif stmt.op in SCALAR_OPS:
             reason = unsupported_op(stmt.op, types.get(stmt.args[-1], stmt.dtype))
             if reason:
@@ -75,19 +77,18 @@ def heavy(problem: Problem) -> bool:
 
 def vector_of(problem: Problem) -> Vector:
     """What a thread finishes at once: as much as the first store writes in one access."""
-    stores = [s for s in problem.epilogue if s.op == "store"]
+    stores = [s for s in problem.epilogue if isinstance(s, Store)]
     first = next((s for s in stores if not is_fold(s)), None)
     if first is None and stores:
         # what groups of results come to is all that is stored
         return Vector(False, next(n for n in (_MOST, 4, 2, 1) if divides(n, extent(problem.columns))))
     if first is None:
         raise UnsupportedError("nothing is stored", "")
-    buffer, index, indirect = first.attrs[:3]
     for along_rows, one in ((False, problem.columns), (True, problem.rows)):
-        if one is None or indirect or coefficient(index, axis_name(one)) != 1:
+        if one is None or first.indirect or coefficient(first.index, axis_name(one)) != 1:
             continue
         count = min(_MOST, _WIDEST // first.dtype.itemsize)
-        while count > 1 and not _lined_up(problem, buffer, index, one, count):
+        while count > 1 and not _lined_up(problem, first.buffer, first.index, one, count):
             count //= 2
         return Vector(along_rows, count)
     return Vector(problem.columns is None, 1)
@@ -215,6 +216,11 @@ class Writer:
         self.varies[problem.accumulator] = True
         self.args = {arg.name: arg for arg in problem.kernel.args}
         self.names = names_of(problem)
+        self.changed = changed_arguments(problem.kernel)
+
+    def lasts(self, buffer: str) -> bool:
+        """Whether nothing writes to a buffer while the kernel runs."""
+        return self.args[buffer].kind == "in" and buffer not in self.changed
 
     def value(self, name: str) -> str:
         """A value at neighbour `j`."""
@@ -230,52 +236,55 @@ class Writer:
         values = {f"@{i}": f"(i64){self.value(name)}" for i, name in enumerate(indirect)}
         return index_text(index, {**names, **values})
 
-    def statement(self, stmt: Stmt) -> None:
+    def statement(self, stmt: Statement) -> None:
         """One statement."""
         if is_fold(stmt):
-            value = cast_text(self.value(stmt.args[0]), self.types[stmt.args[0]], DType.f32)
+            value = cast_text(self.value(stmt.value), self.types[stmt.value], DType.f32)
             self.lines += [
                 "#pragma unroll",
                 f"for (int j = 0; j < VEC; ++j) folded.of[{self.folds}][j] = {value};",
             ]
             self.folds += 1
             return
-        if stmt.op == "store":
+        if isinstance(stmt, Store):
             self.store(stmt)
             return
         (target,) = stmt.targets
         varies = any(self.varies[name] for name in stmt.args) or any(
-            self.along in free_axes(a) for a in stmt.attrs if isinstance(a, Index)
+            self.along in free_axes(index) for index in indices(stmt)
         )
         self.types[target], self.varies[target] = stmt.dtype, varies
-        if stmt.op == "load" and self._fetched(stmt, target, varies):
+        if isinstance(stmt, Load) and self._fetched(stmt, varies):
             return
-        if stmt.op == "load" and varies and self.packed(stmt):
-            kind = self.args[stmt.attrs[0]].dtype.value
-            lasting = "true" if self.args[stmt.attrs[0]].kind == "in" else "false"
-            at = self.place(stmt.attrs[1], (), False)
+        if isinstance(stmt, Load) and varies and self.packed(stmt):
+            kind = self.args[stmt.buffer].dtype.value
+            lasting = str(self.lasts(stmt.buffer)).lower()
+            at = self.place(stmt.index, (), False)
             self.lines.append(f"Pack<{kind}, VEC> p_{target};")
-            self.lines.append(f"read<VEC, {lasting}>(args.{stmt.attrs[0]} + ({at}), p_{target});")
+            self.lines.append(f"read<VEC, {lasting}>(args.{stmt.buffer} + ({at}), p_{target});")
             self._define(target, stmt.dtype, True, f"p_{target}.item[j]")
             return
         self._define(target, stmt.dtype, varies, self._text(stmt))
 
-    def _fetched(self, stmt: Stmt, target: str, varies: bool) -> bool:
+    def _fetched(self, stmt: Load, varies: bool) -> bool:
         """Let `fetch` load it, if it can do so in one access."""
-        buffer, index, indirect, masked = stmt.attrs
-        if indirect or masked or self.args[buffer].kind != "in" or (varies and not self.packed(stmt)):
+        buffer, target = stmt.buffer, stmt.target
+        if stmt.args or self.args[buffer].kind != "in" or (varies and not self.packed(stmt)):
             return False
         kind = self.args[buffer].dtype
-        at = self.place(index, (), False)
+        at = self.place(stmt.index, (), False)
         asked = self.asked_with(varies)
         if varies:
             asked.fields.append(f"Held<{kind.value}, VEC> p_{target}")
-            asked.lines.append(f"hold<VEC>(args.{buffer} + ({at}), {asked.name}.p_{target});")
+            lasting = "" if self.lasts(buffer) else ", false"
+            asked.lines.append(f"hold<VEC{lasting}>(args.{buffer} + ({at}), {asked.name}.p_{target});")
             self.lines.append(f"const Pack<{kind.value}, VEC> p_{target} = {asked.name}.p_{target}.pack();")
             self._define(target, stmt.dtype, True, f"p_{target}.item[j]")
         else:
             asked.fields.append(f"{kind.value} v_{target}")
-            asked.lines.append(f"{asked.name}.v_{target} = lasting(&args.{buffer}[{at}]);")
+            element = f"args.{buffer}[{at}]"
+            read = f"lasting(&{element})" if self.lasts(buffer) else element
+            asked.lines.append(f"{asked.name}.v_{target} = {read};")
             self._define(target, stmt.dtype, False, f"{asked.name}.v_{target}")
         asked.bytes += max(_REGISTER, kind.itemsize * (self.vector.count if varies else 1))
         return True
@@ -294,49 +303,46 @@ class Writer:
         else:
             self.lines.append(f"const {dtype.value} v_{target} = {text};")
 
-    def _text(self, stmt: Stmt) -> str:
+    def _text(self, stmt: Statement) -> str:
         values = [self.value(name) for name in stmt.args]
-        if stmt.op == "const":
-            return literal(stmt.attrs[0], stmt.dtype)
-        if stmt.op in ("index", "size"):
-            return self.place(stmt.attrs[0], (), True)
-        if stmt.op == "cast":
-            return cast_text(values[0], self.types[stmt.args[0]], stmt.dtype)
-        if stmt.op == "bitcast":
-            return f"same_bits<{stmt.dtype.value}>({values[0]})"
-        if stmt.op == "load":
-            buffer, index, count, masked = stmt.attrs
-            lasting = self.args[buffer].kind == "in"
-            at = f"args.{buffer}[{self.place(index, stmt.args[:count], True)}]"
-            read = f"lasting(&{at})" if lasting else at
-            return f"{values[count]} ? {read} : {values[count + 1]}" if masked else read
+        match stmt:
+            case Constant():
+                return literal(stmt.value, stmt.dtype)
+            case IndexValue():
+                return self.place(stmt.index, (), True)
+            case Cast(bitwise=True):
+                return f"same_bits<{stmt.dtype.value}>({values[0]})"
+            case Cast():
+                return cast_text(values[0], self.types[stmt.arg], stmt.dtype)
+            case Load():
+                at = f"args.{stmt.buffer}[{self.place(stmt.index, stmt.indirect, True)}]"
+                read = f"lasting(&{at})" if self.lasts(stmt.buffer) else at
+                return read if stmt.mask is None else f"{values[-2]} ? {read} : {values[-1]}"
         return operation_text(stmt.op, self.types[stmt.args[-1]], values)
 
-    def packed(self, stmt: Stmt) -> bool:
+    def packed(self, stmt: Load | Store) -> bool:
         """Whether an access of neighbours is one."""
-        buffer, index, indirect = stmt.attrs[:3]
-        masked = stmt.attrs[-1]
-        if indirect or masked or self.vector.count == 1 or self.axis is None:
+        if stmt.indirect or stmt.mask is not None or self.vector.count == 1 or self.axis is None:
             return False
-        return _lined_up(self.problem, buffer, index, self.axis, self.vector.count)
+        return _lined_up(self.problem, stmt.buffer, stmt.index, self.axis, self.vector.count)
 
-    def store(self, stmt: Stmt) -> None:
+    def store(self, stmt: Store) -> None:
         """What becomes of a result."""
-        buffer, index, count, _mode, masked = stmt.attrs
+        buffer = stmt.buffer
         kind = self.args[buffer].dtype
-        value = cast_text(self.value(stmt.args[0]), self.types[stmt.args[0]], kind)
+        value = cast_text(self.value(stmt.value), self.types[stmt.value], kind)
         if self.packed(stmt):
             self.lines += [
                 "{",
                 f"  Pack<{kind.value}, VEC> p;",
                 "#pragma unroll",
                 f"  for (int j = 0; j < VEC; ++j) p.item[j] = {value};",
-                f"  write<VEC>(args.{buffer} + ({self.place(index, (), False)}), p);",
+                f"  write<VEC>(args.{buffer} + ({self.place(stmt.index, (), False)}), p);",
                 "}",
             ]
             return
-        at = self.place(index, stmt.args[1 : 1 + count], True)
-        condition = f"if ({self.value(stmt.args[-1])}) " if masked else ""
+        at = self.place(stmt.index, stmt.indirect, True)
+        condition = "" if stmt.mask is None else f"if ({self.value(stmt.mask)}) "
         self.lines += [
             "#pragma unroll",
             f"for (int j = 0; j < VEC; ++j) {condition}args.{buffer}[{at}] = {value};",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cutlass.epilogue import Vector, is_fold, names_of, places
@@ -30,7 +31,7 @@ _NOTHING = {"fold_sum": 0.0, "fold_min": float("inf"), "fold_max": float("-inf")
 class Fold:
     """A store of what groups of results come to. `over_rows`: a group is of rows, not of columns."""
 
-    stmt: Stmt
+    stmt: Store
     over_rows: bool
 
 
@@ -42,7 +43,7 @@ def has_folds(kernel: Kernel) -> bool:
 def folds_of(problem: Problem) -> tuple[Fold, ...]:
     """The stores of a problem that combine results, in order, where `fold_refusal` does not refuse them."""
     found = (stmt for stmt in problem.epilogue if is_fold(stmt))
-    return tuple(Fold(stmt, _is_shared(stmt.attrs[1], problem.rows, ROWS)) for stmt in found)
+    return tuple(Fold(stmt, _is_shared(stmt.index, problem.rows, ROWS)) for stmt in found)
 
 
 def fold_refusal(problem: Problem) -> str:
@@ -50,10 +51,9 @@ def fold_refusal(problem: Problem) -> str:
     for stmt in problem.epilogue:
         if not is_fold(stmt):
             continue
-        _, index, indirect, _, masked = stmt.attrs
-        if indirect or masked or stmt.dtype is not DType.f32:
+        if stmt.indirect or stmt.mask is not None or stmt.dtype is not DType.f32:
             return f"groups of results are combined as {stmt.dtype}, or where data say"
-        over = _is_shared(index, problem.rows, ROWS), _is_shared(index, problem.columns, COLUMNS)
+        over = _is_shared(stmt.index, problem.rows, ROWS), _is_shared(stmt.index, problem.columns, COLUMNS)
         if over.count(True) != 1:
             return f"groups of results are combined that are not of {ROWS} rows or {COLUMNS} columns"
     return ""
@@ -87,7 +87,7 @@ def fold_text(problem: Problem) -> list[str]:
         return []
     lines = [f"struct Folded {{ f32 of[{len(found)}][VEC]; }};"]
     for number, fold in enumerate(found):
-        buffer, index, _, mode, _ = fold.stmt.attrs
+        buffer, index, mode = fold.stmt.buffer, fold.stmt.index, fold.stmt.mode
         both = operation_text(_COMBINED[mode], DType.f32, ("a", "b"))
         lines += [
             f"struct Fold{number} {{",

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping, Sequence
-from functools import cache
 from types import MappingProxyType
-
-import torch
 
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
+from polyfuse.ir.types import e4m3_saturates as _saturates
 
 __all__ = ["cast_text", "literal", "operation_text", "unsupported_op"]
 
@@ -102,12 +100,6 @@ def cast_text(text: str, source: DType, target: DType) -> str:
         # through a wider whole number, so that what does not fit wraps
         text = f"({'i32' if target.is_signed else 'i64'}){text}"
     return f"({target.value}){text}"
-
-
-@cache
-def _saturates() -> bool:
-    """Whether this torch makes the largest number of what is too large for `float8_e4m3fn`, or NaN."""
-    return not torch.tensor([1e9]).to(torch.float8_e4m3fn).float().isnan().item()
 
 
 def literal(value: bool | int | float, dtype: DType) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Kernel, KernelArg, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg
+from polyfuse.ir.statements import Statement
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, free_axes
@@ -77,7 +78,7 @@ class Problem:
     kind: str
     accumulator: str
     dtype: DType
-    epilogue: tuple[Stmt, ...]
+    epilogue: tuple[Statement, ...]
     hints: Mapping[str, int]
 
     @property
@@ -173,7 +174,7 @@ def _matrix(
     load = operand.plain
     if load is None:
         raise UnsupportedError("an operand is computed before it is multiplied", _OTHERS)
-    matrix = strided(args[load.attrs[0]], load.attrs[1], row, found.depth[0], batch)
+    matrix = strided(args[load.buffer], load.index, row, found.depth[0], batch)
     if matrix is None:
         raise UnsupportedError("an operand is no strided matrix", _OTHERS)
     return matrix

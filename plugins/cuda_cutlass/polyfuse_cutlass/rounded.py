@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.statements import Load, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis_name, bounds, free_axes
 from polyfuse_cutlass.epilogue import Asked, Vector, Writer, folded_parameter, is_fold, places
@@ -25,14 +25,16 @@ ROWS_AT_ONCE = 16
 
 def stored(problem: Problem) -> Matrix | None:
     """Where the copy engine stores the results; None where they must leave as sums."""
-    stores = [s for s in problem.epilogue if s.op == "store" and not is_fold(s)]
+    stores = [s for s in problem.epilogue if isinstance(s, Store) and not is_fold(s)]
     if len(stores) != 1 or problem.columns is None:
         return None
-    buffer, index, indirect, mode, masked = stores[0].attrs
-    arg = next(a for a in problem.kernel.args if a.name == buffer)
-    if indirect or masked or mode != "set" or not arg.aligned or arg.dtype not in (DType.bf16, DType.f16):
+    store = stores[0]
+    arg = next(a for a in problem.kernel.args if a.name == store.buffer)
+    if len(store.args) > 1 or store.mode != "set":
         return None
-    found = strided(arg, index, problem.rows, problem.columns, problem.batch)
+    if not arg.aligned or arg.dtype not in (DType.bf16, DType.f16):
+        return None
+    found = strided(arg, store.index, problem.rows, problem.columns, problem.batch)
     if found is None or found.along or not divides(PAIR.count, extent(problem.columns)):
         return None
     steps, axes = (found.row, *found.batch), (problem.rows, *problem.batch)
@@ -84,11 +86,10 @@ class _Rounded(Writer):
         """Whether nothing that is loaded varies with row and column."""
         row = "" if self.problem.rows is None else axis_name(self.problem.rows)
         for stmt in self.problem.epilogue:
-            if stmt.op != "load":
+            if not isinstance(stmt, Load):
                 continue
-            buffer, index, indirect, masked = stmt.attrs
-            axes = free_axes(index)
-            if indirect or masked or self.args[buffer].kind != "in":
+            axes = free_axes(stmt.index)
+            if stmt.args or self.args[stmt.buffer].kind != "in":
                 return False
             if self.along in axes and (row in axes or not self.packed(stmt)):
                 return False
@@ -98,10 +99,10 @@ class _Rounded(Writer):
         """Apart for rows and for columns."""
         return self.asked if varies else self.rows
 
-    def store(self, stmt: Stmt) -> None:
+    def store(self, stmt: Store) -> None:
         """The value before it is rounded to what is stored, as the interpreter would round it."""
-        name = stmt.args[0]
-        self.result = self.args[stmt.attrs[0]].dtype
+        name = stmt.value
+        self.result = self.args[stmt.buffer].dtype
         made = next((s for s in self.problem.epilogue if name in s.targets and s.op == "cast"), None)
         if made is not None and (self.types[name], self.types[made.args[0]]) == (self.result, DType.f32):
             name = made.args[0]

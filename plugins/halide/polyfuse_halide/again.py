@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.statements import Statement, Store
 from polyfuse.symbolic import axis_size
 from polyfuse_halide.ops import MATH
 
@@ -17,10 +18,10 @@ def needed_again(kernel: Kernel, section: Section, columns: int) -> str:
     many points are computed side by side.
     """
     local = {b.name for b in kernel.locals}
-    stores = [(part, s) for part in kernel.sections for s in part.body if s.op == "store"]
-    outer = [(part, s) for part, s in stores if s.attrs[0] not in local]
-    plain = all(s.attrs[2] == 0 and s.attrs[3] == "set" and not s.attrs[4] for _, s in outer)
-    here = [s.args[0] for part, s in outer if part is section]
+    stores = [(part, s) for part in kernel.sections for s in part.body if isinstance(s, Store)]
+    outer = [(part, s) for part, s in stores if s.buffer not in local]
+    plain = all(not s.indirect and s.mode == "set" and s.mask is None for _, s in outer)
+    here = [s.value for part, s in outer if part is section]
     if not kernel.axes or not plain or len(here) != 1 or len(stores) != len(outer):
         return ""
     steps = columns
@@ -38,7 +39,7 @@ def needed_again(kernel: Kernel, section: Section, columns: int) -> str:
     return value if steps * made[value].dtype.itemsize <= _MOST else ""
 
 
-def _parts(made: dict[str, Stmt], roots: set[str]) -> set[str]:
+def _parts(made: dict[str, Statement], roots: set[str]) -> set[str]:
     """Values of a section that some of its values are made of, themselves included."""
     found: set[str] = set()
     waiting = [name for name in roots if name in made]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Load, Store
+from polyfuse.kit import without_aliases
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_size
 from polyfuse_halide.address import affine
-from polyfuse_halide.aliases import shared_outputs
 
 if TYPE_CHECKING:
     from polyfuse_halide.kernel import KernelText
@@ -44,7 +45,7 @@ def scheduler_named(text: str) -> str:
 def automatic_configs(kernel: Kernel, only: str = "") -> Sequence[Config]:
     """Configurations by the schedulers that can be asked of a kernel; `only`: by one of them."""
     names = [n for n in SCHEDULERS if (n in _FOR_DEVICES) == (kernel.device != "cpu") and only in ("", n)]
-    if not names or automatic_fault(kernel):
+    if not names or automatic_fault(without_aliases(kernel)):
         return ()
     return [Config.of(auto=SCHEDULERS.index(name) + 1) for name in names]
 
@@ -58,18 +59,17 @@ def automatic_fault(kernel: Kernel) -> str:
         return "there is nothing to schedule in a kernel of one point, or of none"
     local = {b.name for b in kernel.locals}
     stmts = [(section, s) for section in kernel.sections for s in section.body]
-    loaded = {s.attrs[0] for _, s in stmts if s.op == "load"}
-    stores = [(section, s) for section, s in stmts if s.op == "store" and s.attrs[0] not in local]
+    loaded = {s.buffer for _, s in stmts if isinstance(s, Load)}
+    stores = [(section, s) for section, s in stmts if isinstance(s, Store) and s.buffer not in local]
     for section, stmt in stores:
-        buffer, index, count, mode, masked = stmt.attrs
         space = (*kernel.axes, *(kernel.raxes if section.looped else ()))
-        if count or masked or mode != "set" or affine(index, space) is None:
+        if stmt.indirect or stmt.mask or stmt.mode != "set" or affine(stmt.index, space) is None:
             return "it stores at computed places, or adds to what is there"
-        if buffer in loaded:
+        if stmt.buffer in loaded:
             return "it reads what it overwrites"
-    if any(s.op == "load" and s.attrs[2] for _, s in stmts):
+    if any(isinstance(s, Load) and s.indirect for _, s in stmts):
         return "it reads at computed places"
-    if shared_outputs(kernel) and (kernel.raxes or len(stores) > 1):
+    if kernel.aliases and (kernel.raxes or len(stores) > 1):
         return "a result may lie over what the kernel still reads"
     return ""
 
@@ -83,7 +83,7 @@ def automatic_text(kernel: Kernel, scheduler: str, processors: int) -> KernelTex
     if fault:
         raise UnsupportedError(f"no automatic schedule: {fault}", "leave out the option halide.autoscheduler")
     check_sizes(kernel)
-    once = bool(shared_outputs(kernel))
+    once = bool(kernel.aliases)
     plain = forwarded(kernel)
     call = f'p.scheduled_by("{scheduler}", {processors}, once={once})'
     found = Emitter(plain, call, extents=True).emit()

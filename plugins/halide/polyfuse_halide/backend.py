@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata, util
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
+from polyfuse.kit import without_aliases
 from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, Traits
 from polyfuse_halide.automatic import SCHEDULERS, automatic_configs, automatic_text, scheduler_named
 from polyfuse_halide.claims import claim_of
@@ -114,6 +116,16 @@ class HalideBackend(Backend):
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as a program that builds its pipeline; as meta, what its launch needs to know."""
         config = config or self._asked(kernel)
+        if not kernel.aliases:
+            return self._emit(kernel, config)
+        try:
+            return self._emit(kernel, config)
+        except UnsupportedError:
+            # what is stored in several stages, or by a schedule that computes values twice
+            source = self._emit(without_aliases(kernel), config)
+            return replace(source, refused_aliases=kernel.aliases)
+
+    def _emit(self, kernel: Kernel, config: Config | None) -> Source:
         if kernel.device != "cpu":
             return self._emit_for_device(kernel, config)
         if config is not None and config.get("auto"):

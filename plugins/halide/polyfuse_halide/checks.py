@@ -20,6 +20,7 @@ __all__ = ["Faults", "faults", "type_of"]
 
 _CODES = {"i": 0, "u": 1, "f": 2}
 _HALVES = ("bf16", "f16")
+_EIGHT = ("f8e4m3", "f8e5m2", "f8e4m3fnuz", "f8e5m2fnuz")
 _NOTED = 6
 """Numbers that are noted: which function, and what it was called with after the context."""
 _REQUIRED = "halide_error_requirement_failed"
@@ -30,11 +31,13 @@ _CALLED = rb"halide_error\w*|halide_\w+_to_string"
 
 
 def type_of(dtype: str) -> tuple[int, int, int]:
-    """Halide's code, bits and lanes of a type in memory; 16-bit floating-point numbers are there as bits."""
+    """Halide's code, bits and lanes of a type in memory; floats of 16 and 8 bits are bits there."""
     if dtype == "bool":
         return 1, 1, 1
     if dtype in _HALVES:
         return 1, 16, 1
+    if dtype in _EIGHT:
+        return 1, 8, 1
     return _CODES[dtype[0]], int(dtype[1:]), 1
 
 

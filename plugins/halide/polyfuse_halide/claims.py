@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, STORE_MODES
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, No, Yes
 from polyfuse.symbolic import atoms
@@ -21,18 +21,16 @@ def claim_of(node: Node) -> Claim:
         return No(f"Halide has no reduction {node.kind}")
     if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
         return No(f"Halide has no scan {node.kind} over {len(node.raxes)} axes")
-    if isinstance(node, Scatter) and node.mode not in STORE_MODES:
+    if isinstance(node, Scatter) and node.mode not in (*STORE_MODES, CHECK_MODE):
         return No(f"the store mode {node.mode} is unknown")
     for expr in walk(*node.expressions()):
-        if expr.dtype.is_eight_bit_float:
-            return No(f"Halide has no {expr.dtype}")
         operand = expr.args[-1].dtype if expr.args else expr.dtype
-        reason = unsupported_op(expr.op, operand, str(expr.attrs[0]) if expr.op == "rand" else "")
+        reason = unsupported_op(expr.op, operand, expr.kind if expr.op == "rand" else "")
         if reason:
             return No(reason)
-        for attr in expr.attrs:
-            if not isinstance(attr, (int, str, float)) and any(a.kind == "host" for a in atoms(attr)):
-                return No("an index needs a number that only the host can compute")
+        index = expr.index if expr.op in ("load", "index", "size") else 0
+        if any(a.kind == "host" for a in atoms(index)):
+            return No("an index needs a number that only the host can compute")
     if isinstance(node, Reduction) and node.kind in ("welford", "online_softmax"):
         if node.values[0].dtype not in (DType.f32, DType.f64):
             return No(f"there is no {node.kind} of {node.values[0].dtype}")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_halide.ops import MATH
 
@@ -38,7 +39,7 @@ def contracts(kernel: Kernel) -> bool:
     stmts = [s for part in kernel.sections for s in part.body]
     if not any(s.op in _GAINS and s.dtype is DType.f32 for s in stmts):
         return False
-    if any(s.op == "reduce" and s.attrs[0] in ("argmin", "argmax") for s in stmts):
+    if any(isinstance(s, Reduce) and s.kind in ("argmin", "argmax") for s in stmts):
         return False
     parts: dict[str, int] = {}
     for stmt in stmts:

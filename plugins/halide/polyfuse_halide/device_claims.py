@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Scan, is_check
 
 __all__ = ["device_fault"]
 
@@ -17,6 +18,8 @@ def device_fault(kernel: Kernel) -> str:
         return "Halide rounds otherwise than eager mode on devices"
     for section in kernel.sections:
         for stmt in section.body:
-            if stmt.op == "scan" and stmt.attrs[0] in _WITH_POSITIONS:
-                return f"Halide's scans {stmt.attrs[0]} lose positions on devices"
+            if is_check(stmt):
+                return "Halide's kernels cannot stop a device where an index is out of range"
+            if isinstance(stmt, Scan) and stmt.kind in _WITH_POSITIONS:
+                return f"Halide's scans {stmt.kind} lose positions on devices"
     return ""

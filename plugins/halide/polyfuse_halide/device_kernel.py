@@ -7,19 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Load
 from polyfuse.plugin import Config
 from polyfuse.symbolic import IndexLike, axis, axis_name, axis_size, coefficient
 from polyfuse_halide.address import affine, index_text
 from polyfuse_halide.device_plan import DevicePlan, choose_device_plan
 from polyfuse_halide.forward import forwarded
-from polyfuse_halide.kernel import Emitter, KernelText, Store, check_sizes
+from polyfuse_halide.kernel import Emitter, KernelText, PlacedStore, check_sizes
 from polyfuse_halide.pins import Pins, pinned, words
 from polyfuse_halide.values import tuple_text
 
 __all__ = ["device_kernel_text"]
 
-_Placed = tuple[Store, IndexLike, tuple[IndexLike, ...]]
+_Placed = tuple[PlacedStore, IndexLike, tuple[IndexLike, ...]]
 
 
 def device_kernel_text(
@@ -46,24 +47,23 @@ class _DeviceEmitter(Emitter):
         self.tiles: dict[str, str] = {}
         self.loose = False
 
-    def _load(self, stmt: Stmt, args: Sequence[str]) -> str:
+    def _load(self, stmt: Load, args: Sequence[str]) -> str:
         """A load along the turned axis is one from a tile."""
         found = super()._load(stmt, args)
-        buffer, index, count, masked = stmt.attrs
-        if self.plan.turn < 0 or count or masked or buffer in self.locals:
+        if self.plan.turn < 0 or stmt.args or stmt.buffer in self.locals:
             return found
-        steps = [coefficient(index, axis_name(self.kernel.axes[k])) for k in (self.plan.turn, -1)]
+        steps = [coefficient(stmt.index, axis_name(self.kernel.axes[k])) for k in (self.plan.turn, -1)]
         if steps[0] != 1 or steps[1] in (0, 1, None):
             return found
         name = self.tiles.setdefault(found, f"tile{len(self.tiles)}")
         return f"{name}({', '.join(self.axes)})"
 
-    def _stores(self, stores: Sequence[Store]) -> None:
+    def _stores(self, stores: Sequence[PlacedStore]) -> None:
         plain: list[_Placed] = []
-        odd: list[Store] = []
+        odd: list[PlacedStore] = []
         for store in stores:
-            _, index, count, mode, masked = store.stmt.attrs
-            found = None if count or mode != "set" or masked else affine(index, self._space(store))
+            plainly = store.stmt.mode == "set" and len(store.stmt.args) == 1
+            found = affine(store.stmt.index, self._space(store)) if plainly else None
             if found is None:
                 odd.append(store)
             else:
@@ -84,14 +84,14 @@ class _DeviceEmitter(Emitter):
         ordered = sorted(group, key=lambda item: item[0].number)
         for number in sorted({store.number for store, _, _ in group}):
             within = [s for s, _, _ in ordered if s.number == number]
-            roots = list(dict.fromkeys(s.stmt.args[0] for s in within))
+            roots = list(dict.fromkeys(s.stmt.value for s in within))
             name, point = f"out_of{number}", places
             self._function(name, number, roots, tuple_text(roots))
             if looped and not within[0].looped:
                 point = list(self.axes)
                 self.lines.append(f'once{number} = p.once("once{number}", {name})')
                 name = f"once{number}"
-            calls += [f"{name}({', '.join(point)})[{roots.index(s.stmt.args[0])}]" for s in within]
+            calls += [f"{name}({', '.join(point)})[{roots.index(s.stmt.value)}]" for s in within]
         steps_of = [(*steps, *((0,) * len(raxes) if not store.looped else ())) for store, _, steps in ordered]
         strides = ", ".join("[" + ", ".join(index_text(step) for step in steps) + "]" for steps in steps_of)
         self.lines.append(f"def out_all({', '.join(places)}):")
@@ -103,8 +103,8 @@ class _DeviceEmitter(Emitter):
         for (store, offset, _), steps in zip(ordered, steps_of, strict=True):
             self._output(store.buffer, offset, list(zip(extents, steps, strict=True)))
 
-    def _scatter(self, name: str, store: Store) -> None:
-        arg, mode = self.args[store.buffer], store.stmt.attrs[3]
+    def _scatter(self, name: str, store: PlacedStore) -> None:
+        arg, mode = self.args[store.buffer], store.stmt.mode
         if mode != "set":
             # other combinations become loops that may look at an outdated copy of the memory
             if mode != "add" or arg.dtype.itemsize < 4:

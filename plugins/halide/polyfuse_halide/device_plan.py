@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Store
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_name, axis_size, substitute
 from polyfuse_halide.plan import access_kind, axis_hints, turned_axis
@@ -96,8 +97,8 @@ def _wide(kernel: Kernel) -> int:
 
 def _aligned(kernel: Kernel, count: int) -> bool:
     """Whether so many neighbours may be moved as one: Halide takes every tensor to begin at such a place."""
-    stores = [s for part in kernel.sections for s in part.body if s.op == "store"]
-    spots = (substitute(s.attrs[1], {axis_name(a): 0 for a in kernel.axes}) for s in stores)
+    stores = [s for part in kernel.sections for s in part.body if isinstance(s, Store)]
+    spots = (substitute(s.index, {axis_name(a): 0 for a in kernel.axes}) for s in stores)
     return all(a.aligned for a in kernel.args if a.kind != "size") and all(
         isinstance(spot, int) and spot % count == 0 for spot in spots
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyfuse.ir.kernel import Kernel, Local, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Local, Section
+from polyfuse.ir.statements import Load, Statement, Store, with_names
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, product
 
 __all__ = ["forwarded"]
@@ -19,8 +20,8 @@ def forwarded(kernel: Kernel) -> Kernel:
 
     Halide orders stages by the values that flow between them, and knows nothing of two that meet in memory.
     """
-    written = [s.attrs[0] for part in kernel.sections for s in part.body if s.op == "store"]
-    read = {s.attrs[0] for part in kernel.sections for s in part.body if s.op == "load"}
+    written = [s.buffer for part in kernel.sections for s in part.body if isinstance(s, Store)]
+    read = {s.buffer for part in kernel.sections for s in part.body if isinstance(s, Load)}
     local = {b.name for b in kernel.locals}
     if len(set(written)) == len(written) and not (read & set(written)) - local:
         return kernel
@@ -32,24 +33,23 @@ def _with_values(kernel: Kernel, local: set[str]) -> Kernel:
     renamed: dict[str, str] = {}
     sections: list[Section] = []
     for section in kernel.sections:
-        body: list[Stmt] = []
+        body: list[Statement] = []
         inside = dict(held)
         for stmt in section.body:
-            stmt = replace(stmt, args=tuple(renamed.get(a, a) for a in stmt.args))
-            if stmt.op == "load" and not stmt.args and (stmt.attrs[0], stmt.attrs[1]) in inside:
-                renamed[stmt.targets[0]] = inside[stmt.attrs[0], stmt.attrs[1]]
+            stmt = with_names(stmt, stmt.targets, [renamed.get(a, a) for a in stmt.args])
+            if isinstance(stmt, Load) and not stmt.args and (stmt.buffer, stmt.index) in inside:
+                renamed[stmt.target] = inside[stmt.buffer, stmt.index]
                 continue
             body.append(stmt)
-            if stmt.op != "store" or stmt.attrs[0] in local:
+            if not isinstance(stmt, Store) or stmt.buffer in local:
                 continue
-            buffer, index, count, mode, masked = stmt.attrs
-            for place in [p for p in inside if p[0] == buffer]:
+            for place in [p for p in inside if p[0] == stmt.buffer]:
                 inside.pop(place)
                 held.pop(place, None)
-            if mode == "set" and not count and not masked:
-                inside[buffer, index] = stmt.args[0]
+            if _is_plain(stmt):
+                inside[stmt.buffer, stmt.index] = stmt.value
                 if not section.looped:
-                    held[buffer, index] = stmt.args[0]
+                    held[stmt.buffer, stmt.index] = stmt.value
         sections.append(Section(section.looped, tuple(body)))
     return replace(kernel, sections=tuple(sections))
 
@@ -59,24 +59,26 @@ def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
     place: IndexLike = 0
     for variable in kernel.raxes:
         place = place * axis_size(variable) + variable
-    kept: dict[_Place, tuple[int, Stmt]] = {}
-    rows: dict[int, tuple[Local, int, Stmt]] = {}
+    kept: dict[_Place, tuple[int, Store]] = {}
+    rows: dict[int, tuple[Local, int, Store]] = {}
     sections: list[Section] = []
     for number, section in enumerate(kernel.sections):
-        body: list[Stmt] = []
+        body: list[Statement] = []
         for stmt in section.body:
-            key = (stmt.attrs[0], stmt.attrs[1]) if stmt.op in ("load", "store") else ("", 0)
-            if stmt.op == "load" and section.looped and not stmt.args and key in kept:
+            if not isinstance(stmt, (Load, Store)):
+                body.append(stmt)
+                continue
+            key = stmt.buffer, stmt.index
+            if isinstance(stmt, Load) and section.looped and not stmt.args and key in kept:
                 home, stored = kept[key]
                 size = product(axis_size(a) for a in kernel.raxes)
                 fresh = Local(f"kept{len(rows)}", stmt.dtype, size)
                 row = rows.setdefault(id(stored), (fresh, home, stored))[0]
-                stmt = replace(stmt, attrs=(row.name, place, 0, False))
-            elif stmt.op == "store" and stmt.attrs[0] not in local:
-                for other in [k for k in kept if k[0] == stmt.attrs[0]]:
+                stmt = replace(stmt, buffer=row.name, index=place)
+            elif isinstance(stmt, Store) and stmt.buffer not in local:
+                for other in [k for k in kept if k[0] == stmt.buffer]:
                     kept.pop(other)
-                plain = stmt.attrs[3] == "set" and not stmt.attrs[2] and not stmt.attrs[4]
-                if plain and section.looped and _differs(stmt.attrs[1], kernel.raxes):
+                if _is_plain(stmt) and section.looped and _differs(stmt.index, kernel.raxes):
                     kept[key] = (number, stmt)
             body.append(stmt)
         sections.append(Section(section.looped, tuple(body)))
@@ -87,9 +89,14 @@ def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
         for stmt in sections[number].body:
             body.append(stmt)
             if stmt is stored:
-                body.append(replace(stmt, attrs=(row.name, place, 0, "set", False)))
+                body.append(Store(row.name, place, stored.value, stored.dtype))
         sections[number] = Section(True, tuple(body))
     return replace(kernel, sections=tuple(sections), locals=(*kernel.locals, *(r[0] for r in rows.values())))
+
+
+def _is_plain(stmt: Store) -> bool:
+    """Whether a store overwrites one known element."""
+    return stmt.mode == "set" and not stmt.indirect and stmt.mask is None
 
 
 def _differs(index: IndexLike, raxes: tuple[Index, ...]) -> bool:
@@ -103,16 +110,15 @@ def _without_dead_stores(kernel: Kernel) -> Kernel:
     later: set[tuple[bool, str, IndexLike]] = set()
     sections: list[Section] = []
     for section in reversed(kernel.sections):
-        body: list[Stmt] = []
+        body: list[Statement] = []
         for stmt in reversed(section.body):
-            if stmt.op == "load":
-                later = {key for key in later if key[1] != stmt.attrs[0]}
-            elif stmt.op == "store":
-                buffer, index, count, mode, masked = stmt.attrs
-                key = (section.looped, buffer, index)
-                if mode == "set" and not count and key in later:
+            if isinstance(stmt, Load):
+                later = {key for key in later if key[1] != stmt.buffer}
+            elif isinstance(stmt, Store):
+                key = (section.looped, stmt.buffer, stmt.index)
+                if stmt.mode == "set" and not stmt.indirect and key in later:
                     continue
-                if mode == "set" and not count and not masked:
+                if _is_plain(stmt):
                     later.add(key)
             body.append(stmt)
         sections.append(Section(section.looped, tuple(reversed(body))))

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Kernel, KernelArg, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg
+from polyfuse.ir.ops import CHECK_MODE
+from polyfuse.ir.statements import IndexValue, Load, Store
 from polyfuse.plugin import Config, Source
 from polyfuse.symbolic import (
     Index,
@@ -20,14 +22,13 @@ from polyfuse.symbolic import (
     python_text,
 )
 from polyfuse_halide.address import affine, index_text, safe_name
-from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.contracting import contracts
 from polyfuse_halide.forward import forwarded
 from polyfuse_halide.pins import Pins, pinned, words
 from polyfuse_halide.plan import choose_plan
 from polyfuse_halide.values import LIMIT, ValueEmitter, tuple_text
 
-__all__ = ["Emitter", "KernelText", "Store", "check_sizes", "kernel_text"]
+__all__ = ["Emitter", "KernelText", "PlacedStore", "check_sizes", "kernel_text"]
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,16 @@ def check_sizes(kernel: Kernel) -> None:
 
 
 @dataclass(frozen=True)
-class Store:
+class PlacedStore:
     """One store and where it stands."""
 
     number: int
     looped: bool
-    stmt: Stmt
+    stmt: Store
 
     @property
     def buffer(self) -> str:
-        return str(self.stmt.attrs[0])
+        return self.stmt.buffer
 
 
 class Emitter(ValueEmitter):
@@ -100,25 +101,31 @@ class Emitter(ValueEmitter):
 
     # --- the program ----------------------------------------------------------------------------------------
 
+    def _backwards(self, index: IndexLike) -> bool:
+        """Whether neighbours are read in the opposite order."""
+        steps = [coefficient(index, axis_name(a)) for a in (*self.kernel.axes, *self.kernel.raxes)]
+        return any(isinstance(step, int) and step < 0 for step in steps)
+
     def emit(self) -> KernelText:
         kernel, out = self.kernel, self.lines
         stores = [
-            Store(number, section.looped, stmt)
+            PlacedStore(number, section.looped, stmt)
             for number, section in enumerate(kernel.sections)
             for stmt in section.body
-            if stmt.op == "store" and stmt.attrs[0] not in self.locals
+            if isinstance(stmt, Store) and stmt.buffer not in self.locals
         ]
         self._check_order(stores)
         out.append(self.schedule)
         for arg in kernel.args:
             if arg.kind == "size":
                 out.append(f'{safe_name(arg.name)} = p.size("{safe_name(arg.name)}")')
-        read = {s.attrs[0] for part in kernel.sections for s in part.body if s.op == "load"} - set(
-            self.locals
-        )
+        loads = [s for part in kernel.sections for s in part.body if isinstance(s, Load)]
+        read = {s.buffer for s in loads} - set(self.locals)
+        turned = {s.buffer for s in loads if self._backwards(s.index)}
         for arg in kernel.args:
             if arg.name in read:
                 extent = f", {_extent(arg)}" if self.extents else ""
+                extent += ", backwards=True" if arg.name in turned else ""
                 out.append(f'{safe_name(arg.name)} = p.input("{safe_name(arg.name)}", "{arg.dtype}"{extent})')
                 self.loaded.append(arg.name)
         for variable in kernel.axes:
@@ -133,21 +140,24 @@ class Emitter(ValueEmitter):
 
     # --- stores ---------------------------------------------------------------------------------------------
 
-    def _check_order(self, stores: Sequence[Store]) -> None:
+    def _check_order(self, stores: Sequence[PlacedStore]) -> None:
         """Stages run one after the other: what one stores, no later one may still read as it was."""
-        written: dict[str, list[Store]] = {}
+        written: dict[str, list[PlacedStore]] = {}
         for store in stores:
             written.setdefault(store.buffer, []).append(store)
         stages = {s.number if s.looped else -1 for s in stores}
         for number, section in enumerate(self.kernel.sections):
             for stmt in section.body:
-                for store in written.get(stmt.attrs[0], ()) if stmt.op == "load" else ():
+                if not isinstance(stmt, Load):
+                    continue
+                for store in written.get(stmt.buffer, ()):
                     safe = (
-                        len(stages) == 1
+                        # of a point's own element, everything is computed before anything is stored
+                        (len(stages) == 1 or not store.looped)
                         and store.number >= number
                         and len(written[store.buffer]) == 1
-                        and store.stmt.attrs[3] == "set"
-                        and store.stmt.attrs[1] == stmt.attrs[1]
+                        and store.stmt.mode == "set"
+                        and store.stmt.index == stmt.index
                         and section.looped == store.looped
                     )
                     if not safe:
@@ -165,13 +175,12 @@ class Emitter(ValueEmitter):
                     "use another backend for this kernel",
                 )
 
-    def _stores(self, stores: Sequence[Store]) -> None:
-        plain: dict[int, list[tuple[Store, IndexLike, tuple[IndexLike, ...]]]] = {}
-        odd: list[Store] = []
+    def _stores(self, stores: Sequence[PlacedStore]) -> None:
+        plain: dict[int, list[tuple[PlacedStore, IndexLike, tuple[IndexLike, ...]]]] = {}
+        odd: list[PlacedStore] = []
         for store in stores:
-            _, index, count, mode, masked = store.stmt.attrs
-            space = (*self.kernel.axes, *(self.kernel.raxes if store.looped else ()))
-            found = None if count or mode != "set" or masked else affine(index, space)
+            plainly = store.stmt.mode == "set" and len(store.stmt.args) == 1
+            found = affine(store.stmt.index, self._space(store)) if plainly else None
             if found is None:
                 odd.append(store)
             else:
@@ -183,9 +192,11 @@ class Emitter(ValueEmitter):
         for key, group in sorted(plain.items()):
             self._plain_stage(f"out{key}" if key >= 0 else "points", group)
 
-    def _mind_aliases(self, stores: Sequence[Store], odd: Sequence[Store], stages: int) -> None:
-        """Where an output may lie over an input, everything is computed before anything is stored."""
-        risky = shared_outputs(self.kernel)
+    def _mind_aliases(self, stores: Sequence[PlacedStore], odd: Sequence[PlacedStore], stages: int) -> None:
+        """Where an output is an input, or may lie over one, all is computed before anything is stored."""
+        read = {s.buffer for part in self.kernel.sections for s in part.body if isinstance(s, Load)}
+        risky = {alias.output for alias in self.kernel.aliases}
+        risky |= read & {store.buffer for store in stores}
         if not risky or len(stores) == 1:
             return
         apart = bool(odd) or not self.axes
@@ -196,16 +207,16 @@ class Emitter(ValueEmitter):
         self.lines.append("p.careful = True")
 
     def _plain_stage(
-        self, name: str, group: Sequence[tuple[Store, IndexLike, tuple[IndexLike, ...]]]
+        self, name: str, group: Sequence[tuple[PlacedStore, IndexLike, tuple[IndexLike, ...]]]
     ) -> None:
         looped = group[0][0].looped
         places = [*self.axes, *(self.raxes if looped else ())]
         calls: list[str] = []
         for number in sorted({store.number for store, _, _ in group}):
-            roots = list(dict.fromkeys(s.stmt.args[0] for s, _, _ in group if s.number == number))
+            roots = list(dict.fromkeys(s.stmt.value for s, _, _ in group if s.number == number))
             self._function(f"{name}_of{number}", number, roots, tuple_text(roots))
             calls += [
-                f"{name}_of{number}({', '.join(places)})[{roots.index(s.stmt.args[0])}]"
+                f"{name}_of{number}({', '.join(places)})[{roots.index(s.stmt.value)}]"
                 for s, _, _ in group
                 if s.number == number
             ]
@@ -220,18 +231,18 @@ class Emitter(ValueEmitter):
         for store, offset, steps in ordered:
             self._output(store.buffer, offset, list(zip(extents, steps)))
 
-    def _scatter(self, name: str, store: Store) -> None:
+    def _scatter(self, name: str, store: PlacedStore) -> None:
         stmt = store.stmt
-        _, index, count, mode, masked = stmt.attrs
+        mode = "set" if stmt.mode == CHECK_MODE else stmt.mode  # any one of what collides
         args = [safe_name(a) for a in stmt.args]
-        mask = args[-1] if masked else "None"
-        place = self._place(store.buffer, index, args[1 : 1 + count], mask)
+        mask = "None" if stmt.mask is None else args[-1]
+        place = self._place(store.buffer, stmt.index, args[1 : 1 + len(stmt.indirect)], mask)
         self._function(f"{name}_of", store.number, stmt.args, f"({place}, {args[0]}, {mask})")
         lane = self._scatter_lane(store)
         arg = self.args[store.buffer]
         extent = _extent(arg)
         disjoint = mode == "set" and (
-            count > 0 or not masked or affine(index, self._space(store)) is not None
+            bool(stmt.indirect) or stmt.mask is None or affine(stmt.index, self._space(store)) is not None
         )
         self.lines.append(
             f'p.scatter("{name}", "{arg.dtype}", {store.looped}, "{mode}", {extent}, {name}_of, '
@@ -239,23 +250,22 @@ class Emitter(ValueEmitter):
         )
         self._output(store.buffer, 0, [(arg.numel if arg.numel is not None else 1, 1)])
 
-    def _space(self, store: Store) -> tuple[Index, ...]:
+    def _space(self, store: PlacedStore) -> tuple[Index, ...]:
         return (*self.kernel.axes, *(self.kernel.raxes if store.looped else ()))
 
-    def _scatter_lane(self, store: Store) -> str:
+    def _scatter_lane(self, store: PlacedStore) -> str:
         """An axis along which places differ whatever the indirect values are."""
-        index = store.stmt.attrs[1]
-        count = store.stmt.attrs[2]
+        index = store.stmt.index
         for variable in reversed(self._space(store)):
             name = axis_name(variable)
             step = coefficient(index, name)
             if not isinstance(step, int) or step == 0:
                 continue
-            if not self._depends(store, store.stmt.args[1 : 1 + count], name):
+            if not self._depends(store, store.stmt.indirect, name):
                 return safe_name(name)
         return ""
 
-    def _depends(self, store: Store, names: Iterable[str], axis: str) -> bool:
+    def _depends(self, store: PlacedStore, names: Iterable[str], axis: str) -> bool:
         """Whether values change along an axis."""
         waiting = set(names)
         seen: set[str] = set()
@@ -266,7 +276,7 @@ class Emitter(ValueEmitter):
                 for stmt in part.body:
                     if name not in stmt.targets:
                         continue
-                    where = stmt.attrs[1] if stmt.op == "load" else stmt.attrs[0] if stmt.op == "index" else 0
+                    where = stmt.index if isinstance(stmt, (Load, IndexValue)) else 0
                     if axis in free_axes(where) or stmt.op == "scan":
                         return True
                     waiting.update(a for a in stmt.args if a not in seen)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import BackendUnavailableError
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Load, Statement, Store
 from polyfuse.plugin import Config
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient
-from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.ops import COST, MATH
 
 __all__ = [
@@ -136,7 +136,7 @@ def _product(values: list[int]) -> int:
     return found
 
 
-def _price(stmt: Stmt) -> int:
+def _price(stmt: Statement) -> int:
     return COST.get(stmt.op, 24 if stmt.op in MATH else 1)
 
 
@@ -153,9 +153,10 @@ def axis_hints(kernel: Kernel) -> dict[str, int]:
 def _in_place(kernel: Kernel) -> bool:
     """Whether a buffer is read and written, so that no place may be written twice."""
     local = {b.name for b in kernel.locals}
-    stmts = [s for part in kernel.sections for s in part.body if s.op in ("load", "store")]
-    written = {s.attrs[0] for s in stmts if s.op == "store"} - local
-    return bool(shared_outputs(kernel)) or any(s.op == "load" and s.attrs[0] in written for s in stmts)
+    stmts = [s for part in kernel.sections for s in part.body]
+    written = {s.buffer for s in stmts if isinstance(s, Store)} - local
+    read = (s.buffer for s in stmts if isinstance(s, Load))
+    return bool(kernel.aliases) or any(buffer in written for buffer in read)
 
 
 def access_kind(kernel: Kernel, axes: tuple[str, ...], raxes: tuple[str, ...], hints: dict[str, int]) -> str:
@@ -179,10 +180,10 @@ def turned_axis(kernel: Kernel, axes: tuple[str, ...], hints: dict[str, int]) ->
         return -1
     for section in kernel.sections:
         for stmt in section.body:
-            if stmt.op not in ("load", "store") or _step(stmt.attrs[1], axes[-1]) in (0, 1, None):
+            if not isinstance(stmt, (Load, Store)) or _step(stmt.index, axes[-1]) in (0, 1, None):
                 continue
             for place, name in enumerate(axes[:-1]):
-                if _step(stmt.attrs[1], name) == 1 and hints[name] >= TILE:
+                if _step(stmt.index, name) == 1 and hints[name] >= TILE:
                     return place
     return -1
 
@@ -196,8 +197,8 @@ def _unit_accesses(kernel: Kernel, name: str, other: str) -> int:
         if not section.looped:
             continue
         for stmt in section.body:
-            if stmt.op in ("load", "store") and _step(stmt.attrs[1], name) == 1:
-                found += 1 if _step(stmt.attrs[1], other) == 0 else 4
+            if isinstance(stmt, (Load, Store)) and _step(stmt.index, name) == 1:
+                found += 1 if _step(stmt.index, other) == 0 else 4
     return found
 
 

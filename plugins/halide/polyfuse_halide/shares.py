@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Load, Reduce, Statement, Store, key
 
 __all__ = ["Shares", "shares_of"]
 
@@ -27,7 +28,7 @@ class Shares:
 def shares_of(kernel: Kernel) -> Shares:
     """The shares of a kernel's softmaxes."""
     made = {t: s for part in kernel.sections for s in part.body for t in s.targets}
-    largest = {t: s.args[0] for t, s in made.items() if s.op == "reduce" and s.attrs[0] == "max"}
+    largest = {t: s.args[0] for t, s in made.items() if isinstance(s, Reduce) and s.kind == "max"}
     if not largest:
         return Shares()
     same = _Same(kernel, made)
@@ -38,7 +39,7 @@ def shares_of(kernel: Kernel) -> Shares:
             if same.of(inner.args[0]) == same.of(largest[inner.args[1]]):
                 powers.add(name)
     uses = [s for part in kernel.sections for s in part.body if powers & set(s.args)]
-    sums = {s.targets[0]: s.args[0] for s in uses if s.op == "reduce" and s.attrs[0] == "sum"}
+    sums = {s.targets[0]: s.args[0] for s in uses if isinstance(s, Reduce) and s.kind == "sum"}
     needed = {a for s in uses if not (s.targets and s.targets[0] in sums) for a in s.args}
     quotients = (s for s in made.values() if s.op == "div" and s.args[1] in sums)
     parts = (s.targets[0] for s in quotients if same.of(s.args[0]) == same.of(sums[s.args[1]]))
@@ -48,33 +49,33 @@ def shares_of(kernel: Kernel) -> Shares:
 class _Same:
     """Numbers for values: equal ones for those that are made in the same way from the same elements."""
 
-    def __init__(self, kernel: Kernel, made: Mapping[str, Stmt]) -> None:
+    def __init__(self, kernel: Kernel, made: Mapping[str, Statement]) -> None:
         self._made = made
         self._numbers: dict[tuple[object, ...], int] = {}
         self._known: dict[str, int] = {}
         local = {b.name for b in kernel.locals}
-        stores = [s for part in kernel.sections for s in part.body if s.op == "store"]
-        self._written = {s.attrs[0] for s in stores}
+        stores = [s for part in kernel.sections for s in part.body if isinstance(s, Store)]
+        self._written = {s.buffer for s in stores}
         self._rows = {
-            (s.attrs[0], s.attrs[1]): s
+            (s.buffer, s.index): s
             for s in stores
-            if s.attrs[0] in local and sum(o.attrs[0] == s.attrs[0] for o in stores) == 1
+            if s.buffer in local and sum(o.buffer == s.buffer for o in stores) == 1
         }
 
     def of(self, name: str) -> int:
         """The number of a value."""
         if name not in self._known:
             stmt = self._made[name]
-            row = self._rows.get(stmt.attrs[:2]) if stmt.op == "load" and not stmt.args else None
+            row = None
+            if isinstance(stmt, Load) and not stmt.args:
+                row = self._rows.get((stmt.buffer, stmt.index))
             if row is not None and row.dtype is stmt.dtype:
-                self._known[name] = self.of(row.args[0])
+                self._known[name] = self.of(row.value)
             else:
                 self._known[name] = self._numbers.setdefault(self._key(name, stmt), len(self._numbers))
         return self._known[name]
 
-    def _key(self, name: str, stmt: Stmt) -> tuple[object, ...]:
-        if len(stmt.targets) != 1 or (stmt.op == "load" and stmt.attrs[0] in self._written):
+    def _key(self, name: str, stmt: Statement) -> tuple[object, ...]:
+        if len(stmt.targets) != 1 or (isinstance(stmt, Load) and stmt.buffer in self._written):
             return (name,)
-        # a zero's sign counts
-        attrs = repr(stmt.attrs) if stmt.op == "const" else stmt.attrs
-        return (stmt.op, attrs, stmt.dtype, *map(self.of, stmt.args))
+        return (key(stmt), *map(self.of, stmt.args))

@@ -73,7 +73,7 @@ def program_of(source: Source) -> Any:
     namespace: dict[str, Any] = dict(vars(library))
     exec(compile(source.rendered(), f"{source.name}.py", "exec"), namespace)
     facts = _facts(source)
-    kind = library.DeviceProgram if "device" in facts else library.Program
+    kind = library.DeviceProgram if "device" in facts else library.ScheduledProgram
     program: Any = library.AutomaticProgram() if "automatic" in facts else kind()
     if "device" in facts:
         namespace.update(library.DEVICE_FUNCTIONS)

@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.rules import result_types
-from polyfuse.ir.types import DType
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, python_text
+from polyfuse.ir.statements import (
+    Cast,
+    Constant,
+    IndexValue,
+    Load,
+    Random,
+    Reduce,
+    Scan,
+    Statement,
+    Store,
+    indices,
+)
+from polyfuse.ir.types import DType, e4m3_saturates
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, free_axes, python_text
 from polyfuse_halide.address import affine, fits_i32, index_text, indirect_axes, safe_name
 from polyfuse_halide.again import needed_again
 from polyfuse_halide.ops import call_text, constant_text
@@ -21,6 +33,11 @@ LIMIT = 1 << 31
 _REPEATED = ("const", "index", "size")
 """Operations without operands, which each function has for itself."""
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_BY_PLACE = (
+    *(*_REPEATED, *_COMPARISONS, "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
+    *("cast", "add", "sub", "mul", "floor_div", "remainder", "where"),
+)
+"""Operations whose results the place alone decides, if it decides their operands."""
 
 
 class ValueEmitter:
@@ -44,6 +61,7 @@ class ValueEmitter:
         self.scanned: dict[str, tuple[str, int]] = {}
         self.narrow: set[str] = set()
         self.short: set[str] = set()
+        self.placed: set[str] = set()
         self.kept: dict[str, str] = {}
         self.shares = shares_of(kernel)
         self.side_by_side = 0
@@ -53,30 +71,34 @@ class ValueEmitter:
 
     def _study(self) -> None:
         for number, section in enumerate(self.kernel.sections):
-            place = 0
+            place = reduces = 0
             for stmt in section.body:
                 types = self._types(stmt)
                 for k, target in enumerate(stmt.targets):
                     self.dtypes[target] = types[k]
                     self.home[target] = number
                     if stmt.op == "reduce":
-                        self.reduced[target] = (number, place, k)
+                        self.reduced[target] = (number, reduces, k)
                         if k == 1 and len(stmt.args) > 1 and stmt.args[1] in self.narrow:
                             self.short.add(target)
                     elif stmt.op == "scan":
                         self.scanned[target] = (f"scan{number}_{place}", k)
                 if stmt.op in ("reduce", "scan"):
                     place += 1
-                if stmt.op == "index" and fits_i32(stmt.attrs[0]):
-                    self.narrow.add(stmt.targets[0])
-                if stmt.op == "const" and stmt.dtype.is_float:
-                    self.numbers[stmt.targets[0]] = float(stmt.attrs[0])
-                if stmt.op == "const" and stmt.dtype is DType.i64 and abs(stmt.attrs[0]) < LIMIT:
-                    self.narrow.add(stmt.targets[0])
+                    reduces += stmt.op == "reduce"
+                if stmt.op in _BY_PLACE and self.placed.issuperset(stmt.args):
+                    self.placed.update(stmt.targets)
+                match stmt:
+                    case IndexValue(op="index") if fits_i32(stmt.index):
+                        self.narrow.add(stmt.target)
+                    case Constant() if stmt.dtype.is_float:
+                        self.numbers[stmt.target] = float(stmt.value)
+                    case Constant(dtype=DType.i64) if abs(stmt.value) < LIMIT:
+                        self.narrow.add(stmt.target)
 
-    def _types(self, stmt: Stmt) -> tuple[DType, ...]:
-        if stmt.op in ("reduce", "scan"):
-            found = result_types(stmt.op, stmt.attrs[0], tuple(self.dtypes[a] for a in stmt.args))
+    def _types(self, stmt: Statement) -> tuple[DType, ...]:
+        if isinstance(stmt, (Reduce, Scan)):
+            found = result_types(stmt.op, stmt.kind, tuple(self.dtypes[a] for a in stmt.args))
             if not isinstance(found, str):
                 return tuple(found)
         return (stmt.dtype,) * max(1, len(stmt.targets))
@@ -91,17 +113,17 @@ class ValueEmitter:
                 self._function(f"section{number}", number, wanted, f"({names},)", memo=True)
             return
         place = 0
-        reduces: list[Stmt] = []
+        reduces: list[Reduce] = []
         for stmt in section.body:
-            if stmt.op == "reduce":
+            if isinstance(stmt, Reduce):
                 reduces.append(stmt)
                 place += 1
-            elif stmt.op == "scan":
+            elif isinstance(stmt, Scan):
                 name = f"scan{number}_{place}"
                 self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
-                self.lines.append(f'{name} = p.scan("{name}", "{stmt.attrs[0]}", {name}_of)')
+                self.lines.append(f'{name} = p.scan("{name}", "{stmt.kind}", {name}_of)')
                 place += 1
-            elif stmt.op == "store" and stmt.attrs[0] in self.locals:
+            elif isinstance(stmt, Store) and stmt.buffer in self.locals:
                 self._local(number, stmt)
         again = needed_again(self.kernel, section, self.side_by_side) if reduces and self.side_by_side else ""
         if again:
@@ -110,45 +132,61 @@ class ValueEmitter:
             self.kept.setdefault(again, f"again{number}")
         if reduces:
             operands = [a for s in reduces for a in s.args]
-            texts = [self._operand(s, k) for s in reduces for k in range(len(s.args))]
+            texts = [self._operand(number, s, k) for s in reduces for k in range(len(s.args))]
             self._function(f"values{number}", number, operands, f"({''.join(f'{t}, ' for t in texts)})")
             kinds = ", ".join(
-                f'("{s.attrs[0]}", "{self.dtypes[s.args[0]]}", "{self._position(s)}")' for s in reduces
+                f'("{s.kind}", "{self.dtypes[s.args[0]]}", "{self._position(s)}")' for s in reduces
             )
             self.lines.append(f'red{number} = p.reduce("red{number}", [{kinds}], values{number})')
 
-    def _operand(self, stmt: Stmt, place: int) -> str:
-        """The text of an operand of a reduction: positions are kept in 32 bits where they fit."""
-        name = stmt.args[place]
-        return f"{safe_name(name)}_n" if place == 1 and name in self.narrow else safe_name(name)
+    def _operand(self, number: int, stmt: Reduce, place: int) -> str:
+        """The text of an operand of a reduction: positions are kept in 32 bits where they fit.
 
-    def _position(self, stmt: Stmt) -> DType:
+        Halide repeats an update only for the loops that occur in it, so one that is the same all along the
+        loop has to mention it.
+        """
+        name = stmt.args[place]
+        text = f"{safe_name(name)}_n" if place == 1 and name in self.narrow else safe_name(name)
+        if place or any(self._moves(number, a) for a in stmt.args):
+            return text
+        return f"at_each({text}, {self.raxes[-1]})"
+
+    def _moves(self, number: int, name: str) -> bool:
+        """Whether a value of a section may differ from one point of its loop to the next."""
+        if name in self.kept:
+            return True
+        loops = {axis_name(a) for a in self.kernel.raxes}
+        for stmt in self._slice(number, [name]):
+            repeats = stmt.op == "scan" or any(a in self.kept for a in stmt.args)
+            if repeats or any(loops & set(free_axes(index)) for index in indices(stmt)):
+                return True
+        return False
+
+    def _position(self, stmt: Reduce) -> DType:
         return DType.i32 if len(stmt.args) > 1 and stmt.args[1] in self.narrow else DType.i64
 
-    def _local(self, number: int, stmt: Stmt) -> None:
-        buffer, index, count, mode, masked = stmt.attrs
-        stores = [
-            s for part in self.kernel.sections for s in part.body if s.op == "store" and s.attrs[0] == buffer
-        ]
+    def _local(self, number: int, stmt: Store) -> None:
+        buffer, index = stmt.buffer, stmt.index
+        stmts = [s for part in self.kernel.sections for s in part.body]
+        stores = [s for s in stmts if isinstance(s, Store) and s.buffer == buffer]
         found = affine(index, self.kernel.raxes)
-        if len(stores) > 1 or count or mode != "set" or masked or found is None:
+        if len(stores) > 1 or len(stmt.args) > 1 or stmt.mode != "set" or found is None:
             raise UnsupportedError(
                 f"scratch {buffer} is not filled by one plain store", "use another backend for this kernel"
             )
         name = safe_name(buffer)
         self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
         self.lines.append(f'{name} = p.row("{name}", {name}_of)')
-        value = stmt.args[0]
+        value = stmt.value
         if self.home[value] == number and self.dtypes[value] is self.locals[buffer].dtype:
             # what needs the value from now on reads it there instead of computing it again
             self.kept.setdefault(value, name)
-        for part in self.kernel.sections:
-            for other in part.body:
-                if other.op == "load" and other.attrs[0] == buffer and other.attrs[1] != index:
-                    raise UnsupportedError(
-                        f"scratch {buffer} is read in another order than it is written",
-                        "use another backend for this kernel",
-                    )
+        for other in stmts:
+            if isinstance(other, Load) and other.buffer == buffer and other.index != index:
+                raise UnsupportedError(
+                    f"scratch {buffer} is read in another order than it is written",
+                    "use another backend for this kernel",
+                )
 
     def _exported(self, number: int, section: Section) -> list[str]:
         """Values of an unlooped section that later sections use."""
@@ -161,10 +199,10 @@ class ValueEmitter:
 
     # --- functions over one section -------------------------------------------------------------------------
 
-    def _slice(self, number: int, roots: Iterable[str]) -> list[Stmt]:
+    def _slice(self, number: int, roots: Iterable[str]) -> list[Statement]:
         """Statements of a section that some of its values need, in order."""
         needed = set(roots)
-        found: list[Stmt] = []
+        found: list[Statement] = []
         for stmt in reversed(self.kernel.sections[number].body):
             if not needed & set(stmt.targets) or stmt.op == "reduce" or stmt.targets[0] in self.kept:
                 continue
@@ -218,7 +256,7 @@ class ValueEmitter:
             lines.append(f"{safe_name(name)} = section{section}({point})[{exported.index(name)}]")
         return lines
 
-    def _statement(self, stmt: Stmt) -> list[str]:
+    def _statement(self, stmt: Statement) -> list[str]:
         args = [safe_name(a) for a in stmt.args]
         if stmt.op == "scan":
             places = ", ".join([*self.axes, *self.raxes])
@@ -228,29 +266,29 @@ class ValueEmitter:
                 if t
             ]
         target = safe_name(stmt.targets[0])
-        if stmt.op in ("index", "size"):
-            index = stmt.attrs[0]
-            if stmt.targets[0] in self.narrow:
-                return [f"{target}_n = index({index_text(index)})", f"{target} = as_i64({target}_n)"]
-            if isinstance(index, int):
-                return [f'{target} = constant({index}, "i64")']
-            return [f"{target} = {index_text(index, wide=True)}"]
-        if stmt.op == "const":
-            lines = [f"{target} = {constant_text(stmt.attrs[0], stmt.dtype)}"]
-            if stmt.targets[0] in self.narrow:
-                lines.append(f"{target}_n = index({int(stmt.attrs[0])})")
-            return lines
-        if stmt.op == "load":
-            return [f"{target} = {self._load(stmt, args)}"]
-        if stmt.op == "cast":
-            source = self.dtypes[stmt.args[0]]
-            if stmt.args[0] in self.narrow and stmt.dtype.is_float:
-                return [f'{target} = convert({args[0]}_n, "i32", "{stmt.dtype}")']
-            return [f'{target} = convert({args[0]}, "{source}", "{stmt.dtype}")']
-        if stmt.op == "bitcast":
-            return [f'{target} = bitcast({args[0]}, "{self.dtypes[stmt.args[0]]}", "{stmt.dtype}")']
-        if stmt.op == "rand":
-            return [f"{target} = random_{stmt.attrs[0]}({', '.join(args)})"]
+        match stmt:
+            case IndexValue():
+                if stmt.target in self.narrow:
+                    return [f"{target}_n = index({index_text(stmt.index)})", f"{target} = as_i64({target}_n)"]
+                if isinstance(stmt.index, int):
+                    return [f'{target} = constant({stmt.index}, "i64")']
+                return [f"{target} = {index_text(stmt.index, wide=True)}"]
+            case Constant():
+                lines = [f"{target} = {constant_text(stmt.value, stmt.dtype)}"]
+                if stmt.target in self.narrow:
+                    lines.append(f"{target}_n = index({int(stmt.value)})")
+                return lines
+            case Load():
+                return [f"{target} = {self._load(stmt, args)}"]
+            case Cast(bitwise=True):
+                return [f'{target} = bitcast({args[0]}, "{self.dtypes[stmt.arg]}", "{stmt.dtype}")']
+            case Cast():
+                source = self.dtypes[stmt.arg]
+                if stmt.arg in self.narrow and stmt.dtype.is_float:
+                    return [f'{target} = convert({args[0]}_n, "i32", "{_converted_to(stmt.dtype)}")']
+                return [f'{target} = convert({args[0]}, "{source}", "{_converted_to(stmt.dtype)}")']
+            case Random():
+                return [f"{target} = random_{stmt.kind}({', '.join(args)})"]
         if stmt.op in _COMPARISONS and all(a in self.narrow for a in stmt.args):
             args = [f"{a}_n" for a in args]
         if self.kernel.numerics == "fast" and stmt.targets[0] in self.shares.summed:
@@ -258,15 +296,17 @@ class ValueEmitter:
         if self.kernel.numerics == "fast" and stmt.targets[0] in self.shares.parts:
             # the same divisor all along the row
             return [f"{target} = mul({args[0]}, reciprocal({args[1]}))"]
+        if stmt.op == "where" and stmt.args[0] in self.placed and self.kernel.device == "cpu":
+            return [f"{target} = where_placed({', '.join(args)})"]
         return [f"{target} = {call_text(stmt.op, args, [self.numbers.get(a) for a in stmt.args])}"]
 
-    def _load(self, stmt: Stmt, args: Sequence[str]) -> str:
-        buffer, index, count, masked = stmt.attrs
+    def _load(self, stmt: Load, args: Sequence[str]) -> str:
+        buffer, index, count, masked = stmt.payload
         if buffer in self.locals:
             return f"{safe_name(buffer)}({', '.join([*self.axes, *self.raxes])})"
         parts = [self._place(buffer, index, args[:count], args[count] if masked else "None")]
         if self.turn >= 0 and _is_turned(stmt, self.kernel.axes[-1], self.kernel.axes[self.turn]):
-            return f'p.turned("{stmt.targets[0]}", {safe_name(buffer)}, {parts[0]}, {", ".join(self.axes)})'
+            return f'p.turned("{stmt.target}", {safe_name(buffer)}, {parts[0]}, {", ".join(self.axes)})'
         if not masked:
             return f"{safe_name(buffer)}({parts[0]})"
         parts += args[count : count + 2]
@@ -289,13 +329,18 @@ class ValueEmitter:
         return text
 
 
+def _converted_to(dtype: DType) -> str:
+    """The library's name of a type that is converted to: torch decides what becomes of numbers that are too
+    large."""
+    return f"{dtype}_nan" if dtype is DType.f8e4m3 and not e4m3_saturates() else str(dtype)
+
+
 def tuple_text(names: Iterable[str]) -> str:
     return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
 
 
-def _is_turned(stmt: Stmt, lane: Index, other: Index) -> bool:
+def _is_turned(stmt: Load, lane: Index, other: Index) -> bool:
     """Whether neighbours that a load reads lie along another axis than the lanes."""
-    _, index, count, masked = stmt.attrs
-    if count or masked or coefficient(index, axis_name(lane)) in (0, 1, None):
+    if stmt.args or coefficient(stmt.index, axis_name(lane)) in (0, 1, None):
         return False
-    return coefficient(index, axis_name(other)) == 1
+    return coefficient(stmt.index, axis_name(other)) == 1

@@ -204,7 +204,7 @@ def _inverse(scales: TensorValue, place: Place, axes: Sequence[IndexLike], kind:
 
 def _clamped(value: Expr, low: int, high: int) -> Expr:
     limits = [const(limit, value.dtype) for limit in (low, high)]
-    if any(limit.attrs[0] != number for limit, number in zip(limits, (low, high), strict=True)):
+    if any(limit.value != number for limit, number in zip(limits, (low, high), strict=True)):
         raise UnsupportedError(f"{value.dtype} does not hold the limits {low} and {high} exactly")
     return apply("minimum", apply("maximum", value, limits[0]), limits[1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Claim, No, Yes
 from polyfuse_triton.ops import unsupported_op
 from polyfuse_triton.target import Target
@@ -23,13 +23,15 @@ def claim_of(node: Node, target: Target) -> Claim:
         return No(f"the reduction {node.kind} is unknown")
     if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
         return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
-    if isinstance(node, Scatter) and node.mode not in STORE_MODES:
+    if isinstance(node, Scatter) and node.mode not in (*STORE_MODES, CHECK_MODE):
         return No(f"the store mode {node.mode} is unknown")
     for expr in walk(*node.expressions()):
-        if expr.dtype.is_float and expr.dtype.itemsize == 1 and target.arch < _EIGHT_BIT_FLOATS:
-            return No(f"{target.name} has no {expr.dtype}")
+        if expr.dtype.is_eight_bit_float and (
+            target.arch < _EIGHT_BIT_FLOATS or not expr.dtype.has_negative_zero
+        ):
+            return No(f"{target.name} has no conversions of {expr.dtype}")
         operand = expr.args[-1].dtype if expr.args else expr.dtype
-        kind = str(expr.attrs[0]) if expr.op == "rand" else ""
+        kind = expr.kind if expr.op == "rand" else ""
         reason = unsupported_op(expr.op, operand, kind)
         if reason:
             return No(reason)

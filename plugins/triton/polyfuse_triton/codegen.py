@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.nodes import Node
+from polyfuse.ir.statements import is_check
+from polyfuse.kit import without_aliases
 from polyfuse.plugin import Claim, Config, Source
 from polyfuse_triton import tiling
+from polyfuse_triton.aliases import refused_aliases
 from polyfuse_triton.claims import claim_of
 from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.kernel import KernelText, kernel_text
@@ -59,7 +63,10 @@ def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:
         return _source(kernel, product_text(kernel, product, tiles), tiles.warps, tiles.stages)
     kernel = as_sums(kernel)
     plan = choose_plan(kernel, target, config)
-    return _source(kernel, kernel_text(kernel, plan), plan.num_warps, plan.num_stages)
+    refused = refused_aliases(kernel, plan)
+    kernel = without_aliases(kernel, refused)
+    source = _source(kernel, kernel_text(kernel, plan), plan.num_warps, plan.num_stages)
+    return replace(source, refused_aliases=refused)
 
 
 def _source(kernel: Kernel, found: KernelText, warps: int, stages: int) -> Source:
@@ -72,6 +79,7 @@ def _source(kernel: Kernel, found: KernelText, warps: int, stages: int) -> Sourc
         zeroed=found.zeroed,
         cluster=found.cluster,
         fp_fusion=kernel.numerics == "fast",
+        asserts=kernel.device != "cpu" and any(is_check(s) for part in kernel.sections for s in part.body),
     )
     return Source(kernel.name, found.text, "triton", meta=meta.text())
 

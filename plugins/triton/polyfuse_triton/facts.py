@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Load, Statement, Store, indices
 from polyfuse.symbolic import IndexLike, atoms, axis_name, coefficient, evaluate, free_axes
 from polyfuse_triton.pressure import registers_of_point
 
@@ -70,7 +71,7 @@ class Facts:
     sizes: Mapping[str, IndexLike]
     hints: Mapping[str, int]
     accesses: tuple[Access, ...]
-    defined: Mapping[str, tuple[Stmt, int]]
+    defined: Mapping[str, tuple[Statement, int]]
     locals_stored: Mapping[str, str]
     local_places: Mapping[str, frozenset[IndexLike]]
     written: frozenset[str]
@@ -127,8 +128,7 @@ def analyse(kernel: Kernel) -> Facts:
 def _bent(kernel: Kernel) -> Iterator[str]:
     for section in kernel.sections:
         for stmt in section.body:
-            if stmt.op in ("index", "load", "store"):
-                index = stmt.attrs[0] if stmt.op == "index" else stmt.attrs[1]
+            for index in indices(stmt):
                 for name in free_axes(index):
                     if not name.startswith("@") and coefficient(index, name) is None:
                         yield name
@@ -149,19 +149,17 @@ def _accesses(kernel: Kernel, symbols: Mapping[str, int]) -> Iterator[Access]:
     memory = {arg.name: arg.dtype for arg in kernel.args if arg.kind != "size"}
     for number, section in enumerate(kernel.sections):
         for stmt in section.body:
-            if stmt.op not in ("load", "store") or stmt.attrs[0] not in memory:
+            if not isinstance(stmt, (Load, Store)) or stmt.buffer not in memory:
                 continue
-            buffer, index, count = stmt.attrs[:3]
-            mode = "load" if stmt.op == "load" else stmt.attrs[3]
             yield Access(
-                buffer=buffer,
-                index=index,
-                indirect=count > 0,
-                mode=mode,
+                buffer=stmt.buffer,
+                index=stmt.index,
+                indirect=bool(stmt.indirect),
+                mode=stmt.mode if isinstance(stmt, Store) else "load",
                 looped=section.looped,
                 section=number,
-                itemsize=memory[buffer].itemsize,
-                strides=_strides(index, symbols),
+                itemsize=memory[stmt.buffer].itemsize,
+                strides=_strides(stmt.index, symbols),
             )
 
 
@@ -189,8 +187,8 @@ def _locals_stored(kernel: Kernel) -> dict[str, str]:
     found: dict[str, list[str]] = {}
     for section in kernel.sections:
         for stmt in section.body:
-            if stmt.op == "store" and stmt.attrs[0] in names:
-                found.setdefault(stmt.attrs[0], []).append(stmt.args[0])
+            if isinstance(stmt, Store) and stmt.buffer in names:
+                found.setdefault(stmt.buffer, []).append(stmt.value)
     return {name: values[0] for name, values in found.items() if len(values) == 1}
 
 
@@ -199,6 +197,6 @@ def _local_places(kernel: Kernel) -> dict[str, frozenset[IndexLike]]:
     found: dict[str, set[IndexLike]] = {}
     for section in kernel.sections:
         for stmt in section.body:
-            if stmt.op in ("load", "store") and stmt.attrs[0] in names:
-                found.setdefault(stmt.attrs[0], set()).add(stmt.attrs[1])
+            if isinstance(stmt, (Load, Store)) and stmt.buffer in names:
+                found.setdefault(stmt.buffer, set()).add(stmt.index)
     return {name: frozenset(places) for name, places in found.items()}

@@ -282,7 +282,7 @@ class _Call:
         mask = self._inlined(self._blocks[-1], [*self._place(), *mask_captured])
         counts = mask.at(())
         if counts.op == "const":
-            return cast(score.at(()), DType.f32), None if counts.attrs[0] else counts
+            return cast(score.at(()), DType.f32), None if counts.value else counts
         return cast(score.at(()), DType.f32), cast(counts, DType.bool)
 
     def gradients(
@@ -337,7 +337,7 @@ class _Call:
         more = (e for item in added for e in (*item.index, item.inside, item.value))
         expressions = [e for e in (score, mask, gradient, *more) if e is not None]
         for read in loads(*expressions):
-            name = read.attrs[0]
+            name = read.buffer
             if name not in (SCORE, GRADIENT) and name not in self._captured:
                 self._captured[name] = Array(name, read.dtype, ())
         query, key = self._query, self._key

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from polyfuse.ir.expr import Expr, loads, walk
-from polyfuse.ir.kernel import Stmt
+from polyfuse.ir.statements import Statement, definition
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, atoms, of_atom
 
@@ -102,10 +102,10 @@ class Problem:
     @property
     def is_plain(self) -> bool:
         """Whether the score is not changed, nor read for anything else."""
-        if self.score.op != "load" or self.score.attrs[0] != SCORE:
+        if self.score.op != "load" or self.score.buffer != SCORE:
             return False
         others = (e for e in self.expressions if e is not self.score)
-        return all(read.attrs[0] != SCORE for read in loads(*others))
+        return all(read.buffer != SCORE for read in loads(*others))
 
     @property
     def expressions(self) -> tuple[Expr, ...]:
@@ -114,19 +114,19 @@ class Problem:
         return tuple(e for e in (self.score, self.mask, self.gradient, *more) if e is not None)
 
 
-def statements(roots: Iterable[Expr]) -> tuple[tuple[Stmt, ...], dict[Expr, str]]:
+def statements(roots: Iterable[Expr]) -> tuple[tuple[Statement, ...], dict[Expr, str]]:
     """Expressions as statements in single assignment form, and the name of each value; what stands for
     scores is named, not loaded.
     """
     names: dict[Expr, str] = {}
-    found: list[Stmt] = []
+    found: list[Statement] = []
     for expr in walk(*roots):
-        if expr.op == "load" and expr.attrs[0] in (SCORE, GRADIENT):
-            names[expr] = expr.attrs[0]
+        if expr.op == "load" and expr.buffer in (SCORE, GRADIENT):
+            names[expr] = expr.buffer
             continue
         names[expr] = f"e{len(found)}"
         args = tuple(names[a] for a in expr.args)
-        found.append(Stmt((names[expr],), expr.op, args, expr.dtype, expr.attrs))
+        found.append(definition(names[expr], expr, args))
     return tuple(found), names
 
 

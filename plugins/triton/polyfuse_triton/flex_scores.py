@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from polyfuse.ir.expr import Expr
-from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg, Section
+from polyfuse.ir.statements import Load, Statement, indices
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, free_axes, is_less, python_text
 from polyfuse_triton.facts import analyse
@@ -28,7 +29,7 @@ def place_axes(sizes: Iterable[IndexLike]) -> tuple[Index, ...]:
     return tuple(a for a in found if isinstance(a, Index))
 
 
-_STAND_INS = tuple(Stmt((name,), "load", (), DType.f32, (name, 0, 0, False)) for name in (SCORE, GRADIENT))
+_STAND_INS = tuple(Load(name, name, 0, DType.f32) for name in (SCORE, GRADIENT))
 """What defines the names that the kernel's own values take."""
 
 
@@ -136,5 +137,5 @@ class Scores:
         out.line(f'tl.atomic_add({target}, {text}, mask={" & ".join(masks)}, sem="relaxed")')
 
 
-def _axes_of(stmt: Stmt) -> set[str]:
-    return {name for attr in stmt.attrs if isinstance(attr, Index) for name in free_axes(attr)}
+def _axes_of(stmt: Statement) -> set[str]:
+    return {name for index in indices(stmt) for name in free_axes(index)}

@@ -472,10 +472,10 @@ def _grid(kernel: _Kernel, size: IndexLike, block: int, by_keys: bool) -> str:
 def _indices(root: Expr) -> Iterable[IndexLike]:
     """All indices in an expression, with the sizes of their axes."""
     for expr in walk(root):
-        for attr in expr.attrs:
-            if isinstance(attr, Index):
-                yield attr
-                yield from (atom.args[0] for atom in atoms(attr) if atom.kind == "axis")
+        index = expr.index if expr.op in ("load", "index", "size") else 0
+        if isinstance(index, Index):
+            yield index
+            yield from (atom.args[0] for atom in atoms(index) if atom.kind == "axis")
 
 
 def _text(size: IndexLike) -> str:

@@ -61,6 +61,6 @@ def _is_one_axis(index: IndexLike, axes: Sequence[Index]) -> bool:
 def _indices(node: LoopNode) -> Iterator[IndexLike]:
     for expr in node.expressions():
         for item in loads(expr):
-            yield item.attrs[1]
+            yield item.index
     if isinstance(node, (Pointwise, Reduction, Scan, Scatter)):
         yield node.index

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, coefficient, free_axes, product, substitute
 from polyfuse_triton.facts import Facts
@@ -41,20 +42,20 @@ def row_groups(kernel: Kernel, facts: Facts) -> Groups | None:
     found: dict[str, int] = {}
     for section in kernel.sections:
         for stmt in section.body:
-            if stmt.op == "store" and stmt.attrs[3] == "add":
+            if isinstance(stmt, Store) and stmt.mode == "add":
                 count = _count(stmt, facts, row, columns) if section.looped == looped else 0
-                if not count or touched.count(stmt.attrs[0]) != 1:
+                if not count or touched.count(stmt.buffer) != 1:
                     return None
-                found[stmt.attrs[0]] = count
+                found[stmt.buffer] = count
     if len(set(found.values())) != 1:
         return None
     return Groups(row, next(iter(found.values())), frozenset(found))
 
 
-def _count(stmt: Stmt, facts: Facts, row: str, columns: tuple[str, ...]) -> int:
+def _count(stmt: Store, facts: Facts, row: str, columns: tuple[str, ...]) -> int:
     """Rows that add to one place; 0 where that is not how a statement adds."""
-    _, index, indirect, _, masked = stmt.attrs
-    if indirect or masked or stmt.dtype is not DType.f32 or not isinstance(index, Index):
+    index = stmt.index
+    if stmt.indirect or stmt.mask is not None or stmt.dtype is not DType.f32 or not isinstance(index, Index):
         return 0
     counts = {
         atom.args[1]

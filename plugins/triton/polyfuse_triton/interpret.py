@@ -18,9 +18,6 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-__all__ = ["libdevice_names"]
-
-
 # --- libdevice ----------------------------------------------------------------------------------------------
 
 
@@ -54,11 +51,6 @@ _FUNCTIONS["sqrt"] = torch.sqrt
 _FUNCTIONS["fmod"] = lambda a, b: torch.from_numpy(numpy.fmod(a.numpy(), b.numpy()))
 
 globals().update({name: _through_torch(function) for name, function in _FUNCTIONS.items()})
-
-
-def libdevice_names() -> tuple[str, ...]:
-    """The functions that exist here."""
-    return tuple(_FUNCTIONS)
 
 
 # --- corrections --------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.statements import Reduce, Scan, Statement, Store
 from polyfuse.plugin import Source
+from polyfuse_triton.aliases import with_late_stores
 from polyfuse_triton.facts import analyse
 from polyfuse_triton.joining import Join
 from polyfuse_triton.lookback import LookBack
@@ -20,7 +22,7 @@ from polyfuse_triton.places import Places, renamed
 from polyfuse_triton.plan import Plan
 from polyfuse_triton.reductions import Accumulator, reduce_whole
 from polyfuse_triton.rows import buffers_read, has_effect
-from polyfuse_triton.scans import Scan
+from polyfuse_triton.scans import ScanWriter
 from polyfuse_triton.scope import Value
 from polyfuse_triton.writer import Writer
 
@@ -52,7 +54,7 @@ def parameter_names(kernel: Kernel) -> dict[str, str]:
 def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     """The function of a kernel, named `Source.SYMBOL`."""
     if plan.walks or plan.serial:
-        kernel = with_fewer_passes(kernel)
+        kernel = with_late_stores(with_fewer_passes(kernel))
     arguments = parameter_names(kernel)
     facts = analyse(kernel)
     places = Places(plan, facts, arguments)
@@ -138,20 +140,20 @@ class _Sections:
         """A section without a loop in the text: it runs once, or its tile holds all of it."""
         scope = self._scope
         for stmt in section.body:
-            if stmt.op == "reduce":
+            if isinstance(stmt, Reduce):
                 self._bind(stmt, reduce_whole(scope, stmt, self._join))
-            elif stmt.op == "scan":
-                self._bind(stmt, Scan(scope, stmt, self._look_back).step())
+            elif isinstance(stmt, Scan):
+                self._bind(stmt, ScanWriter(scope, stmt, self._look_back).step())
             else:
                 self._plain(stmt, section.looped)
 
-    def _plain(self, stmt: Stmt, looped: bool) -> None:
-        if stmt.op == "store":
+    def _plain(self, stmt: Statement, looped: bool) -> None:
+        if isinstance(stmt, Store):
             self._scope.store(stmt, looped)
         else:
             self._scope.values[stmt.targets[0]] = self._scope.evaluate(stmt)
 
-    def _bind(self, stmt: Stmt, found: tuple[Value, ...]) -> None:
+    def _bind(self, stmt: Statement, found: tuple[Value, ...]) -> None:
         self._scope.values.update(zip(stmt.targets, found, strict=True))
 
     def _loop(self, number: int, section: Section) -> None:
@@ -161,16 +163,16 @@ class _Sections:
         self._note_reads(number)
         # what is the same at every turn of the loop and known by now
         outer_values, outer_done = dict(scope.values), dict(scope.done)
-        accumulators: list[tuple[Stmt, Accumulator]] = []
-        scans: list[Scan] = []
+        accumulators: list[tuple[Reduce, Accumulator]] = []
+        scans: list[ScanWriter] = []
         heads = self._heads()
         with out.apart() as body, _depth(out, len(heads)):
             for stmt in section.body:
-                if stmt.op == "reduce":
+                if isinstance(stmt, Reduce):
                     accumulators.append((stmt, Accumulator(scope, stmt)))
                     accumulators[-1][1].step()
-                elif stmt.op == "scan":
-                    scans.append(Scan(scope, stmt))
+                elif isinstance(stmt, Scan):
+                    scans.append(ScanWriter(scope, stmt))
                     self._bind(stmt, scans[-1].step())
                 else:
                     self._plain(stmt, True)

@@ -55,6 +55,7 @@ class KernelMeta:
             Empty: none. For example that 32-bit indices reach every element.
         zeroed: words of 64 bits, all zero, that each launch gets as the parameter `WORKSPACE`; 0: there is no
             such parameter.
+        asserts: whether it stops the device where an index from data is out of range.
     """
 
     args: tuple[MetaArg, ...]
@@ -68,6 +69,7 @@ class KernelMeta:
     guard: str = ""
     zeroed: Extent = 0
     cluster: int = 1
+    asserts: bool = False
 
     @property
     def blocks(self) -> int:

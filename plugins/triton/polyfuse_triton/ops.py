@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from types import MappingProxyType
-
-import torch
 
 from polyfuse.ir.ops import RANDOM, SCALAR_OPS
 from polyfuse.ir.types import DType
+from polyfuse.ir.types import e4m3_saturates as _saturates
 from polyfuse_triton.dtypes import triton_type
 
 __all__ = ["INFIX", "cast_text", "is_infix", "operation_text", "unsupported_op"]
@@ -149,12 +147,6 @@ def _steps(source: DType, target: DType) -> tuple[DType, ...]:
         # through a wider whole number, so that what does not fit wraps
         return (DType.i32 if target.is_signed else DType.i64, target)
     return (target,)
-
-
-@cache
-def _saturates() -> bool:
-    """Whether this torch makes the largest number of what is too large for `float8_e4m3fn`, or NaN."""
-    return not torch.tensor([1e9]).to(torch.float8_e4m3fn).float().isnan().item()
 
 
 def cast_text(text: str, source: DType, target: DType) -> str:

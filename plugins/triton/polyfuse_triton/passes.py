@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.statements import Compute, Constant, Load, Reduce, Scan, Statement, key
 from polyfuse.symbolic import product
 from polyfuse_triton.facts import analyse
 
@@ -42,22 +43,22 @@ def with_fewer_passes(kernel: Kernel) -> Kernel:
 class _Edit:
     """What becomes of statements, by their identity: another one, nothing, or one more behind the loop."""
 
-    changed: dict[int, Stmt] = field(default_factory=dict)
+    changed: dict[int, Statement] = field(default_factory=dict)
     dropped: set[int] = field(default_factory=set)
-    behind: dict[int, Stmt] = field(default_factory=dict)
+    behind: dict[int, Statement] = field(default_factory=dict)
 
 
-def _reductions(kernel: Kernel, kind: str) -> list[Stmt]:
+def _reductions(kernel: Kernel, kind: str) -> list[Reduce]:
     return [
         stmt
         for section in kernel.sections
         for stmt in section.body
-        if stmt.op == "reduce" and stmt.attrs == (kind,) and stmt.dtype.is_float
+        if isinstance(stmt, Reduce) and stmt.kind == kind and stmt.dtype.is_float
     ]
 
 
 def _join_softmax(kernel: Kernel, terms: _Terms, edit: _Edit) -> None:
-    largest: dict[Any, Stmt] = {}
+    largest: dict[Any, Reduce] = {}
     for stmt in _reductions(kernel, "max"):
         largest.setdefault(terms.of(stmt.args[0]), stmt)
     for stmt in _reductions(kernel, "sum"):
@@ -66,7 +67,7 @@ def _join_softmax(kernel: Kernel, terms: _Terms, edit: _Edit) -> None:
         if found is None or first is None or found[1] != first.targets[0] or id(first) in edit.changed:
             continue
         targets = (first.targets[0], stmt.targets[0])
-        edit.changed[id(first)] = replace(first, targets=targets, attrs=("online_softmax",))
+        edit.changed[id(first)] = replace(first, targets=targets, kind="online_softmax")
         edit.dropped.add(id(stmt))
 
 
@@ -84,8 +85,8 @@ def _join_moments(kernel: Kernel, terms: _Terms, edit: _Edit) -> None:
             continue
         name = first.targets[0]
         targets = (f"{name}_mean", stmt.targets[0], f"{name}_count")
-        edit.changed[id(first)] = replace(first, targets=targets, attrs=("welford",))
-        edit.behind[id(first)] = Stmt((name,), "mul", (targets[0], targets[2]), first.dtype)
+        edit.changed[id(first)] = replace(first, targets=targets, kind="welford")
+        edit.behind[id(first)] = Compute(name, "mul", (targets[0], targets[2]), first.dtype)
         edit.dropped.add(id(stmt))
 
 
@@ -94,7 +95,7 @@ class _Terms:
 
     def __init__(self, kernel: Kernel) -> None:
         self._facts = analyse(kernel)
-        self._defined: Mapping[str, tuple[Stmt, int]] = self._facts.defined
+        self._defined: Mapping[str, tuple[Statement, int]] = self._facts.defined
         self._rows = self._facts.locals_stored
         self._memo: dict[str, Any] = {}
         self._count = product(kernel.rsizes)
@@ -126,7 +127,7 @@ class _Terms:
         share = float(self._count) if stmt.op == "div" else 1.0 / max(1, self._count)
         for other, constant in (stmt.args, stmt.args[::-1] if stmt.op == "mul" else stmt.args):
             number = self._defined[constant][0]
-            if number.op == "const" and abs(number.attrs[0] - share) <= 1e-6 * share:
+            if isinstance(number, Constant) and abs(number.value - share) <= 1e-6 * share:
                 return other
         return None
 
@@ -134,12 +135,11 @@ class _Terms:
         stmt = self._defined[name][0]
         return (self.of(stmt.args[0]), stmt.args[1]) if stmt.op == "sub" else None
 
-    def _term(self, name: str, stmt: Stmt) -> Any:
-        changed = stmt.op == "load" and stmt.attrs[0] in self._facts.written
-        if stmt.op in ("reduce", "scan") or changed:
+    def _term(self, name: str, stmt: Statement) -> Any:
+        changed = isinstance(stmt, Load) and stmt.buffer in self._facts.written
+        if isinstance(stmt, (Reduce, Scan)) or changed:
             return name
-        if stmt.op == "load" and len(self._facts.local_places.get(stmt.attrs[0], ())) == 1:
-            stored = self._rows.get(stmt.attrs[0])
+        if isinstance(stmt, Load) and len(self._facts.local_places.get(stmt.buffer, ())) == 1:
+            stored = self._rows.get(stmt.buffer)
             return name if stored is None else self.of(stored)
-        operands = tuple(self.of(a) for a in stmt.args)
-        return (stmt.op, stmt.dtype, tuple(repr(a) for a in stmt.attrs), operands)
+        return (key(stmt), tuple(self.of(a) for a in stmt.args))

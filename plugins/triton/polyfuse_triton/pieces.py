@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.ops import CHECK_MODE
+from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_triton.facts import Facts
 from polyfuse_triton.meta import WORKSPACE
@@ -42,10 +44,10 @@ def can_look_back(kernel: Kernel, facts: Facts) -> bool:
 def can_join(kernel: Kernel, facts: Facts) -> bool:
     """The same where nothing but reductions looks beyond one point."""
     statements = [stmt for section in kernel.sections for stmt in section.body]
-    reductions = [stmt for stmt in statements if stmt.op == "reduce"]
+    reductions = [stmt for stmt in statements if isinstance(stmt, Reduce)]
     if not reductions or any(stmt.op == "scan" for stmt in statements):
         return False
-    if any(stmt.dtype not in _TOLD or stmt.attrs[0] not in _JOINED for stmt in reductions):
+    if any(stmt.dtype not in _TOLD or stmt.kind not in _JOINED for stmt in reductions):
         return False
     return _writes_apart(facts)
 
@@ -54,7 +56,7 @@ def _writes_apart(facts: Facts) -> bool:
     """Whether no piece of a row minds what the others write."""
     for buffer in facts.written:
         here = [a for a in facts.accesses if a.buffer == buffer]
-        if not all(a.looped for a in here) and any(a.mode != "set" for a in here):
+        if not all(a.looped for a in here) and any(a.mode not in ("set", CHECK_MODE) for a in here):
             # every piece of a row would do it
             return False
         alone = len({a.index for a in here}) == 1 and not any(a.indirect for a in here)

@@ -134,6 +134,9 @@ def _options(meta: KernelMeta) -> dict[str, Any]:
         "num_ctas": meta.num_ctas,
         "launch_cooperative_grid": meta.cooperative,
         "enable_fp_fusion": meta.fp_fusion,
+        # assertions are compiled in; what else comes with them, tests of overflow, is not
+        "debug": meta.asserts,
+        "sanitize_overflow": False,
         # eager mode keeps numbers below the smallest normal one
         "enable_reflect_ftz": False,
     }

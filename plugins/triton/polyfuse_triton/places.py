@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.statements import Load, Statement, Store, with_index
 from polyfuse.symbolic import IndexLike, axis, free_symbols, is_less, python_text, substitute, symbol
 from polyfuse_triton.facts import Facts
 from polyfuse_triton.indexing import Indexer, Variable
@@ -41,16 +42,11 @@ def renamed(kernel: Kernel, plan: Plan, facts: Facts) -> Kernel:
         if dim.axes:
             mapping[dim.axes[0]] = rest
 
-    def moved(stmt: Stmt) -> Stmt:
-        if stmt.op in ("load", "store"):
-            buffer, index, *others = stmt.attrs
-            if buffer in local_names:
-                # the place in a row is only compared, and is the same wherever rows are laid out alike
-                return stmt
-            return replace(stmt, attrs=(buffer, substitute(index, mapping), *others))
-        if stmt.op == "index":
-            return replace(stmt, attrs=(substitute(stmt.attrs[0], mapping),))
-        return stmt
+    def moved(stmt: Statement) -> Statement:
+        if isinstance(stmt, (Load, Store)) and stmt.buffer in local_names:
+            # the place in a row is only compared, and is the same wherever rows are laid out alike
+            return stmt
+        return with_index(stmt, lambda index: substitute(index, mapping))
 
     local_names = {local.name for local in kernel.locals}
     sections = tuple(Section(s.looped, tuple(moved(stmt) for stmt in s.body)) for s in kernel.sections)

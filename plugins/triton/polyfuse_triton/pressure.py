@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Load, Statement
 
 __all__ = ["registers_of_point"]
 
@@ -40,13 +41,13 @@ def registers_of_point(kernel: Kernel) -> int:
     return most
 
 
-def _key(stmt: Stmt, name: str) -> Any:
-    if stmt.op == "load" and not stmt.args:
-        return ("load", stmt.attrs[0], repr(stmt.attrs[1]))
+def _key(stmt: Statement, name: str) -> Any:
+    if isinstance(stmt, Load) and not stmt.args:
+        return ("load", stmt.buffer, repr(stmt.index))
     return name
 
 
-def _width(stmt: Stmt) -> int:
+def _width(stmt: Statement) -> int:
     """Registers of a value; constants and flags take none to speak of."""
     if stmt.op in ("const", "index", "reduce") or stmt.dtype.value == "bool":
         return 0

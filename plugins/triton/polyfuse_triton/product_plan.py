@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Load
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.plugin import Config
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, product
+from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
 from polyfuse_triton.plan import Dim, Plan
 
 __all__ = ["Product", "ProductPlan", "is_tile", "product_of"]
@@ -133,8 +134,8 @@ def _in_memory_order(found: Contraction) -> tuple[str, ...]:
 def _steps(operand: Operand, axis: str) -> int:
     """How far neighbours along an axis are apart in an operand's memory; a large number where unknown."""
     for stmt in operand.body:
-        if stmt.op == "load" and isinstance(stmt.attrs[1], Index):
-            factor = coefficient(stmt.attrs[1], axis)
+        if isinstance(stmt, Load):
+            factor = coefficient(stmt.index, axis)
             if isinstance(factor, int) and factor:
                 return abs(factor)
     return 1 << 60

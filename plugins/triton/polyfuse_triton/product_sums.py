@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.ops import CONTRACTIONS
+from polyfuse.ir.statements import Cast, Compute, Reduce, Statement
 
 __all__ = ["as_sums"]
 
@@ -21,7 +22,7 @@ def as_sums(kernel: Kernel) -> Kernel:
         return kernel
     types = {t: stmt.dtype for section in kernel.sections for stmt in section.body for t in stmt.targets}
 
-    def rewritten(stmt: Stmt) -> Iterator[Stmt]:
+    def rewritten(stmt: Statement) -> Iterator[Statement]:
         if not _is_product(stmt):
             yield stmt
             return
@@ -29,11 +30,11 @@ def as_sums(kernel: Kernel) -> Kernel:
         for side, name in zip(("left", "right"), stmt.args, strict=True):
             if types[name] is not stmt.dtype:
                 wide = f"{result}_{side}"
-                yield Stmt((wide,), "cast", (name,), stmt.dtype)
+                yield Cast(wide, name, stmt.dtype)
                 name = wide
             operands.append(name)
-        yield Stmt((f"{result}_term",), "mul", tuple(operands), stmt.dtype)
-        yield Stmt((result,), "reduce", (f"{result}_term",), stmt.dtype, ("sum",))
+        yield Compute(f"{result}_term", "mul", tuple(operands), stmt.dtype)
+        yield Reduce((result,), "sum", (f"{result}_term",), stmt.dtype)
 
     sections = tuple(
         Section(section.looped, tuple(new for stmt in section.body for new in rewritten(stmt)))
@@ -42,5 +43,5 @@ def as_sums(kernel: Kernel) -> Kernel:
     return replace(kernel, sections=sections)
 
 
-def _is_product(stmt: Stmt) -> bool:
-    return stmt.op == "reduce" and stmt.attrs[0] in CONTRACTIONS
+def _is_product(stmt: Statement) -> bool:
+    return isinstance(stmt, Reduce) and stmt.kind in CONTRACTIONS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Cast, Constant, Load, Statement, Store, indices
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Operand
 from polyfuse.plugin import Source
@@ -78,9 +79,9 @@ def sizes_in_strides(kernel: Kernel) -> dict[str, bool]:
     found: dict[str, bool] = {}
     for section in kernel.sections:
         for stmt in section.body:
-            if stmt.op not in ("load", "store") or not isinstance(stmt.attrs[1], Index):
+            if not isinstance(stmt, (Load, Store)) or not isinstance(stmt.index, Index):
                 continue
-            for monomial, _ in stmt.attrs[1].terms:
+            for monomial, _ in stmt.index.terms:
                 sizes = [atom.name for atom in monomial if atom.kind == "sym"]
                 if len(sizes) < len(monomial):
                     for name in sizes:
@@ -132,7 +133,7 @@ class _Writing:
             scope.values[found.accumulator] = Value("acc", found.dtype, frozenset("mn"))
             for stmt in found.epilogue:
                 moved = self._moved_statement[id(stmt)]
-                if stmt.op == "store":
+                if isinstance(moved, Store):
                     scope.store(moved, False)
                 else:
                     scope.values[stmt.targets[0]] = scope.evaluate(moved)
@@ -179,14 +180,14 @@ class _Writing:
         """Whether an operand is zero beyond the end of the depth by itself."""
         defined = {stmt.targets[0]: stmt for stmt in operand.body}
         stmt = defined[operand.value]
-        while stmt.op == "cast":
-            stmt = defined[stmt.args[0]]
-        if stmt.op != "load" or not _names(stmt) & set(self._found.depth):
+        while isinstance(stmt, Cast) and not stmt.bitwise:
+            stmt = defined[stmt.arg]
+        if not isinstance(stmt, Load) or not _names(stmt) & set(self._found.depth):
             return False
-        if not stmt.attrs[3]:
+        if stmt.other is None:
             return True
-        other = defined[stmt.args[-1]]
-        return other.op == "const" and other.attrs[0] == 0
+        other = defined[stmt.other]
+        return isinstance(other, Constant) and other.value == 0
 
     def _precision(self) -> str:
         """How the instruction multiplies and adds."""
@@ -203,9 +204,9 @@ class _Writing:
         return kind(self._moved, self._facts, plan, places, self._out, self.arguments, letter)
 
 
-def _names(stmt: Stmt) -> set[str]:
+def _names(stmt: Statement) -> set[str]:
     """Axes in a statement's own text."""
-    return {name for attr in stmt.attrs if isinstance(attr, Index) for name in free_axes(attr)}
+    return {name for index in indices(stmt) for name in free_axes(index)}
 
 
 def _depending(kernel: Kernel, axes: set[str]) -> frozenset[str]:

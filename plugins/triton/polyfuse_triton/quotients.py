@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
 
 __all__ = ["quotient_by", "stores_halves"]
@@ -28,10 +29,10 @@ def stores_halves(kernel: Kernel) -> bool:
     """Whether all floating-point numbers that a kernel stores have 16 bits or fewer."""
     kinds = {a.name: a.dtype for a in kernel.args if a.kind != "size"}
     stored = {
-        kinds[stmt.attrs[0]]
+        kinds[stmt.buffer]
         for section in kernel.sections
         for stmt in section.body
-        if stmt.op == "store" and stmt.attrs[0] in kinds
+        if isinstance(stmt, Store) and stmt.buffer in kinds
     }
     wide = {DType.f32, DType.f64}
     return any(kind.is_float for kind in stored) and wide.isdisjoint(stored)

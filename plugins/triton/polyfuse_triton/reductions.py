@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.semantics import identity
+from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import literal, triton_type
 from polyfuse_triton.joining import Join
@@ -35,7 +35,7 @@ _FLAGS = DType.i32
 """Type in which truth values are reduced."""
 
 
-def reduced_types(kind: str, stmt: Stmt) -> tuple[DType, ...]:
+def reduced_types(kind: str, stmt: Reduce) -> tuple[DType, ...]:
     """Types of what a reduction gives."""
     return (stmt.dtype, DType.i64) if kind in ("argmin", "argmax") else (stmt.dtype,) * len(stmt.targets)
 
@@ -52,8 +52,8 @@ class _Operand:
     narrow: bool
 
 
-def _operands(scope: MemoryScope, stmt: Stmt, values: Sequence[Value]) -> list[_Operand]:
-    kind = stmt.attrs[0]
+def _operands(scope: MemoryScope, stmt: Reduce, values: Sequence[Value]) -> list[_Operand]:
+    kind = stmt.kind
     full = frozenset(d.name for d in scope.plan.dims)
     masks = scope.places.mask(("r",))
     found = []
@@ -87,9 +87,9 @@ def _neutral(kind: str, place: int, dtype: DType, narrow: bool) -> str:
 # --- a row in one piece -------------------------------------------------------------------------------------
 
 
-def reduce_whole(scope: MemoryScope, stmt: Stmt, join: Join | None = None) -> tuple[Value, ...]:
+def reduce_whole(scope: MemoryScope, stmt: Reduce, join: Join | None = None) -> tuple[Value, ...]:
     """Reduce a tile that holds all points, or the piece of a row that is joined with others."""
-    kind = stmt.attrs[0]
+    kind = stmt.kind
     values = [scope.value(name) for name in stmt.args]
     operands = _operands(scope, stmt, values)
     if kind == "welford":
@@ -103,9 +103,9 @@ def reduce_whole(scope: MemoryScope, stmt: Stmt, join: Join | None = None) -> tu
     return _finish(scope, stmt, join.of([v.text for v in found], neutral), found[-1].narrow)
 
 
-def _finish(scope: MemoryScope, stmt: Stmt, texts: Sequence[str], narrow: bool) -> tuple[Value, ...]:
+def _finish(scope: MemoryScope, stmt: Reduce, texts: Sequence[str], narrow: bool) -> tuple[Value, ...]:
     """The last step: a tile to one value for each row."""
-    kind, axis, keep = stmt.attrs[0], _axis(scope), _keep(scope)
+    kind, axis, keep = stmt.kind, _axis(scope), _keep(scope)
     dims = frozenset(d.name for d in scope.plan.tiles)
     if len(stmt.targets) > 1:
         names = [scope.name() for _ in stmt.targets]
@@ -172,7 +172,7 @@ def _count(scope: MemoryScope, dtype: DType) -> str:
     return f"({text}).to({triton_type(dtype)})"
 
 
-def _moments(scope: MemoryScope, stmt: Stmt, text: str, join: Join | None) -> tuple[Value, ...]:
+def _moments(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> tuple[Value, ...]:
     """Mean and squared deviations of a row in registers, in two passes over them."""
     axis, keep = _axis(scope), _keep(scope)
     dims = frozenset(d.name for d in scope.plan.tiles)
@@ -195,7 +195,7 @@ def _moments(scope: MemoryScope, stmt: Stmt, text: str, join: Join | None) -> tu
     return mean, squares, count
 
 
-def _softmax(scope: MemoryScope, stmt: Stmt, text: str, join: Join | None) -> tuple[Value, ...]:
+def _softmax(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> tuple[Value, ...]:
     """Maximum and sum of exponentials of a row in registers."""
     axis, keep = _axis(scope), _keep(scope)
     plain = Value("", stmt.dtype, frozenset(d.name for d in scope.plan.tiles))
@@ -221,10 +221,10 @@ def _softmax(scope: MemoryScope, stmt: Stmt, text: str, join: Join | None) -> tu
 class Accumulator:
     """A reduction in a loop: tiles that collect partial results, joined after it."""
 
-    def __init__(self, scope: MemoryScope, stmt: Stmt) -> None:
+    def __init__(self, scope: MemoryScope, stmt: Reduce) -> None:
         self._scope = scope
         self._stmt = stmt
-        self._kind: str = stmt.attrs[0]
+        self._kind = stmt.kind
         count = {"welford": 3, "online_softmax": 2}.get(self._kind, len(stmt.args))
         self._names = [scope.name() for _ in range(count)]
         self._narrow = False

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel, Section, Stmt
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store
 from polyfuse_triton.facts import Facts
 from polyfuse_triton.passes import with_fewer_passes
 
@@ -37,7 +38,7 @@ def kept_rows(kernel: Kernel, facts: Facts) -> Rows:
     must_stay = False
     for section in kernel.sections:
         for stmt in section.body:
-            if stmt.op == "load" and stmt.attrs[0] in names:
+            if isinstance(stmt, Load) and stmt.buffer in names:
                 must_stay = must_stay or not _again(stmt, facts, names)
     looped = sum(section.looped for section in kernel.sections)
     walks = sum(
@@ -50,7 +51,7 @@ def has_effect(section: Section, kernel: Kernel) -> bool:
     """Whether a loop does anything but fill rows, which are computed again where they are needed."""
     rows = {local.name for local in kernel.locals}
     return any(
-        s.op in ("reduce", "scan") or (s.op == "store" and s.attrs[0] not in rows) for s in section.body
+        isinstance(s, (Reduce, Scan)) or (isinstance(s, Store) and s.buffer not in rows) for s in section.body
     )
 
 
@@ -61,47 +62,47 @@ def buffers_read(kernel: Kernel, facts: Facts, number: int) -> frozenset[str]:
     found, seen = set[str](), set[int]()
     while pending:
         stmt = pending.pop()
-        if id(stmt) in seen or stmt.op != "load":
+        if id(stmt) in seen or not isinstance(stmt, Load):
             continue
         seen.add(id(stmt))
-        stored = facts.locals_stored.get(stmt.attrs[0])
-        if stmt.attrs[0] not in names:
-            found.add(stmt.attrs[0])
+        stored = facts.locals_stored.get(stmt.buffer)
+        if stmt.buffer not in names:
+            found.add(stmt.buffer)
         elif stored is not None:
             pending.extend(_behind(stored, facts))
     return frozenset(found)
 
 
-def _behind(name: str, facts: Facts) -> list[Stmt]:
+def _behind(name: str, facts: Facts) -> list[Load]:
     """The loads that a value is computed from."""
-    pending, found, seen = [name], list[Stmt](), set[str]()
+    pending, found, seen = [name], list[Load](), set[str]()
     while pending:
         current = pending.pop()
         if current in seen:
             continue
         seen.add(current)
         stmt, _ = facts.defined[current]
-        if stmt.op == "load":
+        if isinstance(stmt, Load):
             found.append(stmt)
-        if stmt.op not in ("reduce", "scan"):
+        if not isinstance(stmt, (Reduce, Scan)):
             pending.extend(stmt.args)
     return found
 
 
-def _again(stmt: Stmt, facts: Facts, local_names: set[str]) -> bool:
+def _again(stmt: Load, facts: Facts, local_names: set[str]) -> bool:
     """Whether what a statement computes can be computed in a later section."""
-    pending, seen = [stmt], set[int]()
+    pending, seen = list[Statement]([stmt]), set[int]()
     while pending:
         current = pending.pop()
         if id(current) in seen:
             continue
         seen.add(id(current))
-        if current.op == "scan":
+        if isinstance(current, Scan):
             return False
-        if current.op == "reduce":
+        if isinstance(current, Reduce):
             continue
-        if current.op == "load":
-            buffer = current.attrs[0]
+        if isinstance(current, Load):
+            buffer = current.buffer
             if buffer in local_names:
                 stored = facts.locals_stored.get(buffer)
                 if stored is None or not _same_place(buffer, facts):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.semantics import identity
+from polyfuse.ir.statements import Scan
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import triton_type
 from polyfuse_triton.lookback import LookBack
 from polyfuse_triton.memory import MemoryScope
 from polyfuse_triton.scope import Value
 
-__all__ = ["Scan"]
+__all__ = ["ScanWriter"]
 
 _FUNCTION: Mapping[str, str] = MappingProxyType(
     {
@@ -26,14 +26,14 @@ _FUNCTION: Mapping[str, str] = MappingProxyType(
 )
 
 
-class Scan:
+class ScanWriter:
     """One scan: `step` writes it where it stands, `begin` what stands before the loop."""
 
-    def __init__(self, scope: MemoryScope, stmt: Stmt, look_back: LookBack | None = None) -> None:
+    def __init__(self, scope: MemoryScope, stmt: Scan, look_back: LookBack | None = None) -> None:
         self._scope = scope
         self._look_back = look_back
         self._stmt = stmt
-        self._kind: str = stmt.attrs[0]
+        self._kind = stmt.kind
         self._carried = [scope.name() for _ in stmt.targets] if scope.plan.walks else []
 
     def step(self) -> tuple[Value, ...]:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.kernel import Kernel, Stmt
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Cast, Constant, IndexValue, Random, Statement
+from polyfuse.ir.statements import key as statement_key
 from polyfuse.ir.types import DType
 from polyfuse.kit.spans import Span, fits_i32, span_of
 from polyfuse.symbolic import IndexLike
@@ -113,14 +115,14 @@ class Scope:
 
     # --- statements ------------------------------------------------------------------------------------
 
-    def statement(self, stmt: Stmt) -> Value:
+    def statement(self, stmt: Statement) -> Value:
         """Compute a statement that gives one value at each point by itself."""
         operands = tuple(self.value(name) for name in stmt.args)
         # a constant by its text: zeros of either sign are equal as numbers
         given = tuple((v.text, v.dtype, repr(v.constant)) for v in operands)
-        key = (stmt.op, stmt.dtype, given, tuple(repr(a) for a in stmt.attrs))
-        if stmt.op == "const":
-            return Value("", stmt.dtype, constant=stmt.attrs[0], span=span_of(stmt, ()))
+        key = (statement_key(stmt), given)
+        if isinstance(stmt, Constant):
+            return Value("", stmt.dtype, constant=stmt.value, span=span_of(stmt, ()))
         found = self.done.get(key)
         if found is None:
             found = self.done[key] = self._compute(stmt, operands)
@@ -140,24 +142,25 @@ class Scope:
             found = self.values[name] = self.evaluate(stmt)
         return found
 
-    def evaluate(self, stmt: Stmt) -> Value:
+    def evaluate(self, stmt: Statement) -> Value:
         """Compute a statement; accesses of memory are a matter of the class derived from this one."""
         return self.statement(stmt)
 
-    def _compute(self, stmt: Stmt, operands: Sequence[Value]) -> Value:
+    def _compute(self, stmt: Statement, operands: Sequence[Value]) -> Value:
         dims = frozenset[str]().union(*(v.dims for v in operands))
         span = span_of(stmt, [v.span for v in operands])
         plain = Value("", stmt.dtype, dims, span=span)
-        if stmt.op in ("index", "size"):
-            return self._index(stmt.attrs[0], span)
-        if stmt.op == "cast":
-            return self._cast(stmt, operands[0], plain)
-        if stmt.op == "bitcast":
-            text = f"{self.typed(operands[0])}.to({triton_type(stmt.dtype)}, bitcast=True)"
-            return self.define(text, plain)
-        if stmt.op == "rand":
-            texts = ", ".join(self.typed(v) for v in operands)
-            return self.define(f"random_{stmt.attrs[0]}({texts})", plain)
+        match stmt:
+            case IndexValue():
+                return self._index(stmt.index, span)
+            case Cast(bitwise=True):
+                text = f"{self.typed(operands[0])}.to({triton_type(stmt.dtype)}, bitcast=True)"
+                return self.define(text, plain)
+            case Cast():
+                return self._cast(stmt, operands[0], plain)
+            case Random():
+                texts = ", ".join(self.typed(v) for v in operands)
+                return self.define(f"random_{stmt.kind}({texts})", plain)
         return self._operation(stmt, operands, plain)
 
     def _index(self, index: IndexLike, span: Span | None) -> Value:
@@ -166,7 +169,7 @@ class Scope:
         text, dims, wide = self.indexer().value(index)
         return self.define(text, Value("", DType.i64, dims, narrow=not wide, span=span))
 
-    def _cast(self, stmt: Stmt, operand: Value, plain: Value) -> Value:
+    def _cast(self, stmt: Statement, operand: Value, plain: Value) -> Value:
         if operand.dtype is stmt.dtype:
             return operand
         if operand.narrow and stmt.dtype is not DType.i64:
@@ -182,7 +185,7 @@ class Scope:
             return replace(operand, dtype=DType.i64, narrow=True)
         return self.define(cast_text(self.typed(operand), operand.dtype, stmt.dtype), plain)
 
-    def _shorter(self, stmt: Stmt, operands: Sequence[Value], plain: Value) -> Value | None:
+    def _shorter(self, stmt: Statement, operands: Sequence[Value], plain: Value) -> Value | None:
         """A quotient or an exponential in fewer instructions; None where there is no such way."""
         if plain.dtype is not DType.f32 or not operands[0].dims:
             return None
@@ -204,7 +207,7 @@ class Scope:
         given = ", ".join(part.text for part in parts if part is not None)
         return self.define(f"divide_scaled({numerator.text}, {given})", plain)
 
-    def _operation(self, stmt: Stmt, operands: Sequence[Value], plain: Value) -> Value:
+    def _operation(self, stmt: Statement, operands: Sequence[Value], plain: Value) -> Value:
         shorter = self._shorter(stmt, operands, plain)
         if shorter is not None:
             return shorter

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Reduce
 from polyfuse.symbolic import product
 from polyfuse_triton.facts import Access, Facts
 from polyfuse_triton.groups import Groups, row_groups
@@ -85,7 +86,7 @@ def joined_plan(kernel: Kernel, facts: Facts, target: Target, rows: Rows, piece:
 def _shape(kernel: Kernel, facts: Facts, target: Target, rows: Rows) -> _Shape:
     looped = [a for a in facts.accesses if a.looped]
     scans = any(stmt.op == "scan" for section in kernel.sections for stmt in section.body)
-    kinds = {s.attrs[0] for section in kernel.sections for s in section.body if s.op == "reduce"}
+    kinds = {s.kind for section in kernel.sections for s in section.body if isinstance(s, Reduce)}
     positions = not kinds.isdisjoint({"argmin", "argmax"})
     looks_back = scans and can_look_back(kernel, facts)
     groups = row_groups(kernel, facts)

@@ -136,7 +136,6 @@ def test_instruction_sets() -> None:
     assert detect_isa("aarch64", frozenset()).name == "neon"
     assert detect_isa("riscv64", frozenset()).name == "scalar"
     assert choose_isa("auto") == detect_isa()
-    assert choose_isa("avx2").lanes_for(eight_byte_only=True) == 4
     with pytest.raises(InvalidOptionError):
         choose_isa("avx1024")
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from cpp_kernels import KernelBuilder, backend, compiled
+from cpp_kernels import KernelBuilder, backend, build_together, compiled
 from polyfuse.ir.types import DType
+from polyfuse.plugin import Config
 from polyfuse.symbolic import axis, maximum, minimum, symbol
 
 f32, i64, boolean = DType.f32, DType.i64, DType.bool
@@ -324,3 +325,33 @@ def test_scattered_columns_are_done_in_strips(columns: int, isa: str, threads: i
     wanted = o.scatter_add(0, ids, a)
     compiled(kernel, isa)(a, ids, o)
     assert torch.equal(o, wanted)
+
+
+@pytest.mark.parametrize("isa", ["", "avx2"])
+@pytest.mark.parametrize("layers", [32, 48])
+def test_chunks_of_any_length_in_every_configuration(layers: int, isa: str) -> None:
+    # 32 layers make chunks that are shorter than the vectors side by side; 48 make chunks of 21 elements, at
+    # whose first element a comparison of places is not alike in all lanes
+    rows, cols, from_ = 32, 128, 64
+    k = KernelBuilder({"x0": rows}, {"r0": layers, "r1": cols})
+    k.arg("a"), k.out("copy"), k.out("left"), k.out("high")
+    i = (k["r0"] * rows + k["x0"]) * cols + k["r1"]
+    s = k.section(True)
+    value = s.load("a", i)
+    s.store("copy", i, s.op("add", value, value))
+    inside = s.op("lt", s.index(k["r1"]), s.index(from_))
+    left = s.reduce("sum", s.op("where", inside, value, s.const(0.0)))
+    high = s.reduce("max", value)
+    s = k.section()
+    s.store("left", k["x0"], left), s.store("high", k["x0"], high)
+    kernel = k.build()
+    configs = backend(isa).configs(kernel)
+    assert Config.of(lane=1) in configs
+    build_together(kernel, configs, isa)
+    a = torch.randn(layers, rows, cols)
+    for config in configs:
+        copy, left_, high_ = torch.full_like(a, torch.nan), torch.zeros(rows), torch.zeros(rows)
+        compiled(kernel, isa, config)(a, copy, left_, high_)
+        assert torch.equal(copy, a + a), config
+        torch.testing.assert_close(left_, a[:, :, :from_].sum((0, 2)), rtol=1e-4, atol=1e-4)
+        assert torch.equal(high_, a.amax((0, 2))), config

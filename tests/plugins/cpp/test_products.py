@@ -237,7 +237,7 @@ def test_convolution(isa: str, padding: int) -> None:
     else:
         image = s.load("image", place)
     weight = s.load("weight", ((k["i1"] * ci + k["r0"]) * 3 + k["r1"]) * 3 + k["r2"])
-    total = s._add("reduce", (image, weight), f32, ("dot",))
+    total = s._add("reduce", (image, weight), f32, "dot")
     s = k.section()
     value = s.op("add", total, s.load("bias", k["i1"]))
     s.store("result", ((k["i0"] * co + k["i1"]) * oh + k["i2"]) * ow + k["i3"], value)
@@ -258,7 +258,7 @@ def test_several_axes_of_columns() -> None:
     s = k.section(True)
     left = s.load("left", k["i1"] * depth + k["r0"])
     right = s.load("right", (k["i0"] * d + k["i2"]) * depth + k["r0"])
-    total = s._add("reduce", (left, right), f32, ("dot",))
+    total = s._add("reduce", (left, right), f32, "dot")
     s = k.section()
     s.store("result", (k["i0"] * m + k["i1"]) * d + k["i2"], total)
     left_t, right_t = torch.randn(m, depth), torch.randn(h, d, depth)
@@ -292,7 +292,7 @@ def test_what_it_refuses() -> None:
     k = KernelBuilder({}, {"r0": symbol("s0", 1)})
     k.arg("left"), k.arg("right"), k.out("result"), k.size("s0")
     s = k.section(True)
-    total = s._add("reduce", (s.load("left", k["r0"]), s.load("right", k["r0"])), f32, ("dot",))
+    total = s._add("reduce", (s.load("left", k["r0"]), s.load("right", k["r0"])), f32, "dot")
     k.section().store("result", 0, total)
     with pytest.raises(UnsupportedError, match="neither rows nor columns"):
         backend().emit(k.build())

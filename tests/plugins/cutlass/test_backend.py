@@ -78,7 +78,7 @@ def test_epilogues_are_claimed_unless_they_draw_numbers():
 
     value = load("a", ROWS, DType.f32)
     assert claim(loop(apply("erf", value)))
-    drawn = Expr("rand", (const(1, DType.i64), const(2, DType.i64)), DType.f32, ("uniform",))
+    drawn = Expr("rand", (const(1, DType.i64), const(2, DType.i64)), DType.f32, "uniform")
     assert not claim(loop(apply("mul", value, drawn)))
 
 

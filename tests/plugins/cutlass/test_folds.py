@@ -104,7 +104,7 @@ def test_sizes_and_types(tmp_path, along):
 def test_results_need_not_be_stored(tmp_path, along):
     kernel = folded(product(24, 72, 16, epilogue=GELU), "fold_max", along)
     *loops, last = kernel.sections
-    body = tuple(s for s in last.body if s.op != "store" or s.attrs[0] == "out1")
+    body = tuple(s for s in last.body if s.op != "store" or s.buffer == "out1")
     kernel = replace(
         kernel,
         args=tuple(a for a in kernel.args if a.name != "out0"),
@@ -162,7 +162,7 @@ def test_other_groups_are_refused(width):
     *body, store = last.body
     rows, columns = TALL.axes
     place = rows // width * 1024 + columns
-    body.append(replace(store, attrs=("out1", place, 0, "fold_sum", False)))
+    body.append(replace(store, buffer="out1", index=place, mode="fold_sum"))
     kernel = replace(TALL, sections=(*loops, replace(last, body=tuple(body))))
     with pytest.raises(UnsupportedError, match="groups of results"):
         configs(kernel, Target())

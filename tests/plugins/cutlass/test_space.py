@@ -168,7 +168,7 @@ def test_stores_that_combine_are_refused():
         text = product(64, 64, 64)
         section = text.sections[1]
         store = section.body[-1]
-        body = (*section.body[:-1], replace(store, attrs=(*store.attrs[:3], "add", store.attrs[4])))
+        body = (*section.body[:-1], replace(store, mode="add"))
         configs(replace(text, sections=(text.sections[0], replace(section, body=body))), TARGET)
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, const, load
 from polyfuse.ir.interpret import run_kernel
-from polyfuse.ir.kernel import Kernel, KernelArg
+from polyfuse.ir.kernel import Alias, Kernel, KernelArg
 from polyfuse.ir.types import DType
+from polyfuse.ir.verify import verify_kernel
 from polyfuse.symbolic import axis
 from polyfuse.testing.builder import Builder, Carry, Store, result
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
-from polyfuse_halide.aliases import shared_outputs
 from polyfuse_halide.backend import HalideBackend
 
 F32, I64 = DType.f32, DType.i64
@@ -83,9 +85,11 @@ def with_scatter(m: int, n: int) -> Kernel:
 @pytest.mark.parametrize("shape", [(3, 17), (5, 64), (40, 1003), (130, 70)])
 def test_an_output_over_an_input(make, shape, tmp_path):
     kernel = make(*shape)
-    assert "out0" in shared_outputs(kernel)
+    kernel = replace(kernel, aliases=(Alias("out0", "in0"),))
+    verify_kernel(kernel)
     backend = HalideBackend(Settings.resolve())
     source = backend.emit(kernel)
+    assert source.refused_aliases == ()
     backend.build([source], tmp_path)
     operands = []
     for arg in kernel.args:
@@ -101,10 +105,30 @@ def test_an_output_over_an_input(make, shape, tmp_path):
             torch.testing.assert_close(given[arg.name], truth, rtol=1e-4, atol=1e-3, msg=arg.name)
 
 
-def test_what_cannot_be_shared():
-    i = axis("i0", 10)
-    args = (KernelArg("in0", "in", F32, 10), KernelArg("out0", "out", F32, 10))
-    other = Builder("other_place", (i,), (), args).once(Store("out0", i, load("in0", 9 - i, F32)))
-    assert shared_outputs(other.kernel((10,))) == frozenset()
-    same = Builder("same_place", (i,), (), args).once(Store("out0", i, load("in0", i, F32)))
-    assert shared_outputs(same.kernel((10,))) == {"out0"}
+def running_statistics(m: int, n: int, across: bool) -> Kernel:
+    """Rows with their sums; a number of each row is read, also for the row, and updated in place."""
+    i, r = axis("i0", m), axis("r0", n)
+    place = r * m + i if across else i * n + r
+    args = (*arguments(m, n, "in0", "out0"), KernelArg("inout0", "inout", F32, m))
+    builder = Builder("running", (i,), (r,), args)
+    a, old = load("in0", place, F32), load("inout0", i, F32)
+    builder.loop(Carry(("s",), "sum", (a,)))
+    builder.once(Store("inout0", i, apply("add", apply("mul", old, const(0.9, F32)), result("s", F32))))
+    builder.loop(Store("out0", place, apply("sub", a, apply("mul", old, result("s", F32)))))
+    return builder.kernel((m, n))
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize("shape", [(3, 17), (40, 1003), (130, 70)])
+def test_statistics_in_place(shape, across, tmp_path):
+    kernel = running_statistics(*shape, across)
+    verify_kernel(kernel)
+    backend = HalideBackend(Settings.resolve())
+    source = backend.emit(kernel)
+    backend.build([source], tmp_path)
+    operands = [torch.randn(arg.numel) for arg in kernel.args]
+    wanted = [t.clone() for t in operands]
+    run_kernel(kernel, wanted)
+    backend.load(tmp_path)[source.key](*operands)
+    for found, truth in zip(operands[1:], wanted[1:], strict=True):
+        torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-2)

@@ -246,12 +246,13 @@ def test_shared_memory_of_unknown_chips_is_that_of_the_nearest():
 def test_pointer_types_are_those_of_triton(tmp_path):
     copy = ADD_ONE.replace("tl.load(in0 + i, mask) + 1", "tl.load(in0 + i, mask)")
     sources = []
-    for dtype in DType:
+    known = [dtype for dtype in DType if "fnuz" not in dtype.value]  # what this maker's chips have
+    for dtype in known:
         pointer = pointer_type(dtype)
         args = (MetaArg("in0", "ptr", pointer), MetaArg("out0", "ptr", pointer), META.args[2])
         sources.append(source(copy, args=args))
     toolchain.build(sources, tmp_path, options(90))
-    assert len(read_unit(tmp_path)) == len(DType)
+    assert len(read_unit(tmp_path)) == len(known)
 
 
 class TestTargets:

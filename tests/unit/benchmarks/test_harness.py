@@ -191,9 +191,27 @@ def test_calls_of_small_kernels_are_measured() -> None:
 
 def test_operator_results_go_between_their_marks(tmp_path: Path) -> None:
     page = tmp_path / "parity.md"
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
-    report._put(page, "new\n")
-    assert page.read_text() == f"before\n{report.BEGIN}\nnew\n{report.END}\nafter\n"
+    begin, end = "<!-- operator results -->", "<!-- end of operator results -->"
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    report._put(page, "new\n", "operator")
+    assert page.read_text() == f"before\n{begin}\nnew\n{end}\nafter\n"
+
+
+def test_the_table_of_random_programs(tmp_path: Path) -> None:
+    from polyfuse_bench.fuzz.campaign import Campaign, Tally
+    from polyfuse_bench.report_fuzz import fuzz_table
+    from polyfuse_bench.results import write_results
+
+    assert fuzz_table(tmp_path) is None
+    tally = Tally(kernels=12, configured=7, cpu_seconds=2.0, done={1, 2, 3})
+    tally.outcomes.update(("right", "right", "crashed"))
+    tally.findings.append({"seed": 3, "outcome": "crashed with -11 in phase run"})
+    name = Campaign("triton").name
+    facts = {"backend": "triton", "device": "cpu", "device_name": "", **tally.facts()}
+    write_results(name, tally.findings, path=tmp_path / f"{name}.json", **facts)
+    page = fuzz_table(tmp_path) or ""
+    assert "| triton | Triton's interpreter | 3 | 12 | 7 | 1 | 0 |" in page
+    assert "| `triton` on `cpu` | 3 | crashed with -11 in phase run |" in page
 
 
 _MEDIANS = {"eager": 4e-3, "inductor": 2e-3, "polyfuse": 1e-3}

@@ -56,10 +56,9 @@ def test_constants_round_as_torch_does(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_the_cpp_backend_refuses_them_with_a_reason(dtype: DType) -> None:
+def test_the_cpp_backend_claims_them(dtype: DType) -> None:
     from polyfuse_cpp.backend import CppBackend
 
     i = axis("i0", 8)
     node = Pointwise("n", (i,), (), "b", i, cast(load("a", i, DType.f32), dtype))
-    answer = CppBackend(Settings()).claims(node)
-    assert not answer and dtype.value in answer.reason
+    assert CppBackend(Settings()).claims(node)

@@ -12,8 +12,9 @@ from polyfuse.ir import interpret_graph, interpret_kernel, semantics
 from polyfuse.ir.expr import apply, const, index_value, load
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.interpret import run_graph, run_kernel
-from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, Reduction, Scatter, View
+from polyfuse.ir.statements import Load, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis, symbol
 
@@ -59,7 +60,7 @@ def test_operands_may_be_addresses():
 @pytest.mark.parametrize("place", [axis("i0", 4) * 3, axis("i0", 4) - 1])
 def test_access_outside_is_an_error(place):
     i = axis("i0", 4)
-    body = (Stmt(("x",), "load", (), F, ("in0", place, 0, False)),)
+    body = (Load("x", "in0", place, F),)
     kernel = Kernel("k", "cpu", (i,), (), (KernelArg("in0", "in", F, 4),), (), (Section(False, body),))
     with pytest.raises(IRError, match="'in0'"):
         run_kernel(kernel, [torch.zeros(4)])
@@ -189,17 +190,17 @@ def test_random_numbers_match_the_published_generator():
     assert draw("bits", seeds, offsets).unique().numel() == 20000
 
 
-def plain(buffers: tuple[KernelArg, ...], *body: Stmt) -> Kernel:
+def plain(buffers: tuple[KernelArg, ...], *body: Statement) -> Kernel:
     """A kernel without loops."""
     return Kernel("plain", "cpu", (), (), buffers, (), (Section(False, body),))
 
 
-def fetch(target: str, buffer: str, place: int, dtype: DType) -> Stmt:
-    return Stmt((target,), "load", (), dtype, (buffer, place, 0, False))
+def fetch(target: str, buffer: str, place: int, dtype: DType) -> Statement:
+    return Load(target, buffer, place, dtype)
 
 
-def put(value: str, buffer: str, place: int, dtype: DType) -> Stmt:
-    return Stmt((), "store", (value,), dtype, (buffer, place, 0, "set", False))
+def put(value: str, buffer: str, place: int, dtype: DType) -> Statement:
+    return Store(buffer, place, value, dtype)
 
 
 @pytest.mark.parametrize("dtype", [F, DType.u16, DType.bool])

@@ -12,9 +12,9 @@ import ir_samples
 from polyfuse.base.errors import ParseError
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.expr import const, index_value, load
-from polyfuse.ir.kernel import Stmt
 from polyfuse.ir.parse import parse, parse_graph, parse_kernel
 from polyfuse.ir.print import Printer, text
+from polyfuse.ir.statements import Constant
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, host, maximum, minimum, symbol
 
@@ -53,7 +53,7 @@ def test_float_constants(value, dtype):
     expr = const(value, dtype)
     assert parse(text(expr)) is expr
     printer = Printer()
-    assert "const" in printer.statement(Stmt(("v",), "const", (), dtype, expr.attrs))
+    assert "const" in printer.statement(Constant("v", expr.value, dtype))
 
 
 def test_integer_and_bool_constants():

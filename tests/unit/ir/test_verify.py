@@ -9,36 +9,37 @@ import pytest
 import ir_samples
 from polyfuse.base.errors import VerifyError
 from polyfuse.ir.expr import Expr, apply, const, load
-from polyfuse.ir.kernel import Kernel, KernelArg, Section, Stmt
+from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.nodes import ExternCall, Pointwise, View
+from polyfuse.ir.statements import Compute, Constant, IndexValue, Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.ir.verify import verify_expr, verify_graph, verify_kernel
 from polyfuse.symbolic import axis, symbol
 
 F, I, B = DType.f32, DType.i64, DType.bool
 AXIS, REDUCED = axis("i0", 4), axis("r0", 3)
-LOAD = Stmt(("x",), "load", (), F, ("in0", 3 * AXIS + REDUCED, 0, False))
-ONCE = Stmt(("y",), "load", (), F, ("in0", AXIS, 0, False))
+LOAD = Load("x", "in0", 3 * AXIS + REDUCED, F)
+ONCE = Load("y", "in0", AXIS, F)
 ARGS = (KernelArg("in0", "in", F, 12), KernelArg("out0", "out", F, 4))
 
 
-def store(value: str, index=AXIS, dtype=F, name="out0") -> Stmt:
-    return Stmt((), "store", (value,), dtype, (name, index, 0, "set", False))
+def store(value: str, index=AXIS, dtype=F, name="out0") -> Store:
+    return Store(name, index, value, dtype)
 
 
 def kernel(*sections: Section, args=ARGS) -> Kernel:
     return Kernel("k", "cpu", (AXIS,), (REDUCED,), args, (), sections)
 
 
-def once(*body: Stmt) -> Section:
+def once(*body: Statement) -> Section:
     return Section(False, body)
 
 
-def loop(*body: Stmt) -> Section:
+def loop(*body: Statement) -> Section:
     return Section(True, body)
 
 
-SUM = Stmt(("s",), "reduce", ("x",), F, ("sum",))
+SUM = Reduce(("s",), "sum", ("x",), F)
 
 
 def test_samples_are_well_formed():
@@ -55,27 +56,27 @@ def test_samples_are_well_formed():
         (kernel(loop(LOAD, SUM, store("s"))), "known only outside"),
         (kernel(loop(LOAD), once(store("x"))), "known only outside"),
         (kernel(once(ONCE, ONCE)), "defined twice"),
-        (kernel(once(Stmt(("z",), "sinus", (), F))), "unknown"),
-        (kernel(once(ONCE, Stmt(("z",), "exp", ("y",), I))), "not i64"),
-        (kernel(once(ONCE, Stmt(("z",), "add", ("y",), F))), "2 operands"),
-        (kernel(once(ONCE, Stmt(("z",), "bitwise_and", ("y", "y"), F))), "does not take f32"),
-        (kernel(once(ONCE, Stmt(("z",), "where", ("y", "y", "y"), F))), "not bool"),
-        (kernel(once(Stmt(("z",), "const", (), DType.i8, (300,)))), "does not fit"),
-        (kernel(once(Stmt(("z",), "const", (), F, (1,)))), "not a float"),
+        (kernel(once(Compute("z", "sinus", (), F))), "unknown"),
+        (kernel(once(ONCE, Compute("z", "exp", ("y",), I))), "not i64"),
+        (kernel(once(ONCE, Compute("z", "add", ("y",), F))), "2 operands"),
+        (kernel(once(ONCE, Compute("z", "bitwise_and", ("y", "y"), F))), "does not take f32"),
+        (kernel(once(ONCE, Compute("z", "where", ("y", "y", "y"), F))), "not bool"),
+        (kernel(once(Constant("z", 300, DType.i8))), "does not fit"),
+        (kernel(once(Constant("z", 1, F))), "not a float"),
         (kernel(once(LOAD)), "axis r0"),
-        (kernel(once(replace(ONCE, attrs=("in0", AXIS + axis("@0", 3), 0, False)))), "0 indirect operands"),
-        (kernel(once(replace(ONCE, attrs=("in0", AXIS + symbol("s9"), 0, False)))), "s9"),
-        (kernel(once(replace(ONCE, attrs=("in0", 4 * AXIS, 0, False)))), "reaches element 12"),
-        (kernel(once(replace(ONCE, attrs=("in0", AXIS - 1, 0, False)))), "before the first"),
-        (kernel(once(replace(ONCE, attrs=("in9", AXIS, 0, False)))), "'in9' is not declared"),
-        (kernel(once(replace(ONCE, attrs=("out0", AXIS, 0, False)))), "before anything is stored"),
+        (kernel(once(replace(ONCE, index=AXIS + axis("@0", 3)))), "0 indirect operands"),
+        (kernel(once(replace(ONCE, index=AXIS + symbol("s9")))), "s9"),
+        (kernel(once(replace(ONCE, index=4 * AXIS))), "reaches element 12"),
+        (kernel(once(replace(ONCE, index=AXIS - 1))), "before the first"),
+        (kernel(once(replace(ONCE, buffer="in9"))), "'in9' is not declared"),
+        (kernel(once(replace(ONCE, buffer="out0"))), "before anything is stored"),
         (kernel(once(ONCE, store("y", name="in0"))), "is an input"),
         (kernel(once(ONCE, store("y", dtype=I))), "stored as i64"),
-        (kernel(once(ONCE, replace(store("y"), attrs=("out0", AXIS, 0, "put", False)))), "'put'"),
+        (kernel(once(ONCE, replace(store("y"), mode="put"))), "'put'"),
         (kernel(once(ONCE, replace(SUM, args=("y",)))), "not looped"),
-        (kernel(loop(LOAD, replace(SUM, attrs=("mean",)))), "'mean' is unknown"),
+        (kernel(loop(LOAD, replace(SUM, kind="mean"))), "'mean' is unknown"),
         (kernel(loop(LOAD, replace(SUM, targets=("s", "t")))), "defines 1 values"),
-        (kernel(loop(LOAD, Stmt(("s",), "reduce", ("x",), F, ("any",)))), "does not take f32"),
+        (kernel(loop(LOAD, Reduce(("s",), "any", ("x",), F))), "does not take f32"),
         (replace(kernel(loop(LOAD)), raxes=()), "without reduction axes"),
         (kernel(args=(*ARGS, ARGS[0])), "declared twice"),
         (kernel(args=(KernelArg("a", "pointer", F, 3),)), "unknown kind"),
@@ -90,14 +91,14 @@ def test_broken_kernels(bad, part):
 
 
 def test_a_masked_access_may_name_places_outside():
-    masked = Stmt(("z",), "load", ("ok", "y"), F, ("in0", AXIS + 11, 0, True))
-    first = Stmt(("i",), "index", (), I, (AXIS,))
-    verify_kernel(kernel(once(ONCE, first, Stmt(("ok",), "lt", ("i", "i"), B), masked)))
+    masked = Load("z", "in0", AXIS + 11, F, (), "ok", "y")
+    first = IndexValue("i", AXIS)
+    verify_kernel(kernel(once(ONCE, first, Compute("ok", "lt", ("i", "i"), B), masked)))
 
 
 def test_the_message_shows_the_neighbours():
-    fill = [Stmt((f"c{i}",), "const", (), F, (float(i),)) for i in range(12)]
-    bad = kernel(once(*fill[:6], Stmt(("bad",), "add", ("c1", "c9"), F), *fill[6:]))
+    fill = [Constant(f"c{i}", float(i), F) for i in range(12)]
+    bad = kernel(once(*fill[:6], Compute("bad", "add", ("c1", "c9"), F), *fill[6:]))
     with pytest.raises(VerifyError) as caught:
         verify_kernel(bad)
     text = str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from lowered import check, compare, compiled
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.log import reset_warned
 from polyfuse.ir.nodes import ExternCall, Pointwise
 from polyfuse.torch_compat.version import torch_version
 
@@ -143,11 +145,47 @@ def test_strict_refuses() -> None:
     assert "strict" in str(caught.value) or isinstance(caught.value, UnsupportedError)
 
 
-def test_strict_leaves_complex_numbers_to_eager() -> None:
-    run, record = compiled(lambda x: torch.fft.fft(x + 1).to(torch.complex64).real * 2, strict=True)
+@pytest.mark.parametrize(
+    ("function", "operator"),
+    [
+        (lambda x: torch.special.airy_ai(x + 1), "aten.special_airy_ai"),
+        (lambda x: torch.fft.fft(x + 1).real * 2, "aten._fft_r2c"),
+    ],
+)
+def test_strict_refuses_operators_without_a_lowering(
+    function: Callable[[torch.Tensor], torch.Tensor], operator: str
+) -> None:
+    run, _ = compiled(function, strict=True)
+    with pytest.raises(Exception, match=rf"{operator}\.default \(test_fallback.*would run in eager mode"):
+        run(torch.randn(8))
+    accepted, _ = compiled(function, strict=True, force_fallback=(operator,))
     x = torch.randn(8)
-    torch.testing.assert_close(run(x), torch.fft.fft(x + 1).real * 2)
-    assert record.report.fallbacks
+    torch.testing.assert_close(accepted(x), function(x))
+
+
+def test_strict_lets_libraries_views_and_random_numbers_be() -> None:
+    run, record = compiled(
+        lambda x: torch.mm(x, x).sort().values.relu() + torch.rand_like(x).view(torch.int32).float(),
+        strict=True,
+    )
+    run(torch.randn(4, 4))
+    assert not record.report.fallbacks
+
+
+@pytest.mark.parametrize("name", ["aten.gelu", "aten.gelu.default"])
+def test_forced_before_it_is_decomposed(name: str) -> None:
+    options: dict[str, Any] = {"force_fallback": (name,), "strict": True}
+    record = check(lambda x: F.gelu(x) + 1, torch.randn(5), native=False, **options)
+    assert [f.op for f in record.report.fallbacks] == ["aten.gelu.default"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("aten.gellu", "did you mean aten.gelu"), ("aten.linear", "takes apart before")]
+)
+def test_names_that_force_nothing(name: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
+    reset_warned()
+    compiled(lambda x: F.linear(x, x).relu(), force_fallback=(name,))[0](torch.randn(3, 3))
+    assert [words in r.getMessage() for r in caplog.records if "force_fallback" in r.getMessage()] == [True]
 
 
 def test_complex_numbers_that_are_not_finite() -> None:

@@ -58,7 +58,7 @@ def test_captured_tensors_are_read_at_a_place():
     table = ctx.stored(ctx.temporary(DType.f32, "cpu", (8,)))
     module = traced(lambda t, a: torch.ops.aten.index.Tensor(t, [a]), torch.zeros(8), torch.tensor(1))
     (read,) = loads(ctx.inline(module, [table, place(ctx)]).at(()))
-    assert free_axes(read.attrs[1]) == ("q",)
+    assert free_axes(read.index) == ("q",)
 
 
 def test_what_is_no_scalar_expression_is_refused():

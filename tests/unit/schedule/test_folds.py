@@ -36,11 +36,11 @@ def folding(monkeypatch: pytest.MonkeyPatch) -> None:
 def folds(kernels: list[Kernel]) -> list[str]:
     """The stores of kernels that combine results."""
     return [
-        f"{stmt.attrs[3]} {stmt.attrs[1]}"
+        f"{stmt.mode} {stmt.index}"
         for kernel in kernels
         for section in kernel.sections
         for stmt in section.body
-        if stmt.op == "store" and stmt.attrs[3] in FOLD_MODES
+        if stmt.op == "store" and stmt.mode in FOLD_MODES
     ]
 
 

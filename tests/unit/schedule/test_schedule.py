@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from polyfuse.ir.expr import apply, const, load
+from polyfuse.ir.kernel import Alias
 from polyfuse.ir.nodes import Scatter
 from polyfuse.ir.types import DType
 from polyfuse.ir.verify import verify_kernel
 from polyfuse.schedule import Launch
+from polyfuse.schedule.aliasing import without_refused
 from polyfuse.symbolic import IndexLike, axis, axis_size, symbol
 from schedule_builder import Maker, axes, run
 
@@ -187,6 +189,26 @@ def test_a_dying_input_lends_its_storage() -> None:
     schedule = m.schedule("y", fusion=False)
     assert schedule.steps[1].inplace == (("y", "a"),)
     assert m.schedule("y", fusion=False, inplace=False).steps[1].inplace == ()
+
+
+def test_equal_kernels_permit_what_one_of_them_needs() -> None:
+    m = Maker()
+    m.buffer("x", 8, kind="input")
+    for name in ("a", "b", "y"):
+        m.buffer(name, 8)
+    for before, after in (("x", "a"), ("a", "b"), ("b", "y")):
+        (i,) = axes(8)
+        m.pointwise(after, (i,), apply("exp", m.load(before, i)))
+    schedule = m.schedule("a", "y", fusion=False)
+    first, second, third = schedule.steps
+    assert [step.inplace for step in schedule.steps] == [(), (), (("y", "b"),)]
+    assert first.kernel == second.kernel == third.kernel
+    assert first.kernel.aliases == (Alias("out0", "in0"),)
+    key = (third.backend, third.kernel)
+    without, decisions = without_refused(schedule, {key: first.kernel.aliases})
+    assert [step.inplace for step in without.steps] == [(), (), ()]
+    assert [(d.kind, d.first, d.second) for d in decisions] == [("apart", "y", "b")]
+    assert without_refused(schedule, {key: ()}) == (schedule, ())
 
 
 def test_fuel_stops_fusion() -> None:

@@ -205,16 +205,6 @@ class TestPreparation:
             assert pool._prepared == 1
 
 
-def test_what_is_unloaded_is_loaded_again_when_wanted(tmp_path):
-    backend, item, store = ToyBackend(SETTINGS), source("text"), KernelStore(tmp_path)
-    with BuildPool(SETTINGS) as pool:
-        future = pool.submit(backend, [item], store)
-        future.result()
-        pool.unload(backend, future.places()[item.key].folder)
-        pool.submit(backend, [item], store).result()
-    assert backend.loads == 2
-
-
 def started(folder: Path) -> int:
     path = folder / "count.started"
     return len(path.read_text().split()) if path.exists() else 0

@@ -1,4 +1,4 @@
-// cast<To>(a), bitcast<To>(a), splat<L>(x), iota<L, T>(start, step) and the 16-bit float encodings.
+// cast<To>(a), bitcast<To>(a), splat<L>(x), iota<L, T>(start, step) and the 16-bit and 8-bit float encodings.
 namespace pf {
 // Scalar conversions with the results the x86 instructions (and therefore torch) give out of range.
 template <class To, class From> PF_INLINE To convert_one(From a) {
@@ -198,10 +198,58 @@ template <class F> PF_INLINE typename tr<F>::uvec f16_narrow(F x) {
   r = a > fill<U>(0x7f800000u) ? fill<U>(0x7e00u) : r;
   return r | sign;
 }
-PF_INLINE f32 widen(bf16 h) { return bf16_widen<f32>(u32(h.bits)); }
-PF_INLINE f32 widen(f16 h) { return f16_widen<f32>(u32(h.bits)); }
-template <class To> PF_INLINE To narrow_one(f32 x) {
-  if constexpr (same<To, bf16>::value) return bf16{u16(bf16_narrow(x))};
-  else return f16{u16(f16_narrow(x))};
+// Eight bits by integer arithmetic, as torch rounds them: to nearest even; NaN keeps its sign where there are two.
+#ifndef PF_E4M3_SATURATES
+#define PF_E4M3_SATURATES 1
+#endif
+template <class T, class F, class U> PF_INLINE F eight_widen(U c) {
+  enum { M = eight<T>::fraction, BIAS = eight<T>::bias };
+  U body = (c & fill<U>(0x7fu)) << (23 - M);
+  U normal = body + fill<U>(u32(127 - BIAS) << 23);
+  // denormal: put the fraction below the smallest normal number and subtract the hidden one
+  const F least = fill<F>(bits_as<f32>(u32(128 - BIAS) << 23));
+  F sub_normal = bits_as<F>(U(body + fill<U>(u32(128 - BIAS) << 23))) - least;
+  U r = body < fill<U>(1u << 23) ? bits_as<U>(sub_normal) : normal;
+  if constexpr (same<T, f8e4m3>::value) r = body == fill<U>(0x7fu << (23 - M)) ? fill<U>(0x7ff00000u) : r;
+  if constexpr (same<T, f8e5m2>::value) {
+    r = body >= fill<U>(0x7cu << (23 - M)) ? body + fill<U>(u32(255 - 31) << 23) : r;
+    r = body > fill<U>(0x7cu << (23 - M)) ? r | fill<U>(0x00400000u) : r;
+  }
+  r = r | ((c & fill<U>(0x80u)) << 24);
+  if constexpr (eight<T>::fnuz) r = c == fill<U>(0x80u) ? fill<U>(0x7f800001u) : r;
+  return bits_as<F>(r);
 }
+template <class T, class F> PF_INLINE typename tr<F>::uvec eight_narrow(F x) {
+  typedef typename tr<F>::uvec U;
+  enum { M = eight<T>::fraction, BIAS = eight<T>::bias };
+  U u = bits_as<U>(x), sign = (u >> 24) & fill<U>(0x80u), a = u & fill<U>(0x7fffffffu);
+  U half = fill<U>((1u << (22 - M)) - 1u) + ((a >> (23 - M)) & fill<U>(1u));
+  U normal = (a - fill<U>(u32(127 - BIAS) << 23) + half) >> (23 - M);
+  // below the smallest normal number: a sum with a number whose last bit is that of the result rounds at the right bit
+  const u32 last = u32(127 + 1 - BIAS - M + 23) << 23;
+  U tiny = bits_as<U>(F(bits_as<F>(a) + fill<F>(bits_as<f32>(last)))) - fill<U>(last);
+  U r = a < fill<U>(u32(128 - BIAS) << 23) ? tiny : normal;
+  if constexpr (eight<T>::fnuz) {
+    const U none = fill<U>(0u);
+    sign = r == none ? none : sign;
+    return r > fill<U>(0x7fu) ? fill<U>(0x80u) : r | sign;
+  } else {
+    const U most = fill<U>(same<T, f8e5m2>::value ? 0x7cu : PF_E4M3_SATURATES ? 0x7eu : 0x7fu);
+    r = r > most ? most : r;
+    return (a > fill<U>(0x7f800000u) ? fill<U>(0x7fu) : r) | sign;
+  }
+}
+// widen_bits<T, F>(bits) and narrow_bits<T>(x): any of these types, its bits in lanes of 32.
+template <class T, class F, class U> PF_INLINE F widen_bits(U bits) {
+  if constexpr (eight<T>::value) return eight_widen<T, F>(bits);
+  else if constexpr (same<T, bf16>::value) return bf16_widen<F>(bits);
+  else return f16_widen<F>(bits);
+}
+template <class T, class F> PF_INLINE typename tr<F>::uvec narrow_bits(F x) {
+  if constexpr (eight<T>::value) return eight_narrow<T>(x);
+  else if constexpr (same<T, bf16>::value) return bf16_narrow(x);
+  else return f16_narrow(x);
+}
+template <class T> PF_INLINE f32 widen(T h) { return widen_bits<T, f32>(u32(h.bits)); }
+template <class To> PF_INLINE To narrow_one(f32 x) { return To{typename stored<To>::word(narrow_bits<To>(x))}; }
 }  // namespace pf

@@ -28,19 +28,14 @@ static inline void* scratch_new(i64 bytes) {
 }
 static inline void scratch_free(void* p) { free(((void**)p)[-1]); }
 
-// bf16 and f16 values between memory: rounded as a store would, and their bits.
-template <class T, class V> PF_INLINE V round_to(V x) {
-  if constexpr (same<T, bf16>::value) return bf16_widen<V>(bf16_narrow(x));
-  else return f16_widen<V>(f16_narrow(x));
-}
-template <class T, class V> PF_INLINE with<V, u16> bits_of(V x) {
-  if constexpr (same<T, bf16>::value) return cast<u16>(bf16_narrow(x));
-  else return cast<u16>(f16_narrow(x));
+// Floats of 16 and 8 bits between memory: rounded as a store would, and their bits.
+template <class T, class V> PF_INLINE V round_to(V x) { return widen_bits<T, V>(narrow_bits<T>(x)); }
+template <class T, class V> PF_INLINE with<V, typename stored<T>::word> bits_of(V x) {
+  return cast<typename stored<T>::word>(narrow_bits<T>(x));
 }
 template <class T, class U> PF_INLINE with<U, f32> value_of(U bits) {
-  typedef with<U, f32> V;
-  if constexpr (same<T, bf16>::value) return bf16_widen<V>(cast<u32>(bits));
-  else return f16_widen<V>(cast<u32>(bits));
+  // through the unsigned type: a sign must not spread
+  return widen_bits<T, with<U, f32>>(cast<u32>(cast<typename stored<T>::word>(bits)));
 }
 
 // Division of small non-negative lanes (below 2^22) by a constant: exact in single precision.

@@ -1,13 +1,14 @@
 // Contiguous loads and stores, whole or of the first n lanes.
 //   load<L>(p)  load_n<L>(p, n)  store(p, v)  store_n(p, v, n)  load_strided<L>(p, stride)  store_strided(p, v, stride)
-// p may point to any dtype including bool (one byte, 0 or 1), bf16 and f16 (values are f32).
+// p may point to any dtype including bool (one byte, 0 or 1), and floats of 16 and 8 bits (values are f32).
 namespace pf {
-template <class T> PF_INLINE T load_one(const T* p) { return *p; }
+template <class T> PF_INLINE typename shape<T>::value load_one(const T* p) {
+  if constexpr (stored<T>::value) return widen(*p);
+  else return *p;
+}
 PF_INLINE bool load_one(const bool* p) { return *(const u8*)p != 0; }
-PF_INLINE f32 load_one(const bf16* p) { return widen(*p); }
-PF_INLINE f32 load_one(const f16* p) { return widen(*p); }
 template <class T> PF_INLINE void store_one(T* p, typename shape<T>::value x) {
-  if constexpr (same<T, bf16>::value || same<T, f16>::value) *p = narrow_one<T>(x);
+  if constexpr (stored<T>::value) *p = narrow_one<T>(x);
   else *p = x;
 }
 
@@ -101,6 +102,14 @@ PF_INLINE vf32 widen_vector(vu16 h, const f16*) { return f16_widen<vf32>(native_
 PF_INLINE vu16 narrow_vector(vf32 x, const f16*) { return native_convert<vu16>(f16_narrow(x)); }
 #endif
 
+// 8-bit floats as vectors
+template <class T> PF_INLINE vf32 widen_vector(vu8 h, const T*) {
+  return eight_widen<T, vf32>(native_convert<vu32>(h));
+}
+template <class T> PF_INLINE vu8 narrow_vector(vf32 x, const T*) {
+  return native_convert<vu8>(eight_narrow<T>(x));
+}
+
 // Bytes that are not zero.
 PF_INLINE vmask mask_of_bytes(vu8 b) {
 #if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
@@ -113,7 +122,7 @@ PF_INLINE vmask mask_of_bytes(vu8 b) {
 template <class T> PF_INLINE typename shape<T>::vec load_vector(const T* p) {
   typedef typename shape<T>::vec V;
   if constexpr (same<T, bool>::value) return mask_of_bytes(raw_load<vu8>(p));
-  else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) return widen_vector(raw_load<vu16>(p), p);
+  else if constexpr (stored<T>::value) return widen_vector(raw_load<typename stored<T>::words>(p), p);
 #if PF_WIDE
   else if constexpr (sizeof(T) == 8) {
     typedef decltype(V::lo) H;
@@ -125,7 +134,7 @@ template <class T> PF_INLINE typename shape<T>::vec load_vector(const T* p) {
 template <class T> PF_INLINE typename shape<T>::vec load_vector_n(const T* p, int n) {
   typedef typename shape<T>::vec V;
   if constexpr (same<T, bool>::value) return mask_of_bytes(raw_load_n<vu8>(p, n));
-  else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) return widen_vector(raw_load_n<vu16>(p, n), p);
+  else if constexpr (stored<T>::value) return widen_vector(raw_load_n<typename stored<T>::words>(p, n), p);
 #if PF_WIDE
   else if constexpr (sizeof(T) == 8) {
     typedef decltype(V::lo) H;
@@ -138,18 +147,16 @@ template <class T> PF_INLINE typename shape<T>::vec load_vector_n(const T* p, in
   else return raw_load_n<V>(p, n);
 }
 template <class T> PF_INLINE void store_vector(T* p, typename shape<T>::vec v) {
-  typedef typename shape<T>::vec V;
   if constexpr (same<T, bool>::value) raw_store(p, native_convert<vu8>(vi32(v.v & 1)));
-  else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) raw_store(p, narrow_vector(v, p));
+  else if constexpr (stored<T>::value) raw_store(p, narrow_vector(v, p));
 #if PF_WIDE
   else if constexpr (sizeof(T) == 8) { raw_store(p, v.lo); raw_store(p + PF_HALF, v.hi); }
 #endif
   else raw_store(p, v);
 }
 template <class T> PF_INLINE void store_vector_n(T* p, typename shape<T>::vec v, int n) {
-  typedef typename shape<T>::vec V;
   if constexpr (same<T, bool>::value) raw_store_n(p, native_convert<vu8>(vi32(v.v & 1)), n);
-  else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) raw_store_n(p, narrow_vector(v, p), n);
+  else if constexpr (stored<T>::value) raw_store_n(p, narrow_vector(v, p), n);
 #if PF_WIDE
   else if constexpr (sizeof(T) == 8) {
     raw_store_n(p, v.lo, n < PF_HALF ? n : PF_HALF);

@@ -11,7 +11,7 @@ template <class V> PF_INLINE void raw_stream(void* p, V v) {
   raw_store(p, v);
 }
 template <class T> PF_INLINE void stream(T* p, typename shape<T>::vec v) {
-  if constexpr (same<T, bool>::value || same<T, bf16>::value || same<T, f16>::value) store(p, v);
+  if constexpr (same<T, bool>::value || stored<T>::value) store(p, v);
 #if PF_WIDE
   else if constexpr (sizeof(T) == 8) { raw_stream(p, v.lo); raw_stream(p + PF_HALF, v.hi); }
 #endif

@@ -47,6 +47,10 @@ typedef __INT64_TYPE__ i64;
 typedef __UINT64_TYPE__ u64;
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
+struct f8e4m3 { u8 bits; };
+struct f8e5m2 { u8 bits; };
+struct f8e4m3fnuz { u8 bits; };
+struct f8e5m2fnuz { u8 bits; };
 
 template <class A, class B> struct same { enum { value = 0 }; };
 template <class A> struct same<A, A> { enum { value = 1 }; };
@@ -122,6 +126,21 @@ PF_SHAPE(i8, vi8) PF_SHAPE(i16, vi16) PF_SHAPE(i32, vi32) PF_SHAPE(i64, vi64)
 PF_SHAPE(u8, vu8) PF_SHAPE(u16, vu16) PF_SHAPE(u32, vu32) PF_SHAPE(u64, vu64)
 template <> struct shape<bf16> { typedef f32 value; typedef vf32 vec; };
 template <> struct shape<f16> { typedef f32 value; typedef vf32 vec; };
+template <> struct shape<f8e4m3> { typedef f32 value; typedef vf32 vec; };
+template <> struct shape<f8e5m2> { typedef f32 value; typedef vf32 vec; };
+template <> struct shape<f8e4m3fnuz> { typedef f32 value; typedef vf32 vec; };
+template <> struct shape<f8e5m2fnuz> { typedef f32 value; typedef vf32 vec; };
+
+// Floating-point types that exist in memory alone: their values are f32.  word: their bits; words: those of a vector.
+template <class T> struct stored { enum { value = 0 }; };
+#define PF_STORED(T, N) template <> struct stored<T> { enum { value = 1 }; typedef u##N word; typedef vu##N words; };
+PF_STORED(bf16, 16) PF_STORED(f16, 16)
+PF_STORED(f8e4m3, 8) PF_STORED(f8e5m2, 8) PF_STORED(f8e4m3fnuz, 8) PF_STORED(f8e5m2fnuz, 8)
+// Those of eight bits: bits of the fraction, bias of the exponent, and whether there is one zero and one NaN.
+template <class T> struct eight { enum { value = 0 }; };
+#define PF_EIGHT(T, FRACTION, BIAS, FNUZ) \
+  template <> struct eight<T> { enum { value = 1, fraction = FRACTION, bias = BIAS, fnuz = FNUZ }; };
+PF_EIGHT(f8e4m3, 3, 7, 0) PF_EIGHT(f8e5m2, 2, 15, 0) PF_EIGHT(f8e4m3fnuz, 3, 8, 1) PF_EIGHT(f8e5m2fnuz, 2, 16, 1)
 
 // Lane policies: the first template argument of load, splat, iota, gather and cast-free constructors.
 struct Sca { enum { lanes = 1 }; template <class T> using of = typename shape<T>::value; };

@@ -126,7 +126,7 @@ template <class L, int... AT, class T> PF_INLINE typename L::template of<T> load
 #if PF_W > 1
   if constexpr (L::lanes > 1) {
     if constexpr (same<T, bool>::value) return as_mask(raw_window<vu8, O, 0>(p) != fill<vu8>(0));
-    else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) return widen_vector(raw_window<vu16, O, 0>(p), p);
+    else if constexpr (stored<T>::value) return widen_vector(raw_window<typename stored<T>::words, O, 0>(p), p);
 #if PF_WIDE
     else if constexpr (sizeof(T) == 8) {
       typedef decltype(V::lo) H;
@@ -146,8 +146,8 @@ template <class L, int... AT, class T, class M> PF_INLINE typename L::template o
     const unsigned k = mask_bits(m);
     if constexpr (same<T, bool>::value)
       return bitwise_and(as_mask(raw_window<vu8, O, 0>(p, k) != fill<vu8>(0)), m);
-    else if constexpr (sizeof(T) == 2 && same<V, vf32>::value)
-      return where(m, widen_vector(raw_window<vu16, O, 0>(p, k), p), V{});
+    else if constexpr (stored<T>::value)
+      return where(m, widen_vector(raw_window<typename stored<T>::words, O, 0>(p, k), p), V{});
 #if PF_WIDE
     else if constexpr (sizeof(T) == 8) {
       typedef decltype(V::lo) H;
@@ -165,7 +165,7 @@ template <class L, class T> PF_INLINE typename L::template of<T> load_back(const
 #if PF_W > 1
   if constexpr (L::lanes > 1) {
     if constexpr (same<T, bool>::value) return as_mask(raw_back<vu8>(p) != fill<vu8>(0));
-    else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) return widen_vector(raw_back<vu16>(p), p);
+    else if constexpr (stored<T>::value) return widen_vector(raw_back<typename stored<T>::words>(p), p);
 #if PF_WIDE
     else if constexpr (sizeof(T) == 8) {
       typedef decltype(V::lo) H;
@@ -183,7 +183,7 @@ template <class L, class T, class M> PF_INLINE typename L::template of<T> load_b
   if constexpr (L::lanes > 1) {
     const unsigned k = mask_bits(M{turned_round(m.v)});
     if constexpr (same<T, bool>::value) return as_mask(raw_back<vu8>(p, k) != fill<vu8>(0));
-    else if constexpr (sizeof(T) == 2 && same<V, vf32>::value) return widen_vector(raw_back<vu16>(p, k), p);
+    else if constexpr (stored<T>::value) return widen_vector(raw_back<typename stored<T>::words>(p, k), p);
 #if PF_WIDE
     else if constexpr (sizeof(T) == 8) {
       typedef decltype(V::lo) H;
@@ -201,8 +201,8 @@ PF_INLINE typename L::template of<T> load_near(const T* p, i64 first, i64 last, 
 #if PF_W > 1
   if constexpr (L::lanes > 1) {
     if constexpr (same<T, bool>::value) return as_mask(raw_near<vu8>(p, first, last, index) != fill<vu8>(0));
-    else if constexpr (sizeof(T) == 2 && same<V, vf32>::value)
-      return widen_vector(raw_near<vu16>(p, first, last, index), p);
+    else if constexpr (stored<T>::value)
+      return widen_vector(raw_near<typename stored<T>::words>(p, first, last, index), p);
     else return raw_near<V>(p, first, last, index);
   } else
 #endif

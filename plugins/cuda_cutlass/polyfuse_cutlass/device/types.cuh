@@ -142,10 +142,11 @@ template <class T, int N> struct Held {
     return both.pack;
   }
 };
-template <int N, class T> PF_INLINE void hold(const T* p, Held<T, N>& into) {
+// LASTING: as above; otherwise only this thread writes there, after it has read.
+template <int N, bool LASTING = true, class T> PF_INLINE void hold(const T* p, Held<T, N>& into) {
 #pragma unroll
   for (int i = 0; i < Held<T, N>::BYTES / Held<T, N>::STEP; ++i)
-    into.word[i] = read_word<true>((const typename Words<Held<T, N>::STEP>::type*)p + i);
+    into.word[i] = read_word<LASTING>((const typename Words<Held<T, N>::STEP>::type*)p + i);
 }
 // An assignment of such a word may become several stores of four bytes, as it did for batches.
 template <class W> PF_INLINE void write_word(W* p, W word) { *p = word; }

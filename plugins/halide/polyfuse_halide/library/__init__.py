@@ -11,6 +11,7 @@ from polyfuse_halide.library.device_math import *  # noqa: F403
 from polyfuse_halide.library.exponentials import *  # noqa: F403
 from polyfuse_halide.library.functions import *  # noqa: F403
 from polyfuse_halide.library.random import *  # noqa: F403
+from polyfuse_halide.library.schedules import *  # noqa: F403
 from polyfuse_halide.library.special import *  # noqa: F403
 from polyfuse_halide.library.stages import *  # noqa: F403
 from polyfuse_halide.library.trigonometry import *  # noqa: F403

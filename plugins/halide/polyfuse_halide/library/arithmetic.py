@@ -10,6 +10,7 @@ from typing import Any
 import halide as hl
 
 __all__ = [
+    "at_each",
     "absolute",
     "add",
     "at_least",
@@ -50,6 +51,7 @@ __all__ = [
     "sub",
     "trunc_div",
     "where",
+    "where_placed",
 ]
 
 Value = Any
@@ -274,9 +276,25 @@ def greater_equal(a: Value, b: Value) -> Value:
     return less_equal(b, a)
 
 
+def at_each(value: Value, loop: Value) -> Value:
+    """A value of every point of a loop, in which the loop occurs."""
+    return hl.select(expr(loop) >= 0, value, value)
+
+
 def where(condition: Value, a: Value, b: Value) -> Value:
     """a where the condition holds, else b."""
     return hl.select(condition, a, b)
+
+
+def where_placed(condition: Value, a: Value, b: Value) -> Value:
+    """`where`, for a condition that the place alone decides.
+
+    Halide 21 divides a loop of lanes by such a condition. What it finds out for the whole vectors it then
+    also takes for true in the guarded tail, wherever the two have a choice between equal names in common.
+    So the condition is one that its solver cannot see through; the constants of each part still fold.
+    """
+    hidden = hl.cast(hl.UInt(8), condition) ^ hl.cast(hl.UInt(8), 1)
+    return hl.select(hidden == hl.cast(hl.UInt(8), 0), a, b)
 
 
 def minimum(a: Value, b: Value) -> Value:

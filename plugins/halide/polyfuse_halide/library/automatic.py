@@ -37,9 +37,9 @@ class AutomaticProgram(Program):
         """Say who is asked."""
         self.scheduler, self.processors, self.once = scheduler, processors, once
 
-    def input(self, name: str, dtype: str, extent: Any = None) -> Input:
+    def input(self, name: str, dtype: str, extent: Any = None, backwards: bool = False) -> Input:
         """A buffer that is read, and its number of elements."""
-        found = super().input(name, dtype, extent)
+        found = super().input(name, dtype, extent, backwards)
         found.param.dim(0).set_estimate(0, extent)
         self.limits[found.param.name()] = [extent]
         return found

@@ -12,7 +12,7 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, expr
+from polyfuse_halide.library.arithmetic import Value, at_each, expr
 from polyfuse_halide.library.convert import memory_type
 from polyfuse_halide.library.device_reduce import DeviceReduction, places_of
 from polyfuse_halide.library.device_scan import DeviceScan
@@ -343,7 +343,7 @@ class DeviceProgram(Program):
         place, value, mask = body(*places_of(point, extents), *(places_of(step, steps) if looped else ()))
         if mask is not None:
             domain.where(self._strict(mask))
-        value = self._strict(value)
+        value = self._strict(at_each(value, point))
         place = hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1)
         old = expr(func[place])
         # whole numbers wrap by themselves on devices
@@ -375,8 +375,3 @@ class DeviceProgram(Program):
         rounds, lane = hl.RVar("rounds"), hl.RVar("lane")
         stage.split(step, rounds, lane, self.grid.lanes, Tail).gpu_blocks(point).gpu_threads(lane)
         self._at(func, point, alone=False)
-
-    def finish(self) -> tuple[Any, list[Any]]:
-        """The pipeline and its arguments."""
-        arguments = [hl.Argument(p) for p in (*self.inputs, *self.sizes)]
-        return hl.Pipeline(self.order), arguments

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import halide as hl
 
 from polyfuse_halide.library.reduce import Reduction, Tail
+from polyfuse_halide.library.stages import Output, Program
 from polyfuse_halide.library.tiles import TILE, turn
 
-if TYPE_CHECKING:
-    from polyfuse_halide.library.stages import Output, Program
-
-__all__ = ["apply"]
+__all__ = ["ScheduledProgram"]
 
 
-def apply(program: Program) -> None:
+class ScheduledProgram(Program):
+    """A program for the CPU with a schedule of this module's."""
+
+    def finish(self) -> tuple[Any, list[Any]]:
+        """Schedule everything; the pipeline and its arguments."""
+        _apply(self)
+        return super().finish()
+
+
+def _apply(program: Program) -> None:
     """Schedule every stage of a program."""
     for scatter in program.scatters:
         _scatter(program, scatter)
@@ -221,6 +228,8 @@ def _columns(program: Program) -> None:
         wide //= 2
     tail = hl.TailStrategy.ShiftInwards if plan.shift and isinstance(extent, int) and extent >= wide else Tail
     whole = isinstance(extent, int) and (extent % wide == 0 or tail is not Tail)
+    # a block of the head needs more of the reductions where another output has no loop in common with it
+    whole = whole and all(bool(o.loops) == bool(head.loops) for o in program.outputs)
     block = level = hl.Var("block")
     for output in [head, *(o for o in program.outputs if o is not head)]:
         func, lane = output.func, output.axes[-1]
@@ -264,6 +273,17 @@ def _columns(program: Program) -> None:
                 row.update(k).vectorize(head.axes[-1], lanes, Tail)
 
 
+def _reordered(stage: Any, order: list[Any]) -> bool:
+    """Whether loops may change places, and then they do: Halide knows of no order in which values may be
+    stored, nor of most ways to combine them.
+    """
+    try:
+        stage.reorder(*reversed(order))
+    except hl.HalideError:
+        return len(order) == 1
+    return True
+
+
 def _scatter(program: Program, scatter: Any) -> None:
     """Lanes along an axis whose points have places of their own; threads where all have."""
     func, plan = scatter.func, program.schedule
@@ -273,14 +293,16 @@ def _scatter(program: Program, scatter: Any) -> None:
         stage.unscheduled()
         return
     order = list(scatter.axes)
-    if scatter.lane:
-        order = [a for a in order if a.name() != scatter.lane.name()] + [scatter.lane]
-        if len(order) > 1:
-            stage.reorder(*reversed(order))
     if not (scatter.lane or scatter.disjoint):
         stage.unscheduled()
         return
     stage.allow_race_conditions()
+    if scatter.lane:
+        order = [a for a in order if a.name() != scatter.lane.name()] + [scatter.lane]
+        if not _reordered(stage, order):
+            # points that share a place lie at the same point of the lane's axis, so in one lane: in order
+            stage.vectorize(scatter.lane, plan.lanes, Tail)
+            return
     extent = {**program.axes, **program.loops}.get(scatter.lane_name)
     wide = 4 * plan.lanes
     if plan.fuse and scatter.lane and not scatter.disjoint and isinstance(extent, int) and extent >= 2 * wide:

@@ -8,10 +8,10 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, add, expr, maximum, minimum, mul
+from polyfuse_halide.library.arithmetic import Value, add, at_each, expr, maximum, minimum, mul
 from polyfuse_halide.library.combine import merge_scan
 from polyfuse_halide.library.contraction import strict
-from polyfuse_halide.library.convert import convert, memory_type, widened
+from polyfuse_halide.library.convert import STORED, convert, memory_type, widened
 from polyfuse_halide.library.passes import Body, define, reads
 from polyfuse_halide.library.reduce import Reduction
 from polyfuse_halide.library.scans import RowScan
@@ -167,10 +167,16 @@ class Program:
         self.sizes.append(param)
         return hl.Expr(param)
 
-    def input(self, name: str, dtype: str, extent: Any = None) -> Input:
-        """A buffer that is read, as its elements lie in memory; `extent`, where it matters: how many."""
+    def input(self, name: str, dtype: str, extent: Any = None, backwards: bool = False) -> Input:
+        """A buffer that is read, as its elements lie in memory; `extent`, where it matters: how many.
+
+        Where lanes read `backwards`, Halide 21 cannot compile a tail of them if it knows where the buffer
+        begins, which is at zero all the same.
+        """
         param = hl.ImageParam(memory_type(dtype), 1, f"{name}_in")
-        param.dim(0).set_min(0).set_stride(1)
+        param.dim(0).set_stride(1)
+        if not backwards:
+            param.dim(0).set_min(0)
         if extent is not None:
             param.dim(0).set_extent(extent)
         self.inputs.append(param)
@@ -285,7 +291,13 @@ class Program:
         place, value, mask = body(*loops)
         if mask is not None:
             domain.where(strict(mask))
+        if not extents:
+            place = (
+                expr(place) + domain[0]
+            )  # of a domain that nothing refers to, the condition is not looked at
         place = strict(hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1))
+        if loops:  # one value may go to one place, again and again
+            value = at_each(value, loops[-1])
         func[place] = strict(_combined(mode, dtype, expr(func[place]), value))
         func.output_buffer().dim(0).set_bounds(0, extent)
         func.output_buffer().dim(0).set_stride(1)
@@ -296,10 +308,7 @@ class Program:
         self.order.append(func)
 
     def finish(self) -> tuple[Any, list[Any]]:
-        """Schedule everything; the pipeline and its arguments."""
-        from polyfuse_halide.library.schedules import apply
-
-        apply(self)
+        """The pipeline and its arguments."""
         arguments = [hl.Argument(p) for p in (*self.inputs, *self.sizes)]
         return hl.Pipeline(self.order), arguments
 
@@ -308,7 +317,7 @@ def _combined(mode: str, dtype: str, old: Value, value: Value) -> Value:
     """What a store leaves in memory."""
     if mode == "set":
         return value
-    if dtype in ("bf16", "f16"):
+    if dtype in STORED:
         return convert(_combined(mode, "f32", widened(old, dtype), widened(value, dtype)), "f32", dtype)
     if old.type().is_bool():
         return old | value if mode in ("add", "max") else old & value

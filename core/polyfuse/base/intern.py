@@ -1,0 +1,56 @@
+"""Interning without growth: equal keys give the same object for as long as somebody holds it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+__all__ = ["InternTable"]
+
+_T = TypeVar("_T")
+
+
+class _Held(weakref.ref[_T]):
+    """A weak reference that knows under which key it stands."""
+
+    __slots__ = ("key",)
+
+    key: Hashable
+
+
+class InternTable(Generic[_T]):
+    """Objects by key, held weakly: a service that compiles for weeks keeps none that nobody uses.
+
+    Several threads may use one table.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[Hashable, _Held[_T]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def find(self, key: Hashable) -> _T | None:
+        """Return the object of a key, or None."""
+        held = self._held.get(key)
+        return None if held is None else held()
+
+    def add(self, key: Hashable, value: _T) -> _T:
+        """Return the object of a key: `value`, unless another thread was quicker."""
+        made: _Held[_T] = _Held(value, self._drop)
+        made.key = key
+        with self._lock:
+            found = self.find(key)
+            if found is not None:
+                return found
+            self._held[key] = made
+        return value
+
+    def _drop(self, held: weakref.ref[_T]) -> None:
+        # a newer object may stand there already; no lock: this runs wherever memory is collected
+        assert isinstance(held, _Held)
+        if self._held.get(held.key) is held:
+            del self._held[held.key]

@@ -1,0 +1,356 @@
+"""How far an honest kernel may be from the interpreter, element by element.
+
+The kernel is interpreted with a bound beside every value: how far the same value may be in a right kernel
+that rounds elsewhere, adds up in another order or calls another library's functions. An operation passes on
+the bounds of its operands, as it does with the values themselves, and adds what the table of operations
+allows (`ir/ops.py`); a reduction adds what another order of its terms may change. A rounding to fewer bits
+passes a bound on only where it may turn out differently, so that an exact chain of operations stays exact.
+
+This is the running error analysis of Wilkinson, done on the kernel's own statements and on the real numbers:
+a sum that cancels has a wide bound where it cancels, and none elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polyfuse.checking import reductions
+from polyfuse.checking.distance import ZERO, apart, of_unknown_sign, spread
+from polyfuse.ir import semantics
+from polyfuse.ir.evaluator import type_of
+from polyfuse.ir.expr import Access
+from polyfuse.ir.interpret_kernel import KernelEvaluator
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.space import Space
+from polyfuse.ir.types import DType
+
+__all__ = ["Bounded", "BoundedEvaluator", "Ledger"]
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not", "shift_left", "shift_right")
+# Near their zeros, which are not numbers of the type, these are only as exact as their arguments.
+_EXTREMES = ("minimum", "maximum", "fmin", "fmax")
+_NEAR_ZERO = ("lgamma", "digamma", "erfinv", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "pow")
+# These round nothing.
+_EXACT = frozenset(
+    ("where", "neg", "abs", "copysign", "sign", "floor", "ceil", "trunc", "round", "minimum", "maximum")
+    + ("fmin", "fmax", "nextafter", "remainder", "fmod")
+)
+# Normal random numbers are made with a logarithm, a root and a cosine.
+_NORMAL = 1e-5
+
+
+class Bounded(NamedTuple):
+    """A value, and how far it may be off in a right kernel: infinitely where it may be anything, and None
+    where it is exact everywhere.
+    """
+
+    value: Tensor
+    error: Tensor | None
+
+
+class Ledger:
+    """What is known of the elements of buffers, shared by the parts of one run.
+
+    Attributes:
+        errors: bounds, by the name of an argument; arguments that share memory share them.
+        written: which elements were stored.
+        counts, sums: how many values each element was combined with, and of which size they were.
+        touched: names that have a bound other than zero.
+    """
+
+    def __init__(self, errors: Mapping[str, Tensor], written: Mapping[str, Tensor]) -> None:
+        self.errors = errors
+        self.written = written
+        self.counts: dict[str, Tensor] = {}
+        self.sums: dict[str, Tensor] = {}
+        self.touched: set[str] = set()
+
+    def combined(self, name: str, storage: Tensor, place: Tensor, value: Tensor) -> None:
+        """Count what is combined with elements, and how large it is."""
+        if name not in self.counts:
+            self.counts[name] = torch.zeros(storage.numel(), dtype=torch.float64, device=storage.device)
+            self.sums[name] = storage.double().abs().nan_to_num(0.0, 0.0)
+        self.counts[name].index_add_(0, place, torch.ones_like(place, dtype=torch.float64))
+        self.sums[name].index_add_(0, place, value.double().abs().nan_to_num(0.0, 0.0))
+
+    def close(self, storages: Mapping[str, Tensor]) -> None:
+        """Add to the bounds what the order of atomic operations may change."""
+        for name, count in self.counts.items():
+            dtype = storages[name].dtype
+            if not dtype.is_floating_point:
+                continue
+            # a kernel may round after each of them, and so does the interpreter where the type is wide
+            size = torch.maximum(self.sums[name], storages[name].double().abs().nan_to_num(0.0, 0.0))
+            size = size + ZERO / torch.finfo(dtype).eps
+            steps = torch.where(
+                count > 1, 2 * count, count if dtype.itemsize > 2 else torch.zeros_like(count)
+            )
+            self.errors[name].add_(steps * torch.finfo(dtype).eps * size)
+
+
+class BoundedEvaluator(KernelEvaluator):
+    """Evaluates statements to values with bounds."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        kernel: Kernel,
+        space: Space,
+        sizes: Mapping[str, int],
+        storages: Mapping[str, Tensor],
+        points: Tensor,
+        lengths: Mapping[str, int],
+    ) -> None:
+        super().__init__(space, sizes, storages, points, lengths)
+        self._ledger = ledger
+        self._fast = kernel.numerics != "eager"
+        self._in_order = kernel.deterministic
+        self._locals: dict[str, Tensor] = {}
+
+    def simple(self, op: str, args: Any, dtype: DType, payload: Any) -> Any:
+        """One operation at every point."""
+        if op == "load":
+            return self.load(args, dtype, payload)
+        values = tuple(a.value for a in args)
+        found = super().simple(op, values, dtype, payload)
+        if op in SCALAR_OPS:
+            return Bounded(found, self._scalar(op, args, values, found))
+        if op == "cast":
+            error = args[0].error
+            return Bounded(
+                found,
+                _moved(lambda x: semantics.cast(x, dtype), args[0], found) if error is not None else None,
+            )
+        if op == "bitcast":
+            error = args[0].error
+            return Bounded(found, None if error is None else torch.where(error > 0, torch.inf, 0.0))
+        if op == "rand" and payload == "normal":
+            return Bounded(found, torch.full_like(found, _NORMAL) * (1 + found.abs()))
+        return Bounded(found, None)
+
+    def _scalar(
+        self, op: str, args: tuple[Bounded, ...], values: tuple[Tensor, ...], found: Tensor
+    ) -> Tensor | None:
+        error: Tensor | None
+        if op == "where":
+            error = _selected(args)
+        elif op in _COMPARISONS:
+            return _compared(args)
+        elif op in _BITS or found.dtype is torch.bool:
+            return _unknown([a.error for a in args])
+        else:
+            error = None
+            for i, arg in enumerate(args):
+                if arg.error is not None:
+                    moved = _moved(partial(_with_operand, op, values, i), arg, found)
+                    error = moved if error is None else error + moved
+        if op in _EXTREMES and found.dtype.is_floating_point:
+            # of two zeros, either may be the smaller one
+            either = (values[0] == 0) & (values[1] == 0) & (values[0].signbit() != values[1].signbit())
+            if bool(either.any()):
+                error = torch.where(either, ZERO, 0.0 if error is None else error)
+        if not found.dtype.is_floating_point or op in _EXACT:
+            return error
+        ulp = SCALAR_OPS[op].ulp
+        steps = ulp + 1 if ulp or self._fast else 0
+        if steps:
+            info = torch.finfo(found.dtype)
+            own = steps * info.eps * found.abs().nan_to_num(0.0, 0.0) + info.tiny
+            if op in _NEAR_ZERO:
+                own = own + 4 * info.eps
+            own = torch.where(found.isfinite(), own, 0.0)
+            error = own if error is None else error + own
+        return error
+
+    def load(self, args: Any, dtype: DType, access: Access) -> Any:
+        """Elements of a buffer, with their bounds."""
+        name, index, count, masked = access
+        values = tuple(a.value for a in args)
+        found = super().load(values, dtype, access)
+        doubts = [a.error for a in args[:count]]
+        errors = self._errors_of(name)
+        error: Tensor | None = None
+        if errors is not None:
+            position = self.index(index, values[:count])
+            if masked:
+                mask = values[count]
+                position, mask = torch.broadcast_tensors(position, mask)
+                if mask.any():
+                    position = torch.where(mask, position, position[mask][0])
+                    error = errors[self.place(name, position)]
+                    other = args[count + 1].error
+                    error = torch.where(mask, error, 0.0 if other is None else other)
+            else:
+                error = errors[self.place(name, position)]
+        if masked:
+            doubts.append(args[count].error)
+            other = args[count + 1].error
+            if other is not None and error is None:
+                error = torch.where(values[count], 0.0, other)
+        unknown = _unknown(doubts)
+        if unknown is not None:
+            error = unknown if error is None else error + unknown
+        return Bounded(found, error)
+
+    def _errors_of(self, name: str) -> Tensor | None:
+        if name in self._ledger.errors:
+            return self._ledger.errors[name] if name in self._ledger.touched else None
+        return self._locals.get(name)
+
+    def store(self, args: Any, dtype: DType, access: Access, mode: str, looped: bool = False) -> None:
+        """Store values and bounds."""
+        name, index, count, masked = access
+        storage = self._storage(name, dtype)
+        shape = self.space.shape(looped)
+        values = tuple(a.value for a in args)
+        position = self.index(index, values[1 : 1 + count]).expand(shape)
+        value = values[0].expand(shape)
+        error = args[0].error
+        error = None if error is None else error.expand(shape).reshape(-1)
+        kept: Tensor | None = None
+        if masked:
+            mask = values[1 + count].expand(shape)
+            if not mask.any():
+                position = position[:0]
+            else:
+                position = torch.where(mask, position, position[mask][0])
+            kept = mask.reshape(-1)
+        doubt = _unknown([a.error for a in args[1:]])
+        if doubt is not None and bool((doubt > 0).any()):
+            # it is not sure which elements are stored: nothing is known of any
+            self._error_storage(name, storage).fill_(torch.inf)
+        if position.numel() == 0 and kept is not None:
+            return
+        place = self.place(name, position).expand(shape).reshape(-1)
+        flat = value.reshape(-1)
+        if kept is not None:
+            place, flat = place[kept], semantics.gather(flat, kept)
+            error = None if error is None else error[kept]
+        self._note(name, storage, place, flat, error, mode, count > 0)
+        semantics.scatter(storage, place, flat, mode)
+
+    def _note(
+        self,
+        name: str,
+        storage: Tensor,
+        place: Tensor,
+        value: Tensor,
+        error: Tensor | None,
+        mode: str,
+        indirect: bool,
+    ) -> None:
+        written = self._ledger.written.get(name)
+        if mode == "set":
+            again = None
+            if written is not None and indirect and not self._in_order:
+                again = _repeated(written, place)
+            if error is not None or self._errors_of(name) is not None:
+                self._error_storage(name, storage)[place] = 0.0 if error is None else error.to(torch.float64)
+            if again is not None:
+                self._error_storage(name, storage)[again] = torch.inf
+        else:
+            if mode in ("add", "mul", "fold_sum"):
+                self._ledger.combined(name, storage, place, value)
+            errors = self._error_storage(name, storage)
+            if error is not None:
+                errors.index_add_(0, place, error.double())
+        if written is not None:
+            written[place] = True
+
+    def _error_storage(self, name: str, storage: Tensor) -> Tensor:
+        if name in self._ledger.errors:
+            self._ledger.touched.update(n for n in self._ledger.errors)
+            return self._ledger.errors[name]
+        if name not in self._locals:
+            self._locals[name] = torch.zeros(storage.numel(), dtype=torch.float64, device=storage.device)
+        return self._locals[name]
+
+    def reduce(self, kind: str, args: Any) -> Any:
+        """A reduction over all reduction axes."""
+        return self._rows(kind, args, semantics.reduce, reductions.reduced, self.space.shape(False))
+
+    def scan(self, kind: str, args: Any) -> Any:
+        """A scan along the one reduction axis."""
+        return self._rows(kind, args, semantics.scan, reductions.scanned, self.space.lengths)
+
+    def _rows(
+        self,
+        kind: str,
+        args: tuple[Bounded, ...],
+        run: Callable[..., Any],
+        bound: Callable[..., Any],
+        shape: tuple[int, ...],
+    ) -> tuple[Bounded, ...]:
+        values = tuple(self.row(a.value) for a in args)
+        errors = tuple(None if a.error is None else self.row(a.error) for a in args)
+        found = run(kind, values, type_of(args[0].value))
+        bounds = bound(kind, values, errors, found)
+        return tuple(
+            Bounded(f.reshape(shape), None if b is None else b.reshape(shape))
+            for f, b in zip(found, bounds, strict=True)
+        )
+
+
+def _with_operand(op: str, values: tuple[Tensor, ...], number: int, value: Tensor) -> Tensor:
+    """An operation with one of its operands replaced."""
+    return semantics.scalar(op, (*values[:number], value, *values[number + 1 :]), type_of(values[-1]))
+
+
+def _moved(function: Callable[[Tensor], Tensor], arg: Bounded, found: Tensor) -> Tensor:
+    """How far a result moves when an operand moves as far as it may."""
+    assert arg.error is not None
+    low, high = spread(arg.value, arg.error)
+    moved = torch.maximum(apart(function(low), found), apart(function(high), found))
+    if found.dtype.is_floating_point and arg.value.dtype.is_floating_point:
+        # as small a bound may be lost in a type that does not reach so far down
+        moved = torch.where((found == 0) & of_unknown_sign(arg.value, arg.error), moved + ZERO, moved)
+    return torch.where(arg.error == torch.inf, torch.inf, moved)
+
+
+def _compared(args: tuple[Bounded, ...]) -> Tensor | None:
+    errors = [a.error for a in args if a.error is not None]
+    if not errors:
+        return None
+    reach = sum(errors[1:], errors[0])
+    gap = (args[0].value.double() - args[-1].value.double()).abs()
+    return torch.where((reach > 0) & ~(gap > reach) & ~gap.isnan() | (reach == torch.inf), torch.inf, 0.0)
+
+
+def _selected(args: tuple[Bounded, ...]) -> Tensor | None:
+    condition, first, second = args
+    error = None
+    if first.error is not None or second.error is not None:
+        error = torch.where(
+            condition.value,
+            0.0 if first.error is None else first.error,
+            0.0 if second.error is None else second.error,
+        )
+    if condition.error is not None:
+        either = apart(first.value, second.value)
+        for arg in (first, second):
+            either = either if arg.error is None else either + arg.error
+        error = torch.where(condition.error > 0, either, 0.0 if error is None else error)
+    return error
+
+
+def _unknown(errors: list[Tensor | None]) -> Tensor | None:
+    known = [e for e in errors if e is not None]
+    if not known:
+        return None
+    return torch.where(sum(known[1:], known[0]) > 0, torch.inf, 0.0)
+
+
+def _repeated(written: Tensor, place: Tensor) -> Tensor | None:
+    """Elements that several points store: which of them is the last one is not defined."""
+    again = [place[written[place]]]
+    found, counts = place.unique(return_counts=True)
+    again.append(found[counts > 1])
+    both = torch.cat(again)
+    return both if both.numel() else None

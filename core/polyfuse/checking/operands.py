@@ -1,0 +1,167 @@
+"""Copies of a launch's operands that lie to each other as the operands do.
+
+Operands that share memory share the copy's, at the same distances. Only what the kernel may touch is copied,
+to an address with the same remainder by `_ALIGNMENT`, and between known bytes, so that a kernel that writes
+beside its buffers is seen to do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.symbolic import evaluate
+
+__all__ = ["Block", "Copied", "Layout", "Place", "copied", "layout_of", "put_back"]
+
+_ALIGNMENT = 256
+_GUARD = 1024
+_PATTERN = 0xA5
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operand's elements lie: `nbytes` from `offset` on in a block, by the block's number."""
+
+    block: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How operands lie to each other.
+
+    Attributes:
+        places: of each operand; None for sizes.
+        blocks: first address and bytes of each stretch of memory that operands cover.
+        sizes: values of the kernel's sizes.
+    """
+
+    places: tuple[Place | None, ...]
+    blocks: tuple[tuple[int, int], ...]
+    sizes: tuple[tuple[str, int], ...]
+
+    @property
+    def alignments(self) -> tuple[int, ...]:
+        """The largest power of two, up to 64, that the address of each operand is a multiple of."""
+        found = (self.blocks[place.block][0] + place.offset for place in self.places if place is not None)
+        return tuple(min(64, address & -address) if address else 64 for address in found)
+
+    @property
+    def aliases(self) -> str:
+        """Which operands share memory, and at which distance; empty if none do."""
+        shared: dict[int, list[str]] = {}
+        for number, place in enumerate(self.places):
+            if place is not None:
+                shared.setdefault(place.block, []).append(f"{number}+{place.offset}")
+        return " ".join(",".join(names) for names in shared.values() if len(names) > 1)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A copy of one stretch of memory: its bytes within a larger allocation."""
+
+    memory: Tensor
+    start: int
+    nbytes: int
+
+    @property
+    def bytes(self) -> Tensor:
+        """The copied bytes."""
+        return self.memory[self.start : self.start + self.nbytes]
+
+    def is_intact(self) -> bool:
+        """Whether the bytes before and behind it are as they were."""
+        before, after = self.memory[: self.start], self.memory[self.start + self.nbytes :]
+        return bool((before == _PATTERN).all()) and bool((after == _PATTERN).all())
+
+
+@dataclass(frozen=True)
+class Copied:
+    """Operands that can be launched with in place of others."""
+
+    operands: tuple[Tensor | int, ...]
+    blocks: tuple[Block, ...]
+
+
+def layout_of(kernel: Kernel, operands: Sequence[object]) -> Layout | None:
+    """How the operands of a launch lie; None where they are not tensors with memory."""
+    sizes = {
+        arg.name: int(value)  # type: ignore[call-overload]
+        for arg, value in zip(kernel.args, operands, strict=True)
+        if arg.kind == "size"
+    }
+    spans: list[tuple[int, int, int]] = []
+    for number, (arg, value) in enumerate(zip(kernel.args, operands, strict=True)):
+        if arg.kind == "size":
+            continue
+        if not isinstance(value, Tensor) or value.device.type == "meta" or arg.numel is None:
+            return None
+        nbytes = evaluate(arg.numel, sizes) * value.element_size()
+        start = value.storage_offset() * value.element_size()
+        if value.element_size() != arg.dtype.itemsize or start + nbytes > value.untyped_storage().nbytes():
+            return None
+        spans.append((value.data_ptr(), nbytes, number))
+    places: list[Place | None] = [None] * len(operands)
+    blocks: list[list[int]] = []
+    for start, nbytes, number in sorted(spans):
+        if not blocks or start >= blocks[-1][1] or not nbytes:
+            blocks.append([start, start])
+        blocks[-1][1] = max(blocks[-1][1], start + nbytes)
+        places[number] = Place(len(blocks) - 1, start - blocks[-1][0], nbytes)
+    return Layout(tuple(places), tuple((a, b - a) for a, b in blocks), tuple(sizes.items()))
+
+
+def copied(operands: Sequence[object], layout: Layout) -> Copied:
+    """Copies of operands, with the same layout."""
+    blocks: list[Block] = []
+    devices: dict[int, torch.device] = {}
+    for value, place in zip(operands, layout.places, strict=True):
+        if place is not None and isinstance(value, Tensor):
+            devices.setdefault(place.block, value.device)
+    for number, (address, nbytes) in enumerate(layout.blocks):
+        memory = torch.full(
+            (nbytes + 2 * _GUARD + _ALIGNMENT,), _PATTERN, dtype=torch.uint8, device=devices[number]
+        )
+        start = _GUARD + (address - memory.data_ptr() - _GUARD) % _ALIGNMENT
+        blocks.append(Block(memory, start, nbytes))
+    out: list[Tensor | int] = []
+    for value, place in zip(operands, layout.places, strict=True):
+        if place is None or not isinstance(value, Tensor):
+            out.append(int(value))  # type: ignore[call-overload]
+            continue
+        block = blocks[place.block]
+        bytes_ = block.bytes[place.offset : place.offset + place.nbytes]
+        bytes_.copy_(raw(value, place.nbytes))
+        out.append(_shaped(bytes_, value))
+    return Copied(tuple(out), tuple(blocks))
+
+
+def put_back(made: Copied, layout: Layout, operands: Sequence[object], kernel: Kernel) -> None:
+    """Write what a kernel made of copies into the operands themselves."""
+    for arg, value, place in zip(kernel.args, operands, layout.places, strict=True):
+        if arg.kind in ("out", "inout") and place is not None and isinstance(value, Tensor):
+            source = made.blocks[place.block].bytes[place.offset : place.offset + place.nbytes]
+            raw(value, place.nbytes).copy_(source)
+
+
+def raw(tensor: Tensor, nbytes: int) -> Tensor:
+    """Bytes of memory from a tensor's first element on."""
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    start = tensor.storage_offset() * tensor.element_size()
+    with torch.no_grad():
+        return flat.set_(tensor.untyped_storage(), start, (nbytes,), (1,))
+
+
+def _shaped(bytes_: Tensor, like: Tensor) -> Tensor:
+    """A tensor on a copy's bytes with the sizes and strides of the original, if they fit."""
+    flat = bytes_.view(like.dtype)
+    extent = 1 + sum((n - 1) * s for n, s in zip(like.shape, like.stride(), strict=True))
+    if like.numel() == 0 or extent > flat.numel():
+        return flat
+    return flat.as_strided(like.shape, like.stride(), flat.storage_offset())

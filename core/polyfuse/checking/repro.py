@@ -1,0 +1,130 @@
+"""A launch in a file: the kernel's text, who generated it and how, and its operands.
+
+The file holds tensors, texts and numbers alone, and is read as such: nothing in it is run but the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfuse.base.errors import PolyfuseError
+from polyfuse.base.files import replacing
+from polyfuse.checking.operands import Layout, copied
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.print import text
+
+__all__ = ["Repro", "is_repro", "read_repro", "write_repro"]
+
+_KIND = "polyfuse launch"
+_MOST_BYTES = 1 << 30
+"""Larger operands are left out, and made up when the file is run."""
+
+
+@dataclass(frozen=True)
+class Repro:
+    """A launch.
+
+    Attributes:
+        kernel: its text.
+        backend, config: who generated it, and in which configuration, as text.
+        options: that change generated code.
+        about: what was found, for people.
+        operands: tensors that share memory as those of the launch did, and sizes; empty if left out.
+    """
+
+    kernel: str
+    backend: str
+    config: str
+    options: dict[str, Any]
+    about: str
+    operands: tuple[Tensor | int, ...]
+
+
+def write_repro(
+    path: Path,
+    kernel: Kernel,
+    backend: str,
+    config: str,
+    options: dict[str, Any],
+    about: str,
+    operands: Sequence[Any],
+    layout: Layout,
+) -> Path:
+    """Write a launch to a file."""
+    held: dict[str, Any] = {"operands": None}
+    if sum(nbytes for _, nbytes in layout.blocks) <= _MOST_BYTES:
+        made = copied(operands, layout)
+        held["blocks"] = [block.bytes.cpu().clone() for block in made.blocks]
+        held["residues"] = [address % 256 for address, _ in layout.blocks]
+        held["operands"] = [
+            int(value) if place is None else [place.block, place.offset, place.nbytes]
+            for value, place in zip(operands, layout.places, strict=True)
+        ]
+    content = {
+        "kind": _KIND,
+        "kernel": text(kernel, comments=False),
+        "backend": backend,
+        "config": config,
+        "options": options,
+        "about": about,
+        **held,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as place:
+        torch.save(content, place)
+    return path
+
+
+def is_repro(path: Path) -> bool:
+    """Whether a file was written by `write_repro`, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(2) == b"PK"
+    except OSError:
+        return False
+
+
+def read_repro(path: Path, device: str = "") -> Repro:
+    """Read a launch.
+
+    Args:
+        device: where the operands are put; empty: on the processor.
+    """
+    try:
+        content = torch.load(path, weights_only=True)
+        if content.get("kind") != _KIND:
+            raise KeyError("kind")
+        operands: list[Tensor | int] = []
+        if content["operands"] is not None:
+            blocks = [
+                _placed(block, residue, device)
+                for block, residue in zip(content["blocks"], content["residues"], strict=True)
+            ]
+            for item in content["operands"]:
+                if isinstance(item, int):
+                    operands.append(item)
+                else:
+                    operands.append(blocks[item[0]][item[1] : item[1] + item[2]])
+        return Repro(
+            content["kernel"],
+            content["backend"],
+            content["config"],
+            content["options"],
+            content["about"],
+            tuple(operands),
+        )
+    except (OSError, KeyError, AttributeError, ValueError, RuntimeError) as error:
+        raise PolyfuseError(f"{path} holds no launch ({error})", "name a file that a check wrote") from error
+
+
+def _placed(block: Tensor, residue: int, device: str) -> Tensor:
+    """A block's bytes at an address with the same remainder."""
+    memory = torch.empty(block.numel() + 512, dtype=torch.uint8, device=device or "cpu")
+    start = (residue - memory.data_ptr()) % 256
+    return memory[start : start + block.numel()].copy_(block)

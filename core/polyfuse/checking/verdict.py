@@ -1,0 +1,336 @@
+"""One launch of a kernel beside the interpreter, on copies of the same operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfuse.base.errors import IRError
+from polyfuse.checking.bounds import BoundedEvaluator, Ledger
+from polyfuse.checking.distance import has_other_sign
+from polyfuse.checking.operands import Copied, Layout, Place, copied, put_back, raw
+from polyfuse.ir.interpret_kernel import begin_stores, bind_operands, run_kernel, run_part
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.ops import STORE_MODES
+from polyfuse.ir.space import Space, spaces
+from polyfuse.ir.statements import Store
+
+__all__ = ["Judgement", "LaunchFailed", "Worst", "judge", "right_results"]
+
+_PART = 1 << 18
+"""Points that are interpreted together: small enough that their values and bounds stay in caches."""
+_BUDGET = 1 << 22
+"""Points that are interpreted at most: of a larger kernel, parts from everywhere."""
+_WHOLE = 1 << 27
+"""Points up to which the interpreter may compute a whole kernel, where its result is needed."""
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element that is farthest off.
+
+    Attributes:
+        operand: name of the kernel's argument.
+        index: of the element in the operand.
+        got, expected: its values.
+        bound: how far an honest kernel may be off there.
+        count, total: how many elements of the operand differ, and how many were compared.
+    """
+
+    operand: str
+    index: tuple[int, ...]
+    got: object
+    expected: object
+    bound: float
+    count: int
+    total: int
+
+    def __str__(self) -> str:
+        where = ", ".join(map(str, self.index))
+        return (
+            f"{self.operand}[{where}] is {self.got}, not {self.expected}"
+            + (f" (within {self.bound:.3g})" if self.bound else "")
+            + f"; {self.count} of {self.total} elements differ"
+        )
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What came out of a check.
+
+    Attributes:
+        problem: how the kernel differs, in words; empty where it agrees.
+        unknown: why it could not be checked; empty where it was.
+        worst: the element that is farthest off, if it is one.
+        elements: how many were compared.
+        found: operands as the kernel left them.
+        whole: whether the interpreter went over the whole kernel.
+    """
+
+    problem: str = ""
+    unknown: str = ""
+    worst: Worst | None = None
+    elements: int = 0
+    found: Copied | None = None
+    whole: bool = True
+
+
+def judge(
+    kernel: Kernel,
+    launch: Callable[..., Any],
+    operands: Sequence[object],
+    layout: Layout,
+    synchronize: Callable[[], None] = lambda: None,
+) -> Judgement:
+    """Launch a kernel on copies of operands, and compare what it makes with the interpreter's.
+
+    Raises:
+        LaunchFailed: the launch raised. The operands are as they were.
+    """
+    truth = copied(operands, layout)
+    try:
+        ledger, whole = _interpreted(kernel, truth, layout)
+    except (IRError, IndexError, NotImplementedError, _TooLargeError) as error:
+        return Judgement(unknown=f"{type(error).__name__}: {error}")
+    found = copied(operands, layout)
+    _spoil_results(kernel, found, truth, layout, ledger)
+    try:
+        launch(*found.operands)
+        synchronize()
+    except Exception as error:
+        raise LaunchFailed(error) from error
+    if not all(block.is_intact() for block in found.blocks):
+        return Judgement("it wrote beside its buffers", found=found)
+    return _compared(kernel, operands, found, truth, layout, ledger, whole)
+
+
+def _spoil_results(kernel: Kernel, found: Copied, truth: Copied, layout: Layout, ledger: Ledger) -> None:
+    """Make sure that what a kernel must write is wrong before: memory that is used again often holds the very
+    numbers that are computed once more, and one that leaves elements out would seem right.
+    """
+    held = [
+        p for arg, p in zip(kernel.args, layout.places, strict=True) if p is not None and arg.kind != "out"
+    ]
+    for arg, mine, right, place in zip(
+        kernel.args, found.operands, truth.operands, layout.places, strict=True
+    ):
+        if place is None or arg.kind != "out" or any(_overlap(place, other) for other in held):
+            continue
+        if isinstance(mine, Tensor) and isinstance(right, Tensor):
+            known = ledger.written[arg.name] & (ledger.errors[arg.name] != torch.inf)
+            wanted, memory = (raw(t, place.nbytes).reshape(-1, t.element_size()) for t in (right, mine))
+            memory.copy_(torch.where(known.unsqueeze(1), ~wanted, memory))
+
+
+def _overlap(one: Place, other: Place) -> bool:
+    apart = one.offset + one.nbytes <= other.offset or other.offset + other.nbytes <= one.offset
+    return one.block == other.block and not apart
+
+
+def right_results(kernel: Kernel, operands: Sequence[object], layout: Layout) -> bool:
+    """Let the interpreter compute a kernel on its operands, unless it is so large that this takes minutes."""
+    _, storages = bind_operands(kernel, operands)
+    device = next((s.device for s in storages.values()), torch.device("cpu"))
+    if _points(spaces(kernel.axes, kernel.raxes, dict(layout.sizes), device, _PART)) > _WHOLE:
+        return False
+    # on copies: a failure must not leave operands half written
+    made = copied(operands, layout)
+    run_kernel(kernel, made.operands)
+    put_back(made, layout, operands, kernel)
+    return True
+
+
+class LaunchFailed(Exception):
+    """A launch raised: `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _TooLargeError(Exception):
+    """A kernel has too many points, all of which one element may depend on."""
+
+
+def _interpreted(kernel: Kernel, truth: Copied, layout: Layout) -> tuple[Ledger, bool]:
+    sizes, storages = bind_operands(kernel, truth.operands)
+    device = next((s.device for s in storages.values()), torch.device("cpu"))
+    parts = list(spaces(kernel.axes, kernel.raxes, sizes, device, _PART))
+    chosen = _chosen(parts)
+    if len(chosen) < len(parts) and _combines(kernel):
+        raise _TooLargeError("it combines the values of more points than are interpreted")
+    begin_stores(kernel, storages)
+    ledger = _ledger(kernel, truth, layout)
+    evaluator = partial(BoundedEvaluator, ledger, kernel)
+    with torch.no_grad():
+        for part in chosen:
+            run_part(kernel, part, sizes, storages, evaluator)
+        ledger.close(storages)
+    return ledger, len(chosen) == len(parts)
+
+
+def _points(parts: Iterator[Space]) -> int:
+    return sum(_size(part) for part in parts)
+
+
+def _size(part: Space) -> int:
+    count = 1
+    for length in part.lengths:
+        count *= length
+    return count
+
+
+def _chosen(parts: Sequence[Space]) -> list[Space]:
+    """All parts; of many, the first and the last one and others from everywhere."""
+    sizes = [_size(part) for part in parts]
+    if sum(sizes) <= _BUDGET or len(parts) < 3:
+        return list(parts)
+    count = max(3, min(len(parts), _BUDGET // max(1, sizes[0])))
+    # a step without a common divisor with powers of two, so that it falls on every column
+    places = {0: None, len(parts) - 1: None}
+    for number in range(1, count - 1):
+        places[(number * len(parts) // count + number * 7) % len(parts)] = None
+    return [parts[place] for place in sorted(places)]
+
+
+def _combines(kernel: Kernel) -> bool:
+    return any(
+        isinstance(stmt, Store) and stmt.mode != STORE_MODES[0]
+        for section in kernel.sections
+        for stmt in section.body
+    )
+
+
+def _ledger(kernel: Kernel, truth: Copied, layout: Layout) -> Ledger:
+    """Bounds and marks for each block that is written to, as each argument sees them: what is only read is
+    exact, and as large as anything that memory holds.
+    """
+    changed = _changed(kernel, layout)
+    unit: dict[int, int] = {}
+    for arg, place in zip(kernel.args, layout.places, strict=True):
+        if place is not None:
+            size = arg.dtype.itemsize
+            while place.offset % size:
+                size //= 2
+            unit[place.block] = min(size, unit.get(place.block, size))
+    errors: dict[str, Tensor] = {}
+    written: dict[str, Tensor] = {}
+    held: dict[int, tuple[Tensor, Tensor]] = {}
+    for arg, place in zip(kernel.args, layout.places, strict=True):
+        if place is None or place.block not in changed:
+            continue
+        step = unit[place.block]
+        if place.block not in held:
+            block = truth.blocks[place.block]
+            count = block.nbytes // step
+            device = block.memory.device
+            held[place.block] = (
+                torch.zeros(count, dtype=torch.float64, device=device),
+                torch.zeros(count, dtype=torch.bool, device=device),
+            )
+        stride = arg.dtype.itemsize // step
+        length = place.nbytes // arg.dtype.itemsize
+        views = [t.as_strided((length,), (stride,), place.offset // step) for t in held[place.block]]
+        errors[arg.name], written[arg.name] = views
+    return Ledger(errors, written)
+
+
+def _compared(
+    kernel: Kernel,
+    operands: Sequence[object],
+    found: Copied,
+    truth: Copied,
+    layout: Layout,
+    ledger: Ledger,
+    whole: bool,
+) -> Judgement:
+    changed = _changed(kernel, layout)
+    worst: Worst | None = None
+    elements = 0
+    for arg, mine, right, given, place in zip(
+        kernel.args, found.operands, truth.operands, operands, layout.places, strict=True
+    ):
+        if place is None or not isinstance(mine, Tensor) or not isinstance(right, Tensor):
+            continue
+        if arg.kind == "in":
+            if place.block not in changed and not torch.equal(
+                raw(mine, place.nbytes), raw(right, place.nbytes)
+            ):
+                return Judgement(f"it changed its input {arg.name}", found=found, whole=whole)
+            continue
+        dtype = arg.dtype.torch
+        got, want = (raw(t, place.nbytes).view(dtype) for t in (mine, right))
+        written, error = ledger.written[arg.name], ledger.errors[arg.name]
+        bad = ~_within(got, want, error) & written
+        if whole:
+            # what the interpreter stores nothing to, nobody may store to
+            same = (_bits(got, place.nbytes) == _bits(want, place.nbytes)).all(-1)
+            bad |= ~written & ~same & (error != torch.inf)
+        elements += int(written.sum())
+        if bool(bad.any()):
+            item = _worst(arg.name, got, want, error, bad, given, int(written.sum()))
+            worst = item if worst is None or item.count > worst.count else worst
+    problem = "" if worst is None else str(worst)
+    return Judgement(problem, "", worst, elements, found, whole)
+
+
+def _changed(kernel: Kernel, layout: Layout) -> set[int]:
+    """Blocks with memory that the kernel may write."""
+    return {
+        place.block
+        for arg, place in zip(kernel.args, layout.places, strict=True)
+        if place is not None and arg.kind != "in"
+    }
+
+
+def _within(got: Tensor, want: Tensor, error: Tensor) -> Tensor:
+    if not got.dtype.is_floating_point:
+        same = (_bits(got, got.nbytes) == _bits(want, want.nbytes)).all(-1)
+        return same | ((got.double() - want.double()).abs() <= error) & (error > 0)
+    a, b = got.double(), want.double()
+    same = (a == b) | (a.isnan() & b.isnan()) | ((a - b).abs() <= error * (1 + 1e-6))
+    return same & ~has_other_sign(a, b, error) | (error == torch.inf)
+
+
+def _bits(tensor: Tensor, nbytes: int) -> Tensor:
+    return raw(tensor, nbytes).reshape(-1, tensor.element_size())
+
+
+def _worst(
+    name: str, got: Tensor, want: Tensor, error: Tensor, bad: Tensor, given: object, total: int
+) -> Worst:
+    places = bad.nonzero().reshape(-1)
+    distance = (got[places].double() - want[places].double()).abs().nan_to_num(nan=torch.inf)
+    at = int(places[int(distance.argmax())])
+    return Worst(
+        name,
+        _index(at, given),
+        _shown(got[at]),
+        _shown(want[at]),
+        float(error[at]),
+        len(places),
+        max(total, len(places)),
+    )
+
+
+def _shown(value: Tensor) -> object:
+    if value.dtype.is_floating_point:
+        return value.double().item()
+    return value.item()
+
+
+def _index(at: int, given: object) -> tuple[int, ...]:
+    """The index, in the operand as a tensor, of an element in memory; its offset where it has none there."""
+    if not isinstance(given, Tensor):
+        return (at,)
+    rest, index = at, [0] * given.dim()
+    for dim in sorted(range(given.dim()), key=lambda d: -given.stride(d)):
+        if given.stride(dim) > 0:
+            index[dim] = min(rest // given.stride(dim), given.shape[dim] - 1)
+            rest -= index[dim] * given.stride(dim)
+    return tuple(index) if rest == 0 else (at,)

@@ -1,0 +1,33 @@
+"""Launches of a kernel on copies of inputs, where memory was planned for one that could write over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from polyfuse.ir.kernel import Alias, Kernel
+from polyfuse.plugin import Launchable
+
+__all__ = ["apart"]
+
+
+def apart(kernel: Kernel, pairs: Iterable[Alias], launch: Launchable) -> Launchable:
+    """The launches of a kernel with the two arguments of each pair apart: the input is copied where it is
+    given at the address of the output.
+    """
+    place = {arg.name: k for k, arg in enumerate(kernel.args)}
+    places = sorted((place[pair.output], place[pair.input]) for pair in pairs)
+    return partial(_apart, launch, tuple(places))
+
+
+def _apart(launch: Launchable, pairs: tuple[tuple[int, int], ...], *operands: Any) -> None:
+    given = list(operands)
+    for output, source in pairs:
+        written, read = operands[output], operands[source]
+        if isinstance(written, torch.Tensor) and isinstance(read, torch.Tensor):
+            if written.data_ptr() == read.data_ptr():
+                given[source] = read.clone()
+    launch(*given)

@@ -1,0 +1,89 @@
+"""What passes through a code generator: a tiling, the text of a kernel, and the kernel once it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+
+from polyfuse.base.digest import digest
+
+if TYPE_CHECKING:
+    from polyfuse.ir.kernel import Alias
+
+__all__ = ["Config", "Launchable", "Source"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """The text of one kernel in a backend's language.
+
+    `name` is for people (`"fused_add_relu_3"`); it must not occur in `text`, or else equal kernels of
+    repeated layers would be built twice. `key` is the kernel's address: a digest of `language`, `text` and
+    `meta`, filled in when left empty. Several sources may be built as one unit, so whatever `text` defines
+    must carry a name of its own: by convention, `text` writes `SYMBOL` where the entry point's name goes, and
+    `rendered` puts `k_` and the key there.
+
+    `meta` is text that `load` will need, such as the argument kinds; the core only keeps it. `note` is what
+    people should know of how the kernel is computed; `polyfuse explain` prints it.
+
+    `scratch` is how many bytes of memory each launch may use meanwhile. A program plans them with its other
+    memory and passes them as a last argument; whoever else launches the kernel does not, and it provides for
+    itself.
+
+    `refused_aliases` are the pairs of the kernel's arguments (`Kernel.aliases`) that this text cannot take as
+    one memory, because it reads an element again after it was written. Programs keep these apart.
+    """
+
+    name: str
+    text: str
+    language: str
+    key: str = ""
+    meta: str = ""
+    note: str = ""
+    scratch: int = 0
+    refused_aliases: tuple[Alias, ...] = ()
+
+    SYMBOL: ClassVar[str] = "POLYFUSE_KERNEL"
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", digest(self.language, self.text.strip(), self.meta))
+
+    @property
+    def symbol(self) -> str:
+        """A name unique to this kernel that is an identifier in practically every language."""
+        return f"k_{self.key}"
+
+    def rendered(self) -> str:
+        """Return the text with the entry point's name in place."""
+        return self.text.replace(self.SYMBOL, self.symbol)
+
+    def renamed(self, name: str) -> Source:
+        """Return the same kernel under another name for people."""
+        return replace(self, name=name)
+
+
+@dataclass(frozen=True)
+class Config:
+    """One candidate tiling of a kernel: named whole numbers, in the order in which they print."""
+
+    values: tuple[tuple[str, int], ...] = ()
+
+    @staticmethod
+    def of(**values: int) -> Config:
+        """Make a configuration from keywords."""
+        return Config(tuple(values.items()))
+
+    def get(self, name: str, default: int = 0) -> int:
+        """Return one value."""
+        return dict(self.values).get(name, default)
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.values)
+
+
+@runtime_checkable
+class Launchable(Protocol):
+    """A loaded kernel: called with the kernel's arguments, buffers first, in its order. Returns nothing."""
+
+    def __call__(self, *args: object) -> None: ...

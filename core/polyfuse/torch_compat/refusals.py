@@ -1,0 +1,60 @@
+"""Which types of elements eager mode refuses, operator by operator.
+
+What eager mode refuses stays an eager operator, and so raises what that raises, when it runs. An operator
+that a kernel computes for more types than eager mode would hide a mistake in the model. Taking one too many
+into these tables costs speed, and is never wrong.
+
+Measured with the samples of torch's own operator database, with their floating-point tensors in other types,
+on the CPU: all that raise NotImplementedError there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+__all__ = ["is_ever_refused", "is_refused"]
+
+_BOOL = frozenset((torch.bool,))
+_WIDE = frozenset((torch.int8, torch.int16, torch.int32, torch.int64))
+_INTEGERS = _WIDE | {torch.uint8}
+
+_GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
+    # floating-point numbers alone
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d "
+    "adaptive_max_pool3d max_unpool2d max_unpool3d _softmax _log_softmax _softmax_backward_data "
+    "_native_batch_norm_legit native_batch_norm binary_cross_entropy frac gelu glu grid_sampler_2d "
+    "grid_sampler_3d hardshrink hardsigmoid hardswish huber_loss hypot igamma igammac lerp "
+    "log_sigmoid_forward "
+    "logaddexp logaddexp2 logcumsumexp mish mse_loss multi_margin_loss multilabel_margin_loss_forward "
+    "nextafter nll_loss_forward _prelu_kernel round.decimals silu smooth_l1_loss softplus upsample_linear1d "
+    "upsample_trilinear3d": _INTEGERS | _BOOL,
+    # and bytes, which stand for pixels
+    "_upsample_bilinear2d_aa _upsample_nearest_exact1d upsample_bicubic2d upsample_bilinear2d "
+    "upsample_nearest1d upsample_nearest2d": _WIDE | _BOOL,
+    # and 64-bit integers
+    "avg_pool2d avg_pool3d": (_INTEGERS | _BOOL) - {torch.int64},
+    "im2col max_pool2d_with_indices_backward": _INTEGERS,
+    # numbers of all kinds
+    "abs addbmm addcmul addmv baddbmm bitwise_left_shift.Tensor bitwise_right_shift.Tensor bmm "
+    "bucketize.Tensor ceil convolution div.Tensor_mode dot floor fmod.Tensor gcd linalg_cross "
+    "max_pool2d_with_indices max_pool3d_with_indices median mv nanmedian pow.Tensor_Tensor reflection_pad1d "
+    "remainder.Tensor replication_pad1d replication_pad2d round.default threshold trace trunc vdot": _BOOL,
+}
+
+_REFUSED: Final = {f"aten.{name}": types for names, types in _GROUPS.items() for name in names.split()}
+
+
+def is_ever_refused(operator: str) -> bool:
+    """Whether eager mode refuses an operator for some type."""
+    return operator in _REFUSED or operator.rpartition(".")[0] in _REFUSED
+
+
+def is_refused(operator: str, dtype: torch.dtype) -> bool:
+    """Whether eager mode refuses an operator (`aten.name.overload`) for the type of a first tensor."""
+    found = _REFUSED.get(operator)
+    if found is None:
+        found = _REFUSED.get(operator.rpartition(".")[0])
+    return found is not None and dtype in found

@@ -1,0 +1,33 @@
+"""Outputs that lie over inputs, on the device: the kit's cases in all their configurations."""
+
+from __future__ import annotations
+
+import pytest
+
+from polyfuse.base.errors import BackendUnavailableError, PolyfuseError
+from polyfuse.base.settings import Settings
+from polyfuse.plugin import PluginManager
+from polyfuse.testing.alias_cases import alias_cases
+from polyfuse.testing.conformance import Run
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("name", ["triton", "cutlass", "halide"])
+def test_the_kit(name):
+    try:
+        backend = PluginManager(Settings.resolve()).backend(name)
+    except (BackendUnavailableError, PolyfuseError) as error:
+        pytest.skip(f"the backend {name} cannot be used here: {error}")
+    matrix = Run(backend, "cuda").matrix(tuple(alias_cases(quick=True)), contract=False)
+    assert matrix.ok, "\n".join(f"{cell.label}: {cell.reason}" for cell in matrix.failures())
+
+
+@pytest.mark.slow
+def test_every_configuration():
+    try:
+        backend = PluginManager(Settings.resolve()).backend("triton")
+    except PolyfuseError as error:
+        pytest.skip(f"the backend triton cannot be used here: {error}")
+    matrix = Run(backend, "cuda", quick=False).matrix(tuple(alias_cases(quick=False)), contract=False)
+    assert matrix.ok, "\n".join(f"{cell.label}: {cell.reason}" for cell in matrix.failures())

@@ -1,0 +1,130 @@
+"""No honest kernel is told of: operators of torch's database, and models, with every kernel checked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from polyfuse.checking import tally
+
+
+@pytest.fixture(autouse=True)
+def counted():
+    tally.begin(forget=True)
+    yield
+    tally.begin(forget=False)
+
+
+def compiled(function: Callable[..., Any], **options: object) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    options = {"check": "first", "graph_cache": False, **options}
+    return torch.compile(function, backend="polyfuse", dynamic=False, options=options)
+
+
+def agreed() -> None:
+    found = tally.result()
+    assert not found.findings, "\n".join(map(str, found.findings))
+    assert found.kernels and not found.skipped
+
+
+class Block(nn.Module):
+    """A transformer's block, with dropout, a residual and tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.norm = nn.LayerNorm(32)
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        x = x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1, self.training)
+        return F.cross_entropy((x @ self.embed.weight.t()).flatten(0, 1), tokens.flatten())
+
+
+class Convolutions(nn.Module):
+    """Convolutions with batch norm, pooling and upsampling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.max_pool2d(F.silu(self.norm(self.first(x))), 2)
+        return F.interpolate(self.second(y), scale_factor=2, mode="bilinear").softmax(1).square().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("model", "given"),
+    [(Block, torch.arange(24).reshape(2, 12) % 50), (Convolutions, torch.randn(2, 3, 17, 17))],
+)
+def test_models_with_gradients(model, given, dtype):
+    torch.manual_seed(0)
+    network = model().to(dtype)
+    compiled(network)(given.to(dtype) if given.is_floating_point() else given).backward()
+    agreed()
+
+
+@pytest.mark.parametrize("numerics", ["fast", "eager"])
+def test_an_optimizer(numerics):
+    torch.manual_seed(0)
+    network = nn.Linear(33, 7)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, foreach=True)
+    network(torch.randn(5, 33)).square().mean().backward()
+    compiled(optimizer.step, numerics=numerics)()
+    agreed()
+
+
+FEW = (
+    *("sort", "cumsum", "scatter_add", "index_put", "var_mean", "logsumexp", "softmax", "argmax"),
+    *(
+        "nn.functional.grid_sample",
+        "nn.functional.max_pool2d",
+        "floor_divide",
+        "special.erfcx",
+        "nn.functional.huber_loss",
+    ),
+)
+
+
+def entries(names: tuple[str, ...] | None) -> list[Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [op for op in op_db if names is None or op.name in names]
+
+
+def run_database(names: tuple[str, ...] | None, dtype: torch.dtype, samples: int, **options: object) -> None:
+    torch.manual_seed(0)
+    for op in entries(names):
+        if dtype not in op.dtypes:
+            continue
+        run = compiled(lambda *a, op=op, **k: op.op(*a, **k), **options)
+        for number, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=False)):
+            if number == samples:
+                break
+            with contextlib.suppress(Exception):  # whether it runs is another test's affair
+                run(sample.input, *sample.args, **sample.kwargs)
+
+
+def test_some_operators():
+    run_database(FEW, torch.float32, 1)
+    agreed()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numerics", ["fast", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64])
+def test_all_operators(dtype, numerics):
+    run_database(None, dtype, 3, numerics=numerics)
+    agreed()

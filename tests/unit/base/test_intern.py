@@ -1,0 +1,63 @@
+"""Interned objects: one for equal keys, and none that nobody holds."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+from polyfuse.base.intern import InternTable
+from polyfuse.ir import expr
+from polyfuse.ir.expr import apply, const, load
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import axis, index
+
+
+class Thing:
+    """Something that can be held weakly."""
+
+
+def test_equal_keys_give_one_object_while_it_is_held() -> None:
+    table = InternTable[Thing]()
+    first = table.add("a", Thing())
+    assert table.find("a") is first and table.add("a", Thing()) is first
+    del first
+    gc.collect()
+    assert table.find("a") is None and len(table) == 0
+
+
+def test_a_late_drop_leaves_a_newer_object() -> None:
+    table = InternTable[Thing]()
+    old = table.add("a", Thing())
+    held = table._held["a"]
+    del table._held["a"]
+    new = table.add("a", Thing())
+    table._drop(held)
+    assert table.find("a") is new and old is not new
+
+
+def test_threads_agree() -> None:
+    table, found, start = InternTable[Thing](), list[Thing](), threading.Barrier(8)
+
+    def add() -> None:
+        start.wait()
+        found.append(table.add("a", Thing()))
+
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and len(set(map(id, found))) == 1
+
+
+def test_expressions_and_indices_do_not_pile_up() -> None:
+    gc.collect()
+    before = len(expr._INTERN), len(index._INDICES), len(index._ATOMS)
+    for size in range(1000, 3000):
+        place = axis("i0", size) * 3 + size
+        value = apply("add", load("buf", place, DType.f32), const(float(size), DType.f32))
+        assert value is apply("add", load("buf", place, DType.f32), const(float(size), DType.f32))
+    del place, value
+    gc.collect()
+    after = len(expr._INTERN), len(index._INDICES), len(index._ATOMS)
+    assert all(now - then < 50 for now, then in zip(after, before, strict=True))
