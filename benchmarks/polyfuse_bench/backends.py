@@ -46,7 +46,7 @@ def compiled(function: F, backend: str, *, dynamic: bool | None = False, **optio
         # its own generator of that name
         options["options"] = {"cpu_backend": plugin, "cuda_backend": plugin}
     elif plugin:
-        options["options"] = {"backends": [plugin, "interpreter"]}
+        options["options"] = {**options.get("options", {}), "backends": [plugin, "interpreter"]}
     base, _, more = mode.partition("+")
     if base == FREEZING:
         # torch takes a mode or options, but not both

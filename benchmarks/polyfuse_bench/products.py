@@ -29,7 +29,8 @@ MODE = "max-autotune-no-cudagraphs"
 CONTENDERS = (EAGER, f"{INDUCTOR}:{MODE}", f"{POLYFUSE}:{MODE}")
 """Who is compared unless the command line says otherwise: the compilers choose among implementations."""
 
-_CALLS = 16
+CALLS = 16
+"""Most calls of a sample, each with arguments of its own."""
 _LONG_SECONDS = 4e-3
 """Of calls that together take longer than this, fewer make a sample."""
 _BLOCKER = 8192
@@ -78,7 +79,7 @@ class Row:
         """Times and errors, as a row of a result file."""
         case, task = self.case, self.task
         torch.manual_seed(0)
-        arguments = self._arguments(_CALLS + 1)
+        arguments = self._arguments(CALLS + 1)
         with torch.no_grad():
             results = {name: call(*arguments[0]) for name, call in self.calls.items()}
             expected = results.pop(EAGER, None)
@@ -173,7 +174,7 @@ def device_times(
 
     samples: dict[str, list[float]] = {name: [] for name in calls}
     longest = max((sample(call, 2) for call in calls.values()), default=0.0)
-    count = max(2, min(_CALLS, int(_LONG_SECONDS / max(longest, 1e-9))))
+    count = max(2, min(CALLS, int(_LONG_SECONDS / max(longest, 1e-9))))
     names = list(calls)
     for turn in range(effort.rounds):
         for name in names[turn % len(names) :] + names[: turn % len(names)]:

@@ -1,4 +1,6 @@
-"""The pages made from the result files: docs/performance.md, and the operators in docs/parity.md."""
+"""The pages made from the result files: docs/performance.md, and tables in docs/parity.md and
+docs/correctness.md.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,8 @@ from typing import Any
 
 from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
+from polyfuse_bench.report_architectures import architectures_page
+from polyfuse_bench.report_fuzz import fuzz_table
 from polyfuse_bench.report_parity import parity_page
 from polyfuse_bench.report_products import products_section, tilings_section
 from polyfuse_bench.report_text import (
@@ -35,21 +39,25 @@ def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
     """Write every page whose results exist, and answer which."""
     docs.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, page in (("performance.md", performance_page(results)), ("parity.md", parity_page(results))):
+    pages = (
+        ("performance.md", "", performance_page(results)),
+        ("parity.md", "operator", parity_page(results)),
+        ("architectures.md", "", architectures_page(results)),
+        ("correctness.md", "random program", fuzz_table(results)),
+    )
+    for name, part, page in pages:
         if page is not None:
-            _put(docs / name, page)
+            _put(docs / name, page, part)
             written.append(docs / name)
     return written
 
 
-BEGIN, END = "<!-- operator results -->", "<!-- end of operator results -->"
-
-
-def _put(path: Path, text: str) -> None:
+def _put(path: Path, text: str, part: str) -> None:
     """Write a page; where one has a place for these results between two marks, only that is replaced."""
     before = path.read_text() if path.exists() else ""
-    if BEGIN in before and END in before:
-        text = before.partition(BEGIN)[0] + f"{BEGIN}\n{text.rstrip()}\n{END}" + before.partition(END)[2]
+    begin, end = f"<!-- {part} results -->", f"<!-- end of {part} results -->"
+    if begin in before and end in before:
+        text = before.partition(begin)[0] + f"{begin}\n{text.rstrip()}\n{end}" + before.partition(end)[2]
     path.write_text(text)
 
 

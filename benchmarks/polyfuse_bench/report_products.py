@@ -53,8 +53,9 @@ def tilings_section(content: dict[str, Any]) -> list[str]:
         ]
         for row in rows
     ]
-    means = (geometric_mean([row[key] / row["best"] for row in rows]) for key in ("offered", "first"))
-    table.append(["**geometric mean**", "", "", "", "", *(f"**{mean:.4f}**" for mean in means)])
+    if rows:
+        means = (geometric_mean([row[key] / row["best"] for row in rows]) for key in ("offered", "first"))
+        table.append(["**geometric mean**", "", "", "", "", *(f"**{mean:.4f}**" for mean in means)])
     header = [
         "product",
         "tilings",

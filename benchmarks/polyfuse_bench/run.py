@@ -1,10 +1,11 @@
-"""The command line: `python -m polyfuse_bench WHAT`, where `all` is all but `products` and `opdb`."""
+"""The command line: `python -m polyfuse_bench WHAT`, where `all` is all but `products`, `opdb` and `fuzz`."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -26,7 +27,12 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["fuzz"]:
+        from polyfuse_bench.fuzz.command import main as fuzz  # it has options of its own
+
+        return fuzz(given[1:])
+    options = _parser().parse_args(given)
     commands = (
         ("kernels", "models", "linear", "compile", "memory", "report")
         if options.what == "all"
@@ -38,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 CONSOLE.print(f"wrote {page}")
         elif command == "opdb":
             _operators(options)
+        elif command == "architectures":
+            _architectures(options)
         else:
             _measure(command, options)
     return 0
@@ -121,7 +129,7 @@ def _operators(options: argparse.Namespace) -> None:
         backend = POLYFUSE
     settings = sweep.SweepSettings(
         backend=backend,
-        dtypes=tuple(options.dtypes),
+        dtypes=tuple(options.dtypes or ("float32", "int64", "bfloat16")),
         samples=options.samples,
         dynamic=options.dynamic,
         gradients=options.gradients,
@@ -130,6 +138,7 @@ def _operators(options: argparse.Namespace) -> None:
         timeout=options.timeout,
         device=options.device,
         limit=options.limit,
+        kernels=options.kernels,
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=CONSOLE, transient=True) as progress:
@@ -144,12 +153,21 @@ def _operators(options: argparse.Namespace) -> None:
         rows = sweep.run_sweep(settings, show)
     CONSOLE.print(sweep.summary_table(rows))
     kind = "opdb" + "-gradients" * options.gradients + "-dynamic" * options.dynamic
+    kind += "-kernels" * options.kernels
     if "@" in backend:
         kind += f"-{backend.partition('@')[2]}"
     if options.device != CPU:
         kind += f"-{options.device}"
     facts = {"settings": dataclasses.asdict(settings), "device_name": device_name(options.device)}
     _keep(kind, rows, options, **facts)
+
+
+def _architectures(options: argparse.Namespace) -> None:
+    from polyfuse_bench.architectures import command
+
+    rows, facts = command.run(options, CONSOLE)
+    name = f"architectures-{options.device}"
+    CONSOLE.print(f"wrote {write_results(name, rows, path=options.out, **facts)}")
 
 
 def _keep(kind: str, rows: Sequence[Any], options: argparse.Namespace, **facts: Any) -> None:
@@ -162,7 +180,8 @@ def _keep(kind: str, rows: Sequence[Any], options: argparse.Namespace, **facts: 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="polyfuse_bench", description=__doc__)
-    parser.add_argument("what", choices=(*campaigns.CAMPAIGNS, "opdb", "report", "all"))
+    others = ("opdb", "architectures", "fuzz", "report", "all")
+    parser.add_argument("what", choices=(*campaigns.CAMPAIGNS, *others))
     parser.add_argument("--backends", type=_names, default=DEFAULT_BACKENDS, help="comma-separated")
     parser.add_argument("--only", type=_names, help="names of kernels, models or operators, comma-separated")
     parser.add_argument("--out", type=Path, help="result file; default benchmarks/results/<kind>.json")
@@ -191,19 +210,33 @@ def _parser() -> argparse.ArgumentParser:
     )
     measured.add_argument("--ahead", type=int, default=0, help="processes that compile products beforehand")
     measured.add_argument(
-        "--resume", type=Path, help="result file of products: its rows are kept, and only others are measured"
+        "--resume",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        help="result file of products whose rows are kept; architectures: no file is named",
     )
     measured.add_argument(
         "--cache", default="", help="tournament: keep kernels in this folder; a second run only times them"
     )
     operators = parser.add_argument_group("opdb")
-    operators.add_argument("--dtypes", type=_names, default=("float32", "int64", "bfloat16"))
+    operators.add_argument("--dtypes", type=_names, help="opdb: float32,int64,bfloat16 unless told otherwise")
     operators.add_argument("--samples", type=int, default=2)
     operators.add_argument("--dynamic", action="store_true", help="compile with dynamic=True")
     operators.add_argument("--gradients", action="store_true", help="compare gradients too")
+    operators.add_argument(
+        "--kernels", action="store_true", help="run each kernel of Polyfuse's beside the interpreter too"
+    )
     operators.add_argument("--shards", type=int, default=2)
     operators.add_argument("--timeout", type=float, default=120.0, help="seconds one operator may take")
     operators.add_argument("--limit", type=float, default=0.0, help="seconds that it may take")
+    trials = parser.add_argument_group("architectures (also --only PATTERNS, --dtypes f32,bf16, --device)")
+    trials.add_argument("--jobs", type=int, default=1, help="processes side by side")
+    trials.add_argument("--minutes", type=float, default=0.0, help="begin no architecture after; 0: no limit")
+    trials.add_argument("--libraries", type=_names, help="transformers,timm,torchvision,diffusers")
+    trials.add_argument("--known", type=Path, help="log of another run: what was large there comes last")
+    trials.add_argument("--inductor", action="store_true", help="compare with Inductor's errors too")
+    trials.add_argument("--patience-each", type=float, default=90.0, help="seconds one architecture may take")
     return parser
 
 

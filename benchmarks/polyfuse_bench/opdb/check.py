@@ -18,7 +18,7 @@ from polyfuse_bench.child import first_line
 from polyfuse_bench.devices import CPU
 from polyfuse_bench.opdb.compare import difference
 from polyfuse_bench.opdb.exclusions import EXCLUDED
-from polyfuse_bench.opdb.status import AGREE, DRAWS, GOOD, MISMATCH, RAISES, SKIP, STATUSES
+from polyfuse_bench.opdb.status import AGREE, DRAWS, GOOD, MISMATCH, RAISES, REPORTED, SKIP, STATUSES
 from polyfuse_bench.tensors import clone_tree
 
 op_db = database.op_db
@@ -47,7 +47,8 @@ class Item:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one item. `graphs` counts compiled graphs: none means that eager did the work."""
+    """What became of one item. `graphs` counts compiled graphs: none means that eager did the work; `checked`
+    counts launches that ran beside the interpreter, and `unchecked` says why others did not."""
 
     op: str
     dtype: str
@@ -58,17 +59,20 @@ class Outcome:
     graphs: int = 0
     fallbacks: tuple[str, ...] = ()
     seconds: float = 0.0
+    checked: int = 0
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """How each item is checked."""
+    """How each item is checked; with `kernels`, Polyfuse's kernels run beside the interpreter too."""
 
     backend: str
     samples: int = 2
     dynamic: bool = False
     gradients: bool = False
     device: str = CPU
+    kernels: bool = False
 
 
 @dataclass
@@ -81,6 +85,8 @@ class _Tally:
     samples: int = 0
     graphs: int = 0
     fallbacks: list[str] = field(default_factory=list)
+    checked: int = 0
+    unchecked: list[str] = field(default_factory=list)
 
     def add(self, status: str, detail: str) -> None:
         if STATUSES.index(status) > STATUSES.index(self.status) or not self.samples:
@@ -130,6 +136,8 @@ def check(item: Item, settings: CheckSettings) -> Outcome:
         graphs=tally.graphs,
         fallbacks=tuple(dict.fromkeys(tally.fallbacks)),
         seconds=round(time.perf_counter() - began, 2),
+        checked=tally.checked,
+        unchecked=tuple(dict.fromkeys(tally.unchecked)),
     )
 
 
@@ -146,7 +154,8 @@ def _check_sample(
         return
     torch.compiler.reset()
     counters.clear()
-    candidate = compiled(function, settings.backend, dynamic=settings.dynamic)
+    options: dict[str, Any] = {"options": {"check": "first"}} if settings.kernels else {}
+    candidate = compiled(function, settings.backend, dynamic=settings.dynamic, **options)
     try:
         actual = _run(candidate, arguments, gradients)
     except Exception as error:
@@ -157,6 +166,10 @@ def _check_sample(
         return
     tally.graphs += counters["stats"].get("unique_graphs", 0)
     tally.fallbacks += _fallbacks(settings.backend)
+    reported = _reported_kernels(tally) if settings.kernels else ""
+    if reported:
+        tally.add(REPORTED, reported)
+        return
     found = difference(actual, expected, lambda: _run(function, _higher(arguments), gradients))
     tally.strides = tally.strides or found.strides
     if "values:" in found.problem and _random(function, arguments, gradients, expected):
@@ -232,6 +245,18 @@ def _fallbacks(backend: str) -> list[str]:
     found = [f"{name}: {reason}" for report in last_reports() for name, reason in report.fallbacks]
     reset_reports()
     return found
+
+
+def _reported_kernels(item: _Tally) -> str:
+    """What the option `check` found since the last call."""
+    from polyfuse.checking import tally
+
+    found = tally.result()
+    # kernels that other operators had too were looked at then
+    tally.begin(forget=False)
+    item.checked += found.launches
+    item.unchecked += [f"{name}: {reason}" for name, reason in found.skipped.items()]
+    return "; ".join(str(finding) for finding in found.findings)
 
 
 def _sentence(error: BaseException) -> str:

@@ -42,6 +42,7 @@ class SweepSettings:
     Attributes:
         timeout: seconds that one item may take.
         limit: seconds after which the sweep ends with what it has; 0 for none.
+        kernels: whether each kernel runs beside the interpreter as well.
     """
 
     backend: str
@@ -54,10 +55,13 @@ class SweepSettings:
     timeout: float = 120.0
     device: str = CPU
     limit: float = 0.0
+    kernels: bool = False
 
     @property
     def check(self) -> CheckSettings:
-        return CheckSettings(self.backend, self.samples, self.dynamic, self.gradients, self.device)
+        return CheckSettings(
+            self.backend, self.samples, self.dynamic, self.gradients, self.device, self.kernels
+        )
 
 
 def run_sweep(
@@ -165,7 +169,8 @@ def _post_mortem(
 
 
 def _outcome(fields: dict[str, Any]) -> Outcome:
-    return Outcome(**{**fields, "fallbacks": tuple(fields["fallbacks"])})
+    listed = {name: tuple(fields[name]) for name in ("fallbacks", "unchecked")}
+    return Outcome(**{**fields, **listed})
 
 
 def summary_table(outcomes: Sequence[Outcome]) -> Table:
@@ -180,8 +185,12 @@ def summary_table(outcomes: Sequence[Outcome]) -> Table:
     uncompiled = sum(outcome.graphs == 0 and outcome.status == "agree" for outcome in outcomes)
     differing = sum(bool(outcome.strides) for outcome in outcomes)
     falling = sum(bool(outcome.fallbacks) for outcome in outcomes)
+    checked = sum(outcome.checked for outcome in outcomes)
+    left = sum(len(outcome.unchecked) for outcome in outcomes)
     table.caption = (
         f"{uncompiled} agree without a compiled graph, {falling} use eager kernels, "
         f"{differing} differ in strides"
     )
+    if checked:
+        table.caption += f"; {checked} launches ran beside the interpreter, {left} kernels could not"
     return table
