@@ -149,14 +149,14 @@ def _reports(backend: str) -> tuple[Any, ...]:
     """What the compiler says of the graphs it has just compiled: forward, and backward if there is one."""
     if backend != "polyfuse":
         return ()
-    from polyfuse.compiler.report import last_reports
+    from polyfuse.compiler.reports.report import last_reports
 
     return tuple(last_reports())
 
 
 def _forget_reports(backend: str) -> None:
     if backend == "polyfuse":
-        from polyfuse.compiler.report import reset_reports
+        from polyfuse.compiler.reports.report import reset_reports
 
         reset_reports()
 

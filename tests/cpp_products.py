@@ -9,8 +9,8 @@ import torch
 
 from cpp_kernels import Body, KernelBuilder
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.rules import accumulates
 from polyfuse.ir.types import DType
+from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.symbolic import IndexLike, symbol
 
 Change = Callable[[Body, str], str]

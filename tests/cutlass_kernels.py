@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyfuse.ir.kernel import Kernel, KernelArg
-from polyfuse.ir.parse import parse
 from polyfuse.ir.statements import Store
+from polyfuse.ir.text.parse import parse
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
-from polyfuse_cutlass.folds import COLUMNS, ROWS
-from polyfuse_cutlass.toolchain import find_compiler
+from polyfuse_cutlass.build.toolchain import find_compiler
+from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 
 __all__ = ["folded", "generated_part", "nvcc_options", "product"]
 

@@ -13,9 +13,9 @@ import torch
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import evaluate
-from polyfuse_cutlass.hopper import hopper_source
-from polyfuse_cutlass.launch import resolved
-from polyfuse_cutlass.meta import KernelMeta
+from polyfuse_cutlass.build.meta import KernelMeta
+from polyfuse_cutlass.codegen.hopper import hopper_source
+from polyfuse_cutlass.launch.launcher import resolved
 from polyfuse_cutlass.problem import Matrix, extent, problem_of
 from polyfuse_cutlass.tiling import Tiling
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.graph_device import replace_graph_device
-from polyfuse.runtime.graph_memory import forget_graph_memory
-from polyfuse.torch_compat.device_graphs import storage_at, storage_use
+from polyfuse.runtime.graphs.device import replace_graph_device
+from polyfuse.runtime.graphs.memory import forget_graph_memory
+from polyfuse.torch_compat.devices.device_graphs import storage_at, storage_use
 
 NONSENSE = 0x7F  # a byte of which floating-point numbers are NaN or huge
 

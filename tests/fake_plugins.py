@@ -11,7 +11,7 @@ from types import ModuleType
 
 import torch
 
-from polyfuse.compiler.report import reset_reports
+from polyfuse.compiler.reports.report import reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.plugin import API_VERSION, Manifest, discovery, hookimpl, manager
 

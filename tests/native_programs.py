@@ -11,7 +11,7 @@ import torch
 
 import polyfuse  # noqa: F401 - registers the backend
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.plugin import Source
 from polyfuse.program import Program, python_text
 from polyfuse.program.native import native_program

@@ -11,7 +11,7 @@ from polyfuse.compiler import stages
 from polyfuse.ir.kernel import Kernel
 from polyfuse.schedule import Launch
 
-OPTIONS = {"backends": ["interpreter"], "matrix_products": "generated", "strict": True, "cache": False}
+OPTIONS = {"backends": ["interpreter"], "gemm": "generated", "strict": True, "cache": False}
 
 
 def kernels_of(

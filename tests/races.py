@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.select import heat
 from polyfuse.select.work import Candidate
@@ -39,7 +39,7 @@ def decided(monkeypatch: pytest.MonkeyPatch, folder: Path, times: Mapping[str, f
         reset_reports()
         torch.compiler.reset()
         settings = {
-            "matrix_products": "fastest",
+            "gemm": "fastest",
             "tune_in_process": True,
             "strict": True,
             "cache_dir": str(folder),

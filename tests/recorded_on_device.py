@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from polyfuse.compiler.report import last_reports
-from polyfuse.runtime.device_graphs import GraphStatus
+from polyfuse.compiler.reports.report import last_reports
+from polyfuse.runtime.graphs.replay import GraphStatus
 
 
 def compiled(fn: Callable[..., Any], *, dynamic: bool | None = False, **options: Any) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import torch
 
 import recorded_on_device
 from fake_graphs import FakeDevice, fake_graph_device
-from polyfuse.compiler.report import reset_reports
+from polyfuse.compiler.reports.report import reset_reports
 
 
 @contextmanager

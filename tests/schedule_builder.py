@@ -9,7 +9,7 @@ import torch
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, load
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.nodes import Buffer, Collective, ExternCall, Node, Pointwise, Reduction, Wait
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, Claim, Source, Yes

@@ -159,7 +159,7 @@ def flex_sources(name: str) -> list[tuple[str, str]]:
 
 def refused_faults(name: str) -> list[str]:
     """What is wrong where a call is left to eager mode: the call alone must be, and nothing around it."""
-    from polyfuse.compiler.report import last_reports, reset_reports
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
     from triton_interpreted import _offer
 
     _offer()

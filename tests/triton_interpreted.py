@@ -23,8 +23,8 @@ from polyfuse.base.errors import KernelBuildError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Launchable, Source
 from polyfuse_triton.backend import TritonBackend
-from polyfuse_triton.header import HEADER
-from polyfuse_triton.meta import WORKSPACE, KernelMeta
+from polyfuse_triton.build.header import HEADER
+from polyfuse_triton.build.meta import WORKSPACE, KernelMeta
 from polyfuse_triton.target import known_target
 
 _LOCK = threading.Lock()
@@ -99,7 +99,7 @@ def _launcher(text: str, meta: KernelMeta) -> Launchable:
 @contextmanager
 def _without_waiting() -> Iterator[None]:
     """Programs take what others have told by now."""
-    from polyfuse_triton import chains
+    from polyfuse_triton.device import chains
     from triton_glancing import glanced
 
     usual, chains._awaited = chains._awaited, glanced
@@ -135,23 +135,16 @@ def kit_faults(group: str, quick: bool, planted: bool = False) -> list[str]:
     """Cells of a part of the conformance kit that do not pass; `planted`: of a backend that takes any pair of
     arguments for one memory as if they were apart.
     """
-    from polyfuse.testing import (
-        alias_cases,
-        large_cases,
-        memory_cases,
-        reduction_cases,
-        scalar_cases,
-        section_cases,
-    )
+    from polyfuse.testing.cases import alias, large, memory, reduction, scalar, section
     from polyfuse.testing.conformance import Run
 
     makers = {
-        "scalar": scalar_cases.scalar_cases,
-        "reduction": reduction_cases.reduction_cases,
-        "memory": memory_cases.memory_cases,
-        "section": section_cases.section_cases,
-        "large": large_cases.large_cases,
-        "alias": alias_cases.alias_cases,
+        "scalar": scalar.scalar_cases,
+        "reduction": reduction.reduction_cases,
+        "memory": memory.memory_cases,
+        "section": section.section_cases,
+        "large": large.large_cases,
+        "alias": alias.alias_cases,
     }
     run = Run(InterpretedTriton(Settings()), quick=quick)
     cases = [c for c in makers[group](quick) if not planted or c.kernel.name == "activation_and_norm"]
@@ -166,7 +159,8 @@ def kit_faults(group: str, quick: bool, planted: bool = False) -> list[str]:
 @contextmanager
 def _careless() -> Iterator[None]:
     """No pair is refused, and nothing is stored later."""
-    from polyfuse_triton import codegen, kernel
+    from polyfuse_triton import codegen
+    from polyfuse_triton.loops import kernel
 
     usual = codegen.refused_aliases, kernel.with_late_stores
     codegen.refused_aliases = lambda kernel, plan: ()  # type: ignore[assignment]
@@ -179,8 +173,8 @@ def _careless() -> Iterator[None]:
 
 def text_of(text: str, values: tuple[tuple[str, int], ...]) -> tuple[str, tuple[Any, ...]]:
     """The text of a kernel in a configuration, and the pairs that it refuses."""
-    from polyfuse.ir.parse import parse_kernel
-    from polyfuse.ir.verify import verify_kernel
+    from polyfuse.ir.text.parse import parse_kernel
+    from polyfuse.ir.verifier.verify import verify_kernel
     from polyfuse.plugin import Config
 
     kernel = parse_kernel(text)
@@ -194,7 +188,7 @@ def result_and_norm_faults(dtype: str, rows: int, numerics: str) -> list[str]:
     import torch
     from torch.nn import functional as F
 
-    from polyfuse.compiler.report import last_reports, reset_reports
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
 
     _offer()
     torch._dynamo.reset()
@@ -228,13 +222,13 @@ def tiling_faults(group: str, seed: int) -> list[str]:
 
     from polyfuse.base.errors import UnsupportedError
     from polyfuse.plugin import Config
-    from polyfuse.testing import memory_cases, reduction_cases, section_cases
+    from polyfuse.testing.cases import memory, reduction, section
     from polyfuse.testing.launch import check
 
     makers = {
-        "memory": memory_cases.memory_cases,
-        "reduction": reduction_cases.reduction_cases,
-        "section": section_cases.section_cases,
+        "memory": memory.memory_cases,
+        "reduction": reduction.reduction_cases,
+        "section": section.section_cases,
     }
     backend, choose = InterpretedTriton(Settings()), random.Random(seed)
     faults: list[str] = []
@@ -293,7 +287,7 @@ def gradient_faults(rows: int, columns: int) -> list[str]:
     import torch
     from torch.nn import functional as F
 
-    from polyfuse.compiler.report import last_reports, reset_reports
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
 
     _offer()
     faults: list[str] = []
@@ -329,7 +323,9 @@ def _offer() -> None:
 
     import fake_plugins
     from polyfuse.plugin import discovery, hookimpl, manager
-    from polyfuse_triton import flex_lowering, sorting, template
+    from polyfuse_triton import template
+    from polyfuse_triton.flex import lowering
+    from polyfuse_triton.sort import kernel as sorting
 
     manifest = replace(
         fake_plugins.MANIFEST,
@@ -345,7 +341,7 @@ def _offer() -> None:
 
     @hookimpl
     def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
-        return {**flex_lowering.LOWERINGS, **sorting.LOWERINGS}
+        return {**lowering.LOWERINGS, **sorting.LOWERINGS}
 
     template.load_source = _interpreted  # type: ignore[assignment]
     module = ModuleType("fake_interpreted_manifest")
@@ -367,8 +363,8 @@ def run_text(text: str, config: object, operands: Sequence[Any]) -> tuple[list[A
     """Operands after a kernel has run, interpreted as Triton and by the reference, and its text."""
     import tempfile
 
-    from polyfuse.ir.interpret import run_kernel
-    from polyfuse.ir.parse import parse
+    from polyfuse.ir.interpreter.interpret import run_kernel
+    from polyfuse.ir.text.parse import parse
 
     kernel = parse(text)
     backend = InterpretedTriton(Settings())
@@ -386,7 +382,7 @@ def run_in_groups(
     size: int, text: str, config: object, operands: Sequence[Any]
 ) -> tuple[list[Any], list[Any], str]:
     """`run_text`, with scans that look back at so many pieces at a time."""
-    from polyfuse_triton import lookback
+    from polyfuse_triton.reductions import lookback
 
     usual, lookback._GROUP = lookback._GROUP, size
     try:
@@ -399,7 +395,7 @@ def list_faults(count: int) -> tuple[list[str], list[tuple[str, str]]]:
     """What is wrong with a function of a list of tensors, and the text and meta of each kernel made of it."""
     import torch
 
-    from polyfuse.compiler.report import last_reports, reset_reports
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
 
     _offer()
     faults: list[str] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 
 __all__ = ["KERNELS", "kernel"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 
 __all__ = ["Case", "compiled_faults", "convolution", "kernel_of", "operands_of", "product_faults"]
 
@@ -339,7 +339,7 @@ def compiled_faults(dynamic: bool) -> list[str]:
         "groups": (lambda x, w: F.conv2d(x, w, padding=1, groups=2), (r(2, 4, 8, 8), r(6, 2, 3, 3))),
     }
     faults = []
-    options = {"backends": "interpreted", "matrix_products": "generated", "strict": True}
+    options = {"backends": "interpreted", "gemm": "generated", "strict": True}
     for name, (function, given) in cases.items():
         torch._dynamo.reset()
         found = torch.compile(function, backend="polyfuse", dynamic=dynamic, options=options)(*given)

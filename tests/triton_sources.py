@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyfuse.plugin import Source
-from polyfuse_triton.meta import KernelMeta, MetaArg
+from polyfuse_triton.build.meta import KernelMeta, MetaArg
 
 ADD_ONE = """@triton.jit
 def POLYFUSE_KERNEL(in0, out0, ks0, XBLOCK: tl.constexpr):

@@ -1,4 +1,4 @@
-"""A device like a graphics processor, without one: planned with its traits, run by the interpreter."""
+"""A device like a GPU, without one: planned with its target info, run by the interpreter."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph
-from polyfuse.ir.interpret import run_kernel
-from polyfuse.ir.verify import verify_graph, verify_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
+from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
 from polyfuse.lowering import lower_graph
-from polyfuse.plugin import Traits
+from polyfuse.plugin import TargetInfo
 from polyfuse.program import Program, plan, python_text
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.runtime.module import load
 from polyfuse.schedule import Launch, Schedule
 from polyfuse.schedule.schedule import schedule_graph
 
-WIDE = Traits(
+WIDE = TargetInfo(
     blocks=64,
     lanes=8,
     chunk=32,
@@ -42,7 +42,7 @@ class WideBackend(InterpreterBackend):
     name = "wide"
     chosen = WIDE
 
-    def traits(self, device: str) -> Traits:
+    def target_info(self, device: str) -> TargetInfo:
         return self.chosen
 
 
@@ -75,7 +75,7 @@ def wide(
     record = Planned()
 
     def inner(aten: AtenGraph) -> Callable[[list[Any]], Sequence[Any]]:
-        graph = lower_graph(aten, settings, traits=made.traits)
+        graph = lower_graph(aten, settings, target_info=made.target_info)
         schedule = schedule_graph(graph, settings, lambda _: (made,))
         verify_graph(schedule.graph)
         for step in schedule.steps:

@@ -227,9 +227,9 @@ def tuning(selection: Selection) -> Plan:
     return [functools.partial(_compile_row, selection, task) for task in tasks]
 
 
-def tournament(selection: Selection) -> Plan:
+def autotune_backends(selection: Selection) -> Plan:
+    from polyfuse_bench.autotune_backends import ON_DEVICES
     from polyfuse_bench.kernels import HUGE, KERNELS
-    from polyfuse_bench.tournament import ON_DEVICES
 
     size = selection.sizes[0] if selection.sizes else "large" if selection.device == CPU else HUGE
     names = _chosen(KERNELS, selection.only, "kernel")
@@ -237,7 +237,7 @@ def tournament(selection: Selection) -> Plan:
     if selection.backends != DEFAULT_BACKENDS:
         backends = selection.backends
     place = {"size": size, "device": selection.device, "cache": selection.cache, "backends": backends}
-    tasks = [{"kind": "tournament", "name": name, **place} for name in names]
+    tasks = [{"kind": "autotune_backends", "name": name, **place} for name in names]
     return [functools.partial(_own_row, task) for task in tasks]
 
 
@@ -258,7 +258,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "compile": compile_time,
     "build": build,
     "tuning": tuning,
-    "tournament": tournament,
+    "autotune_backends": autotune_backends,
     "memory": memory,
 }
 
@@ -302,7 +302,7 @@ def _own_row(task: Mapping[str, Any]) -> Row:
 
 
 def _failed(task: Mapping[str, Any], failure: str) -> Row:
-    empty = {"races": []} if task["kind"] == "tournament" else {"timings": [], "errors": {}}
+    empty = {"races": []} if task["kind"] == "autotune_backends" else {"timings": [], "errors": {}}
     return {**task, **empty, "failures": {"all": failure}}
 
 

@@ -130,7 +130,7 @@ _COPIES = itertools.count()
 
 def _chosen() -> list[str]:
     """What computes the graph compiled last: what was chosen, and the launches and calls."""
-    from polyfuse.compiler.report import last_reports
+    from polyfuse.compiler.reports.report import last_reports
 
     reports = last_reports()
     if not reports:

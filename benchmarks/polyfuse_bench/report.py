@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from polyfuse_bench.autotune_backends import gain, winner
 from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_architectures import architectures_page
@@ -29,7 +30,6 @@ from polyfuse_bench.report_text import (
 )
 from polyfuse_bench.results import RESULTS, read_results
 from polyfuse_bench.timing import geometric_mean
-from polyfuse_bench.tournament import gain, winner
 from polyfuse_bench.tuning import MODE, seconds_of_choice
 
 Row = dict[str, Any]
@@ -102,7 +102,7 @@ def performance_page(results: Path) -> str | None:
             ("compile", _compile_section),
             ("build", _build_section),
             ("tuning", _tuning_section),
-            ("tournament", _tournament_section),
+            ("autotune_backends", _tournament_section),
             ("memory", _memory_section),
             ("host", _host_section),
         )

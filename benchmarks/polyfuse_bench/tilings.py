@@ -16,7 +16,7 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.plugin import Config
 from polyfuse_bench.child import first_line

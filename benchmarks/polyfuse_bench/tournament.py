@@ -22,7 +22,7 @@ from polyfuse_bench.kernels import KERNELS, runner
 ON_DEVICES = ("triton", "halide")
 """Who is raced on devices, where the second one generates nothing unless it is named."""
 
-OPTIONS = {"tournament": True, "tune_kernels": True, "strict": True, "progress": "off"}
+OPTIONS = {"autotune_backends": True, "tune_kernels": True, "strict": True, "progress": "off"}
 
 
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:

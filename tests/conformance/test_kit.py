@@ -18,13 +18,13 @@ from polyfuse.ir.nodes import Node, Pointwise
 from polyfuse.plugin import Claim, Config, Launchable, No, Source
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.testing import conformance
-from polyfuse.testing.alias_cases import alias_cases
-from polyfuse.testing.case import EXACT, Tolerance
+from polyfuse.testing.cases.alias import alias_cases
+from polyfuse.testing.cases.case import EXACT, Tolerance
+from polyfuse.testing.cases.memory import memory_cases
+from polyfuse.testing.cases.scalar import scalar_cases
 from polyfuse.testing.compare import difference
 from polyfuse.testing.conformance import Run
 from polyfuse.testing.matrix import Cell, Matrix, Status
-from polyfuse.testing.memory_cases import memory_cases
-from polyfuse.testing.scalar_cases import scalar_cases
 
 
 class Wrong(InterpreterBackend):

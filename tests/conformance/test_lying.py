@@ -11,9 +11,9 @@ import torch
 
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.settings import Settings
-from polyfuse.ir.verify import verify_kernel
+from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.plugin import PluginManager
-from polyfuse.testing.case import Case
+from polyfuse.testing.cases.case import Case
 from polyfuse.testing.conformance import Run, all_cases
 from polyfuse.testing.lying import DEFECTS, Defect, Lying, defect
 from polyfuse.testing.lying.programs import PROGRAMS

@@ -11,9 +11,9 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, PluginManager, Source
 from polyfuse.reference.backend import InterpreterBackend
+from polyfuse.testing.cases.matmul import product_cases
 from polyfuse.testing.conformance import Run
 from polyfuse.testing.matrix import Status
-from polyfuse.testing.product_cases import product_cases
 
 
 class Careless(InterpreterBackend):

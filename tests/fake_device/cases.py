@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import torch
 
-from polyfuse.compiler.report import last_reports, reset_reports
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.reference.backend import Interpreted, InterpreterBackend
 
 F = torch.nn.functional
@@ -134,7 +134,7 @@ def odd_addresses(device: str) -> dict[str, Any]:
     """Inputs that begin in the middle of others, on a device that loads several elements at once."""
     from wide_device import WIDE
 
-    with patch.object(InterpreterBackend, "traits", lambda self, device: WIDE):
+    with patch.object(InterpreterBackend, "target_info", lambda self, device: WIDE):
         return _odd_addresses(device)
 
 

@@ -25,7 +25,7 @@ from triton_interpreted import in_interpreter
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"fusion": False},
-    {"aggressive_fusion": True, "list_fusion": True},
+    {"aggressive_fusion": True, "horizontal_fusion": True},
     {"memory_pools": True},
     {"inplace": False, "reuse_buffers": False},
     {"loop_ordering": False, "max_inlined_reads": 1, "max_inlined_ops": 1},

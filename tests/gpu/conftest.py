@@ -11,8 +11,8 @@ import torch
 from polyfuse_bench.alarm import limited
 
 from polyfuse.base.log import reset_warned
-from polyfuse.compiler.report import reset_reports
-from polyfuse.runtime.graph_memory import forget_graph_memory
+from polyfuse.compiler.reports.report import reset_reports
+from polyfuse.runtime.graphs.memory import forget_graph_memory
 from requirements import AMPERE, CLUSTERS, HOPPER, TWO_GPUS
 
 _lost: list[str] = []

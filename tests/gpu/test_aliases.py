@@ -7,7 +7,7 @@ import pytest
 from polyfuse.base.errors import BackendUnavailableError, PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import PluginManager
-from polyfuse.testing.alias_cases import alias_cases
+from polyfuse.testing.cases.alias import alias_cases
 from polyfuse.testing.conformance import Run
 
 pytestmark = pytest.mark.gpu

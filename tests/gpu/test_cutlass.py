@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from cutlass_kernels import GELU, PLAIN, RESIDUAL, SCALED, folded, product
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.report import last_reports
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.compiler.reports.report import last_reports
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import evaluate
 from polyfuse_cutlass.backend import CutlassBackend
-from polyfuse_cutlass.folds import COLUMNS
+from polyfuse_cutlass.codegen.row_statistics import COLUMNS
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.space import configs
 from polyfuse_cutlass.tiling import Tiling
@@ -203,7 +203,7 @@ def test_scaled_products_are_as_accurate_as_the_librarys(fast):
         given = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
         return torch._scaled_mm(x, w.t(), scale_a=rows, scale_b=columns, **given)
 
-    options = {"matrix_products": "generated", "backends": ["cutlass", "triton"]}
+    options = {"gemm": "generated", "backends": ["cutlass", "triton"]}
     with torch.no_grad():
         found = torch.compile(scaled, backend="polyfuse", options=options)(x, w, rows, columns)
     assert [launch.backend for launch in last_reports()[-1].launches] == ["cutlass"]
@@ -294,7 +294,7 @@ def test_without_a_mode_nothing_is_asked_of_it(monkeypatch):
 
 def test_through_the_compiler():
     x, w, b = (torch.randn(*s, device="cuda").bfloat16() for s in ((128, 512), (1024, 512), (1024,)))
-    options = {"matrix_products": "generated", "backends": ["cutlass", "triton"]}
+    options = {"gemm": "generated", "backends": ["cutlass", "triton"]}
     with torch.no_grad():
         compiled = torch.compile(
             lambda x, w, b: F.gelu(F.linear(x, w, b)), backend="polyfuse", options=options
@@ -343,7 +343,7 @@ def test_reductions_begin_with_the_product():
     """A gradient, its bias's, and what an 8-bit scale needs: in a fixed order, and NaN where there is one."""
     x, w, z = (torch.randn(*s, device="cuda").bfloat16() for s in ((200, 256), (256, 520), (200, 520)))
     z[7, :40] = torch.nan
-    options = {"matrix_products": "generated", "backends": ["cutlass", "triton"]}
+    options = {"gemm": "generated", "backends": ["cutlass", "triton"]}
     with torch.no_grad():
         compiled = torch.compile(backward, backend="polyfuse", options=options)
         found, again = compiled(x, w, z), compiled(x, w, z)

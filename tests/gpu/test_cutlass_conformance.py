@@ -6,9 +6,9 @@ import pytest
 
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
+from polyfuse.testing.cases.matmul import product_cases
 from polyfuse.testing.conformance import Run
 from polyfuse.testing.matrix import Status
-from polyfuse.testing.product_cases import product_cases
 from polyfuse_cutlass.backend import CutlassBackend
 
 pytestmark = [

@@ -9,21 +9,21 @@ import torch
 
 from cutlass_kernels import GELU, RESIDUAL, product
 from polyfuse.base.errors import BackendUnavailableError
-from polyfuse.compiler.report import last_reports
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.compiler.reports.report import last_reports
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.nodes import Buffer, TemplateCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Config, Site
 from polyfuse.symbolic import evaluate
-from polyfuse_cutlass.ampere import AmpereTile
-from polyfuse_cutlass.collective import Collective
-from polyfuse_cutlass.grouped import applies, grouped
-from polyfuse_cutlass.grouped import configs as grouped_configs
-from polyfuse_cutlass.headers import find_headers
-from polyfuse_cutlass.launch import load_unit
-from polyfuse_cutlass.library import library_source
+from polyfuse_cutlass.build.headers import find_headers
+from polyfuse_cutlass.build.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.codegen.grouped import applies, grouped
+from polyfuse_cutlass.codegen.grouped import configs as grouped_configs
+from polyfuse_cutlass.launch.launcher import load_unit
 from polyfuse_cutlass.target import Target
-from polyfuse_cutlass.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.templates.ampere import AmpereTile
+from polyfuse_cutlass.templates.candidates import library_source
+from polyfuse_cutlass.templates.collective import Collective
 from requirements import CUTLASS, needs_nvcc
 
 pytestmark = [
@@ -166,7 +166,7 @@ def test_groups_of_rows_in_a_race():
     def run(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return torch._grouped_mm(rows, matrices, offs=ends).relu()
 
-    found = torch.compile(run, backend="polyfuse", options={"matrix_products": "fastest"})(
+    found = torch.compile(run, backend="polyfuse", options={"gemm": "fastest"})(
         rows, matrices, ends
     )
     torch.testing.assert_close(found, run(rows, matrices, ends), rtol=2e-2, atol=0.3)

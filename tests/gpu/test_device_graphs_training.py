@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 from recorded_on_device import Net, compiled, same, status
 
 pytestmark = pytest.mark.gpu

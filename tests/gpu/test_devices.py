@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 
 pytestmark = pytest.mark.gpu
 SEED = 3

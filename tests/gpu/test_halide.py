@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 from polyfuse.testing.pytest_plugin import conformance_tests
 from requirements import HALIDE
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 import polyfuse_triton.backend as triton_backend
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
-from polyfuse_triton.meta import KernelMeta
+from polyfuse_triton.build.meta import KernelMeta
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("starts_clusters")]
 SEED = 11

@@ -9,7 +9,7 @@ import pytest
 import torch
 from polyfuse_bench.models import MAIN_FAMILIES, Prepared, Size, family, flatten_outputs, prepare
 
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 
 pytestmark = pytest.mark.gpu
 

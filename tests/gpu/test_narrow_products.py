@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 
 pytestmark = pytest.mark.gpu
 
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[Function, Callable[[], tuple[torch.Tensor, ...]]]] = {
 def test_beside_eager_mode(name: str, mode: str) -> None:
     function, operands = CASES[name]
     given = operands()
-    options = {"strict": True, **({} if mode == "default" else {"matrix_products": mode})}
+    options = {"strict": True, **({} if mode == "default" else {"gemm": mode})}
     found = torch.compile(function, backend="polyfuse", dynamic=False, options=options)(*given)
     wanted = function(*given)
     near = 2e-2 * float(wanted.float().abs().mean())

@@ -27,7 +27,7 @@ print(json.dumps(list(sys.modules)))
 """
 
 HEAVY = ("sympy", "torch._dynamo", "triton", "halide", "polyfuse.compiler", "polyfuse.lowering")
-GENERATORS = ("polyfuse_triton.codegen", "polyfuse_cutlass.hopper", "polyfuse_halide.kernel")
+GENERATORS = ("polyfuse_triton.codegen", "polyfuse_cutlass.codegen.hopper", "polyfuse_halide.codegen.kernel")
 
 
 class Layer(torch.nn.Module):
@@ -80,7 +80,7 @@ def test_kernels_in_triton(tmp_path: Path) -> None:
 @needs_nvcc
 @pytest.mark.usefixtures("hopper")
 def test_products_by_another_backend(tmp_path: Path) -> None:
-    options = {"matrix_products": "generated", "backends": ["cutlass", "triton"]}
+    options = {"gemm": "generated", "backends": ["cutlass", "triton"]}
     path = made(tmp_path / "layer.pf", torch.bfloat16, options=options)
     names = {unit.backend for unit in load(path).description.units.values()}
     assert "cutlass" in names, names

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.select import tracks
 from polyfuse.select.process import Fault

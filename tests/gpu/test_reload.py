@@ -18,7 +18,7 @@ age, kind = sys.argv[1:]
 if age == "later":
     sys.modules["triton"] = None  # an import of it is an error
 from torch.nn.functional import cross_entropy, layer_norm
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 def loss(x, w, y):
     return cross_entropy(layer_norm(torch.relu(x @ w), (64,)) * 2, y) + x.sin().sum(0).max()
 x = torch.randn(256, 64, device="cuda", requires_grad=True)

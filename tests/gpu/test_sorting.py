@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from triton_sorting import CASES, numbers
 
 pytestmark = pytest.mark.gpu

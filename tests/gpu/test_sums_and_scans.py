@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 
 pytestmark = pytest.mark.gpu
 SEED = 7

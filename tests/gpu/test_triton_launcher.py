@@ -16,11 +16,11 @@ import torch
 from polyfuse.base.errors import KernelLaunchError
 from polyfuse.base.settings import Settings, child_environment
 from polyfuse.plugin import Launchable, Source
-from polyfuse_triton.artifact import read_unit
 from polyfuse_triton.backend import TritonBackend
-from polyfuse_triton.meta import MetaArg
-from polyfuse_triton.plain import PlainLauncher
-from polyfuse_triton.services import torch_services
+from polyfuse_triton.build.artifact import read_unit
+from polyfuse_triton.build.meta import MetaArg
+from polyfuse_triton.launch.plain import PlainLauncher
+from polyfuse_triton.launch.services import torch_services
 from triton_sources import META, source
 
 pytestmark = pytest.mark.gpu
@@ -242,7 +242,7 @@ def test_workers_leave_the_gpu_alone(backend, tmp_path):
     """A build in a process that sees no GPU is the same."""
     script = (
         "import sys, json; from pathlib import Path\n"
-        "from polyfuse_triton.toolchain import build_in_worker\n"
+        "from polyfuse_triton.build.toolchain import build_in_worker\n"
         "from triton_sources import source\n"
         f"build_in_worker([source()], Path({str(tmp_path)!r}), json.loads(sys.argv[1]))\n"
     )

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 
 pytestmark = pytest.mark.gpu
 
@@ -73,7 +73,7 @@ NEAR = {BF16: 1.6e-2, F16: 4e-3, torch.float32: 1e-3, F64: 1e-10}
 def test_generated_products(name, dynamic):
     function, operands = CASES[name]
     given = operands()
-    options = {"matrix_products": "generated", "backends": "triton", "strict": True}
+    options = {"gemm": "generated", "backends": "triton", "strict": True}
     found = torch.compile(function, backend="polyfuse", dynamic=dynamic, options=options)(*given)
     wide = [a.double() for a in given] if given[0].is_floating_point() else list(given)
     wanted = function(*wide).to(found.dtype)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from models import checks
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 
 
 def blocks(x: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.ir.types import DType
 
 KINDS = [d.torch for d in DType if d.is_eight_bit_float]

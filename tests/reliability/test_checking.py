@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from polyfuse import cli
 from polyfuse.base.errors import BackendError
 from polyfuse.checking import records, tally
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Launchable, Source
 from polyfuse.reference.backend import InterpreterBackend

@@ -44,7 +44,7 @@ def reasons(warned: list[str]) -> dict[str, str]:
 
 
 def test_bad_choices_for_a_product_lose(bad, warned):
-    options = {**OPTIONS, "matrix_products": "fastest"}
+    options = {**OPTIONS, "gemm": "fastest"}
     torch.testing.assert_close(
         torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)
     )
@@ -76,14 +76,14 @@ def test_the_process_and_its_random_numbers_are_untouched(bad):
     expected = torch.rand(3)
     torch.manual_seed(5)
     pid = os.getpid()
-    options = {**OPTIONS, "matrix_products": "fastest"}
+    options = {**OPTIONS, "gemm": "fastest"}
     torch.compile(product, backend="polyfuse", options=options)(A, B, C)
     assert os.getpid() == pid
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_a_second_session_times_nothing(bad, warned, monkeypatch):
-    options = {**OPTIONS, "matrix_products": "fastest", "tune_kernels": True}
+    options = {**OPTIONS, "gemm": "fastest", "tune_kernels": True}
     torch.compile(product, backend="polyfuse", options=options)(A, B, C)
     assert any("out of the race" in text for text in warned)
     del warned[:]
@@ -99,7 +99,7 @@ def test_a_second_session_times_nothing(bad, warned, monkeypatch):
     assert not any("out of the race" in text for text in warned)
 
 
-@pytest.mark.parametrize("options", [{"matrix_products": "fastest"}, {"tune_kernels": True}])
+@pytest.mark.parametrize("options", [{"gemm": "fastest"}, {"tune_kernels": True}])
 def test_where_no_child_can_be_started_the_model_compiles(bad, warned, monkeypatch, options):
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("no more processes")

@@ -17,10 +17,10 @@ import torch
 from polyfuse.base import code
 from polyfuse.base.settings import child_environment
 from polyfuse.cache.graphs import GraphCounts, graph_counts, reset_graph_counts
-from polyfuse.compiler.explain import explain
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.explain import explain
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
-from polyfuse.torch_compat import global_state
+from polyfuse.torch_compat.tracing import global_state
 
 
 @pytest.fixture(autouse=True)
@@ -478,8 +478,9 @@ def test_another_process_compiles_nothing_and_loads_no_part_that_compiles():
     parts = ("ir", "graph", "lowering", "scheduler", "compile_fx", "codegen.wrapper")
     assert not {f"torch._inductor.{part}" for part in parts} & set(modules)
     own = {"polyfuse.lowering.lower", "polyfuse.program.plan", "polyfuse.compiler.stages"}
-    own |= {"polyfuse.frontend.traced", "polyfuse.frontend.rewrites", "polyfuse.compiler.offered_rewrites"}
-    own |= {"polyfuse_cpp.generator", "polyfuse_cpp.kernel", "polyfuse_cpp.host_program"}
+    own |= {"polyfuse.frontend.traced", "polyfuse.frontend.rewrites.passes"}
+    own |= {"polyfuse.compiler.offered_rewrites"}
+    own |= {"polyfuse_cpp.generator", "polyfuse_cpp.loops.kernel", "polyfuse_cpp.native_host.program"}
     assert not own & set(modules)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.compiler.explain import explain
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.explain import explain
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.plugin import No
 from polyfuse_cpp import generator
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from polyfuse.base.settings import Settings
 from polyfuse.checking.operands import layout_of
 from polyfuse.checking.verdict import judge
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.plugin import PluginManager
 from polyfuse.testing.conformance import all_cases
 from polyfuse.testing.lying import defect

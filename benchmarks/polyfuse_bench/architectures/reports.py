@@ -35,7 +35,7 @@ class Compiled:
 def listen() -> Iterator[list[str]]:
     """Forget earlier graphs, and collect the warnings that the compiler gives from now on."""
     from polyfuse.base.log import reset_warned
-    from polyfuse.compiler.report import reset_reports
+    from polyfuse.compiler.reports.report import reset_reports
 
     reset_reports()
     reset_warned()
@@ -62,7 +62,7 @@ class _Collector(logging.Handler):
 
 
 def compiled_graphs(heard: list[str]) -> Compiled:
-    from polyfuse.compiler.report import last_reports
+    from polyfuse.compiler.reports.report import last_reports
 
     reports = last_reports()
     eager = [report.eager for report in reports if report.eager]

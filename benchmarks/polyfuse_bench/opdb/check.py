@@ -240,7 +240,7 @@ def _fallbacks(backend: str) -> list[str]:
     """Operators that Polyfuse left to eager kernels in the graphs compiled since the last call."""
     if backend.partition("@")[0] != "polyfuse":
         return []
-    from polyfuse.compiler.report import last_reports, reset_reports
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
 
     found = [f"{name}: {reason}" for report in last_reports() for name, reason in report.fallbacks]
     reset_reports()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polyfuse.aot.loaded import Package as Package
     from polyfuse.aot.loading import load as load
     from polyfuse.compiler.eager_operators import eager_operators as eager_operators
-    from polyfuse.compiler.packaging import package as package
+    from polyfuse.compiler.packages.package import package as package
 
 __all__ = ["Package", "eager_operators", "load", "package"]
 
@@ -22,7 +22,7 @@ _LAZY = {
     "Package": "polyfuse.aot.loaded:Package",
     "eager_operators": "polyfuse.compiler.eager_operators:eager_operators",
     "load": "polyfuse.aot.loading:load",
-    "package": "polyfuse.compiler.packaging:package",
+    "package": "polyfuse.compiler.packages.package:package",
 }
 
 

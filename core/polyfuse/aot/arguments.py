@@ -13,7 +13,7 @@ import torch
 
 from polyfuse.aot.description import Argument, Entry, Size
 from polyfuse.base.errors import PackageError
-from polyfuse.torch_compat import pytree
+from polyfuse.torch_compat.tracing import pytree
 
 __all__ = ["Signature", "nesting"]
 

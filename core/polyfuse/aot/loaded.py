@@ -17,7 +17,7 @@ from polyfuse.aot.weights import Mapped, aligned_copy
 from polyfuse.base.errors import PackageError
 from polyfuse.base.text import join_words
 from polyfuse.runtime.module import CompiledModule
-from polyfuse.torch_compat import pytree
+from polyfuse.torch_compat.tracing import pytree
 
 __all__ = ["LoadedEntry", "Package", "Weights"]
 

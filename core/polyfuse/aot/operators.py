@@ -16,8 +16,9 @@ from polyfuse.aot.loading import load
 from polyfuse.aot.operator_store import OperatorFolder, Row
 from polyfuse.base.errors import PackageError, PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
-from polyfuse.torch_compat import dispatch, pytree
+from polyfuse.torch_compat import dispatch
 from polyfuse.torch_compat.ops import resolve
+from polyfuse.torch_compat.tracing import pytree
 
 __all__ = ["Call", "EagerOperators", "Maker"]
 

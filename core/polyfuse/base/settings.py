@@ -30,7 +30,7 @@ __all__ = ["MODES", "Settings", "child_environment", "environment", "option_info
 
 PREFIX = "POLYFUSE_"
 
-_TUNED: Mapping[str, object] = {"tune_kernels": True, "tournament": True, "matrix_products": "fastest"}
+_TUNED: Mapping[str, object] = {"tune_kernels": True, "autotune_backends": True, "gemm": "fastest"}
 
 # The names that `torch.compile` knows.
 MODES: Mapping[str, Mapping[str, object]] = {
@@ -128,7 +128,7 @@ class Settings:
     aggressive_fusion: bool = _option(
         False, "Fuse even where no memory traffic is saved, to have fewer kernels.", affects_code=True
     )
-    list_fusion: bool = _option(
+    horizontal_fusion: bool = _option(
         False,
         "Put kernels that do the same to tensors of equal size, such as the entries of a list operator, into "
         "one: fewer launches, but larger kernels, fewer of which are alike and built only once.",
@@ -217,7 +217,7 @@ class Settings:
     )
 
     # Tuning.
-    matrix_products: str = _option(
+    gemm: str = _option(
         "known",
         "Who computes matrix products and convolutions. `library`: what torch calls. `known`: the same, "
         "but for what a plugin knows to be faster on this machine, without timing. `fastest`: a race on "
@@ -233,7 +233,7 @@ class Settings:
         "was measured is remembered.",
         affects_code=True,
     )
-    tournament: bool = _option(
+    autotune_backends: bool = _option(
         False,
         "Time each kernel that several backends can generate with all of them, and use the fastest; what was "
         'measured is remembered. `mode="max-autotune"` asks for it.',
@@ -262,7 +262,7 @@ class Settings:
         "which.",
         minimum=1,
     )
-    tune_learnt: bool = _option(
+    tune_cost_model: bool = _option(
         True,
         "Learn from races which configurations win, and build fewer of those that the estimates leave where "
         "enough is known.",
@@ -400,7 +400,7 @@ class Settings:
     @property
     def races(self) -> bool:
         """Whether what can be done in several ways is timed before a graph is scheduled."""
-        return self.tune_kernels or self.tournament or self.matrix_products == "fastest"
+        return self.tune_kernels or self.autotune_backends or self.gemm == "fastest"
 
     def with_options(self, **options: object) -> Settings:
         """Return a copy with some options changed, checked like those given to `resolve`."""

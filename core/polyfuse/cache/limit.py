@@ -1,4 +1,4 @@
-"""Keeping the cache folder within its limit: what was not used for longest goes first.
+"""GraphCacheEntry the cache folder within its limit: what was not used for longest goes first.
 
 Only kernels and compiled graphs are counted: timings are small, and cost more than anything to make again.
 """

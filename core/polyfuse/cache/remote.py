@@ -17,7 +17,7 @@ from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.files import atomic_write
 from polyfuse.base.log import warn_once
 
-__all__ = ["RemoteStore", "Sheltered", "remote_store"]
+__all__ = ["RemoteStore", "GuardedStore", "remote_store"]
 
 # Seconds after which a server counts as gone.
 _PATIENCE: Final = 10.0
@@ -81,7 +81,7 @@ class HttpStore:
             return content
 
 
-class Sheltered:
+class GuardedStore:
     """A remote store whose failures are misses, warned about once; after a few in a row, nobody asks it."""
 
     def __init__(self, store: RemoteStore) -> None:

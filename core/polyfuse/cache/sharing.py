@@ -20,7 +20,7 @@ from polyfuse.base.errors import CacheError
 from polyfuse.base.log import get_logger
 from polyfuse.cache.archive import AddUnit, pack, unpack
 from polyfuse.cache.artifacts import Artifact, is_address
-from polyfuse.cache.remote import Sheltered, remote_store
+from polyfuse.cache.remote import GuardedStore, remote_store
 
 __all__ = ["Sharing"]
 
@@ -37,7 +37,7 @@ class Sharing:
 
     def __init__(self, root: Path, address: str) -> None:
         self._root = root
-        self._remote = Sheltered(remote_store(address))
+        self._remote = GuardedStore(remote_store(address))
         self._lock = threading.Lock()
         self._sender: ThreadPoolExecutor | None = None
         self._process_id = 0

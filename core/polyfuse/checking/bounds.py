@@ -21,13 +21,13 @@ from torch import Tensor
 
 from polyfuse.checking import reductions
 from polyfuse.checking.distance import ZERO, apart, of_unknown_sign, spread
-from polyfuse.ir import semantics
-from polyfuse.ir.evaluator import type_of
 from polyfuse.ir.expr import Access
-from polyfuse.ir.interpret_kernel import KernelEvaluator
+from polyfuse.ir.interpreter import semantics
+from polyfuse.ir.interpreter.evaluator import type_of
+from polyfuse.ir.interpreter.kernel import KernelEvaluator
+from polyfuse.ir.interpreter.space import Space
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import SCALAR_OPS
-from polyfuse.ir.space import Space
 from polyfuse.ir.types import DType
 
 __all__ = ["Bounded", "BoundedEvaluator", "Ledger"]

@@ -17,7 +17,7 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import replacing
 from polyfuse.checking.operands import Layout, copied
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.print import text
+from polyfuse.ir.text.print import text
 
 __all__ = ["Repro", "is_repro", "read_repro", "write_repro"]
 

@@ -14,10 +14,10 @@ from polyfuse.base.errors import IRError
 from polyfuse.checking.bounds import BoundedEvaluator, Ledger
 from polyfuse.checking.distance import has_other_sign
 from polyfuse.checking.operands import Copied, Layout, Place, copied, put_back, raw
-from polyfuse.ir.interpret_kernel import begin_stores, bind_operands, run_kernel, run_part
+from polyfuse.ir.interpreter.kernel import begin_stores, bind_operands, run_kernel, run_part
+from polyfuse.ir.interpreter.space import Space, spaces
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import STORE_MODES
-from polyfuse.ir.space import Space, spaces
 from polyfuse.ir.statements import Store
 
 __all__ = ["Judgement", "LaunchFailed", "Worst", "judge", "right_results"]

@@ -9,8 +9,8 @@ import traceback
 from pathlib import Path
 
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.compiler.explain import explain
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.explain import explain
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 
 __all__ = ["configure", "run"]
 

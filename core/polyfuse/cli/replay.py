@@ -9,7 +9,7 @@ from pathlib import Path
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.checking.repro import is_repro
-from polyfuse.compiler.replay import replay, replay_launch
+from polyfuse.compiler.reports.replay import replay, replay_launch
 from polyfuse.compiler.session import session_for
 
 __all__ = ["configure", "run"]

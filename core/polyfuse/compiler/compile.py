@@ -11,15 +11,15 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
-from polyfuse.compiler.keeping import GraphKeeper
+from polyfuse.compiler.graph_cache import GraphCache
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
-from polyfuse.torch_compat.dynamo import differentiates_forward, node_count
+from polyfuse.torch_compat.tracing.dynamo import differentiates_forward, node_count
 
 if TYPE_CHECKING:
-    from polyfuse.frontend.rewrite_tools import Rewriting
-    from polyfuse.torch_compat.kept_graphs import Keeping
+    from polyfuse.frontend.rewrites.tools import Rewriting
+    from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
 __all__ = ["compile_fx_graph", "compile_in_session", "decided"]
 
@@ -48,11 +48,11 @@ def compile_in_session(
     """
     if differentiates_forward():
         return _eager(gm, session.settings)
-    keeper = GraphKeeper(session)
+    keeper = GraphCache(session)
     if session.settings.races:
         session.tuner.expect()
 
-    def keep(gm: Any, example_inputs: Sequence[Any]) -> Keeping | None:
+    def keep(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
         kept = keeper(gm, example_inputs)
         if not keeper.hopeful:
             device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})

@@ -55,7 +55,7 @@ def eager_operators(
 
     def make(op: Any, call: Call, path: Path) -> str:
         # a process that finds all on disk compiles nothing, and needs no compiler
-        from polyfuse.compiler.packaged_operator import package_operator
+        from polyfuse.compiler.packages.operator import package_operator
 
         return package_operator(op, call, path, options, mode)
 

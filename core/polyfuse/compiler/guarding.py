@@ -15,7 +15,7 @@ from polyfuse.base.settings import Settings, option_infos
 from polyfuse.base.text import shorten
 from polyfuse.checking.first import FirstLaunch
 from polyfuse.compiler.copies import apart
-from polyfuse.compiler.naming import emit_named
+from polyfuse.compiler.reports.naming import emit_named
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Source
 
@@ -316,6 +316,6 @@ def _without_last(kernel: Callable[..., Any], *operands: Any) -> None:
 
 def _interpret(kernel: Kernel, count: int, *operands: Any) -> None:
     # needed only where every backend failed, and slow to import
-    from polyfuse.ir.interpret import run_kernel
+    from polyfuse.ir.interpreter.interpret import run_kernel
 
     run_kernel(kernel, operands[:count])

@@ -21,9 +21,9 @@ from polyfuse.compiler.guarding import (
     interpreted,
     replacements,
 )
-from polyfuse.compiler.naming import emit_named
-from polyfuse.compiler.packed_kernels import GeneratedFrom
-from polyfuse.compiler.report import Provider
+from polyfuse.compiler.packages.kernels import GeneratedFrom
+from polyfuse.compiler.reports.naming import emit_named
+from polyfuse.compiler.reports.report import Provider
 from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.kernel import Kernel
 from polyfuse.kit import match
@@ -70,7 +70,7 @@ def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.
         beside: milliseconds that the graph spends otherwise, as far as they are known.
     """
     settings = session.settings
-    if not settings.tune_kernels and not settings.tournament:
+    if not settings.tune_kernels and not settings.autotune_backends:
         return {}
     wanted: dict[tuple[str, Kernel], Sequence[Backend]] = {}
     launches = [step for step in schedule.steps if isinstance(step, Launch)]
@@ -82,7 +82,7 @@ def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.
         raced = _is_raced(step.kernel, session)
         if raced and known_config(session.tuner, first, step.kernel) is not None:
             continue
-        if settings.tournament and first.races_kernels and not raced:
+        if settings.autotune_backends and first.races_kernels and not raced:
             found = tuple(b for b in session.tuner.takers(step) if b.races_kernels)
         wanted[step.backend, step.kernel] = found
     try:
@@ -193,7 +193,7 @@ def _config(
 
 def _is_raced(kernel: Kernel, session: CompileSession) -> bool:
     """Whether this is a matrix product, won in one configuration against the library."""
-    return session.settings.matrix_products == "fastest" and match(kernel) is not None
+    return session.settings.gemm == "fastest" and match(kernel) is not None
 
 
 def _start_builds(session: CompileSession, backend: Backend, sources: Sequence[Source]) -> BuildFuture:

@@ -12,7 +12,7 @@ from torch.fx import Node
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root
-from polyfuse.frontend.rewrite_tools import (
+from polyfuse.frontend.rewrites.tools import (
     Rewriting,
     keeps_place,
     same_kind,

@@ -15,8 +15,8 @@ from polyfuse.base import log
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.ir.kernel import Kernel
-from polyfuse.plugin import Backend, Config, Extensions, PluginManager, Traits
-from polyfuse.torch_compat.precision import rounds_convolutions
+from polyfuse.plugin import Backend, Config, Extensions, PluginManager, TargetInfo
+from polyfuse.torch_compat.devices.precision import rounds_convolutions
 from polyfuse.workers import BuildPool
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ class CompileSession:
                     self._observers.remove(observer)
                     log.warn_once("plugin", f"plugin {observer[0]!r} raised {error!r} in polyfuse_decision")
 
-    def traits(self, device: str) -> Traits:
+    def target_info(self, device: str) -> TargetInfo:
         """What the first backend for a device says about it."""
         for backend in self.backends(device.partition(":")[0]):
-            return backend.traits(device)
-        return Traits()
+            return backend.target_info(device)
+        return TargetInfo()
 
     def wants_channels_last(self, value: torch.Tensor, training: bool) -> bool:
         """Whether a convolution of `value` gets its channels last, in a graph with gradients or without."""
@@ -110,7 +110,7 @@ class CompileSession:
         # gradients gain less than bringing those of the weights into the layout of the weights costs
         device = value.device.type
         narrow = value.dtype.itemsize == 2 or (value.dtype == torch.float32 and rounds_convolutions(device))
-        return not training and narrow and self.traits(device).channels_last
+        return not training and narrow and self.target_info(device).channels_last
 
     def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:
         """Prepare to build kernels for a graph of so many operators on these types of device, unless it was

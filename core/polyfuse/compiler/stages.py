@@ -14,27 +14,27 @@ from functools import partial
 from typing import Any
 
 from polyfuse.base.log import get_logger, warn_once
-from polyfuse.compiler.bodies import compile_bodies
-from polyfuse.compiler.dump import Dump
-from polyfuse.compiler.keeping import record_of
+from polyfuse.compiler.graph_cache import record_of
 from polyfuse.compiler.kernels import PendingKernel, emit_kernels, pending_kernels, submit, tune_kernels
 from polyfuse.compiler.native import native_host
-from polyfuse.compiler.report import GraphReport, LaunchReport, Provider, record
+from polyfuse.compiler.reports.dump import Dump
+from polyfuse.compiler.reports.report import GraphReport, LaunchReport, Provider, record
 from polyfuse.compiler.session import CompileSession
+from polyfuse.compiler.subgraphs import compile_bodies
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.print import text
-from polyfuse.ir.verify import verify_graph, verify_kernel
+from polyfuse.ir.text.print import text
+from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
 from polyfuse.lowering import LoweringReport, lower_graph
 from polyfuse.program import Program, bytes_moved, plan, python_text, with_scratch
 from polyfuse.program.traffic import step_bytes
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError, is_unasked
-from polyfuse.schedule.aliasing import without_refused
 from polyfuse.schedule.draw import dot
+from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.decide import choose
 from polyfuse.select.fusion_race import settle_fusions
@@ -110,7 +110,9 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     while True:
         lowering = LoweringReport()
         with clock.stage("lower"):
-            graph = lower_graph(aten, settings, lowering, session.extensions, session.traits, eager, bodies)
+            graph = lower_graph(
+                aten, settings, lowering, session.extensions, session.target_info, eager, bodies
+            )
         try:
             built = compile_graph(graph, session, dump, clock)
             break

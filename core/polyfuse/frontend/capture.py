@@ -17,19 +17,19 @@ import torch
 from torch.fx import GraphModule
 
 from polyfuse.base.settings import Settings
-from polyfuse.frontend.decompose import decomposition_table
-from polyfuse.frontend.forced import kept_before_autograd, note_unmatched, without_forced
+from polyfuse.frontend.decompositions.decompose import decomposition_table
+from polyfuse.frontend.decompositions.forced import kept_before_autograd, note_unmatched, without_forced
 from polyfuse.frontend.graph import InnerCompiler
-from polyfuse.torch_compat import aot, decomp, dynamo
+from polyfuse.torch_compat.tracing import aot, decomp, dynamo
 
 if TYPE_CHECKING:
-    from polyfuse.frontend.rewrites import MoreRewrites
+    from polyfuse.frontend.rewrites.passes import MoreRewrites
     from polyfuse.frontend.traced import Traced
-    from polyfuse.torch_compat.kept_graphs import Keeping
+    from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
 __all__ = ["compile_graph"]
 
-Keeper: TypeAlias = Callable[[Any, Sequence[Any]], "Keeping | None"]
+Keeper: TypeAlias = Callable[[Any, Sequence[Any]], "GraphCacheEntry | None"]
 """From a captured graph and its inputs to how it is kept; None: it is not."""
 
 

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from polyfuse.torch_compat import fake, fx, global_state, ops, shapes
-from polyfuse.torch_compat.dynamo import is_static_input
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import fake, fx, global_state, shapes
+from polyfuse.torch_compat.tracing.dynamo import is_static_input
 
-__all__ = ["NotKept", "captured_text"]
+__all__ = ["CacheBypass", "captured_text"]
 
 # Operators of these namespaces are part of torch, so that its version says what they do.
 _NAMESPACES = frozenset({"aten", "prim", "prims", "_c10d_functional"})
@@ -35,7 +36,7 @@ _HOMES = ("torch", "_operator", "builtins", "math")
 _FOLDER = Path(torch.__file__).parent
 
 
-class NotKept(Exception):
+class CacheBypass(Exception):
     """Why there is no text for a graph."""
 
 
@@ -43,27 +44,27 @@ def captured_text(gm: Any, example_inputs: Sequence[Any]) -> str:
     """Return the text of what Dynamo captured, and of the inputs that it was captured with.
 
     Raises:
-        NotKept: something in it has no text that says what it does.
+        CacheBypass: something in it has no text that says what it does.
     """
     if not isinstance(gm, GraphModule):
-        raise NotKept("it is no captured graph")
+        raise CacheBypass("it is no captured graph")
     watched = global_state.watchers()
     if watched:
-        raise NotKept(watched)
+        raise CacheBypass(watched)
     if any(True for _ in gm.parameters()) or any(True for _ in gm.buffers()):
-        raise NotKept("it holds tensors of its own")
+        raise CacheBypass("it holds tensors of its own")
     if hasattr(gm, "saved_tensors_hooks_pack_0"):
-        raise NotKept("hooks change what is saved for its backward")
+        raise CacheBypass("hooks change what is saved for its backward")
     numbers = {node: number for number, node in enumerate(gm.graph.nodes)}
     placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
     if len(placeholders) != len(example_inputs):
-        raise NotKept("it has inputs of its own")
+        raise CacheBypass("it has inputs of its own")
     lines = list(_inputs(placeholders, example_inputs))
     for node, number in numbers.items():
         if node.op == "placeholder":
             continue
         if node.meta.get("custom"):
-            raise NotKept("its operators are annotated")
+            raise CacheBypass("its operators are annotated")
         args, kwargs = _value(node.args, numbers), _value(node.kwargs, numbers)
         # reports, and errors of the compiled program, name the lines of the model
         lines.append(f"%{number} = {node.op} {_target(node)} {args} {kwargs}  # {fx.source_text(node)}")
@@ -84,7 +85,7 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any]) -> Iterator[s
         elif isinstance(example, torch.Tensor) and fake.is_fake(value):
             storage = _storage(example)
             if storage in storages:
-                raise NotKept("inputs of it share memory")
+                raise CacheBypass("inputs of it share memory")
             storages.add(storage)
             found = shapes.free_symbols(value)
             used.update(found)
@@ -93,20 +94,20 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any]) -> Iterator[s
             _check_same(env, value, example)
             yield _tensor(node, value, example)
         else:
-            raise NotKept(f"an input of it is a {type(example).__name__}")
+            raise CacheBypass(f"an input of it is a {type(example).__name__}")
     if used - known:
-        raise NotKept("sizes of its inputs are not among them")
+        raise CacheBypass("sizes of its inputs are not among them")
     if env is not None:
         for symbol in sorted(known, key=str):
             if shapes.is_unbacked(symbol):
-                raise NotKept("a size of an input depends on data")
+                raise CacheBypass("a size of an input depends on data")
             yield f"range {symbol} {shapes.value_range(env, symbol)}"
         yield f"shapes {env.settings}"
 
 
 def _storage(example: torch.Tensor) -> int:
     if type(example) not in (torch.Tensor, torch.nn.Parameter) or example.layout != torch.strided:
-        raise NotKept(f"an input of it is a {type(example).__name__} of layout {example.layout}")
+        raise CacheBypass(f"an input of it is a {type(example).__name__} of layout {example.layout}")
     return example.untyped_storage()._cdata
 
 
@@ -116,11 +117,11 @@ def _check_same(env: Any, value: Any, example: torch.Tensor) -> None:
     """
     now = [shapes.hint(env, x) for x in (*value.shape, *value.stride())]
     if now != [*example.shape, *example.stride()]:
-        raise NotKept("the layout of an input is changed in place")
+        raise CacheBypass("the layout of an input is changed in place")
 
 
 def _tensor(node: Node, value: Any, example: torch.Tensor) -> str:
-    traits = (
+    flags = (
         type(example).__name__,
         *(example.requires_grad, example.is_leaf, example.is_conj(), example.is_neg()),
         *(example.is_inference(), example._is_view()),
@@ -128,7 +129,7 @@ def _tensor(node: Node, value: Any, example: torch.Tensor) -> str:
     )
     place = f"{example.dtype} {example.device} {global_state.device_facts(example.device)}"
     layout = f"{shapes.exprs_of(value.shape)} {shapes.exprs_of(value.stride())}"
-    return f"tensor {place} {layout} {shapes.expr_of(value.storage_offset())} {traits}"
+    return f"tensor {place} {layout} {shapes.expr_of(value.storage_offset())} {flags}"
 
 
 def _target(node: Node) -> str:
@@ -136,11 +137,11 @@ def _target(node: Node) -> str:
     if node.op in ("output", "call_method"):
         return str(target)
     if node.op == "get_attr":
-        raise NotKept("it calls an operator that takes functions")
+        raise CacheBypass("it calls an operator that takes functions")
     if node.op != "call_function" or isinstance(target, str):
-        raise NotKept(f"it has a node of kind {node.op}")
+        raise CacheBypass(f"it has a node of kind {node.op}")
     if isinstance(target, ops.HigherOrderOperator):
-        raise NotKept(f"it calls {target.name()}, which takes functions")
+        raise CacheBypass(f"it calls {target.name()}, which takes functions")
     if isinstance(target, ops.OpOverload):
         return _of_torch(str(target), target.namespace)
     if isinstance(target, ops.OpOverloadPacket):
@@ -150,7 +151,7 @@ def _target(node: Node) -> str:
 
 def _of_torch(name: str, namespace: str) -> str:
     if namespace not in _NAMESPACES:
-        raise NotKept(f"it calls {name}, which is no operator of torch")
+        raise CacheBypass(f"it calls {name}, which is no operator of torch")
     return name
 
 
@@ -162,7 +163,8 @@ def _function(function: Callable[..., Any]) -> str:
     for name in names if module.partition(".")[0] in _HOMES else ():
         if _lookup(module, name) is function and _is_original(function):
             return f"{module}:{name}"
-    raise NotKept(f"it calls {getattr(function, '__qualname__', function)}, which is no function of torch")
+    name = getattr(function, "__qualname__", function)
+    raise CacheBypass(f"it calls {name}, which is no function of torch")
 
 
 def _is_original(function: Any) -> bool:
@@ -194,4 +196,4 @@ def _value(value: Any, numbers: dict[Node, int]) -> str:
         return "nan"
     if type(value) in _PLAIN:
         return f"{type(value).__name__} {value!r}"
-    raise NotKept(f"a call in it has a {type(value).__name__} as an argument")
+    raise CacheBypass(f"a call in it has a {type(value).__name__} as an argument")

@@ -9,7 +9,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.graph import AtenGraph, GraphInput, GraphKind, GraphOutput, kind_of
-from polyfuse.torch_compat import fake, ops
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import fake
 
 __all__ = ["alias_root", "describe", "mutated_placeholders", "output_args", "output_node"]
 

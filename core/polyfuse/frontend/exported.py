@@ -12,11 +12,17 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
 from polyfuse.base.errors import PackageError
-from polyfuse.frontend.decompose import BEFORE_AUTOGRAD, WHOLE, before_autograd, decomposition_table
+from polyfuse.frontend.decompositions.decompose import (
+    BEFORE_AUTOGRAD,
+    WHOLE,
+    before_autograd,
+    decomposition_table,
+)
+from polyfuse.frontend.decompositions.forced import without_forced
+from polyfuse.frontend.decompositions.without_libraries import without_libraries
 from polyfuse.frontend.describe import alias_root, output_node
-from polyfuse.frontend.forced import without_forced
-from polyfuse.frontend.without_libraries import without_libraries
-from polyfuse.torch_compat import decomp, ops
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import decomp
 
 __all__ = ["ExportedGraph", "ExportedInput", "functional_graph"]
 

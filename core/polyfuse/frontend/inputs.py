@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import sympy
 import torch
 
-from polyfuse.torch_compat import shapes
+from polyfuse.torch_compat.tracing import shapes
 
 if TYPE_CHECKING:
     from polyfuse.frontend.graph import AtenGraph

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from polyfuse.torch_compat import fx, ops, shapes
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import fx, shapes
 
 if TYPE_CHECKING:
     from polyfuse.frontend.graph import AtenGraph

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from polyfuse.frontend.describe import alias_root, mutated_placeholders, output_args, output_node
-from polyfuse.torch_compat import fake
+from polyfuse.torch_compat.tracing import fake
 
 __all__ = ["copy_overwritten"]
 

@@ -17,13 +17,14 @@ from torch.fx import GraphModule
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import describe, output_args
-from polyfuse.frontend.freezing import freeze, values_of
+from polyfuse.frontend.freezing.freeze import freeze, values_of
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable, GraphKind, InnerCompiler
-from polyfuse.frontend.layouts import spread_channels_last
-from polyfuse.frontend.rewrites import MoreRewrites, rewrite_graph
+from polyfuse.frontend.rewrites.layouts import spread_channels_last
+from polyfuse.frontend.rewrites.passes import MoreRewrites, rewrite_graph
 from polyfuse.frontend.saved_inputs import copy_overwritten
 from polyfuse.runtime.frozen import FrozenProgram
-from polyfuse.torch_compat import aot, dynamo, fake, fx, ops, shapes
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import aot, dynamo, fake, fx, shapes
 
 __all__ = ["Traced", "compile_traced"]
 

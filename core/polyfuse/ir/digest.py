@@ -9,7 +9,7 @@ from polyfuse.ir.expr import Expr
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
-from polyfuse.ir.print import text
+from polyfuse.ir.text.print import text
 from polyfuse.symbolic import IndexLike
 
 

@@ -30,7 +30,7 @@ class KernelArg:
         dtype: element type; i64 for sizes.
         numel: extent in elements that may be accessed, from the pointer on (buffers); None for sizes.
         aligned: whether the address is known to be a multiple of what the backend asks for
-            (`Traits.alignment`).
+            (`TargetInfo.alignment`).
         hint: example value of a size.
     """
 

@@ -15,13 +15,13 @@ from polyfuse.ir.expr import Expr, const, loads, walk
 from polyfuse.ir.nodes import Buffer, ExternCall, Node, Opaque, Origin, Pointwise, View
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType, from_torch
-from polyfuse.lowering.index_checks import Checks
-from polyfuse.lowering.layout import memory_order, storage_layout
-from polyfuse.lowering.numbers import size_number
+from polyfuse.lowering.elements.numbers import size_number
+from polyfuse.lowering.indexing.index_checks import Checks
 from polyfuse.lowering.report import LoweringReport
+from polyfuse.lowering.shapes.layout import memory_order, storage_layout
 from polyfuse.lowering.sizes import SizeTable
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.plugin.traits import Traits
+from polyfuse.plugin.target_info import TargetInfo
 from polyfuse.rewrite import cast, is_held, round_half, scalar
 from polyfuse.symbolic import Index, IndexLike, contiguous_strides, free_axes
 
@@ -58,7 +58,7 @@ class LoweringContext:
         readers: traced node to who reads it.
         position: position of the traced node in work.
         bound_symbols: unbacked shape symbols that some call defines; only ever asked for membership.
-        traits: of a device, as the backend that will most likely serve it uses it.
+        target_info: of a device, as the backend that will most likely serve it uses it.
         checks: of indices that data give.
         eager_rounding: whether half-precision intermediates are rounded as eager mode rounds them.
     """
@@ -75,7 +75,7 @@ class LoweringContext:
         self.input_nodes: dict[str, Any] = {}
         self.last_use: dict[Any, int] = {}
         self.position = 0
-        self.traits: Callable[[str], Traits] = lambda device: Traits()
+        self.target_info: Callable[[str], TargetInfo] = lambda device: TargetInfo()
         self.eager_rounding = settings.numerics == "eager"
         self.readers: dict[Any, Readers] = {}
         self.bound_symbols: set[str] = set()

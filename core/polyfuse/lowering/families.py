@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from polyfuse.lowering import (
+from polyfuse.lowering.calls import (
     attention,
-    bodies,
-    casts,
     collectives,
-    concat_pad,
-    creation,
     effects,
-    folding,
     functionalized,
     grouped,
     host,
-    indexing,
     library,
     matmul,
     mutation,
-    pointwise,
-    pooling,
-    pooling_max,
-    random,
-    reduction,
-    scan,
-    scatter,
-    search,
-    upsampling,
+    subgraphs,
     user_kernels,
-    views,
 )
+from polyfuse.lowering.elements import casts, creation, pointwise, random
+from polyfuse.lowering.indexing import gather, scatter, search
+from polyfuse.lowering.reductions import reduction, scan
 from polyfuse.lowering.registry import REGISTRY, Registry
+from polyfuse.lowering.shapes import col2im, concat_pad, pooling, pooling_max, upsampling, views
 
 FAMILIES = (
     pointwise,
@@ -43,8 +32,8 @@ FAMILIES = (
     pooling,
     pooling_max,
     upsampling,
-    folding,
-    indexing,
+    col2im,
+    gather,
     search,
     scatter,
     mutation,
@@ -55,7 +44,7 @@ FAMILIES = (
     attention,
     effects,
     host,
-    bodies,
+    subgraphs,
     collectives,
     functionalized,
     user_kernels,

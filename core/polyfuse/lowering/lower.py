@@ -14,26 +14,27 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger
 from polyfuse.base.names import plain_word
 from polyfuse.base.settings import Settings
+from polyfuse.frontend.decompositions.forced import is_named
 from polyfuse.frontend.describe import output_args
-from polyfuse.frontend.forced import is_named
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.expr import const
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
 from polyfuse.ir.nodes import Opaque, Origin, Pointwise, View
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
+from polyfuse.lowering.calls.effects import is_token
+from polyfuse.lowering.calls.extern import host_object
+from polyfuse.lowering.calls.fallback import ACCEPT, is_eager_by_design, run_eagerly
 from polyfuse.lowering.context import Readers, origins_of, tensors_in
-from polyfuse.lowering.effects import is_token
-from polyfuse.lowering.extern import host_object
-from polyfuse.lowering.fallback import ACCEPT, is_eager_by_design, run_eagerly
+from polyfuse.lowering.indexing.scatter import stores_nowhere
 from polyfuse.lowering.offered import OpenContext, combined
 from polyfuse.lowering.registry import Registry
 from polyfuse.lowering.report import LoweringReport
-from polyfuse.lowering.scatter import stores_nowhere
 from polyfuse.lowering.value import TensorValue
-from polyfuse.plugin import Extensions, Lowering, Traits
+from polyfuse.plugin import Extensions, Lowering, TargetInfo
 from polyfuse.symbolic import Index
-from polyfuse.torch_compat import fx, ops, refusals, shapes
+from polyfuse.torch_compat import ops, refusals
+from polyfuse.torch_compat.tracing import fx, shapes
 
 _log = get_logger("lowering")
 _NUMBERED = re.compile(r"arg\d+_1|primals_\d+|tangents_\d+", re.ASCII)
@@ -45,12 +46,12 @@ def lower_graph(
     settings: Settings,
     report: LoweringReport | None = None,
     extensions: Extensions | None = None,
-    traits: Callable[[str], Traits] | None = None,
+    target_info: Callable[[str], TargetInfo] | None = None,
     eager: Mapping[str, str] | None = None,
     bodies: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Graph:
     """Lower a functional ATen graph. `report`, where given, is filled with what became of each operator;
-    `extensions` are what plugins offer, `traits` those of a device, `eager` names traced nodes that are
+    `extensions` are what plugins offer, `target_info` those of a device, `eager` names traced nodes that are
     left to eager operators, with the reasons, and `bodies` are compiled forms of modules that operators call,
     by the modules' names.
 
@@ -60,8 +61,8 @@ def lower_graph(
     found = LoweringReport() if report is None else report
     lowerer = _Lowerer(aten, settings, found, families.registry(), extensions)
     lowerer.eager, lowerer.bodies = eager or {}, bodies or {}
-    if traits is not None:
-        lowerer.ctx.traits = traits
+    if target_info is not None:
+        lowerer.ctx.target_info = target_info
     return lowerer.run()
 
 
@@ -215,7 +216,7 @@ class _Lowerer:
                 result.dtype, result.torch_dtype, result.device, result.size, stride, "input", name
             )
             result.settle(View(name, result.size, stride))
-            address = _address(described, result, ctx.traits(result.device).alignment)
+            address = _address(described, result, ctx.target_info(result.device).alignment)
             static = described.static
             self.inputs.append(GraphInput(name, "tensor", static=static, address=address, label=label))
             return result
@@ -435,7 +436,7 @@ def _is_written(node: Node) -> bool:
 
 def _number(value: torch.Tensor) -> bool | int | float | None:
     """The number in a constant of no dimensions, where it is at hand."""
-    from polyfuse.torch_compat import fake
+    from polyfuse.torch_compat.tracing import fake
 
     if fake.is_fake(value) or from_torch(value.dtype) is None:
         return None

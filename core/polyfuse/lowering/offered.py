@@ -18,10 +18,12 @@ from polyfuse.ir.expr import Expr
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Node
 from polyfuse.ir.types import DType
-from polyfuse.ir.verify import verify_expr, verify_graph
-from polyfuse.lowering import extern, pointwise, reduction
+from polyfuse.ir.verifier.verify import verify_expr, verify_graph
+from polyfuse.lowering.calls import extern
+from polyfuse.lowering.calls.fallback import OBJECT_CALL
 from polyfuse.lowering.context import LoweringContext
-from polyfuse.lowering.fallback import OBJECT_CALL
+from polyfuse.lowering.elements import pointwise
+from polyfuse.lowering.reductions import reduction
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin import Extensions, Lowering, Offered
 from polyfuse.rewrite import simplify

@@ -9,7 +9,7 @@ from polyfuse.symbolic import Atom, Index, IndexLike, bounds, host, maximum, sym
 from polyfuse.symbolic.convert import from_sympy, host_text
 from polyfuse.symbolic.index import atoms, of_atom
 from polyfuse.symbolic.text import evaluate
-from polyfuse.torch_compat import shapes
+from polyfuse.torch_compat.tracing import shapes
 
 FAR_BELOW = -(2**62)
 """Below any number that data can hold: the bound of a symbol of which nothing is known."""

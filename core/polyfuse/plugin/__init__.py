@@ -20,7 +20,7 @@ from polyfuse.plugin.manager import PluginManager, PluginState, State
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 from polyfuse.plugin.rewriting import Rewrite, RewriteContext
 from polyfuse.plugin.source import Config, Launchable, Source
-from polyfuse.plugin.traits import Traits
+from polyfuse.plugin.target_info import TargetInfo
 
 __all__ = [
     "API_VERSION",
@@ -51,7 +51,7 @@ __all__ = [
     "Source",
     "State",
     "TensorValue",
-    "Traits",
+    "TargetInfo",
     "Yes",
     "all_of",
     "check_api",

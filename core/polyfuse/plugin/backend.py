@@ -19,7 +19,7 @@ from polyfuse.plugin.claims import Claim, No, Yes
 from polyfuse.plugin.host import HostCall, HostProgram
 from polyfuse.plugin.host_library import HostLibrary
 from polyfuse.plugin.source import Config, Launchable, Source
-from polyfuse.plugin.traits import Traits
+from polyfuse.plugin.target_info import TargetInfo
 
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Kernel
@@ -52,7 +52,7 @@ class Backend(ABC):
     # Whether what it generates for matrix products (`ops.CONTRACTIONS`) is worth timing against a library's.
     races_products: ClassVar[bool] = False
 
-    # Whether its kernels are worth timing against other backends' (the option `tournament`).
+    # Whether its kernels are worth timing against other backends' (the option `autotune_backends`).
     races_kernels: ClassVar[bool] = True
 
     # As in the manifest; the manager writes them there.
@@ -80,11 +80,11 @@ class Backend(ABC):
         """Return a key; nodes may share a kernel only if theirs are equal. By default, all are."""
         return None
 
-    def traits(self, device: str) -> Traits:
+    def target_info(self, device: str) -> TargetInfo:
         """Return what the scheduler should know of a device, `"cpu"` or `"name:index"`. Asked once for each
         graph.
         """
-        return Traits()
+        return TargetInfo()
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Return candidate tilings, the best guess first. Empty: this kernel has nothing to choose."""
@@ -138,7 +138,7 @@ class Backend(ABC):
         """Load a folder that `build` filled, possibly in another process, and return its kernels by
         `Source.key`. Raise `KernelLoadError` when it cannot be loaded."""
 
-    def companions(self) -> Mapping[str, Path]:
+    def extra_files(self) -> Mapping[str, Path]:
         """Return files that the manifest's `loader` needs besides what `build` made, such as a launcher that
         a compiler built: where they lie, by the names under which a package puts them into each built folder.
         """

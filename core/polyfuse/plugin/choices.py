@@ -109,7 +109,7 @@ class Choice:
         emit: source for it in one configuration.
         configs: configurations of the source, the best guess first; without it, there is one, None.
         preferred: whether other calls are known to be faster on this machine than what torch calls, so that
-            `matrix_products="known"` takes them without timing; without it, they are not.
+            `gemm="known"` takes them without timing; without it, they are not.
     """
 
     name: str

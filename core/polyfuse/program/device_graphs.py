@@ -11,13 +11,14 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.communication import is_communication
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, Opaque
-from polyfuse.lowering.fallback import OBJECT_CALL, Rebuilt
+from polyfuse.lowering.calls.fallback import OBJECT_CALL, Rebuilt
 from polyfuse.program.steps import ProgramInput
-from polyfuse.runtime.device_graphs import GraphFacts
+from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.schedule.result import Call, Launch, Schedule
 from polyfuse.symbolic import free_symbols
-from polyfuse.torch_compat import ops, shapes
-from polyfuse.torch_compat.device_graphs import unsafe_to_record
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.devices.device_graphs import unsafe_to_record
+from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.user_kernels import UserKernel
 
 __all__ = ["doubtful", "graph_facts", "option_in_the_way", "part_fault"]

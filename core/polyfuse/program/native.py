@@ -55,7 +55,7 @@ from polyfuse.program.steps import (
 )
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, bounds, storage_size, symbol
 from polyfuse.symbolic.index import as_atom
-from polyfuse.torch_compat import shapes
+from polyfuse.torch_compat.tracing import shapes
 
 __all__ = ["native_program"]
 

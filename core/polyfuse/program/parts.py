@@ -27,8 +27,8 @@ from polyfuse.program.steps import (
     Step,
 )
 from polyfuse.program.symbols import expressions, symbols_in
-from polyfuse.runtime.device_graphs import GraphFacts
-from polyfuse.torch_compat import shapes
+from polyfuse.runtime.graphs.replay import GraphFacts
+from polyfuse.torch_compat.tracing import shapes
 
 __all__ = ["LEAST", "Surroundings", "Work", "find_parts"]
 

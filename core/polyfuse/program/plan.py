@@ -40,7 +40,7 @@ from polyfuse.program.steps import (
     Synchronize,
 )
 from polyfuse.program.symbols import bind_symbols, expressions, symbols_in
-from polyfuse.runtime.device_graphs import GraphFacts
+from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.schedule.result import Call, Launch, Schedule
 
 __all__ = ["memory_plan", "plan"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Origin, View
-from polyfuse.runtime.device_graphs import GraphFacts
+from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.symbolic import IndexLike
 
 

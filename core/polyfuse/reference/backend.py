@@ -12,14 +12,14 @@ import torch
 
 from polyfuse.base.errors import IRError, KernelBuildError, KernelLoadError
 from polyfuse.base.version import version
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node
-from polyfuse.ir.parse import parse_kernel
-from polyfuse.ir.print import text
-from polyfuse.ir.verify import verify_kernel
+from polyfuse.ir.text.parse import parse_kernel
+from polyfuse.ir.text.print import text
+from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Yes
-from polyfuse.torch_compat.global_state import plain_operators
+from polyfuse.torch_compat.tracing.global_state import plain_operators
 
 __all__ = ["InterpreterBackend"]
 

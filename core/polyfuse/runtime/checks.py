@@ -10,7 +10,7 @@ import torch
 
 from polyfuse.base.errors import PolyfuseError, mark_from_model
 from polyfuse.torch_compat.bindings import assert_size_stride
-from polyfuse.torch_compat.device_graphs import backward_may_repeat
+from polyfuse.torch_compat.devices.device_graphs import backward_may_repeat
 
 __all__ = [
     "Aligned",

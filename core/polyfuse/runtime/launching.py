@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from polyfuse.torch_compat.launching import current_stream, current_stream_address, profiler_flag
+from polyfuse.torch_compat.devices.launching import current_stream, current_stream_address, profiler_flag
 
 __all__ = ["current_stream", "current_stream_address", "profiler_flag"]

@@ -14,8 +14,8 @@ import torch
 
 from polyfuse.base.errors import InputLayoutError, KernelLoadError
 from polyfuse.runtime.checks import Aligned, assert_layout, misplaced, realigned, with_memory, with_views
-from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tensor, shown_name
+from polyfuse.runtime.graphs.replay import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.native import on_device
 from polyfuse.runtime.native_program import HostStatus, NativeCall
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake

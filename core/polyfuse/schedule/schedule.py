@@ -9,24 +9,24 @@ from functools import cache, partial
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import ExternCall, LoopNode, Node
-from polyfuse.plugin import Backend, Traits
+from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.rewrite import simplifier
 from polyfuse.schedule.access import accesses
-from polyfuse.schedule.aliasing import reuse_in_place
-from polyfuse.schedule.alignment import aligned_buffers
-from polyfuse.schedule.claiming import claim, node_text
-from polyfuse.schedule.communication import communication_bits, overlap_units
 from polyfuse.schedule.deps import dependencies, live_nodes, storage_roots
-from polyfuse.schedule.folds import fold_results, folds_alone
-from polyfuse.schedule.fuse import Fuel, fuse, link, order_units, unit_edges
-from polyfuse.schedule.kernelize import KernelContext, build_kernel
-from polyfuse.schedule.legality import Rules
-from polyfuse.schedule.lifetimes import kernel_local, last_uses
-from polyfuse.schedule.placed import place_results
+from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
+from polyfuse.schedule.fusion.legality import Rules
+from polyfuse.schedule.fusion.space import fresh_axes
+from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
+from polyfuse.schedule.in_place_outputs import place_results
+from polyfuse.schedule.kernels.aliasing import reuse_in_place
+from polyfuse.schedule.kernels.alignment import aligned_buffers
+from polyfuse.schedule.kernels.claiming import claim, node_text
+from polyfuse.schedule.kernels.kernelize import KernelContext, build_kernel
+from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
+from polyfuse.schedule.overlap.communication import communication_bits, overlap_units
+from polyfuse.schedule.reductions.gemm_reductions import fold_results, folds_alone
+from polyfuse.schedule.reductions.split import split_reductions
 from polyfuse.schedule.result import Apart, Call, Decision, Launch, Schedule, UnclaimedError
-from polyfuse.schedule.space import fresh_axes
-from polyfuse.schedule.split import split_reductions
-from polyfuse.schedule.units import Unit, call_unit, loop_unit
 from polyfuse.symbolic import IndexLike, bounds, free_symbols
 from polyfuse.symbolic.text import evaluate
 
@@ -87,8 +87,8 @@ def schedule_graph(
     if unclaimed:
         raise UnclaimedError(unclaimed, [node_text(graph, node) for node, _ in unclaimed])
     link(units, deps)
-    traits = cache(lambda name, device: by_name[name].traits(device))
-    rules = Rules(graph, settings, by_name, traits, roots, hint, fresh, tuple(apart))
+    target_info = cache(lambda name, device: by_name[name].target_info(device))
+    rules = Rules(graph, settings, by_name, target_info, roots, hint, fresh, tuple(apart))
     if settings.overlap_collectives:
         rules = replace(rules, communication=communication_bits(graph.nodes))
     if settings.fusion:
@@ -100,7 +100,7 @@ def schedule_graph(
     units = order_units(units, deps)
     removed = kernel_local(graph, units, roots)
     if settings.overlap_collectives:
-        first = cache(partial(_first_traits, backends))
+        first = cache(partial(_first_target_info, backends))
         edges = unit_edges(units, deps)
         units, found = overlap_units(units, edges, graph, settings, removed, roots, first, hint)
         decisions.extend(found)
@@ -112,7 +112,7 @@ def schedule_graph(
         simplifier(settings.numerics),
         settings.loop_ordering,
         settings.numerics,
-        traits,
+        target_info,
         aligned_buffers(graph, settings.size_asserts),
         settings.deterministic == "on",
     )
@@ -142,9 +142,9 @@ def _hints(graph: Graph) -> Callable[[IndexLike], int]:
     return hint
 
 
-def _first_traits(backends: Callable[[str], Iterable[Backend]], device: str) -> Traits:
+def _first_target_info(backends: Callable[[str], Iterable[Backend]], device: str) -> TargetInfo:
     """What the first backend for a device says about it."""
-    return next((backend.traits(device) for backend in backends(device.partition(":")[0])), Traits())
+    return next((backend.target_info(device) for backend in backends(device.partition(":")[0])), TargetInfo())
 
 
 def _device_of(graph: Graph, node: Node) -> str:
@@ -181,7 +181,7 @@ def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
         unit.backend,
         tuple(b for b in reads if b in used),
         writes,
-        alignment=context.traits(unit.backend, unit.device).alignment,
+        alignment=context.target_info(unit.backend, unit.device).alignment,
     )
 
 

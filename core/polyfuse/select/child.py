@@ -21,7 +21,7 @@ import torch
 from polyfuse.plugin import Backend
 from polyfuse.select.bench import Bench
 from polyfuse.select.work import Circumstances
-from polyfuse.torch_compat.precision import set_library_flags
+from polyfuse.torch_compat.devices.precision import set_library_flags
 
 __all__ = ["main"]
 

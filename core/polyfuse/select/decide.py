@@ -23,7 +23,7 @@ def choose(graph: Graph, tuner: Tuner) -> Chosen:
     """Decide for every call whether a library does it, a backend generates it, or a plugin has something
     else for it.
     """
-    wanted = tuner.settings.matrix_products
+    wanted = tuner.settings.gemm
     as_eager = wanted == "known" and tuner.settings.numerics == "eager"  # another library rounds otherwise
     if wanted == "library" or as_eager:
         return Chosen(graph, {}, ())

@@ -8,7 +8,7 @@ from dataclasses import replace
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import Graph
 from polyfuse.schedule import Decision, Launch, Schedule
-from polyfuse.schedule.folds import is_fold, reduction_of
+from polyfuse.schedule.reductions.gemm_reductions import is_fold, reduction_of
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken

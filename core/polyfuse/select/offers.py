@@ -12,7 +12,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
-from polyfuse.schedule.folds import Readers, foldable, readers_of
+from polyfuse.schedule.reductions.gemm_reductions import Readers, foldable, readers_of
 from polyfuse.select.expand import Taken
 from polyfuse.select.panels import with_panels
 from polyfuse.select.products import LoopForm, Unavailable, loop_form

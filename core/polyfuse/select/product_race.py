@@ -15,7 +15,7 @@ from polyfuse.ir.nodes import View
 from polyfuse.plugin import Backend, Config
 from polyfuse.runtime.once import ONCE
 from polyfuse.schedule import Call, Decision, Launch, Schedule
-from polyfuse.schedule.folds import is_fold, part_names
+from polyfuse.schedule.reductions.gemm_reductions import is_fold, part_names
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken

@@ -10,10 +10,10 @@ from typing import Any
 
 from polyfuse.ir.expr import Expr, apply, bitcast, cast, const, index_value, load
 from polyfuse.ir.nodes import Buffer, LoopNode, Opaque, Pointwise, Reduction, TemplateCall, View
-from polyfuse.ir.rules import accumulates
 from polyfuse.ir.types import DType
+from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.symbolic import Index, IndexLike, axis, axis_size
-from polyfuse.torch_compat import precision
+from polyfuse.torch_compat.devices import precision
 
 __all__ = ["LoopForm", "Unavailable", "loop_form"]
 

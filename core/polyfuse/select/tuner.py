@@ -35,7 +35,7 @@ from polyfuse.select.sites import Alternative, alternatives, fixed_inputs
 from polyfuse.select.tracks import ChildTrack, LocalTrack, Track
 from polyfuse.select.work import Circumstances
 from polyfuse.select.workshop import BuiltCall, Workshop
-from polyfuse.torch_compat.precision import library_flags
+from polyfuse.torch_compat.devices.precision import library_flags
 from polyfuse.workers import BuildPool
 
 __all__ = ["Tuner"]
@@ -99,7 +99,7 @@ class Tuner:
         """
         offered = backend.configs(kernel)
         usual = worth_building(backend, kernel, offered, self.settings.tune_candidates)
-        if not self.settings.tune_learnt:
+        if not self.settings.tune_cost_model:
             return usual
         short = self._experience.shortlist(backend, kernel, offered, usual)
         if short.spared:
@@ -262,7 +262,7 @@ class Tuner:
     def _closed(self, heat: Heat, board: Board) -> Measured:
         """The answer, remembered and told, and learnt from."""
         measured = heat.measured(final=True)
-        if self.settings.tune_learnt:
+        if self.settings.tune_cost_model:
             self._experience.add(heat)
         heat.bout.spared = sum(self._spared.get(of, 0) for of in kernels_of(heat))
         if heat.bout.spared:

@@ -14,7 +14,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.aliasing import permitted_aliases
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Source
-from polyfuse.testing.case import Case
+from polyfuse.testing.cases.case import Case
 
 __all__ = ["Aliased", "aliased_sources"]
 

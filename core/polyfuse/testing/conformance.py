@@ -15,20 +15,20 @@ from pathlib import Path
 from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
-from polyfuse.ir.verify import verify_kernel
+from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.plugin import Backend, Launchable, No, PluginManager, Source
-from polyfuse.testing.alias_cases import alias_cases
 from polyfuse.testing.aliasing import Aliased, aliased_sources
-from polyfuse.testing.case import Case, Part
+from polyfuse.testing.cases.alias import alias_cases
+from polyfuse.testing.cases.case import Case, Part
+from polyfuse.testing.cases.large import large_cases
+from polyfuse.testing.cases.matmul import product_cases
+from polyfuse.testing.cases.memory import memory_cases
+from polyfuse.testing.cases.reduction import reduction_cases
+from polyfuse.testing.cases.scalar import scalar_cases
+from polyfuse.testing.cases.section import section_cases
 from polyfuse.testing.contract import Trial, run_contract
-from polyfuse.testing.large_cases import large_cases
 from polyfuse.testing.launch import Faults, check
 from polyfuse.testing.matrix import Cell, Matrix, Status
-from polyfuse.testing.memory_cases import memory_cases
-from polyfuse.testing.product_cases import product_cases
-from polyfuse.testing.reduction_cases import reduction_cases
-from polyfuse.testing.scalar_cases import scalar_cases
-from polyfuse.testing.section_cases import section_cases
 
 __all__ = ["BATCH", "Run", "all_cases", "run"]
 

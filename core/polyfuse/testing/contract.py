@@ -10,7 +10,7 @@ from pathlib import Path
 from polyfuse.base.errors import KernelBuildError, PolyfuseError
 from polyfuse.ir.nodes import ExternCall
 from polyfuse.plugin import Backend, No, Source, Yes
-from polyfuse.testing.case import Case
+from polyfuse.testing.cases.case import Case
 from polyfuse.testing.launch import check
 
 _GROUP = "contract"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.plugin import Backend, Launchable
-from polyfuse.testing.case import Case, Operands, Part
+from polyfuse.testing.cases.case import Case, Operands, Part
 from polyfuse.testing.compare import difference
 
 Faults = dict[int, str]

@@ -66,7 +66,7 @@ class CppBackend(Backend):
 
     def panel_width(self, product: Reduction) -> int:
         """Up to four vectors of columns."""
-        from polyfuse_cpp.product_plans import panel_width
+        from polyfuse_cpp.matmul.plans import panel_width
 
         return panel_width(product, self.isa)
 
@@ -83,8 +83,8 @@ class CppBackend(Backend):
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """One unit of all kernels, one library; or host programs, or models, each a library of its own."""
         if sources[0].language != KERNEL_LANGUAGE:
-            from polyfuse_cpp.host_program import host_unit
-            from polyfuse_cpp.model_text import LIBRARY_LANGUAGE, public_headers
+            from polyfuse_cpp.native_host.model_text import LIBRARY_LANGUAGE, public_headers
+            from polyfuse_cpp.native_host.program import host_unit
 
             for source in sources:
                 is_model = source.language == LIBRARY_LANGUAGE
@@ -119,7 +119,7 @@ class CppBackend(Backend):
         """The kernels of a built folder by key, or its host programs."""
         if (folder / KEYS).exists():
             return load_folder(folder)
-        from polyfuse_cpp.host_program import load_hosts
+        from polyfuse_cpp.native_host.program import load_hosts
 
         return load_hosts(folder)
 
@@ -130,7 +130,7 @@ class CppBackend(Backend):
 
     def host_program(self, program: HostProgram) -> Source | No:
         """A function over the plain C interface of `host/host.h`."""
-        from polyfuse_cpp.host_program import host_source
+        from polyfuse_cpp.native_host.program import host_source
 
         return host_source(program)
 
@@ -138,7 +138,7 @@ class CppBackend(Backend):
         """A shared library over ``model/polyfuse_model.h``, which needs the C library and OpenMP alone."""
         if any(source.language != KERNEL_LANGUAGE for source in library.kernels):
             return No("another backend made some of its kernels")
-        from polyfuse_cpp.model_text import LIBRARY_LANGUAGE, library_text, public_headers
+        from polyfuse_cpp.native_host.model_text import LIBRARY_LANGUAGE, library_text, public_headers
 
         head, kernels = self._head(library.kernels), _texts(library.kernels)
         text = library_text(library, head, kernels, self.isa, dot_instructions())

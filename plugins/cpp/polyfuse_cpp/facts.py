@@ -10,7 +10,7 @@ from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, St
 from polyfuse.ir.types import DType
 from polyfuse.kit.spans import Span, fits_i32, span_of
 from polyfuse.symbolic import IndexLike, axis_name, free_axes
-from polyfuse_cpp.ops import cost_of
+from polyfuse_cpp.loops.ops import cost_of
 
 __all__ = ["Access", "Facts", "analyse"]
 

@@ -11,13 +11,13 @@ from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, REDUCTIONS, SCANS, STORE_M
 from polyfuse.plugin import Claim, Config, No, Yes
 from polyfuse_cpp.facts import analyse
 from polyfuse_cpp.isa import Isa
-from polyfuse_cpp.kernel import KernelText, kernel_text
 from polyfuse_cpp.loop_estimate import loop_seconds
-from polyfuse_cpp.ops import unsupported_op
-from polyfuse_cpp.phases import planned
-from polyfuse_cpp.product_plans import configs_of, nearby_plans, plan_of, plan_seconds, product_plans
-from polyfuse_cpp.product_slices import product_text
-from polyfuse_cpp.products import has_product, product_of
+from polyfuse_cpp.loops.kernel import KernelText, kernel_text
+from polyfuse_cpp.loops.ops import unsupported_op
+from polyfuse_cpp.loops.phases import planned
+from polyfuse_cpp.matmul.plans import configs_of, nearby_plans, plan_of, plan_seconds, product_plans
+from polyfuse_cpp.matmul.problem import has_product, product_of
+from polyfuse_cpp.matmul.split_k import product_text
 from polyfuse_cpp.tiling import lane_choices
 
 __all__ = ["claim", "configs", "estimate", "neighbours", "text"]

@@ -6,7 +6,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.kit import Machine, Work, seconds, work_of
 from polyfuse.symbolic import coefficient
 from polyfuse_cpp.facts import Access, Facts
-from polyfuse_cpp.ops import cost_of
+from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.tiling import Plan
 
 __all__ = ["loop_seconds"]

@@ -11,10 +11,10 @@ from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Reduce, Scan, Store
 from polyfuse.symbolic import coefficient, free_axes
-from polyfuse_cpp.address import index_text, static_multiple
 from polyfuse_cpp.facts import Access, Facts
-from polyfuse_cpp.ops import cost_of
-from polyfuse_cpp.scans import scans_across
+from polyfuse_cpp.loops.ops import cost_of
+from polyfuse_cpp.loops.scans import scans_across
+from polyfuse_cpp.memory.address import index_text, static_multiple
 
 __all__ = ["Plan", "Split", "choose_plan", "choose_split", "is_apart", "lane_choices"]
 

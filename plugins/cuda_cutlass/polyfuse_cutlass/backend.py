@@ -10,13 +10,13 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.kit import device_milliseconds
-from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Traits, Yes
-from polyfuse_cutlass.artifact import read_unit
-from polyfuse_cutlass.headers import collectives_of, headers_for
-from polyfuse_cutlass.library import is_library
-from polyfuse_cutlass.linked_build import read_linked
+from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
+from polyfuse_cutlass.build.artifact import read_unit
+from polyfuse_cutlass.build.headers import collectives_of, headers_for
+from polyfuse_cutlass.build.toolchain import find_compiler
 from polyfuse_cutlass.target import target_of
-from polyfuse_cutlass.toolchain import find_compiler
+from polyfuse_cutlass.templates.build import read_linked
+from polyfuse_cutlass.templates.candidates import is_library
 
 __all__ = ["CutlassBackend"]
 
@@ -28,7 +28,7 @@ class CutlassBackend(Backend):
     """Matrix products for Hopper GPUs."""
 
     spawns_compiler = False
-    worker = "polyfuse_cutlass.toolchain:build_in_worker"
+    worker = "polyfuse_cutlass.build.toolchain:build_in_worker"
     min_unit = 1
     races_products: ClassVar[bool] = True
 
@@ -48,19 +48,19 @@ class CutlassBackend(Backend):
 
     def fold_width(self, product: Reduction, kind: str, along: str) -> int:
         """Rows or columns that a warp combines; CUTLASS's templates for Ampere combine none."""
-        from polyfuse_cutlass.folds import COLUMNS, ROWS
+        from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 
         return 0 if self.target.ampere else {"rows": ROWS, "columns": COLUMNS}[along]
 
-    def traits(self, device: str) -> Traits:
+    def target_info(self, device: str) -> TargetInfo:
         """What is multiplied lies at round addresses."""
-        return Traits(alignment=16)
+        return TargetInfo(alignment=16)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""
-        from polyfuse_cutlass.folds import has_folds
-        from polyfuse_cutlass.library import library_configs
+        from polyfuse_cutlass.codegen.row_statistics import has_folds
         from polyfuse_cutlass.space import configs
+        from polyfuse_cutlass.templates.candidates import library_configs
 
         if self.target.ampere:
             return library_configs(kernel, self.target, self.collectives)
@@ -86,8 +86,8 @@ class CutlassBackend(Backend):
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as CUDA C++, with its `KernelMeta` as meta."""
-        from polyfuse_cutlass.library import library_source
         from polyfuse_cutlass.space import emit
+        from polyfuse_cutlass.templates.candidates import library_source
 
         if self.target.ampere or is_library(config):
             return library_source(kernel, config, self.target, self.headers.version if self.headers else "")
@@ -95,7 +95,7 @@ class CutlassBackend(Backend):
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """Compile in this process; the core calls the worker instead."""
-        from polyfuse_cutlass.toolchain import build_in_worker
+        from polyfuse_cutlass.build.toolchain import build_in_worker
 
         build_in_worker(sources, folder, self.worker_options())
 
@@ -111,7 +111,7 @@ class CutlassBackend(Backend):
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """Launchers of a built folder's kernels, by key."""
-        from polyfuse_cutlass.launch import load_unit
+        from polyfuse_cutlass.launch.launcher import load_unit
 
         return load_unit(folder)
 

@@ -7,7 +7,7 @@ from polyfuse.ir.nodes import LoopNode, Node, Pointwise, Reduction, Scatter
 from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES, SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, No, Yes
-from polyfuse_cutlass.ops import unsupported_op
+from polyfuse_cutlass.codegen.ops import unsupported_op
 
 __all__ = ["claim_of"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Finding
-from polyfuse_cutlass.headers import find_headers
+from polyfuse_cutlass.build.headers import find_headers
+from polyfuse_cutlass.build.toolchain import find_compiler
 from polyfuse_cutlass.target import target_of
-from polyfuse_cutlass.toolchain import find_compiler
 
 __all__ = ["findings"]
 

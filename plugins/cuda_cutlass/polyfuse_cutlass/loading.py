@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyfuse.plugin import Launchable
-from polyfuse_cutlass.launch import load_unit
+from polyfuse_cutlass.launch.launcher import load_unit
 
 __all__ = ["load_packaged"]
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
-from polyfuse_cutlass.epilogue import refusal, vector_of
-from polyfuse_cutlass.folds import fold_refusal
-from polyfuse_cutlass.hopper import check, fault_of, hopper_source
+from polyfuse_cutlass.codegen.epilogue import refusal, vector_of
+from polyfuse_cutlass.codegen.hopper import check, fault_of, hopper_source
+from polyfuse_cutlass.codegen.row_statistics import fold_refusal
 from polyfuse_cutlass.problem import Problem, problem_of
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMIT, Tiling

@@ -12,24 +12,24 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
 from polyfuse.kit import without_aliases
-from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, Traits
-from polyfuse_halide.automatic import SCHEDULERS, automatic_configs, automatic_text, scheduler_named
+from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, TargetInfo
 from polyfuse_halide.claims import claim_of
 from polyfuse_halide.gpu import Gpu, gpu_of
 from polyfuse_halide.host import Host, host
+from polyfuse_halide.launch.executable_memory import supported
 from polyfuse_halide.loading import load_folder
-from polyfuse_halide.machine import supported
-from polyfuse_halide.pins import pin_of, read_pins
-from polyfuse_halide.plan import pinned_choices
+from polyfuse_halide.schedules.automatic import SCHEDULERS, automatic_configs, automatic_text, scheduler_named
+from polyfuse_halide.schedules.pins import pin_of, read_pins
+from polyfuse_halide.schedules.plan import pinned_choices
 
 __all__ = ["HalideBackend"]
 
 _VERSION = "1"
 
 
-def device_traits(gpu: Gpu) -> Traits:
+def device_target_info(gpu: Gpu) -> TargetInfo:
     """The shape of a GPU: hundreds of blocks at once, rows in their own memory, launches that are dear."""
-    return Traits(
+    return TargetInfo(
         blocks=4 * gpu.processors,
         lanes=64,
         chunk=8192,
@@ -77,11 +77,11 @@ class HalideBackend(Backend):
         """Loops over values of the types that Halide has."""
         return claim_of(node)
 
-    def traits(self, device: str) -> Traits:
+    def target_info(self, device: str) -> TargetInfo:
         """A processor with few threads; long reductions with few results are divided by the scheduler."""
         if device != "cpu" and self.gpu is not None:
-            return device_traits(self.gpu)
-        return Traits(blocks=16, chunk=16384)
+            return device_target_info(self.gpu)
+        return TargetInfo(blocks=16, chunk=16384)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Other widths, numbers of vectors side by side, and shares of threads; Halide's own schedulers."""
@@ -109,7 +109,7 @@ class HalideBackend(Backend):
 
     def estimate(self, kernel: Kernel, config: Config) -> float:
         """Seconds, roughly: by lanes, sums side by side, and the shares of threads."""
-        from polyfuse_halide.estimates import estimate
+        from polyfuse_halide.schedules.estimates import estimate
 
         return estimate(kernel, config, self.processor.lanes)
 
@@ -130,7 +130,7 @@ class HalideBackend(Backend):
             return self._emit_for_device(kernel, config)
         if config is not None and config.get("auto"):
             return self._emit_automatic(kernel, config, self.processor.processors)
-        from polyfuse_halide.kernel import kernel_text
+        from polyfuse_halide.codegen.kernel import kernel_text
 
         chosen = config or self._pinned
         found = kernel_text(kernel, self.processor.lanes, chosen, self._pins, self._checks)
@@ -141,8 +141,8 @@ class HalideBackend(Backend):
         return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 
     def _emit_for_device(self, kernel: Kernel, config: Config | None) -> Source:
+        from polyfuse_halide.codegen.device_kernel import device_kernel_text
         from polyfuse_halide.device_claims import device_fault
-        from polyfuse_halide.device_kernel import device_kernel_text
 
         if self.gpu is None:
             raise UnsupportedError("there is no GPU that Halide compiles for", "check `nvidia-smi`")

@@ -8,7 +8,7 @@ from polyfuse.ir.ops import CHECK_MODE, STORE_MODES
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, No, Yes
 from polyfuse.symbolic import atoms
-from polyfuse_halide.ops import REDUCTIONS, SCANS, unsupported_op
+from polyfuse_halide.codegen.ops import REDUCTIONS, SCANS, unsupported_op
 
 __all__ = ["claim_of"]
 

@@ -47,4 +47,4 @@ def host() -> Host:
 def library_digest() -> str:
     """A digest of the library that generated programs call."""
     folder = Path(__file__).parent / "library"
-    return digest(*(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))))[:16]
+    return digest(*(path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))))[:16]

@@ -10,8 +10,8 @@ from polyfuse.base.errors import KernelLoadError
 from polyfuse.plugin import Launchable
 from polyfuse.runtime.native import tensor_data_ptr_address
 from polyfuse_halide.host import host
-from polyfuse_halide.launch import make_launcher
-from polyfuse_halide.objects import link
+from polyfuse_halide.launch.launcher import make_launcher
+from polyfuse_halide.launch.objects import link
 
 __all__ = ["load_folder", "load_packaged"]
 
@@ -28,7 +28,7 @@ def load_folder(folder: Path, checks: bool) -> Mapping[str, Launchable]:
         ) from error
     pointer = tensor_data_ptr_address()
     if rows and '"device"' in rows[0]["meta"]:
-        from polyfuse_halide.device_launch import device_launcher
+        from polyfuse_halide.launch.device_launcher import device_launcher
 
         return {
             row["key"]: device_launcher(row["symbol"], data, row["meta"], pointer)
@@ -36,7 +36,7 @@ def load_folder(folder: Path, checks: bool) -> Mapping[str, Launchable]:
         }
     symbols: Mapping[str, int] = {}
     if checks:
-        from polyfuse_halide.checks import faults
+        from polyfuse_halide.codegen.index_checks import faults
 
         symbols = faults().symbols(b"".join(objects))
     functions = link(objects, [row["symbol"] for row in rows], symbols)

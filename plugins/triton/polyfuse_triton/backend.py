@@ -10,13 +10,13 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
 from polyfuse.kit import device_milliseconds
-from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Traits, Yes
-from polyfuse_triton.artifact import read_unit
-from polyfuse_triton.launcher import LauncherSource
-from polyfuse_triton.loading import LAUNCHER
-from polyfuse_triton.meta import is_product
+from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
+from polyfuse_triton.build.artifact import read_unit
+from polyfuse_triton.build.meta import is_product
+from polyfuse_triton.launch.launcher import LauncherSource
+from polyfuse_triton.launch.loading import LAUNCHER
 from polyfuse_triton.target import Target, driver_major, targets_of
-from polyfuse_triton.traits import traits_of
+from polyfuse_triton.target_info import target_info_of
 
 __all__ = ["TritonBackend"]
 
@@ -31,8 +31,8 @@ class TritonBackend(Backend):
     """Kernels for NVIDIA GPUs in Triton."""
 
     spawns_compiler = False
-    worker = "polyfuse_triton.toolchain:build_in_worker"
-    worker_start = "polyfuse_triton.toolchain:warm_up"
+    worker = "polyfuse_triton.build.toolchain:build_in_worker"
+    worker_start = "polyfuse_triton.build.toolchain:warm_up"
     # A worker that runs already starts no compiler for a kernel.
     min_unit = 1
     races_products = True
@@ -60,14 +60,14 @@ class TritonBackend(Backend):
 
     def can_fuse(self, first: Sequence[Node], second: Sequence[Node]) -> Claim:
         """Whatever the scheduler finds legal, but for what would need atomic operations."""
-        from polyfuse_triton.fusing import keeps_groups
+        from polyfuse_triton.fusion_rules import keeps_groups
 
         return keeps_groups(first, second)
 
-    def traits(self, device: str) -> Traits:
+    def target_info(self, device: str) -> TargetInfo:
         """The shape of the GPU that tilings are chosen for."""
         wanted = str(self.settings.plugin_option("triton", "sums_across_rows", "") or "0")
-        return traits_of(self.target, sums_across_rows=wanted not in ("0", "False", "false"))
+        return target_info_of(self.target, sums_across_rows=wanted not in ("0", "False", "false"))
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""
@@ -83,7 +83,7 @@ class TritonBackend(Backend):
 
     def estimate(self, kernel: Kernel, config: Config) -> float | None:
         """Seconds, roughly: what is computed and moved, and how well tiles fill the GPU."""
-        from polyfuse_triton.estimates import estimate
+        from polyfuse_triton.tiling.estimates import estimate
 
         return estimate(kernel, config, self.target)
 
@@ -95,7 +95,7 @@ class TritonBackend(Backend):
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
         """Compile in this process; the core calls the worker instead."""
-        from polyfuse_triton.toolchain import build
+        from polyfuse_triton.build.toolchain import build
 
         build(sources, folder, self.worker_options())
 
@@ -108,7 +108,7 @@ class TritonBackend(Backend):
         """Launchers of a built folder's kernels, by key."""
         return self._launcher.load(folder)
 
-    def companions(self) -> Mapping[str, Path]:
+    def extra_files(self) -> Mapping[str, Path]:
         """The native launcher, which a machine without a compiler cannot build."""
         library = self._launcher.library()
         return {LAUNCHER: library} if library is not None else {}

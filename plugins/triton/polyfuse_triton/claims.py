@@ -6,7 +6,7 @@ from polyfuse.ir.expr import walk
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Claim, No, Yes
-from polyfuse_triton.ops import unsupported_op
+from polyfuse_triton.loops.ops import unsupported_op
 from polyfuse_triton.target import Target
 
 __all__ = ["claim_of"]

@@ -10,18 +10,18 @@ from polyfuse.ir.nodes import Node
 from polyfuse.ir.statements import is_check
 from polyfuse.kit import without_aliases
 from polyfuse.plugin import Claim, Config, Source
-from polyfuse_triton import tiling
-from polyfuse_triton.aliases import refused_aliases
+from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.claims import claim_of
 from polyfuse_triton.dtypes import pointer_type
-from polyfuse_triton.kernel import KernelText, kernel_text
-from polyfuse_triton.meta import KernelMeta, MetaArg
-from polyfuse_triton.product_plan import ProductPlan, is_tile, product_of
-from polyfuse_triton.product_sums import as_sums
-from polyfuse_triton.product_text import product_text
-from polyfuse_triton.product_tiling import around, best_plans, is_possible, prefers_sums
+from polyfuse_triton.loops.aliases import refused_aliases
+from polyfuse_triton.loops.kernel import KernelText, kernel_text
+from polyfuse_triton.matmul.kernel import product_text
+from polyfuse_triton.matmul.multiply_add import as_sums
+from polyfuse_triton.matmul.plan import ProductPlan, is_tile, product_of
+from polyfuse_triton.matmul.tiling import around, best_plans, is_possible, prefers_sums
 from polyfuse_triton.target import Target
-from polyfuse_triton.tiling import candidates, choose_plan
+from polyfuse_triton.tiling import choice
+from polyfuse_triton.tiling.choice import candidates, choose_plan
 
 __all__ = ["claims", "configs", "emit", "neighbours"]
 
@@ -50,7 +50,7 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> Sequence[Confi
     """Tilings that differ from one in one thing."""
     product = product_of(kernel)
     if product is None or not is_tile(config):
-        return tiling.neighbours(as_sums(kernel), target, config)
+        return choice.neighbours(as_sums(kernel), target, config)
     plans = around(ProductPlan.of(config))
     return [plan.config() for plan in plans if is_possible(product, target, plan)]
 

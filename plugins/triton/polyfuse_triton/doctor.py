@@ -11,7 +11,7 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.folders import writable_root
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Finding, Source
-from polyfuse_triton.meta import KernelMeta, MetaArg
+from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.target import Target, driver_major, targets_of
 
 __all__ = ["findings"]
@@ -42,7 +42,7 @@ def findings(settings: Settings) -> list[Finding]:
 
 
 def _assemblers(targets: tuple[Target, ...], driver: int) -> Iterator[Finding]:
-    from polyfuse_triton.assembler import choose_assembler
+    from polyfuse_triton.build.assembler import choose_assembler
 
     for target in targets:
         try:
@@ -54,7 +54,7 @@ def _assemblers(targets: tuple[Target, ...], driver: int) -> Iterator[Finding]:
 
 
 def _trial_build(targets: tuple[Target, ...], driver: int) -> Finding:
-    from polyfuse_triton.toolchain import build
+    from polyfuse_triton.build.toolchain import build
 
     meta = KernelMeta((MetaArg("out0", "ptr", "*i32"),), (), num_warps=1, num_stages=1, grid=(1, 1, 1))
     archs = [target.arch for target in targets]
@@ -68,7 +68,7 @@ def _trial_build(targets: tuple[Target, ...], driver: int) -> Finding:
 
 
 def _launcher(settings: Settings) -> Finding:
-    from polyfuse_triton.native import build_library, library_path
+    from polyfuse_triton.launch.native import build_library, library_path
 
     path = library_path(writable_root(settings))
     try:

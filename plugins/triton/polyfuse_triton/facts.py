@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Load, Statement, Store, indices
 from polyfuse.symbolic import IndexLike, atoms, axis_name, coefficient, evaluate, free_axes
-from polyfuse_triton.pressure import registers_of_point
+from polyfuse_triton.tiling.register_pressure import registers_of_point
 
 __all__ = ["Access", "Facts", "analyse"]
 

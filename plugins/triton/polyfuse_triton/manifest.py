@@ -25,7 +25,7 @@ def polyfuse_manifest() -> Manifest:
         api=API_VERSION,
         device_types=("cuda",),
         load="polyfuse_triton.backend:TritonBackend",
-        loader="polyfuse_triton.loading:load_packaged",
+        loader="polyfuse_triton.launch.loading:load_packaged",
         priority={"cuda": 100},
         offers=(Offer.KERNELS, Offer.LOWERINGS),
         requires=Requires(
@@ -49,9 +49,10 @@ def polyfuse_lowerings(device_type: str) -> Mapping[str, object]:
     """Bring flexible attention, and sorting."""
     if device_type != "cuda":
         return {}
-    from polyfuse_triton import flex_lowering, sorting
+    from polyfuse_triton.flex import lowering
+    from polyfuse_triton.sort import kernel
 
-    return {**flex_lowering.LOWERINGS, **sorting.LOWERINGS}
+    return {**lowering.LOWERINGS, **kernel.LOWERINGS}
 
 
 @hookimpl

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings
-from polyfuse_triton.services import driver_version
+from polyfuse_triton.launch.services import driver_version
 
 __all__ = ["OLDEST", "Target", "driver_major", "known_target", "shared_limit", "targets_of"]
 

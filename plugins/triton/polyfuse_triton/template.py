@@ -15,7 +15,7 @@ from polyfuse.base.files import publish_folder, scratch_folder
 from polyfuse.base.folders import writable_root
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Launchable, Source
-from polyfuse_triton.launcher import LauncherSource
+from polyfuse_triton.launch.launcher import LauncherSource
 from polyfuse_triton.target import driver_major, targets_of
 
 __all__ = ["TemplateKernel", "load_source"]
@@ -81,7 +81,7 @@ def load_source(source: Source, settings: Settings) -> Launchable:
     if folder in _LOADED:
         return _LOADED[folder]
     if not folder.exists():
-        from polyfuse_triton.toolchain import build
+        from polyfuse_triton.build.toolchain import build
 
         with scratch_folder(folder) as made:
             options = {"archs": [t.arch for t in targets], "driver": driver, "debug": False}

@@ -10,7 +10,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
 from polyfuse.select.prune import worth_building
-from polyfuse_cpp.product_plans import Way
+from polyfuse_cpp.matmul.plans import Way
 
 
 def best(kernel: Kernel) -> float:

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
-from polyfuse_cpp import library
-from polyfuse_cpp.library import library_choices
+from polyfuse_cpp import onednn
+from polyfuse_cpp.onednn import library_choices
 from races import decided, reasons
 
 pytestmark = pytest.mark.skipif(
@@ -65,12 +65,12 @@ def test_linear_layers_alone_and_without_a_bias(run: Any) -> None:
 
 @pytest.mark.parametrize(("maker", "taken"), [("AuthenticAMD", True), ("GenuineIntel", False), ("", False)])
 def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken, monkeypatch, tmp_path):
-    monkeypatch.setattr(library, "vendor", lambda: maker)
+    monkeypatch.setattr(onednn, "vendor", lambda: maker)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     forget_sessions()
     reset_reports()
     torch.compiler.reset()
-    monkeypatch.setattr(library, "_FEW_PRODUCTS", 0)
+    monkeypatch.setattr(onednn, "_FEW_PRODUCTS", 0)
     # a processor of another maker is another machine, with a cache of its own
     options = {"strict": True, "cache_dir": str(tmp_path)}
     function = torch.compile(lambda x: LINEAR(x).cos(), backend="polyfuse", options=options, dynamic=True)
@@ -89,7 +89,7 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken
 @pytest.mark.parametrize("left", ["rows", "columns", "gaps", "columns with gaps"])
 @pytest.mark.parametrize("right", ["rows", "columns", "gaps", "columns with gaps"])
 def test_products_of_matrices_turned_or_not(left: str, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_beats_mkl", lambda site: True)
+    monkeypatch.setattr(onednn, "_beats_mkl", lambda site: True)
     a, b = _laid_out(9, 12, left), _laid_out(12, 7, right)
     forget_sessions()
     reset_reports()
@@ -109,7 +109,7 @@ def _laid_out(rows: int, columns: int, how: str) -> torch.Tensor:
 
 @pytest.mark.parametrize(("rows", "taken"), [(1, False), (63, False), (64, True)])
 def test_small_products_are_the_librarys(rows: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(onednn, "vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     forget_sessions()
     reset_reports()
@@ -124,11 +124,11 @@ def test_small_products_are_the_librarys(rows: int, taken: bool, monkeypatch: py
 def test_who_made_the_processor(tmp_path):
     info = tmp_path / "cpuinfo"
     info.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nflags\t: sse\n")
-    assert library.vendor(info) == "AuthenticAMD"
+    assert onednn.vendor(info) == "AuthenticAMD"
     info.write_text("processor\t: 0\nCPU implementer\t: 0x41\n")
-    library.vendor.cache_clear()
-    assert library.vendor(info) == "" == library.vendor(tmp_path / "none")
-    library.vendor.cache_clear()
+    onednn.vendor.cache_clear()
+    assert onednn.vendor(info) == "" == onednn.vendor(tmp_path / "none")
+    onednn.vendor.cache_clear()
 
 
 def test_sizes_that_are_not_known(run: Any) -> None:
@@ -200,9 +200,9 @@ def test_weights_that_are_not_kept(run: Any) -> None:
 
 
 def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(onednn, "vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(library, "_FEW_PRODUCTS", 0)
+    monkeypatch.setattr(onednn, "_FEW_PRODUCTS", 0)
     forget_sessions()
     reset_reports()
     torch.compiler.reset()

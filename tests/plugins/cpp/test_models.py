@@ -301,7 +301,7 @@ def test_parts_that_are_joined(folder):
 
 def test_races_choose_among_own_kernels_alone(folder):
     model, x = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.Softmax(-1)), torch.randn(16, 24)
-    options = {"matrix_products": "fastest", "tournament": True}
+    options = {"gemm": "fastest", "autotune_backends": True}
     path = made(folder, model, x, name="raced", options=options)
     check(call(path, [[x]])[0], model(x))
 

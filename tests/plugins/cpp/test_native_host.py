@@ -12,7 +12,7 @@ import torch
 import polyfuse  # noqa: F401 - registers the backend
 from native_programs import assert_same, both, compare
 from polyfuse.compiler.kernels import PendingKernel
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.plugin import No
 from polyfuse_cpp.backend import CppBackend
 
@@ -290,7 +290,7 @@ def test_what_stands_in_the_way_is_reported(tmp_path, monkeypatch):
         patch.setattr(PendingKernel, "folder", lambda self: None)
         assert "another kernel took the place of" in report()
     with monkeypatch.context() as patch:
-        patch.setattr("polyfuse_cpp.host_program.host_unit", lambda source: "#error no")
+        patch.setattr("polyfuse_cpp.native_host.program.host_unit", lambda source: "#error no")
         assert "#error no" in report(cache_dir=str(tmp_path / "another"))
 
 

@@ -20,7 +20,7 @@ from polyfuse.plugin import HostCall
 from polyfuse.program import python_text
 from polyfuse.program.native import native_program
 from polyfuse.symbolic import symbol
-from polyfuse_cpp.host_text import host_header, host_text
+from polyfuse_cpp.native_host.text import host_header, host_text
 from polyfuse_cpp.toolchain import find_toolchain
 from program_builder import Builder, add, add_one
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cpp_kernels import KernelBuilder, backend, compiled
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, symbol

@@ -12,11 +12,11 @@ import torch
 from cpp_kernels import Body, KernelBuilder, backend, build_together, compiled
 from cpp_products import Matmul, widened
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.rules import accumulates
 from polyfuse.ir.types import DType
+from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.isa import detect_isa
-from polyfuse_cpp.product_plans import Way
+from polyfuse_cpp.matmul.plans import Way
 from requirements import ONE_ISA
 
 f32, f64, bf16, f16, i8, u8, i32, i64 = (
@@ -332,7 +332,7 @@ def test_without_instructions_for_small_types(
     pair: tuple[DType, DType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("polyfuse_cpp.backend.dot_instructions", lambda: ())
-    monkeypatch.setattr("polyfuse_cpp.product_plans.dot_instructions", lambda: ())
+    monkeypatch.setattr("polyfuse_cpp.matmul.plans.dot_instructions", lambda: ())
     # sizes of no other test, for the text is the same
     check(Matmul(9, 41, 131, dtype=pair[0], other=pair[1], right="bnk"))
 

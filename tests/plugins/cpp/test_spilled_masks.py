@@ -6,7 +6,7 @@ import torch
 
 from cpp_kernels import compiled
 from cpp_layer import build, levels
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 
 PLACES = """\
 kernel smallest on cpu {

@@ -12,13 +12,13 @@ from polyfuse.ir.nodes import Pointwise, Reduction
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim
 from polyfuse.symbolic import axis
-from polyfuse_cutlass import toolchain
-from polyfuse_cutlass.artifact import Artifact, write_unit
 from polyfuse_cutlass.backend import CutlassBackend
+from polyfuse_cutlass.build import toolchain
+from polyfuse_cutlass.build.artifact import Artifact, write_unit
+from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.claims import claim_of
 from polyfuse_cutlass.doctor import findings
 from polyfuse_cutlass.manifest import polyfuse_manifest
-from polyfuse_cutlass.meta import KernelMeta
 from polyfuse_cutlass.target import Target, target_of
 
 ROWS, COLUMNS, DEPTH = axis("i0", 64), axis("i1", 64), axis("r0", 64)
@@ -93,7 +93,7 @@ def test_a_kernel_that_spills_is_found_wanting(compiler, tmp_path):
 def test_what_it_depends_on_is_described(compiler):
     backend = CutlassBackend(settings(target="sm_90"))
     assert backend.describe()["compiler"] == "nvcc 13" and backend.describe()["arch"] == "sm_90a"
-    assert backend.machine() == {"gpu": "sm_90a"} and backend.traits("cuda:0").alignment == 16
+    assert backend.machine() == {"gpu": "sm_90a"} and backend.target_info("cuda:0").alignment == 16
     assert backend.races_products
 
 
@@ -105,7 +105,7 @@ def test_other_architectures_are_refused():
 
 def test_without_a_compiler_it_says_so_in_one_sentence(monkeypatch):
     monkeypatch.setattr(toolchain, "_nvcc", lambda: None)
-    monkeypatch.setattr("polyfuse_cutlass.nvrtc.version", lambda: "")
+    monkeypatch.setattr("polyfuse_cutlass.build.nvrtc.version", lambda: "")
     with pytest.raises(BackendUnavailableError, match="neither nvcc nor NVRTC was found"):
         toolchain.find_compiler()
     (_, compiler, _) = findings(settings(target="sm_90"))
@@ -114,7 +114,7 @@ def test_without_a_compiler_it_says_so_in_one_sentence(monkeypatch):
 
 def test_the_library_takes_the_place_of_a_missing_nvcc(monkeypatch):
     monkeypatch.setattr(toolchain, "_nvcc", lambda: None)
-    monkeypatch.setattr("polyfuse_cutlass.nvrtc.version", lambda: "13.0")
+    monkeypatch.setattr("polyfuse_cutlass.build.nvrtc.version", lambda: "13.0")
     assert toolchain.find_compiler() == toolchain.Compiler("nvrtc", "", "13.0")
     with pytest.raises(BackendUnavailableError, match="nvcc was not found"):
         toolchain.find_compiler("nvcc")

@@ -7,7 +7,7 @@ import torch
 
 from cutlass_kernels import GELU, PLAIN, RESIDUAL, SCALED, product
 from cutlass_on_host import run_on_host
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType

@@ -13,24 +13,24 @@ from cutlass_on_host import run_on_host
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import const
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Scatter
 from polyfuse.ir.types import DType
 from polyfuse.kit import match
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.symbolic import axis, evaluate
-from polyfuse_cutlass.artifact import read_unit
 from polyfuse_cutlass.backend import CutlassBackend
+from polyfuse_cutlass.build.artifact import read_unit
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.claims import claim_of
-from polyfuse_cutlass.folds import COLUMNS, ROWS
-from polyfuse_cutlass.hopper import fault_of, result_of
-from polyfuse_cutlass.library import library_configs
+from polyfuse_cutlass.codegen.hopper import fault_of, result_of
+from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.space import configs, emit, neighbours
 from polyfuse_cutlass.target import Target
+from polyfuse_cutlass.templates.candidates import library_configs
 from polyfuse_cutlass.tiling import Tiling
-from polyfuse_cutlass.toolchain import build_in_worker
 from product_kernels import kernels_of
 from requirements import needs_gxx, needs_nvcc
 

@@ -14,14 +14,14 @@ import pytest
 from polyfuse.ir.nodes import Buffer, TemplateCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Site
-from polyfuse_cutlass import grouped as module
-from polyfuse_cutlass.artifact import read_unit
-from polyfuse_cutlass.grouped import TILES, applies, configs, grouped, grouped_choices
-from polyfuse_cutlass.launch import resolved
-from polyfuse_cutlass.library_text import part
+from polyfuse_cutlass.build.artifact import read_unit
+from polyfuse_cutlass.build.meta import KernelMeta
+from polyfuse_cutlass.build.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.codegen import grouped as module
+from polyfuse_cutlass.codegen.grouped import TILES, applies, configs, grouped, grouped_choices
+from polyfuse_cutlass.launch.launcher import resolved
 from polyfuse_cutlass.manifest import polyfuse_choices
-from polyfuse_cutlass.meta import KernelMeta
-from polyfuse_cutlass.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.templates.text import part
 from requirements import GXX, needs_nvcc
 
 ROWS, DEPTH, COLUMNS, GROUPS = 512, 256, 320, 8

@@ -13,10 +13,10 @@ import torch
 from cutlass_kernels import RESIDUAL, product
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
 from polyfuse.ir.kernel import Kernel
-from polyfuse_cutlass import driver as real
-from polyfuse_cutlass import launch as launching
-from polyfuse_cutlass.artifact import Artifact, write_unit
-from polyfuse_cutlass.meta import KernelMeta
+from polyfuse_cutlass.build.artifact import Artifact, write_unit
+from polyfuse_cutlass.build.meta import KernelMeta
+from polyfuse_cutlass.launch import driver as real
+from polyfuse_cutlass.launch import launcher as launching
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import Tiling

@@ -15,19 +15,20 @@ from polyfuse.base.errors import (
 )
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Source
-from polyfuse_cutlass import headers, linked_build, toolchain
-from polyfuse_cutlass.ampere import AmpereTile
-from polyfuse_cutlass.artifact import write_unit
 from polyfuse_cutlass.backend import CutlassBackend
-from polyfuse_cutlass.collective import Collective
+from polyfuse_cutlass.build import headers, toolchain
+from polyfuse_cutlass.build.artifact import write_unit
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.doctor import findings
-from polyfuse_cutlass.library import is_library, library_configs, library_source
-from polyfuse_cutlass.library_text import LANGUAGE
-from polyfuse_cutlass.linked_build import read_linked
-from polyfuse_cutlass.linked_meta import LinkedMeta
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
-from polyfuse_cutlass.toolchain import build_in_worker
+from polyfuse_cutlass.templates import build
+from polyfuse_cutlass.templates.ampere import AmpereTile
+from polyfuse_cutlass.templates.build import read_linked
+from polyfuse_cutlass.templates.candidates import is_library, library_configs, library_source
+from polyfuse_cutlass.templates.collective import Collective
+from polyfuse_cutlass.templates.meta import LinkedMeta
+from polyfuse_cutlass.templates.text import LANGUAGE
 from requirements import CUTLASS, needs_nvcc
 
 HOPPER, AMPERE = Target(), Target("sm_80")
@@ -278,7 +279,7 @@ def test_errors_come_with_command_and_output(tmp_path):
     ("module", "source"),
     (
         (toolchain, emit(product(64, 64, 64), None, HOPPER)),
-        (linked_build, library_source(*CASES["ampere_gelu"], "4.2.0")),
+        (build, library_source(*CASES["ampere_gelu"], "4.2.0")),
     ),
     ids=("kernel of our own", "library"),
 )

@@ -15,10 +15,10 @@ from cutlass_kernels import RESIDUAL, product
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
 from polyfuse.ir.kernel import Kernel
-from polyfuse_cutlass import linked
-from polyfuse_cutlass.launch import load_unit
-from polyfuse_cutlass.library import library_source
+from polyfuse_cutlass.launch.launcher import load_unit
 from polyfuse_cutlass.target import Target
+from polyfuse_cutlass.templates import launcher
+from polyfuse_cutlass.templates.candidates import library_source
 from requirements import needs_gcc
 
 pytestmark = needs_gcc
@@ -47,11 +47,11 @@ def device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     facts = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    monkeypatch.setattr(linked, "current_stream", lambda device_type: lambda device: 77)
-    monkeypatch.setattr(linked, "profiler_flag", lambda: None)
+    monkeypatch.setattr(launcher, "current_stream", lambda device_type: lambda device: 77)
+    monkeypatch.setattr(launcher, "profiler_flag", lambda: None)
 
 
-def unit(folder: Path, kernel: Kernel) -> tuple[linked.Linked, ctypes.CDLL]:
+def unit(folder: Path, kernel: Kernel) -> tuple[launcher.Linked, ctypes.CDLL]:
     """The kernel as a loaded unit, and its library."""
     source = library_source(kernel, None, Target(), "4.2.0")
     (folder / "code.c").write_text(CODE.replace("KEY", source.key))
@@ -61,7 +61,7 @@ def unit(folder: Path, kernel: Kernel) -> tuple[linked.Linked, ctypes.CDLL]:
     (folder / "libraries.json").write_text(stable_json({"libraries": [item]}))
     (folder / "kernels.json").write_text('{"compiler": "", "kernels": []}')
     made = load_unit(folder)[source.key]
-    assert isinstance(made, linked.Linked)
+    assert isinstance(made, launcher.Linked)
     return made, ctypes.CDLL(str(folder / "code.so"))
 
 
@@ -98,7 +98,7 @@ def test_sizes_are_known_when_it_is_launched(tmp_path, device):
 
 
 def test_records_are_forgotten_with_the_kernel_and_when_there_are_many(tmp_path, device, monkeypatch):
-    monkeypatch.setattr(linked, "_KEPT", 2)
+    monkeypatch.setattr(launcher, "_KEPT", 2)
     launch, library = unit(tmp_path, product(72, 64, 128, dynamic=True, epilogue=RESIDUAL))
     given = operands(16, 64, 128)
     for rows in (1, 2, 3):

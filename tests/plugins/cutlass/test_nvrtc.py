@@ -14,13 +14,13 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.plugin import Source
 from polyfuse.workers import BuildPool
-from polyfuse_cutlass import nvrtc
-from polyfuse_cutlass.artifact import Artifact, read_unit
 from polyfuse_cutlass.backend import CutlassBackend
+from polyfuse_cutlass.build import nvrtc
+from polyfuse_cutlass.build.artifact import Artifact, read_unit
+from polyfuse_cutlass.build.toolchain import Compiler, build_in_worker, find_compiler
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import Tiling
-from polyfuse_cutlass.toolchain import Compiler, build_in_worker, find_compiler
 from requirements import NVRTC, needs_nvcc
 
 KERNELS = {

@@ -8,8 +8,8 @@ import pytest
 
 from cutlass_kernels import GELU, PLAIN, RESIDUAL, SCALED, product
 from polyfuse.ir.kernel import Kernel
-from polyfuse_cutlass.hopper import result_of
-from polyfuse_cutlass.meta import KernelMeta, TensorMap
+from polyfuse_cutlass.build.meta import KernelMeta, TensorMap
+from polyfuse_cutlass.codegen.hopper import result_of
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from cutlass_on_host import run_on_host
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.kit import match
 from polyfuse_cutlass.space import configs
 from polyfuse_cutlass.target import Target

@@ -9,8 +9,8 @@ import pytest
 from cutlass_kernels import GELU, product
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.plugin import Config
-from polyfuse_cutlass.launch import resolved
-from polyfuse_cutlass.meta import KernelMeta
+from polyfuse_cutlass.build.meta import KernelMeta
+from polyfuse_cutlass.launch.launcher import resolved
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.space import configs, cycles, emit, neighbours
 from polyfuse_cutlass.target import Target

@@ -9,14 +9,14 @@ import pytest
 
 from cutlass_kernels import product
 from polyfuse.base.errors import BackendUnavailableError
-from polyfuse_cutlass import headers, toolchain
-from polyfuse_cutlass.collective import Collective
-from polyfuse_cutlass.library import library_source
-from polyfuse_cutlass.linked import Linked
-from polyfuse_cutlass.linked_build import read_linked
+from polyfuse_cutlass.build import headers, toolchain
 from polyfuse_cutlass.problem import problem_of
-from polyfuse_cutlass.stream_k import scratch_bytes
 from polyfuse_cutlass.target import Target
+from polyfuse_cutlass.templates.build import read_linked
+from polyfuse_cutlass.templates.candidates import library_source
+from polyfuse_cutlass.templates.collective import Collective
+from polyfuse_cutlass.templates.launcher import Linked
+from polyfuse_cutlass.templates.stream_k import scratch_bytes
 from requirements import CUTLASS, needs_nvcc
 
 STREAM = Collective(128, 128, 2, 1, "stream-K")

@@ -9,12 +9,12 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, const, load
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg
 from polyfuse.ir.types import DType
-from polyfuse.ir.verify import verify_kernel
+from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.symbolic import axis
-from polyfuse.testing.builder import Builder, Carry, Store, result
+from polyfuse.testing.cases.builder import Builder, Carry, Store, result
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)

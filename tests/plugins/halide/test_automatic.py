@@ -12,16 +12,16 @@ from halide_code import over_its_inputs
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 from polyfuse.plugin import Config
 from product_kernels import kernels_of
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
-from polyfuse_halide.automatic import SCHEDULERS, automatic_fault
-from polyfuse_halide.autoschedule import apart, check_touched, uneven
 from polyfuse_halide.backend import HalideBackend
+from polyfuse_halide.schedules.automatic import SCHEDULERS, automatic_fault
+from polyfuse_halide.schedules.autoschedule import apart, check_touched, uneven
 
 ON_PROCESSORS = SCHEDULERS[:3]
 

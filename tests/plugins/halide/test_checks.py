@@ -8,7 +8,7 @@ import torch
 from polyfuse.base.errors import KernelLaunchError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)

@@ -20,9 +20,9 @@ from polyfuse.ir.expr import Expr, apply, load
 from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
-from polyfuse.testing.builder import Builder, Store
+from polyfuse.testing.cases.builder import Builder, Store
 from polyfuse_halide.backend import HalideBackend
-from polyfuse_halide.contracting import contracts
+from polyfuse_halide.codegen.contracting import contracts
 
 F32 = DType.f32
 OPTIONS = {"backends": ["halide", "interpreter"]}

@@ -11,14 +11,14 @@ import pytest
 from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 from polyfuse.plugin import Config
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse_halide.backend import HalideBackend
-from polyfuse_halide.device_plan import DevicePlan, choose_device_plan
+from polyfuse_halide.codegen.device_plan import DevicePlan, choose_device_plan
 from polyfuse_halide.toolchain import check_memory
 
 POINTS = """kernel points on cuda {{

@@ -17,17 +17,17 @@ from polyfuse.ir.expr import apply, load
 from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis, symbol
-from polyfuse.testing.builder import Builder, Store
+from polyfuse.testing.cases.builder import Builder, Store
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
-from polyfuse_halide import device_launch
 from polyfuse_halide.backend import HalideBackend
-from polyfuse_halide.driver import Driver
-from polyfuse_halide.launch import DeviceCall, make_launcher
-from polyfuse_halide.machine import address_of
-from polyfuse_halide.objects import link
+from polyfuse_halide.launch import device_launcher
+from polyfuse_halide.launch.driver import Driver
+from polyfuse_halide.launch.executable_memory import address_of
+from polyfuse_halide.launch.launcher import DeviceCall, make_launcher
+from polyfuse_halide.launch.objects import link
 
 F32 = DType.f32
 
@@ -153,7 +153,7 @@ def test_a_launch_that_fails_says_why(tmp_path):
 
 def test_the_first_launch_is_done_before_another_thread_begins(monkeypatch):
     """It loads the code, which lets other threads run before its tensors' addresses are used."""
-    monkeypatch.setattr(device_launch, "driver", lambda: Driver(FakeDriver()))
+    monkeypatch.setattr(device_launcher, "driver", lambda: Driver(FakeDriver()))
     seen: list[tuple[str, int]] = []
     inside, going_on = threading.Event(), threading.Event()
 
@@ -164,7 +164,7 @@ def test_the_first_launch_is_done_before_another_thread_begins(monkeypatch):
             going_on.wait(10)
         seen.append(("ends", number))
 
-    found = device_launch._Launcher("kernel", b"", "{}", None)
+    found = device_launcher._Launcher("kernel", b"", "{}", None)
     monkeypatch.setattr(found, "_make", lambda index: call)
     threads = [threading.Thread(target=found.only, args=(number,)) for number in range(3)]
     threads[0].start()
@@ -181,8 +181,8 @@ def test_the_first_launch_is_done_before_another_thread_begins(monkeypatch):
 
 def test_a_first_launch_that_fails_is_tried_again(monkeypatch):
     fake = FakeDriver()
-    monkeypatch.setattr(device_launch, "driver", lambda: Driver(fake))
-    found = device_launch._Launcher("kernel", b"", "{}", None)
+    monkeypatch.setattr(device_launcher, "driver", lambda: Driver(fake))
+    found = device_launcher._Launcher("kernel", b"", "{}", None)
     answers = [RuntimeError("no"), None]
 
     def call() -> None:
@@ -208,8 +208,8 @@ def test_what_failed_in_another_thread_is_no_answer(tmp_path):
 
 def test_a_thread_without_a_context_gets_one(monkeypatch):
     fake = FakeDriver()
-    monkeypatch.setattr(device_launch, "driver", lambda: Driver(fake))
-    found = device_launch._Launcher("kernel", b"", "{}", None)
+    monkeypatch.setattr(device_launcher, "driver", lambda: Driver(fake))
+    found = device_launcher._Launcher("kernel", b"", "{}", None)
     entered: list[int] = []
 
     def call() -> None:

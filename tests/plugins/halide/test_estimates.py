@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from polyfuse.plugin import Config
-from polyfuse_halide.estimates import estimate
+from polyfuse_halide.schedules.estimates import estimate
 from product_kernels import kernels_of
 
 

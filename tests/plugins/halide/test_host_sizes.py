@@ -16,7 +16,7 @@ from polyfuse.ir.expr import const
 from polyfuse.ir.kernel import KernelArg
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis, host, symbol
-from polyfuse.testing.builder import Builder, Store
+from polyfuse.testing.cases.builder import Builder, Store
 from polyfuse_halide.backend import HalideBackend
 
 

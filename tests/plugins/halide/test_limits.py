@@ -18,7 +18,7 @@ from polyfuse.ir.expr import apply, const, load
 from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
-from polyfuse.testing.builder import Builder, Store
+from polyfuse.testing.cases.builder import Builder, Store
 from polyfuse_halide.backend import HalideBackend
 
 LIMITS = (0.0, -0.0, 1.5, -2.0, math.inf, -math.inf, math.nan)

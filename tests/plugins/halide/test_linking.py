@@ -15,13 +15,13 @@ from polyfuse.ir.kernel import KernelArg
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Launchable, Source
 from polyfuse.symbolic import axis, symbol
-from polyfuse.testing.builder import Builder, Store
+from polyfuse.testing.cases.builder import Builder, Store
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
-from polyfuse_halide import machine, objects
 from polyfuse_halide.backend import HalideBackend
+from polyfuse_halide.launch import executable_memory, objects
 from polyfuse_halide.toolchain import build_in_worker
 
 F32, I64 = DType.f32, DType.i64
@@ -145,7 +145,7 @@ def test_the_parallel_loop_takes_every_step_once(count):
 
     loop = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_void_p, task_type, ctypes.c_int, ctypes.c_int, ctypes.c_void_p
-    )(machine.runtime_symbols()["halide_do_par_for"])
+    )(executable_memory.runtime_symbols()["halide_do_par_for"])
     assert loop(None, task, 10, count, None) == 0
     assert sorted(steps) == list(range(10, 10 + count))
 
@@ -155,12 +155,12 @@ def test_a_failing_step_is_reported():
     task = task_type(lambda _context, number, _closure: 7 if number == 2 else 0)
     loop = ctypes.CFUNCTYPE(
         ctypes.c_int, ctypes.c_void_p, task_type, ctypes.c_int, ctypes.c_int, ctypes.c_void_p
-    )(machine.runtime_symbols()["halide_do_par_for"])
+    )(executable_memory.runtime_symbols()["halide_do_par_for"])
     assert loop(None, task, 0, 4, None) == 7
 
 
 def test_temporary_memory_is_aligned():
-    symbols = machine.runtime_symbols()
+    symbols = executable_memory.runtime_symbols()
     take = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(symbols["halide_malloc"])
     give = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(symbols["halide_free"])
     for size in (1, 100, 1 << 20):

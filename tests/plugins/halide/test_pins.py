@@ -10,10 +10,10 @@ import torch
 
 from polyfuse.base.errors import BackendUnavailableError, UnsupportedError
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.explain import explain
-from polyfuse.compiler.report import reset_reports
+from polyfuse.compiler.reports.explain import explain
+from polyfuse.compiler.reports.report import reset_reports
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)

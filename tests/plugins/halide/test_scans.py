@@ -17,7 +17,7 @@ from polyfuse.ir.expr import load
 from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
-from polyfuse.testing.builder import Builder, Carry, Store, result
+from polyfuse.testing.cases.builder import Builder, Carry, Store, result
 
 OPTIONS = {"backends": ["halide", "interpreter"]}
 SHAPES = [

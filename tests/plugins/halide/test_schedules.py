@@ -12,14 +12,14 @@ from polyfuse.ir.kernel import Kernel, KernelArg, Local
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis
-from polyfuse.testing.builder import Builder, Carry, Store, result
+from polyfuse.testing.cases.builder import Builder, Carry, Store, result
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
 from halide_code import assembly, loops, over_its_inputs
 from polyfuse_halide.backend import HalideBackend
-from polyfuse_halide.plan import Plan, choose_plan
+from polyfuse_halide.schedules.plan import Plan, choose_plan
 
 F32 = DType.f32
 

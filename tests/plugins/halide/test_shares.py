@@ -18,9 +18,9 @@ from polyfuse.ir.expr import Expr, apply, const, load
 from polyfuse.ir.kernel import Kernel, KernelArg, Local
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
-from polyfuse.testing.builder import Builder, Carry, Store, result
+from polyfuse.testing.cases.builder import Builder, Carry, Store, result
 from polyfuse_halide.backend import HalideBackend
-from polyfuse_halide.shares import shares_of
+from polyfuse_halide.codegen.softmax import shares_of
 
 F32 = DType.f32
 

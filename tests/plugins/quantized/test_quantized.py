@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 
 # The module registers the operators; where torch has moved it away, there is nothing to lower.
 pytest.importorskip(

@@ -11,8 +11,8 @@ from requirements import TRITON
 pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.plugin import Source
+from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.codegen import configs, emit
-from polyfuse_triton.meta import KernelMeta
 from polyfuse_triton.target import known_target
 from triton_kernels import KERNELS, kernel
 
@@ -21,7 +21,7 @@ VARIED = ("softmax", "bias_gelu", "transpose_bf16", "argmax", "scan_long", "scat
 
 
 def compiled(name: str, arch: int, config=None):
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     source = emit(kernel(name), config, known_target(f"sm_{arch}"))
     function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")

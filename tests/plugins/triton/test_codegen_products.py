@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.plugin import Config
 from polyfuse_triton.codegen import configs, emit, neighbours
-from polyfuse_triton.product_plan import ProductPlan, product_of
-from polyfuse_triton.product_tiling import is_possible
+from polyfuse_triton.matmul.plan import ProductPlan, product_of
+from polyfuse_triton.matmul.tiling import is_possible
 from polyfuse_triton.target import known_target
 from triton_interpreted import in_interpreter, run_text
 from triton_products import Case, compiled_faults, convolution, kernel_of, product_faults

@@ -11,9 +11,9 @@ from requirements import TRITON
 
 pytest.importorskip("triton", reason=TRITON)
 
-from polyfuse_triton.artifact import read_unit
-from polyfuse_triton.early import driver_starts_early, is_waiting, waiting
-from polyfuse_triton.toolchain import build
+from polyfuse_triton.build.artifact import read_unit
+from polyfuse_triton.build.toolchain import build
+from polyfuse_triton.launch.dependent_launch import driver_starts_early, is_waiting, waiting
 from triton_sources import source
 
 PTX = """.version 8.7

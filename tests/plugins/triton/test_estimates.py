@@ -11,8 +11,8 @@ pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.plugin import Config
 from polyfuse_triton.codegen import configs
-from polyfuse_triton.estimates import estimate
 from polyfuse_triton.target import known_target
+from polyfuse_triton.tiling.estimates import estimate
 from product_kernels import kernels_of
 from triton_products import Case, kernel_of
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyfuse.base.errors import KernelLoadError
-from polyfuse_triton.expressions import MAX_STACK, evaluate, postfix
+from polyfuse_triton.launch.expressions import MAX_STACK, evaluate, postfix
 
 NAMES = ("in0", "ks0", "ks1")
 

@@ -15,13 +15,13 @@ pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.ir.expr import cast, load
 from polyfuse.ir.nodes import Pointwise
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
 from polyfuse.symbolic import axis
+from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.claims import claim_of
 from polyfuse_triton.codegen import emit
-from polyfuse_triton.meta import KernelMeta
 from polyfuse_triton.target import known_target
 from triton_interpreted import in_interpreter, list_faults, run_text
 
@@ -34,7 +34,7 @@ def kernel_text(arguments: str, body: str, axes: str, raxes: str = "") -> str:
 
 
 def compiled(text: str, meta: str, arch: int):
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     function = function_of(text.replace(Source.SYMBOL, "k_test"), "k_test")
     return compile_kernel(function, KernelMeta.parse(meta), arch, 0, False)

@@ -8,7 +8,7 @@ from requirements import TRITON
 
 pytest.importorskip("triton", reason=TRITON)
 
-from polyfuse_triton.meta import KernelMeta
+from polyfuse_triton.build.meta import KernelMeta
 from triton_flex import CASES, REFUSED, flex_faults, flex_sources, refused_faults
 from triton_interpreted import in_interpreter
 
@@ -26,7 +26,7 @@ def test_what_is_refused_is_left_to_eager_mode_alone(name):
 @pytest.mark.parametrize("arch", [pytest.param(80, marks=pytest.mark.slow), 90])
 @pytest.mark.parametrize("name", ["bf16", "soft cap"])
 def test_compiles_without_spilling(name, arch):
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     sources = in_interpreter(flex_sources, name)
     assert len(sources) == 3

@@ -12,7 +12,7 @@ from polyfuse.ir.expr import load
 from polyfuse.ir.nodes import Pointwise, Reduction, Scatter
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
-from polyfuse_triton.fusing import keeps_groups
+from polyfuse_triton.fusion_rules import keeps_groups
 
 ROWS, COLUMNS = 60, 300
 I, J = axis("i0", ROWS), axis("i1", COLUMNS)

@@ -10,10 +10,10 @@ from requirements import TRITON
 pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse_kernel
+from polyfuse.ir.text.parse import parse_kernel
 from polyfuse.plugin import Source
+from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.codegen import emit
-from polyfuse_triton.meta import KernelMeta
 from polyfuse_triton.target import known_target
 from triton_interpreted import in_interpreter, index_faults
 
@@ -57,7 +57,7 @@ def test_every_case_interpreted():
 
 @pytest.mark.parametrize("arch", [80, 90])
 def test_devices_stop_by_themselves(arch):
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     source = emit(gather("cuda"), None, known_target(f"sm_{arch}"))
     meta = KernelMeta.parse(source.meta)

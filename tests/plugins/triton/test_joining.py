@@ -10,12 +10,12 @@ from requirements import TRITON
 pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 from polyfuse.plugin import Config, Source
+from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.codegen import configs, emit
-from polyfuse_triton.meta import KernelMeta
 from polyfuse_triton.target import known_target
-from polyfuse_triton.tiling import choose_plan
+from polyfuse_triton.tiling.choice import choose_plan
 from triton_interpreted import in_interpreter, run_text
 
 ROWS, LENGTH = 3, 5003
@@ -192,7 +192,7 @@ def test_what_every_piece_would_add_keeps_the_row_together():
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize("body", [SOFTMAX, NORMALISED], ids=["softmax", "normalised"])
 def test_compiles(body, arch):
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     results = "out out1: f32[256]\n" if body is NORMALISED else ""
     made = parse(text(body, results=results, rows=256, length=200704))
@@ -253,7 +253,7 @@ def test_rows_that_stay_in_the_cache_are_walked(length, joined):
 
 
 def test_a_gradient_held_together_does_not_spill():
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     made = text(GRADIENT, rows=2048, length=65536)
     source = emit(

@@ -17,14 +17,14 @@ import torch
 from fake_gpu import FakeDriver
 from polyfuse.base.errors import KernelBuildError, KernelLaunchError, KernelLoadError
 from polyfuse.base.settings import Settings
-from polyfuse_triton import launcher as launcher_module
-from polyfuse_triton import loading
-from polyfuse_triton.artifact import Artifact, Variant, write_unit
-from polyfuse_triton.launcher import Launcher, LauncherSource
-from polyfuse_triton.meta import KernelMeta, MetaArg
-from polyfuse_triton.native import NativeLauncher, build_library, library_path
-from polyfuse_triton.plain import PlainLauncher
-from polyfuse_triton.services import Services, torch_services
+from polyfuse_triton.build.artifact import Artifact, Variant, write_unit
+from polyfuse_triton.build.meta import KernelMeta, MetaArg
+from polyfuse_triton.launch import launcher as launcher_module
+from polyfuse_triton.launch import loading
+from polyfuse_triton.launch.launcher import Launcher, LauncherSource
+from polyfuse_triton.launch.native import NativeLauncher, build_library, library_path
+from polyfuse_triton.launch.plain import PlainLauncher
+from polyfuse_triton.launch.services import Services, torch_services
 from requirements import needs_gcc
 
 pytestmark = needs_gcc
@@ -391,7 +391,7 @@ class TestSource:
         return Settings(cache_dir=str(folder))
 
     def test_a_unit_is_loaded_ready(self, driver, services, tmp_path, monkeypatch):
-        monkeypatch.setattr("polyfuse_triton.services.torch_services", lambda: services)
+        monkeypatch.setattr("polyfuse_triton.launch.services.torch_services", lambda: services)
         source = LauncherSource(self.settings(tmp_path / "cache"))
         source.start()
         write_unit(tmp_path, [artifact(tmp_path)], "test")
@@ -402,13 +402,13 @@ class TestSource:
         assert driver.launches()[0].symbol == SYMBOL
         assert library_path(tmp_path / "cache").exists()
         # there now: nothing is built again
-        monkeypatch.setattr("polyfuse_triton.native.run_program", None)
+        monkeypatch.setattr("polyfuse_triton.launch.native.run_program", None)
         assert isinstance(LauncherSource(self.settings(tmp_path / "cache")).get(), NativeLauncher)
 
     def test_no_compiler_means_a_slow_launcher_and_one_warning(
         self, driver, services, tmp_path, monkeypatch, caplog
     ):
-        monkeypatch.setattr("polyfuse_triton.services.torch_services", lambda: services)
+        monkeypatch.setattr("polyfuse_triton.launch.services.torch_services", lambda: services)
         monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
         warnings: list[str] = []
         monkeypatch.setattr(launcher_module, "warn_once", lambda area, text, **_: warnings.append(text))
@@ -419,7 +419,7 @@ class TestSource:
         assert len(warnings) == 1 and "slow launcher" in warnings[0] and "CXX" in warnings[0]
 
     def test_packages_bring_the_launcher_along(self, driver, services, library, tmp_path, monkeypatch):
-        monkeypatch.setattr("polyfuse_triton.services.torch_services", lambda: services)
+        monkeypatch.setattr("polyfuse_triton.launch.services.torch_services", lambda: services)
         monkeypatch.setattr(loading, "_SHARED", [])
         monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
         monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "cache"))

@@ -9,10 +9,10 @@ from requirements import TRITON
 
 pytest.importorskip("triton", reason=TRITON)
 
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 from polyfuse.plugin import Config, Source
+from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.codegen import emit
-from polyfuse_triton.meta import KernelMeta
 from polyfuse_triton.target import known_target
 from triton_interpreted import in_interpreter, run_in_groups
 
@@ -128,7 +128,7 @@ def test_what_is_stored_once_for_each_row():
 @pytest.mark.parametrize("arch", [80, 90, 100])
 @pytest.mark.parametrize(("kind", "dtype"), [("sum", "f32"), ("max", "f64"), ("sum", "i64"), ("max", "u8")])
 def test_compiles(kind, dtype, arch):
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     source = emit(parse(text(kind, dtype)), None, known_target(f"sm_{arch}"))
     function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")

@@ -13,11 +13,11 @@ from requirements import TRITON
 pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
+from polyfuse_triton.build.toolchain import build
 from polyfuse_triton.codegen import emit
-from polyfuse_triton.packed import taken_apart
+from polyfuse_triton.device.packed_int16 import taken_apart
 from polyfuse_triton.target import known_target
-from polyfuse_triton.toolchain import build
 
 WINDOWS = """kernel k on cuda {
   numerics fast

@@ -11,8 +11,8 @@ from requirements import TRITON
 pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.plugin import Source
+from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.codegen import configs, emit
-from polyfuse_triton.meta import KernelMeta
 from polyfuse_triton.target import known_target
 from triton_products import Case, convolution, kernel_of
 
@@ -25,7 +25,7 @@ TYPES = {
 
 
 def compiled(case, arch, config=None):
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     source = emit(kernel_of(case), config, known_target(f"sm_{arch}"))
     function = function_of(source.text.replace(Source.SYMBOL, "k_test"), "k_test")

@@ -12,8 +12,8 @@ import torch
 
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
-from polyfuse_triton.meta import KernelMeta
-from polyfuse_triton.sorting import Rows, sort_source
+from polyfuse_triton.build.meta import KernelMeta
+from polyfuse_triton.sort.kernel import Rows, sort_source
 from triton_interpreted import in_interpreter
 from triton_sorting import faults_of_sorting, faults_of_what_is_left
 
@@ -38,7 +38,7 @@ def test_what_the_library_does():
 )
 @pytest.mark.parametrize(("dtype", "length"), [(DType.f32, 1000), (DType.bf16, 64), (DType.i32, 5)])
 def test_compiles_without_spilling(dtype, length, arch):
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     steps = ((3 * length, length, 1),) * 3
     source = sort_source(Rows(dtype, length, length, True, (400, 3), steps), True)

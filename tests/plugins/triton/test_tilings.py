@@ -13,12 +13,12 @@ pytest.importorskip("triton", reason=TRITON)
 import torch
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse
+from polyfuse.ir.text.parse import parse
 from polyfuse.plugin import Config
+from polyfuse_triton.build.toolchain import build
 from polyfuse_triton.codegen import configs, emit
 from polyfuse_triton.target import known_target
-from polyfuse_triton.tiling import choose_plan
-from polyfuse_triton.toolchain import build
+from polyfuse_triton.tiling.choice import choose_plan
 from triton_interpreted import in_interpreter, run_text
 
 TARGET = known_target("sm_90")
@@ -152,8 +152,8 @@ def test_no_thread_is_given_hundreds_of_points_to_try():
 
 def compiled(made: Kernel) -> tuple[str, str]:
     """The text of a kernel and its PTX."""
-    from polyfuse_triton.meta import KernelMeta
-    from polyfuse_triton.pipeline import compile_kernel, function_of
+    from polyfuse_triton.build.meta import KernelMeta
+    from polyfuse_triton.build.pipeline import compile_kernel, function_of
 
     source = emit(made, None, TARGET)
     function = function_of(source.text.replace(source.SYMBOL, "k_test"), "k_test")

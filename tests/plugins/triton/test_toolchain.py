@@ -21,18 +21,18 @@ from polyfuse.base.settings import Settings, child_environment
 from polyfuse.ir.types import DType
 from polyfuse.plugin import PluginManager, Source, State
 from polyfuse.workers.process import WorkerProcess
-from polyfuse_triton.artifact import Artifact, Variant, entry_name, read_unit, write_unit
 from polyfuse_triton.backend import TritonBackend
+from polyfuse_triton.build.artifact import Artifact, Variant, entry_name, read_unit, write_unit
+from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.doctor import findings
 from polyfuse_triton.dtypes import pointer_type
-from polyfuse_triton.meta import KernelMeta, MetaArg
 from polyfuse_triton.target import known_target, shared_limit, targets_of
 from requirements import HAS_GPU, TRITON
 from triton_sources import ADD_ONE, META, source
 
 pytest.importorskip("triton", reason=TRITON)
 
-from polyfuse_triton import assembler, toolchain
+from polyfuse_triton.build import assembler, toolchain
 
 MATMUL = """@triton.jit
 def POLYFUSE_KERNEL(in0, out0, ks0, XBLOCK: tl.constexpr):
@@ -188,7 +188,8 @@ class TestInAWorker:
         command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(driver)]
         subprocess.run(command, input=code, text=True, check=True)
         script = (
-            "import sys; from pathlib import Path; from polyfuse_triton.toolchain import build_in_worker\n"
+            "import sys; from pathlib import Path\n"
+            "from polyfuse_triton.build.toolchain import build_in_worker\n"
             "from polyfuse_triton.target import driver_major; from triton_sources import source\n"
             "assert driver_major() == 13\n"
             f"build_in_worker([source()], Path({str(tmp_path)!r}), {options(90, driver=13)!r})\n"
@@ -203,7 +204,7 @@ class TestInAWorker:
         worker = WorkerProcess()
         try:
             bad = source(ADD_ONE.replace("mask)", "mask, no=1)"))
-            function = "polyfuse_triton.toolchain:build_in_worker"
+            function = "polyfuse_triton.build.toolchain:build_in_worker"
             with pytest.raises(KernelBuildError, match="could not compile"):
                 worker.build(function, [bad], tmp_path, options(90), 300.0)
             worker.build(function, [source()], tmp_path, options(90), 300.0)

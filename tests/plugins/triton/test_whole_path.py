@@ -14,13 +14,13 @@ from fake_gpu import FakeDriver
 from ir_samples import softmax_kernel
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
-from polyfuse.compiler.naming import emit_named
+from polyfuse.compiler.reports.naming import emit_named
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse_kernel
-from polyfuse.ir.print import text
+from polyfuse.ir.text.parse import parse_kernel
+from polyfuse.ir.text.print import text
 from polyfuse.workers import BuildPool
 from polyfuse_triton.backend import TritonBackend
-from polyfuse_triton.services import torch_services
+from polyfuse_triton.launch.services import torch_services
 from requirements import TRITON, needs_gcc
 
 pytest.importorskip("triton", reason=TRITON)
@@ -38,7 +38,7 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TritonBack
         stream_function=driver.stream_function,
         current_device=lambda: 0,
     )
-    monkeypatch.setattr("polyfuse_triton.services.torch_services", lambda: services)
+    monkeypatch.setattr("polyfuse_triton.launch.services.torch_services", lambda: services)
     settings = Settings.resolve(None, {"triton.target": "sm_90", "cache_dir": str(tmp_path / "cache")})
     made = TritonBackend(settings)
     made.name = "triton"
@@ -104,8 +104,9 @@ def test_neither_generating_nor_loading_imports_triton(backend, tmp_path):
     made.build([one], tmp_path)
     script = (
         "import sys; from pathlib import Path\n"
-        "from polyfuse.base.settings import Settings; from polyfuse.ir.parse import parse_kernel\n"
-        "from polyfuse_triton.backend import TritonBackend; from polyfuse_triton.artifact import read_unit\n"
+        "from polyfuse.base.settings import Settings; from polyfuse.ir.text.parse import parse_kernel\n"
+        "from polyfuse_triton.backend import TritonBackend\n"
+        "from polyfuse_triton.build.artifact import read_unit\n"
         "backend = TritonBackend(Settings.resolve(None, {'triton.target': 'sm_90'}))\n"
         "source = backend.emit(parse_kernel(sys.stdin.read()))\n"
         "folder = Path(sys.argv[1])\n"

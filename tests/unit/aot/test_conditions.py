@@ -13,7 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from polyfuse.aot import Package, load, package
 from polyfuse.base.errors import PackageError
-from polyfuse.torch_compat import shapes
+from polyfuse.torch_compat.tracing import shapes
 
 
 def packaged(folder: Path, model: torch.nn.Module, *args: Any, dynamic: Any) -> Package:

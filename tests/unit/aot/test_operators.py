@@ -80,7 +80,7 @@ def test_a_second_process_compiles_nothing(own_cache):
     assert first[0] == {"compiled": 2, "calls": 1, "eager": 1}
     assert second[0] == {"found": 2, "calls": 1, "eager": 1}
     assert second[1] == pytest.approx(first[1])
-    compiler = {"sympy", "torch._dynamo", "polyfuse.compiler.packaging", "polyfuse.lowering"}
+    compiler = {"sympy", "torch._dynamo", "polyfuse.compiler.packages.package", "polyfuse.lowering"}
     assert sorted(compiler & set(second[2])) == []
 
 

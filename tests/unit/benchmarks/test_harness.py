@@ -230,7 +230,7 @@ def test_children_find_byte_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PYTHONDONTWRITEBYTECODE" not in child_environment()
     keep_byte_code()
     import polyfuse.compiler.stages as stages
-    import polyfuse_cpp.kernel as kernel
+    import polyfuse_cpp.loops.kernel as kernel
 
     for module in (stages, kernel):
         assert module.__cached__ is not None and Path(module.__cached__).stat().st_size > 0

@@ -13,7 +13,7 @@ from polyfuse_bench.product_cases import CASES, Case
 from polyfuse_bench.results import write_results
 from polyfuse_bench.timing import Effort, Timing
 
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.types import DType
 from polyfuse_cutlass.space import configs, every_config
 from polyfuse_cutlass.target import Target

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 import torch
-from polyfuse_bench import campaigns, report, tournament
+from polyfuse_bench import autotune_backends, campaigns, report
+from polyfuse_bench.autotune_backends import _races, gain, winner
 from polyfuse_bench.backends import DEFAULT_BACKENDS, compiled
-from polyfuse_bench.tournament import _races, gain, winner
 from polyfuse_bench.tuning import CONTENDERS, MODE, seconds_of_choice
 
 from polyfuse.cache.timings import LOST, Measured, TimingStore
@@ -69,21 +69,21 @@ def test_the_table_of_a_tournament(monkeypatch):
     assert "| softmax | two | two 1 ms, one 2 ms | 2.00× |" in text
     assert "geometric mean" in text
     assert "two by 2.00" in report.one_line(
-        "tournament", {"name": "softmax", "races": [RACE], "failures": {}}
+        "autotune_backends", {"name": "softmax", "races": [RACE], "failures": {}}
     )
 
 
 def test_the_campaign_has_a_row_for_each_kernel(monkeypatch):
     asked = []
-    monkeypatch.setattr(tournament, "measure", lambda task: asked.append(task) or {"races": []})
+    monkeypatch.setattr(autotune_backends, "measure", lambda task: asked.append(task) or {"races": []})
     selection = campaigns.Selection(backends=DEFAULT_BACKENDS, only=("softmax",), cache="folder")
-    (row,) = campaigns.tournament(selection)
+    (row,) = campaigns.autotune_backends(selection)
     assert row() == {"races": []} and asked[0]["cache"] == "folder" and asked[0]["size"] == "large"
-    (on_device,) = campaigns.tournament(dataclasses.replace(selection, device="cuda"))
+    (on_device,) = campaigns.autotune_backends(dataclasses.replace(selection, device="cuda"))
     assert on_device() == {"races": []} and asked[1]["backends"] == ("triton", "halide")
-    assert tournament._named(asked[1]) == {"backends": ["triton", "halide", "interpreter"]}
-    assert tournament._named(asked[0]) == {}
-    monkeypatch.setattr(tournament, "measure", lambda task: 1 / 0)
+    assert autotune_backends._named(asked[1]) == {"backends": ["triton", "halide", "interpreter"]}
+    assert autotune_backends._named(asked[0]) == {}
+    monkeypatch.setattr(autotune_backends, "measure", lambda task: 1 / 0)
     assert row()["races"] == [] and "ZeroDivisionError" in row()["failures"]["all"]
 
 
@@ -91,7 +91,7 @@ def test_a_second_row_does_not_see_what_was_timed_before(tmp_path, monkeypatch):
     store = TimingStore(tmp_path)
     store.write("ab", Measured({"interpreter": 3.0, "cpp": 2.0}, "cpp", "kernel k"))
     assert _races(tmp_path, "cpu")
-    tournament._forget(tmp_path)
+    autotune_backends._forget(tmp_path)
     assert not _races(tmp_path, "cpu")
 
 

@@ -13,7 +13,7 @@ from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.log import reset_warned
 from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, KernelStore, kernel_key
-from polyfuse.cache.remote import FolderStore, HttpStore, RemoteStore, Sheltered, remote_store
+from polyfuse.cache.remote import FolderStore, GuardedStore, HttpStore, RemoteStore, remote_store
 from polyfuse.cache.sharing import Sharing
 from toy_backend import source
 
@@ -167,7 +167,7 @@ class Failing:
 def test_a_store_that_fails_is_left_alone_after_a_while(caplog):
     reset_warned()
     failing = Failing()
-    store = Sheltered(failing)
+    store = GuardedStore(failing)
     for _ in range(3):
         assert store.get("name") is None
         store.put("name", b"")
@@ -178,7 +178,7 @@ def test_a_store_that_fails_is_left_alone_after_a_while(caplog):
 
 def test_a_success_forgives_earlier_failures(tmp_path):
     failing = Failing()
-    store = Sheltered(failing)
+    store = GuardedStore(failing)
     for _ in range(2):
         store.get("name")
         store._store = FolderStore(tmp_path)

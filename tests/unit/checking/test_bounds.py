@@ -11,8 +11,8 @@ import torch
 
 from polyfuse.checking.operands import layout_of
 from polyfuse.checking.verdict import Judgement, judge
-from polyfuse.ir.interpret import run_kernel
-from polyfuse.ir.parse import parse_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
+from polyfuse.ir.text.parse import parse_kernel
 
 SUM = """kernel k on cpu {
   numerics fast

@@ -12,10 +12,10 @@ import torch
 
 from fake_plugins import serve
 from polyfuse.base.errors import KernelBuildError
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.parse import parse_kernel
+from polyfuse.ir.text.parse import parse_kernel
 from polyfuse.plugin import Config, Launchable, Source
 from polyfuse.reference.backend import InterpreterBackend
 

@@ -10,9 +10,9 @@ import torch
 from torch._higher_order_ops.map import map as mapped
 
 from called_functions import branch, branch_that_writes, loop, loop_that_writes, running
-from polyfuse.compiler import bodies
-from polyfuse.compiler.report import last_reports, reset_reports
-from polyfuse.runtime.bodies import DENSE, Body
+from polyfuse.compiler import subgraphs
+from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.runtime.subgraphs import DENSE, Body
 
 
 def branch_in_branch(x: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ def test_arguments_that_lie_otherwise_are_copied() -> None:
 
 
 def test_what_cannot_be_compiled_runs_in_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "mutated_placeholders", lambda module: ("x",))
+    monkeypatch.setattr(subgraphs, "mutated_placeholders", lambda module: ("x",))
     x = torch.randn(6, 8)
     torch.testing.assert_close(compiled(branch, strict=False)(x), branch(x))
     (report,) = last_reports()

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import CompileSession, session_for
-from polyfuse.plugin import Traits
+from polyfuse.plugin import TargetInfo
 
 
 @pytest.mark.parametrize("option", ["auto", "on", "off"])
@@ -43,7 +43,7 @@ def test_models_agree(option: str) -> None:
 def test_single_precision_wants_it_where_it_may_be_rounded(
     monkeypatch: pytest.MonkeyPatch, rounded: bool
 ) -> None:
-    monkeypatch.setattr(CompileSession, "traits", lambda self, device: Traits(channels_last=True))
+    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=True))
     monkeypatch.setattr("polyfuse.compiler.session.rounds_convolutions", lambda device: rounded)
     value = torch.empty(1, device="meta")
     assert session_for(Settings()).wants_channels_last(value, False) is rounded
@@ -70,6 +70,6 @@ def test_the_backend_is_asked_unless_the_option_says(
     training: bool,
     wanted: bool,
 ) -> None:
-    monkeypatch.setattr(CompileSession, "traits", lambda self, device: Traits(channels_last=trait))
+    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=trait))
     session = session_for(Settings(channels_last=option))
     assert session.wants_channels_last(torch.empty(1, dtype=dtype), training) is wanted

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from wide_device import wide
 
 ROWS, COLUMNS, PUT = 40, 7, 30_000

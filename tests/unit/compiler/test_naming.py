@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ir_samples import softmax_kernel
-from polyfuse.compiler.naming import readable_name
+from polyfuse.compiler.reports.naming import readable_name
 from polyfuse.ir.nodes import Origin
 
 

@@ -12,7 +12,7 @@ from fake_plugins import install, plugin
 from polyfuse.base.settings import Settings
 from polyfuse.cache import kernel_key
 from polyfuse.cli.bisect import decisions
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.plugin import Rewrite
 

@@ -11,7 +11,7 @@ from polyfuse import cli
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.cli.bisect import decisions, first_failing
-from polyfuse.compiler.replay import replay
+from polyfuse.compiler.reports.replay import replay
 from polyfuse.compiler.session import session_for
 
 INTERPRETED = {"backends": ("interpreter",)}
@@ -114,7 +114,7 @@ def test_bisecting_a_program(tmp_path: Path, capsys) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch\n"
-        "from polyfuse.compiler.report import last_reports\n"
+        "from polyfuse.compiler.reports.report import last_reports\n"
         "options = {'backends': ['interpreter']}\n"
         "f = torch.compile(lambda x: torch.softmax(x, -1), backend='polyfuse', options=options)\n"
         "f(torch.randn(4, 8))\n"

@@ -10,11 +10,11 @@ import torch
 
 from polyfuse import cli
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.explain import explain
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.explain import explain
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
-from polyfuse.ir.parse import parse
-from polyfuse.ir.print import text
+from polyfuse.ir.text.parse import parse
+from polyfuse.ir.text.print import text
 
 SCRIPT = """
 import sys

@@ -12,7 +12,7 @@ import torch
 
 from fake_plugins import serve
 from polyfuse.base.errors import KernelBuildError
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Claim, Config, Launchable, No, Source, Yes

@@ -14,7 +14,7 @@ from fake_plugins import serve
 from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.cache.timings import LOST, Measured
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Claim, Config, Launchable, No, Source, Yes
@@ -114,7 +114,7 @@ def test_the_search_descends_to_the_best(tunable):
 def test_the_mode_of_torch_asks_for_it(tunable, monkeypatch):
     x = torch.randn(3)
     monkeypatch.setenv("POLYFUSE_TUNE_IN_PROCESS", "1")
-    monkeypatch.setenv("POLYFUSE_TOURNAMENT", "0")
+    monkeypatch.setenv("POLYFUSE_AUTOTUNE_BACKENDS", "0")
     function = torch.compile(lambda x: x.sin() + 1, backend="polyfuse", mode="max-autotune-no-cudagraphs")
     torch.testing.assert_close(function(x), x.sin() + 1)
     assert 64 in tunable.timed

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyfuse.backend import polyfuse
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.plugin import Claim, No
 from polyfuse.reference.backend import InterpreterBackend

@@ -14,7 +14,7 @@ import torch
 from house.source_tree import ROOT
 from polyfuse import cli
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.plugin import Extensions, PluginManager, State
 from polyfuse.select import heat
@@ -125,7 +125,7 @@ def test_a_template_for_its_operator_is_raced(installed, monkeypatch, tmp_path, 
     torch._dynamo.reset()
     reset_reports()
     distances = importlib.import_module("polyfuse_numpy.operators").distances
-    options = {"backends": ["numpy"], "strict": True, "matrix_products": "fastest", "tune_in_process": True}
+    options = {"backends": ["numpy"], "strict": True, "gemm": "fastest", "tune_in_process": True}
     compiled = torch.compile(
         lambda a, b: distances(a, b).sqrt(),
         backend="polyfuse",

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from polyfuse.base.settings import child_environment
 from polyfuse.frontend.inputs import symbol_inputs, symbol_sources, symbols_of_graph
 from polyfuse.frontend.printing import graph_text
-from polyfuse.torch_compat import dynamo, shapes
+from polyfuse.torch_compat.tracing import dynamo, shapes
 
 
 def close(actual: Any, expected: Any) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from polyfuse.frontend.decompose import FAMILIES, KEPT, OWN, decomposition_table
-from polyfuse.torch_compat import decomp, ops
+from polyfuse.frontend.decompositions.decompose import FAMILIES, KEPT, OWN, decomposition_table
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import decomp
 
 aten = torch.ops.aten
 

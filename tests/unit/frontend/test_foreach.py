@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.frontend.decompose import decomposition_table
-from polyfuse.frontend.foreach import decompositions
+from polyfuse.frontend.decompositions.decompose import decomposition_table
+from polyfuse.frontend.decompositions.foreach import decompositions
 from polyfuse.torch_compat import ops
 
 aten = torch.ops.aten

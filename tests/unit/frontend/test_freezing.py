@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.frontend import traced
-from polyfuse.frontend.freezing import Frozen, freeze
+from polyfuse.frontend.freezing.freeze import Frozen, freeze
 from polyfuse.runtime.frozen import FrozenProgram
 
 OPTIONS = {"freezing": True, "strict": True, "backends": ["interpreter"]}
@@ -125,7 +125,7 @@ def test_random_numbers_are_drawn_at_each_call(frozen):
 
 @torch.no_grad()
 def test_what_grows_too_large_is_not_kept(frozen, monkeypatch):
-    monkeypatch.setattr("polyfuse.frontend.freezing._BYTES", 1024)
+    monkeypatch.setattr("polyfuse.frontend.freezing.freeze._BYTES", 1024)
 
     class Table(Scaled):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

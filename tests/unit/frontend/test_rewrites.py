@@ -11,9 +11,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from polyfuse.base.settings import Settings
-from polyfuse.frontend.decompose import decomposition_table
-from polyfuse.frontend.rewrites import PASSES, rewrite_graph
-from polyfuse.frontend.rewrites_casts import holds_exactly
+from polyfuse.frontend.decompositions.decompose import decomposition_table
+from polyfuse.frontend.rewrites.casts import holds_exactly
+from polyfuse.frontend.rewrites.passes import PASSES, rewrite_graph
 
 SPECIAL = torch.tensor([0.0, -0.0, 1.0, -1.5, float("inf"), float("-inf"), float("nan"), 3e38])
 

@@ -9,9 +9,9 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from polyfuse.base.settings import Settings
-from polyfuse.frontend.decompose import decomposition_table
-from polyfuse.frontend.rewrite_tools import Stage
-from polyfuse.frontend.rewrites import rewrite_graph
+from polyfuse.frontend.decompositions.decompose import decomposition_table
+from polyfuse.frontend.rewrites.passes import rewrite_graph
+from polyfuse.frontend.rewrites.tools import Stage
 
 
 def rewritten(

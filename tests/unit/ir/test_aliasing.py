@@ -10,9 +10,9 @@ from polyfuse.base.errors import VerifyError
 from polyfuse.ir.aliasing import permitted_aliases
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg
-from polyfuse.ir.parse import parse_kernel
-from polyfuse.ir.print import text
-from polyfuse.ir.verify import verify_kernel
+from polyfuse.ir.text.parse import parse_kernel
+from polyfuse.ir.text.print import text
+from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.kit import changed_arguments, may_alias, memories, without_aliases
 
 HEAD = """

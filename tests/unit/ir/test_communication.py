@@ -10,9 +10,9 @@ from polyfuse.base.errors import ParseError, VerifyError
 from polyfuse.ir.communication import Running, never_awaited
 from polyfuse.ir.graph import reads
 from polyfuse.ir.nodes import Collective, Wait
-from polyfuse.ir.parse import parse
-from polyfuse.ir.print import text
-from polyfuse.ir.verify import verify_graph
+from polyfuse.ir.text.parse import parse
+from polyfuse.ir.text.print import text
+from polyfuse.ir.verifier.verify import verify_graph
 from schedule_builder import Maker, axes, gathered
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from polyfuse.ir.parse import parse
-from polyfuse.ir.print import text
-from polyfuse.ir.verify import verify_graph, verify_kernel
+from polyfuse.ir.text.parse import parse
+from polyfuse.ir.text.print import text
+from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "ir-text.md"
 

@@ -7,15 +7,15 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import cast, const, load
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import KernelArg
 from polyfuse.ir.nodes import Pointwise
-from polyfuse.ir.parse import parse
-from polyfuse.ir.print import text
+from polyfuse.ir.text.parse import parse
+from polyfuse.ir.text.print import text
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.rewrite.fold import round_half
 from polyfuse.symbolic import axis
-from polyfuse.testing.builder import Builder, Store
+from polyfuse.testing.cases.builder import Builder, Store
 
 TYPES = (DType.f8e4m3, DType.f8e5m2)
 EDGES = (0.0, -0.0, 1.0, -1.5, 0.0625, 1e-3, 447.0, 448.0, 464.0, 480.0, 500.0, 57344.0, 61440.0, 7e4, 1e9)

@@ -8,10 +8,12 @@ import torch
 
 import ir_samples
 from polyfuse.base.errors import IRError
-from polyfuse.ir import interpret_graph, interpret_kernel, semantics
 from polyfuse.ir.expr import apply, const, index_value, load
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
-from polyfuse.ir.interpret import run_graph, run_kernel
+from polyfuse.ir.interpreter import graph as interpret_graph
+from polyfuse.ir.interpreter import kernel as interpret_kernel
+from polyfuse.ir.interpreter import semantics
+from polyfuse.ir.interpreter.interpret import run_graph, run_kernel
 from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, Reduction, Scatter, View
 from polyfuse.ir.statements import Load, Statement, Store

@@ -12,9 +12,9 @@ import ir_samples
 from polyfuse.base.errors import ParseError
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.expr import const, index_value, load
-from polyfuse.ir.parse import parse, parse_graph, parse_kernel
-from polyfuse.ir.print import Printer, text
 from polyfuse.ir.statements import Constant
+from polyfuse.ir.text.parse import parse, parse_graph, parse_kernel
+from polyfuse.ir.text.print import Printer, text
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, host, maximum, minimum, symbol
 

@@ -13,7 +13,7 @@ from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.nodes import ExternCall, Pointwise, View
 from polyfuse.ir.statements import Compute, Constant, IndexValue, Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
-from polyfuse.ir.verify import verify_expr, verify_graph, verify_kernel
+from polyfuse.ir.verifier.verify import verify_expr, verify_graph, verify_kernel
 from polyfuse.symbolic import axis, symbol
 
 F, I, B = DType.f32, DType.i64, DType.bool

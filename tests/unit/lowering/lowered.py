@@ -12,10 +12,10 @@ from polyfuse.base.settings import Settings
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.interpret import run_graph
-from polyfuse.ir.parse import parse_graph
-from polyfuse.ir.print import text
-from polyfuse.ir.verify import verify_graph
+from polyfuse.ir.interpreter.interpret import run_graph
+from polyfuse.ir.text.parse import parse_graph
+from polyfuse.ir.text.print import text
+from polyfuse.ir.verifier.verify import verify_graph
 from polyfuse.lowering import LoweringReport, lower_graph
 
 

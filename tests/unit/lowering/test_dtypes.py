@@ -8,7 +8,7 @@ import pytest
 import torch
 from lowered import check
 
-from polyfuse.ir.print import text
+from polyfuse.ir.text.print import text
 
 F = torch.nn.functional
 

@@ -11,7 +11,7 @@ import torch
 from fake_plugins import install, plugin
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.expr import apply, cast, const, load
 from polyfuse.ir.nodes import Pointwise, Scan

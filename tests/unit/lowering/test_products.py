@@ -38,7 +38,7 @@ def test_what_another_call_reads_is_the_librarys() -> None:
     assert "aten_addmm_out(" in text and "aten_mm_out(" in text
 
 
-@pytest.mark.parametrize("options", [{"matrix_products": "fastest"}, {"numerics": "eager"}])
+@pytest.mark.parametrize("options", [{"gemm": "fastest"}, {"numerics": "eager"}])
 def test_not_where_products_are_raced_or_rounded_as_eager_mode_does(options: dict[str, str]) -> None:
     text = _text(nn.Sequential(nn.Linear(7, 5), nn.GELU()), torch.randn(3, 7), **options)
     assert "aten_addmm_out(" in text

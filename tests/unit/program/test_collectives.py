@@ -17,8 +17,8 @@ if not has_distributed():
     pytest.skip(DISTRIBUTED, allow_module_level=True)
 
 import delayed_group
-from polyfuse.compiler.explain import explain_graph
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.explain import explain_graph
+from polyfuse.compiler.reports.report import last_reports
 
 functional = torch.ops._c10d_functional
 wait = functional.wait_tensor

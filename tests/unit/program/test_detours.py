@@ -11,8 +11,8 @@ from torch import nn
 
 from fake_graphs import FakeDevice
 from obstacle import layers, obstacle
-from polyfuse.compiler.explain import explain_graph
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.explain import explain_graph
+from polyfuse.compiler.reports.report import last_reports
 from recorded_on_device import status
 from recording_in_parts import compiled, fresh_device, operands, same
 

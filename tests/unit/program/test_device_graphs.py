@@ -10,15 +10,15 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from fake_graphs import FakeDevice, fake_graph_device
-from polyfuse.compiler.explain import explain_graph
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.explain import explain_graph
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Collective, ExternCall, Opaque, Wait
-from polyfuse.ir.parse import parse_graph
-from polyfuse.ir.print import text
-from polyfuse.lowering.fallback import Rebuilt
+from polyfuse.ir.text.parse import parse_graph
+from polyfuse.ir.text.print import text
+from polyfuse.lowering.calls.fallback import Rebuilt
 from polyfuse.program.device_graphs import UNSAFE, UNSAFE_IF_DETERMINISTIC, _fault
-from polyfuse.runtime.device_graphs import GraphFacts, GraphStatus, recorded_program
+from polyfuse.runtime.graphs.replay import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.module import CompiledModule
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyfuse.base.settings import Settings
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.ir.nodes import Buffer
 from polyfuse.ir.types import DType
 from polyfuse.program import memory_plan

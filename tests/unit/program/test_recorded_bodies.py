@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from called_functions import branch, loop, running
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 from recording_in_parts import compiled, fresh_device, same
 
 

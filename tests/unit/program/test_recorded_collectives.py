@@ -17,8 +17,8 @@ if not has_distributed():
 
 import delayed_group
 from obstacle import layers
-from polyfuse.compiler.explain import explain_graph
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.explain import explain_graph
+from polyfuse.compiler.reports.report import last_reports
 from recorded_on_device import status
 from recording_in_parts import compiled, fresh_device, same
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from fake_graphs import FakeDevice
 from obstacle import around, layers, obstacle
-from polyfuse.compiler.explain import explain_graph
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.explain import explain_graph
+from polyfuse.compiler.reports.report import last_reports
 from polyfuse.program.device_graphs import part_fault
 from polyfuse.program.steps import Part
 from polyfuse.runtime.module import CompiledModule

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
-from polyfuse.runtime.device_graphs import GraphStatus
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
+from polyfuse.runtime.graphs.replay import GraphStatus
 
 OPTIONS: dict[str, Any] = {"device_graphs": True, "backends": ["interpreter"], "strict": True}
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.torch_compat import cuda_graphs
-from polyfuse.torch_compat.cuda_graphs import TorchGraphs
+from polyfuse.torch_compat.devices import cuda_graphs
+from polyfuse.torch_compat.devices.cuda_graphs import TorchGraphs
 from requirements import HAS_GPU
 
 

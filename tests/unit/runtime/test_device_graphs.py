@@ -192,7 +192,7 @@ def test_parameters_that_keep_moving_are_copied(device: FakeDevice, warnings_see
 def test_large_parameters_that_move_are_followed_for_a_while(
     device: FakeDevice, warnings_seen: Seen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polyfuse.runtime import graph_inputs
+    from polyfuse.runtime.graphs import inputs as graph_inputs
 
     monkeypatch.setattr(graph_inputs, "RESTLESS_LIMIT", 100)
     moving((4, 8), 9)
@@ -522,7 +522,7 @@ def test_memory_given_up_outlives_its_program_while_it_is_held(device: FakeDevic
 
 def test_a_step_ends_what_was_handed_out_in_it(device: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = 0
-    monkeypatch.setattr("polyfuse.runtime.graph_memory.step_number", lambda: steps)
+    monkeypatch.setattr("polyfuse.runtime.graphs.memory.step_number", lambda: steps)
     run = compiled(affine)
     held = []
     for _ in range(5):
@@ -541,7 +541,7 @@ def test_a_step_ends_what_was_handed_out_in_it(device: FakeDevice, monkeypatch: 
 
 
 def test_the_step_that_torch_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polyfuse.torch_compat.device_graphs import step_number
+    from polyfuse.torch_compat.devices.device_graphs import step_number
 
     before = step_number()
     torch.compiler.cudagraph_mark_step_begin()

@@ -67,7 +67,7 @@ def test_steps_of_training(device: FakeDevice) -> None:
 
 
 def test_a_backward_reads_what_its_forward_saved_where_it_is(device: FakeDevice) -> None:
-    from polyfuse.runtime import graph_inputs
+    from polyfuse.runtime.graphs import inputs as graph_inputs
 
     treatments = []
     original = graph_inputs.treat
@@ -76,15 +76,15 @@ def test_a_backward_reads_what_its_forward_saved_where_it_is(device: FakeDevice)
         treatments.append(original(*args, **named))  # type: ignore[arg-type]
         return treatments[-1]
 
-    from polyfuse.runtime import device_graphs
+    from polyfuse.runtime.graphs import replay
 
-    device_graphs.treat, before = spy, device_graphs.treat  # type: ignore[assignment]
+    replay.treat, before = spy, replay.treat  # type: ignore[assignment]
     try:
         _, run, _ = pair()
         for _ in range(2):
             run(torch.randn(5, 8)).backward()
     finally:
-        device_graphs.treat = before
+        replay.treat = before
     forward, backward = treatments
     assert len(forward.copied) == 1
     # the gradient that comes in, and the model's own input, which the forward did not compute

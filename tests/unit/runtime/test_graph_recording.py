@@ -9,11 +9,11 @@ import torch
 
 from fake_graphs import FakeDevice
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.runtime import graph_memory
-from polyfuse.runtime.graph_inputs import GraphFacts, treat
-from polyfuse.runtime.graph_memory import GraphMemory
-from polyfuse.runtime.graph_recording import Recording, make_recording
-from polyfuse.torch_compat.device_graphs import same_addresses, storage_at
+from polyfuse.runtime.graphs import memory as graph_memory
+from polyfuse.runtime.graphs.inputs import GraphFacts, treat
+from polyfuse.runtime.graphs.memory import GraphMemory
+from polyfuse.runtime.graphs.recording import Recording, make_recording
+from polyfuse.torch_compat.devices.device_graphs import same_addresses, storage_at
 
 
 def recorded(facts: GraphFacts, memory: GraphMemory, results: list[Any]) -> Recording:

@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from polyfuse.schedule import Launch
-from polyfuse.schedule.across_rows import _rows_of_group
+from polyfuse.schedule.reductions.column_reductions import _rows_of_group
 from wide_device import WIDE, Planned, WideBackend, wide
 
 ROWS, COLUMNS = 200, 300

@@ -10,11 +10,11 @@ from polyfuse.ir.expr import apply, load
 from polyfuse.ir.nodes import Scatter
 from polyfuse.ir.types import DType
 from polyfuse.program import bytes_moved
-from polyfuse.schedule.axes import loop_order, merge_axes
 from polyfuse.schedule.draw import dot
-from polyfuse.schedule.score import distance, score, shared_bytes
-from polyfuse.schedule.space import fresh_axes
-from polyfuse.schedule.units import loop_unit
+from polyfuse.schedule.fusion.score import distance, score, shared_bytes
+from polyfuse.schedule.fusion.space import fresh_axes
+from polyfuse.schedule.fusion.units import loop_unit
+from polyfuse.schedule.kernels.axes import loop_order, merge_axes
 from polyfuse.symbolic import axis, axis_size
 from schedule_builder import Anything, Maker, axes, reasons, run
 
@@ -141,7 +141,7 @@ class TestLists:
     def test_entries_share_a_kernel_on_request(self) -> None:
         m, names = entries([8, 8, 8])
         assert len(m.schedule(*names).steps) == 3
-        schedule = m.schedule(*names, list_fusion=True)
+        schedule = m.schedule(*names, horizontal_fusion=True)
         assert len(schedule.steps) == 1
         inputs = {f"x{k}": torch.randn(8) for k in range(3)}
         out = run(schedule, inputs)
@@ -155,26 +155,26 @@ class TestLists:
 
     def test_dead_entries_are_left_out(self) -> None:
         m, names = entries([8, 8, 8])
-        schedule = m.schedule(names[0], names[2], list_fusion=True)
+        schedule = m.schedule(names[0], names[2], horizontal_fusion=True)
         (step,) = schedule.steps
         assert [n.name for n in step.nodes] == ["n0", "n1", "n4", "n5"]
 
     def test_other_sizes_stay_apart(self) -> None:
         m, names = entries([8, 8, 9])
-        assert [len(s.nodes) for s in m.schedule(*names, list_fusion=True).steps] == [4, 2]
+        assert [len(s.nodes) for s in m.schedule(*names, horizontal_fusion=True).steps] == [4, 2]
 
     def test_a_consumer_joins_its_own_entry_first(self) -> None:
         m, names = entries([8, 8])
         m.buffer("y", 8)
         (i,) = axes(8)
         m.pointwise("y", (i,), apply("sin", m.load(names[0], i)))
-        schedule = m.schedule("y", names[1], list_fusion=True)
+        schedule = m.schedule("y", names[1], horizontal_fusion=True)
         fused = [(d.first, d.second) for d in schedule.decisions if d.kind == "fuse"]
         assert ("n0+n1", "n4") in fused or ("n1", "n4") in fused
 
     def test_no_more_than_fit(self) -> None:
         m, names = entries([8] * 6)
-        schedule = m.schedule(*names, list_fusion=True, max_fusion_size=4)
+        schedule = m.schedule(*names, horizontal_fusion=True, max_fusion_size=4)
         assert [len(s.nodes) for s in schedule.steps] == [4, 4, 4]
 
 

@@ -6,10 +6,10 @@ import pytest
 
 from polyfuse.ir.expr import apply
 from polyfuse.ir.nodes import Collective, ExternCall
-from polyfuse.plugin import Traits
-from polyfuse.schedule.durations import communication_seconds, computing_seconds
-from polyfuse.schedule.space import fresh_axes
-from polyfuse.schedule.units import Unit, call_unit, loop_unit
+from polyfuse.plugin import TargetInfo
+from polyfuse.schedule.fusion.space import fresh_axes
+from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
+from polyfuse.schedule.overlap.durations import communication_seconds, computing_seconds
 from polyfuse.symbolic import IndexLike
 from schedule_builder import Maker, axes
 
@@ -21,8 +21,8 @@ def number(index: IndexLike) -> int:
     return index
 
 
-def seconds(m: Maker, unit: Unit, traits: Traits) -> float:
-    return computing_seconds(unit, m.graph(), traits, number)
+def seconds(m: Maker, unit: Unit, target_info: TargetInfo) -> float:
+    return computing_seconds(unit, m.graph(), target_info, number)
 
 
 def test_an_addition_takes_as_long_as_its_three_buffers() -> None:
@@ -33,7 +33,7 @@ def test_an_addition_takes_as_long_as_its_three_buffers() -> None:
     m.pointwise("z", i, apply("add", m.load("x", *i), m.load("y", *i)))
     (node,) = m.nodes
     unit = loop_unit(node, 0, "anything", (), "cpu", fresh_axes())
-    found = seconds(m, unit, Traits(bandwidth=1e6)) - seconds(m, unit, Traits(bandwidth=1e12))
+    found = seconds(m, unit, TargetInfo(bandwidth=1e6)) - seconds(m, unit, TargetInfo(bandwidth=1e12))
     assert found == pytest.approx(3 * MEGABYTE / 1e6, rel=1e-3)
 
 
@@ -54,9 +54,9 @@ def test_products_take_longer_than_what_they_move(
     names = [m.buffer(f"x{k}", *size) for k, size in enumerate(sizes)]
     m.call(op, (m.buffer("y", *result),), *names, out="out")
     unit = call_unit(m.nodes[0], 0)
-    fast, slow = (seconds(m, unit, Traits(bandwidth=1e30, operations=rate)) for rate in (1e30, 1.0))
+    fast, slow = (seconds(m, unit, TargetInfo(bandwidth=1e30, operations=rate)) for rate in (1e30, 1.0))
     assert slow - fast == pytest.approx(work)
-    assert seconds(m, unit, Traits(bandwidth=1.0, operations=1.0)) > 100.0
+    assert seconds(m, unit, TargetInfo(bandwidth=1.0, operations=1.0)) > 100.0
 
 
 def test_collectives() -> None:

@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from polyfuse.base.errors import UnsupportedError, VerifyError
-from polyfuse.ir.interpret import run_kernel
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Scatter
 from polyfuse.ir.ops import FOLD_MODES
-from polyfuse.ir.parse import parse
-from polyfuse.ir.print import text
-from polyfuse.ir.verify import verify_kernel
+from polyfuse.ir.text.parse import parse
+from polyfuse.ir.text.print import text
+from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.plugin import Claim, Config, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
 from product_kernels import OPTIONS, kernels_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import apply, load
 from polyfuse.ir.kernel import Kernel, KernelArg
-from polyfuse.ir.print import text
+from polyfuse.ir.text.print import text
 from polyfuse.ir.types import DType
-from polyfuse.ir.verify import verify_kernel
+from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.schedule.host_sizes import sizes_as_arguments
 from polyfuse.symbolic import IndexLike, axis, host, symbol
-from polyfuse.testing.builder import Builder, Store
+from polyfuse.testing.cases.builder import Builder, Store
 
 LENGTH = symbol("s0", 2)
 ROUNDED = host("math.ceil((s0 / 4))", (LENGTH,), 1)

@@ -10,7 +10,7 @@ import torch
 from polyfuse.ir.expr import apply, const, load
 from polyfuse.ir.nodes import Origin, Scan, Scatter
 from polyfuse.ir.types import DType
-from polyfuse.plugin import No, Traits, Yes
+from polyfuse.plugin import No, TargetInfo, Yes
 from polyfuse.schedule import Launch
 from polyfuse.symbolic import axis
 from schedule_builder import Anything, Maker, axes, reasons, run
@@ -317,8 +317,8 @@ def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(
 class DearStarts(Anything):
     """Starting a kernel takes as long as moving much memory."""
 
-    def traits(self, device: str) -> Traits:
-        return replace(super().traits(device), launch_bytes=64 << 20)
+    def target_info(self, device: str) -> TargetInfo:
+        return replace(super().target_info(device), launch_bytes=64 << 20)
 
 
 @pytest.mark.parametrize("backend", [Anything, DearStarts])
@@ -384,7 +384,7 @@ class TestLists:
                 m.pointwise(f"y{k}", (i, j), apply(op, m.load(f"x{k}", i, j)))
                 # what is listed is what an operator was asked for, not what it came to
                 m.nodes[-1] = replace(m.nodes[-1], origins=(Origin(f"aten.{op}.default", op),))
-        return [len(step.nodes) for step in m.schedule("y0", "y1", list_fusion=True).steps]
+        return [len(step.nodes) for step in m.schedule("y0", "y1", horizontal_fusion=True).steps]
 
     def test_the_same(self) -> None:
         assert self.together("exp") == [2]

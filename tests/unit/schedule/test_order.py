@@ -14,10 +14,10 @@ from polyfuse.ir.nodes import Node
 from polyfuse.ir.types import DType
 from polyfuse.schedule import Call, Launch
 from polyfuse.schedule.deps import dependencies, live_nodes, stable_order, storage_roots
-from polyfuse.schedule.fuse import link
+from polyfuse.schedule.fusion.fuse import link
+from polyfuse.schedule.fusion.space import fresh_axes
+from polyfuse.schedule.fusion.units import call_unit
 from polyfuse.schedule.schedule import schedule_graph
-from polyfuse.schedule.space import fresh_axes
-from polyfuse.schedule.units import call_unit
 from polyfuse.symbolic import symbol
 from schedule_builder import Maker, axes, run
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from polyfuse.ir.expr import apply
-from polyfuse.schedule.overlap import Plan, Task, overlapped
+from polyfuse.schedule.overlap.reorder import Plan, Task, overlapped
 from polyfuse.schedule.result import Schedule
 from schedule_builder import Maker, axes
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.schedule import Schedule
 from schedule_builder import Maker, axes, reasons
 
@@ -126,7 +126,7 @@ def test_training() -> None:
 
 
 def test_generated_products_write_there_too() -> None:
-    report = run(lambda a, b, c: torch.cat([a @ b, a @ c], 1), A, B, C, matrix_products="generated")
+    report = run(lambda a, b, c: torch.cat([a @ b, a @ c], 1), A, B, C, gemm="generated")
     assert report.calls == () and report.kernels == 2
 
 

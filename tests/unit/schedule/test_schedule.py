@@ -11,9 +11,9 @@ from polyfuse.ir.expr import apply, const, load
 from polyfuse.ir.kernel import Alias
 from polyfuse.ir.nodes import Scatter
 from polyfuse.ir.types import DType
-from polyfuse.ir.verify import verify_kernel
+from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.schedule import Launch
-from polyfuse.schedule.aliasing import without_refused
+from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.symbolic import IndexLike, axis, axis_size, symbol
 from schedule_builder import Maker, axes, run
 

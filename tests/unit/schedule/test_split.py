@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from polyfuse.ir.expr import index_value
+from polyfuse.ir.interpreter.semantics import reduce as reduced
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.ops import REDUCTIONS
-from polyfuse.ir.semantics import reduce as reduced
 from polyfuse.ir.types import DType
-from polyfuse.plugin import Traits
-from polyfuse.plugin.traits import near_divisor
+from polyfuse.plugin import TargetInfo
+from polyfuse.plugin.target_info import near_divisor
 from polyfuse.schedule import Launch, Schedule
-from polyfuse.schedule.split import _cut
+from polyfuse.schedule.reductions.split import _cut
 from polyfuse.symbolic import symbol
 from schedule_builder import Anything, Maker, axes, run
 from wide_device import WIDE, WideBackend, wide
@@ -40,7 +40,7 @@ KINDS = (
 class Wide(Anything):
     """A wide device."""
 
-    def traits(self, device: str) -> Traits:
+    def target_info(self, device: str) -> TargetInfo:
         return WIDE
 
 

@@ -10,8 +10,8 @@ import torch
 
 import choice_plugin
 from fake_plugins import install, plugin
-from polyfuse.compiler.explain import explain
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.explain import explain
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.plugin import Choice, Yes
 from polyfuse.select import heat
@@ -43,7 +43,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
         torch.compiler.reset()
         options = {
             "backends": ["toy"],
-            "matrix_products": "fastest",
+            "gemm": "fastest",
             "strict": True,
             "tune_in_process": True,
             "cache_dir": str(tmp_path),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.select import fusion_race, heat
 from polyfuse.select.work import Candidate

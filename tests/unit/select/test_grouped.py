@@ -60,7 +60,7 @@ def test_compiled_it_gives_what_eager_mode_gives():
         pytest.skip(
             f"this torch has no products of groups on the processor, which the test compares with: {error}"
         )
-    for options in ({}, {"matrix_products": "fastest", "tune_in_process": True}):
+    for options in ({}, {"gemm": "fastest", "tune_in_process": True}):
         found = torch.compile(grouped, backend="polyfuse", options={**options, "strict": True})(
             rows, matrices, ends
         )

@@ -18,7 +18,7 @@ from polyfuse.base.folders import cache_root
 from polyfuse.base.settings import Settings
 from polyfuse.cache.samples import Race, Sample, SampleStore
 from polyfuse.cache.timings import LOST, TimingStore
-from polyfuse.compiler.report import last_reports
+from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
@@ -255,7 +255,7 @@ def test_later_races_build_fewer(sixteen):
     assert len(tuned(sixteen, 21)[0]) == 9
     # of larger kernels than these nothing is known
     assert tuned(sixteen, 41)[0] == everything
-    built, reason = tuned(sixteen, 22, tune_learnt=False)
+    built, reason = tuned(sixteen, 22, tune_cost_model=False)
     assert built == everything and "taught" not in reason
 
 

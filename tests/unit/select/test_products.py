@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import session_for
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.rules import accumulates, result_types
 from polyfuse.ir.types import DType
+from polyfuse.ir.verifier.rules import accumulates, result_types
 from polyfuse.kit import match
 from polyfuse.plugin import Config, Source
 from polyfuse.reference.backend import InterpreterBackend
@@ -72,7 +72,7 @@ def test_dynamic_sizes() -> None:
 
 def test_training_through_generated_products() -> None:
     w, x = R(9, 5, requires_grad=True), R(7, 5, requires_grad=True)
-    options = {"backends": ["interpreter"], "matrix_products": "generated", "strict": True}
+    options = {"backends": ["interpreter"], "gemm": "generated", "strict": True}
     compiled = torch.compile(lambda x, w: F.gelu(F.linear(x, w)).sum(), backend="polyfuse", options=options)
     wanted = torch.autograd.grad(F.gelu(F.linear(x, w)).sum(), (x, w))
     found = torch.autograd.grad(compiled(x, w), (x, w))
@@ -134,7 +134,7 @@ def _race(tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.Monkey
     monkeypatch.setattr(heat, "race", fake)
     options = {
         "backends": ["interpreter"],
-        "matrix_products": "fastest",
+        "gemm": "fastest",
         "strict": True,
         "tune_in_process": True,
         "deterministic": "off",
@@ -172,7 +172,7 @@ def test_what_fails_loses(tmp_path: Path, racing: None, monkeypatch: pytest.Monk
 def test_a_real_race(tmp_path: Path, racing: None) -> None:
     options = {
         "backends": ["interpreter"],
-        "matrix_products": "fastest",
+        "gemm": "fastest",
         "strict": True,
         "tune_in_process": True,
         "deterministic": "off",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
@@ -46,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
         torch.compiler.reset()
         options = {
             "backends": ["interpreter"],
-            "matrix_products": "fastest",
+            "gemm": "fastest",
             "strict": True,
             "tune_in_process": True,
             "cache_dir": str(tmp_path),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyfuse.cache.timings import LOST, Measured, TimingStore
-from polyfuse.compiler.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
@@ -117,7 +117,7 @@ def test_beside_products_that_take_long(run, monkeypatch):
     def function(large: torch.Tensor, small: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return large @ large.t(), small.exp() * 2
 
-    options = {"matrix_products": "fastest"}
+    options = {"gemm": "fastest"}
     for _ in range(2):  # from what was measured, and from what is remembered of the graph
         report, raced = run(function, LARGE, SMALL, **options)
         assert not any(names == NAMES for _, names in raced)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.kernel import Kernel
 from polyfuse.kit import match
@@ -43,7 +43,7 @@ def test_a_race_goes_on_where_the_first_backend_refuses_what_is_no_product(
     torch.compiler.reset()
     options = {
         "backends": ["interpreter", "cpp"],
-        "matrix_products": "fastest",
+        "gemm": "fastest",
         "tune_in_process": True,
         "cache_dir": str(tmp_path),
     }

@@ -16,7 +16,7 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.cache.timings import Measured, TimingStore
-from polyfuse.compiler.report import last_reports, reset_reports
+from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.plugin import Config
 from polyfuse.reference.backend import InterpreterBackend
@@ -54,7 +54,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def options(tmp_path: Path, **more: object) -> dict[str, object]:
     return {
         "backends": ["interpreter"],
-        "matrix_products": "fastest",
+        "gemm": "fastest",
         "strict": True,
         "tune_in_process": True,
         "deterministic": "off",
@@ -170,7 +170,7 @@ def test_what_is_known_to_be_faster_is_not_asked_for_where_roundings_count(tmp_p
     monkeypatch.setattr(decide, "_known", lambda tuner, graph, decisions: asked.append(graph.name) or {})
     for numerics, times in (("eager", 0), ("fast", 1)):
         torch.compiler.reset()
-        options = {"matrix_products": "known", "numerics": numerics}
+        options = {"gemm": "known", "numerics": numerics}
         torch.testing.assert_close(compiled(torch.mm, tmp_path, **options)(A, B), A @ B)
         assert len(asked) == times
 
@@ -178,7 +178,7 @@ def test_what_is_known_to_be_faster_is_not_asked_for_where_roundings_count(tmp_p
 def test_the_process_that_times_starts_early_only_where_nothing_is_known(tmp_path, monkeypatch):
     started: list[str] = []
     monkeypatch.setattr(ChildTrack, "start", lambda self: started.append("child"))
-    a_tuner(tmp_path / "a", matrix_products="library", tune_in_process=False).expect()
+    a_tuner(tmp_path / "a", gemm="library", tune_in_process=False).expect()
     a_tuner(tmp_path / "a", tune_in_process=True).expect()
     assert started == []
     a_tuner(tmp_path / "a", tune_in_process=False).expect()

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.ops import SCALAR_OPS
-from polyfuse.ir.rules import result_types
 from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, statement, with_names
 from polyfuse.ir.types import DType
+from polyfuse.ir.verifier.rules import result_types
 from polyfuse.symbolic import Index, IndexLike, atoms, axis_name, maximum, minimum
 
 __all__ = [

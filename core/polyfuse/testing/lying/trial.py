@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from polyfuse.plugin import Backend
-from polyfuse.testing.case import Case
+from polyfuse.testing.cases.case import Case
 from polyfuse.testing.conformance import Run, all_cases
 from polyfuse.testing.lying.backend import Lying
 from polyfuse.testing.lying.planting import Defect

@@ -8,7 +8,7 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value
+from polyfuse_halide.library.math.arithmetic import Value
 from polyfuse_halide.library.passes import Body
 from polyfuse_halide.library.stages import Input, Program
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import (
+from polyfuse_halide.library.math.arithmetic import (
     Value,
     add,
     bit_xor,
@@ -19,8 +19,8 @@ from polyfuse_halide.library.arithmetic import (
     mul,
     number,
 )
-from polyfuse_halide.library.convert import constant
-from polyfuse_halide.library.exponentials import exp, log1p
+from polyfuse_halide.library.math.convert import constant
+from polyfuse_halide.library.math.exponentials import exp, log1p
 
 __all__ = ["Fold", "Moments", "merge_scan", "scan_start"]
 

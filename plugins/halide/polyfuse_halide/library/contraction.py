@@ -15,7 +15,7 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, bits_of, expr, from_bits
+from polyfuse_halide.library.math.arithmetic import Value, bits_of, expr, from_bits
 
 __all__ = ["contraction", "elementary", "multiply_add", "strict"]
 

@@ -9,10 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, expr
 from polyfuse_halide.library.combine import Fold, Moments
 from polyfuse_halide.library.contraction import strict
-from polyfuse_halide.library.convert import convert
+from polyfuse_halide.library.math.arithmetic import Value, expr
+from polyfuse_halide.library.math.convert import convert
 
 __all__ = ["Body", "Pass", "Reductions", "State", "define", "flat_of", "reads", "total"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, expr
 from polyfuse_halide.library.combine import Fold, Moments
-from polyfuse_halide.library.exponentials import exp_share
+from polyfuse_halide.library.math.arithmetic import Value, expr
+from polyfuse_halide.library.math.exponentials import exp_share
 from polyfuse_halide.library.passes import Body, Pass, Reductions, define, flat_of, reads, total
 
 __all__ = ["Reduction", "Tail"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, expr
 from polyfuse_halide.library.combine import merge_scan, scan_start
+from polyfuse_halide.library.math.arithmetic import Value, expr
 from polyfuse_halide.library.passes import Body, define, reads
 
 __all__ = ["RowScan"]

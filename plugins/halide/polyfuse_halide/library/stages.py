@@ -8,10 +8,10 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.arithmetic import Value, add, at_each, expr, maximum, minimum, mul
 from polyfuse_halide.library.combine import merge_scan
 from polyfuse_halide.library.contraction import strict
-from polyfuse_halide.library.convert import STORED, convert, memory_type, widened
+from polyfuse_halide.library.math.arithmetic import Value, add, at_each, expr, maximum, minimum, mul
+from polyfuse_halide.library.math.convert import STORED, convert, memory_type, widened
 from polyfuse_halide.library.passes import Body, define, reads
 from polyfuse_halide.library.reduce import Reduction
 from polyfuse_halide.library.scans import RowScan

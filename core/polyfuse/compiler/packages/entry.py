@@ -1,0 +1,221 @@
+"""One exported program, compiled for a package: its host program, kernels, and how it is called."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from polyfuse.aot.description import Argument, Entry, Source, Symbol
+from polyfuse.base.errors import PackageError, PolyfuseError
+from polyfuse.base.text import shorten
+from polyfuse.compiler.offered_rewrites import OfferedRewrites
+from polyfuse.compiler.packages.weights import WeightTable
+from polyfuse.compiler.session import CompileSession
+from polyfuse.compiler.stages import BuiltGraph, compile_whole
+from polyfuse.frontend.exported import ExportedGraph, ExportedInput, functional_graph
+from polyfuse.frontend.graph import AtenGraph, BoxedCallable
+from polyfuse.frontend.traced import compile_traced
+from polyfuse.plugin import Backend
+from polyfuse.runtime.once import ONCE
+from polyfuse.torch_compat.namespaces import comes_with_torch
+from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
+
+__all__ = ["PackagedEntry", "PlacedKernel", "compile_entry", "size_texts"]
+
+
+@dataclass(frozen=True)
+class PlacedKernel:
+    """A kernel of the program: who made it, and where it lies.
+
+    Attributes:
+        unit: name of the folder in the package.
+        key: of the kernel in that folder.
+    """
+
+    backend: Backend
+    folder: Path
+    unit: str
+    key: str
+
+
+@dataclass(frozen=True)
+class PackagedEntry:
+    """What goes into a package for one entry.
+
+    Attributes:
+        entry: how it is described.
+        text: its host program.
+        kernels: that the program launches.
+        devices: device types that it computes on.
+        exported, built: what it was made of.
+    """
+
+    entry: Entry
+    text: str
+    kernels: tuple[PlacedKernel, ...]
+    devices: frozenset[str]
+    exported: ExportedGraph
+    built: BuiltGraph
+
+
+def compile_entry(
+    name: str,
+    program: ExportedProgram,
+    table: WeightTable,
+    session: CompileSession,
+    modules: tuple[str, ...],
+    *,
+    native: bool = False,
+) -> PackagedEntry:
+    """Compile an exported program; its tensors go into `table`. With `native`, kernels compute what they can,
+    and libraries the rest.
+    """
+    exported = functional_graph(program, session.settings.numerics, own_kernels=native)
+    values = fx.placeholder_values(exported.module.graph)
+    env = fake.shape_env_of(fake.detect_fake_mode(values))
+    built = _compile(name, exported, session)
+    texts = shapes.condition_texts(env, values)
+    kernels = {kernel: _placed(kernel, pending) for kernel, pending in built.kernels.items()}
+    operators = tuple(sorted(set(_operators(built.module.text))))
+    _check_operators(operators, modules)
+    inputs, arguments = _inputs(name, exported, values, table)
+    entry = Entry(
+        f"programs/{name}.py",
+        {kernel: (place.unit, place.key) for kernel, place in kernels.items()},
+        _objects(name, built, table),
+        inputs,
+        arguments,
+        exported.positional,
+        exported.keywords,
+        {str(symbol): Symbol(*shapes.finite_range(bounds)) for symbol, bounds in exported.ranges.items()},
+        texts,
+        _nesting(exported.in_spec, "arguments"),
+        _nesting(exported.out_spec, "results"),
+        operators,
+    )
+    devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}
+    devices |= {pending.launch.kernel.device.partition(":")[0] for pending in built.kernels.values()}
+    return PackagedEntry(
+        entry, built.module.text, tuple(kernels.values()), frozenset(devices), exported, built
+    )
+
+
+def _compile(name: str, exported: ExportedGraph, session: CompileSession) -> BuiltGraph:
+    found: list[BuiltGraph] = []
+
+    def inner(graph: AtenGraph) -> BoxedCallable:
+        found.append(compile_whole(graph, session))
+        return found[0].module
+
+    compile_traced(
+        exported.module,
+        inner=inner,
+        settings=session.settings,
+        name=name,
+        static=[i for i, item in enumerate(exported.inputs) if item.origin != "argument"],
+        more=OfferedRewrites(session.extensions),
+    )
+    return found[0]
+
+
+def _placed(name: str, pending: Any) -> PlacedKernel:
+    source, backend = pending.emitted.source, pending.emitted.backend
+    place = pending.future.places()[source.key]
+    if isinstance(place, PolyfuseError):
+        raise place
+    return PlacedKernel(backend, place.folder, place.folder.name[:16], place.source_key)
+
+
+def _operators(text: str) -> Iterator[str]:
+    """Names of the operators that a host program calls."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "operator":
+            yield str(ast.literal_eval(node.args[0])).removeprefix(ONCE)
+
+
+def _check_operators(operators: tuple[str, ...], modules: tuple[str, ...]) -> None:
+    for name in operators:
+        if name.startswith("higher_order."):
+            raise PackageError(
+                f"the model calls the operator {name}, which calls back into Python",
+                "leave what uses it out of the exported part of the model",
+            )
+        if not comes_with_torch(name) and not modules:
+            raise PackageError(
+                f"the model calls the operator {name}, which is no part of torch",
+                "name the module that registers it in modules=",
+            )
+
+
+def _objects(name: str, built: BuiltGraph, table: WeightTable) -> dict[str, int]:
+    """Constants that the program reads, as weights."""
+    objects = built.schedule.graph.objects
+    positions: dict[str, int] = {}
+    for key in built.module.namespace["OBJECTS"].values():
+        value = objects[key]
+        if not isinstance(value, torch.Tensor):
+            raise PackageError(
+                f"the model needs {key} ({shorten(repr(value), 80)}), which calls back into Python",
+                "leave what uses it out of the exported part of the model",
+            )
+        positions[key] = table.add(name, f"{name}.{key}", "constant", value)
+    return positions
+
+
+def _inputs(
+    entry: str, exported: ExportedGraph, values: tuple[Any, ...], table: WeightTable
+) -> tuple[tuple[Source, ...], tuple[Argument, ...]]:
+    sources: list[Source] = []
+    arguments: list[Argument] = []
+    for item, value in zip(exported.inputs, values, strict=True):
+        if item.origin == "argument":
+            sources.append(Source("argument", len(arguments)))
+            arguments.append(_argument(item, value))
+        else:
+            tensor = exported.tensors[item.name]
+            sources.append(Source("weight", table.add(entry, item.name, item.origin, tensor, item.mutated)))
+    return tuple(sources), tuple(arguments)
+
+
+def _argument(item: ExportedInput, value: Any) -> Argument:
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided:
+            raise PackageError(f"{item.name} is a tensor of layout {value.layout}", "pass a dense tensor")
+        return Argument(
+            item.name,
+            "tensor",
+            str(value.dtype).removeprefix("torch."),
+            value.device.type,
+            size_texts(value.shape),
+            size_texts(value.stride()),
+            item.mutated,
+        )
+    if isinstance(value, torch.SymInt):
+        return Argument(item.name, "number", size=size_texts((value,)))
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return Argument(item.name, "fixed", value=value)
+    raise PackageError(
+        f"the argument {item.name} is a {type(value).__name__}, which cannot be compared at a call",
+        "pass tensors, numbers and texts",
+    )
+
+
+def size_texts(sizes: Any) -> tuple[int | str, ...]:
+    """Sizes as packages have them."""
+    return tuple(size if isinstance(size, int) else str(size) for size in shapes.exprs_of(sizes))
+
+
+def _nesting(spec: Any, what: str) -> str:
+    try:
+        return pytree.spec_text(spec)
+    except Exception as error:
+        raise PackageError(
+            f"{what} are nested in a container that has no name in files ({shorten(str(error), 200)})",
+            "register it with torch.export.register_dataclass, or use tuples, lists and dictionaries",
+        ) from error

@@ -1,0 +1,160 @@
+"""The entries of a package that run without Python: what a backend needs to make a library of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfuse.aot.description import Argument, Entry, Weight
+from polyfuse.aot.weights import WEIGHTS
+from polyfuse.base.errors import PackageError, PolyfuseError, UnsupportedError
+from polyfuse.compiler.packages.entry import PackagedEntry, size_texts
+from polyfuse.compiler.session import CompileSession
+from polyfuse.frontend.describe import output_args
+from polyfuse.plugin import Backend, No, Source
+from polyfuse.plugin.host_library import HostArgument, HostLibrary, HostResult, HostSymbol, HostWeight
+from polyfuse.program.native import native_program
+from polyfuse.workers import BuildFuture
+
+__all__ = ["NATIVE", "NativeLibrary", "native_libraries"]
+
+NATIVE = "native"
+"""The folder of a package that holds libraries and headers."""
+
+
+@dataclass(frozen=True)
+class NativeLibrary:
+    """A library that was built.
+
+    Attributes:
+        member: of the package.
+        files: all that goes into the package for it, by members.
+    """
+
+    member: str
+    files: Mapping[str, Path]
+
+
+def native_libraries(
+    entries: Mapping[str, PackagedEntry], weights: Sequence[Weight], session: CompileSession
+) -> dict[str, NativeLibrary]:
+    """Build a library of each entry.
+
+    Raises:
+        PackageError: one needs Python; the message names what for.
+        KernelBuildError: one cannot be built.
+    """
+    _check_weights(entries, weights)
+    building: dict[str, tuple[BuildFuture, Source]] = {}
+    for name, entry in entries.items():
+        try:
+            backend, source = _printed(_library(name, entry, weights), session)
+        except UnsupportedError as error:
+            raise PackageError(
+                f"the entry {name} needs Python: {error.cause}",
+                "leave out native=True, or what needs it out of the exported part of the model",
+            ) from error
+        building[name] = session.pool.submit(backend, [source], session.store), source
+    return {name: _built(name, future, source) for name, (future, source) in building.items()}
+
+
+def _check_weights(entries: Mapping[str, PackagedEntry], weights: Sequence[Weight]) -> None:
+    """Refuse weights that libraries cannot have each for itself."""
+    readers = Counter(position for entry in entries.values() for position in _used(entry.entry))
+    for position, readers_of_it in readers.items():
+        row = weights[position]
+        if row.offset < 0:
+            raise PackageError(
+                f"without Python, weights are read from the package, and {row.name} is not in it",
+                "leave out weights=False",
+            )
+        if row.mutable and readers_of_it > 1:
+            raise PackageError(
+                f"without Python, each entry has its own {row.name}, which one writes to and another reads",
+                "package them one by one, or leave out native=True",
+            )
+
+
+def _used(entry: Entry) -> tuple[int, ...]:
+    """Positions of weights that an entry reads, each once."""
+    found = [source.position for source in entry.inputs if source.origin == "weight"]
+    return tuple(dict.fromkeys((*found, *entry.objects.values())))
+
+
+def _library(name: str, packaged: PackagedEntry, weights: Sequence[Weight]) -> HostLibrary:
+    entry, built = packaged.entry, packaged.built
+    emitted = {kernel: pending.emitted for kernel, pending in built.kernels.items()}
+    calls = {kernel: item.backend.host(item.source) for kernel, item in emitted.items()}
+    printed = native_program(built.program, calls)
+    places = {position: i for i, position in enumerate(_used(entry))}
+    return HostLibrary(
+        name,
+        printed,
+        tuple(emitted[kernel].source for kernel in printed.kernel_names),
+        tuple(map(_argument, entry.arguments)),
+        tuple(
+            (source.origin, places[source.position] if source.origin == "weight" else source.position)
+            for source in entry.inputs
+        ),
+        tuple(_weight(weights[position]) for position in places),
+        {key: places[position] for key, position in entry.objects.items()},
+        tuple(_result(i, value) for i, value in enumerate(output_args(packaged.exported.module))),
+        tuple(HostSymbol(symbol, row.lower, row.upper) for symbol, row in entry.symbols.items()),
+        entry.conditions,
+        WEIGHTS,
+    )
+
+
+def _argument(row: Argument) -> HostArgument:
+    return HostArgument(row.name, row.kind, row.dtype, row.size, row.stride, row.mutated)
+
+
+def _weight(row: Weight) -> HostWeight:
+    return HostWeight(row.name, row.dtype, row.size, row.stride, row.offset, row.bytes, row.mutable)
+
+
+def _result(position: int, value: Any) -> HostResult:
+    name = f"result {position}"
+    known = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+    if isinstance(known, torch.Tensor):
+        dtype = str(known.dtype).removeprefix("torch.")
+        return HostResult(name, "tensor", dtype, size_texts(known.shape))
+    if isinstance(known, torch.SymInt):
+        return HostResult(name, "number")
+    if known is None:
+        return HostResult(name, "none")
+    if isinstance(known, (bool, int, float)):
+        return HostResult(name, "value", value=known)
+    raise UnsupportedError(f"the result {name} is a {type(known).__name__}")
+
+
+def _printed(library: HostLibrary, session: CompileSession) -> tuple[Backend, Source]:
+    """The source of a library, by the first backend that prints it."""
+    reasons: list[str] = []
+    for backend in session.backends("cpu"):
+        source = backend.host_library(library)
+        if isinstance(source, Source):
+            return backend, source
+        assert isinstance(source, No)
+        reasons.append(f"{backend.name}: {source.reason}")
+    raise UnsupportedError(f"no backend makes a library of it ({'; '.join(reasons)})")
+
+
+def _built(name: str, future: BuildFuture, source: Source) -> NativeLibrary:
+    place = future.places()[source.key]
+    if isinstance(place, PolyfuseError):
+        raise place
+    files: dict[str, Path] = {}
+    member = ""
+    for path in sorted(place.folder.iterdir()):
+        if path.name == f"{source.key}.so":
+            member = f"{NATIVE}/{name}.so"
+            files[member] = path
+        elif path.suffix == ".h":
+            files[f"{NATIVE}/{path.name}"] = path
+    return NativeLibrary(member, files)

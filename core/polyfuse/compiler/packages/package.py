@@ -1,0 +1,171 @@
+"""Packages are made here: models that `torch.export` captured, compiled and written to one file."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, export
+
+from polyfuse.aot.container import ArchiveWriter
+from polyfuse.aot.description import BackendNote, Description, Unit
+from polyfuse.aot.weights import WEIGHTS, write_weights
+from polyfuse.base.errors import InvalidOptionError, PackageError
+from polyfuse.base.settings import Settings
+from polyfuse.base.version import version
+from polyfuse.cache.artifacts import CONTENTS
+from polyfuse.compiler.compile import decided
+from polyfuse.compiler.packages.entry import PackagedEntry, PlacedKernel, compile_entry
+from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
+from polyfuse.compiler.packages.weights import WeightTable
+from polyfuse.compiler.session import CompileSession, session_for
+from polyfuse.plugin import Backend
+
+__all__ = ["package"]
+
+_DEFAULT = "forward"
+
+
+def package(
+    model: torch.nn.Module | ExportedProgram | Mapping[str, ExportedProgram],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    path: str | PathLike[str] = "",
+    *,
+    dynamic_shapes: Any = None,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+    weights: bool = True,
+    modules: Sequence[str] = (),
+    native: bool = False,
+) -> Path:
+    """Compile a model for inference and write it to one file, which `polyfuse.aot.load` reads.
+
+    Args:
+        model: a module, which is exported with `args` and `kwargs`; what `torch.export.export` returned; or
+            several of these by the names of entries.
+        args, kwargs: example arguments of a module.
+        path: of the file.
+        dynamic_shapes: which sizes of arguments may vary, as `torch.export.export` takes it.
+        options, mode: as `torch.compile` takes them.
+        weights: whether parameters and buffers go into the file; otherwise they are given when it is loaded.
+        modules: names of modules that register operators which the model calls; loading imports them.
+        native: whether entries go in that run without Python and without torch, too, on the processor. Then
+            kernels compute what libraries otherwise would.
+
+    Raises:
+        PackageError: something in the model cannot be put into a package, or needs Python where that should
+            not be; the message names it.
+        UnsupportedError, KernelBuildError: the model cannot be compiled.
+    """
+    if not path:
+        raise PackageError("a package needs the path of a file", "give path=")
+    # host programs in packages are Python's: a native one would be built for nobody
+    settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
+    if native:
+        # neither a library nor a kernel of another backend may win a race
+        settings = settings.with_options(gemm="generated", autotune_backends=False)
+    if settings.freezing:
+        raise InvalidOptionError(
+            "the option `freezing` has no meaning in a package, whose weights can be replaced", "leave it out"
+        )
+    session = session_for(settings)
+    table = WeightTable(embedded=weights)
+    entries = {
+        name: compile_entry(name, program, table, session, tuple(modules), native=native)
+        for name, program in _programs(model, args, kwargs, dynamic_shapes).items()
+    }
+    libraries = native_libraries(entries, table.rows(), session) if native else {}
+    target = Path(path)
+    _write(target, entries, libraries, table, session, tuple(modules))
+    return target
+
+
+def _programs(
+    model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, dynamic_shapes: Any
+) -> Mapping[str, ExportedProgram]:
+    if isinstance(model, torch.nn.Module):
+        return {_DEFAULT: export(model, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes)}
+    if args or kwargs or dynamic_shapes is not None:
+        raise PackageError(
+            "example arguments and dynamic shapes are part of an exported program",
+            "give them to torch.export.export",
+        )
+    found = {_DEFAULT: model} if isinstance(model, ExportedProgram) else model
+    if not isinstance(found, Mapping) or not found:
+        raise PackageError(
+            f"a {type(model).__name__} cannot be packaged",
+            "give a module, or what torch.export.export returned",
+        )
+    for name, program in found.items():
+        if not isinstance(program, ExportedProgram) or not str(name).isidentifier():
+            raise PackageError(
+                f"the entry {name!r} is a {type(program).__name__}",
+                "give exported programs under names that are identifiers",
+            )
+    return found
+
+
+def _write(
+    path: Path,
+    entries: Mapping[str, PackagedEntry],
+    libraries: Mapping[str, NativeLibrary],
+    table: WeightTable,
+    session: CompileSession,
+    modules: tuple[str, ...],
+) -> None:
+    kernels = [kernel for entry in entries.values() for kernel in entry.kernels]
+    placed = table.placed()
+    with ArchiveWriter.create(path) as writer:
+        write_weights(writer, placed)
+        folders = {kernel.unit: kernel for kernel in kernels}
+        units = {name: _add_unit(writer, kernel) for name, kernel in folders.items()}
+        for entry in entries.values():
+            writer.add(entry.entry.program, entry.text.encode())
+        natives = {name: file for library in libraries.values() for name, file in library.files.items()}
+        for name in sorted(natives):
+            content = natives[name].read_bytes()
+            # as they are, so that what opens them without Python need not expand them
+            writer.add_aligned(name, len(content), [content])
+        devices = {device for entry in entries.values() for device in entry.devices}
+        writer.finish(
+            Description(
+                {"polyfuse": version(), "torch": str(torch.__version__), "python": platform.python_version()},
+                platform.system(),
+                platform.machine(),
+                tuple(sorted(devices)),
+                modules,
+                {kernel.backend.name: _note(kernel.backend, session) for kernel in kernels},
+                units,
+                table.rows(),
+                {
+                    name: replace(entry.entry, native=libraries[name].member) if libraries else entry.entry
+                    for name, entry in entries.items()
+                },
+                WEIGHTS if placed else "",
+            ).plain()
+        )
+
+
+def _add_unit(writer: ArchiveWriter, kernel: PlacedKernel) -> Unit:
+    """The files of a built folder, each a member."""
+    folder = kernel.folder
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    # the store that it is put into lists the files anew
+    files = {name: folder / name for name in names if name != CONTENTS}
+    files.update(kernel.backend.extra_files())
+    for name in sorted(files):
+        writer.add(f"kernels/{kernel.unit}/{name}", files[name].read_bytes())
+    return Unit(kernel.backend.name, tuple(sorted(files)))
+
+
+def _note(backend: Backend, session: CompileSession) -> BackendNote:
+    manifest = session.plugins.state(backend.name).manifest
+    assert manifest is not None
+    facts = {**backend.machine(), **backend.describe()}
+    return BackendNote(manifest.loader, manifest.distribution, manifest.version, facts)

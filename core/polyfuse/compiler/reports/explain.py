@@ -1,0 +1,139 @@
+"""What was compiled and why, as text: the words behind `polyfuse explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from polyfuse.base.text import short_source, shorten
+from polyfuse.compiler.reports.report import GraphReport, last_reports
+
+__all__ = ["explain", "explain_graph"]
+
+_SHOWN = 24
+"""Most lines of one kind; a model can have thousands."""
+
+
+def explain(reports: Iterable[GraphReport] | None = None) -> str:
+    """What the compiler did with the graphs of `reports`, or with those compiled last in this process."""
+    found = list(last_reports() if reports is None else reports)
+    if not found:
+        return "nothing was compiled with Polyfuse\n"
+    return "\n".join(explain_graph(report) for report in found)
+
+
+def explain_graph(report: GraphReport) -> str:
+    """What the compiler did with one graph."""
+    head = f"graph {report.name} ({report.kind}): {report.aten_ops} operators"
+    if report.eager:
+        return f"{head}, run in eager mode: {report.eager}\n"
+    if report.kept:
+        head += ", compiled before and read,"
+    lines = [
+        f"{head} became {_count(report.kernels, 'launch', 'launches')} of"
+        f" {_count(report.distinct_kernels, 'kernel')} and {_count(report.extern_calls, 'library call')}",
+        f"  memory traffic: {_bytes(report.bytes_before)} operator by operator,"
+        f" {_bytes(report.bytes_after)} compiled",
+        "  seconds: " + ", ".join(f"{name} {seconds:.3f}" for name, seconds in report.stage_seconds),
+    ]
+    if report.recording is not None:
+        lines.append(f"  device graph: {report.recording.text()}")
+    if report.host is not None:
+        lines.append(f"  host program: {report.host.text()}")
+    if report.rewrites:
+        lines.append(
+            "  rewrites: " + ", ".join(f"{name} {count}" for name, count in report.rewrites if count)
+        )
+    lines += _section("kernels", _kernels(report))
+    lines += _section("library calls", _tally(report.calls))
+    lines += _section("chosen by timing", _tally(_choices(report)))
+    lines += _section("took no part in races", _tally(_declined(report)))
+    lines += _section("overlapped collectives", _overlapped(report))
+    lines += _section("kept apart", _apart(report))
+    lines += _section(
+        "eager operators, for want of a lowering", _tally(f"{op}: {why}" for op, why in report.fallbacks)
+    )
+    lines += _section(
+        "refusals of backends",
+        _tally(
+            f"{d.first} does not generate {d.second}: {d.reason}"
+            for d in report.decisions
+            if d.kind == "backend"
+        ),
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _kernels(report: GraphReport) -> Iterator[str]:
+    for number, launch in enumerate(report.launches, 1):
+        ops = ", ".join(op.removeprefix("aten.").removesuffix(".default") for op in launch.ops)
+        yield f"{number}. {launch.kernel} ({launch.backend}, {_bytes(launch.nbytes)}): {shorten(ops, 90)}"
+        if launch.provider.reason:
+            yield f"     {shorten(launch.provider.reason, 160)}"
+        if launch.note and not launch.provider.reason:
+            yield f"     {launch.note}"
+        for source in launch.sources[:2]:
+            yield f"     {short_source(source)}"
+
+
+def _choices(report: GraphReport) -> Iterator[str]:
+    """What won each race, with the times of the others."""
+    for decision in report.decisions:
+        if decision.kind in ("choice", "tune"):
+            what = f"kernel {decision.first}: " if decision.kind == "tune" else ""
+            yield shorten(f"{decision.second or 'first guess'} for {what}{decision.reason}", 200)
+
+
+def _declined(report: GraphReport) -> Iterator[str]:
+    """Who does not do a call that could be done in several ways, and why."""
+    for decision in report.decisions:
+        if decision.kind == "declined":
+            yield f"{decision.second or 'generated kernels'}: {decision.reason}"
+
+
+def _overlapped(report: GraphReport) -> Iterator[str]:
+    """Which collectives run beside computing, and for how long by estimates."""
+    for decision in report.decisions:
+        if decision.kind == "overlap":
+            pair = f"{decision.first} to {decision.second}: " if decision.first else ""
+            yield f"{pair}{decision.reason}"
+
+
+def _apart(report: GraphReport) -> Iterator[str]:
+    """Pairs of kernels that were not made one, each with the reason that was given last."""
+    owner = {node: i for i, launch in enumerate(report.launches, 1) for node in launch.nodes}
+    found: dict[tuple[int, int], str] = {}
+    for decision in report.decisions:
+        if decision.kind == "refuse":
+            ends = [owner.get(names.split("+")[0], 0) for names in (decision.first, decision.second)]
+            if all(ends) and ends[0] != ends[1]:
+                found[min(ends), max(ends)] = decision.reason
+    for (first, second), reason in sorted(found.items()):
+        yield f"{first} and {second}: {reason}"
+
+
+def _section(title: str, items: Iterable[str]) -> list[str]:
+    found = list(items)
+    if not found:
+        return []
+    more = [f"    and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+    return [f"  {title}:", *(f"    {item}" for item in found[:_SHOWN]), *more]
+
+
+def _tally(items: Iterable[str]) -> Iterator[str]:
+    counts: dict[str, int] = {}
+    for item in items:
+        counts[item] = counts.get(item, 0) + 1
+    for item, count in counts.items():
+        yield f"{count} x {item}" if count > 1 else item
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.2f} GB"

@@ -1,0 +1,1 @@
+"""Which operators are decomposed before lowering, and the decompositions that torch lacks."""

@@ -1,0 +1,153 @@
+"""Decompositions of operators on positions that torch has none for: each to one gather or one scatter.
+
+A decomposition may return `NotImplemented`: the operator is then kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfuse.frontend.decompositions.operators import like_layout
+from polyfuse.torch_compat.tracing import shapes
+
+__all__ = [
+    "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward",
+    "index_add",
+    "index_reduce",
+    "masked_scatter",
+    "max_pool2d_backward",
+    "max_pool3d_backward",
+    "put",
+    "take",
+    "unsafe_masked_index",
+]
+
+_FEW_WINDOWS = 25
+"""Over one element: so many are gathered from."""
+
+
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Any:
+    """Rows added to the rows that `index` names; the result is contiguous. Eager mode refuses rows of another
+    type: it is left to do so."""
+    if x.dtype != source.dtype:
+        return NotImplemented
+    if alpha != 1:
+        source = (source * alpha).to(x.dtype)
+    if x.dim() == 0:
+        return torch.index_put(x.view(1), [index.view(1)], source.view(1), accumulate=True).view(())
+    places = [*(None for _ in range(dim % x.dim())), index.view(-1)]
+    return torch.ops.aten.index_put.default(x.contiguous(), places, source, True)
+
+
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Rows combined into the rows that `index` names."""
+    if x.dim() == 0:
+        row = index_reduce(x.view(1), 0, index.view(1), source.view(1), reduce, include_self=include_self)
+        return row.view(())
+    dim = dim % x.dim()
+    shape = [-1 if d == dim else 1 for d in range(x.dim())]
+    index = index.view(shape).expand_as(source)
+    return torch.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Elements read at positions counted through the whole tensor."""
+    return torch.ops.aten.index.Tensor(x.reshape(-1), [index.reshape(-1)]).view(index.shape)
+
+
+def unsafe_masked_index(x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float) -> Any:
+    """Elements read where `mask` holds. Positions below zero count from the end, as in eager mode."""
+    if not shapes.is_unbacked(x) and x.numel() == 0:
+        return NotImplemented
+    inside = [i if i is None else i.clamp(-n, n - 1) for i, n in zip(indices, x.shape, strict=False)]
+    return torch.ops.aten._unsafe_index.Tensor(x, inside).masked_fill(~mask, fill)
+
+
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Any:
+    """Elements written at positions counted through the whole tensor."""
+    flat = torch.index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
+    return like_layout(flat.view(x.shape), x)
+
+
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:
+    """The masked elements, taken in order from `source`."""
+    # how many there are may be known only when the graph runs: there may be none to take
+    if x.dtype != source.dtype or shapes.is_unbacked(source) or source.numel() == 0:
+        return NotImplemented
+    x, mask = torch.broadcast_tensors(x, mask)
+    # beyond the last element exactly where the source is too short: that is checked where it is read
+    order = (mask.reshape(-1).cumsum(0) - 1).clamp(min=0)
+    taken = source.reshape(-1)[order].view(x.shape)
+    return torch.where(mask, taken, x)
+
+
+def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
+    """Each gradient added where its maximum was found."""
+    return _scattered(grad, x, indices, 2)
+
+
+def adaptive_max_pool3d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
+    """Each gradient added where its maximum was found."""
+    return _scattered(grad, x, indices, 3)
+
+
+def max_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Any:
+    """Each gradient added where its maximum was found, where many windows are over each element."""
+    return _of_windows(grad, x, kernel_size, stride, dilation, indices, 2)
+
+
+def max_pool3d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: Tensor,
+) -> Any:
+    """Each gradient added where its maximum was found, where many windows are over each element."""
+    return _of_windows(grad, x, kernel_size, stride, dilation, indices, 3)
+
+
+def _of_windows(
+    grad: Tensor,
+    x: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    indices: Tensor,
+    rank: int,
+) -> Any:
+    kernel, step, gaps = (tuple(v) * (rank if len(v) == 1 else 1) for v in (kernel_size, stride, dilation))
+    over = math.prod(-(-k // s) for k, s in zip(kernel, step or kernel, strict=True))
+    if over <= _FEW_WINDOWS and all(d == 1 for d in gaps):
+        return NotImplemented
+    return _scattered(grad, x, indices, rank)
+
+
+def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
+    lead = x.shape[:-rank]
+    plane = 1
+    for n in x.shape[-rank:]:
+        plane = plane * n
+    zeros = grad.new_zeros((*lead, plane))
+    rows = torch.scatter_add(zeros, -1, indices.reshape(*lead, -1), grad.reshape(*lead, -1))
+    return rows.view(x.shape)

@@ -1,0 +1,395 @@
+"""Decompositions that torch does not have, or whose pieces fuse worse than these.
+
+A decomposition may return `NotImplemented`: the operator is then kept.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.refusals import is_ever_refused, is_refused
+from polyfuse.torch_compat.tracing import decomp, shapes
+
+__all__ = [
+    "diagonal_scatter",
+    "floating_before_autograd",
+    "floating_only",
+    "frac",
+    "fused_adam",
+    "fused_adamw",
+    "fused_sgd",
+    "in_opmath",
+    "like_layout",
+    "logit",
+    "native_dropout",
+    "select_scatter",
+    "sigmoid_backward",
+    "slice_backward",
+    "slice_scatter",
+    "softshrink",
+    "weight_norm_backward",
+    "with_size",
+    "zeros_with_memory",
+]
+
+_HALF = (torch.float16, torch.bfloat16)
+_WIDE = (torch.float32, torch.float64)
+
+
+def frac(x: Tensor) -> Tensor:
+    """What is behind the point; of a zero, zero without a sign, as eager mode has it."""
+    return x - torch.trunc(x)
+
+
+def sigmoid_backward(grad_output: Tensor, output: Tensor) -> Tensor:
+    """The gradient in eager mode's order of factors, which decides what becomes of numbers too large."""
+    if output.is_complex():
+        return grad_output * (output * (1 - output)).conj_physical()
+    return grad_output * (1 - output) * output
+
+
+def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
+    """What is beyond a limit of either sign, and between them NaN or a zero without a sign."""
+    between = torch.where(torch.isnan(x), x, 0.0)
+    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, between))
+
+
+def weight_norm_backward(
+    grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Gradients of a weight's directions and of their lengths, one for each place along `dim`."""
+    given = (grad_w, saved_v, saved_g, saved_norms)
+    grad, v, g, norms = (t.float() if t.dtype in _HALF else t for t in given)
+    others = [d for d in range(v.dim()) if d != dim]
+    length = (grad * v).sum(others, keepdim=True) / norms
+    direction = (grad - v * (length / norms)) * (g / norms)
+    return direction.to(saved_v.dtype), length.to(saved_g.dtype)
+
+
+def zeros_with_memory(
+    size: Sequence[int], *, layout: torch.layout | None = None, pin_memory: bool | None = None, **like: Any
+) -> Tensor:
+    """The zeros that forward-mode differentiation puts for tangents: eager mode's have no memory to read."""
+    return torch.zeros(size, **like)
+
+
+def in_opmath(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a pointwise decomposition in float32 where all tensors are half precision, as eager kernels do."""
+
+    @functools.wraps(decomposition)
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
+        dtypes = {t.dtype for t in tensors}
+        if len(dtypes) != 1 or (dtype := next(iter(dtypes))) not in _HALF:
+            return decomposition(*args, **kwargs)
+
+        def widen(a: Any) -> Any:
+            return a.to(torch.float32) if isinstance(a, Tensor) else a
+
+        result = decomposition(*map(widen, args), **{k: widen(v) for k, v in kwargs.items()})
+        return result.to(dtype)
+
+    return widened
+
+
+def floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the operator when its first argument is not floating point."""
+
+    @functools.wraps(decomposition)
+    def checked(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return decomposition(first, *args, **kwargs) if first.is_floating_point() else NotImplemented
+
+    return checked
+
+
+def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep the operator where eager mode raises for the type of its first tensor, so that it still does."""
+    name = ops.op_name(op)
+    if not is_ever_refused(name):
+        return decomposition
+
+    @functools.wraps(decomposition)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        first = next((a for a in args if isinstance(a, Tensor)), None)
+        if first is not None and is_refused(name, first.dtype):
+            return NotImplemented
+        return decomposition(*args, **kwargs)
+
+    return checked
+
+
+def floating_before_autograd(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for an operator that torch breaks up before autograd sees it; integers need no gradient."""
+    kept = with_size(op) or functools.partial(decomp.below_autograd, op)
+
+    def chosen(first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return (decomposition if first.is_floating_point() else kept)(first, *args, **kwargs)
+
+    return chosen
+
+
+def logit(x: Tensor, eps: float | None = None) -> Any:
+    """Bounds rounded to the input's dtype, as eager mode does, the rest in float32."""
+    if not x.is_floating_point():
+        return NotImplemented
+    if eps is not None:
+        x = torch.clamp(x, eps, 1 - eps)
+    wide = x.to(torch.float32) if x.dtype in _HALF else x
+    return torch.log(wide / (1 - wide)).to(x.dtype)
+
+
+def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
+    """Drawing the mask stays an operator, so the numbers are those of eager mode; using it fuses.
+
+    Elsewhere than on the processor, eager mode draws inside its own kernel: there the operator is kept.
+    """
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
+    if x.device.type != "cpu":
+        return NotImplemented
+    draws = torch.bernoulli(x, 1 - p)
+    return x * (draws / (1 - p)), draws.to(torch.bool)
+
+
+def slice_backward(
+    grad: Tensor, input_sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any
+) -> Any:
+    """The gradient of a unit-step slice is its padding with zeros: one masked read, no scatter."""
+    rank = len(input_sizes)
+    dim = dim + rank if dim < 0 else dim
+    bounds = _static_bounds(input_sizes[dim], start, end, step)
+    if bounds is None or not isinstance(grad.shape[dim], int):
+        zeros = grad.new_zeros(tuple(input_sizes))
+        return torch.slice_scatter(zeros, grad, dim, start, end, step)
+    low, high = bounds
+    size = int(input_sizes[dim])
+    if low == 0 and high == size:
+        return grad.clone()
+    return torch.constant_pad_nd(grad, _padding(rank, dim, low, size - high), 0)
+
+
+def slice_scatter(
+    base: Tensor, src: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Any:
+    """A unit-step slice assignment: read `src` inside the slice and `base` outside, in one pass."""
+    rank = base.dim()
+    dim = dim + rank if dim < 0 else dim
+    size = base.shape[dim]
+    bounds = _static_bounds(size, start, end, step)
+    if bounds is None:
+        return like_layout(_masked_slice_scatter(base, src, dim, start, end, step), base)
+    low, high = bounds
+    shape = list(base.shape)
+    shape[dim] = max(high - low, 0)
+    src = src.to(base.dtype).expand(shape)
+    if low == 0 and high == size:
+        return like_layout(src.clone(), base)
+    position = torch.arange(size, device=base.device).view([-1 if d == dim else 1 for d in range(rank)])
+    inside = position < high if low == 0 else position >= low
+    if low != 0 and high != size:
+        inside = inside & (position < high)
+    padded = torch.constant_pad_nd(src, _padding(rank, dim, low, size - high), 0)
+    return like_layout(torch.where(inside, padded, base), base)
+
+
+def select_scatter(base: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
+    """`src` at one place along a dimension; type and strides are those of `base`, in torch's form of both."""
+    size = base.shape[dim]
+    shape = [-1 if d == dim % base.dim() else 1 for d in range(base.dim())]
+    place = torch.arange(size, device=base.device).view(shape)
+    if isinstance(index, int):
+        chosen = place == (index + size if index < 0 else index)
+    else:  # whether it counts from the end may be known at run time alone; only one of the two is a place
+        chosen = (place == index) | (place == index + size)
+    return like_layout(torch.where(chosen, src.to(base.dtype).unsqueeze(dim), base), base)
+
+
+def diagonal_scatter(base: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    """A diagonal read from `src` and all else from `base`, in one pass; torch's own form writes in place."""
+    length = src.shape[-1]
+    if length == 0:
+        return like_layout(base.clone(), base)
+    matrices = base.movedim((dim1, dim2), (-2, -1))
+    row = torch.arange(matrices.shape[-2], device=base.device)
+    column = torch.arange(matrices.shape[-1], device=base.device)
+    place = (row + min(offset, 0)).clamp(0, length - 1)
+    values = src.to(base.dtype).index_select(-1, place).unsqueeze(-1)
+    on_diagonal = column - row.unsqueeze(-1) == offset
+    return like_layout(torch.where(on_diagonal, values, matrices).movedim((-2, -1), (dim1, dim2)), base)
+
+
+def _masked_slice_scatter(base: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:
+    """torch's own form, which reads `src` through an index; for steps and symbolic bounds."""
+    if any(map(shapes.is_unbacked, (base.shape[dim], start, end))):
+        return _slice_scatter_by_data(base, src, dim, start, end, step)
+    (original,) = decomp.selected(["slice_scatter.default"]).values()
+    return original(base, src, dim, start, end, step)
+
+
+def like_layout(result: Tensor, base: Tensor) -> Tensor:
+    """The operator's result has the strides of its first argument."""
+    if result.stride() == base.stride():
+        return result
+    order = sorted(range(base.dim()), key=lambda d: (-base.stride(d), d))
+    inverse = [order.index(d) for d in range(base.dim())]
+    return result.permute(order).contiguous().permute(inverse)
+
+
+def _slice_scatter_by_data(base: Tensor, src: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:
+    """Nothing is asked of bounds that come from data: whether they count from the end is computed too."""
+    size, count = base.shape[dim], src.shape[dim]
+
+    def bound(value: Any, otherwise: Any) -> Tensor:
+        place = torch.full((), otherwise if value is None else value, dtype=torch.int64, device=base.device)
+        return torch.where(place < 0, place + size, place)
+
+    distance = torch.arange(size, device=base.device) - bound(start, 0).clamp(min=0)
+    inside = (distance >= 0) & (distance < count * step) & (distance % step == 0)
+    inside = inside & (torch.arange(size, device=base.device) < bound(end, size))
+    # `src` may be empty: what lies outside reads the element after its last
+    padded = torch.constant_pad_nd(src.to(base.dtype), _padding(base.dim(), dim, 0, 1), 0)
+    values = padded.index_select(dim, torch.where(inside, distance // step, count))
+    return torch.where(inside.view([-1 if d == dim else 1 for d in range(base.dim())]), values, base)
+
+
+def _static_bounds(size: Any, start: Any, end: Any, step: Any) -> tuple[int, int] | None:
+    """Start and end inside `[0, size]`; None unless all is plain and the step is one."""
+    if step != 1 or not all(isinstance(v, int | None) for v in (size, start, end)):
+        return None
+    low, high, _ = slice(start, end).indices(size)
+    return low, max(low, high)
+
+
+def _padding(rank: int, dim: int, before: int, after: int) -> list[int]:
+    pads = [0] * (2 * rank)
+    pads[2 * (rank - 1 - dim)] = before
+    pads[2 * (rank - 1 - dim) + 1] = after
+    return pads[: 2 * (rank - dim)]
+
+
+def _can_step(tensors: Sequence[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
+    """Loss scaling and half-precision parameters stay with the library's kernel."""
+    return grad_scale is None and found_inf is None and all(t.dtype in _WIDE for t in tensors)
+
+
+def fused_adam(*args: Any, **kwargs: Any) -> Any:
+    """Adam with L2 regularisation, a parameter at a time."""
+    return _adam(*args, decoupled=False, **kwargs)
+
+
+def fused_adamw(*args: Any, **kwargs: Any) -> Any:
+    """Adam with decoupled weight decay, a parameter at a time."""
+    return _adam(*args, decoupled=True, **kwargs)
+
+
+def _adam(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    averages: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    max_squares: Sequence[Tensor],
+    steps: Sequence[Tensor],
+    *,
+    lr: Any,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    decoupled: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> Any:
+    if not _can_step([*params, *grads], grad_scale, found_inf):
+        return NotImplemented
+    new: tuple[list[Tensor], ...] = ([], [], [], [], [])
+    for i, (param, grad, average, square, step) in enumerate(
+        zip(params, grads, averages, squares, steps, strict=True)
+    ):
+        new[1].append(grad)
+        gradient = -grad if maximize else grad
+        if weight_decay != 0:
+            if decoupled:
+                param = param - lr * weight_decay * param
+            else:
+                gradient = gradient + weight_decay * param
+        average = average + (1 - beta1) * (gradient - average)
+        square = beta2 * square + (1 - beta2) * gradient * gradient
+        count = step.to(torch.float64)
+        correction1 = 1 - torch.pow(beta1, count)
+        correction2 = torch.sqrt(1 - torch.pow(beta2, count)).to(param.dtype)
+        peak = square
+        if amsgrad:
+            peak = torch.maximum(max_squares[i], square)
+            new[4].append(peak)
+        denominator = torch.sqrt(peak) / correction2 + eps
+        param = param - (lr / correction1).to(param.dtype) * average / denominator
+        for into, value in zip((new[0], new[2], new[3]), (param, average, square), strict=True):
+            into.append(value)
+    return new
+
+
+def fused_sgd(
+    params: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    buffers: Sequence[Tensor],
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> Any:
+    """Stochastic gradient descent, a parameter at a time."""
+    if not _can_step([*params, *grads], grad_scale, found_inf):
+        return NotImplemented
+    new_params: list[Tensor] = []
+    new_buffers: list[Tensor] = []
+    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        change = -grad if maximize else grad
+        if weight_decay != 0:
+            change = change + weight_decay * param
+        if momentum != 0:
+            buffer = change.clone() if is_first_step else momentum * buffers[i] + (1 - dampening) * change
+            new_buffers.append(buffer)
+            change = change + momentum * buffer if nesterov else buffer
+        new_params.append(param - lr * change)
+    return new_params, list(grads), new_buffers
+
+
+def with_size(op: Any) -> Callable[..., Any] | None:
+    """For the overload of a resampling operator that takes scale factors, the one that takes the size of the
+    result, which is computed here in sizes that may be symbolic; None for the others."""
+    if ops.op_name(op).rpartition(".")[2] != "vec":
+        return None
+    sized = ops.resolve(ops.op_name(op).removesuffix("vec") + "default")
+
+    def resample(x: Tensor, output_size: Any, *rest: Any) -> Tensor:
+        *options, scales = rest
+        spatial = x.shape[2:]
+        if output_size is None:
+            output_size = [
+                n * int(s) if s == int(s) else torch.sym_int(n * s)
+                for n, s in zip(spatial, scales, strict=True)
+            ]
+        empty = [isinstance(n, int) and n == 0 for n in x.shape]
+        if empty[0] and not any(empty[1:]):
+            # fine in eager mode; what checks sizes while tracing fails on a batch of none
+            return x.new_empty((0, x.shape[1], *output_size))
+        result: Tensor = sized(x, output_size, *options, *(scales or [None] * len(spatial)))
+        return result
+
+    return resample

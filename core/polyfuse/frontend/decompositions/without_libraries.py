@@ -1,0 +1,68 @@
+"""Operators that libraries alone compute, taken apart for where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyfuse.torch_compat.tracing import decomp
+
+__all__ = ["without_libraries"]
+
+_aten = torch.ops.aten
+_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu.default
+
+
+def without_libraries() -> Mapping[Any, Callable[..., Any]]:
+    """What becomes of such operators."""
+    return {_aten.convolution.default: _convolution, _ATTENTION: _attention}
+
+
+def _attention(*args: Any, **kwargs: Any) -> Any:
+    """Attention as products and a softmax, laid out as the library's: views that follow count on it."""
+    result, *others = decomp.registered()[_ATTENTION](*args, **kwargs)
+    tokens_first = result.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return (tokens_first.transpose(1, 2), *others)
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Any:
+    """`aten.convolution`: a transposed one reads its input with zeros between the elements, by the weight
+    turned round; others stay.
+    """
+    if not transposed:
+        return NotImplemented
+    dims = len(stride)
+    for d in range(dims):
+        x = _spread(x, x.dim() - dims + d, stride[d])
+    margins: list[int] = []
+    for d in reversed(range(dims)):
+        reach = dilation[d] * (weight.shape[2 + d] - 1) - padding[d]
+        margins += [reach, reach + output_padding[d]]
+    x = _aten.constant_pad_nd(x, margins)
+    inputs, outputs, *window = weight.shape
+    turned = weight.reshape(groups, inputs // groups, outputs, *window).transpose(1, 2)
+    turned = turned.reshape(groups * outputs, inputs // groups, *window).flip([2 + d for d in range(dims)])
+    ones, none = [1] * dims, [0] * dims
+    return _aten.convolution(x, turned, bias, ones, none, dilation, False, none, groups)
+
+
+def _spread(x: Tensor, dim: int, step: int) -> Tensor:
+    """The elements along a dimension with `step - 1` zeros between neighbours."""
+    if step == 1:
+        return x
+    pairs = _aten.constant_pad_nd(x.unsqueeze(dim + 1), [0, 0] * (x.dim() - dim - 1) + [0, step - 1])
+    together = pairs.flatten(dim, dim + 1)
+    return together.narrow(dim, 0, (x.shape[dim] - 1) * step + 1)

@@ -1,0 +1,1 @@
+"""Freezing: what follows from the parameters of a model alone is computed once."""

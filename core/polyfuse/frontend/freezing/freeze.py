@@ -1,0 +1,187 @@
+"""Freezing: what follows from the parameters of a model alone is computed once, not at each call.
+
+The graph is divided in two. One part computes, from parameters and buffers, the values that the other part
+takes as further inputs; who runs the program keeps these values for as long as the parameters do not change
+(`polyfuse.runtime.frozen`). Views of parameters stay where they are: they cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from polyfuse.base.settings import Settings
+from polyfuse.frontend.describe import alias_root, mutated_placeholders, output_args
+from polyfuse.frontend.freezing.channels import fold_into_convolutions
+from polyfuse.frontend.rewrites.passes import remove_dead
+from polyfuse.frontend.rewrites.tools import Rewriting, tensor_value
+from polyfuse.torch_compat import ops
+
+__all__ = ["Frozen", "freeze", "values_of"]
+
+# What is kept besides the parameters may be as large as this, or as several times the parameters.
+_BYTES = 16 << 20
+_TIMES = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Frozen:
+    """What was taken out of a graph.
+
+    Attributes:
+        compute: the further inputs, from the parameters at `sources`.
+        sources: positions of the parameters among the graph's inputs.
+        layouts: size and stride of each further input.
+        folded: how many operations went into the weights of a convolution.
+    """
+
+    compute: Callable[..., Sequence[torch.Tensor]]
+    sources: tuple[int, ...]
+    layouts: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+    folded: int = 0
+
+
+def freeze(module: GraphModule, static: Sequence[int], settings: Settings) -> Frozen | None:
+    """Take what depends on parameters alone out of `module`, in place; None where that is nothing.
+
+    Args:
+        static: positions of parameters and buffers among the inputs.
+    """
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    written = set(mutated_placeholders(module))
+    sources = [
+        placeholders[i]
+        for i in sorted(static)
+        if placeholders[i] not in written and _is_plain(tensor_value(placeholders[i]))
+    ]
+    if not sources:
+        return None
+    fixed = _fixed(module, sources)
+    _move_up(placeholders[-1], [n for n in fixed if n.op != "placeholder"])
+    state = Rewriting(module, settings, "inference")
+    folded = fold_into_convolutions(state, fixed) if settings.numerics == "fast" else 0
+    remove_dead(state)
+    fixed = {node: None for node in module.graph.nodes if node in fixed}
+    wanted = _wanted(module, fixed, sources)
+    if not wanted:
+        return None
+    compute, used = _taken_out(module, wanted, sources)
+    _put_in_place(module.graph, placeholders[-1], wanted)
+    remove_dead(state)
+    module.graph.lint()
+    module.recompile()
+    values = [node.meta["val"] for node in wanted]
+    layouts = tuple((tuple(map(int, v.shape)), tuple(map(int, v.stride()))) for v in values)
+    return Frozen(compute, tuple(placeholders.index(n) for n in used), layouts, folded)
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is a tensor in memory whose sizes are known."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        return False
+    return all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+
+
+def _bytes(value: torch.Tensor) -> int:
+    return value.numel() * value.dtype.itemsize
+
+
+def _fixed(module: GraphModule, sources: Sequence[Node]) -> dict[Node, None]:
+    """All that depends on nothing but `sources` and constants, in order; not what the caller gets, which has
+    to be new each time.
+    """
+    most = max(_BYTES, _TIMES * sum(_bytes(n.meta["val"]) for n in sources))
+    returned = {alias_root(a) for a in output_args(module) if isinstance(a, Node)}
+    fixed: dict[Node, None] = dict.fromkeys(sources)
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and _is_plain(tensor_value(node)):
+            fixed[node] = None
+        if node.op != "call_function" or node in returned or not ops.facts(node.target).mergeable:
+            continue
+        value = node.meta.get("val")
+        values = value if isinstance(value, (tuple, list)) else (value,)
+        small = all(_is_plain(v) and _bytes(v) <= most for v in values)
+        if small and all(operand in fixed for operand in node.all_input_nodes):
+            fixed[node] = None
+    return fixed
+
+
+def _move_up(last: Node, nodes: Sequence[Node]) -> None:
+    """Put nodes behind the inputs, in their order."""
+    for node in nodes:
+        last.append(node)
+        last = node
+
+
+def _wanted(module: GraphModule, fixed: dict[Node, None], sources: Sequence[Node]) -> list[Node]:
+    """The fixed values that others read, without the views that are taken of them."""
+    rooted = set(sources)
+    for node in fixed:  # in order
+        if any(operand in rooted for operand in node.all_input_nodes):
+            rooted.add(node)
+    wanted: dict[Node, None] = {}
+    for node in fixed:
+        if all(user in fixed for user in node.users):
+            continue
+        root = _owner(node)
+        if root.op == "call_function" and root in rooted:
+            wanted[root] = None
+    return [node for node in fixed if node in wanted]
+
+
+def _owner(node: Node) -> Node:
+    """The tensor that a chain of views looks at."""
+    while node.op == "call_function" and ops.facts(node.target).is_view:
+        operand = node.all_input_nodes[0]
+        if tensor_value(operand) is None:
+            break
+        node = operand
+    return node
+
+
+def _taken_out(
+    module: GraphModule, wanted: Sequence[Node], sources: Sequence[Node]
+) -> tuple[GraphModule, list[Node]]:
+    """A module that computes these values, and the sources that it takes."""
+    needed: set[Node] = set()
+    stack = list(wanted)
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(node.all_input_nodes)
+    used = [node for node in sources if node in needed]
+    graph = Graph()
+    copies = {node: graph.placeholder(node.name) for node in used}
+    for node in module.graph.nodes:
+        if node in needed and node not in copies:
+            copies[node] = graph.node_copy(node, lambda n: copies[n])
+    graph.output(tuple(copies[node] for node in wanted))
+    return GraphModule(module, graph, "Frozen"), used
+
+
+def _put_in_place(graph: Graph, last: Node, wanted: Sequence[Node]) -> None:
+    """New inputs instead of these values."""
+    for number, node in enumerate(wanted):
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"frozen_{number}")
+        last.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(last)
+
+
+def values_of(frozen: Frozen, given: Sequence[Any]) -> list[torch.Tensor]:
+    """The further inputs, laid out as the graph was told."""
+    with torch.inference_mode(False), torch.no_grad():
+        made = frozen.compute(*given)
+        return [
+            value if tuple(value.stride()) == stride else _laid_out(value, size, stride)
+            for value, (size, stride) in zip(made, frozen.layouts, strict=True)
+        ]
+
+
+def _laid_out(value: torch.Tensor, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device).copy_(value)

@@ -1,0 +1,187 @@
+"""Convolutions on channels-last tensors, and what surrounds them laid out so that nothing is converted.
+
+The operands of convolutions are brought into the layout, and every value that is computed from their results
+takes the layout that its operator gives it then. What the caller gets is as it was traced, and so is what
+operators read that look at strides or draw random numbers in memory order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch.fx import GraphModule, Node
+
+from polyfuse.frontend.describe import output_node
+from polyfuse.frontend.rewrites.tools import aten, tensor_value
+from polyfuse.torch_compat import ops
+from polyfuse.torch_compat.tracing import fake, fx, shapes
+
+__all__ = ["spread_channels_last"]
+
+_ACTIVATIONS: Final = {
+    aten.convolution.default: (0,),
+    aten.convolution_backward.default: (0, 1),
+}
+"""Positions of the operands whose channels come last. Weights stay: the library lays them out for its
+algorithm anyway."""
+
+_FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+_BY_STRIDES: Final = (
+    "as_strided",
+    "as_strided_copy",
+    "as_strided_scatter",
+    "is_contiguous",
+    "sym_storage_offset",
+    "sym_stride",
+    "view_as_complex",
+    "view_as_real",
+)
+"""Operators whose result depends on the strides of an operand."""
+
+
+def spread_channels_last(module: GraphModule, wants: Callable[[torch.Tensor], bool]) -> int:
+    """Lay out a graph for convolutions with channels last, for those operands that `wants` says.
+
+    Returns:
+        how many convolutions and gradients of convolutions read such tensors now.
+    """
+    found = [node for node in module.graph.nodes if _is_convolution(node, wants)]
+    if not any(_groups(node) == 1 for node in found):
+        return 0
+    walk = _Walk(module, frozenset(found), fake.detect_fake_mode(fx.placeholder_values(module.graph)))
+    for node in list(module.graph.nodes):
+        if node.op == "call_function":
+            walk.visit(node)
+    walk.keep(output_node(module))
+    return walk.changed
+
+
+def _is_convolution(node: Node, wants: Callable[[torch.Tensor], bool]) -> bool:
+    if node.op != "call_function" or node.target not in _ACTIVATIONS:
+        return False
+    value = tensor_value(node.args[0])
+    return value is not None and value.dim() in _FORMATS and value.is_floating_point() and wants(value)
+
+
+def _groups(node: Node) -> Any:
+    return node.args[8] if node.target is aten.convolution.default else node.args[9]
+
+
+@dataclass
+class _Walk:
+    """One pass over a graph, in order: which values lie otherwise than they were traced."""
+
+    module: GraphModule
+    convolutions: frozenset[Node]
+    mode: Any
+    changed: int = 0
+    traced: dict[Node, Any] = field(default_factory=dict)
+    """The traced value of each node that lies otherwise now."""
+    _last: dict[Node, Node] = field(default_factory=dict)
+    _kept: dict[Node, Node] = field(default_factory=dict)
+
+    def visit(self, node: Node) -> None:
+        """Lay out one call's operands, and find out how its result lies then."""
+        before = node.args
+        if node in self.convolutions:
+            self._bring(node)
+        if node.args is before and not any(a in self.traced for a in node.all_input_nodes):
+            return
+        if not _follows(node):
+            self.keep(node)
+            return
+        args, kwargs = fx.value_of(node.args), fx.value_of(node.kwargs)
+        try:
+            value = fake.fake_evaluate(self.mode, node.target, args, kwargs)
+        except (RuntimeError, ValueError):  # a view that such strides do not allow
+            node.args = before
+            self.keep(node)
+            return
+        if node in self.convolutions:
+            self.changed += 1
+        if _strides(value) != _strides(node.meta["val"]):
+            self.traced[node] = node.meta["val"]
+            node.meta["val"] = value
+
+    def keep(self, node: Node) -> None:
+        """Give a node its operands as they were traced."""
+        if _writes_only(node):
+            return
+        for source in [a for a in node.all_input_nodes if a in self.traced]:
+            node.replace_input_with(source, self._as_traced(source, node))
+
+    def _bring(self, node: Node) -> None:
+        args = list(node.args)
+        for position in _ACTIVATIONS[node.target]:
+            source, value = args[position], tensor_value(args[position])
+            if not isinstance(source, Node) or value is None or _is_last(value):
+                continue
+            if source not in self._last:
+                wanted = {"memory_format": _FORMATS[value.dim()]}
+                self._last[source] = self._call(node, aten.clone.default, (source,), wanted)
+            args[position] = self._last[source]
+        if args != list(node.args):
+            node.args = tuple(args)
+
+    def _as_traced(self, source: Node, user: Node) -> Node:
+        """`source`, laid out as it was traced, for `user` and those after it."""
+        if source not in self._kept:
+            old = self.traced[source]
+            if old.is_contiguous():
+                made = self._call(
+                    user, aten.clone.default, (source,), {"memory_format": torch.contiguous_format}
+                )
+            else:
+                size, stride = tuple(old.shape), tuple(old.stride())
+                about = {"dtype": old.dtype, "device": old.device}
+                room = self._call(user, aten.empty_strided.default, (size, stride), about)
+                made = self._call(user, aten.copy.default, (room, source), {})
+            self._kept[source] = made
+        return self._kept[source]
+
+    def _call(self, user: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+        with self.module.graph.inserting_before(user):
+            made = self.module.graph.call_function(target, args, kwargs)
+        origin = next((a for a in args if isinstance(a, Node)), user)
+        made.meta = {k: v for k, v in origin.meta.items() if k not in ("val", "tensor_meta")}
+        made.meta["val"] = fake.fake_evaluate(self.mode, target, fx.value_of(args), fx.value_of(kwargs))
+        return made
+
+
+def _follows(node: Node) -> bool:
+    """Whether a call computes the same from operands in another layout."""
+    name = ops.op_name(node.target)
+    if name == "operator.getitem":
+        return True
+    facts = ops.facts(node.target)
+    if not facts.is_operator or not name.startswith(("aten.", "prims.")):
+        return False
+    return not (
+        facts.is_random
+        or facts.data_dependent
+        or facts.keeps_strides
+        or facts.mutates
+        or facts.effects
+        or name.split(".")[1] in _BY_STRIDES
+    )
+
+
+def _writes_only(node: Node) -> bool:
+    """Whether a call copies into something, from whatever layout."""
+    return node.op == "call_function" and node.target is aten.copy_.default
+
+
+def _is_last(value: torch.Tensor) -> bool:
+    return value.is_contiguous(memory_format=_FORMATS[value.dim()])
+
+
+def _strides(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return shapes.exprs_of(value.stride())
+    if isinstance(value, tuple | list):
+        return [_strides(item) for item in value]
+    return None

@@ -1,0 +1,241 @@
+"""Remove calls that return what they were given: neutral arithmetic, copies nobody needs, views that change
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch.fx import Node
+
+from polyfuse.frontend.rewrites.tools import (
+    Rewriting,
+    aten,
+    same_kind,
+    same_layout,
+    same_number,
+    same_sizes,
+    tensor_value,
+    uniform_value,
+)
+from polyfuse.torch_compat import ops
+
+# Views only where possible, so their strides do not tell which element is where.
+_MAYBE_COPY: Final = (
+    aten.reshape.default,
+    aten.contiguous.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
+)
+
+__all__ = ["remove_copies", "remove_identity_views", "remove_neutral_arithmetic"]
+
+
+def remove_identity_views(state: Rewriting) -> int:
+    """A view equal to something further up its own chain of views: `permute` undone, `expand` to the same
+    size.
+    """
+    count = 0
+    for node in state.nodes():
+        value = tensor_value(node)
+        if not _is_pure_view(node) or value is None:
+            continue
+        target = _equal_ancestor(node, value)
+        # The caller may rely on getting two tensor objects for two outputs.
+        if target is None or (state.is_output(node) and not state.may_return(target)):
+            continue
+        if state.spend():
+            state.replace(node, target)
+            count += 1
+    return count
+
+
+def _equal_ancestor(node: Node, value: torch.Tensor) -> Node | None:
+    ancestor: Any = node.args[0] if node.args else None
+    found = None
+    while isinstance(ancestor, Node):
+        candidate = tensor_value(ancestor)
+        if candidate is None:
+            break
+        if same_kind(candidate, value) and _same_place(candidate, value):
+            found = ancestor
+        ancestor = ancestor.args[0] if _is_pure_view(ancestor) and ancestor.args else None
+    return found
+
+
+def _is_pure_view(node: Node) -> bool:
+    if node.op != "call_function" or node.target in _MAYBE_COPY:
+        return False
+    facts = ops.facts(node.target)
+    return facts.is_view and facts.is_operator
+
+
+def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return same_sizes(a.stride(), b.stride()) and same_number(a.storage_offset(), b.storage_offset())
+
+
+def remove_copies(state: Rewriting) -> int:
+    """Copies with the layout of their source, where nobody can tell the two apart."""
+    return _replace_by_sources(state, _COPIES)
+
+
+def _replace_by_sources(state: Rewriting, finders: Mapping[Any, Callable[[Node], Node | None]]) -> int:
+    """Replace calls by what `finders`, by operator, say that they give again, if it lies as they do."""
+    count = 0
+    for node in state.nodes():
+        find = finders.get(node.target)
+        source = find(node) if find is not None else None
+        if source is None:
+            continue
+        value, original = tensor_value(node), tensor_value(source)
+        if value is None or original is None or not same_layout(value, original):
+            continue
+        if state.may_share(node, source) and state.spend():
+            state.replace(node, source)
+            count += 1
+    return count
+
+
+def _first(node: Node) -> Node | None:
+    source = node.args[0]
+    return source if isinstance(source, Node) else None
+
+
+def _cloned(node: Node) -> Node | None:
+    return _first(node)
+
+
+def _rounded(node: Node) -> Node | None:
+    return None if _is_floating(node) else _first(node)
+
+
+def _converted(node: Node) -> Node | None:
+    return None if node.kwargs.get("pin_memory") else _first(node)
+
+
+def _repeated(node: Node) -> Node | None:
+    return _first(node) if all(same_number(r, 1) for r in node.args[1]) else None
+
+
+def _padded(node: Node) -> Node | None:
+    return _first(node) if all(same_number(p, 0) for p in node.args[1]) else None
+
+
+def _single_cat(node: Node) -> Node | None:
+    tensors = node.args[0]
+    only = tensors[0] if isinstance(tensors, list | tuple) and len(tensors) == 1 else None
+    return only if isinstance(only, Node) else None
+
+
+def _overwritten(node: Node) -> Node | None:
+    source = node.args[1] if len(node.args) > 1 else None
+    return source if isinstance(source, Node) else None
+
+
+_COPIES: Final[Mapping[Any, Callable[[Node], Node | None]]] = {
+    aten.clone.default: _cloned,
+    aten.alias_copy.default: _cloned,
+    aten.lift_fresh_copy.default: _cloned,
+    aten.ceil.default: _rounded,
+    aten.floor.default: _rounded,
+    aten.round.default: _rounded,
+    aten.trunc.default: _rounded,
+    aten._to_copy.default: _converted,
+    torch.ops.prims.convert_element_type.default: _first,
+    aten.repeat.default: _repeated,
+    aten.constant_pad_nd.default: _padded,
+    aten.cat.default: _single_cat,
+    aten.copy.default: _overwritten,
+}
+
+
+def remove_neutral_arithmetic(state: Rewriting) -> int:
+    """Adding nothing, multiplying by one, choosing between equals. Exact for NaN and signed zero too."""
+    return _replace_by_sources(state, _NEUTRAL)
+
+
+def _is_positive_zero(number: Any) -> bool:
+    return number is not None and number == 0 and math.copysign(1.0, number) > 0
+
+
+def _is_floating(node: Node) -> bool:
+    value = tensor_value(node)
+    return value is not None and (value.is_floating_point() or value.is_complex())
+
+
+def _neutral_sum(node: Node) -> Node | None:
+    """`x + 0`: for floating point only -0.0 is neutral, since -0.0 + 0.0 is 0.0."""
+    left, right = node.args[:2]
+    for kept, added in ((left, right), (right, left)):
+        number = uniform_value(added)
+        if not isinstance(kept, Node) or number is None or number != 0:
+            continue
+        if added is left and node.kwargs.get("alpha", 1) != 1:
+            continue
+        if not _is_floating(node) or (not _is_positive_zero(number) and node.kwargs.get("alpha", 1) == 1):
+            return kept
+    return None
+
+
+def _neutral_difference(node: Node) -> Node | None:
+    """`x - 0`, exact with signs too."""
+    alpha = node.kwargs.get("alpha", 1)
+    if _is_positive_zero(uniform_value(node.args[1])) and isinstance(alpha, int | float) and alpha > 0:
+        return _first(node)
+    return None
+
+
+def _neutral_product(node: Node) -> Node | None:
+    left, right = node.args[:2]
+    if uniform_value(right) == 1 and isinstance(left, Node):
+        return left
+    return right if uniform_value(left) == 1 and isinstance(right, Node) else None
+
+
+def _neutral_second(neutral: float) -> Callable[[Node], Node | None]:
+    def find(node: Node) -> Node | None:
+        rounding = node.kwargs.get("rounding_mode")
+        return _first(node) if rounding is None and uniform_value(node.args[1]) == neutral else None
+
+    return find
+
+
+def _equal_choices(node: Node) -> Node | None:
+    condition, chosen, other = node.args
+    if chosen is other and isinstance(chosen, Node):
+        return chosen
+    decided = uniform_value(condition)
+    pick = None if decided is None else (chosen if decided else other)
+    return pick if isinstance(pick, Node) else None
+
+
+def _double_negation(node: Node) -> Node | None:
+    """Undone by itself; a result of another dtype, such as `logical_not` of a number, is refused by the
+    caller.
+    """
+    inner = node.args[0]
+    if isinstance(inner, Node) and inner.target is node.target and isinstance(inner.args[0], Node):
+        return inner.args[0]
+    return None
+
+
+_NEUTRAL: Final[Mapping[Any, Callable[[Node], Node | None]]] = {
+    aten.add.Tensor: _neutral_sum,
+    aten.add.Scalar: _neutral_sum,
+    aten.sub.Tensor: _neutral_difference,
+    aten.sub.Scalar: _neutral_difference,
+    aten.mul.Tensor: _neutral_product,
+    aten.mul.Scalar: _neutral_product,
+    aten.div.Tensor: _neutral_second(1),
+    aten.div.Scalar: _neutral_second(1),
+    aten.pow.Tensor_Scalar: _neutral_second(1),
+    aten.bitwise_or.Scalar: _neutral_second(0),
+    aten.bitwise_xor.Scalar: _neutral_second(0),
+    aten.where.self: _equal_choices,
+    aten.neg.default: _double_negation,
+    aten.logical_not.default: _double_negation,
+    aten.bitwise_not.default: _double_negation,
+}

@@ -1,0 +1,99 @@
+"""The list of graph rewrites, in order, and the driver that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from torch.fx import GraphModule
+
+from polyfuse.base.settings import Settings
+from polyfuse.frontend.rewrites.casts import merge_casts
+from polyfuse.frontend.rewrites.constant_folding import (
+    fold_constants,
+    fold_uniform,
+    lifted_scalars,
+    spell_as_full,
+)
+from polyfuse.frontend.rewrites.cse import merge_duplicates
+from polyfuse.frontend.rewrites.noop import remove_copies, remove_identity_views, remove_neutral_arithmetic
+from polyfuse.frontend.rewrites.scatter import scatter_into_sums
+from polyfuse.frontend.rewrites.softmax import spell_out_log_softmax
+from polyfuse.frontend.rewrites.tools import Pass, Rewriting, Stage
+from polyfuse.frontend.rewrites.views import merge_views, spell_as_permute, spell_as_view
+from polyfuse.torch_compat import ops
+
+__all__ = ["PASSES", "MoreRewrites", "remove_dead", "rewrite_graph"]
+
+MoreRewrites: TypeAlias = Callable[[Rewriting], Sequence[tuple[str, int]]]
+"""Rewrites from elsewhere: how often each applied, by name."""
+
+
+def remove_dead(state: Rewriting) -> int:
+    """Drop calls whose result nobody reads; random ones stay, since eager mode would have drawn their
+    numbers.
+    """
+    count = 0
+    for node in reversed(list(state.graph.nodes)):
+        if node.users or node.op not in ("call_function", "get_attr"):
+            continue
+        facts = ops.facts(node.target) if node.op == "call_function" else None
+        if facts is None or not (facts.effects or facts.is_random):
+            state.graph.erase_node(node)
+            count += 1
+    return count
+
+
+PASSES: Final[tuple[tuple[str, Pass], ...]] = (
+    ("remove-dead", remove_dead),
+    ("spell-as-permute", spell_as_permute),
+    ("spell-as-view", spell_as_view),
+    ("spell-as-full", spell_as_full),
+    ("lifted-scalars", lifted_scalars),
+    ("fold-constants", fold_constants),
+    ("fold-uniform", fold_uniform),
+    ("spell-out-log-softmax", spell_out_log_softmax),
+    ("merge-casts", merge_casts),
+    ("merge-views", merge_views),
+    ("remove-identity-views", remove_identity_views),
+    ("remove-neutral-arithmetic", remove_neutral_arithmetic),
+    ("remove-copies", remove_copies),
+    ("scatter-into-sums", scatter_into_sums),
+    ("merge-duplicates", merge_duplicates),
+    ("remove-dead-again", remove_dead),
+)
+"""Name and function of every rewrite, in the order in which they run."""
+
+_FOLDING: Final = ("lifted-scalars", "fold-constants", "fold-uniform")
+
+_TIDYING: Final[tuple[tuple[str, Pass], ...]] = (
+    ("merge-duplicates-again", merge_duplicates),
+    ("remove-dead-at-last", remove_dead),
+)
+
+
+def rewrite_graph(
+    module: GraphModule, settings: Settings, *, stage: Stage, more: MoreRewrites | None = None
+) -> tuple[tuple[str, int], ...]:
+    """Run every rewrite on `module`, in place, and `more` after them; returns how often each one applied,
+    leaving out those that did not.
+
+    `settings.fuel` limits the number of rewrites of one graph. Dropping dead calls costs none.
+    """
+    state = Rewriting(module, settings, stage, settings.fuel)
+    counts: list[tuple[str, int]] = []
+    for name, function in PASSES:
+        if name in _FOLDING and not settings.constant_folding:
+            continue
+        done = function(state)
+        if done:
+            counts.append((name, done))
+        if settings.verify >= 2:
+            module.graph.lint()
+    others = [(name, done) for name, done in more(state) if done] if more is not None else []
+    if others:
+        counts += others
+        counts += [(name, done) for name, function in _TIDYING if (done := function(state))]
+    module.graph.lint()
+    module.recompile()
+    return tuple(counts)

@@ -1,0 +1,56 @@
+"""The logarithm of softmax in pieces, where a backward may need it.
+
+Whole, it is saved for the backward, as large as its operand. In pieces, a maximum and a logarithm are saved
+for each row, and the backward computes the rest again from the operand while it reads that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_sizes, tensor_value
+
+__all__ = ["spell_out_log_softmax"]
+
+
+def spell_out_log_softmax(state: Rewriting) -> int:
+    """`_log_softmax` becomes the operations that it stands for where forward and backward are one graph."""
+    if state.stage != "joint":
+        return 0
+    count = 0
+    for node in state.nodes():
+        if node.target is not aten._log_softmax.default or state.escapes(node):
+            continue
+        source, result = tensor_value(node.args[0]), tensor_value(node)
+        if source is None or result is None or not _can_be_in_pieces(node, source, result):
+            continue
+        if not state.spend():
+            continue
+        state.replace(node, _in_pieces(state, node, source, result))
+        count += 1
+    return count
+
+
+def _can_be_in_pieces(node: Node, source: torch.Tensor, result: torch.Tensor) -> bool:
+    """Whether there are rows, and the pieces lay out the result as the whole does."""
+    if source.dim() == 0 or not source.is_floating_point():
+        return False
+    length = source.shape[node.args[1]]
+    return not (type(length) is int and length == 0) and same_sizes(source.stride(), result.stride())
+
+
+def _in_pieces(state: Rewriting, node: Node, source: torch.Tensor, result: torch.Tensor) -> Node:
+    def call(target: Any, *args: Any, **kwargs: Any) -> Node:
+        return state.call_before(node, target, args, kwargs)
+
+    value, dim = node.args[0], node.args[1]
+    kind = torch.float32 if source.dtype.itemsize < 4 else source.dtype
+    if kind != source.dtype:
+        value = call(aten._to_copy.default, value, dtype=kind)
+    shifted = call(aten.sub.Tensor, value, call(aten.amax.default, value, [dim], True))
+    total = call(aten.sum.dim_IntList, call(aten.exp.default, shifted), [dim], True)
+    found = call(aten.sub.Tensor, shifted, call(aten.log.default, total))
+    return found if result.dtype == kind else call(aten._to_copy.default, found, dtype=result.dtype)

@@ -1,0 +1,96 @@
+"""One spelling for each kind of view, and chains of one kind made one view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Node
+
+from polyfuse.frontend.rewrites.tools import Rewriting, aten, same_number, tensor_value
+
+__all__ = ["merge_views", "spell_as_permute", "spell_as_view"]
+
+
+def spell_as_permute(state: Rewriting) -> int:
+    """`t`, `transpose`, `movedim` and friends become `permute`."""
+    count = 0
+    for node in state.nodes():
+        order = _order_of(node)
+        if order is None or node.target is aten.permute.default or not state.spend():
+            continue
+        state.replace(node, state.call_before(node, aten.permute.default, (node.args[0], order)))
+        count += 1
+    return count
+
+
+def _order_of(node: Node) -> list[int] | None:
+    """The permutation a node applies, with non-negative dimensions."""
+    if node.target not in (aten.t.default, aten.transpose.int, aten.permute.default, aten.movedim.int):
+        return None
+    value = tensor_value(node.args[0])
+    if value is None:
+        return None
+    order = list(range(value.dim()))
+    if node.target is aten.permute.default:
+        dims: Any = node.args[1]
+        return [d % value.dim() for d in dims] if value.dim() else []
+    if node.target is aten.t.default:
+        return order[::-1]
+    first: Any = node.args[1]
+    second: Any = node.args[2]
+    if not order:
+        return order
+    first, second = first % value.dim(), second % value.dim()
+    if node.target is aten.transpose.int:
+        order[first], order[second] = order[second], order[first]
+    else:
+        order.insert(second, order.pop(first))
+    return order
+
+
+def spell_as_view(state: Rewriting) -> int:
+    """`as_strided` that only regroups a contiguous tensor becomes `view`: elements instead of memory."""
+    count = 0
+    for node in state.nodes():
+        if node.target is not aten.as_strided.default:
+            continue
+        source, result = tensor_value(node.args[0]), tensor_value(node)
+        if source is None or result is None or not (source.is_contiguous() and result.is_contiguous()):
+            continue
+        moved = not same_number(source.storage_offset(), result.storage_offset())
+        if moved or not same_number(source.numel(), result.numel()):
+            continue
+        if state.spend():
+            state.replace(node, state.call_before(node, aten.view.default, node.args[:2]))
+            count += 1
+    return count
+
+
+def merge_views(state: Rewriting) -> int:
+    """`permute` of `permute`, and `view` of `view`, as one."""
+    count = 0
+    for node in state.nodes():
+        inner = node.args[0] if node.args else None
+        if not isinstance(inner, Node) or inner.op != "call_function" or node.target is not inner.target:
+            continue
+        if node.target is aten.permute.default:
+            outer, before = _order_of(node), _order_of(inner)
+            if outer is None or before is None:
+                continue
+            arguments: tuple[Any, ...] = (inner.args[0], [before[d] for d in outer])
+        elif node.target is aten.view.default and _viewable(inner.args[0], node):
+            arguments = (inner.args[0], node.args[1])
+        else:
+            continue
+        if state.spend():
+            state.replace(node, state.call_before(node, node.target, arguments))
+            count += 1
+    return count
+
+
+def _viewable(source: Any, node: Node) -> bool:
+    """The inner view may have split a dimension that strides alone would not let the outer one re-join
+    directly.
+    """
+    value, result = tensor_value(source), tensor_value(node)
+    return value is not None and result is not None and value.is_contiguous() and result.is_contiguous()

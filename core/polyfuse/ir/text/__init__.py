@@ -1,0 +1,1 @@
+"""The representation as text: printing and reading it. ``parse(print(x)) == x``."""

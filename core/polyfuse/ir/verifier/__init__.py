@@ -1,0 +1,1 @@
+"""The rules of expressions, graphs and kernels, checked. Every error shows the faulty statement."""

@@ -1,0 +1,69 @@
+"""Copies and conversions: dtype, memory format, device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import Node
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.lowering.calls.extern import call
+from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.elements.pointwise import elementwise, promoted
+from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.torch_compat import ops
+
+
+@lowers(
+    "aten._to_copy.default",
+    "aten.clone.default",
+    "aten.alias_copy.default",
+    "aten.contiguous.default",
+    "aten.lift_fresh_copy.default",
+    "prims.convert_element_type.default",
+    "prims.clone.default",
+    "aten.copy.default",
+)
+def convert(ctx: LoweringContext, node: Any, value: TensorValue, *others: Any, **named: Any) -> TensorValue:
+    """A fresh value with the elements of another, perhaps of another type or layout."""
+    name = ops.op_name(node.target)
+    source = others[0] if name == "aten.copy.default" else value
+    result = ctx.template(node.meta["val"])
+    if not isinstance(source, TensorValue):
+        return elementwise(ctx, node, (source,), lambda v: v)
+    if result.dtype is None or source.dtype is None:
+        raise UnsupportedError(f"{source.torch_dtype} to {result.torch_dtype} is converted by eager")
+    if source.device != result.device:
+        copied: TensorValue = call(ctx, node.meta["val"], name, (value, *others), named)
+        return copied
+    axes = axes_of(result.size)
+    if source.dtype is result.dtype:
+        return ctx.lazy(result, source.expand_to(axes))
+    # where digits are cut off, the rounding to half precision before may decide which
+    through = source.dtype if not result.dtype.is_float or _rounds(node) else None
+    return ctx.lazy(result, ctx.operand(source, axes, result.dtype.compute, result.device, through))
+
+
+def _rounds(node: Any) -> bool:
+    """Whether a conversion takes back one to fewer bits, with nothing computed in between: who writes that
+    wants the values rounded."""
+    source = node.args[0]
+    while isinstance(source, Node) and source.op == "call_function" and ops.facts(source.target).is_view:
+        source = source.args[0]
+    if not isinstance(source, Node) or source.op != "call_function":
+        return False
+    if ops.op_name(source.target) not in ("aten._to_copy.default", "prims.convert_element_type.default"):
+        return False
+    before, after = source.args[0].meta["val"].dtype, source.meta["val"].dtype
+    return bool(before.is_floating_point and after.is_floating_point and before.itemsize > after.itemsize)
+
+
+@lowers("aten.fill.Scalar", "aten.fill.Tensor", "aten.full_like.default")
+def fill(ctx: LoweringContext, node: Any, value: TensorValue, number: Any, **named: Any) -> TensorValue:
+    return elementwise(ctx, node, (number,), lambda v: v)
+
+
+@lowers("aten.type_as.default")
+def type_as(ctx: LoweringContext, node: Any, value: TensorValue, other: TensorValue) -> TensorValue:
+    return elementwise(ctx, node, (value,), lambda v: v, promoted((value,)))

@@ -1,0 +1,1 @@
+"""Reads and writes at indices given by data: gather, scatter, search, and range checks."""

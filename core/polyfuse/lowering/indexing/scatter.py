@@ -1,0 +1,362 @@
+"""Writes at places given by data: a `Scatter` into the operand, or into a copy where that is still needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.expr import Expr, const, loads
+from polyfuse.ir.nodes import Scatter
+from polyfuse.ir.types import DType
+from polyfuse.lowering.calls.overwriting import free_storage
+from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.elements.pointwise import truth
+from polyfuse.lowering.indexing.conditions import all_of
+from polyfuse.lowering.indexing.gather import (
+    Place,
+    address,
+    advanced_places,
+    check_index,
+    check_indices,
+    in_range,
+    position_at,
+)
+from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.shapes.views import wrap
+from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.rewrite import cast, make, where
+from polyfuse.symbolic import Index, IndexLike, is_equal, product
+
+_COMBINE = {
+    "sum": "add",
+    "add": "add",
+    "prod": "mul",
+    "multiply": "mul",
+    "amax": "max",
+    "amin": "min",
+    "mean": "add",
+}
+
+
+def copy_for_writing(
+    ctx: LoweringContext, like: TensorValue, body: Expr, dtype: DType, reason: str
+) -> TensorValue:
+    """A stored value of its own with the elements `body`, to be scattered into."""
+    if dtype is like.dtype:
+        target = TensorValue(like.dtype, like.torch_dtype, like.device, like.size, like.stride, like.offset)
+    else:
+        target = ctx.temporary(dtype, like.device, like.size)
+    target.body = cast(body, dtype.compute)
+    target.origins = ctx.origins
+    ctx.realize(target, reason)
+    return target
+
+
+def scatter_into(
+    ctx: LoweringContext,
+    target: TensorValue,
+    axes: Sequence[IndexLike],
+    places: Sequence[Place],
+    value: Expr,
+    mode: str,
+) -> None:
+    """``target[places] mode= value`` for all `axes`; places that do not exist are passed over."""
+    view = target.view
+    assert view is not None
+    tests = [t for p, n in zip(places, target.size, strict=True) if (t := in_range(p, n)) is not None]
+    mask = all_of(*tests) if tests else None
+    index, indirect = address(places, target.size, view.stride, view.offset)
+    loops = tuple(a for a in axes if isinstance(a, Index))
+    element = ctx.buffers[view.buffer].dtype
+    assert element is not None
+    ctx.emit(
+        Scatter(
+            ctx.fresh("op"),
+            loops,
+            (),
+            view.buffer,
+            index,
+            indirect,
+            cast(value, element),
+            mode,
+            mask,
+            origins=ctx.origins,
+        )
+    )
+
+
+def stores_nowhere(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operator puts elements at places of a tensor that has none, which eager mode refuses."""
+    if not name.startswith(("aten.scatter", "aten.index_put")) or 0 not in args[0].size:
+        return False
+    places = args[1] if name.startswith("aten.index_put") else (args[2],)
+    return any(p is not None and 0 not in p.size for p in places)
+
+
+def accumulation_type(dtype: DType, mode: str) -> DType:
+    """The type that scattered values are combined in: that of the operand, but single precision for half."""
+    if mode == "set":
+        return dtype
+    if dtype is DType.bool:
+        raise UnsupportedError(f"truth values are combined by {mode} in eager mode")
+    return dtype.compute
+
+
+_LARGE = 8
+"""A target so many times as large as what is put into it outlives what that is computed from."""
+
+
+def store_rows(ctx: LoweringContext, rows: Any, target: TensorValue) -> None:
+    """Store a computed value that goes into a much larger target, before that exists.
+
+    Fused, all that the value is computed from would stay alive beside the target. The scheduler may still
+    fuse the two.
+    """
+    if not isinstance(rows, TensorValue) or rows.body is None or rows.view is not None:
+        return
+    count, extent = product(rows.size), product(target.size)
+    if not isinstance(count, int) or not isinstance(extent, int) or extent < _LARGE * count:
+        return
+    sources = {load.buffer for load in loads(rows.body)}
+    if len(sources) > 1:
+        ctx.realize(rows, "goes into a much larger tensor")
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What is scattered into, and what the operator returns once that is done."""
+
+    result: TensorValue
+    target: TensorValue
+    kind: DType
+
+
+def _target(ctx: LoweringContext, node: Any, base: TensorValue, mode: str) -> _Target:
+    """The operand itself where its content is not needed any more, otherwise a copy. Taken before the other
+    operands are read: those that are computed from this one are stored first."""
+    result = ctx.template(node.meta["val"])
+    if result.dtype is None or base.dtype is None:
+        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
+    kind = accumulation_type(result.dtype, mode)
+    if _depends_on_the_run(ctx, result.device, kind, mode):
+        raise UnsupportedError("what data put at one place is stored in order by eager mode")
+    view = free_storage(ctx, node, base, result, kind)
+    if view is None:
+        body = base.at(axes_of(result.size))
+        return _Target(result, copy_for_writing(ctx, result, body, kind, "scattered into"), kind)
+    ctx.before_write(view.buffer)
+    target = TensorValue(kind, kind.torch, result.device, result.size, view.stride)
+    target.settle(view)
+    return _Target(result, target, kind)
+
+
+def _depends_on_the_run(ctx: LoweringContext, device: str, kind: DType, mode: str) -> bool:
+    """Whether results have to be the same in every run, but would not be on so wide a device, where the order
+    of stores to one place is any."""
+    if ctx.settings.deterministic != "on" or not ctx.target_info(device).blocks:
+        return False
+    return mode == "set" or (kind.is_float and mode in ("add", "mul"))
+
+
+def _scatter(
+    ctx: LoweringContext,
+    into: _Target,
+    axes: Sequence[IndexLike],
+    places: Sequence[Place],
+    value: Expr,
+    mode: str,
+) -> TensorValue:
+    scatter_into(ctx, into.target, axes, places, value, mode)
+    return _converted(ctx, into.result, into.target)
+
+
+def _converted(ctx: LoweringContext, result: TensorValue, target: TensorValue) -> TensorValue:
+    if target.dtype is result.dtype:
+        assert target.view is not None
+        result.settle(target.view)
+        return result
+    return ctx.lazy(result, target.at(axes_of(result.size)))
+
+
+# index_put
+
+
+@lowers("aten.index_put.default", "aten._unsafe_index_put.default", "aten._index_put_impl.default", stores=())
+def index_put(
+    ctx: LoweringContext,
+    node: Any,
+    base: TensorValue,
+    indices: Sequence[TensorValue | None],
+    values: TensorValue,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> TensorValue:
+    device = base.device
+    if any(i is not None and i.dtype is DType.bool for i in indices):
+        return _masked_put(ctx, node, base, indices, values, accumulate)
+    given = [i for i in indices if i is not None]
+    mode = "add" if accumulate else "set"
+    if not unsafe:
+        check_indices(ctx, node, indices, base, writes=True)
+    store_rows(ctx, values, base)
+    into = _target(ctx, node, base, mode)
+    axes = axes_of(_put_shape(base.size, indices, given))
+    places = advanced_places(ctx, base.size, indices, axes, device)
+    return _scatter(ctx, into, axes, places, ctx.operand(values, axes, into.kind.compute, device), mode)
+
+
+def _put_shape(
+    size: Sequence[IndexLike], indices: Sequence[TensorValue | None], given: Sequence[TensorValue]
+) -> tuple[IndexLike, ...]:
+    """The shape of ``x[indices]``."""
+    rank = max(i.rank for i in given)
+    broadcast: list[IndexLike] = [1] * rank
+    for index in given:
+        for d, n in enumerate(index.size):
+            if n != 1:
+                broadcast[rank - index.rank + d] = n
+    where_ = [d for d, i in enumerate(indices) if i is not None]
+    rest = [n for d, n in enumerate(size) if d >= len(indices) or indices[d] is None]
+    start = where_[0] if where_[-1] - where_[0] + 1 == len(where_) else 0
+    return (*rest[:start], *broadcast, *rest[start:])
+
+
+def _masked_put(
+    ctx: LoweringContext,
+    node: Any,
+    base: TensorValue,
+    indices: Sequence[TensorValue | None],
+    values: TensorValue,
+    accumulate: bool,
+) -> TensorValue:
+    """One number put where a mask is true is a choice between two values."""
+    lead = [d for d, i in enumerate(indices) if i is not None]
+    mask = indices[lead[0]]
+    if len(lead) != 1 or mask is None or not is_equal(product(values.size), 1) or base.dtype is None:
+        raise UnsupportedError("the number of elements that a mask selects depends on data")
+    axes = axes_of(base.size)
+    start = lead[0]
+    test = truth(ctx.operand(mask, axes[start : start + mask.rank], DType.bool, base.device))
+    kind = base.dtype.compute
+    number = cast(ctx.local(values, base.device).at([0] * values.rank), kind)
+    old = base.at(axes)
+    return ctx.lazy(node.meta["val"], where(test, make("add", old, number) if accumulate else number, old))
+
+
+# scatter along one dimension
+
+
+def _along(
+    ctx: LoweringContext, base: TensorValue, dim: int, indices: TensorValue
+) -> tuple[tuple[IndexLike, ...], list[Place]]:
+    """The iteration space of a scatter along `dim`, and where in `base` each point goes."""
+    axes = axes_of(indices.size)
+    if base.rank == 0:
+        return axes, []
+    places: list[Place] = list(axes)
+    if not places:
+        places = [0] * base.rank
+    places[wrap(dim, base.rank)] = position_at(ctx, indices, axes, base.device)
+    return axes, places
+
+
+def _unchanged(ctx: LoweringContext, node: Any, base: TensorValue) -> TensorValue:
+    """What scattering nothing gives; an index without elements may have any number of dimensions."""
+    return ctx.lazy(node.meta["val"], base.at(axes_of(base.size)))
+
+
+@lowers("aten.scatter.src", "aten.scatter.value", "aten.scatter.reduce", "aten.scatter.value_reduce")
+def scatter(
+    ctx: LoweringContext,
+    node: Any,
+    base: TensorValue,
+    dim: int,
+    indices: TensorValue,
+    source: Any,
+    *,
+    reduce: str = "",
+) -> TensorValue:
+    if 0 in indices.size:
+        return _unchanged(ctx, node, base)
+    mode = _COMBINE[reduce] if reduce else "set"
+    check_index(ctx, node, indices, base, wrap(dim, base.rank), writes=True)
+    store_rows(ctx, source, base)
+    into = _target(ctx, node, base, mode)
+    axes, places = _along(ctx, base, dim, indices)
+    return _scatter(ctx, into, axes, places, _source(ctx, source, axes, into.kind.compute, base.device), mode)
+
+
+@lowers("aten.scatter_add.default")
+def scatter_add(
+    ctx: LoweringContext, node: Any, base: TensorValue, dim: int, indices: TensorValue, source: TensorValue
+) -> TensorValue:
+    if 0 in indices.size:
+        return _unchanged(ctx, node, base)
+    check_index(ctx, node, indices, base, wrap(dim, base.rank), writes=True)
+    store_rows(ctx, source, base)
+    into = _target(ctx, node, base, "add")
+    axes, places = _along(ctx, base, dim, indices)
+    return _scatter(
+        ctx, into, axes, places, _source(ctx, source, axes, into.kind.compute, base.device), "add"
+    )
+
+
+def _source(ctx: LoweringContext, source: Any, axes: Sequence[IndexLike], kind: DType, device: str) -> Expr:
+    """The source's element at a point: it may be larger than the index, and never broadcasts."""
+    if not isinstance(source, TensorValue):
+        return ctx.operand(source, axes, kind, device)
+    local = ctx.local(source, device)
+    return cast(local.at(axes if local.rank == len(axes) else [0] * local.rank), kind)
+
+
+@lowers("aten.scatter_reduce.two")
+def scatter_reduce(
+    ctx: LoweringContext,
+    node: Any,
+    base: TensorValue,
+    dim: int,
+    indices: TensorValue,
+    source: TensorValue,
+    reduce: str,
+    *,
+    include_self: bool = True,
+) -> TensorValue:
+    if 0 in indices.size:
+        return _unchanged(ctx, node, base)
+    mode = _COMBINE[reduce]
+    check_index(ctx, node, indices, base, wrap(dim, base.rank), writes=True)
+    store_rows(ctx, source, base)
+    into = _target(ctx, node, base, mode)
+    result, target, kind = into.result, into.target, into.kind
+    axes, places = _along(ctx, base, dim, indices)
+    # all that may be refused comes before the operand is written to
+    value = _source(ctx, source, axes, kind.compute, base.device)
+    if not include_self:
+        scatter_into(ctx, target, axes, places, neutral(mode, kind.compute), "set")
+    scatter_into(ctx, target, axes, places, value, mode)
+    if reduce != "mean":
+        return _converted(ctx, result, target)
+    one = const(1, kind.compute)
+    counts = copy_for_writing(
+        ctx, result, const(int(include_self), kind.compute), kind, "counts what is scattered"
+    )
+    scatter_into(ctx, counts, axes, places, one, "add")
+    own = axes_of(result.size)
+    count = make("maximum", counts.at(own), one)
+    op = "div" if kind.compute.is_float else "floor_div"
+    return ctx.lazy(result, make(op, target.at(own), count))
+
+
+def neutral(mode: str, dtype: DType) -> Expr:
+    """The value that combining leaves everything else unchanged."""
+    if mode == "add":
+        return const(0, dtype)
+    if mode == "mul":
+        return const(1, dtype)
+    if dtype.is_float:
+        return const(float("-inf") if mode == "max" else float("inf"), dtype)
+    bits = dtype.itemsize * 8
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.is_signed else (0, (1 << bits) - 1)
+    return const(low if mode == "max" else high, dtype)

@@ -1,0 +1,451 @@
+"""Reductions: sums, products, extremes and where they are, truth, moments, softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.expr import Expr, const, index_value, loads
+from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.types import DType
+from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.elements.numbers import size_number
+from polyfuse.lowering.elements.pointwise import truth
+from polyfuse.lowering.indexing.inlined_reads import only_term
+from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.shapes.layout import memory_order
+from polyfuse.lowering.shapes.views import wrap
+from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.rewrite import cast, make
+from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, product
+
+Values = Callable[[Sequence[IndexLike]], tuple[Expr, ...]]
+"""From an index in each dimension of the operand to what is reduced there."""
+
+
+def reduced_dims(dims: Any, rank: int) -> tuple[int, ...]:
+    """The dimensions an operator reduces: all of them for None and for an empty list."""
+    if rank == 0 or dims is None or (isinstance(dims, (tuple, list)) and not dims):
+        return tuple(range(rank))
+    listed = dims if isinstance(dims, (tuple, list)) else (dims,)
+    return tuple(sorted({wrap(d, rank) for d in listed}))
+
+
+def identity(kind: str, dtype: DType) -> Expr:
+    """What a reduction over nothing gives."""
+    if kind in ("sum", "any", "xor_sum"):
+        return const(0, dtype)
+    if kind in ("prod", "all"):
+        return const(1, dtype)
+    raise UnsupportedError(f"{kind} over no elements has no value")
+
+
+def reduce(
+    ctx: LoweringContext,
+    kind: str,
+    size: Sequence[IndexLike],
+    dims: Sequence[int],
+    values: Values,
+    results: Sequence[TensorValue | None],
+) -> tuple[Expr, ...]:
+    """Reduce `dims` of an iteration space `size`; each result that is not None becomes stored.
+
+    A result is laid out like the operand with `dims` left out or of size one. Returned is, for each result,
+    its element at the result's own ``i0, i1, ...``.
+    """
+    first = next(r for r in results if r is not None)
+    kept_in_place = first.rank == len(size)
+    own = axes_of(first.size)
+    place: list[IndexLike] = []
+    raxes: list[Index] = []
+    position = 0
+    for d, n in enumerate(size):
+        if d in dims:
+            variable = axis(f"r{d}", n) if n != 1 else 0
+            if isinstance(variable, Index):
+                raxes.append(variable)
+            place.append(variable)
+        else:
+            place.append(own[d if kept_in_place else position])
+        position += d not in dims
+    if any(size[d] == 0 for d in dims):
+        return (identity(kind, first.dtype or DType.f32),)
+    operands = values(place)
+    if not raxes:
+        return _of_one(kind, operands)
+    if kind == "sum" and len(raxes) == 1:
+        term = only_term(operands[0], raxes[0])
+        if term is not None:
+            return (term,)
+    view = ctx.stored(first).view
+    assert view is not None
+    for result in results:
+        if result is not None and result is not first:
+            ctx.stored(result, view.stride)
+    index: IndexLike = 0
+    for a, stride in zip(own, view.stride, strict=True):
+        index = index + a * stride
+    order = memory_order(first.size, view.stride, ctx.sizes)
+    axes = tuple(a for a in (own[d] for d in order) if isinstance(a, Index))
+    outputs = tuple(r.view.buffer if r is not None and r.view is not None else "" for r in results)
+    raxes = order_by_memory(ctx, operands, raxes)
+    ctx.emit(
+        Reduction(ctx.fresh("op"), axes, tuple(raxes), outputs, index, kind, operands, origins=ctx.origins)
+    )
+    return tuple(r.at(own) if r is not None else const(0, DType.i64) for r in results)
+
+
+def _of_one(kind: str, operands: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    if kind in ("argmin", "argmax"):
+        return operands
+    if kind == "welford":
+        one = operands[0]
+        return one, const(0.0, one.dtype), const(1.0, one.dtype)
+    return operands
+
+
+def order_by_memory(ctx: LoweringContext, operands: Sequence[Expr], raxes: Sequence[Index]) -> list[Index]:
+    """Loop order over reduced dimensions: that of the largest thing read, its densest dimension innermost."""
+    if len(raxes) < 2:
+        return list(raxes)
+    names = [axis_name(a) for a in raxes]
+    best: tuple[int, list[int]] | None = None
+    for element in loads(*operands):
+        factors = [coefficient(element.index, name) for name in names]
+        if any(f is None for f in factors):
+            continue
+        steps = [abs(ctx.sizes.hint(f)) for f in factors if f is not None]
+        extent = ctx.sizes.hint(ctx.buffers[element.buffer].numel)
+        weight = extent * sum(1 for s in steps if s)
+        if best is None or weight > best[0]:
+            best = (weight, steps)
+    if best is None:
+        return list(raxes)
+    steps = best[1]
+    return [raxes[k] for k in sorted(range(len(raxes)), key=lambda k: -steps[k])]
+
+
+def number(value: IndexLike | float, dtype: DType) -> Expr:
+    """A size, or a number made of sizes, as a scalar of a type."""
+    return cast(size_number(value), dtype) if isinstance(value, Index) else const(value, dtype)
+
+
+def _simple(
+    ctx: LoweringContext,
+    node: Any,
+    kind: str,
+    value: TensorValue,
+    dims: Any,
+    accumulate: DType,
+    before: Callable[[Expr], Expr] | None = None,
+    after: Callable[[Expr], Expr] | None = None,
+) -> TensorValue:
+    """One operand, one result: reduced in `accumulate`, then converted to the traced type."""
+    result = ctx.template(node.meta["val"])
+    if result.dtype is None or value.dtype is None:
+        raise UnsupportedError(f"{value.torch_dtype} is not a type that kernels compute in")
+    reduced = reduced_dims(dims, value.rank)
+
+    def values(place: Sequence[IndexLike]) -> tuple[Expr, ...]:
+        element = value.at(place)
+        return (cast(before(element) if before else element, accumulate),)
+
+    direct = after is None and accumulate is result.dtype
+    target = result if direct else ctx.temporary(accumulate, result.device, result.size)
+    (total,) = reduce(ctx, kind, value.size, reduced, values, (target,))
+    if direct and result.view is not None:
+        return result
+    return ctx.lazy(result, after(total) if after else total)
+
+
+def extent(value: TensorValue, dims: Sequence[int]) -> IndexLike:
+    """Number of elements that one result is made of."""
+    return product(value.size[d] for d in dims)
+
+
+@lowers("aten.sum.dim_IntList", "aten.sum.default")
+def sum_(
+    ctx: LoweringContext,
+    node: Any,
+    value: TensorValue,
+    dims: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+) -> TensorValue:
+    return _simple(ctx, node, "sum", value, dims, _computed(ctx, node))
+
+
+@lowers("aten.prod.dim_int", "aten.prod.default")
+def prod(
+    ctx: LoweringContext,
+    node: Any,
+    value: TensorValue,
+    dims: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+) -> TensorValue:
+    return _simple(ctx, node, "prod", value, dims, _computed(ctx, node))
+
+
+@lowers("aten.mean.dim", "aten.mean.default")
+def mean(
+    ctx: LoweringContext,
+    node: Any,
+    value: TensorValue,
+    dims: Any = None,
+    keepdim: bool = False,
+    dtype: Any = None,
+) -> TensorValue:
+    kind = _computed(ctx, node)
+    count = extent(value, reduced_dims(dims, value.rank))
+    if count == 0:
+        return ctx.lazy(node.meta["val"], const(math.nan, kind))
+    return _simple(
+        ctx, node, "sum", value, dims, kind, after=lambda total: make("div", total, number(count, kind))
+    )
+
+
+def _computed(ctx: LoweringContext, node: Any) -> DType:
+    dtype = ctx.template(node.meta["val"]).dtype
+    if dtype is None:
+        raise UnsupportedError(f"{node.meta['val'].dtype} is not a type that kernels compute in")
+    return dtype.compute
+
+
+@lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
+def any_(
+    ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = None, keepdim: bool = False
+) -> TensorValue:
+    return _truth(ctx, node, "any", value, dims)
+
+
+@lowers("aten.all.default", "aten.all.dim", "aten.all.dims")
+def all_(
+    ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = None, keepdim: bool = False
+) -> TensorValue:
+    return _truth(ctx, node, "all", value, dims)
+
+
+def _truth(ctx: LoweringContext, node: Any, kind: str, value: TensorValue, dims: Any) -> TensorValue:
+    return _simple(ctx, node, kind, value, dims, DType.bool, before=truth)
+
+
+@lowers("aten.amax.default", "aten.max.default")
+def amax(
+    ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = (), keepdim: bool = False
+) -> TensorValue:
+    return _extreme(ctx, node, "max", value, dims)
+
+
+@lowers("aten.amin.default", "aten.min.default")
+def amin(
+    ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = (), keepdim: bool = False
+) -> TensorValue:
+    return _extreme(ctx, node, "min", value, dims)
+
+
+def _extreme(ctx: LoweringContext, node: Any, kind: str, value: TensorValue, dims: Any) -> TensorValue:
+    if value.dtype is DType.bool:
+        return _truth(ctx, node, {"max": "any", "min": "all"}[kind], value, dims)
+    return _simple(ctx, node, kind, value, dims, _computed(ctx, node))
+
+
+@lowers("aten.argmax.default", "aten.argmin.default")
+def arg_extreme(
+    ctx: LoweringContext, node: Any, value: TensorValue, dim: int | None = None, keepdim: bool = False
+) -> TensorValue:
+    kind = str(node.target).split(".")[1]
+    result = ctx.template(node.meta["val"])
+    return _positions(ctx, kind, value, dim, None, result)[1]
+
+
+@lowers("aten.max.dim", "aten.min.dim")
+def extreme_and_position(
+    ctx: LoweringContext, node: Any, value: TensorValue, dim: int, keepdim: bool = False
+) -> tuple[TensorValue, TensorValue]:
+    kind = "arg" + str(node.target).split(".")[1]
+    extreme, position = (ctx.template(f) for f in node.meta["val"])
+    return _positions(ctx, kind, value, dim, extreme, position)
+
+
+def _positions(
+    ctx: LoweringContext,
+    kind: str,
+    value: TensorValue,
+    dim: int | None,
+    extreme: TensorValue | None,
+    position: TensorValue,
+) -> tuple[TensorValue, TensorValue]:
+    """The extreme along a dimension (or of everything) and where it is."""
+    if value.dtype is None:
+        raise UnsupportedError(f"{value.torch_dtype} is not a type that kernels compute in")
+    compute = DType.i32 if value.dtype is DType.bool else value.dtype.compute
+    dims = reduced_dims(dim, value.rank)
+
+    def values(place: Sequence[IndexLike]) -> tuple[Expr, ...]:
+        where_: IndexLike = 0
+        for d in dims:
+            where_ = where_ * value.size[d] + place[d]
+        # values that half precision makes equal are found in eager mode's order
+        held = ctx.operand(value, place, compute, value.device, value.dtype)
+        return held, index_value(where_)
+
+    if extreme is None:
+        best: TensorValue | None = None
+    elif extreme.dtype is compute:
+        best = extreme
+    else:
+        best = ctx.temporary(compute, extreme.device, extreme.size)
+    parts = reduce(ctx, kind, value.size, dims, values, (best, position))
+    if position.view is None:
+        ctx.lazy(position, parts[1])
+    if extreme is None:
+        return position, position
+    if extreme.view is None:
+        ctx.lazy(extreme, parts[0])
+    return extreme, position
+
+
+# Moments.
+
+
+@lowers("aten.var_mean.correction", passes=2)
+def var_mean(
+    ctx: LoweringContext,
+    node: Any,
+    value: TensorValue,
+    dims: Any = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
+) -> tuple[TensorValue, TensorValue]:
+    variance, average = (ctx.template(f) for f in node.meta["val"])
+    spread, centre = moments(ctx, value, reduced_dims(dims, value.rank), variance, correction)
+    return ctx.lazy(variance, spread), ctx.lazy(average, centre)
+
+
+@lowers("aten.var.correction", passes=2)
+def var(
+    ctx: LoweringContext,
+    node: Any,
+    value: TensorValue,
+    dims: Any = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
+) -> TensorValue:
+    variance = ctx.template(node.meta["val"])
+    return ctx.lazy(variance, moments(ctx, value, reduced_dims(dims, value.rank), variance, correction)[0])
+
+
+@lowers("aten.std.correction", passes=2)
+def std(
+    ctx: LoweringContext,
+    node: Any,
+    value: TensorValue,
+    dims: Any = None,
+    *,
+    correction: Any = None,
+    keepdim: bool = False,
+) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    spread = moments(ctx, value, reduced_dims(dims, value.rank), result, correction)[0]
+    return ctx.lazy(result, make("sqrt", spread))
+
+
+def moments(
+    ctx: LoweringContext, value: TensorValue, dims: tuple[int, ...], like: TensorValue, correction: Any
+) -> tuple[Expr, Expr]:
+    """Variance and mean over `dims`, as elements of a result of the shape of `like`."""
+    if value.dtype is None or not value.dtype.is_float or like.dtype is None:
+        raise UnsupportedError(f"moments of {value.torch_dtype} are computed by eager")
+    kind = value.dtype.compute
+    count = extent(value, dims)
+    correction = 1 if correction is None else correction
+    if count == 0:
+        return const(math.nan, kind), const(math.nan, kind)
+    if isinstance(count, int) and count <= ctx.target_info(like.device).two_pass_row:
+        target = ctx.temporary(kind, like.device, like.size)
+        (total,) = reduce(ctx, "sum", value.size, dims, lambda p: (value.at(p),), (target,))
+        average = ctx.temporary(kind, like.device, like.size)
+        average.body = make("div", total, number(count, kind))
+
+        def squares(place: Sequence[IndexLike]) -> tuple[Expr, ...]:
+            away = make("sub", value.at(place), average.at(_kept(place, dims, like.rank)))
+            return (make("mul", away, away),)
+
+        target = ctx.temporary(kind, like.device, like.size)
+        (deviation,) = reduce(ctx, "sum", value.size, dims, squares, (target,))
+        centre = average.at(axes_of(like.size))
+    else:
+        parts = [ctx.temporary(kind, like.device, like.size) for _ in range(2)]
+        centre, deviation, _ = reduce(
+            ctx, "welford", value.size, dims, lambda p: (value.at(p),), (*parts, None)
+        )
+    return make("div", deviation, _degrees(count, correction, kind)), centre
+
+
+def _degrees(count: IndexLike, correction: Any, kind: DType) -> Expr:
+    """``max(count - correction, 0)``."""
+    if isinstance(count, int) and isinstance(correction, (int, float)):
+        return const(max(float(count) - correction, 0.0), kind)
+    left = make("sub", number(count, kind), number(correction, kind))
+    return make("maximum", left, const(0.0, kind))
+
+
+def _kept(place: Sequence[IndexLike], dims: Sequence[int], rank: int) -> list[IndexLike]:
+    """The index of a reduced result that belongs to an index of the operand."""
+    if rank == len(place):
+        return [0 if d in dims else p for d, p in enumerate(place)]
+    return [p for d, p in enumerate(place) if d not in dims]
+
+
+# Softmax and its like: three passes over a row, the last of them lazy.
+
+
+@lowers("aten._softmax.default", passes=3)
+def softmax(
+    ctx: LoweringContext, node: Any, value: TensorValue, dim: int, half_to_float: bool
+) -> TensorValue:
+    shifted, total, axes = _softmax_parts(ctx, node, value, dim)
+    return ctx.lazy(node.meta["val"], make("div", make("exp", shifted(axes)), total))
+
+
+@lowers("aten._log_softmax.default", passes=3)
+def log_softmax(
+    ctx: LoweringContext, node: Any, value: TensorValue, dim: int, half_to_float: bool
+) -> TensorValue:
+    shifted, total, axes = _softmax_parts(ctx, node, value, dim)
+    logarithm = make("log", total)
+    if value.rank and not ctx.target_info(value.device).hoists:
+        # one for each row, so that whoever reads the result computes none
+        row = [1 if d == wrap(dim, value.rank) else n for d, n in enumerate(value.size)]
+        kept = ctx.temporary(logarithm.dtype, value.device, row)
+        kept.body, kept.origins = logarithm, ctx.origins
+        ctx.realize(kept, "one for each row")
+        logarithm = kept.expand_to(axes)
+    return ctx.lazy(node.meta["val"], make("sub", shifted(axes), logarithm))
+
+
+def _softmax_parts(
+    ctx: LoweringContext, node: Any, value: TensorValue, dim: int
+) -> tuple[Callable[[Sequence[IndexLike]], Expr], Expr, tuple[IndexLike, ...]]:
+    """``x - max`` as a function of the index, ``sum(exp(x - max))`` and the result's own index."""
+    kind = _computed(ctx, node)
+    if value.dtype is None or not value.dtype.is_float:
+        raise UnsupportedError(f"softmax of {value.torch_dtype} is computed by eager")
+    dims = (wrap(dim, value.rank),) if value.rank else ()
+    row = tuple(1 if d in dims else n for d, n in enumerate(value.size))
+    largest = ctx.temporary(kind, value.device, row)
+    (top,) = reduce(ctx, "max", value.size, dims, lambda p: (cast(value.at(p), kind),), (largest,))
+    largest.body = None if largest.view is not None else top
+
+    def shifted(place: Sequence[IndexLike]) -> Expr:
+        return make("sub", cast(value.at(place), kind), largest.at(_kept(place, dims, value.rank)))
+
+    sums = ctx.temporary(kind, value.device, row)
+    (total,) = reduce(ctx, "sum", value.size, dims, lambda p: (make("exp", shifted(p)),), (sums,))
+    axes = axes_of(value.size)
+    return shifted, total, axes

@@ -1,0 +1,1 @@
+"""Operators that read elsewhere than they write: views, concatenation, padding, pooling, resampling."""

@@ -1,0 +1,442 @@
+"""Resampling on a grid: nearest neighbour and linear interpolation, forward and backward.
+
+Where an output position comes from is computed as eager mode computes it, in single precision. With known
+sizes the positions are compared with a rational formula when the graph is lowered; where both agree
+everywhere the address is that formula and needs no arithmetic on data. Backwards gather: each input element
+sums what it was interpolated into.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product as pairs
+from typing import Any
+
+import torch
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.expr import Expr, const, index_value
+from polyfuse.ir.types import DType
+from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.indexing.conditions import TRUE, all_of, between, masked
+from polyfuse.lowering.indexing.gather import Place, fetch
+from polyfuse.lowering.reductions.reduction import number, reduce
+from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.rewrite import cast, make, scalar, where
+from polyfuse.symbolic import IndexLike, is_equal, maximum, minimum
+from polyfuse.torch_compat.tracing import fake
+
+MOST_TAPS = 25
+"""Terms of a gradient that are written out; more are summed by a loop."""
+LONGEST_CHECKED = 1 << 16
+"""Longest dimension whose positions are compared with the rational formula."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One resampled dimension.
+
+    Attributes:
+        size, out: elements before and after.
+        scale: what the caller asked for, if they did.
+        rule: ``"nearest"``, ``"exact"``, ``"linear"``, ``"corners"`` (linear, the corners aligned).
+        kind: the type that positions are computed in.
+    """
+
+    size: IndexLike
+    out: IndexLike
+    scale: float | None
+    rule: str
+    kind: DType
+
+    @property
+    def is_static(self) -> bool:
+        """Whether both sizes are known and small enough to look at every position."""
+        return isinstance(self.size, int) and isinstance(self.out, int) and self.out <= LONGEST_CHECKED
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether every element stays where it is: of equal sizes no scale is asked for."""
+        return is_equal(self.size, self.out)
+
+    @property
+    def factor(self) -> int:
+        """How many times each element is repeated, where that is certain; else zero."""
+        if self.rule == "nearest":
+            for factor in (1, 2, 4, 8):
+                # powers of two divide exactly in any precision
+                exact = self.scale is None or self.scale == factor or factor == 1
+                if exact and is_equal(self.out, self.size * factor):
+                    return factor
+        return 0
+
+    def step(self) -> Expr:
+        """Input elements for one output element."""
+        if self.rule == "corners":
+            if isinstance(self.out, int) and self.out <= 1:
+                return const(0.0, self.kind)
+            return make("div", number(self.size - 1, self.kind), number(self.out - 1, self.kind))
+        if self.scale is not None and self.scale > 0:
+            return scalar(1.0 / self.scale, self.kind)
+        return make("div", number(self.size, self.kind), number(self.out, self.kind))
+
+    def coordinate(self, place: Expr) -> Expr:
+        """Where the output position `place` (i64) lies among the input positions: a number not below zero."""
+        step = self.step()
+        if self.rule == "exact":
+            middle = make("add", cast(place, DType.f64), const(0.5, DType.f64))
+            return cast(make("mul", middle, cast(step, DType.f64)), self.kind)
+        at = cast(place, self.kind)
+        if self.rule in ("nearest", "corners"):
+            return make("mul", at, step)
+        half = const(0.5, self.kind)
+        return make(
+            "maximum", make("sub", make("mul", step, make("add", at, half)), half), const(0.0, self.kind)
+        )
+
+    def base(self, place: IndexLike) -> Place:
+        """The input position at or before the output position."""
+        exact = self._rational(place)
+        if exact is not None:
+            return exact
+        found = cast(make("floor", self.coordinate(index_value(place))), DType.i64)
+        return make("minimum", found, index_value(self.size - 1))
+
+    def positions(self) -> torch.Tensor:
+        """`base` of every output position, as eager mode finds it; sizes must be known."""
+        assert isinstance(self.size, int) and isinstance(self.out, int)
+        with fake.real_tensors():
+            at = torch.arange(self.out, dtype=self.kind.torch)
+            step = torch.tensor(_step_value(self), dtype=self.kind.torch)
+            if self.rule == "exact":
+                at = ((at.double() + 0.5) * step.double()).to(self.kind.torch)
+            elif self.rule == "linear":
+                at = (step * (at + 0.5) - 0.5).clamp_min(0)
+            else:
+                at = at * step
+            return at.floor().long().clamp_max(self.size - 1)
+
+    def _rational(self, place: IndexLike) -> IndexLike | None:
+        """`base` by integer arithmetic, where that gives what eager mode finds."""
+        size, out = self.size, self.out
+        if self.is_identity:
+            return place
+        if size == 1:
+            return 0
+        if self.is_static:
+            formula = _formula(self)
+            assert isinstance(size, int) and isinstance(out, int)
+            known = self.positions().tolist()
+            if all(formula(i) == at for i, at in enumerate(known)):
+                return formula(place)
+            return None
+        return place // self.factor if self.factor else None
+
+
+def _step_value(grid: Grid) -> float:
+    assert isinstance(grid.size, int) and isinstance(grid.out, int)
+    if grid.rule == "corners":
+        return (grid.size - 1) / (grid.out - 1) if grid.out > 1 else 0.0
+    return 1.0 / grid.scale if grid.scale is not None and grid.scale > 0 else grid.size / grid.out
+
+
+def _formula(grid: Grid) -> Callable[[IndexLike], IndexLike]:
+    """The exact position, were the scale the ratio of the sizes."""
+    size, out = grid.size, grid.out
+    assert isinstance(size, int) and isinstance(out, int)
+    if grid.rule == "corners":
+        common = math.gcd(size - 1, out - 1) or 1
+        numerator, denominator = (size - 1) // common, max((out - 1) // common, 1)
+        return lambda i: i * numerator // denominator
+    if grid.rule == "nearest":
+        common = math.gcd(size, out)
+        numerator, denominator = size // common, out // common
+        return lambda i: minimum(i * numerator // denominator, size - 1)
+    if grid.rule == "exact":
+        common = math.gcd(size, 2 * out)
+        return lambda i: minimum((2 * i + 1) * (size // common) // (2 * out // common), size - 1)
+    common = math.gcd(2 * size, 2 * out, size - out)
+    a, b, c = 2 * size // common, (size - out) // common, 2 * out // common
+    return lambda i: minimum(maximum((i * a + b) // c, 0), size - 1)
+
+
+def _grids(
+    rule: str, size: Sequence[IndexLike], out: Sequence[IndexLike], scales: Sequence[Any], kind: DType
+) -> list[Grid]:
+    given = list(scales) + [None] * (len(out) - len(scales))
+    for scale in given:
+        if scale is not None and not isinstance(scale, (int, float)):
+            raise UnsupportedError("a scale that varies is left to eager")
+    return [
+        Grid(n, m, None if s is None else float(s), rule, kind)
+        for n, m, s in zip(size, out, given, strict=True)
+    ]
+
+
+def _rank(node: Any) -> int:
+    """Number of resampled dimensions, from the operator's name."""
+    return int(next(c for c in str(node.target) if c.isdigit()))
+
+
+def _read(
+    ctx: LoweringContext, value: TensorValue, lead: Sequence[IndexLike], places: Sequence[Place]
+) -> Expr:
+    """An element; through memory only where the place is computed from data."""
+    known = [p for p in places if not isinstance(p, Expr)]
+    if len(known) == len(places):
+        return value.at(
+            [*lead, *(0 if n == 1 else p for n, p in zip(value.size[len(lead) :], known, strict=True))]
+        )
+    return fetch(ctx, value, [*lead, *places])
+
+
+# Nearest neighbour.
+
+_SIZES = (1, 2, 3)
+
+
+@lowers(
+    *(f"aten.{stem}{n}d.default" for stem in ("upsample_nearest", "_upsample_nearest_exact") for n in _SIZES),
+    passes=4,
+)
+def nearest(
+    ctx: LoweringContext, node: Any, value: TensorValue, output_size: Any, *scales: Any
+) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    rank = _rank(node)
+    axes = axes_of(result.size)
+    grids = _grids(_nearest_rule(node), value.size[-rank:], result.size[-rank:], scales, DType.f32)
+    places = [grid.base(a) for grid, a in zip(grids, axes[-rank:], strict=True)]
+    return ctx.lazy(result, _read(ctx, value, axes[:-rank], places))
+
+
+def _nearest_rule(node: Any) -> str:
+    return "exact" if "exact" in str(node.target) else "nearest"
+
+
+@lowers(
+    *(
+        f"aten.{stem}{n}d_backward.default"
+        for stem in ("upsample_nearest", "_upsample_nearest_exact")
+        for n in _SIZES
+    ),
+    stores=(0,),
+)
+def nearest_backward(
+    ctx: LoweringContext, node: Any, grad: TensorValue, output_size: Any, input_size: Any, *scales: Any
+) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    rank = _rank(node)
+    grids = _grids(_nearest_rule(node), result.size[-rank:], grad.size[-rank:], scales, DType.f32)
+    return _gathered(ctx, grad, result, grids, [_Copies(g) for g in grids])
+
+
+# Linear interpolation.
+
+_LINEAR = ("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d")
+
+
+@lowers(*(f"aten.{name}.default" for name in _LINEAR), stores=(0,))
+def linear(
+    ctx: LoweringContext, node: Any, value: TensorValue, output_size: Any, align_corners: bool, *scales: Any
+) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    kind = _interpolated_in(result)
+    rank = _rank(node)
+    axes = axes_of(result.size)
+    rule = "corners" if align_corners else "linear"
+    sides: list[list[tuple[Place, Expr | None]]] = []
+    for grid, a in zip(
+        _grids(rule, value.size[-rank:], result.size[-rank:], scales, kind), axes[-rank:], strict=True
+    ):
+        sides.append(_neighbours(grid, a))
+
+    def blend(d: int, places: list[Place]) -> Expr:
+        if d == rank:
+            return _read(ctx, value, axes[:-rank], places)
+        total: Expr | None = None
+        for place, weight in sides[d]:
+            part = blend(d + 1, [*places, place])
+            term = part if weight is None else make("mul", weight, part)
+            total = term if total is None else make("add", total, term)
+        assert total is not None
+        return total
+
+    return ctx.lazy(result, blend(0, []))
+
+
+def _interpolated_in(result: TensorValue) -> DType:
+    if result.dtype is None or not result.dtype.is_float:
+        raise UnsupportedError(f"{result.torch_dtype} is interpolated by eager, in fixed point")
+    return result.dtype.compute
+
+
+def _neighbours(grid: Grid, place: IndexLike) -> list[tuple[Place, Expr | None]]:
+    """The two input positions around an output position, and their weights; one alone has none."""
+    low = grid.base(place)
+    if grid.size == 1 or grid.is_identity:
+        return [(low, None)]
+    weight = _weight(grid, index_value(place), low)
+    if isinstance(low, Expr):
+        high: Place = make("minimum", make("add", low, const(1, DType.i64)), index_value(grid.size - 1))
+    else:
+        high = minimum(low + 1, grid.size - 1)
+    return [(low, make("sub", const(1.0, grid.kind), weight)), (high, weight)]
+
+
+def _weight(grid: Grid, place: Expr, low: Place) -> Expr:
+    """How far the output position is from input position `low` to the next, from zero to one."""
+    start = low if isinstance(low, Expr) else index_value(low)
+    return make("sub", grid.coordinate(place), cast(start, grid.kind))
+
+
+@lowers(*(f"aten.{name}_backward.default" for name in _LINEAR), stores=(0,))
+def linear_backward(
+    ctx: LoweringContext,
+    node: Any,
+    grad: TensorValue,
+    output_size: Any,
+    input_size: Any,
+    align_corners: bool,
+    *scales: Any,
+) -> TensorValue:
+    result = ctx.template(node.meta["val"])
+    kind = _interpolated_in(result)
+    rank = _rank(node)
+    rule = "corners" if align_corners else "linear"
+    grids = _grids(rule, result.size[-rank:], grad.size[-rank:], scales, kind)
+    return _gathered(ctx, grad, result, grids, [_Hats(g) for g in grids])
+
+
+# Gradients.
+
+
+class _Spread:
+    """For each input position of a grid, the output positions it goes to: `count` of them from `start` on."""
+
+    def __init__(self, grid: Grid, reach: int) -> None:
+        """`reach`: how many input positions after the first an output position uses."""
+        self.grid = grid
+        size, out = grid.size, grid.out
+        factor = grid.factor
+        if factor and not reach:
+            # every input position goes to a run of output positions
+            self.shift, self.count, self._ratio = 0, factor, (factor, 1)
+            return
+        if not grid.is_static:
+            raise UnsupportedError("gradients of grids of varying size are left to eager")
+        assert isinstance(size, int) and isinstance(out, int)
+        firsts = grid.positions()
+        with fake.real_tensors():
+            inputs = torch.arange(size)
+            first = torch.searchsorted((firsts + reach).clamp_max(size - 1), inputs)
+            last = torch.searchsorted(firsts, inputs, right=True) - 1
+            guess = inputs * out // size
+            used = last >= first
+            self.shift = int((first - guess)[used].min()) if bool(used.any()) else 0
+            self.count = int((last - guess)[used].max()) - self.shift + 1 if bool(used.any()) else 0
+        self._ratio = (out // math.gcd(size, out), size // math.gcd(size, out))
+
+    def start(self, place: IndexLike) -> IndexLike:
+        """The first output position that may use input position `place`."""
+        return place * self._ratio[0] // self._ratio[1] + self.shift
+
+    def share(self, source: IndexLike, place: IndexLike) -> Expr | None:
+        """The part of output position `source` that comes from input position `place`; None for all of it."""
+        raise NotImplementedError
+
+    def uses(self, source: IndexLike, place: IndexLike) -> Expr:
+        """Whether output position `source` exists and may use input position `place`."""
+        return between(source, 0, self.grid.out)
+
+
+class _Copies(_Spread):
+    """Output positions that copy an input position."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid, 0)
+
+    def share(self, source: IndexLike, place: IndexLike) -> None:
+        return None
+
+    def uses(self, source: IndexLike, place: IndexLike) -> Expr:
+        exists = between(source, 0, self.grid.out)
+        if self.grid.factor or self._is_even():
+            return TRUE
+        low = self.grid.base(source)
+        found = low if isinstance(low, Expr) else index_value(low)
+        return all_of(exists, make("eq", found, index_value(place)))
+
+    def _is_even(self) -> bool:
+        size, out = self.grid.size, self.grid.out
+        assert isinstance(size, int) and isinstance(out, int)
+        return out % size == 0 and self.count == out // size and self.shift == 0
+
+
+class _Hats(_Spread):
+    """Output positions that lie between an input position and its neighbours."""
+
+    def __init__(self, grid: Grid) -> None:
+        super().__init__(grid, 0 if grid.is_identity else 1)
+
+    def share(self, source: IndexLike, place: IndexLike) -> Expr | None:
+        kind = self.grid.kind
+        if self.grid.is_identity:
+            return None
+        low = self.grid.base(source)
+        below = low if isinstance(low, Expr) else index_value(low)
+        assert isinstance(self.grid.size, int)
+        above = make("minimum", make("add", below, const(1, DType.i64)), const(self.grid.size - 1, DType.i64))
+        weight = _weight(self.grid, index_value(source), low)
+        here, zero = index_value(place), const(0.0, kind)
+        left = where(make("eq", below, here), make("sub", const(1.0, kind), weight), zero)
+        return make("add", left, where(make("eq", above, here), weight, zero))
+
+
+def _gathered(
+    ctx: LoweringContext,
+    grad: TensorValue,
+    result: TensorValue,
+    grids: Sequence[Grid],
+    spreads: Sequence[_Spread],
+) -> TensorValue:
+    """Every element of `result` as the sum of what it contributed to."""
+    if result.dtype is None or grad.dtype is None or not result.dtype.is_float:
+        raise UnsupportedError(f"gradients of {result.torch_dtype} are left to eager")
+    kind = result.dtype.compute
+    rank = len(grids)
+    zero = const(0.0, kind)
+
+    def term(place: Sequence[IndexLike], step: Sequence[IndexLike]) -> Expr:
+        inner = place[len(place) - rank :]
+        sources = [s.start(p) + t for s, p, t in zip(spreads, inner, step, strict=True)]
+        exists = all_of(*(s.uses(at, p) for s, at, p in zip(spreads, sources, inner, strict=True)))
+        safe = [0 if n == 1 else at for n, at in zip(grad.size[-rank:], sources, strict=True)]
+        found = masked(cast(grad.at([*place[: len(place) - rank], *safe]), kind), exists, zero)
+        for spread, at, p in zip(spreads, sources, inner, strict=True):
+            share = spread.share(at, p)
+            if share is not None:
+                found = make("mul", found, share)
+        return found
+
+    counts = [s.count for s in spreads]
+    axes = axes_of(result.size)
+    if math.prod(counts) <= MOST_TAPS:
+        total = zero
+        for k, step in enumerate(pairs(*(range(c) for c in counts))):
+            total = make("add", total, term(axes, step)) if k else term(axes, step)
+        return ctx.lazy(result, total)
+    whole = result.rank
+    target = ctx.temporary(kind, result.device, result.size)
+    (summed,) = reduce(
+        ctx,
+        "sum",
+        (*result.size, *counts),
+        range(whole, whole + rank),
+        lambda p: (term(p[:whole], p[whole:]),),
+        (target,),
+    )
+    return ctx.lazy(result, summed)

@@ -1,0 +1,330 @@
+"""One recording of a compiled program: how its inputs get in (`graph_inputs.py`) and its results out.
+
+Recorded work reads and writes fixed addresses. Results are handed out as new tensors on the recording's
+memory, or as copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.runtime.graphs.device import Program
+from polyfuse.runtime.graphs.inputs import GraphFacts, Treatment
+from polyfuse.runtime.graphs.memory import GraphMemory, Hold, Recorded, Slot, Window
+from polyfuse.torch_compat import bindings
+from polyfuse.torch_compat.devices.device_graphs import (
+    backward_may_repeat,
+    copy_all,
+    outside_inference,
+    same_addresses,
+    storage_at,
+)
+
+__all__ = ["Recording", "make_recording"]
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor with repeated elements (a stride of zero) taken once, so that it can be written."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A result that is an input, or a view of one.
+
+    Attributes:
+        position, number: of the result, and of the input.
+        window: how it lies in the input's storage, from where the input begins; None if it is the input
+            itself.
+        as_copy: whether the caller gets a copy, since the input is in memory that only backwards know of.
+    """
+
+    position: int
+    number: int
+    window: Window | None
+    as_copy: bool
+
+
+@dataclass(eq=False)
+class Recording(Recorded):
+    """A recording with its inputs and results.
+
+    Attributes:
+        treatment: of the inputs.
+        places: for every input, where it has to be; None if it may be anywhere.
+        buffers: one for each copied input; `targets` are the same with repeated elements taken once.
+        repeated: whether some input has repeated elements.
+        constants: the results; None where a slot or an input gives them.
+        passed: results that are inputs or views of them.
+        consumes: whether it uses the memory of what its forward saved, so that it can only run once for it.
+        replays: how often it ran.
+    """
+
+    treatment: Treatment
+    places: list[int | None]
+    buffers: tuple[torch.Tensor, ...]
+    targets: tuple[torch.Tensor, ...]
+    repeated: bool
+    constants: tuple[Any, ...]
+    passed: tuple[Passed, ...]
+    consumes: bool
+    replays: int = 0
+
+    def _prepare(self) -> None:
+        """Have all results at hand. Callers get new tensors, since they may do with them what they like; what
+        only a backward reads may be the same tensor every time, but for the one that is watched.
+        """
+        hold = self.hold
+        hold.drop()
+        hold.ready.extend(self.constants)
+        for slot in self.slots:
+            slot.restore()
+            for window, template in zip(slot.windows, slot.templates, strict=True):
+                if slot.watched is slot:
+                    hold.fresh.append((window.position, template, window.size, window.stride))
+                else:
+                    hold.ready[window.position] = template
+        hold.complete = True
+
+    def fits(self, args: list[Any]) -> bool:
+        """Whether every input that is read where it is, is there."""
+        treatment = self.treatment
+        if not same_addresses(args, self.places, treatment.fixed):
+            return False
+        for i, generator in treatment.generators:
+            if args[i] is not generator:
+                return False
+        return not self.consumes or not backward_may_repeat()
+
+    def misfit(self, args: list[Any], facts: GraphFacts) -> str:
+        """Why it does not fit; empty if it does."""
+        for i, address in zip(self.treatment.fixed, self.treatment.addresses, strict=True):
+            if args[i].data_ptr() != address:
+                return f"{facts.name_of(i)} is in another place"
+        for i, generator in self.treatment.generators:
+            if args[i] is not generator:
+                return f"{facts.name_of(i)} is another generator"
+        if self.consumes and backward_may_repeat():
+            return "its backward may run again"
+        return ""
+
+    def replay(self, args: list[Any], copied_results: Collection[int]) -> tuple[Any, ...]:
+        """Do the recorded work on `args`, which is emptied; results called for come as copies."""
+        treatment = self.treatment
+        if treatment.copied:
+            sources = [args[i] for i in treatment.copied]
+            copy_all(self.targets, [_once(s) for s in sources] if self.repeated else sources)
+        held = {p.number: args[p.number] for p in self.passed} if self.passed else {}
+        returned = [args[i] for i in treatment.returned]
+        args.clear()
+        self.graph.replay()
+        self.replays += 1
+        if returned:
+            position = {i: k for k, i in enumerate(treatment.copied)}
+            copy_all(returned, [self.buffers[position[i]] for i in treatment.returned])
+        return self._results(held, copied_results)
+
+    def _results(self, held: dict[int, torch.Tensor], copied: Collection[int]) -> tuple[Any, ...]:
+        if not self.hold.complete:
+            self._prepare()
+        results = list(self.hold.ready)
+        if copied:
+            for slot in self.slots:
+                if any(window.position in copied for window in slot.windows):
+                    for position, tensor in slot.copies():
+                        results[position] = tensor
+        for position, template, size, stride in self.hold.fresh:
+            if position not in copied:
+                results[position] = bindings.reinterpret_tensor(template, size, stride, 0)
+        for passed in self.passed:
+            base = held[passed.number]
+            result = base if passed.window is None else _view_of(base, passed.window)
+            results[passed.position] = _copy_of(result) if passed.as_copy else result
+        return tuple(results)
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    with outside_inference():
+        copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        _once(copy).copy_(_once(tensor))
+        return copy
+
+
+def _view_of(base: torch.Tensor, window: Window) -> torch.Tensor:
+    if base.dtype == window.dtype:
+        return bindings.reinterpret_tensor(base, window.size, window.stride, window.offset)
+    with torch.no_grad():
+        start = base.storage_offset() * base.element_size() // window.dtype.itemsize
+        made = torch.empty(0, dtype=window.dtype, device=base.device)
+        return made.set_(base.untyped_storage(), start + window.offset, window.size, window.stride)
+
+
+def make_recording(
+    program: Program,
+    facts: GraphFacts,
+    memory: GraphMemory,
+    args: list[Any],
+    treatment: Treatment,
+    generators: Sequence[torch.Generator],
+    owner: Callable[[Slot], bool],
+) -> Recording:
+    """Record `program` for `args`, which stay as they are. Nothing is computed: replay it.
+
+    Raises whatever the program or the device raises; `args` can be used all the same.
+    """
+    with outside_inference():
+        buffers = tuple(_copy_of(args[i]) for i in treatment.copied)
+        targets = tuple(_once(b) for b in buffers)
+    given = list(args)
+    for i, buffer in zip(treatment.copied, buffers, strict=True):
+        given[i] = buffer
+    layouts = {i: _layout_of(given[i]) for i in (*facts.fixed, *facts.varying)}
+    pool, protected = memory.pool_for_recording()
+    consumed = _consume(facts, args, treatment)
+    drawn = (*generators, *(generator for _, generator in treatment.generators))
+    try:
+        graph, results = memory.device.record(program, given, pool.handle, drawn)
+    except BaseException:
+        memory.abandon(pool)
+        raise
+    finally:
+        _bring_back(args, layouts, consumed)
+    hold = Hold()
+    kept = frozenset(i for i, slot in treatment.slots.items() if slot.saved)
+    constants, passed, slots = _sort_results(results, layouts, kept, facts, hold)
+    for position in facts.saved:
+        if isinstance(constants[position], torch.Tensor):
+            memory.stays(constants[position])
+    del results
+    for slot in slots:
+        slot.settle()
+    where = dict(zip(treatment.fixed, treatment.addresses, strict=True))
+    recording = Recording(
+        graph,
+        pool,
+        slots,
+        hold,
+        protected,
+        owner,
+        treatment,
+        [where.get(i) for i in range(len(args))],
+        buffers,
+        targets,
+        any(t is not b for t, b in zip(targets, buffers, strict=True)),
+        constants,
+        passed,
+        bool(consumed),
+    )
+    memory.add(recording)
+    return recording
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where a tensor is, without the tensor. As long as its storage is referred to, no other one is taken for
+    it, even if it has the same address.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    storage: StorageWeakRef
+    address: int
+    nbytes: int
+
+
+def _layout_of(tensor: torch.Tensor) -> _Layout:
+    storage = tensor.untyped_storage()
+    layout = tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
+    place = storage.data_ptr(), storage.nbytes()
+    return _Layout(tensor.dtype, tensor.device, *layout, StorageWeakRef(storage), *place)
+
+
+def _consume(facts: GraphFacts, args: list[Any], treatment: Treatment) -> tuple[int, ...]:
+    """Let go of saved inputs that only this backward will ever read, so that their memory can serve it once
+    it has read them; returns which. The list no longer holds them.
+    """
+    saved = {i: slot for i, slot in treatment.slots.items() if slot.saved}
+    if not facts.carried or backward_may_repeat() or not all(slot.owned for slot in saved.values()):
+        return ()
+    for i, slot in saved.items():
+        slot.release()
+        args[i] = None
+    return tuple(saved)
+
+
+def _bring_back(args: list[Any], layouts: dict[int, _Layout], consumed: Sequence[int]) -> None:
+    """Nothing was computed yet, so what was let go is still where it was."""
+    for i in consumed:
+        at = layouts[i]
+        with outside_inference():
+            made = torch.empty(0, dtype=at.dtype, device=at.device)
+            args[i] = made.set_(storage_at(at.address, at.nbytes, at.device), at.offset, at.size, at.stride)
+
+
+def _sort_results(
+    results: Sequence[Any],
+    layouts: dict[int, _Layout],
+    kept: Collection[int],
+    facts: GraphFacts,
+    hold: Hold,
+) -> tuple[tuple[Any, ...], tuple[Passed, ...], tuple[Slot, ...]]:
+    """Constants, inputs passed on, and the slots of everything else.
+
+    What an operator leaves on the processor for its backward (seeds) is as constant as the recorded launches.
+    Inputs in `kept` are not to be seen by callers.
+    """
+    inputs = {layout.storage.cdata: i for i, layout in layouts.items()}
+    constants: list[Any] = []
+    passed: list[Passed] = []
+    storages: dict[int, tuple[torch.UntypedStorage, list[Window]]] = {}
+    device = torch.device(facts.device)
+    for position, result in enumerate(results):
+        is_tensor = isinstance(result, torch.Tensor)
+        if not is_tensor or (result.device != device and position in facts.saved):
+            constants.append(result)
+            continue
+        if result.device != device:
+            raise UnsupportedError(f"result {position} is on {result.device}", "move it to the device")
+        if result.is_conj() or result.is_neg():
+            raise UnsupportedError(f"result {position} is lazily conjugated or negated", "resolve it")
+        constants.append(None)
+        storage = result.untyped_storage()
+        window = Window(
+            position,
+            result.dtype,
+            tuple(result.shape),
+            tuple(result.stride()),
+            result.storage_offset(),
+        )
+        number = inputs.get(storage._cdata)
+        if number is None:
+            storages.setdefault(storage._cdata, (storage, []))[1].append(window)
+            continue
+        base = layouts[number]
+        same = (base.dtype, base.size, base.stride, base.offset)
+        if same == (window.dtype, window.size, window.stride, window.offset):
+            passed.append(Passed(position, number, None, number in kept))
+        else:
+            start = base.offset * base.dtype.itemsize // window.dtype.itemsize
+            moved = Window(position, window.dtype, window.size, window.stride, window.offset - start)
+            passed.append(Passed(position, number, moved, number in kept))
+    slots = tuple(
+        Slot(storage, windows, device, all(w.position in facts.saved for w in windows), hold)
+        for storage, windows in storages.values()
+    )
+    saved = [slot for slot in slots if slot.saved]
+    for slot in saved:
+        slot.watched = saved[0]
+    return tuple(constants), tuple(passed), slots

@@ -1,0 +1,293 @@
+"""Recording a compiled program's work once and launching it as one from then on.
+
+The first call with new sizes runs as it is: kernels are loaded, libraries choose their algorithms. The
+second is recorded; what follows are replays, as long as a recording fits: the tensors that it reads where
+they are, are there, and nobody holds what it would overwrite (`graph_memory`). Where none fits another one
+is made, up to a limit, or the call runs as it is, which is always right.
+
+Results belong to the caller. One that is still held when the program runs again is handed out as a copy from
+then on, unless `torch.compiler.cudagraph_mark_step_begin` said that results of earlier steps are no longer
+needed.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polyfuse.base.log import get_logger, warn_once
+from polyfuse.runtime.graphs.device import Program
+from polyfuse.runtime.graphs.inputs import GraphFacts, treat
+from polyfuse.runtime.graphs.memory import GraphMemory, Recorded, Slot, graph_memory
+from polyfuse.runtime.graphs.recording import Recording, make_recording
+
+__all__ = ["GraphFacts", "GraphStatus", "recorded_program"]
+
+INSTANCES = 4
+"""Most recordings for the same sizes: for inputs in other places, or results still needed."""
+
+WORTH = 16
+"""Replays after which making a recording has paid."""
+
+PATIENCE = 3
+"""Calls that run as they are, in the hope that a caller lets go of what it got before it gets copies."""
+
+_MOMENTS, _MOMENT = 10, 5e-5
+"""How often it is looked again whether something is still held, and after how many seconds each time."""
+
+_log = get_logger("runtime")
+
+
+@dataclass
+class GraphStatus:
+    """What became of recording one program.
+
+    Attributes:
+        refused: why it is not recorded at all; empty if it is.
+        recordings: how many were made.
+        replays: calls that were replays.
+        plain: calls that ran as they are.
+        reason: why the last of those was not a replay, once something was recorded.
+        again: why the last recording but the first for its sizes was made.
+        parts: what became of its parts, where it is recorded in parts.
+    """
+
+    refused: str = ""
+    recordings: int = 0
+    replays: int = 0
+    plain: int = 0
+    reason: str = ""
+    again: str = ""
+    parts: list[GraphStatus] = field(default_factory=list)
+
+    def text(self) -> str:
+        """One line for people."""
+        if self.refused:
+            parts = "".join(f"; part {i} is {part.text()}" for i, part in enumerate(self.parts))
+            return f"not recorded{' as a whole' if parts else ''}: {self.refused}{parts}"
+        counts = f"recorded {self.recordings} times, {self.replays} calls replayed, {self.plain} not"
+        if self.reason:
+            counts += f"; the last of these: {self.reason}"
+        return f"{counts}; recorded anew: {self.again}" if self.again else counts
+
+
+def recorded_program(
+    program: Program,
+    facts: GraphFacts,
+    sizes: Sequence[int],
+    generators: Sequence[torch.Generator],
+    name: str,
+    status: GraphStatus,
+    detour: Callable[[], Program] | None = None,
+) -> Program:
+    """`program`, recorded and replayed where that is possible.
+
+    Args:
+        sizes: positions of the inputs that are numbers.
+        generators: random number generators that the program was given.
+        name: of the program, for messages.
+        status: told what happens.
+        detour: makes what takes the program's place once recording it has failed: the same, recorded in
+            parts.
+    """
+    memory = None
+    if not facts.refused:
+        memory = graph_memory(facts.device)
+    if memory is None:
+        status.refused = facts.refused or f"torch cannot record the work of {facts.device}"
+        _log.info("%s is %s", name, status.text())
+        return program
+    return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory, detour)
+
+
+class _Runner:
+    """Chooses for each call: replay, record, or run as it is."""
+
+    def __init__(
+        self,
+        program: Program,
+        facts: GraphFacts,
+        sizes: tuple[int, ...],
+        generators: tuple[torch.Generator, ...],
+        name: str,
+        status: GraphStatus,
+        memory: GraphMemory,
+        detour: Callable[[], Program] | None,
+    ) -> None:
+        self.program = program
+        self.facts = facts
+        self.sizes = sizes
+        self.generators = generators
+        self.name = name
+        self.status = status
+        self.memory = memory
+        self.detour = detour
+        self.variants: dict[tuple[int, ...], list[Recording]] = {}
+        self.copied: set[int] = set()
+        """Positions of results that callers keep, and so get as copies."""
+        self.patience = PATIENCE
+        self.made: list[Recorded] = []
+        weakref.finalize(self, memory.retire, self.made)
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        memory = self.memory
+        with memory.lock:
+            if self.status.refused or memory.device.is_recording():
+                return self._plain(args, "")
+            key = tuple(args[i] for i in self.sizes)
+            recordings = self.variants.get(key)
+            if recordings is None:
+                return self._first(key, args)
+            memory.begin()
+            fitting, kept, saved = self._choose(recordings, args)
+            for _ in range(_MOMENTS):
+                if fitting is not None or not (kept or (saved and len(recordings) < INSTANCES)):
+                    break
+                # a thread of autograd's that has handed over what it computed may be about to let go of it
+                time.sleep(_MOMENT)
+                fitting, kept, saved = self._choose(recordings, args)
+            if fitting is not None:
+                return self._replay(fitting, args)
+            if kept and self._wait_for(kept):
+                reason = "a caller held results that it would overwrite, and gets copies from now on"
+                return self._plain(args, reason)
+            return self._record(recordings, args)
+
+    def _choose(
+        self, recordings: Sequence[Recording], args: list[Any]
+    ) -> tuple[Recording | None, list[tuple[Recorded, Slot]], bool]:
+        """A recording that can be replayed now. Or else what is in the way of those that fit: results that
+        callers hold, and whether a backward is yet to read something.
+        """
+        kept: list[tuple[Recorded, Slot]] = []
+        saved = False
+        for recording in recordings:
+            if recording.fits(args):
+                blockers = self.memory.blockers(recording)
+                if not blockers:
+                    return recording, [], False
+                if any(slot.saved for _, slot in blockers):
+                    saved = True
+                else:
+                    kept.extend(blockers)
+        return None, kept, saved
+
+    def _wait_for(self, kept: Sequence[tuple[Recorded, Slot]]) -> bool:
+        """Whether what callers hold is likely to be let go of: from now on they get copies, so that only what
+        they have already is in the way.
+        """
+        news = [recorded.owner(slot) for recorded, slot in kept]
+        self.patience = PATIENCE if any(news) else self.patience - 1
+        return self.patience > 0
+
+    def _first(self, key: tuple[int, ...], args: list[Any]) -> Sequence[Any]:
+        """A call with sizes not seen before."""
+        if self.facts.objects:
+            self.status.refused = self.facts.stranger(args)
+        if len(self.variants) < self.facts.limit:
+            self.variants[key] = []
+            return self._plain(args, "")
+        warn_once(
+            "runtime",
+            f"{self.name} was called with more than {self.facts.limit} different sizes; further ones are not"
+            " recorded: raise the option max_device_graphs, or pad inputs to fewer sizes",
+            key=f"sizes of {self.name}",
+        )
+        return self._plain(args, "its sizes are beyond the limit on recordings")
+
+    def _plain(self, args: list[Any], reason: str) -> Sequence[Any]:
+        """Run the program as it is."""
+        self.status.plain += 1
+        if reason:
+            self.status.reason = reason
+            _log.debug("%s runs without a recording: %s", self.name, reason)
+        return self.program(args)
+
+    def _replay(self, recording: Recording, args: list[Any]) -> Sequence[Any]:
+        results = recording.replay(args, self.copied)
+        self.status.replays += 1
+        if recording.slots:
+            self.memory.handed_out(recording)
+        return results
+
+    def _record(self, recordings: list[Recording], args: list[Any]) -> Sequence[Any]:
+        again = self._misfit(recordings, args)
+        if len(recordings) >= INSTANCES:
+            self._drop_one(recordings, args)
+        if len(recordings) >= INSTANCES:
+            reason = f"{INSTANCES} recordings for its sizes did not fit: {again}"
+            warn_once(
+                "runtime", f"{self.name} runs without a recording: {reason}", key=f"instances of {self.name}"
+            )
+            return self._plain(args, reason)
+        memory = self.memory
+        brief = [r.treatment for r in recordings if r.replays < WORTH]
+        treatment = treat(self.facts, args, memory, [r.treatment for r in recordings], brief)
+        if treatment.refused:
+            return self._plain(args, treatment.refused)
+        try:
+            recording = make_recording(
+                self.program, self.facts, memory, args, treatment, self.generators, _Owner(self.copied)
+            )
+        except Exception as error:
+            return self._give_up(args, error)
+        recordings.append(recording)
+        self.made.append(recording)
+        self.status.recordings += 1
+        if again:
+            self.status.again = again
+            _log.debug("%s is recorded anew: %s", self.name, again)
+        return self._replay(recording, args)
+
+    def _misfit(self, recordings: Sequence[Recording], args: list[Any]) -> str:
+        """Why none of them fits, in words: why the latest does not. Empty if there is none."""
+        if not recordings:
+            return ""
+        last = recordings[-1]
+        found = last.misfit(args, self.facts)
+        if found:
+            return found
+        saved = any(slot.saved for _, slot in self.memory.blockers(last))
+        return (
+            "the backward passes of earlier calls are yet to come"
+            if saved
+            else "callers hold results of earlier calls"
+        )
+
+    def _drop_one(self, recordings: list[Recording], args: list[Any]) -> None:
+        """Forget a recording that served for a while, and whose inputs have moved since."""
+        for recording in recordings:
+            if recording.replays >= WORTH and not recording.fits(args):
+                recordings.remove(recording)
+                self.made.remove(recording)
+                self.memory.retire([recording])
+                return
+
+    def _give_up(self, args: list[Any], error: Exception) -> Sequence[Any]:
+        """The program does something that cannot be recorded. What was recorded of it stays unused."""
+        words = str(error).strip().splitlines()
+        reason = f"recording failed with {type(error).__name__}: {words[0] if words else ''}"
+        self.status.refused = reason
+        how = "runs without a recording" if self.detour is None else "is recorded in parts"
+        warn_once("runtime", f"{self.name} {how}: {reason}", key=f"failure of {self.name}")
+        _log.debug("recording %s failed", self.name, exc_info=error)
+        if self.detour is not None:
+            self.program, self.detour = self.detour(), None
+        return self.program(args)
+
+
+class _Owner:
+    """Told of results that callers keep: these are copied from now on."""
+
+    def __init__(self, copied: set[int]) -> None:
+        self.copied = copied
+
+    def __call__(self, slot: Slot) -> bool:
+        new = {window.position for window in slot.windows} - self.copied
+        self.copied |= new
+        return bool(new)

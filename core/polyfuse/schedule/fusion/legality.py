@@ -1,0 +1,339 @@
+"""May two units become one kernel? Each refusal has its reason. The order of tests: cheap ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from polyfuse.base.settings import Settings
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import LoopNode, Pointwise, Scatter
+from polyfuse.ir.ops import CHECK_MODE
+from polyfuse.plugin import Backend, TargetInfo
+from polyfuse.schedule.fusion.diagnose import mismatch
+from polyfuse.schedule.fusion.disjoint import never_meet, take_turns
+from polyfuse.schedule.fusion.footprint import keeps_more_alive
+from polyfuse.schedule.fusion.gemm_epilogues import leader
+from polyfuse.schedule.fusion.score import touched_bytes
+from polyfuse.schedule.fusion.space import Match, Space, match_spaces
+from polyfuse.schedule.fusion.units import Member, Unit, UnitAccess, remap
+from polyfuse.schedule.result import Apart
+from polyfuse.symbolic import Index, IndexLike, axis_size, product
+
+_WIDEST = 8
+"""Bytes of the widest type."""
+_FEW_BUFFERS = 16
+"""Buffers of a kernel up to which large units that share no data become one: starting kernels takes time."""
+
+Half = tuple[tuple[Member, ...], tuple[UnitAccess, ...]]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """A legal fusion: both halves in the common space, and the unit whose backend generates it (None while
+    only the spaces were compared).
+    """
+
+    first: Half
+    second: Half
+    space: Space
+    like: Unit | None = None
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What legality depends on besides the two units. `target_info` are those of a backend on a device, and
+    `communication` the bit sets of collectives and of waits beside which something is to be computed.
+    """
+
+    graph: Graph
+    settings: Settings
+    backends: Mapping[str, Backend]
+    target_info: Callable[[str, str], TargetInfo]
+    roots: Mapping[str, str]
+    hint: Callable[[IndexLike], int]
+    fresh: Callable[[IndexLike], Index]
+    apart: tuple[Apart, ...] = ()
+    communication: tuple[int, int] = (0, 0)
+
+    def may_meet(self, first: Unit, second: Unit) -> bool:
+        """Whether two units that pass no data are before and after the same communication: else one could be
+        computed while the other waits.
+        """
+        starts, waits = self.communication
+        return not ((first.after ^ second.after) & starts or (first.before ^ second.before) & waits)
+
+    def are_apart(self, first: Unit, second: Unit) -> bool:
+        """Whether units hold nodes that were found to be faster in kernels of their own."""
+        if not self.apart:
+            return False
+        one, other = ({m.node.name for m in unit.members} for unit in (first, second))
+        return any((one & a and other & b) or (one & b and other & a) for a, b in self.apart)
+
+    def likeness(self, unit: Unit) -> tuple[str, ...]:
+        """What units have in common that become one kernel though they share no data: what they compute, or
+        their loops alone where kernels are dear to start and each element is computed by itself.
+        """
+        nodes = [m.node for m in unit.members if isinstance(m.node, LoopNode)]
+        dear = self.target_info(unit.backend, unit.device).launch_bytes > 0
+        if dear and all(isinstance(node, Pointwise) for node in nodes):
+            return tuple(sorted({repr((node.sizes, node.rsizes)) for node in nodes}))
+        return structure(unit)
+
+    def fuses_lists(self, unit: Unit, other: Unit | None = None) -> bool:
+        """Whether a unit and others that are like it, such as `other`, become one kernel."""
+        if self.settings.horizontal_fusion:
+            return True
+        limit = self.target_info(unit.backend, unit.device).launch_bytes
+        if not limit:
+            return False
+        if not unit.is_reduction:
+            buffers = unit.seen.keys() if other is None else unit.seen.keys() | other.seen.keys()
+            if len(buffers) <= _FEW_BUFFERS:
+                return True
+        return all(touched_bytes(self.graph, u, self.hint) <= limit for u in (unit, other) if u is not None)
+
+
+def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
+    """The fusion of `first` before `second`, or the reason against it."""
+    if first.is_call or second.is_call:
+        return "an extern call is not fused"
+    if first.device != second.device:
+        return f"they run on different devices, {first.device} and {second.device}"
+    like = leader(rules.backends, first, second)
+    if isinstance(like, str):
+        return like
+    if rules.are_apart(first, second):
+        return "timed, they are faster apart"
+    if second.after & first.bits:
+        return "the second must run before the first"
+    size = len(first.members) + len(second.members)
+    if size > rules.settings.max_fusion_size:
+        return f"together they have {size} operations, more than max_fusion_size"
+    between = path_between(first, second)
+    if between:
+        third = rules.graph.nodes[(between & -between).bit_length() - 1].name
+        return f"a path through {third} leads from one to the other"
+    dependent = bool(second.before & first.bits)
+    if not dependent and gap(first, second) > rules.settings.max_horizontal_distance:
+        return "they are far apart, and fusing them would keep buffers alive between them"
+    found = _common_space(rules, first, second)
+    if isinstance(found, str):
+        return found
+    found = replace(found, like=like)
+    passes = dependent and passes_data(rules, first, second)
+    if not passes and not rules.may_meet(first, second):
+        return "one can be computed beside communication that the other waits for"
+    if passes:
+        launch_bytes = rules.target_info(like.backend, first.device).launch_bytes
+        if keeps_more_alive(rules.graph, first, second, rules.hint, launch_bytes):
+            return "it would keep what the first reads alive beside what the second writes, and save little"
+    if (
+        not passes
+        and not shares_reads(found.first[1], found.second[1])
+        and not _shares_lines(found.first[1], found.second[1])
+        and not _without_sharing(rules, first, second)
+    ):
+        return _explained("they share no data", first, second)
+    answer = rules.backends[like.backend].can_fuse(
+        [m.node for m in first.members], [m.node for m in second.members]
+    )
+    return found if answer else getattr(answer, "reason", "the backend refuses")
+
+
+def gap(first: Unit, second: Unit) -> int:
+    """Steps of the program between the last node of one and the first of the other; 0 where they
+    interleave.
+    """
+    return max(second.first - first.last, first.first - second.last, 0)
+
+
+def path_between(first: Unit, second: Unit) -> int:
+    """The bits of nodes on paths between the two: fusing them past a third unit would close a cycle."""
+    own = first.bits | second.bits
+    return (first.after & second.before | second.after & first.before) & ~own
+
+
+def structure(unit: Unit) -> tuple[str, ...]:
+    """What a unit's members compute, apart from which buffers: equal for the entries of an operator on
+    lists.
+    """
+    found = {
+        repr((type(m.node).__name__, m.node.sizes, m.node.rsizes, tuple(o.op for o in m.node.origins)))
+        for m in unit.members
+        if isinstance(m.node, LoopNode)
+    }
+    return tuple(sorted(found))
+
+
+def _without_sharing(rules: Rules, first: Unit, second: Unit) -> bool:
+    """Whether two units may share a kernel although they share no data."""
+    if rules.settings.aggressive_fusion:
+        return not (first.is_reduction or second.is_reduction)
+    return rules.fuses_lists(first, second) and rules.likeness(first) == rules.likeness(second)
+
+
+def _common_space(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
+    if not _axes_suffice(rules, first, second):
+        return _explained("their iteration spaces have different extents", first, second)
+    reason = "no buffer is accessed by both in a way that lines their loops up"
+    tried: set[tuple[IndexLike, IndexLike]] = set()
+    anchors = _anchors(first, second)
+    if not any(name in second.seen for name in first.seen) and _without_sharing(rules, first, second):
+        anchors = [(0, 0)]
+    for a, b in anchors:
+        if (a, b) in tried:
+            continue
+        tried.add((a, b))
+        if len(tried) > 6:
+            break
+        match = match_spaces(first.space, second.space, a, b, rules.hint, rules.fresh)
+        if match is None:
+            continue
+        answer = _check(rules, first, second, match)
+        if isinstance(answer, Fusion):
+            return answer
+        reason = answer
+    return _explained(reason, first, second)
+
+
+def _explained(reason: str, first: Unit, second: Unit) -> str:
+    detail = mismatch(first, second)
+    return f"{reason} ({detail})" if detail else reason
+
+
+def _axes_suffice(rules: Rules, first: Unit, second: Unit) -> bool:
+    """A necessary condition that costs little: the totals of the two spaces can be the same."""
+    total = [product(axis_size(a) for a in (*u.space.axes, *u.space.raxes)) for u in (first, second)]
+    if total[0] == total[1]:
+        return True
+    outer = [product(axis_size(a) for a in u.space.axes) for u in (first, second)]
+    loops = [bool(u.space.raxes) for u in (first, second)]
+    return (loops[0] and not loops[1] and outer[0] == total[1]) or (
+        loops[1] and not loops[0] and outer[1] == total[0]
+    )
+
+
+def _anchors(first: Unit, second: Unit) -> list[tuple[IndexLike, IndexLike]]:
+    """Pairs of indices of shared buffers to line the loops up by: flow of values first, then the larger
+    accesses.
+    """
+    found: list[tuple[tuple[int, int], int, IndexLike, IndexLike]] = []
+    for buffer, ours in first.seen.items():
+        theirs = second.seen.get(buffer)
+        if theirs is None:
+            continue
+        for a in ours:
+            for b in theirs:
+                if a.access.index is None or b.access.index is None:
+                    continue
+                flows = a.access.write or b.access.write
+                rank = len(getattr(a.access.index, "terms", ()))
+                found.append(((0 if flows else 1, -rank), len(found), a.access.index, b.access.index))
+    found.sort(key=lambda item: item[:2])
+    return [(a, b) for _, _, a, b in found]
+
+
+def _check(rules: Rules, first: Unit, second: Unit, match: Match) -> Fusion | str:
+    if (first.has_scan or second.has_scan) and len(match.space.raxes) != 1:
+        return "the axis of a scan cannot be split"
+    left = remap(first, match.first, match.first_level)
+    right = remap(second, match.second, match.second_level)
+    mine: dict[str, list[UnitAccess]] = {}
+    for item in left[1]:
+        mine.setdefault(rules.roots[item.access.buffer], []).append(item)
+    for b in right[1]:
+        for a in mine.get(rules.roots[b.access.buffer], ()):
+            if not (a.access.write or b.access.write):
+                continue
+            reason = _conflict(a, b)
+            if reason:
+                return reason
+    reason = _rows(rules, first, second, match)
+    return reason or Fusion(left, right, match.space)
+
+
+def _conflict(a: UnitAccess, b: UnitAccess) -> str:
+    """Why two accesses of one storage, one of them a write, cannot be made at the same point; empty if they
+    can.
+    """
+    name = a.access.buffer
+    if a.access.mode == b.access.mode == CHECK_MODE:
+        return ""  # any of them may be kept
+    if b.access.buffer != name:
+        return f"{name} and {b.access.buffer} share storage"
+    if a.access.index is None or b.access.index is None:
+        return f"{name} is accessed at indices that are not known"
+    if a.access.index != b.access.index:
+        if a.access.write and b.access.write and never_meet(a.access.index, b.access.index):
+            return ""
+        return f"{name} is written at {a.access.index} and accessed at {b.access.index}"
+    if a.access.write and a.level == "R" and b.level == "P":
+        return f"{name} is complete only after the loop that writes it"
+    return ""
+
+
+def checks_alone(unit: Unit) -> bool:
+    """Whether all that a unit does is to check what data give."""
+    return all(isinstance(m.node, Scatter) and m.node.mode == CHECK_MODE for m in unit.members)
+
+
+def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
+    """Refuse a second loop at few parallel points: alone, each such loop can be divided among cores; a
+    sequence of them at one point cannot.
+    """
+    if not match.space.raxes or not (first.is_reduction or second.is_reduction):
+        return ""
+    if checks_alone(first) or checks_alone(second):
+        return ""  # no loop of their own: they go along with another, however that is divided
+    inner_second = match.second_level == "R" or (match.second_level is None and second.is_reduction)
+    inner_first = match.first_level == "R" or (match.first_level is None and first.is_reduction)
+    if not (inner_first and inner_second):
+        return ""
+    rows = rules.hint(product(axis_size(a) for a in match.space.axes))
+    length = rules.hint(product(axis_size(a) for a in match.space.raxes))
+    target = rules.target_info(first.backend, first.device)
+    if target.scans_look_back and (first.has_scan or second.has_scan) and target.stretches(rows, length):
+        # a backend that spreads scans does so with all that is done at each point, and with nothing else
+        if not (first.is_reduction and second.is_reduction):
+            return ""
+        if not (first.has_scan and second.has_scan):
+            return "a reduction would keep a scan from being spread over the device"
+    if first.is_reduction and second.is_reduction and not second.before & first.bits:
+        return ""
+    if (first.has_scan or second.has_scan) and first.is_reduction and second.is_reduction:
+        if length * _WIDEST > target.row_bytes:
+            return "what a scan gives cannot be kept for another loop over so long a row"
+    if rows < target.few_rows and length > target.long_row:
+        return "there are too few parallel points to run several loops at each"
+    return ""
+
+
+def passes_data(rules: Rules, first: Unit, second: Unit) -> bool:
+    """Whether one of two units reads memory that the other writes, rather than writing beside it."""
+    reads, writes = zip(*(_storages(rules, unit) for unit in (first, second)), strict=True)
+    return not (reads[0].isdisjoint(writes[1]) and reads[1].isdisjoint(writes[0]))
+
+
+def _storages(rules: Rules, unit: Unit) -> tuple[set[str], set[str]]:
+    found: tuple[set[str], set[str]] = (set(), set())
+    for item in unit.accesses:
+        found[item.access.write].add(rules.roots[item.access.buffer])
+    return found
+
+
+def _shares_lines(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:
+    """Whether both write to a buffer in turns, so that one kernel writes each line of it once."""
+    mine = [a.access for a in left if a.access.write]
+    for theirs in (b.access for b in right if b.access.write):
+        for own in mine:
+            if own.buffer == theirs.buffer and own.index is not None and theirs.index is not None:
+                if take_turns(own.index, theirs.index):
+                    return True
+    return False
+
+
+def shares_reads(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:
+    """Whether both read some element of a buffer at the same point."""
+    mine = {(a.access.buffer, a.access.index) for a in left if a.access.index is not None}
+    return any((b.access.buffer, b.access.index) in mine for b in right if b.access.index is not None)

@@ -1,0 +1,44 @@
+"""Which fusion first: candidates ranked by the memory traffic they save and how near the two are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from polyfuse.ir.graph import Graph
+from polyfuse.schedule.fusion.gemm_epilogues import has_product
+from polyfuse.schedule.fusion.units import Unit
+from polyfuse.symbolic import IndexLike
+
+Score = tuple[int, int, int]
+
+
+def shared_bytes(graph: Graph, first: Unit, second: Unit, hint: Callable[[IndexLike], int]) -> int:
+    """Bytes of the buffers that both touch: what a fusion may read or write once instead of twice."""
+    total = 0
+    for buffer in first.seen:
+        if buffer in second.seen:
+            info = graph.buffers[buffer]
+            if info.dtype is not None:
+                total += max(hint(info.numel), 0) * info.dtype.itemsize
+    return total
+
+
+def touched_bytes(graph: Graph, unit: Unit, hint: Callable[[IndexLike], int]) -> int:
+    """Bytes of all buffers that a unit touches."""
+    return shared_bytes(graph, unit, unit, hint)
+
+
+def distance(first: Unit, second: Unit) -> int:
+    """How far apart the two are in program order."""
+    return max(abs(first.first - second.last), abs(second.first - first.last))
+
+
+def score(graph: Graph, first: Unit, second: Unit, hint: Callable[[IndexLike], int]) -> Score:
+    """Larger is better: what is done with the results of a matrix product first, then like kinds, then bytes,
+    then nearness.
+    """
+    shared = shared_bytes(graph, first, second, hint)
+    if has_product(first) or has_product(second):
+        return 2, shared, -distance(first, second)
+    alike = int(first.is_reduction == second.is_reduction and shared > 0)
+    return alike, shared, -distance(first, second)

@@ -1,0 +1,436 @@
+"""A unit becomes a Kernel: loops ordered and merged, sections laid out, values carried between them,
+statements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from polyfuse.ir.expr import Access, Expr, load, walk
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
+from polyfuse.ir.nodes import LoopNode, Node, Origin, Scatter
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, FOLD_MODES, REDUCTIONS, SCALAR_OPS, SCANS
+from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, definition, indices, statement
+from polyfuse.ir.types import DType
+from polyfuse.plugin import TargetInfo
+from polyfuse.schedule.fusion.space import Space
+from polyfuse.schedule.fusion.units import Unit
+from polyfuse.schedule.host_sizes import sizes_as_arguments
+from polyfuse.schedule.kernels.axes import flat_position, indices_in, merged_space
+from polyfuse.schedule.kernels.body import (
+    Effect,
+    assign_sections,
+    carried,
+    effects_of,
+    loop_dependent,
+    result_type,
+    top_down,
+)
+from polyfuse.schedule.reductions.gemm_reductions import is_fold
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, product, substitute, symbol
+
+_ROW = "%row"
+"""What locals are called until arguments have their names: graphs name buffers, and none so."""
+
+WORTH_KEEPING = 10
+"""Operations that an expression needs before keeping its value for a later loop beats computing it again."""
+
+
+@dataclass(frozen=True)
+class KernelContext:
+    """What kernel construction needs to know of its surroundings; `target_info` are those of a backend on a
+    device, `aligned` the buffers at round addresses. With `deterministic`, what several points store to one
+    place is stored in order.
+    """
+
+    graph: Graph
+    removed: frozenset[str]
+    hint: Callable[[IndexLike], int]
+    simplify: Callable[[Expr], Expr]
+    reorder: bool
+    numerics: str
+    target_info: Callable[[str, str], TargetInfo]
+    aligned: frozenset[str] = frozenset()
+    deterministic: bool = False
+
+
+def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
+    """The kernel of `unit`, and its operands: buffer names and size expressions, per argument."""
+    space, mapping = _loops(unit, context)
+    effects = effects_of(unit.members, mapping, context.graph, context.removed, context.simplify)
+    row_bytes = context.target_info(unit.backend, unit.device).row_bytes
+    layout = _Layout(assign_sections(effects), space, context, row_bytes)
+    sections, locals_ = layout.sections()
+    return _finish(unit, space, sections, locals_, context)
+
+
+def _loops(unit: Unit, context: KernelContext) -> tuple[Space, dict[str, IndexLike]]:
+    indices: list[IndexLike] = []
+    stores: list[IndexLike] = []
+    whole: list[IndexLike] = []
+    for member in unit.members:
+        assert isinstance(member.node, LoopNode)
+        for index in indices_in(member.node.expressions()):
+            indices.append(substitute(index, member.mapping))
+        own = getattr(member.node, "index", None)
+        if is_fold(member.node):
+            # its place counts in groups; what must stay a loop, or become one, is what the groups are of
+            whole += [substitute(var, member.mapping) for var in member.node.axes]
+        elif own is not None:
+            stores.append(substitute(own, member.mapping))
+    indices = list(dict.fromkeys(indices + stores))
+    return merged_space(unit.space, indices, stores, whole, context.hint, context.reorder, unit.has_scan)
+
+
+@dataclass
+class _Layout:
+    """Sections under construction."""
+
+    effects: list[Effect]
+    space: Space
+    context: KernelContext
+    row_bytes: int
+    names: dict[Expr, str] = field(default_factory=dict)
+    loop_names: dict[Expr, str] = field(default_factory=dict)
+    parallel: list[list[Statement]] = field(default_factory=list)
+    looped: list[list[Statement]] = field(default_factory=list)
+    counter: int = 0
+    carried: dict[tuple[int, int], str] = field(default_factory=dict)
+    ready: dict[Expr, int] = field(default_factory=dict)
+
+    def sections(self) -> tuple[tuple[Section, ...], tuple[Local, ...]]:
+        """Emit every effect into its section."""
+        last = max((e.section + (e.level == "R") for e in self.effects), default=0)
+        self.parallel = [[] for _ in range(last + 1)]
+        self.looped = [[] for _ in range(last + 1)]
+        roots = [x for e in self.effects for x in e.exprs]
+        self.varies = loop_dependent(roots, [axis_name(a) for a in self.space.raxes])
+        self._note_ready(roots)
+        self.mutable = self._inout()
+        kept, locals_ = self._keep()
+        self.kept = kept
+        for k in range(last + 1):
+            for effect in self.effects:
+                if effect.section == k and effect.level == "P":
+                    self._effect(effect, k, self.parallel[k], looped=False)
+            self.loop_names = {}
+            for effect in self.effects:
+                if effect.section == k and effect.level == "R":
+                    self._effect(effect, k, self.looped[k], looped=True)
+        out: list[Section] = []
+        for k in range(last + 1):
+            if self.parallel[k]:
+                out.append(Section(False, tuple(self.parallel[k])))
+            if self.looped[k]:
+                out.append(Section(True, tuple(self.looped[k])))
+        return tuple(out), locals_
+
+    def _note_ready(self, roots: Sequence[Expr]) -> None:
+        done = {e.serial: e.section for e in self.effects if e.serial >= 0}
+        for expr in walk(*roots):
+            need = max((self.ready[a] for a in expr.args), default=0)
+            if expr.op == "reduced":
+                need = done[expr.payload.serial] + 1
+            elif expr.op == "scanned":
+                need = done[expr.payload.serial]
+            self.ready[expr] = need
+
+    def _inout(self) -> frozenset[str]:
+        """Buffers that the kernel both loads (their old content) and stores."""
+        loaded = {x.buffer for e in self.effects for x in walk(*e.exprs) if x.op == "load"}
+        return frozenset(e.buffer for e in self.effects if e.op == "store" and e.buffer in loaded)
+
+    def _keep(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[Local, ...]]:
+        """Values computed in one loop that a later loop should read back: (section that has them, how to load
+        them).
+        """
+        kept: dict[Expr, tuple[int, Expr]] = {}
+        locals_: list[Local] = []
+        row = product(axis_size(a) for a in self.space.raxes)
+        position = flat_position(self.space.raxes)
+        seen: dict[Expr, int] = {}
+        for effect in self.effects:
+            if effect.op == "scan":
+                for i in range(SCANS[effect.kind][1]):
+                    dtype = result_type(effect.kind, i, effect.exprs)
+                    seen[carried("scan", effect.serial, i, dtype)] = effect.section
+        stores = {
+            e.exprs[0]: e
+            for e in reversed(self.effects)
+            if e.op == "store" and e.kind == "set" and e.level == "R" and not e.indirect and not e.masked
+        }
+        for k in range(len(self.looped)):
+            roots = [x for e in self.effects if e.section == k and e.level == "R" for x in e.exprs]
+            visited: list[Expr] = []
+
+            def stop(expr: Expr, k: int = k) -> bool:
+                if not self.varies(expr) or expr in kept:
+                    return True
+                first = seen.get(expr)
+                if first is None or first >= k or not self._worth(expr, row, k):
+                    return False
+                store = stores.get(expr)
+                if store is not None and store.section < k:
+                    kept[expr] = (store.section, load(store.buffer, store.index, expr.dtype))
+                else:
+                    name = f"{_ROW}{len(locals_)}"
+                    locals_.append(Local(name, expr.dtype, row))
+                    kept[expr] = (first, load(name, position, expr.dtype))
+                return True
+
+            for expr in top_down(roots, stop):
+                if self.varies(expr):
+                    visited.append(expr)
+            for expr in visited:
+                seen.setdefault(expr, k)
+        return kept, tuple(locals_)
+
+    def _worth(self, expr: Expr, row: IndexLike, k: int) -> bool:
+        """Whether a value known in an earlier loop should be, or must be, kept for loop `k`."""
+        if expr.op == "scanned":
+            return True
+        if expr.op == "load":
+            return (bool(expr.indirect) and self._row_fits(expr, row)) or self._is_overwritten(expr, k)
+        if any(x.op == "scanned" or self._is_overwritten(x, k) for x in walk(expr)):
+            return True
+        if not self._row_fits(expr, row):
+            return False
+        slow = any(x.op in SCALAR_OPS and SCALAR_OPS[x.op].slow for x in walk(expr) if self.varies(x))
+        return slow or expr.weight >= WORTH_KEEPING
+
+    def _is_overwritten(self, expr: Expr, k: int) -> bool:
+        """Whether an earlier section than `k` stores to what a load reads."""
+        return (
+            expr.op == "load"
+            and expr.buffer in self.mutable
+            and any(
+                e.op == "store" and e.buffer == expr.buffer and e.section + (e.level == "R") <= k
+                for e in self.effects
+            )
+        )
+
+    def _is_outside(self, expr: Expr, k: int) -> bool:
+        """Whether a value is the same all along the loops, and known before loop `k`."""
+        return not self.varies(expr) and self.ready[expr] <= k
+
+    def _row_fits(self, expr: Expr, row: IndexLike) -> bool:
+        return self.context.hint(row) * expr.dtype.itemsize <= self.row_bytes
+
+    def _effect(self, effect: Effect, k: int, out: list[Statement], looped: bool) -> None:
+        if effect.op == "store" and effect.buffer in self.mutable:
+            # the old content is read by later statements too: load it before it is overwritten. What a loop
+            # reads that is the same all along it is loaded outside, where the store may be
+            for other in self.effects:
+                if other.section < k:
+                    continue
+                for expr in walk(*other.exprs):
+                    if expr.op != "load" or expr.buffer != effect.buffer or expr in self.kept:
+                        continue
+                    if other.level == effect.level or self._is_outside(expr, k):
+                        self._value(expr, k, looped)
+        args = tuple(self._value(x, k, looped) for x in effect.exprs)
+        if effect.op == "store":
+            access = Access(effect.buffer, effect.index, effect.indirect, effect.masked)
+            out.append(statement("store", (), args, effect.exprs[0].dtype, (access, effect.kind)))
+            return
+        count = ({**REDUCTIONS, **CONTRACTIONS} if effect.op == "reduce" else SCANS)[effect.kind][1]
+        targets = tuple(self._name() for _ in range(count))
+        pending: list[tuple[Expr, str]] = []
+        for i, target in enumerate(targets):
+            self.carried[effect.serial, i] = target
+            if effect.op == "scan":
+                # a scan's value is known only in its own loop; later loops read it back
+                dtype = result_type(effect.kind, i, effect.exprs)
+                result = carried("scan", effect.serial, i, dtype)
+                self.loop_names[result] = target
+                pending.append((result, target))
+        dtype = result_type(effect.kind, 0, effect.exprs)
+        out.append(statement(effect.op, targets, args, dtype, effect.kind))
+        for result, target in pending:
+            self._keep_row(result, target, k)
+
+    def _name(self) -> str:
+        self.counter += 1
+        return f"v{self.counter}"
+
+    def _value(self, root: Expr, k: int, looped: bool) -> str:
+        """The name of `root`'s value in looped section `k` (or the parallel section before it), emitting what
+        it lacks.
+        """
+        stack: list[tuple[Expr, bool]] = [(root, False)]
+        while stack:
+            expr, ready = stack.pop()
+            if self._lookup(expr) is not None:
+                continue
+            kept = self.kept.get(expr) if looped else None
+            if kept is not None and kept[0] < k:
+                self._emit_load_back(expr, kept[1], k)
+                continue
+            if ready:
+                self._emit(expr, k)
+                continue
+            stack.append((expr, True))
+            stack.extend((a, False) for a in reversed(expr.args))
+        found = self._lookup(root)
+        assert found is not None
+        return found
+
+    def _lookup(self, expr: Expr) -> str | None:
+        if expr.op == "reduced":
+            return self.carried.get(expr.payload)
+        return self.loop_names.get(expr) or self.names.get(expr)
+
+    def _emit(self, expr: Expr, k: int) -> None:
+        name = self._name()
+        inside = self.varies(expr) and bool(self.space.raxes)
+        args = tuple(self._lookup(a) or "" for a in expr.args)
+        stmt = definition(name, expr, args)
+        if inside:
+            self.looped[k].append(stmt)
+            self.loop_names[expr] = name
+            self._keep_row(expr, name, k)
+        else:
+            self.parallel[self.ready[expr]].append(stmt)
+            self.names[expr] = name
+
+    def _keep_row(self, expr: Expr, name: str, k: int) -> None:
+        """Store a value that a later loop reads back, if it is one."""
+        kept = self.kept.get(expr)
+        if kept is not None and kept[0] == k and kept[1].buffer.startswith(_ROW):
+            self.looped[k].append(Store(kept[1].buffer, kept[1].index, name, expr.dtype))
+
+    def _emit_load_back(self, expr: Expr, how: Expr, k: int) -> None:
+        name = self._name()
+        self.looped[k].append(definition(name, how, ()))
+        self.loop_names[expr] = name
+
+
+def _finish(
+    unit: Unit,
+    space: Space,
+    sections: tuple[Section, ...],
+    locals_: tuple[Local, ...],
+    context: KernelContext,
+) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
+    """Neutral argument names, size arguments, hints."""
+    local_names = {x.name for x in locals_}
+    use: dict[str, set[str]] = {}
+    for section in sections:
+        for stmt in section.body:
+            if isinstance(stmt, (Load, Store)) and stmt.buffer not in local_names:
+                kinds = use.setdefault(stmt.buffer, set())
+                kinds.add(stmt.op)
+                if isinstance(stmt, Store) and stmt.mode not in ("set", *FOLD_MODES):
+                    kinds.add("load")
+    rename = {item.name: item.name.removeprefix("%") for item in locals_}
+    locals_ = tuple(replace(item, name=rename[item.name]) for item in locals_)
+    aligned = context.aligned if context.target_info(unit.backend, unit.device).alignment else frozenset()
+    args: list[KernelArg] = []
+    operands: list[str | IndexLike] = []
+    for kind, wanted in (("in", {"load"}), ("inout", {"load", "store"}), ("out", {"store"})):
+        number = 0
+        for buffer, kinds in use.items():
+            if kinds != wanted:
+                continue
+            info = context.graph.buffers[buffer]
+            assert info.dtype is not None
+            rename[buffer] = f"{kind}{number}"
+            number += 1
+            extent = _extent(info.size, info.stride)
+            args.append(KernelArg(rename[buffer], kind, info.dtype, extent, buffer in aligned))
+            operands.append(buffer)
+    sections = tuple(
+        Section(
+            s.looped,
+            tuple(
+                replace(x, buffer=rename.get(x.buffer, x.buffer)) if isinstance(x, (Load, Store)) else x
+                for x in s.body
+            ),
+        )
+        for s in sections
+    )
+    for symbol_name, value in _symbols(space, sections, args, locals_).items():
+        hint = context.graph.symbol_hints.get(symbol_name)
+        args.append(KernelArg(symbol_name, "size", DType.i64, hint=hint))
+        operands.append(value)
+    origins: dict[Origin, None] = {o: None for m in unit.members for o in m.node.origins}
+    hints = tuple(context.hint(axis_size(a)) for a in (*space.axes, *space.raxes))
+    kernel = Kernel(
+        _kernel_name(sections),
+        unit.device.split(":")[0],
+        space.axes,
+        space.raxes,
+        tuple(args),
+        locals_,
+        sections,
+        hints,
+        deterministic=context.deterministic
+        and any(_collides(m.node) for m in unit.members),
+        numerics=context.numerics,
+        origins=tuple(origins),
+    )
+    return sizes_as_arguments(kernel, tuple(operands), context.hint)
+
+
+def _collides(node: Node) -> bool:
+    """Whether points of a node may store to one place, and which of them comes last matters."""
+    return isinstance(node, Scatter) and not is_fold(node) and node.mode != CHECK_MODE
+
+
+def _extent(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:
+    """Elements from the first to the last of a layout."""
+    if any(s == 0 for s in size):
+        return 0
+    total: IndexLike = 1
+    for n, step in zip(size, stride, strict=True):
+        total = total + (n - 1) * step
+    return total
+
+
+def _symbols(
+    space: Space, sections: Sequence[Section], args: Sequence[KernelArg], locals_: Sequence[Local]
+) -> Mapping[str, IndexLike]:
+    """Shape symbols that the kernel's loops, indices and extents use, by name.
+
+    Of a size that the host computes it needs the result alone.
+    """
+    found: dict[str, IndexLike] = {}
+
+    def note(index: object) -> None:
+        if isinstance(index, Index):
+            for monomial, _ in index.terms:
+                for atom in monomial:
+                    if atom.kind == "sym":
+                        found.setdefault(atom.name, symbol(atom.name, atom.lo, atom.hi))
+                    elif atom.kind not in ("axis", "host"):
+                        note_all(atom.args)
+
+    def note_all(indices: Iterable[object]) -> None:
+        for index in indices:
+            note(index)
+
+    for var in (*space.axes, *space.raxes):
+        note(axis_size(var))
+    for section in sections:
+        for stmt in section.body:
+            note_all(indices(stmt))
+    for local in locals_:
+        note(local.size)
+    for arg in args:
+        note(arg.numel)
+    return dict(sorted(found.items()))
+
+
+def _kernel_name(sections: Sequence[Section]) -> str:
+    """A name from what the kernel computes, the same for equal kernels."""
+    plain = {"load", "store", "const", "cast", "index", "where", "add", "mul", "sub"}
+    words: dict[str, None] = {}
+    for section in sections:
+        for stmt in section.body:
+            word = stmt.kind if isinstance(stmt, (Reduce, Scan)) else stmt.op
+            if word not in plain:
+                words[word] = None
+    chosen = list(words)[:5] or ["pointwise"]
+    return "fused_" + "_".join(chosen)

@@ -1,0 +1,1 @@
+"""The order of steps, so that computation runs while collectives communicate."""

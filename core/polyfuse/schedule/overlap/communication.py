@@ -1,0 +1,116 @@
+"""Units in an order in which computing goes on beside collectives: what `overlap.py` must know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from polyfuse.base.settings import Settings
+from polyfuse.ir.communication import Running, never_awaited
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import Collective, Node, Wait
+from polyfuse.plugin import TargetInfo
+from polyfuse.schedule.fusion.units import Unit
+from polyfuse.schedule.overlap.durations import communication_seconds, computing_seconds
+from polyfuse.schedule.overlap.reorder import Plan, Task, overlapped
+from polyfuse.schedule.result import Decision
+from polyfuse.symbolic import IndexLike
+
+__all__ = ["overlap_units", "communication_bits"]
+
+_NETWORK: Mapping[str, int] = {"cpu": 1_000}
+_DEVICES = 50_000
+"""Megabytes that a network moves in a second between processors, and between other devices."""
+
+
+def overlap_units(
+    units: Sequence[Unit],
+    edges: Sequence[set[int]],
+    graph: Graph,
+    settings: Settings,
+    removed: frozenset[str],
+    roots: Mapping[str, str],
+    target_info: Callable[[str], TargetInfo],
+    hint: Callable[[IndexLike], int],
+) -> tuple[list[Unit], list[Decision]]:
+    """Units in an order in which collectives take less time, and what was decided.
+
+    Args:
+        units: in an order that respects `edges`, the units that each must follow.
+        removed: buffers that get no memory.
+        roots: each buffer's representative among those that may share its storage.
+        target_info: that of a device.
+        hint: the example value of a size.
+    """
+    nodes = [unit.members[0].node for unit in units]
+    if not any(isinstance(node, Collective) for node in nodes):
+        return list(units), []
+    ends = _ends(nodes)
+    sizes = _sizes(graph, removed, roots, hint)
+    tasks: list[Task] = []
+    for number, (unit, node) in enumerate(zip(units, nodes, strict=True)):
+        before = frozenset(edges[number])
+        touches = tuple(dict.fromkeys(roots[name] for name in unit.seen if roots[name] in sizes))
+        if isinstance(node, Collective):
+            device = graph.buffers[node.writes()[0]].device if node.writes() else "cpu"
+            rate = (settings.network_bandwidth or _NETWORK.get(device, _DEVICES)) * 1e6
+            seconds = communication_seconds(node, graph, rate, hint)
+            tasks.append(Task("start", before, seconds, (), touches))
+        elif isinstance(node, Wait):
+            tasks.append(Task("wait", before, 0.0, ends[number], touches))
+        else:
+            device = next((graph.buffers[name].device for name in unit.seen), "cpu")
+            seconds = computing_seconds(unit, graph, target_info(device), hint)
+            tasks.append(Task("compute", before, seconds, (), touches))
+    kept = frozenset(roots[name] for name in (*graph.output_buffers(), *sorted(never_awaited(graph.nodes))))
+    given, best = overlapped(tasks, sizes, kept, settings.overlap_memory / 100)
+    return [units[number] for number in best.order], list(_decisions(nodes, tasks, given, best))
+
+
+def communication_bits(nodes: Sequence[Node]) -> tuple[int, int]:
+    """Bit sets of the places of collectives, and of waits, among nodes."""
+    starts = sum(1 << place for place, node in enumerate(nodes) if isinstance(node, Collective))
+    return starts, sum(1 << place for place, node in enumerate(nodes) if isinstance(node, Wait))
+
+
+def _ends(nodes: Sequence[Node]) -> dict[int, tuple[int, ...]]:
+    """For each wait, the starts that it is for."""
+    found: dict[int, tuple[int, ...]] = {}
+    running, places = Running(), {node.name: number for number, node in enumerate(nodes)}
+    for number, node in enumerate(nodes):
+        if isinstance(node, Wait):
+            found[number] = tuple(places[c.name] for c in running.of(node.mutates))
+        running.pass_by(node)
+    return found
+
+
+def _sizes(
+    graph: Graph, removed: frozenset[str], roots: Mapping[str, str], hint: Callable[[IndexLike], int]
+) -> dict[str, int]:
+    """Bytes of the storages that the program allocates."""
+    own = {roots[b.name] for b in graph.buffers.values() if b.kind == "temp" and b.name not in removed}
+    own -= {roots[b.name] for b in graph.buffers.values() if b.kind in ("input", "constant")}
+    found: dict[str, int] = {}
+    for buffer in graph.buffers.values():
+        root = roots[buffer.name]
+        if root in own and buffer.dtype is not None:
+            found[root] = max(found.get(root, 0), hint(buffer.numel) * buffer.dtype.itemsize)
+    return found
+
+
+def _decisions(nodes: Sequence[Node], tasks: Sequence[Task], given: Plan, best: Plan) -> list[Decision]:
+    found: list[Decision] = []
+    place = {number: at for at, number in enumerate(best.order)}
+    for number, task in enumerate(tasks):
+        if task.kind != "wait":
+            continue
+        for start in task.ends:
+            between = sum(tasks[n].kind == "compute" for n in best.order[place[start] + 1 : place[number]])
+            hidden, seconds = best.hidden[start] * 1e6, tasks[start].seconds * 1e6
+            reason = (
+                f"{between} steps of computing are between its start and the wait; by estimates they hide "
+                f"{hidden:.0f} of {seconds:.0f} us"
+            )
+            found.append(Decision("overlap", nodes[start].name, nodes[number].name, reason))
+    if best is given:
+        found.append(Decision("overlap", "", "", "no other order is better than that of the trace"))
+    return found

@@ -1,0 +1,1 @@
+"""Reductions of several nodes: split reductions and scans, column reductions, GEMM epilogue reductions."""

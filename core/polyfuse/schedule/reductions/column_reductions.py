@@ -1,0 +1,127 @@
+"""Sums down the columns of a matrix beside work along its rows: one kernel does both, and reads it once.
+
+The gradient of a normalisation needs both: along each row for the input, down the columns for the weight. A
+kernel that has a row at hand adds it to the partial sums of the group of rows that it belongs to; a second,
+small kernel adds up the groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from polyfuse.ir.expr import Expr, const, load, loads, reindex
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import Buffer, LoopNode, Node, Pointwise, Reduction, Scatter
+from polyfuse.ir.types import DType
+from polyfuse.plugin import TargetInfo
+from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, product
+
+__all__ = ["axes_apart", "row_major", "sum_across_rows"]
+
+_COLUMNS = (256, 8192)
+"""Lengths of rows that a group of threads can have at hand."""
+_FULL = 4096
+"""Length of a row that keeps a group of threads busy."""
+_FEWEST, _ENOUGH = 2, 4
+"""Rows of a group that are worth it, and those that are better."""
+
+
+def sum_across_rows(
+    graph: Graph, position: int, target_info: TargetInfo
+) -> tuple[tuple[Node, ...], dict[str, Buffer]] | None:
+    """The nodes that take the place of the sum at `position`, with their buffers; None where it stays."""
+    node = graph.nodes[position]
+    if not target_info.sums_across_rows or not isinstance(node, Reduction) or node.kind != "sum":
+        return None
+    rows, columns = product(node.rsizes), product(node.sizes)
+    if not isinstance(rows, int) or not isinstance(columns, int) or node.values[0].dtype is not DType.f32:
+        return None
+    count = _rows_of_group(rows, columns, target_info.blocks)
+    if not _COLUMNS[0] <= columns <= _COLUMNS[1] or count < _FEWEST:
+        return None
+    if not any(_has_company(graph, position, name, rows, columns) for name in _matrices(node)):
+        return None
+    return _parts(graph, node, rows, count)
+
+
+def _rows_of_group(rows: int, columns: int, blocks: int) -> int:
+    """Rows of each group, so that groups keep a device of so many blocks busy: short rows take more of them,
+    as long as there are a few rows for each. A divisor of all rows where one is near.
+    """
+    groups = max(1, blocks) * max(1, _FULL // columns)
+    while groups > blocks and rows // groups < _ENOUGH:
+        groups //= 2
+    least = max(1, rows // max(1, groups))
+    return next((n for n in range(least, 2 * least) if rows % n == 0), least)
+
+
+def _matrices(node: Reduction) -> set[str]:
+    """Buffers that a sum reads as a matrix, each row of which lies in one piece."""
+    place, _ = row_major((*node.raxes, *node.axes))
+    return {item.buffer for item in loads(node.values[0]) if item.index == place}
+
+
+def _has_company(graph: Graph, position: int, name: str, rows: int, columns: int) -> bool:
+    """Whether another node works through the rows of a matrix, and needs no column's sum for it."""
+    behind = set(graph.nodes[position].writes())
+    for at, node in enumerate(graph.nodes):
+        if not isinstance(node, LoopNode):
+            # what a call reads is not looked at: it might need the sums
+            behind.update(node.writes() if at > position else ())
+            continue
+        read = {item.buffer for expr in node.expressions() for item in loads(expr)}
+        if at > position and behind & read:
+            behind.update(node.writes())
+            continue
+        if at == position or name not in read | set(node.writes()):
+            continue
+        shape = product(node.sizes), product(node.rsizes)
+        if isinstance(node, Reduction) and shape == (rows, columns):
+            return True
+        if isinstance(node, Pointwise) and shape[0] == rows * columns:
+            return True
+    return False
+
+
+def _parts(
+    graph: Graph, node: Reduction, rows: int, count: int
+) -> tuple[tuple[Node, ...], dict[str, Buffer]]:
+    groups = -(-rows // count)
+    row, group = axis("t0", rows), axis("t1", groups)
+    place, extent = row_major((group, *node.axes))
+    name, device = f"{node.name}_part", graph.buffers[node.writes()[0]].device
+    buffer = Buffer(name, DType.f32, device, (extent,), (1,), "float32")
+    value = reindex(node.values[0], axes_apart(row, node.raxes))
+    zero = Pointwise(
+        f"{node.name}_zero", (group, *node.axes), (), name, place, const(0.0, DType.f32), origins=node.origins
+    )
+    target, _ = row_major((row // count, *node.axes), (groups, *node.sizes))
+    added = Scatter(
+        f"{node.name}_rows", (row, *node.axes), (), name, target, (), value, "add", origins=node.origins
+    )
+    parts: tuple[Expr, ...] = (load(name, place, DType.f32),)
+    final = replace(node, name=f"{node.name}_final", raxes=(group,), values=parts)
+    return (zero, added, final), {name: buffer}
+
+
+def axes_apart(row: Index, raxes: Sequence[Index]) -> dict[str, IndexLike]:
+    """Each of some nested loops in terms of the number of a point."""
+    place: dict[str, IndexLike] = {}
+    rest: IndexLike = row
+    for var in reversed(raxes[1:]):
+        place[axis_name(var)] = rest % axis_size(var)
+        rest = rest // axis_size(var)
+    place[axis_name(raxes[0])] = rest
+    return place
+
+
+def row_major(
+    places: Sequence[IndexLike], sizes: Sequence[IndexLike] | None = None
+) -> tuple[IndexLike, IndexLike]:
+    """The position within axes, and the number of positions."""
+    extents = [axis_size(p) for p in places] if sizes is None else sizes
+    index: IndexLike = 0
+    for var, size in zip(places, extents, strict=True):
+        index = index * size + var
+    return index, product(extents)

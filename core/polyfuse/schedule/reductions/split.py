@@ -1,0 +1,348 @@
+"""Long reductions with few results become two: partial results of many stretches of the loop, and their
+combination.
+
+Otherwise a wide device would run them on a handful of its groups of threads. What is divided is the outermost
+loops, so that each stretch stays contiguous where the whole was. The stretches are the same at every call, so
+the result is too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from polyfuse.ir.expr import Expr, apply, const, guard, index_value, load, loads, reindex
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import Buffer, Node, Reduction, Scan
+from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS
+from polyfuse.ir.types import DType
+from polyfuse.plugin import Backend, TargetInfo
+from polyfuse.plugin.target_info import is_near, near_divisor
+from polyfuse.schedule.reductions.column_reductions import row_major, sum_across_rows
+from polyfuse.schedule.reductions.split_scan import SPLIT_SCANS, scan_parts
+from polyfuse.schedule.result import Decision
+from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, product
+
+__all__ = ["split_reductions"]
+
+_ALIGNED = 64
+"""Stretches whose end is tested are multiples of this, so that all begin at a round address."""
+
+Hint = Callable[[IndexLike], int]
+
+
+def split_reductions(
+    graph: Graph,
+    backends: Callable[[str], Iterable[Backend]],
+    hint: Hint,
+    decisions: list[Decision],
+    scatters: bool = True,
+) -> Graph:
+    """`graph` with its long reductions of few results divided, as the backends' target info wants it.
+
+    Args:
+        backends: backends for a device type, in the order in which they are asked.
+        hint: example value of a size.
+        decisions: gets an entry for each reduction that is divided.
+        scatters: whether sums may be made by adding to memory, which some kernels do in any order.
+    """
+    split = _Splitter(graph, backends, hint)
+    nodes: list[Node] = []
+    done: set[str] = set()
+    for position, node in enumerate(graph.nodes):
+        if node.name in done:
+            continue
+        across = (
+            sum_across_rows(graph, position, split.target_info(node))
+            if scatters and isinstance(node, Reduction)
+            else None
+        )
+        if across is not None:
+            nodes.extend(across[0])
+            split.buffers.update(across[1])
+            decisions.append(Decision("split", node.name, "", "columns are added up where rows are at hand"))
+            continue
+        scans = split.scan(node) if isinstance(node, Scan) else ()
+        if scans:
+            nodes.extend(scans)
+            decisions.append(Decision("split", node.name, "", "stretches of the scan keep the device busy"))
+            continue
+        division = split.division(node) if isinstance(node, Reduction) else None
+        if division is None or not isinstance(node, Reduction):
+            nodes.append(node)
+            continue
+        partner = _sum_of_exponentials(graph, position)
+        if partner is not None:
+            done.add(partner.name)
+            nodes.extend(split.softmax(node, partner, division))
+        else:
+            nodes.extend(split.parts(node, division))
+        count = hint(product(axis_size(a) for a in division.outer))
+        second = partner.name if partner is not None else ""
+        decisions.append(
+            Decision("split", node.name, second, f"{count} partial results keep the device busy")
+        )
+    if not split.buffers:
+        return graph
+    return replace(graph, buffers={**graph.buffers, **split.buffers}, nodes=tuple(nodes))
+
+
+@dataclass(frozen=True)
+class _Division:
+    """How the loops of one reduction are divided.
+
+    Attributes:
+        outer: axes that become parallel, one point for each stretch.
+        inner: loop axes that are left.
+        place: the original loop axes that changed, in terms of these.
+        inside: whether a point exists; None where all do.
+    """
+
+    outer: tuple[Index, ...]
+    inner: tuple[Index, ...]
+    place: dict[str, IndexLike]
+    inside: Expr | None
+
+
+@dataclass
+class _Splitter:
+    """The state of dividing the reductions of one graph."""
+
+    graph: Graph
+    backends: Callable[[str], Iterable[Backend]]
+    hint: Hint
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+
+    def division(self, node: Reduction) -> _Division | None:
+        """How `node` is divided; None where it stays whole."""
+        if node.kind in CONTRACTIONS or (node.kind == "online_softmax" and "" in node.outputs):
+            return None
+        target_info = self.target_info(node)
+        wanted = self._wanted(node, target_info) if target_info.blocks else 0
+        return self._divide(node, wanted) if wanted > 1 else None
+
+    def scan(self, node: Scan) -> tuple[Node, ...]:
+        """The nodes that take the place of a scan; none where it stays whole."""
+        extent, target_info = axis_size(node.raxes[0]), self.target_info(node)
+        if target_info.scans_look_back and not self._contiguous_side(node):
+            return ()
+        wanted = self._wanted(node, target_info) if target_info.blocks and node.kind in SPLIT_SCANS else 0
+        count = near_divisor(extent, wanted) if wanted > 1 and isinstance(extent, int) else 0
+        device = self.graph.buffers[node.outputs[0]].device
+        return scan_parts(node, count, partial(self._add_buffer, device)) if count else ()
+
+    def parts(self, node: Reduction, how: _Division) -> tuple[Node, ...]:
+        """The nodes that take the place of `node`."""
+        first, loaded = self._partial(node, node.kind, how)
+        if node.kind == "welford":
+            return (first, *self._combine_moments(node, how.outer, loaded))
+        if node.kind == "online_softmax":
+            return (first, *self._combine_softmax(node, node.outputs, (node.index,) * 2, how.outer, loaded))
+        return (first, replace(node, name=f"{node.name}_final", raxes=how.outer, values=loaded))
+
+    def softmax(self, largest: Reduction, total: Reduction, how: _Division) -> tuple[Node, ...]:
+        """The nodes that take the place of a maximum and of the sum of exponentials below it: what is read
+        once serves both.
+        """
+        first, loaded = self._partial(largest, "online_softmax", how)
+        outputs, indices = (*largest.outputs, *total.outputs), (largest.index, total.index)
+        origins = tuple(dict.fromkeys((*largest.origins, *total.origins)))
+        first = replace(first, origins=origins)
+        return (first, *self._combine_softmax(largest, outputs, indices, how.outer, loaded))
+
+    def target_info(self, node: Reduction | Scan) -> TargetInfo:
+        """The target info of the backend that will generate this node's kernel."""
+        device = self.graph.buffers[node.writes()[0]].device
+        for backend in self.backends(device.split(":")[0]):
+            target_info = backend.target_info(device)
+            if not target_info.blocks or backend.claims(node):
+                return target_info
+        return TargetInfo()
+
+    def _wanted(self, node: Reduction | Scan, target_info: TargetInfo) -> int:
+        """Stretches that keep the device busy, as far as they do not become too short."""
+        rows = self.hint(product(node.sizes))
+        length = self.hint(product(node.rsizes))
+        side = self._contiguous_side(node)
+        together = min(target_info.lanes, side) if side else 1
+        return target_info.stretches(max(1, -(-rows // together)), length * together)
+
+    def _contiguous_side(self, node: Reduction | Scan) -> int:
+        """The extent of the parallel axis along which the largest operand is contiguous; 0 if it is a loop
+        axis.
+        """
+        best, extent = -1, 0
+        for item in loads(*node.values):
+            size = self.hint(self.graph.buffers[item.buffer].numel)
+            if size > best:
+                found = [a for a in node.axes if self._steps_by_one(item.index, a)]
+                best, extent = size, self.hint(axis_size(found[0])) if found else 0
+        return extent
+
+    def _steps_by_one(self, index: IndexLike, var: Index) -> bool:
+        step = coefficient(index, axis_name(var))
+        return step is not None and self.hint(step) == 1
+
+    def _divide(self, node: Reduction, wanted: int) -> _Division | None:
+        """About `wanted` stretches, cut from the outermost loops."""
+        outer: list[Index] = []
+        rest = list(node.raxes)
+        place: dict[str, IndexLike] = {}
+        inside: Expr | None = None
+        while wanted > 1 and rest:
+            var = rest[0]
+            extent = axis_size(var)
+            if len(rest) > 1 and is_near(self.hint(extent), wanted):
+                outer.append(rest.pop(0))
+                wanted = -(-wanted // max(self.hint(extent), 1))
+                continue
+            count = near_divisor(extent, wanted) if isinstance(extent, int) else 0
+            if count == 0 and node.kind == "welford":
+                # a partial mean needs the number of its elements, which the last stretch has fewer of
+                break
+            count, length = (count, extent // count) if count else _cut(extent, wanted)
+            stretch, step = axis("t0", count), axis("t1", length)
+            outer.append(stretch)
+            rest[0] = step
+            place[axis_name(var)] = stretch * length + step
+            if count * length != extent:
+                test = index_value(stretch * length + step), index_value(extent)
+                inside = apply("lt", *test)
+            break
+        return _Division(tuple(outer), tuple(rest), place, inside) if outer else None
+
+    def _partial(self, node: Reduction, kind: str, how: _Division) -> tuple[Reduction, tuple[Expr, ...]]:
+        """The node that makes the partial results, and the loads of these."""
+        values = tuple(reindex(value, how.place) for value in node.values)
+        if how.inside is not None:
+            values = _confined(kind, values, how.inside)
+        device = self.graph.buffers[node.writes()[0]].device
+        # stretches outermost where rows are neighbours in memory, innermost where each row is by itself
+        side = self._contiguous_side(node)
+        axes = (*how.outer, *node.axes) if side else (*node.axes, *how.outer)
+        index, extent = row_major(axes)
+        types = _result_types(kind, values)
+        names = tuple(f"{node.name}_part{k}" for k in range(len(types)))
+        for name, dtype in zip(names, types, strict=True):
+            self._add_buffer(device, name, dtype, extent)
+        made = Reduction(
+            f"{node.name}_partial", axes, how.inner, names, index, kind, values, origins=node.origins
+        )
+        return made, tuple(load(name, index, dtype) for name, dtype in zip(names, types, strict=True))
+
+    def _add_buffer(self, device: str, name: str, dtype: DType, extent: IndexLike) -> None:
+        text = str(dtype.torch).removeprefix("torch.")
+        self.buffers[name] = Buffer(name, dtype, device, (extent,), (1,), text)
+
+    def _combine_moments(
+        self, node: Reduction, outer: tuple[Index, ...], parts: tuple[Expr, ...]
+    ) -> tuple[Node, ...]:
+        """Mean, squared deviations and count of everything, from those of the stretches."""
+        mean, deviation, count = parts
+        dtype = mean.dtype
+        device = self.graph.buffers[node.writes()[0]].device
+        shape = product(node.sizes)
+        index, _ = row_major(node.axes)
+        made: list[Node] = []
+
+        def total(label: str, value: Expr, result: str = "") -> Expr:
+            name, at = result or f"{node.name}_{label}", node.index if result else index
+            if not result:
+                self._add_buffer(device, name, dtype, shape)
+            title = f"{node.name}_{label}"
+            made.append(
+                Reduction(title, node.axes, outer, (name,), at, "sum", (value,), origins=node.origins)
+            )
+            return load(name, at, dtype)
+
+        mean_of, deviation_of, count_of = node.outputs
+        whole = total("count", count, count_of)
+        weighted = apply("div", apply("mul", mean, count), whole)
+        centre = total("mean", weighted, mean_of)
+        if deviation_of:
+            away = apply("sub", mean, centre)
+            spread = apply("mul", apply("mul", away, away), count)
+            total("deviation", apply("add", deviation, spread), deviation_of)
+        return tuple(made)
+
+    def _combine_softmax(
+        self,
+        node: Reduction,
+        outputs: tuple[str, ...],
+        indices: tuple[IndexLike, IndexLike],
+        outer: tuple[Index, ...],
+        parts: tuple[Expr, ...],
+    ) -> tuple[Node, ...]:
+        """The maximum of everything, and the sum of exponentials below it."""
+        largest, total = parts
+        first, second = (
+            Reduction(
+                f"{node.name}_{label}", node.axes, outer, (output,), index, kind, (), origins=node.origins
+            )
+            for label, output, index, kind in zip(
+                ("largest", "total"), outputs, indices, ("max", "sum"), strict=True
+            )
+        )
+        below = apply("exp", apply("sub", largest, load(outputs[0], indices[0], largest.dtype)))
+        # a stretch of negative infinities alone has no sum of its own
+        empty = apply("eq", largest, const(float("-inf"), largest.dtype))
+        share = apply("where", empty, const(0.0, total.dtype), apply("mul", total, below))
+        return replace(first, values=(largest,)), replace(second, values=(share,))
+
+
+def _sum_of_exponentials(graph: Graph, position: int) -> Reduction | None:
+    """The later node that sums ``exp(x - maximum)`` where the node at `position` computes that maximum of
+    `x`.
+    """
+    first = graph.nodes[position]
+    if not isinstance(first, Reduction) or first.kind != "max":
+        return None
+    below = load(first.outputs[0], first.index, first.values[0].dtype)
+    wanted = apply("exp", apply("sub", first.values[0], below)) if below.dtype.is_float else None
+    read = {item.buffer for item in loads(first.values[0])}
+    for node in graph.nodes[position + 1 :]:
+        if (
+            isinstance(node, Reduction)
+            and (node.kind, node.axes, node.raxes, node.values) == ("sum", first.axes, first.raxes, (wanted,))
+            and graph.buffers[first.outputs[0]].dtype is below.dtype
+        ):
+            return node
+        if not read.isdisjoint(node.writes()):
+            return None
+    return None
+
+
+def _cut(extent: IndexLike, wanted: int) -> tuple[int, IndexLike]:
+    """(number, length) of stretches that cover `extent`, the last of them perhaps in part."""
+    length = (extent + wanted - 1) // wanted
+    if isinstance(length, int) and length > 4 * _ALIGNED:
+        length = -(-length // _ALIGNED) * _ALIGNED
+    return wanted, length
+
+
+def _confined(kind: str, values: tuple[Expr, ...], inside: Expr) -> tuple[Expr, ...]:
+    """`values` where `inside` holds; elsewhere what changes no result, and nothing is read."""
+    first = guard(values[0], inside)
+    neutral = const(_neutral(kind, first.dtype), first.dtype)
+    return (apply("where", inside, first, neutral), *(guard(value, inside) for value in values[1:]))
+
+
+def _neutral(kind: str, dtype: DType) -> bool | int | float:
+    if kind in ("sum", "any", "xor_sum"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    lowest = kind in ("max", "argmax", "online_softmax")
+    if dtype is DType.bool:
+        return not lowest
+    if dtype.is_float:
+        return float("-inf") if lowest else float("inf")
+    bits = dtype.itemsize * 8 - dtype.is_signed
+    return (-(1 << bits) if dtype.is_signed else 0) if lowest else (1 << bits) - 1
+
+
+def _result_types(kind: str, values: Sequence[Expr]) -> tuple[DType, ...]:
+    if kind in ("argmin", "argmax"):
+        return values[0].dtype, DType.i64
+    return (values[0].dtype,) * REDUCTIONS[kind][1]

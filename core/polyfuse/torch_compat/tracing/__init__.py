@@ -1,0 +1,1 @@
+"""Private names of torch that capturing a graph needs: Dynamo, AOTAutograd, fake tensors, symbolic shapes."""

@@ -1,0 +1,106 @@
+"""AOTAutograd: from a Dynamo graph to functional forward and backward graphs.
+
+`aot_module_simplified` is called directly. The helper that torch offers to backends drops `options` and
+`mode`, and imports a large part of another compiler; its remaining duties (counters, shielding the backward
+from Dynamo, nested inputs) are done by `frontend.capture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch.fx import GraphModule
+
+if TYPE_CHECKING:
+    from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
+
+
+class GraphCompiler(Protocol):
+    """What AOTAutograd calls with each finished graph and its fake inputs."""
+
+    def __call__(self, gm: GraphModule, inputs: Sequence[Any], /) -> Callable[[list[Any]], Sequence[Any]]: ...
+
+
+class Partitioner(Protocol):
+    """Splits a joint graph into forward and backward."""
+
+    def __call__(
+        self, joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]: ...
+
+
+def compile_module(
+    gm: Any,
+    example_inputs: Sequence[Any],
+    *,
+    forward: GraphCompiler,
+    backward: GraphCompiler,
+    inference: GraphCompiler,
+    partition: Partitioner,
+    decompositions: Mapping[Any, Callable[..., Any]],
+    keep: GraphCacheEntry | None = None,
+) -> Callable[..., Any]:
+    """Trace `gm` with AOTAutograd and compile what comes out with the given compilers; with `keep`, only if
+    nothing is found under its key. The compilers then return `CachedCode`.
+
+    Mutations of inputs stay in the graphs as trailing `aten.copy_`.
+    """
+    from torch._functorch.aot_autograd import aot_module_simplified
+
+    compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
+    scope: AbstractContextManager[None] = nullcontext()
+    if keep is not None:
+        from polyfuse.torch_compat.tracing.aot_cache import keeping, serialisable
+
+        compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
+        scope = keeping(keep)
+    with scope:
+        compiled: Callable[..., Any] = aot_module_simplified(
+            gm,
+            list(example_inputs),
+            **compilers,
+            partition_fn=partition,
+            decompositions=dict(decompositions),
+            keep_inference_input_mutations=True,
+        )
+    return compiled
+
+
+def min_cut_partition(
+    joint: GraphModule, inputs: Sequence[Any], **kwargs: Any
+) -> tuple[GraphModule, GraphModule]:
+    """torch's partitioner: recompute cheap fusible work in the backward instead of saving it."""
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    return min_cut_rematerialization_partition(joint, inputs, **kwargs)
+
+
+@contextmanager
+def partition_options(*, own_cse: bool, memory_budget: float | None) -> Iterator[None]:
+    """Partitioner settings for one compile; None leaves the user's own value alone."""
+    from torch._functorch import config
+
+    # Tokens that order effects are made inside the graphs: as inputs and outputs they would shift the
+    # positions of everything else that AOTAutograd is told about outputs.
+    changes: dict[str, Any] = {"unlift_effect_tokens": True}
+    if own_cse:
+        changes["cse"] = False
+    if memory_budget is not None:
+        changes["activation_memory_budget"] = memory_budget
+    with config.patch(changes):
+        yield
+
+
+def kept_of(compiled: Any) -> Any:
+    """What its compiler stores of a compiled graph, or a text that says why nothing is."""
+    return getattr(compiled, "kept", "it runs in eager mode")
+
+
+def storable(compiled: Any) -> Any:
+    """A compiled graph as `CachedCode`: with what its compiler stores of it in `kept`, or why it does not."""
+    from polyfuse.torch_compat.tracing.aot_cache import CachedCode
+
+    kept = kept_of(compiled)
+    return CachedCode(compiled, None, kept) if isinstance(kept, str) else CachedCode(compiled, kept)

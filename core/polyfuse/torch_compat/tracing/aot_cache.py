@@ -1,0 +1,195 @@
+"""AOTAutograd's cache of what it made of a graph, with keys and a folder of ours.
+
+torch keeps, for a backend whose results can be serialised, the compiled graphs together with the wrappers
+that AOTAutograd puts around them, and the guards under which they hold. Its key for that follows the needs of
+its own compiler: computing it loads a large part of that compiler, and says nothing about another one. So the
+key is computed by the caller, and the functions of torch that say under which key and in which folder it
+looks, and that make and store an entry, are replaced by ones that do what they did for other compilations.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import copy
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from torch._functorch._aot_autograd import autograd_cache, schemas
+from torch.fx import GraphModule
+
+__all__ = [
+    "CachedCode",
+    "CacheEntryGone",
+    "GraphCacheEntry",
+    "entry_name",
+    "keeping",
+    "refusal",
+    "serialisable",
+]
+
+
+class CacheEntryGone(Exception):
+    """What was kept cannot be used: something that it needs is not there any more."""
+
+
+@dataclass(frozen=True)
+class GraphCacheEntry:
+    """How one graph is kept.
+
+    Attributes:
+        key: its address.
+        folder: where entries lie, each under its key.
+        revive: from what was kept of a graph to something that can be called, or `CacheEntryGone`.
+        stored: called when torch has tried to store it, perhaps in another thread: a graph with gradients is
+            stored when its backward has been compiled.
+    """
+
+    key: str
+    folder: Path
+    revive: Callable[[Any], Callable[[list[Any]], Any]]
+    stored: Callable[[], None]
+
+
+_CURRENT: ContextVar[GraphCacheEntry | None] = ContextVar("polyfuse_keeping", default=None)
+_LOCK = threading.Lock()
+
+
+class CachedCode(autograd_cache.OutputCode):
+    """A compiled graph that torch may keep: `record` is stored, and `run` made from it again.
+
+    Attributes:
+        run: the compiled graph.
+        record: what is stored of it; None where it cannot be.
+        refusal: why not.
+    """
+
+    def __init__(self, run: Callable[[list[Any]], Any], record: Any, refusal: str = "") -> None:
+        super().__init__()
+        self.run: Callable[[list[Any]], Any] | None = run
+        self.record = record
+        self.refusal = refusal
+        self.keeping = _CURRENT.get()
+        # torch copies these from instances, where it wraps functions
+        self._boxed_call = True
+        self._time_taken_ns = 0
+        # that there is one says to torch that this may be stored
+        self._fx_graph_cache_key = "" if self.keeping is None else self.keeping.key
+
+    def __call__(self, inputs: Any) -> Any:
+        assert self.run is not None
+        return self.run(inputs)
+
+    def prepare_for_serialization(self) -> None:
+        """Called on a copy that is about to be stored."""
+        if self.record is None:
+            raise autograd_cache.BypassAOTAutogradCache(self.refusal)
+        self.run = self.keeping = None
+
+    def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
+        """Called on what was read."""
+        current = _CURRENT.get()
+        try:
+            if current is None:
+                raise CacheEntryGone("it was read by another compiler than the one that wrote it")
+            self.run = current.revive(self.record)
+        except CacheEntryGone as error:
+            raise autograd_cache.FXGraphCacheMiss(str(error)) from error
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """Kernels lie in a store of their own."""
+
+
+def serialisable(compiler: Callable[..., Any]) -> Any:
+    """Mark a compiler, to be given to AOTAutograd, as one that makes `CachedCode`."""
+    return schemas.SerializableAOTDispatchCompiler(CachedCode, compiler)
+
+
+def entry_name(content: bytes) -> str:
+    """The name of the file that torch writes for an entry of this content."""
+    return str(autograd_cache.sha256_hash(content))
+
+
+def refusal(gm: GraphModule) -> str:
+    """Why torch itself would not keep what becomes of a captured graph; empty if it would."""
+    try:
+        autograd_cache.check_cacheable(gm)
+    except autograd_cache.BypassAOTAutogradCache as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+@contextmanager
+def keeping(current: GraphCacheEntry) -> Iterator[None]:
+    """Look up, and store, what AOTAutograd makes of the one graph that is compiled inside."""
+    from torch._functorch import config
+
+    with _LOCK:
+        _install()
+    token = _CURRENT.set(current)
+    try:
+        with config.patch({"enable_autograd_cache": True}):
+            yield
+    finally:
+        _CURRENT.reset(token)
+
+
+@cache
+def _install() -> None:
+    store = autograd_cache.AOTAutogradCache
+    its_key, its_folder = autograd_cache.autograd_cache_key, store._get_tmp_dir
+    its_entry, its_save = store.make_entry, store.save
+
+    def key(*args: Any, **named: Any) -> tuple[str, Sequence[str]]:
+        current = _CURRENT.get()
+        if current is None:
+            found: tuple[str, Sequence[str]] = its_key(*args, **named)
+            return found
+        return current.key, []
+
+    def folder(*args: Any) -> str:
+        current = _CURRENT.get()
+        return str(its_folder()) if current is None else str(current.folder)
+
+    def make_entry(*args: Any, **named: Any) -> Any:
+        """An entry holds compiled graphs of ours, where it would name those of torch's own compiler."""
+        from torch._functorch import config
+
+        forward = _cached_code(named["compiled_fw_func"] if "compiled_fw_func" in named else args[0])
+        if forward is None:
+            return its_entry(*args, **named)
+        with config.patch({"bundled_autograd_cache": True}):
+            entry = its_entry(*args, **named)
+        # a backward that was read looks after itself where what it overwrites is needed again
+        entry.runtime_metadata = copy(entry.runtime_metadata)
+        entry.runtime_metadata.bw_donated_idxs = []
+        return entry
+
+    def save(key: str, entry: Any, *args: Any, **named: Any) -> None:
+        forward = _cached_code(getattr(entry.compiled_fw, "result", None))
+        current = forward.keeping if forward is not None else None
+        if current is None:
+            its_save(key, entry, *args, **named)
+            return
+        token = _CURRENT.set(current)
+        try:
+            its_save(key, entry, *args, **named)
+        finally:
+            _CURRENT.reset(token)
+            current.stored()
+
+    autograd_cache.autograd_cache_key = key
+    store._get_tmp_dir = staticmethod(folder)
+    store.make_entry = staticmethod(make_entry)
+    store.save = staticmethod(save)
+
+
+def _cached_code(compiled: Any) -> CachedCode | None:
+    """The compiled graph below the functions that torch has wrapped it in, if it is one of ours."""
+    while hasattr(compiled, "__wrapped__"):
+        compiled = compiled.__wrapped__
+    return compiled if isinstance(compiled, CachedCode) else None

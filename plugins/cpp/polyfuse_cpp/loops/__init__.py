@@ -1,0 +1,1 @@
+"""A kernel as C++ loops: stages, the loop nest, statements, reductions and scans."""

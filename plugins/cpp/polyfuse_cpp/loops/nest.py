@@ -1,0 +1,276 @@
+"""The sections of one parallel point: loops over reduction axes, and the statements at their places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import IndexLike, coefficient, free_axes
+from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.loops.body import Frame
+from polyfuse_cpp.loops.ops import cost_of
+from polyfuse_cpp.loops.reductions import BLOCK, Reducer
+from polyfuse_cpp.loops.scans import Scanner
+from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.memory.transposed_tiles import turn
+from polyfuse_cpp.tiling import Plan
+
+__all__ = ["CHEAP", "emit_sections"]
+
+CHEAP = 16
+"""Price of a tile's row up to which the rows are written side by side, and stay in registers."""
+
+_LONG = 256
+"""Steps of a floating-point sum beyond which it is summed in blocks."""
+
+
+def emit_sections(kernel: Kernel, plan: Plan, frame: Frame, done: frozenset[int] = frozenset()) -> None:
+    """Write all sections of a point, except for statements (by identity) that were written further out."""
+    for section, unroll in zip(kernel.sections, plan.unrolls):
+        if section.looped and plan.raxes:
+            _Looped(section, plan, frame, done, unroll if plan.across else 1).emit()
+        else:
+            for stmt in section.body:
+                if id(stmt) not in done:
+                    frame.emit(stmt)
+
+
+@dataclass
+class _Looped:
+    """One looped section at one point."""
+
+    section: Section
+    plan: Plan
+    frame: Frame
+    done: frozenset[int]
+    unroll: int
+    reducers: dict[int, Reducer] = field(default_factory=dict)
+    scanners: dict[int, Scanner] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        facts, plan, lane = self.facts, self.plan, self.plan.lane
+        for stmt in self.section.body:
+            if not isinstance(stmt, (Reduce, Scan)):
+                continue
+            along = bool(lane) and any(lane in facts.depends[a] for a in stmt.args)
+            copies = self.unroll if plan.across else self.frame.copies if along else 1
+            if isinstance(stmt, Scan):
+                self.scanners[id(stmt)] = Scanner(stmt, plan.across or along, copies, plan.across)
+                continue
+            narrow = stmt.kind in ("argmin", "argmax") and self._is_index(stmt.args[1])
+            self.reducers[id(stmt)] = Reducer(
+                stmt,
+                plan.across,
+                plan.across or along,
+                copies,
+                ordered=self._ordered(stmt),
+                blocked=self._needs_blocks(stmt),
+                narrow=narrow,
+            )
+
+    @property
+    def facts(self) -> Facts:
+        """Facts of the kernel."""
+        return self.frame.facts
+
+    def _is_index(self, name: str) -> bool:
+        """Whether a value is that of an index expression and held in 32 bits."""
+        made = any(s.targets[:1] == (name,) and s.op == "index" for s in self.section.body)
+        return made and name in self.facts.ranges
+
+    def _ordered(self, stmt: Reduce) -> bool:
+        """Whether the positions that an arg-reduction sees start at zero and grow in the order of the
+        loops.
+        """
+        if stmt.kind not in ("argmin", "argmax"):
+            return False
+        source = next((s for s in self.section.body if s.targets and s.targets[0] == stmt.args[1]), None)
+        if not isinstance(source, IndexValue):
+            return False
+        index = source.index
+        if set(free_axes(index)) - set(self.plan.raxes) or (isinstance(index, int) or index.const):
+            return False
+        span: IndexLike = 1
+        for name in reversed(self.plan.raxes):
+            size = self.facts.sizes[name]
+            if size == 1:
+                continue
+            if coefficient(index, name) != span:
+                return False
+            span = span * size
+        return True
+
+    def _needs_blocks(self, stmt: Reduce) -> bool:
+        kind = stmt.kind
+        if kind != "sum" or not stmt.dtype.is_float:
+            return False
+        inner = self.facts.sizes[self.plan.raxes[-1]]
+        if len(self.plan.raxes) > 1 or not isinstance(inner, int):
+            return True
+        step = self.plan.lanes * self.unroll if self.plan.across else 1
+        return inner // step > _LONG
+
+    def emit(self) -> None:
+        """Write the loops, and the results after them."""
+        out = self.frame.out
+        if self.reducers:
+            self.frame.features.update(("reduce", "fold"))
+        for scanner in self.scanners.values():
+            scanner.declare(out)
+        for state in self.reducers.values():
+            state.declare(out)
+            if state.kind in ("online_softmax", "softmax_merge"):
+                self.frame.features.update(
+                    ("online", "math_f64" if state.stmt.dtype is DType.f64 else "math_f32")
+                )
+        with out.block():
+            inner = (
+                self.frame.child(lane=None, copies=1, tail=None) if self.plan.across else self.frame.child()
+            )
+            inner.out = out
+            self._at_level(0, inner)
+            self._loop(0, inner)
+        for reducer in self.reducers.values():
+            reducer.finish(self.frame)
+
+    # Places.
+
+    def _level(self, stmt: Statement) -> int:
+        """How many loops a statement has around it."""
+        last = len(self.plan.raxes)
+        if isinstance(stmt, (Store, Reduce, Scan)):
+            return last
+        stored = (s.buffer for s in self.section.body if isinstance(s, Store))
+        if isinstance(stmt, Load) and stmt.buffer in stored:
+            return last
+        depends = self.facts.depends_of(stmt)
+        return max((k + 1 for k, r in enumerate(self.plan.raxes) if r in depends), default=0)
+
+    def _at_level(self, level: int, frame: Frame) -> None:
+        for stmt in self.section.body:
+            if id(stmt) not in self.done and self._level(stmt) == level:
+                frame.emit(stmt)
+
+    def _loop(self, depth: int, frame: Frame) -> None:
+        name = self.plan.raxes[depth]
+        if depth == len(self.plan.raxes) - 1:
+            self._innermost(name, frame)
+            return
+        low, high = self._limits(name)
+        plain = safe_name(name)
+        with frame.out.block(f"for (i64 {plain} = {low}; {plain} < {high}; ++{plain})"):
+            inner = frame.child()
+            self._at_level(depth + 1, inner)
+            self._loop(depth + 1, inner)
+
+    def _limits(self, name: str) -> tuple[str, str]:
+        for limited, low, high in self.plan.limits:
+            if limited == name:
+                return low, high
+        return "0", index_text(self.facts.sizes[name])
+
+    # The innermost loop.
+
+    def _innermost(self, name: str, frame: Frame) -> None:
+        low, high = self._limits(name)
+        out, plain = frame.out, safe_name(name)
+        width = self.plan.lanes * self.unroll if self.plan.across else 1
+        states = self.reducers.values()
+        if not any(r.blocked or (r.buffered and not r.merges) for r in states):
+            self._steps(name, frame, low, high)
+            return
+        size = self.facts.sizes[name]
+        if isinstance(size, int) and size <= BLOCK * width:
+            self._steps(name, frame, low, high)
+            waiting = f"({high} - {low}) / {width}" if width > 1 else f"{high} - {low}"
+            for reducer in states:
+                reducer.flush(out, waiting)
+            return
+        with out.block(f"for (i64 {plain}_b = {low}; {plain}_b < {high}; {plain}_b += {BLOCK * width})"):
+            out.line(f"const i64 {plain}_e = index_min({plain}_b + {BLOCK * width}, {high});")
+            self._steps(name, frame, f"{plain}_b", f"{plain}_e")
+            for reducer in states:
+                reducer.flush(out, f"({plain}_e - {plain}_b) / {width}")
+
+    def _steps(self, name: str, frame: Frame, low: str, high: str) -> None:
+        out, plain, plan = frame.out, safe_name(name), self.plan
+        turned = self._turned()
+        if turned:
+            self._tiles(name, frame, low, high, turned)
+            return
+        if not plan.across:
+            with out.block(f"for (i64 {plain} = {low}; {plain} < {high}; ++{plain})"):
+                self._body(frame.child(), f"{plain} - {low}")
+            return
+        size, lanes, wide = self.facts.sizes[name], plan.lanes, plan.lanes * self.unroll
+        # the part of an axis that a chunk has may end anywhere, whatever the size of the axis
+        limited = any(n == name for n, _, _ in plan.limits)
+        out.line(f"i64 {plain} = {low};")
+        waiting = f"({plain} - {low}) / {wide}"
+        if not isinstance(size, int) or size >= wide:
+            with out.block(f"for (; {plain} + {wide} <= {high}; {plain} += {wide})"):
+                self._body(frame.child(lane=name, copies=self.unroll), waiting)
+        if self.unroll > 1 and (limited or not static_multiple(size, wide)):
+            with out.block(f"for (; {plain} + {lanes} <= {high}; {plain} += {lanes})"):
+                self._body(frame.child(lane=name, copies=1), waiting)
+        if limited or not static_multiple(size, lanes):
+            with out.block(f"if ({plain} < {high})"):
+                out.line(f"const i64 n = {high} - {plain};")
+                self._body(frame.child(lane=name, copies=1, tail="n"), waiting)
+
+    # Accesses that run along the innermost loop, and jump along the lanes.
+
+    def _turned(self) -> tuple[Access, ...]:
+        """Those of this section."""
+        own = {id(stmt) for stmt in self.section.body}
+        return () if self.plan.tile else tuple(a for a in self.plan.tiled if id(a.stmt) in own)
+
+    def _tiles(self, name: str, frame: Frame, low: str, high: str, turned: Sequence[Access]) -> None:
+        """The innermost loop in pieces of as many steps as a vector has lanes."""
+        out, size, lanes = frame.out, self.facts.sizes[name], self.plan.lanes
+        self.frame.features.add("tile")
+        base = f"{safe_name(name)}_t"
+        fixed = isinstance(size, int) and low == "0" and not any(n == name for n, _, _ in self.plan.limits)
+        out.line(f"i64 {base} = {low};")
+        if not fixed or size >= lanes:  # type: ignore[operator]
+            with out.block(f"for (; {base} + {lanes} <= {high}; {base} += {lanes})"):
+                self._tile(name, frame, low, str(lanes), turned)
+        rest = size % lanes
+        if fixed and rest != 0:
+            with out.block():
+                self._tile(name, frame, low, str(rest), turned)
+        elif not static_multiple(size, lanes) or not fixed:
+            with out.block(f"if ({base} < {high})"):
+                out.line(f"const i64 m = {high} - {base};")
+                self._tile(name, frame, low, "m", turned)
+
+    def _tile(self, name: str, frame: Frame, low: str, count: str, turned: Sequence[Access]) -> None:
+        """One piece: `count` steps from the tile's base on."""
+        out, plain, lanes = frame.out, safe_name(name), str(self.plan.lanes)
+        first = count if count not in (lanes, "m") and not frame.tail else ""
+        extent = f", {frame.tail or lanes}, {count}" if frame.tail or count == "m" else ""
+        tiles = turn(turned, frame, name, f"{plain}_t", extent, first)
+        if count != "m" and frame.copies == 1 and sum(cost_of(s.op) for s in self.section.body) <= CHEAP:
+            out.line(f"#pragma GCC unroll {lanes}")
+        with out.block(f"for (int k = 0; k < {count}; ++k)"):
+            out.line(f"const i64 {plain} = {plain}_t + k;")
+            self._body(frame.child(tiles=tiles.tiles), f"{plain} - {low}")
+        for line in tiles.after:
+            out.line(line)
+
+    def _body(self, frame: Frame, waiting: str) -> None:
+        last = len(self.plan.raxes)
+        for stmt in self.section.body:
+            if id(stmt) in self.done or self._level(stmt) != last:
+                continue
+            if stmt.op == "reduce":
+                reducer = self.reducers[id(stmt)]
+                for copy in range(frame.copies if self.plan.across else reducer.copies):
+                    reducer.step(frame, copy, waiting)
+            elif stmt.op == "scan":
+                self.scanners[id(stmt)].step(frame)
+            else:
+                frame.emit(stmt)

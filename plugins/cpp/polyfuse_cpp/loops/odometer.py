@@ -1,0 +1,47 @@
+"""Positions on several axes, found from a flat position and moved on by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from polyfuse.symbolic import IndexLike
+from polyfuse_cpp.loops.writer import Writer
+from polyfuse_cpp.memory.address import index_text, safe_name
+
+__all__ = ["advance", "start_at"]
+
+
+def start_at(
+    axes: Sequence[str], sizes: Mapping[str, IndexLike], position: str, out: Writer, *, fixed: bool = False
+) -> None:
+    """Declare the places on `axes`, outermost first, at a flat position; `fixed` ones stay where they are."""
+    kind = "const i64" if fixed else "i64"
+    moving = [a for a in axes if sizes[a] != 1]
+    for name in axes:
+        if name not in moving:
+            out.line(f"const i64 {safe_name(name)} = 0;")
+    if not moving:
+        return
+    if len(moving) == 1:
+        out.line(f"{kind} {safe_name(moving[0])} = {position};")
+        return
+    rest = f"{safe_name(moving[0])}_rest"
+    out.line(f"i64 {rest} = {position};")
+    for name in reversed(moving[1:]):
+        size = index_text(sizes[name])
+        plain = size if size.isidentifier() or size.isdigit() else f"({size})"
+        out.line(f"{kind} {safe_name(name)} = {rest} % {plain};")
+        out.line(f"{rest} /= {plain};")
+    out.line(f"{kind} {safe_name(moving[0])} = {rest};")
+
+
+def advance(axes: Sequence[str], sizes: Mapping[str, IndexLike], out: Writer) -> None:
+    """Move the places on `axes` on by one."""
+    moving = [a for a in axes if sizes[a] != 1]
+    if not moving:
+        return
+    text = f"++{safe_name(moving[0])};"
+    for name in moving[1:]:
+        plain = safe_name(name)
+        text = f"if (++{plain} == {index_text(sizes[name])}) {{ {plain} = 0; {text} }}"
+    out.line(text)

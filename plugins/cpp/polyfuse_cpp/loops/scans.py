@@ -1,0 +1,95 @@
+"""Inclusive scans: a running state that is also the result at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.statements import Scan
+from polyfuse.ir.types import DType
+from polyfuse_cpp.loops.body import Frame, Value
+from polyfuse_cpp.loops.ops import scalar_type, vector_type
+from polyfuse_cpp.loops.reductions import combine_text, identity
+from polyfuse_cpp.loops.writer import Writer
+
+__all__ = ["Scanner", "scans_across"]
+
+_ACROSS = frozenset((DType.f32, DType.f64, DType.i32, DType.i64))
+
+
+def scans_across(stmt: Scan) -> bool:
+    """Whether a scan can be done on the lanes of one vector."""
+    return stmt.kind in ("sum", "prod") and stmt.dtype in _ACROSS
+
+
+@dataclass
+class Scanner:
+    """The state of one ``scan`` statement: one for each copy, scalar or a vector of independent scans. Where
+    lanes run along the axis of the scan (`across`), it is the last result in every lane.
+    """
+
+    stmt: Scan
+    vector: bool
+    copies: int
+    across: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Its kind, of `ops.SCANS`."""
+        return self.stmt.kind
+
+    def _type(self) -> str:
+        return vector_type(self.stmt.dtype) if self.vector else scalar_type(self.stmt.dtype)
+
+    def _name(self, part: str, copy: int) -> str:
+        return f"{part}_{self.stmt.targets[0] or self.stmt.targets[-1]}_{copy}"
+
+    def declare(self, out: Writer) -> None:
+        """Before the loop."""
+        kind = {"logsumexp": "max"}.get(self.kind, self.kind)
+        for copy in range(self.copies):
+            start = f"fill<{self._type()}>({identity(kind, self.stmt.dtype)})"
+            out.line(f"{self._type()} {self._name('run', copy)} = {start};")
+            if len(self.stmt.args) == 2:
+                position = "vi64" if self.vector else "i64"
+                out.line(f"{position} {self._name('pos', copy)} = fill<{position}>(i64(0));")
+
+    def step(self, frame: Frame) -> None:
+        """Take the next values and name the results."""
+        out = frame.out
+        results: list[list[str]] = []
+        for copy in range(self.copies):
+            run = self._name("run", copy)
+            value = frame.text(self.stmt.args[0], self.vector, copy)
+            if self.across:
+                frame.features.add("scan")
+                last = f"at_{run}"
+                new = combine_text(self.kind, run, f"running_{self.kind}({value})")
+                out.line(f"const auto {last} = {new};")
+                out.line(f"{run} = last_lane({last});")
+                results.append([last])
+            elif self.kind in ("sum", "prod"):
+                out.line(f"{run} = {combine_text(self.kind, run, value)};")
+                results.append([run])
+            elif self.kind == "logsumexp":
+                frame.features.update(("fold", f"math_{self.stmt.dtype}"))
+                out.line(f"{run} = log_add({run}, {value});")
+                results.append([run])
+            elif self.kind in ("min", "max"):
+                frame.features.add("fold")
+                position, at = self._name("pos", copy), frame.text(self.stmt.args[1], self.vector, copy)
+                out.line(f"later_{self.kind}({run}, {position}, {value}, {at});")
+                results.append([run, position])
+            else:
+                raise UnsupportedError(
+                    f"the scan {self.kind} is unknown", "add it to the code generator's table"
+                )
+        for place, target in enumerate(self.stmt.targets):
+            if not target:
+                continue
+            texts = []
+            for copy, result in enumerate(results):
+                name = frame._name(target, copy)
+                out.line(f"const auto {name} = {result[place]};")
+                texts.append(name)
+            frame.env[target] = Value(frame.facts.dtypes[target], self.vector, tuple(texts))

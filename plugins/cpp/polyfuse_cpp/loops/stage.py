@@ -1,0 +1,285 @@
+"""One stage of a kernel as C++ text: the function that does a range of its items."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Statement
+from polyfuse.symbolic import IndexLike, product
+from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.loops.body import Frame
+from polyfuse_cpp.loops.nest import emit_sections
+from polyfuse_cpp.loops.odometer import advance, start_at
+from polyfuse_cpp.loops.writer import Writer
+from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.memory.interleave import woven_stores
+from polyfuse_cpp.memory.streaming_stores import streamed_stores
+from polyfuse_cpp.memory.tables import lane_tables
+from polyfuse_cpp.tiling import Plan, is_apart
+
+__all__ = ["StageText", "blocks_text", "parameters"]
+
+_STACK_BYTES = 16384
+
+_STRIP = 4
+"""Vectors of a strip of the lane axis: whole cache lines of what is read, little of what is stored to."""
+
+
+def parameters(kernel: Kernel) -> str:
+    """The parameter list."""
+    parts = []
+    for argument in kernel.args:
+        name = safe_name(argument.name)
+        if argument.kind == "size":
+            parts.append(f"i64 {name}")
+        else:
+            constant = "const " if argument.kind == "in" else ""
+            parts.append(f"{constant}{argument.dtype}* {name}")
+    return ", ".join(parts)
+
+
+def _table(name: str) -> str:
+    """The array that holds a value for each place of the lane axis."""
+    return f"table_{safe_name(name)}"
+
+
+def blocks_text(size: IndexLike, lanes: int) -> str:
+    """Vectors that cover an extent."""
+    if isinstance(size, int):
+        return str(-(-size // lanes))
+    return f"({index_text(size)} + {lanes - 1}) / {lanes}"
+
+
+@dataclass
+class StageText:
+    """The function that does a range of a kernel's items."""
+
+    kernel: Kernel
+    facts: Facts
+    plan: Plan
+    out: Writer
+    features: set[str]
+    name: str
+
+    def __post_init__(self) -> None:
+        self.woven = woven_stores(self.kernel, self.facts, self.plan)
+        self.streamed = streamed_stores(self.kernel, self.facts, self.plan, self.woven)
+        self.tables = lane_tables(self.kernel, self.facts, self.plan)
+
+    def emit(self) -> None:
+        """Write the function."""
+        head = (
+            f"static __attribute__((noinline)) void {self.name}({parameters(self.kernel)}"
+            f"{', ' if self.kernel.args else ''}i64 begin, i64 end, bool alone)"
+        )
+        with self.out.block(head):
+            heap = self._scratch()
+            self._items()
+            if self.streamed:
+                self.features.add("stream")
+                self.out.line("stream_end();")
+            for name in heap:
+                self.out.line(f"scratch_free({name});")
+
+    def items_text(self) -> str:
+        """How many pieces of work there are to share out, as text."""
+        plan, facts = self.plan, self.facts
+        if not plan.lane or plan.across:
+            return index_text(product(facts.sizes[a] for a in plan.axes))
+        blocks = blocks_text(facts.sizes[plan.lane], plan.lanes)
+        if plan.along:
+            return blocks
+        rest = product(facts.sizes[a] for a in plan.axes[:-1])
+        return blocks if rest == 1 else f"({index_text(rest)}) * ({blocks})"
+
+    def _items(self) -> None:
+        """Write the loops over the items from ``begin`` to ``end``."""
+        if self.plan.lane and not self.plan.across:
+            self._lanes_apart()
+        else:
+            self._points()
+
+    def _scratch(self) -> list[str]:
+        """Declare locals; on the heap where they are big or of unknown size."""
+        wide = self.plan.lanes * self.plan.unroll if self.plan.lane and not self.plan.across else 1
+        heap = []
+        for local in self.kernel.locals:
+            name, kind = safe_name(local.name), local.dtype
+            if isinstance(local.size, int) and local.size * wide * kind.itemsize <= _STACK_BYTES:
+                count = max(1, -(-local.size * wide // 16) * 16 + 16)
+                self.out.line(f"alignas(64) {kind} {name}[{count}];")
+            else:
+                size = f"(({index_text(local.size)}) * {wide} + 16) * {kind.itemsize}"
+                self.out.line(f"{kind}* const {name} = ({kind}*)scratch_new({size});")
+                heap.append(name)
+        return heap
+
+    def _frame(self, lane: str | None, copies: int = 1, tail: str | None = None) -> Frame:
+        apart = bool(self.plan.lane and not self.plan.across)
+        exclusive = frozenset(
+            id(a.stmt)
+            for a in self.facts.accesses
+            if a.is_store
+            and a.mode != "set"
+            and (self.plan.serial or self.plan.along or self._never_collides(a.stmt))
+        )
+        return Frame(
+            facts=self.facts,
+            out=self.out,
+            lane=lane,
+            lanes=self.plan.lanes,
+            copies=copies,
+            tail=tail,
+            exclusive=exclusive,
+            local_lanes=self.plan.lanes * self.plan.unroll if apart else 1,
+            features=self.features,
+            streams=self.streamed,
+            woven=self.woven,
+        )
+
+    def _never_collides(self, stmt: Statement) -> bool:
+        access = next(a for a in self.facts.accesses if a.stmt is stmt)
+        if any(self.facts.hints[a] != 1 or self.facts.sizes[a] != 1 for a in self.facts.raxes):
+            return False
+        return all(is_apart(access, a, self.facts) for a in self.facts.axes)
+
+    # Lanes along a reduction axis, or none: one point after the other.
+
+    def _points(self) -> None:
+        axes = self.plan.axes
+        self._odometer(axes, "begin")
+        frame = self._frame(None)
+        with self.out.block("for (i64 item = begin; item < end; ++item)"):
+            emit_sections(self.kernel, self.plan, frame)
+            self._advance(axes)
+
+    def _odometer(self, axes: Sequence[str], start: str) -> None:
+        """Positions on `axes` at a flat position."""
+        start_at(axes, self.facts.sizes, start, self.out)
+
+    def _advance(self, axes: Sequence[str]) -> None:
+        advance(axes, self.facts.sizes, self.out)
+
+    # Lanes along a parallel axis: pieces of rows.
+
+    def _lanes_apart(self) -> None:
+        plan, out = self.plan, self.out
+        self._fill_tables()
+        size = self.facts.sizes[plan.lane]
+        outer = plan.axes[:-1]
+        if plan.along:
+            self._strips(outer, size)
+            return
+        if all(self.facts.sizes[a] == 1 for a in outer):
+            for name in outer:
+                out.line(f"const i64 {safe_name(name)} = 0;")
+            out.line(
+                f"const i64 from = begin * {plan.lanes}, "
+                f"to = index_min(end * {plan.lanes}, {index_text(size)});"
+            )
+            self._piece()
+            return
+        blocks = blocks_text(size, plan.lanes)
+        out.line(f"const i64 blocks = {blocks};")
+        self._odometer(outer, "begin / blocks")
+        out.line("i64 block = begin % blocks;")
+        with out.block("for (i64 item = begin; item < end;)"):
+            out.line("const i64 stop = index_min(blocks, block + end - item);")
+            out.line(
+                f"const i64 from = block * {plan.lanes}, "
+                f"to = index_min(stop * {plan.lanes}, {index_text(size)});"
+            )
+            with out.block():
+                self._piece()
+            out.line("item += stop - block;")
+            out.line("block = 0;")
+            self._advance(outer)
+
+    def _fill_tables(self) -> None:
+        """Compute what depends on the lane axis alone, for all rows."""
+        tables, out, lane = self.tables, self.out, safe_name(self.plan.lane)
+        if tables is None:
+            return
+        for name in tables.values:
+            out.line(f"alignas(64) {self.facts.dtypes[name]} {_table(name)}[{tables.length}];")
+        with out.block(f"for (i64 {lane} = 0; {lane} < {tables.length}; {lane} += {self.plan.lanes})"):
+            frame = self._frame(self.plan.lane)
+            for stmt in tables.made_by:
+                frame.emit(stmt)
+            for name in tables.values:
+                out.line(f"store({_table(name)} + {lane}, {frame.text(name, True)});")
+
+    def _rows(self, frame: Frame, hoisted: frozenset[int]) -> None:
+        """What is done at one place of the lane axis."""
+        if self.tables is not None:
+            frame.read_tables({name: _table(name) for name in self.tables.values})
+            hoisted |= self.tables.spared
+        emit_sections(self.kernel, self.plan, frame, hoisted)
+
+    def _strips(self, outer: Sequence[str], size: IndexLike) -> None:
+        """All rows of a share of the lane axis; where each lane stores to a row of its own, strip by strip,
+        so that what is stored to stays in the caches.
+        """
+        lanes, out, facts = self.plan.lanes, self.out, self.facts
+        scattered = (v for a in facts.accesses if a.is_store for v in a.indirect)
+        if not any(self.plan.lane in facts.depends[v] for v in scattered):
+            out.line(f"const i64 from = begin * {lanes}, to = index_min(end * {lanes}, {index_text(size)});")
+            self._outer_loops(outer)
+            return
+        with out.block(f"for (i64 strip = begin; strip < end; strip += {_STRIP})"):
+            out.line(
+                f"const i64 from = strip * {lanes}, "
+                f"to = index_min(index_min(strip + {_STRIP}, end) * {lanes}, {index_text(size)});"
+            )
+            self._outer_loops(outer)
+
+    def _outer_loops(self, outer: Sequence[str]) -> None:
+        out = self.out
+        if not outer:
+            self._piece()
+            return
+        name = safe_name(outer[0])
+        with out.block(f"for (i64 {name} = 0; {name} < {index_text(self.facts.sizes[outer[0]])}; ++{name})"):
+            self._outer_loops(outer[1:])
+
+    def _piece(self) -> None:
+        """The lane axis from ``from`` to ``to``: whole steps, then what is left."""
+        plan, out, facts = self.plan, self.out, self.facts
+        name, wide = safe_name(plan.lane), plan.lanes * plan.unroll
+        size = facts.sizes[plan.lane]
+        outside = self._frame(plan.lane)
+        hoisted = self._hoist(outside)
+        out.line(f"i64 {name} = from;")
+        with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
+            frame = self._frame(plan.lane, plan.unroll)
+            frame.env = dict(outside.env)
+            self._rows(frame, hoisted)
+        if static_multiple(size, plan.lanes) and plan.unroll == 1:
+            return
+        with out.block(f"for (; {name} < to; {name} += {plan.lanes})"):
+            tail = None
+            if not static_multiple(size, plan.lanes):
+                # known where nothing but the end of a row is left
+                rest = size % plan.lanes if plan.unroll == 1 and isinstance(size, int) else ""
+                out.line(f"const i64 n = {rest or f'index_min({plan.lanes}, to - {name})'};")
+                tail = "n"
+            frame = self._frame(plan.lane, 1, tail)
+            frame.env = dict(outside.env)
+            self._rows(frame, hoisted)
+
+    def _hoist(self, frame: Frame) -> frozenset[int]:
+        """Write what no lane changes in front of the lane loop; the statements that are done with."""
+        done: set[int] = set()
+        for section in self.kernel.sections:
+            for stmt in section.body:
+                depends = self.facts.depends_of(stmt)
+                if not stmt.targets or not self.facts.is_pure(stmt) or stmt.targets[0] in frame.env:
+                    continue
+                if depends & {self.plan.lane, self.plan.tile, *self.facts.raxes}:
+                    continue
+                if all(a in frame.env for a in stmt.args):
+                    frame.emit(stmt)
+                    done.add(id(stmt))
+        return frozenset(done)

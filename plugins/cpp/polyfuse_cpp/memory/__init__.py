@@ -1,0 +1,1 @@
+"""Loads and stores as C++: indices, vectors, register transposes, interleaving, streaming stores."""

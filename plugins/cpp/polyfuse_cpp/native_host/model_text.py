@@ -1,0 +1,319 @@
+"""A model that runs without Python as one C++ unit: kernels, host program, and the tables that
+``model/model.h`` reads.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib import resources
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.plugin import Source
+from polyfuse.plugin.host import Constant, Operand
+from polyfuse.plugin.host_library import HostArgument, HostLibrary, HostResult, HostSymbol, SizeText
+from polyfuse_cpp.isa import Isa
+from polyfuse_cpp.loops.writer import quoted
+from polyfuse_cpp.native_host.model_requests import dtype_code, requests_text
+from polyfuse_cpp.native_host.model_sizes import SizePrinter
+from polyfuse_cpp.native_host.text import host_header, host_text
+
+__all__ = ["LIBRARY_LANGUAGE", "library_text", "public_headers"]
+
+LIBRARY_LANGUAGE = "c++ model"
+"""The language of a `Source` that is a whole model."""
+
+_PUBLIC_HEADERS = ("polyfuse_model.h", "polyfuse_package.h")
+"""What callers of a model include."""
+
+_MAX_RANK = 16
+"""As in the header."""
+
+_PROGRAM = "program"
+"""What the host program is called in its unit, of which it is no public part."""
+
+_PROCESSOR_NAMES = {"bmi1": "bmi"}
+"""Abilities that the compiler has other names for than Linux; those without a name come with others."""
+
+_NAMED = ("avx512f", "avx512dq", "avx512bw", "avx512vl", "avx2", "fma", "bmi1")
+
+
+@cache
+def _header(name: str) -> str:
+    """The text of one file of ``model/``."""
+    return resources.files("polyfuse_cpp").joinpath("model", name).read_text(encoding="utf-8")
+
+
+def library_text(library: HostLibrary, head: str, kernels: str, isa: Isa, dots: Sequence[str]) -> str:
+    """The whole unit.
+
+    Args:
+        library: what to print.
+        head, kernels: the vector layer and the kernels.
+        isa: which the kernels are generated for.
+        dots: macros of instructions beyond it that they may use.
+
+    Raises:
+        UnsupportedError: something in it needs Python.
+    """
+    printed = host_text(library.program).replace(f'extern "C" int {Source.SYMBOL}', f"int {_PROGRAM}")
+    return "\n".join(
+        (
+            host_header("host"),
+            _header("polyfuse_model.h"),
+            host_header("program"),
+            _header("tensors.h"),
+            _header("operators.h") if any(r.kind == "operator" for r in library.program.requests) else "",
+            # what these declare of the C library, compilers want to know from its own headers before
+            head,
+            "#pragma GCC visibility push(hidden)",
+            kernels,
+            f"namespace {{\n{printed}}}\n",
+            _Tables(library).text(isa, dots),
+            _header("model.h"),
+            requests_text(library.program, library.constants),
+        )
+    )
+
+
+def public_headers() -> dict[str, str]:
+    """The headers that callers of a model include, by name."""
+    return {name: _header(name) for name in _PUBLIC_HEADERS}
+
+
+class _Tables:
+    """Prints what is known of one model."""
+
+    def __init__(self, library: HostLibrary) -> None:
+        self._library = library
+        self._given = tuple(a for a in library.arguments if a.kind != "fixed")
+        self._places = {id(argument): i for i, argument in enumerate(self._given)}
+        self._symbols = {symbol.name: symbol for symbol in library.symbols}
+        self._sizes = SizePrinter(tuple(self._symbols))
+        self._found: dict[str, None] = {}
+
+    def text(self, isa: Isa, dots: Sequence[str]) -> str:
+        """All tables and functions."""
+        library = self._library
+        end = max((w.offset + w.bytes for w in library.weights), default=0)
+        counts = {
+            "argument_count": len(self._given),
+            "input_count": len(library.inputs),
+            "weight_count": len(library.weights),
+            "constant_count": len(library.program.constant_keys),
+            "symbol_count": len(self._symbols),
+            "word_count": len(library.program.results),
+            "result_count": len(library.results),
+        }
+        kinds = "".join("r" if isinstance(r, str) else "i" for r in library.program.results)
+        lines = [
+            f"enum {{ {', '.join(f'{name} = {value}' for name, value in counts.items())} }};",
+            f"const char* const model_name = {quoted(library.name)};",
+            f"const char weight_member[] = {quoted(library.member)};",
+            f"const int64_t weight_bytes = {end};",
+            f"const bool takes_turns = {str(any(w.mutable for w in library.weights)).lower()};",
+            f"const char word_kinds[] = {quoted(kinds)};",
+            *self._weights(),
+            *self._inputs(),
+            *self._descriptions("input", [_described(a) for a in self._given]),
+            *self._descriptions("output", [_described(r) for r in library.results]),
+            *self._results(),
+            _rows("void* const", "kernel_rows", (f"(void*)&{k.symbol}" for k in library.kernels)),
+            _rows(
+                "const int32_t",
+                "constant_rows",
+                (str(library.constants[key]) for key in library.program.constant_keys),
+            ),
+            "int answer(void* context, int32_t which, const pf_word* a, pf_word* b);",
+            *self._find_sizes(),
+            *self._find_strides(),
+            *_lacking(isa, dots),
+        ]
+        return "namespace {\n" + "\n".join(lines) + "\n}  // namespace\n"
+
+    def _weights(self) -> Iterable[str]:
+        rows = []
+        for i, weight in enumerate(self._library.weights):
+            _check_rank(weight.name, weight.size)
+            yield _rows("const int64_t", f"weight_sizes_{i}", map(str, weight.size))
+            yield _rows("const int64_t", f"weight_strides_{i}", map(str, weight.stride))
+            written = str(weight.mutable).lower()
+            rows.append(
+                f"{{{dtype_code(weight.dtype)}, {len(weight.size)}, weight_sizes_{i}, weight_strides_{i},"
+                f" {weight.offset}, {weight.bytes}, {written}}}"
+            )
+        yield _rows("const weight_row", "weight_rows", rows)
+
+    def _inputs(self) -> Iterable[str]:
+        rows = []
+        for (origin, position), item in zip(self._library.inputs, self._library.program.inputs, strict=True):
+            letter = "w"
+            if origin == "argument":
+                argument = self._library.arguments[position]
+                letter = {"tensor": "t", "number": "i"}.get(argument.kind, "f")
+                position = self._places.get(id(argument), 0)
+            rows.append(f"{{'{letter}', {position}, {item.alignment}}}")
+        yield _rows("const input_row", "input_rows", rows)
+
+    def _descriptions(
+        self, kind: str, items: Sequence[tuple[str, str, tuple[SizeText, ...], bool]]
+    ) -> Iterable[str]:
+        rows = []
+        for i, (name, dtype, size, written) in enumerate(items):
+            _check_rank(name, size)
+            stem = f"{kind}_{i}"
+            lowest, highest = zip(*map(self._bounds, size), strict=True) if size else ((), ())
+            yield _rows("const char* const", f"{stem}_sizes", (quoted(str(n)) for n in size))
+            yield _rows("const int64_t", f"{stem}_lowest", lowest)
+            yield _rows("const int64_t", f"{stem}_highest", highest)
+            rows.append(
+                f"{{{quoted(name)}, {dtype}, {len(size)}, {int(written)}, {stem}_sizes, {stem}_lowest,"
+                f" {stem}_highest}}"
+            )
+        yield _rows("const pf_description", f"{kind}_descriptions", rows)
+
+    def _bounds(self, size: SizeText) -> tuple[str, str]:
+        if isinstance(size, int):
+            return str(size), str(size)
+        symbol = self._symbols.get(size)
+        if symbol is None:
+            return "0", "-1"
+        return str(symbol.lower or 0), str(-1 if symbol.upper is None else symbol.upper)
+
+    def _results(self) -> Iterable[str]:
+        rows = []
+        for result, value in zip(self._library.results, self._library.program.returns, strict=True):
+            kind, position = "n", 0
+            if isinstance(value, Operand):
+                position = value.position
+                kind = "r" if isinstance(self._library.program.results[position], str) else "i"
+            elif isinstance(value, Constant):
+                kind, position = "c", self._library.constants[value.key]
+            elif result.kind == "value":
+                kind = "v"
+            dtype, bits = _value(result)
+            rows.append(f"{{'{kind}', {position}, {dtype}, {{{bits}}}}}")
+        yield _rows("const result_row", "result_rows", rows)
+
+    # Sizes.
+
+    def _find_sizes(self) -> Iterable[str]:
+        """The function that finds symbols in the sizes of arguments, and compares all sizes."""
+        yield "int find_sizes(const pf_tensor* in, int64_t* s) {"
+        rows = [
+            (argument, dim, size, f"in[{i}].sizes[{dim}]" if argument.kind == "tensor" else _number_of(i))
+            for i, argument in enumerate(self._given)
+            for dim, size in enumerate(argument.size)
+        ]
+        for _, _, size, given in rows:
+            if isinstance(size, str) and size in self._symbols and size not in self._found:
+                self._found[size] = None
+                yield f"  {self._sizes.place(size)} = {given};"
+        for argument, dim, size, given in rows:
+            unknown = [name for name in self._sizes.names(size) if name not in self._found]
+            if len(unknown) == 1:
+                self._found[unknown[0]] = None
+                place = self._sizes.place(unknown[0])
+                function = f"[&](int64_t x) {{ {place} = x; return {self._sizes.text(size)}; }}"
+                wrong = self._wrong(argument, dim, size, given)
+                yield f"  if (!solve({function}, {given}, &{place})) {wrong}"
+        for argument, dim, size, given in rows:
+            if size not in self._found:
+                wrong = self._wrong(argument, dim, size, given)
+                yield f"  if ({given} != {self._known(size)}) {wrong}"
+        for symbol in self._symbols.values():
+            yield from self._range(symbol, rows)
+        for text in self._library.conditions:
+            said = f'fail("%s was compiled for sizes of which %s", model_name, {quoted(text)})'
+            yield f"  if (!{self._known(text)}) return {said};"
+        yield "  return 0;\n}"
+
+    def _range(
+        self, symbol: HostSymbol, rows: Sequence[tuple[HostArgument, int, SizeText, str]]
+    ) -> Iterable[str]:
+        name, lower, upper = symbol.name, symbol.lower, symbol.upper
+        if name not in self._found:
+            return
+        place = self._sizes.place(name)
+        tests = [f"{place} < {self._sizes.text(lower)}"] if lower is not None else []
+        tests += [f"{place} > {self._sizes.text(upper)}"] if upper is not None else []
+        if not tests:
+            return
+        argument, dim, _, given = next(row for row in rows if name in self._sizes.names(row[2]))
+        bounds = f"{lower or 0}..{'' if upper is None else upper}"
+        text = f"%s: size {dim} of %s is %lld, and {name} must be in {bounds}"
+        values = f"model_name, {quoted(argument.name)}, (long long){given}"
+        yield f"  if ({' || '.join(tests)}) return fail({quoted(text)}, {values});"
+
+    def _wrong(self, argument: HostArgument, dim: int, size: SizeText, given: str) -> str:
+        what = f"size {dim} of %s" if argument.kind == "tensor" else "%s"
+        text = quoted(f"%s: {what} is %lld where %s was compiled")
+        return (
+            f"return fail({text}, model_name, {quoted(argument.name)}, (long long){given},"
+            f" {quoted(str(size))});"
+        )
+
+    def _known(self, size: SizeText) -> str:
+        """A text of which all symbols are found."""
+        unknown = [name for name in self._sizes.names(size) if name not in self._found]
+        if unknown:
+            raise UnsupportedError(f"the size {unknown[0]} is no size of an argument")
+        return self._sizes.text(size)
+
+    def _find_strides(self) -> Iterable[str]:
+        yield "void find_strides(const int64_t* s, int64_t (*strides)[PF_MAX_RANK]) {"
+        for i, argument in enumerate(self._given):
+            for dim, stride in enumerate(argument.stride):
+                yield f"  strides[{i}][{dim}] = {self._known(stride)};"
+        yield "}"
+
+
+def _described(item: HostArgument | HostResult) -> tuple[str, str, tuple[SizeText, ...], bool]:
+    """Name, type in C, sizes, and whether it is written to."""
+    if item.kind == "tensor":
+        return item.name, dtype_code(item.dtype), item.size, isinstance(item, HostArgument) and item.mutated
+    if isinstance(item, HostResult) and item.kind == "value":
+        return item.name, _value(item)[0], (), False
+    return item.name, "PF_NONE" if item.kind == "none" else "PF_INT64", (), False
+
+
+def _value(result: HostResult) -> tuple[str, str]:
+    """Type and bytes of a value that is the same in every call."""
+    if result.kind != "value":
+        return "PF_NONE", "0"
+    value = result.value
+    if isinstance(value, bool):
+        return "PF_BOOL", str(int(value))
+    code, packed = ("PF_FLOAT64", "d") if isinstance(value, float) else ("PF_INT64", "q")
+    return code, ", ".join(map(str, struct.pack(f"={packed}", value)))
+
+
+def _number_of(position: int) -> str:
+    return f"*(const int64_t*)in[{position}].data"
+
+
+def _check_rank(name: str, size: Sequence[SizeText]) -> None:
+    if len(size) > _MAX_RANK:
+        raise UnsupportedError(f"{name} has {len(size)} dimensions, and at most {_MAX_RANK} are possible")
+
+
+def _rows(kind: str, name: str, rows: Iterable[str]) -> str:
+    """A table, which C wants to have at least one row."""
+    return f"{kind} {name}[] = {{{', '.join(rows) or '{}'}}};"
+
+
+def _lacking(isa: Isa, dots: Sequence[str]) -> Iterable[str]:
+    """The function that names what the processor lacks, and what makes the one that calls it run on any."""
+    tested = [name for name in _NAMED if name in isa.cpu_flags]
+    tested += [{"PF_DOT_BF16": "avx512bf16", "PF_DOT_BYTES": "avx512vnni"}[d] for d in dots if d != "PF_AMX"]
+    plain = '__attribute__((noinline, target("no-avx")))' if tested else "__attribute__((noinline))"
+    yield f"#define PF_ANY_PROCESSOR {plain}"
+    yield "PF_ANY_PROCESSOR const char* lacking() {"
+    for name in tested:
+        feature = _PROCESSOR_NAMES.get(name, name)
+        yield f'  if (!__builtin_cpu_supports("{feature}")) return "{name}";'
+    if "PF_AMX" in dots:
+        # Linux lets a process use the matrix registers that asks for them
+        yield '  if (syscall(158, 0x1023, 18)) return "matrix registers";'
+    yield "  return nullptr;\n}"

@@ -1,0 +1,344 @@
+"""oneDNN's linear layers and convolutions with what follows them, as choices beside what torch calls.
+
+torch multiplies matrices of f32 with another library, and adds activations and residuals in passes of their
+own. Its operators `mkldnn::_linear_pointwise` and `mkldnn::_convolution_pointwise` do both at once. Weights
+are laid out for them at each call, for they may change in between; `kept_weights` has the same with weights
+that are laid out once, where freezing allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfuse.ir.expr import Expr, apply, const, walk
+from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, View
+from polyfuse.ir.types import DType
+from polyfuse.plugin import Choice, Claim, Instead, No, Site, Yes
+from polyfuse.symbolic import IndexLike, contiguous_strides, evaluate
+from polyfuse_cpp.packed_weights import keeping, with_kept
+
+__all__ = ["library_choices", "vendor"]
+
+_LINEAR = ("aten.addmm.out", "aten.mm.out")
+_CONVOLUTION = ("aten.convolution.default",)
+
+
+def library_choices() -> tuple[Choice, ...]:
+    """What is offered on this machine: nothing where torch is built without oneDNN, or it is switched off."""
+    library = torch.backends.mkldnn
+    if not library.is_available() or not getattr(library, "enabled", True):
+        return ()
+    kept = (
+        Choice(
+            "onednn_kept", _LINEAR, with_kept(_linear_alone), instead=keeping(_linear), preferred=_beats_mkl
+        ),
+        Choice("onednn_fused_kept", _LINEAR, with_kept(_linear_fused), instead=keeping(_linear_and_more)),
+        Choice(
+            "onednn_conv_kept", _CONVOLUTION, with_kept(_convolution_alone), instead=keeping(_convolution)
+        ),
+        Choice(
+            "onednn_fused_conv_kept",
+            _CONVOLUTION,
+            with_kept(_convolution_fused),
+            instead=keeping(_convolution_and_more),
+        ),
+    )
+    return (
+        *kept,
+        Choice("onednn", _LINEAR, applies=_linear_alone, instead=_linear, preferred=_beats_mkl),
+        Choice("onednn_fused", _LINEAR, applies=_linear_fused, instead=_linear_and_more),
+        Choice("onednn_fused_conv", _CONVOLUTION, applies=_convolution_fused, instead=_convolution_and_more),
+    )
+
+
+# What is known without timing.
+
+
+_FEW_PRODUCTS = 1 << 20
+"""Products up to which calling oneDNN takes longer than MKL does."""
+
+
+def _beats_mkl(site: Site) -> bool:
+    """Whether torch would call MKL on a processor for which it was not made. There, oneDNN takes between a
+    third and two thirds of the time, with few rows as with hundreds, but for small products.
+    """
+    _, rows, weight = _operands(site)
+    try:
+        count = prod(evaluate(extent, site.hints) for extent in (*rows.size, weight.size[1]))
+    except KeyError:  # a size that nobody can guess
+        return False
+    return (
+        count >= _FEW_PRODUCTS and torch.backends.mkl.is_available() and vendor() not in ("", "GenuineIntel")
+    )
+
+
+@lru_cache(maxsize=1)
+def vendor(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Who made the processor, where it is an x86-64 and the system says."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    words = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in words if key.strip() == "vendor_id"), "")
+
+
+# What follows.
+
+
+def _times(left: Expr, right: Expr) -> Expr:
+    return apply("mul", left, right)
+
+
+def _gelu(x: Expr) -> Expr:
+    inner = apply("erf", _times(x, const(0.5**0.5, x.dtype)))
+    return _times(_times(x, const(0.5, x.dtype)), apply("add", inner, const(1.0, x.dtype)))
+
+
+def _gelu_by_tanh(x: Expr) -> Expr:
+    cube = _times(_times(_times(x, x), x), const(0.044715, x.dtype))
+    inner = apply("tanh", _times(apply("add", x, cube), const((2 / torch.pi) ** 0.5, x.dtype)))
+    return _times(_times(x, const(0.5, x.dtype)), apply("add", inner, const(1.0, x.dtype)))
+
+
+_ACTIVATIONS: Mapping[tuple[str, str], Callable[[Expr], Expr]] = {
+    ("relu", ""): lambda x: apply("maximum", const(0.0, x.dtype), x),
+    ("sigmoid", ""): lambda x: apply("sigmoid", x),
+    ("tanh", ""): lambda x: apply("tanh", x),
+    ("swish", ""): lambda x: _times(x, apply("sigmoid", x)),
+    ("gelu", "none"): _gelu,
+    ("gelu", "tanh"): _gelu_by_tanh,
+}
+"""The library's names of activations and their variants, and what they compute, as torch's are lowered."""
+
+
+def _activation(site: Site) -> tuple[str, str] | None:
+    """The activation that alone follows a call."""
+    result = _result_read(site)
+    if site.reader is None or result is None:
+        return None
+    for name, compute in _ACTIVATIONS.items():
+        if site.reader.value == compute(result):
+            return name
+    return None
+
+
+def _addend(site: Site) -> str | None:
+    """The buffer that is added to the result, place by place, and nothing else done."""
+    result = _result_read(site)
+    reader = site.reader
+    if reader is None or result is None or reader.value.op != "add" or result not in reader.value.args:
+        return None
+    other = next((e for e in reader.value.args if e is not result), None)
+    if other is None or other.op != "load" or other.args or other.dtype is not DType.f32:
+        return None
+    name, index = other.buffer, other.index
+    same = index == reader.index and name not in (reader.output, site.output.name)
+    return name if same and _contiguous(site.buffers[name]) else None
+
+
+def _result_read(site: Site) -> Expr | None:
+    """The one expression in the reader that is the call's result."""
+    if site.reader is None:
+        return None
+    found = {e for e in walk(site.reader.value) if e.op == "load" and e.buffer == site.output.name}
+    return next(iter(found)) if len(found) == 1 else None
+
+
+# Linear layers.
+
+
+def _linear_alone(site: Site) -> Claim:
+    reason = _linear_fault(site) or _turned_fault(site)
+    return No(reason) if reason else Yes()
+
+
+def _linear_fused(site: Site) -> Claim:
+    reason = _linear_fault(site) or _order_fault(site)
+    if reason:
+        return No(reason)
+    if _activation(site) is None and _addend(site) is None:
+        return No("nothing follows that the library does in the same go")
+    output = _target(site)
+    if not _contiguous(output) or not output.size or output.size[-1] != site.output.size[-1]:
+        return No("what follows has another shape or order")
+    return Yes()
+
+
+def _linear_fault(site: Site) -> str:
+    """Why the library cannot do a call, or an empty text."""
+    bias, rows, weight = _operands(site)
+    if not isinstance(rows, View) or not isinstance(weight, View) or len(rows.size) != 2:
+        return "an operand is no matrix"
+    if any(v.dtype is not None or site.buffers[v.buffer].dtype is not DType.f32 for v in (rows, weight)):
+        return "only f32 is multiplied faster there"
+    if any(n == 0 for n in (*rows.size, *weight.size)):
+        return "it is empty"
+    if not _contiguous(site.output):
+        return "the result is not contiguous"
+    if bias is not None:
+        plain = isinstance(bias, View) and bias.dtype is None and bias.size == (weight.size[1],)
+        if not plain or bias.stride != (1,) or site.buffers[bias.buffer].dtype is not DType.f32:
+            return "what is added is no vector with a number for each column"
+    if any(value != 1 for _, value in site.call.kwargs) or len(site.call.args) > 3:
+        return "it is scaled"
+    return ""
+
+
+def _order_fault(site: Site) -> str:
+    """Why operands cannot be read as rows of a larger tensor and as a layer's weight, or an empty text."""
+    _, rows, weight = _operands(site)
+    if rows.stride != (rows.size[1], 1) or weight.stride != (1, weight.size[0]):
+        return "an operand is not contiguous along the depth"
+    return ""
+
+
+def _turned_fault(site: Site) -> str:
+    """Why operands cannot be read as matrices, turned or not, or an empty text."""
+    if not all(_is_matrix(view) for view in _operands(site)[1:]):
+        return "an operand is not contiguous along either axis"
+    return ""
+
+
+def _is_matrix(view: View) -> bool:
+    """Whether lines of one axis follow each other without gaps within, perhaps with gaps between."""
+    (n, m), (down, across) = view.size, view.stride
+    return (across == 1 and _at_least(down, m)) or (down == 1 and _at_least(across, n))
+
+
+def _at_least(step: IndexLike, extent: IndexLike) -> bool:
+    return step == extent or (isinstance(step, int) and isinstance(extent, int) and step >= extent)
+
+
+def _operands(site: Site) -> tuple[Any, Any, Any]:
+    """Bias, input and weight of a call."""
+    args = site.call.args
+    return (None, *args[:2]) if site.call.op == "aten.mm.out" else args[:3]
+
+
+def _linear(site: Site) -> Instead:
+    bias, rows, weight = _operands(site)
+    (depth, count), (down, across) = weight.size, weight.stride
+    columns = View(weight.buffer, (count, depth), (across, down), weight.offset, None)
+    args = (rows, columns, bias, "none", (), "")
+    name = f"{site.call.name}_onednn"
+    node = ExternCall(name, "mkldnn._linear_pointwise.default", args, (), (site.output.name,))
+    return Instead((node,))
+
+
+def _linear_and_more(site: Site) -> Instead:
+    output, activation = _target(site), _activation(site)
+    if activation is not None:
+        return Instead((_linear_call(site, output, *activation),), takes_reader=True)
+    addend = _addend(site)
+    assert addend is not None
+    rows, columns, bias = _linear_views(site, output)
+    other = View(addend, output.size, output.stride, 0, None)
+    args = (rows, other, columns, bias, "add")
+    name = f"{site.call.name}_added"
+    node = ExternCall(name, "mkldnn._linear_pointwise.binary", args, (), (output.name,))
+    return Instead((node,), takes_reader=True)
+
+
+def _linear_call(site: Site, output: Buffer, attr: str, algorithm: str) -> ExternCall:
+    args = (*_linear_views(site, output), attr, (), algorithm)
+    name = f"{site.call.name}_{attr}"
+    return ExternCall(name, "mkldnn._linear_pointwise.default", args, (), (output.name,))
+
+
+def _linear_views(site: Site, output: Buffer) -> tuple[View, View, Any]:
+    """Input (in the dimensions of the output), weight (a row for each result) and bias."""
+    bias, rows, weight = _operands(site)
+    depth = rows.size[1]
+    size = (*output.size[:-1], depth)
+    folded = View(rows.buffer, size, contiguous_strides(size), rows.offset, None)
+    columns = View(weight.buffer, (weight.size[1], depth), (depth, 1), weight.offset, None)
+    return folded, columns, bias
+
+
+# Convolutions.
+
+
+def _convolution_alone(site: Site) -> Claim:
+    reason = _convolution_fault(site)
+    return No(reason) if reason else Yes()
+
+
+def _convolution_fused(site: Site) -> Claim:
+    reason = _convolution_fault(site)
+    if reason:
+        return No(reason)
+    if _activation(site) is None and _addend(site) is None:
+        return No("nothing follows that the library does in the same go")
+    output = _target(site)
+    if not _contiguous(output) or output.size != site.output.size:
+        return No("what follows has another shape or order")
+    return Yes()
+
+
+def _convolution_fault(site: Site) -> str:
+    """Why the library's own operator cannot do a convolution, or an empty text."""
+    image, weight, bias = site.call.args[:3]
+    views = [image, weight, *([] if bias is None else [bias])]
+    if not all(isinstance(v, View) and v.dtype is None for v in views):
+        return "an operand is no tensor"
+    if any(site.buffers[v.buffer].dtype is not DType.f32 for v in views):
+        return "only f32 is done in the same go"
+    if site.call.args[6]:
+        return "it is transposed"
+    if any(n == 0 for v in views for n in v.size) or any(
+        v.stride != contiguous_strides(v.size) for v in views
+    ):
+        return "an operand is empty or not contiguous"
+    return "" if _contiguous(site.output) else "the result is not contiguous"
+
+
+def _convolution(site: Site) -> Instead:
+    args = (*_convolved(site), "none", (), "")
+    return Instead((_convolution_call(site, "default", "alone", args, site.output),))
+
+
+def _convolution_and_more(site: Site) -> Instead:
+    output, activation = _target(site), _activation(site)
+    if activation is not None:
+        attr, algorithm = activation
+        args: tuple[Any, ...] = (*_convolved(site), attr, (), algorithm)
+        return Instead((_convolution_call(site, "default", attr, args, output),), takes_reader=True)
+    addend = _addend(site)
+    assert addend is not None
+    image, *others = _convolved(site)
+    other = View(addend, output.size, output.stride, 0, None)
+    args = (image, other, *others, "add", None, None, (), None)
+    return Instead((_convolution_call(site, "binary", "added", args, output),), takes_reader=True)
+
+
+def _convolved(site: Site) -> tuple[Any, ...]:
+    """The arguments of a convolution in the order of the library's operator."""
+    image, weight, bias, stride, padding, dilation, _, _, groups = site.call.args[:9]
+    return image, weight, bias, padding, stride, dilation, groups
+
+
+def _convolution_call(
+    site: Site, overload: str, ending: str, args: tuple[Any, ...], output: Buffer
+) -> ExternCall:
+    op = f"mkldnn._convolution_pointwise.{overload}"
+    return ExternCall(f"{site.call.name}_{ending}", op, args, (), (output.name,))
+
+
+# Layouts.
+
+
+def _target(site: Site) -> Buffer:
+    """Where the reader puts its result."""
+    reader: Pointwise | None = site.reader
+    return site.output if reader is None else site.buffers[reader.output]
+
+
+def _contiguous(buffer: Buffer) -> bool:
+    return buffer.stride == contiguous_strides(buffer.size)

@@ -1,0 +1,1 @@
+"""GEMM kernels for Hopper as CUDA text: main loop, epilogue, row statistics, grouped GEMM."""

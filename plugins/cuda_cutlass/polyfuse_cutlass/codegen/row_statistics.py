@@ -1,0 +1,110 @@
+"""Stores that combine groups of results: the beginning of a sum, a minimum or a maximum over rows or columns.
+
+A warp finishes pieces of 16 rows and 32 or 64 columns. Its threads combine groups of 16 rows, or of 32
+columns, and store what each group comes to beside the results.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Store
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
+from polyfuse_cutlass.codegen.epilogue import Vector, is_fold, names_of, places
+from polyfuse_cutlass.codegen.indexing import index_text
+from polyfuse_cutlass.codegen.ops import literal, operation_text
+from polyfuse_cutlass.problem import Problem, extent
+from polyfuse_cutlass.tiling import Tiling
+
+__all__ = ["COLUMNS", "ROWS", "Fold", "fold_fault", "fold_refusal", "fold_text", "folds_of", "has_folds"]
+
+ROWS, COLUMNS = 16, 32
+"""Neighbouring rows, and neighbouring columns, that are combined."""
+_WARP = 32
+_COMBINED = {"fold_sum": "add", "fold_min": "minimum", "fold_max": "maximum"}
+_NOTHING = {"fold_sum": 0.0, "fold_min": float("inf"), "fold_max": float("-inf")}
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A store of what groups of results come to. `over_rows`: a group is of rows, not of columns."""
+
+    stmt: Store
+    over_rows: bool
+
+
+def has_folds(kernel: Kernel) -> bool:
+    """Whether a kernel combines results before it stores them."""
+    return any(is_fold(stmt) for section in kernel.sections for stmt in section.body)
+
+
+def folds_of(problem: Problem) -> tuple[Fold, ...]:
+    """The stores of a problem that combine results, in order, where `fold_refusal` does not refuse them."""
+    found = (stmt for stmt in problem.epilogue if is_fold(stmt))
+    return tuple(Fold(stmt, _is_shared(stmt.index, problem.rows, ROWS)) for stmt in found)
+
+
+def fold_refusal(problem: Problem) -> str:
+    """Why results cannot be combined as an epilogue has it, or an empty text."""
+    for stmt in problem.epilogue:
+        if not is_fold(stmt):
+            continue
+        if stmt.indirect or stmt.mask is not None or stmt.dtype is not DType.f32:
+            return f"groups of results are combined as {stmt.dtype}, or where data say"
+        over = _is_shared(stmt.index, problem.rows, ROWS), _is_shared(stmt.index, problem.columns, COLUMNS)
+        if over.count(True) != 1:
+            return f"groups of results are combined that are not of {ROWS} rows or {COLUMNS} columns"
+    return ""
+
+
+def fold_fault(problem: Problem, tiling: Tiling, vector: Vector) -> str:
+    """What keeps a tiling from combining groups of results as an epilogue has it, or an empty text."""
+    if tiling.split > 1 or tiling.used or tiling.columns % COLUMNS:
+        return f"groups of {ROWS} rows and {COLUMNS} columns do not fit its tiles"
+    if vector.along_rows or tiling.chunk // vector.count > _WARP:
+        return "neighbours in memory are not neighbouring columns of it"
+    return fold_refusal(problem)
+
+
+def _is_shared(index: IndexLike, along: Index | None, width: int) -> bool:
+    """Whether an index is the same for each `width` neighbours along an axis, and another one for others."""
+    if along is None:
+        return False
+    if axis_name(along) not in free_axes(index):
+        size = extent(along)
+        return isinstance(size, int) and size <= width
+    group, inside = axis("group", extent(along)), axis("inside", width)
+    place = substitute(index, {axis_name(along): width * group + inside})
+    return "inside" not in free_axes(place) and coefficient(place, "group") not in (None, 0)
+
+
+def fold_text(problem: Problem) -> list[str]:
+    """What is combined of results, how, where it is stored, and a function that does all that for a piece."""
+    found = folds_of(problem)
+    if not found:
+        return []
+    lines = [f"struct Folded {{ f32 of[{len(found)}][VEC]; }};"]
+    for number, fold in enumerate(found):
+        buffer, index, mode = fold.stmt.buffer, fold.stmt.index, fold.stmt.mode
+        both = operation_text(_COMBINED[mode], DType.f32, ("a", "b"))
+        lines += [
+            f"struct Fold{number} {{",
+            f"  static constexpr bool OVER_ROWS = {str(fold.over_rows).lower()};",
+            f"  PF_INLINE f32 nothing() {{ return {literal(_NOTHING[mode], DType.f32)}; }}",
+            f"  PF_INLINE f32 both(f32 a, f32 b) {{ return {both}; }}",
+            "  PF_INLINE void store(const Args& args, int batch, int x, int y, f32 value) {",
+            *(f"    {line}" for line in places(problem)),
+            f"    args.{buffer}[{index_text(index, names_of(problem))}] = value;",
+            "  }",
+            "};",
+        ]
+    return [
+        *lines,
+        "template <class Piece> PF_INLINE void fold_all(const Args& args, int batch, const Piece& piece) {",
+        *(f"  piece.template fold<Fold{number}, {number}>(args, batch);" for number in range(len(found))),
+        "}",
+        "template <int N> PF_INLINE void fold_units(const Args& args, int batch, int piece, int x0, int y0, "
+        "int end, const Folded (&of)[N]);",
+    ]

@@ -1,0 +1,1 @@
+"""Launching built kernels through the CUDA driver."""

@@ -1,0 +1,277 @@
+"""Launching built kernels: tensor maps of the operands, arguments, and the driver's call."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from polyfuse.base.errors import KernelLaunchError
+from polyfuse.runtime import record_function
+from polyfuse.runtime.launching import current_stream, profiler_flag
+from polyfuse_cutlass.build.artifact import Artifact, read_unit
+from polyfuse_cutlass.build.meta import KernelMeta, TensorMap
+from polyfuse_cutlass.launch.driver import check, driver, starts_early
+from polyfuse_cutlass.templates.launcher import Linked, load_linked
+
+__all__ = ["Kernel", "Sizes", "load_unit", "resolved"]
+
+_MAX_DYNAMIC_SHARED = 8
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6
+_SWIZZLE_128B = 3
+_PROMOTE_256B = 3
+_MAP_BYTES = 128
+_MAP_ALIGNMENT = 64
+_NO_CONTEXT = 201
+_WORD = (1 << 64) - 1
+_KEPT = 1024
+"""Launches that a kernel keeps for arguments that come again."""
+
+
+def load_unit(folder: Path) -> Mapping[str, Kernel | Linked]:
+    """The kernels of a built folder by key, ready on the current device."""
+    found: dict[str, Kernel | Linked] = {**load_linked(folder)}
+    for key, artifact in read_unit(folder).items():
+        kernel = found[key] = Kernel(artifact, (folder / artifact.file).read_bytes())
+        kernel.prepare()
+    return found
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A kernel in one context. `clusters`: how many of its clusters run at once."""
+
+    function: ctypes.c_void_p
+    device: int
+    clusters: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What follows from size arguments.
+
+    Attributes:
+        tiles: clusters that all work needs.
+        extents, strides, offsets: of each tensor map, as `TensorMap` has them.
+    """
+
+    tiles: int
+    extents: tuple[tuple[int, ...], ...]
+    strides: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A launch with certain arguments, ready to be repeated.
+
+    Attributes:
+        loaded: the kernel where it runs.
+        blocks: of the grid; none, and nothing is launched.
+        parameters: addresses of the parameters.
+        held: the memory at these addresses.
+        configs: the grid and all that goes with it, by stream.
+    """
+
+    loaded: _Loaded
+    blocks: int
+    parameters: Any
+    held: tuple[object, ...]
+    configs: dict[int, Any]
+
+
+class _Attribute(ctypes.Structure):
+    """`CUlaunchAttribute`; of values, the longest is as long as this one."""
+
+    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Config(ctypes.Structure):
+    """`CUlaunchConfig`."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
+
+
+_EARLY = (_Attribute * 1)(_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,)))
+"""The kernel may start before the one before it in its stream is done."""
+
+
+class Kernel:
+    """A built kernel: called with the kernel's arguments, it launches on the current device and stream."""
+
+    def __init__(self, artifact: Artifact, code: bytes) -> None:
+        self.artifact = artifact
+        self.meta: KernelMeta = artifact.meta
+        self._code = code
+        self._lock = threading.Lock()
+        self._loaded: dict[int, _Loaded] = {}
+        self._stream: Callable[[int], int] = current_stream("cuda")
+        self._profiler: tuple[Mapping[str, Any], str] = profiler_flag() or ({}, "")
+        self._launches: dict[tuple[int, ...], _Launch] = {}
+        self._start = driver().cuLaunchKernelEx
+        self._early = int(self.meta.starts_early and starts_early())
+
+    def prepare(self) -> None:
+        """Load the code into the current device, so that a damaged file shows now."""
+        self._here()
+
+    def __call__(self, *args: object) -> None:
+        key = tuple([a if isinstance(a, int) else a.data_ptr() for a in args])  # type: ignore[attr-defined]
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._prepared(key)
+        if not launch.blocks:
+            return
+        flags, name = self._profiler
+        if flags.get(name):
+            with record_function(self.artifact.name):
+                self._repeat(launch)
+        else:
+            self._repeat(launch)
+
+    def _repeat(self, launch: _Launch) -> None:
+        status = self._started(launch)
+        if status == _NO_CONTEXT:
+            # a thread that has used no device yet
+            _enter()
+            status = self._started(launch)
+        if status:
+            check(status, f"launching kernel {self.artifact.name}")
+
+    def _started(self, launch: _Launch) -> int:
+        stream = self._stream(launch.loaded.device)
+        config = launch.configs.get(stream)
+        if config is None:
+            grid, block = (launch.blocks, 1, 1), (self.meta.threads, 1, 1)
+            config = ctypes.pointer(_Config(grid, block, self.meta.shared, stream, _EARLY, self._early))
+            if len(launch.configs) >= _KEPT:
+                launch.configs.clear()
+            launch.configs[stream] = config
+        status: int = self._start(config, launch.loaded.function, launch.parameters, None)
+        return status
+
+    def _prepared(self, values: tuple[int, ...]) -> _Launch:
+        meta = self.meta
+        if len(values) != len(meta.args):
+            raise KernelLaunchError(
+                f"kernel {self.artifact.name} takes {len(meta.args)} arguments, got {len(values)}"
+            )
+        sizes = resolved(meta, tuple(v for v, arg in zip(values, meta.args, strict=True) if not arg.pointer))
+        loaded = self._here()
+        clusters = max(0, sizes.tiles)
+        if meta.lasting:
+            clusters = min(clusters, loaded.clusters)
+        maps = []
+        for one, extents, strides, offset in zip(
+            meta.maps, sizes.extents, sizes.strides, sizes.offsets, strict=True
+        ):
+            if clusters:
+                maps.append(encoded(one, values[one.arg] + offset, extents, strides, self.artifact.name))
+        packed = (ctypes.c_uint64 * len(values))(*(v & _WORD for v in values))
+        addresses = [*(address for address, _ in maps), ctypes.addressof(packed)]
+        parameters = (ctypes.c_void_p * len(addresses))(*addresses)
+        launch = _Launch(loaded, clusters * meta.cluster, parameters, (packed, maps), {})
+        if len(self._launches) >= _KEPT:
+            self._launches.clear()
+        self._launches[values] = launch
+        return launch
+
+    def _here(self) -> _Loaded:
+        """The kernel in the current context."""
+        context = ctypes.c_void_p()
+        check(driver().cuCtxGetCurrent(ctypes.byref(context)), "asking for the current device")
+        if not context.value:
+            _enter()
+            check(driver().cuCtxGetCurrent(ctypes.byref(context)), "asking for the current device")
+        found = self._loaded.get(context.value or 0)
+        if found is None:
+            with self._lock:
+                found = self._loaded.get(context.value or 0) or self._load(context.value or 0)
+        return found
+
+    def _load(self, context: int) -> _Loaded:
+        import torch
+
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        what = f"loading kernel {self.artifact.name}"
+        check(driver().cuModuleLoadData(ctypes.byref(module), self._code), what, True)
+        symbol = self.artifact.symbol.encode()
+        check(driver().cuModuleGetFunction(ctypes.byref(function), module, symbol), what, True)
+        check(driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, self.meta.shared), what, True)
+        device = torch.cuda.current_device()
+        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        clusters = processors * self.meta.resident // self.meta.cluster
+        if self.meta.cluster > 1:
+            clusters = min(clusters, self._clusters_at_once(function) or clusters)
+        self._loaded[context] = _Loaded(function, device, max(1, clusters))
+        return self._loaded[context]
+
+    def _clusters_at_once(self, function: ctypes.c_void_p) -> int:
+        """How many clusters run at once: none crosses a group of multiprocessors. 0: nobody knows."""
+        config = _Config(
+            (self.meta.cluster, 1, 1), (self.meta.threads, 1, 1), self.meta.shared, None, None, 0
+        )
+        found = ctypes.c_int(0)
+        status = driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), function, ctypes.byref(config))
+        return 0 if status else found.value
+
+
+def _enter() -> None:
+    """Make the context of torch's current device that of this thread."""
+    import torch
+
+    torch.cuda.set_device(torch.cuda.current_device())
+    # torch enters a context when it first does something there
+    torch.cuda.current_stream().query()
+
+
+def encoded(
+    one: TensorMap, address: int, extents: tuple[int, ...], strides: tuple[int, ...], name: str
+) -> tuple[int, Any]:
+    """A tensor map as the driver writes it: its address, and the memory that holds it."""
+    memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
+    place = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
+    rank = len(extents)
+    status = driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(place),
+        one.type,
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*extents),
+        (ctypes.c_uint64 * (rank - 1))(*strides),
+        (ctypes.c_uint32 * rank)(*one.box),
+        (ctypes.c_uint32 * rank)(*(1 for _ in extents)),
+        0,
+        _SWIZZLE_128B,
+        _PROMOTE_256B,
+        0,
+    )
+    check(status, f"describing an operand of kernel {name}")
+    return place, memory
+
+
+def resolved(meta: KernelMeta, sizes: tuple[int, ...]) -> Sizes:
+    """What follows from size arguments."""
+    names = [arg.name for arg in meta.args if not arg.pointer]
+    known: dict[str, Any] = dict(zip(names, sizes, strict=True))
+
+    def value(text: str) -> int:
+        return int(eval(text, {"__builtins__": {"min": min, "max": max}}, known))
+
+    return Sizes(
+        value(meta.tiles),
+        # the driver takes no empty matrix; nothing of it is used
+        tuple(tuple(max(1, value(text)) for text in one.extents) for one in meta.maps),
+        tuple(tuple(value(text) for text in one.strides) for one in meta.maps),
+        tuple(value(one.offset) for one in meta.maps),
+    )

@@ -1,0 +1,1 @@
+"""Candidates made by CUTLASS's own templates: their text, builds and launches."""

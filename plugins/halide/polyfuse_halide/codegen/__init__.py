@@ -1,0 +1,1 @@
+"""A kernel as the text of a program that builds its Halide pipeline."""

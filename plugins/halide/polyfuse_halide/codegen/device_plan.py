@@ -1,0 +1,127 @@
+"""How a kernel is divided among the blocks and threads of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Store
+from polyfuse.plugin import Config
+from polyfuse.symbolic import axis_name, axis_size, substitute
+from polyfuse_halide.schedules.plan import access_kind, axis_hints, turned_axis
+
+__all__ = ["DEVICE_CHOICES", "DevicePlan", "choose_device_plan"]
+
+DEVICE_CHOICES = ("lanes", "points", "each")
+"""What a configuration may say of a schedule for a device."""
+
+_BLOCK = 256
+"""Threads of a block, where nothing asks for others."""
+_MOST = 1024
+_SHORT = 16
+"""Steps of a loop that one thread walks alone."""
+_LONG_AXIS = 4096
+"""Points of a last axis that are worth blocks of their own."""
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """A schedule; its fields are those of `polyfuse_halide.library.device.pipeline.Grid`."""
+
+    lanes: int = 1
+    points: int = _BLOCK
+    across: bool = False
+    each: int = 1
+    vector: bool = False
+    flat: bool = True
+    turn: int = -1
+
+    def text(self) -> str:
+        """The schedule as text of a generated program."""
+        return f"Grid({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__dataclass_fields__)})"
+
+    def changed(self, values: Mapping[str, int]) -> DevicePlan:
+        """The schedule with other choices; what is not known to be aligned is not moved in wider vectors."""
+        given = {name: value for name, value in values.items() if name in DEVICE_CHOICES}
+        made = replace(self, **given)  # type: ignore[arg-type]
+        return replace(made, vector=self.vector and 1 < made.each <= self.each)
+
+
+def choose_device_plan(kernel: Kernel, processors: int, config: Config | None) -> DevicePlan:
+    """The schedule of a kernel for a device with so many processors; `config` overrules single choices."""
+    chosen = config or Config()
+    hints = axis_hints(kernel)
+    axes = tuple(axis_name(a) for a in kernel.axes)
+    raxes = tuple(axis_name(a) for a in kernel.raxes)
+    points, steps = _product(hints, axes), _product(hints, raxes)
+    if not raxes:
+        plan = _pointwise(kernel, axes, hints, points, processors)
+    else:
+        across = access_kind(kernel, axes, raxes, hints) == "columns"
+        plan = _looped(kernel, hints[axes[-1]], points, steps, across, processors)
+    return plan.changed(dict(chosen.values)) if chosen.values else plan
+
+
+def _product(hints: dict[str, int], names: tuple[str, ...]) -> int:
+    found = 1
+    for name in names:
+        found *= max(hints[name], 1)
+    return found
+
+
+def _pointwise(
+    kernel: Kernel, axes: tuple[str, ...], hints: dict[str, int], points: int, processors: int
+) -> DevicePlan:
+    turn = turned_axis(kernel, axes, hints)
+    if turn >= 0:
+        return DevicePlan(turn=turn)
+    enough = points >= 8 * _BLOCK * processors
+    last = axis_size(kernel.axes[-1])
+    even = isinstance(last, int) and last % 4 == 0
+    flat = len(axes) == 1 or hints[axes[-1]] < _LONG_AXIS
+    each = 4
+    if isinstance(last, int) and last % 8 == 0 and _wide(kernel) <= 2 and _aligned(kernel, 8):
+        each = 8
+    return DevicePlan(
+        each=each if enough else 1, vector=enough and even and _aligned(kernel, each), flat=flat
+    )
+
+
+def _wide(kernel: Kernel) -> int:
+    """Bytes of an element of the largest tensors."""
+    sizes = [(a.numel, a.dtype.itemsize) for a in kernel.args if isinstance(a.numel, int)]
+    most = max((numel for numel, _ in sizes), default=0)
+    return max((width for numel, width in sizes if numel == most), default=4)
+
+
+def _aligned(kernel: Kernel, count: int) -> bool:
+    """Whether so many neighbours may be moved as one: Halide takes every tensor to begin at such a place."""
+    stores = [s for part in kernel.sections for s in part.body if isinstance(s, Store)]
+    spots = (substitute(s.index, {axis_name(a): 0 for a in kernel.axes}) for s in stores)
+    return all(a.aligned for a in kernel.args if a.kind != "size") and all(
+        isinstance(spot, int) and spot % count == 0 for spot in spots
+    )
+
+
+def _looped(kernel: Kernel, last: int, points: int, steps: int, across: bool, processors: int) -> DevicePlan:
+    scans = any(s.op == "scan" for part in kernel.sections for s in part.body)
+    static = all(isinstance(axis_size(a), int) for a in kernel.raxes)
+    if across:
+        wide = 32 if last > 16 else 16
+        lanes = 1
+        while lanes * wide < _MOST and 2 * lanes * 4 <= steps and points * lanes < 2048 * processors:
+            lanes *= 2
+        if scans or lanes > 1:
+            return DevicePlan(lanes=max(lanes, 2 if scans else 1), points=wide, across=True)
+        return DevicePlan(lanes=1, points=128 if points >= 128 * processors else 64, across=True)
+    if steps <= _SHORT and static and not scans:
+        return DevicePlan(lanes=1, points=128)
+    lanes = 32
+    most = _MOST if points < 2 * processors else 512 if steps >= 8192 else _BLOCK
+    while lanes < most and lanes * 8 <= steps:
+        lanes *= 2
+    rows = 1
+    while lanes * rows < 128 and rows < last and rows < 4 and points >= 8 * processors:
+        rows *= 2
+    return DevicePlan(lanes=lanes, points=rows)

@@ -1,0 +1,346 @@
+"""The values of a kernel as text: functions of a point, reductions, scans and rows, section by section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel, KernelArg, Section
+from polyfuse.ir.statements import (
+    Cast,
+    Constant,
+    IndexValue,
+    Load,
+    Random,
+    Reduce,
+    Scan,
+    Statement,
+    Store,
+    indices,
+)
+from polyfuse.ir.types import DType, e4m3_saturates
+from polyfuse.ir.verifier.rules import result_types
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, free_axes, python_text
+from polyfuse_halide.codegen.address import affine, fits_i32, index_text, indirect_axes, safe_name
+from polyfuse_halide.codegen.ops import call_text, constant_text
+from polyfuse_halide.codegen.recompute import needed_again
+from polyfuse_halide.codegen.softmax import shares_of
+
+__all__ = ["LIMIT", "ValueEmitter", "tuple_text"]
+
+LIMIT = 1 << 31
+"""Elements of a buffer that Halide's indices reach."""
+_REPEATED = ("const", "index", "size")
+"""Operations without operands, which each function has for itself."""
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_BY_PLACE = (
+    *(*_REPEATED, *_COMPARISONS, "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
+    *("cast", "add", "sub", "mul", "floor_div", "remainder", "where"),
+)
+"""Operations whose results the place alone decides, if it decides their operands."""
+
+
+class ValueEmitter:
+    """The state of writing the values of one kernel.
+
+    Args:
+        turn: the axis along which loads are turned; -1: none.
+        checked: computed places are looked at before they are read.
+    """
+
+    def __init__(self, kernel: Kernel, turn: int = -1, checked: bool = False) -> None:
+        self.kernel, self.checked = kernel, checked
+        self.args: dict[str, KernelArg] = {a.name: a for a in kernel.args}
+        self.locals = {b.name: b for b in kernel.locals}
+        self.axes = [safe_name(axis_name(a)) for a in kernel.axes]
+        self.raxes = [safe_name(axis_name(a)) for a in kernel.raxes]
+        self.lines: list[str] = []
+        self.dtypes: dict[str, DType] = {}
+        self.home: dict[str, int] = {}
+        self.reduced: dict[str, tuple[int, int, int]] = {}
+        self.scanned: dict[str, tuple[str, int]] = {}
+        self.narrow: set[str] = set()
+        self.short: set[str] = set()
+        self.placed: set[str] = set()
+        self.kept: dict[str, str] = {}
+        self.shares = shares_of(kernel)
+        self.side_by_side = 0
+        self.turn = turn
+        self.numbers: dict[str, float] = {}
+        self._study()
+
+    def _study(self) -> None:
+        for number, section in enumerate(self.kernel.sections):
+            place = reduces = 0
+            for stmt in section.body:
+                types = self._types(stmt)
+                for k, target in enumerate(stmt.targets):
+                    self.dtypes[target] = types[k]
+                    self.home[target] = number
+                    if stmt.op == "reduce":
+                        self.reduced[target] = (number, reduces, k)
+                        if k == 1 and len(stmt.args) > 1 and stmt.args[1] in self.narrow:
+                            self.short.add(target)
+                    elif stmt.op == "scan":
+                        self.scanned[target] = (f"scan{number}_{place}", k)
+                if stmt.op in ("reduce", "scan"):
+                    place += 1
+                    reduces += stmt.op == "reduce"
+                if stmt.op in _BY_PLACE and self.placed.issuperset(stmt.args):
+                    self.placed.update(stmt.targets)
+                match stmt:
+                    case IndexValue(op="index") if fits_i32(stmt.index):
+                        self.narrow.add(stmt.target)
+                    case Constant() if stmt.dtype.is_float:
+                        self.numbers[stmt.target] = float(stmt.value)
+                    case Constant(dtype=DType.i64) if abs(stmt.value) < LIMIT:
+                        self.narrow.add(stmt.target)
+
+    def _types(self, stmt: Statement) -> tuple[DType, ...]:
+        if isinstance(stmt, (Reduce, Scan)):
+            found = result_types(stmt.op, stmt.kind, tuple(self.dtypes[a] for a in stmt.args))
+            if not isinstance(found, str):
+                return tuple(found)
+        return (stmt.dtype,) * max(1, len(stmt.targets))
+
+    # --- sections -------------------------------------------------------------------------------------------
+
+    def _section(self, number: int, section: Section) -> None:
+        if not section.looped:
+            wanted = self._exported(number, section)
+            if wanted:
+                names = ", ".join(map(safe_name, wanted))
+                self._function(f"section{number}", number, wanted, f"({names},)", memo=True)
+            return
+        place = 0
+        reduces: list[Reduce] = []
+        for stmt in section.body:
+            if isinstance(stmt, Reduce):
+                reduces.append(stmt)
+                place += 1
+            elif isinstance(stmt, Scan):
+                name = f"scan{number}_{place}"
+                self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
+                self.lines.append(f'{name} = p.scan("{name}", "{stmt.kind}", {name}_of)')
+                place += 1
+            elif isinstance(stmt, Store) and stmt.buffer in self.locals:
+                self._local(number, stmt)
+        again = needed_again(self.kernel, section, self.side_by_side) if reduces and self.side_by_side else ""
+        if again:
+            self._function(f"again{number}_of", number, [again], tuple_text([again]))
+            self.lines.append(f'again{number} = p.row("again{number}", again{number}_of)')
+            self.kept.setdefault(again, f"again{number}")
+        if reduces:
+            operands = [a for s in reduces for a in s.args]
+            texts = [self._operand(number, s, k) for s in reduces for k in range(len(s.args))]
+            self._function(f"values{number}", number, operands, f"({''.join(f'{t}, ' for t in texts)})")
+            kinds = ", ".join(
+                f'("{s.kind}", "{self.dtypes[s.args[0]]}", "{self._position(s)}")' for s in reduces
+            )
+            self.lines.append(f'red{number} = p.reduce("red{number}", [{kinds}], values{number})')
+
+    def _operand(self, number: int, stmt: Reduce, place: int) -> str:
+        """The text of an operand of a reduction: positions are kept in 32 bits where they fit.
+
+        Halide repeats an update only for the loops that occur in it, so one that is the same all along the
+        loop has to mention it.
+        """
+        name = stmt.args[place]
+        text = f"{safe_name(name)}_n" if place == 1 and name in self.narrow else safe_name(name)
+        if place or any(self._moves(number, a) for a in stmt.args):
+            return text
+        return f"at_each({text}, {self.raxes[-1]})"
+
+    def _moves(self, number: int, name: str) -> bool:
+        """Whether a value of a section may differ from one point of its loop to the next."""
+        if name in self.kept:
+            return True
+        loops = {axis_name(a) for a in self.kernel.raxes}
+        for stmt in self._slice(number, [name]):
+            repeats = stmt.op == "scan" or any(a in self.kept for a in stmt.args)
+            if repeats or any(loops & set(free_axes(index)) for index in indices(stmt)):
+                return True
+        return False
+
+    def _position(self, stmt: Reduce) -> DType:
+        return DType.i32 if len(stmt.args) > 1 and stmt.args[1] in self.narrow else DType.i64
+
+    def _local(self, number: int, stmt: Store) -> None:
+        buffer, index = stmt.buffer, stmt.index
+        stmts = [s for part in self.kernel.sections for s in part.body]
+        stores = [s for s in stmts if isinstance(s, Store) and s.buffer == buffer]
+        found = affine(index, self.kernel.raxes)
+        if len(stores) > 1 or len(stmt.args) > 1 or stmt.mode != "set" or found is None:
+            raise UnsupportedError(
+                f"scratch {buffer} is not filled by one plain store", "use another backend for this kernel"
+            )
+        name = safe_name(buffer)
+        self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
+        self.lines.append(f'{name} = p.row("{name}", {name}_of)')
+        value = stmt.value
+        if self.home[value] == number and self.dtypes[value] is self.locals[buffer].dtype:
+            # what needs the value from now on reads it there instead of computing it again
+            self.kept.setdefault(value, name)
+        for other in stmts:
+            if isinstance(other, Load) and other.buffer == buffer and other.index != index:
+                raise UnsupportedError(
+                    f"scratch {buffer} is read in another order than it is written",
+                    "use another backend for this kernel",
+                )
+
+    def _exported(self, number: int, section: Section) -> list[str]:
+        """Values of an unlooped section that later sections use."""
+        used: dict[str, None] = {}
+        for other, part in enumerate(self.kernel.sections):
+            for stmt in part.body:
+                if other != number:
+                    used.update((a, None) for a in stmt.args if self.home[a] == number)
+        return [t for s in section.body for t in s.targets if t in used and s.op not in _REPEATED]
+
+    # --- functions over one section -------------------------------------------------------------------------
+
+    def _slice(self, number: int, roots: Iterable[str]) -> list[Statement]:
+        """Statements of a section that some of its values need, in order."""
+        needed = set(roots)
+        found: list[Statement] = []
+        for stmt in reversed(self.kernel.sections[number].body):
+            if not needed & set(stmt.targets) or stmt.op == "reduce" or stmt.targets[0] in self.kept:
+                continue
+            found.append(stmt)
+            if stmt.op != "scan":
+                needed.update(stmt.args)
+        return found[::-1]
+
+    def _function(
+        self, name: str, number: int, roots: Iterable[str], result: str, memo: bool = False
+    ) -> None:
+        """A function of a point that computes values of a section and returns `result`."""
+        looped = self.kernel.sections[number].looped
+        places = [*self.axes, *(self.raxes if looped else ())]
+        roots = list(roots)
+        body = self._slice(number, roots)
+        inside = {t for s in body for t in s.targets}
+        outer = dict.fromkeys(a for s in body if s.op != "scan" for a in s.args if a not in inside)
+        outer.update((r, None) for r in roots if r not in inside)
+        lines = [*self._imports(number, list(outer))]
+        for stmt in body:
+            lines += self._statement(stmt)
+        out = self.lines
+        if memo:
+            out.append("@shared")
+        out.append(f"def {name}({', '.join(places)}):")
+        out.extend(f"    {line}" for line in [*lines, f"return {result}"])
+
+    def _imports(self, number: int, names: Sequence[str]) -> list[str]:
+        """Lines that get values of other sections."""
+        lines: list[str] = []
+        point = ", ".join(self.axes)
+        for name in names:
+            if name in self.kept:
+                places = ", ".join([*self.axes, *self.raxes])
+                lines.append(f"{safe_name(name)} = {self.kept[name]}({places})")
+                continue
+            if name in self.reduced:
+                section, place, result = self.reduced[name]
+                found = f"red{section}({point})[{place}][{result}]"
+                if name in self.short:
+                    found = f"as_i64({found})"
+                lines.append(f"{safe_name(name)} = {found}")
+                continue
+            section = self.home[name]
+            made = next((s for s in self.kernel.sections[section].body if name in s.targets), None)
+            if made is not None and made.op in _REPEATED:
+                lines += self._statement(made)
+                continue
+            exported = self._exported(section, self.kernel.sections[section])
+            lines.append(f"{safe_name(name)} = section{section}({point})[{exported.index(name)}]")
+        return lines
+
+    def _statement(self, stmt: Statement) -> list[str]:
+        args = [safe_name(a) for a in stmt.args]
+        if stmt.op == "scan":
+            places = ", ".join([*self.axes, *self.raxes])
+            return [
+                f"{safe_name(t)} = {self.scanned[t][0]}({places})[{self.scanned[t][1]}]"
+                for t in stmt.targets
+                if t
+            ]
+        target = safe_name(stmt.targets[0])
+        match stmt:
+            case IndexValue():
+                if stmt.target in self.narrow:
+                    return [f"{target}_n = index({index_text(stmt.index)})", f"{target} = as_i64({target}_n)"]
+                if isinstance(stmt.index, int):
+                    return [f'{target} = constant({stmt.index}, "i64")']
+                return [f"{target} = {index_text(stmt.index, wide=True)}"]
+            case Constant():
+                lines = [f"{target} = {constant_text(stmt.value, stmt.dtype)}"]
+                if stmt.target in self.narrow:
+                    lines.append(f"{target}_n = index({int(stmt.value)})")
+                return lines
+            case Load():
+                return [f"{target} = {self._load(stmt, args)}"]
+            case Cast(bitwise=True):
+                return [f'{target} = bitcast({args[0]}, "{self.dtypes[stmt.arg]}", "{stmt.dtype}")']
+            case Cast():
+                source = self.dtypes[stmt.arg]
+                if stmt.arg in self.narrow and stmt.dtype.is_float:
+                    return [f'{target} = convert({args[0]}_n, "i32", "{_converted_to(stmt.dtype)}")']
+                return [f'{target} = convert({args[0]}, "{source}", "{_converted_to(stmt.dtype)}")']
+            case Random():
+                return [f"{target} = random_{stmt.kind}({', '.join(args)})"]
+        if stmt.op in _COMPARISONS and all(a in self.narrow for a in stmt.args):
+            args = [f"{a}_n" for a in args]
+        if self.kernel.numerics == "fast" and stmt.targets[0] in self.shares.summed:
+            return [f"{target} = exp_share({args[0]})"]
+        if self.kernel.numerics == "fast" and stmt.targets[0] in self.shares.parts:
+            # the same divisor all along the row
+            return [f"{target} = mul({args[0]}, reciprocal({args[1]}))"]
+        if stmt.op == "where" and stmt.args[0] in self.placed and self.kernel.device == "cpu":
+            return [f"{target} = where_placed({', '.join(args)})"]
+        return [f"{target} = {call_text(stmt.op, args, [self.numbers.get(a) for a in stmt.args])}"]
+
+    def _load(self, stmt: Load, args: Sequence[str]) -> str:
+        buffer, index, count, masked = stmt.payload
+        if buffer in self.locals:
+            return f"{safe_name(buffer)}({', '.join([*self.axes, *self.raxes])})"
+        parts = [self._place(buffer, index, args[:count], args[count] if masked else "None")]
+        if self.turn >= 0 and _is_turned(stmt, self.kernel.axes[-1], self.kernel.axes[self.turn]):
+            return f'p.turned("{stmt.target}", {safe_name(buffer)}, {parts[0]}, {", ".join(self.axes)})'
+        if not masked:
+            return f"{safe_name(buffer)}({parts[0]})"
+        parts += args[count : count + 2]
+        extent = self.args[buffer].numel
+        near = "" if count or extent is None else f".within({index_text(extent)})"
+        return f"{safe_name(buffer)}{near}({', '.join(parts)})"
+
+    def _place(self, buffer: str, index: IndexLike, indirect: Sequence[str], mask: str) -> str:
+        """The text of an index whose `@k` are values."""
+        text = index_text(index)
+        if not indirect or isinstance(index, int):
+            return text
+        for variable in indirect_axes(index):
+            extent, number = index_text(axis_size(variable)), int(axis_name(variable)[1:])
+            found = f"at({indirect[number]}, {extent})"
+            if self.checked:
+                words = f"is no position in {buffer}, which has 0 to {python_text(axis_size(variable) - 1)}"
+                found = f'checked_at({indirect[number]}, {extent}, "{words}", {mask})'
+            text = text.replace(safe_name(axis_name(variable)), found)
+        return text
+
+
+def _converted_to(dtype: DType) -> str:
+    """The library's name of a type that is converted to: torch decides what becomes of numbers that are too
+    large."""
+    return f"{dtype}_nan" if dtype is DType.f8e4m3 and not e4m3_saturates() else str(dtype)
+
+
+def tuple_text(names: Iterable[str]) -> str:
+    return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
+
+
+def _is_turned(stmt: Load, lane: Index, other: Index) -> bool:
+    """Whether neighbours that a load reads lie along another axis than the lanes."""
+    if stmt.args or coefficient(stmt.index, axis_name(lane)) in (0, 1, None):
+        return False
+    return coefficient(stmt.index, axis_name(other)) == 1

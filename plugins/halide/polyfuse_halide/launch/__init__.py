@@ -1,0 +1,1 @@
+"""Launchers of built kernels: object files brought into the process, calls, GPU streams."""

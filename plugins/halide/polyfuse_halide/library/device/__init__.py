@@ -1,0 +1,1 @@
+"""Pipelines, reductions and scans on GPUs, as generated programs call them."""

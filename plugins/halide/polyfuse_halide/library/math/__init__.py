@@ -1,0 +1,1 @@
+"""Scalar functions and conversions with eager mode's results, as Halide expressions."""

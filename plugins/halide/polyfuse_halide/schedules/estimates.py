@@ -1,0 +1,44 @@
+"""A guess of how long a schedule takes, so that of many only the likely ones are built."""
+
+from __future__ import annotations
+
+from math import prod
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.kit import Machine, seconds, work_of
+from polyfuse.plugin import Config
+from polyfuse.symbolic import axis_name
+from polyfuse_halide.codegen.ops import COST, MATH
+from polyfuse_halide.schedules.plan import axis_hints
+
+__all__ = ["estimate"]
+
+_RATE = 3e9
+"""Vector operations of a thread in a second."""
+_MOVED = 12e9
+_UNITS = 8
+_START = 2e-6
+"""Seconds in which a share of the work is taken by a thread."""
+_GRAIN = 16_384
+_LATENCY = 4
+"""Additions in which the sum of one vector is known; others can be added to meanwhile."""
+
+
+def estimate(kernel: Kernel, config: Config, lanes: int) -> float:
+    """Seconds, roughly, on a processor whose vectors have so many lanes."""
+    hints = axis_hints(kernel)
+    points = prod(max(1, hints[axis_name(a)]) for a in (*kernel.axes, *kernel.raxes))
+    wide = config.get("lanes", lanes)
+    work = work_of(kernel, lambda op: COST.get(op, 24.0 if op in MATH else 1.0))
+    # wider than the machine's, vectors are two; narrower, they leave lanes idle
+    used = min(1.0, wide / lanes)
+    price = 1.0 / (lanes * used)
+    sums = any(s.op == "reduce" for part in kernel.sections for s in part.body)
+    if sums:
+        price *= max(1.0, _LATENCY / config.get("unroll", 4))
+    grain = config.get("grain", _GRAIN)
+    tiles = 1 if config.get("serial") else max(1, -(-points // grain))
+    machine = Machine(_RATE * _UNITS, _MOVED * _UNITS, _UNITS, _START)
+    if tiles == 1:
+        machine = Machine(_RATE, _MOVED)
+    return seconds(type(work)(work.operations * price, work.moved), machine, tiles)

@@ -1,0 +1,1 @@
+"""From Triton text to machine code. Runs in build workers, without a GPU."""

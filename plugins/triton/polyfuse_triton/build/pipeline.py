@@ -1,0 +1,155 @@
+"""One kernel from text to machine code, by Triton's compiler without its cache.
+
+Triton's own `compile` keeps every stage in a disk cache of its own, and hashes its 500 MB library once in
+each process to address it. Kernels have their keys from the core here, so the stages are called directly.
+Only build workers import this: it imports Triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from polyfuse_triton.build.assembler import choose_assembler
+from polyfuse_triton.build.header import HEADER
+from polyfuse_triton.build.meta import WORKSPACE, KernelMeta
+from polyfuse_triton.device.packed_int16 import taken_apart
+from polyfuse_triton.launch import dependent_launch
+
+__all__ = ["Compiled", "compile_kernel", "function_of"]
+
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler made and said of it."""
+
+    code: bytes
+    ptx: str
+    shared_bytes: int
+    num_warps: int
+    registers: int
+    spilled_bytes: int
+    scratch_bytes: int
+    scratch_align: int
+    starts_early: bool
+
+
+def function_of(text: str, symbol: str) -> Any:
+    """The Triton function `symbol` that a text defines."""
+    place = f"<polyfuse kernel {symbol}>"
+    # Triton reads the text of a function again, through this.
+    linecache.cache[place] = (len(text), None, text.splitlines(keepends=True), place)
+    names = dict(_header_names())
+    exec(compile(text, place, "exec"), names)
+    return names[symbol]
+
+
+def compile_kernel(function: Any, meta: KernelMeta, arch: int, driver: int, debug: bool) -> Compiled:
+    """Compile for one architecture; raises what Triton raises."""
+    import triton
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, make_backend
+
+    target = GPUTarget("cuda", arch, 32)
+    backend = make_backend(target)
+    source = ASTSource(function, *_specialisation(function, meta))
+    with _knobs(triton.knobs, arch, driver, debug):
+        options = backend.parse_options(_options(meta))
+        facts: dict[str, Any] = {"target": target, **vars(options)}
+        stages: dict[str, Any] = {}
+        backend.add_stages(stages, options, source.language)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        implementations = backend.get_codegen_implementation(options)
+        made: Any = source.make_ir(target, options, implementations, backend.get_module_map(), context)
+        results: dict[str, Any] = {}
+        said = io.StringIO()
+        for name, stage in stages.items():
+            with contextlib.redirect_stdout(said):
+                made = stage(made, facts)
+            if name == "ptx":
+                made = taken_apart(made)
+                if arch >= dependent_launch.OLDEST and not meta.cooperative:
+                    made = dependent_launch.waiting(made)
+            results[name] = made
+    spills = _SPILLS.search(said.getvalue())
+    registers = _REGISTERS.search(said.getvalue())
+    return Compiled(
+        code=results["cubin"],
+        ptx=results["ptx"],
+        shared_bytes=int(facts["shared"]),
+        num_warps=int(facts["num_warps"]),
+        registers=int(registers[1]) if registers else 0,
+        spilled_bytes=int(spills[1]) + int(spills[2]) if spills else 0,
+        scratch_bytes=int(facts["global_scratch_size"]),
+        scratch_align=int(facts["global_scratch_align"]),
+        starts_early=dependent_launch.is_waiting(results["ptx"]),
+    )
+
+
+@cache
+def _header_names() -> dict[str, Any]:
+    names: dict[str, Any] = {"__name__": "polyfuse_kernel"}
+    exec(compile(HEADER, "<polyfuse kernel header>", "exec"), names)
+    return names
+
+
+def _specialisation(
+    function: Any, meta: KernelMeta
+) -> tuple[dict[str, str], dict[tuple[int, ...], Any], dict[tuple[int, ...], Any]]:
+    """Types, compile-time values and known divisibility of the parameters, as Triton takes them."""
+    types = {arg.name: arg.type for arg in meta.args}
+    round_places = [arg.name for arg in meta.args if arg.divisible16]
+    if meta.zeroed:
+        types[WORKSPACE] = "*i64"
+        round_places.append(WORKSPACE)
+    constants = dict(meta.constexprs)
+    # A parameter that is in neither is a mistake that Triton reports by its position only.
+    absent = [name for name in function.arg_names if name not in types and name not in constants]
+    if absent:
+        raise ValueError(f"the kernel's meta lacks its parameters {', '.join(absent)}")
+    places = {name: (position,) for position, name in enumerate(function.arg_names)}
+    return (
+        {name: types.get(name, "constexpr") for name in function.arg_names},
+        {places[name]: value for name, value in constants.items()},
+        {places[name]: [["tt.divisibility", 16]] for name in round_places},
+    )
+
+
+def _options(meta: KernelMeta) -> dict[str, Any]:
+    return {
+        "num_warps": meta.num_warps,
+        "num_stages": meta.num_stages,
+        "num_ctas": meta.num_ctas,
+        "launch_cooperative_grid": meta.cooperative,
+        "enable_fp_fusion": meta.fp_fusion,
+        # assertions are compiled in; what else comes with them, tests of overflow, is not
+        "debug": meta.asserts,
+        "sanitize_overflow": False,
+        # eager mode keeps numbers below the smallest normal one
+        "enable_reflect_ftz": False,
+    }
+
+
+@contextlib.contextmanager
+def _knobs(knobs: Any, arch: int, driver: int, debug: bool) -> Iterator[None]:
+    with knobs.nvidia.scope(), knobs.compilation.scope():
+        knobs.nvidia.dump_ptxas_log = True
+        # they take most of the space of a small kernel
+        knobs.compilation.disable_line_info = not debug
+        tool = choose_assembler(arch, driver)
+        # which of the two is used for an architecture differs from version to version
+        knobs.nvidia.ptxas = tool.path
+        knobs.nvidia.ptxas_blackwell = tool.path
+        yield

@@ -1,0 +1,1 @@
+"""Device functions that generated kernels call, and what Triton's interpreter needs beside them."""

@@ -1,0 +1,1 @@
+"""Flexible attention: forward and backward kernels with the user's score functions inside."""

@@ -1,0 +1,483 @@
+"""The kernels of flexible attention as Triton text: the forward, and the two of the backward.
+
+Each program owns a tile of queries (of keys and values in the last), and walks through the blocks of keys (of
+queries) that its list names. Scores are never stored. Exponentials and logarithms are of base two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.expr import Expr, walk
+from polyfuse.plugin import Source
+from polyfuse.symbolic import Index, IndexLike, atoms, python_text
+from polyfuse_triton.build.meta import KernelMeta, MetaArg
+from polyfuse_triton.dtypes import pointer_type, triton_type
+from polyfuse_triton.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, symbols_of
+from polyfuse_triton.flex.scores import Scores
+from polyfuse_triton.tiling.plan import power_of_two
+from polyfuse_triton.writer import Writer
+
+__all__ = ["Tiles", "Written", "forward_source", "key_gradient_source", "query_gradient_source"]
+
+_LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Queries and keys of a tile, and how it is run."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """A kernel, and its arguments in order: names of arrays, then sizes."""
+
+    source: Source
+    arrays: tuple[str, ...]
+    sizes: tuple[Index, ...]
+
+
+class _Kernel:
+    """What the three kernels share."""
+
+    def __init__(
+        self, problem: Problem, tiles: Tiles, arrays: Sequence[Array], lists: Sequence[Blocks]
+    ) -> None:
+        self.problem = problem
+        self.tiles = tiles
+        self.lists = lists
+        blocks = [array for item in lists for array in (item.count, item.index)]
+        # one tensor may be captured under its name and be an operand too
+        self.arrays = list(dict.fromkeys([*arrays, *blocks, *problem.captured]))
+        self.names = {array.name: f"t{k}" for k, array in enumerate(self.arrays)}
+        sizes = (problem.batch, problem.heads, problem.queries, problem.keys, problem.key_batch)
+        more = (problem.key_heads, problem.mask_batch, problem.mask_heads)
+        strides = (step for array in self.arrays for step in array.stride)
+        inside = (a for e in problem.expressions for a in _indices(e))
+        self.symbols = symbols_of((*sizes, *more, *strides, *inside))
+        self.arguments = {**self.names, **{s: s for s in self.symbols}}
+        self.out = Writer()
+        self.depth, self.values = (power_of_two(max(16, n)) for n in (problem.depth, problem.values))
+        self.precision = ""
+        if problem.dtype.itemsize == 4:
+            self.precision = f', input_precision="{"ieee" if problem.exact else "tf32"}"'
+
+    def line(self, text: str) -> None:
+        """Add a line."""
+        self.out.line(text)
+
+    def scores(self, prefix: str) -> Scores:
+        """The user's functions in one loop."""
+        return Scores(self.problem, (self.tiles.queries, self.tiles.keys), self.out, self.arguments, prefix)
+
+    def written(self, name: str, write: Callable[[], None], grid: str, aligned: bool) -> Written:
+        """The whole kernel."""
+        constants = (("MBLOCK", self.tiles.queries), ("NBLOCK", self.tiles.keys))
+        with self.out.indented(), self.out.apart() as body:
+            write()
+        parameters = [*self.arguments.values(), *(f"{constant}: tl.constexpr" for constant, _ in constants)]
+        self.line("@triton.jit")
+        self.line(f"def {Source.SYMBOL}({', '.join(parameters)}):")
+        self.out.add(body)
+        args = [MetaArg(self.names[a.name], "ptr", pointer_type(a.dtype), aligned) for a in self.arrays]
+        meta = KernelMeta(
+            args=(*args, *(MetaArg(s, "size", "i64") for s in self.symbols)),
+            constexprs=constants,
+            num_warps=self.tiles.warps,
+            num_stages=self.tiles.stages,
+            grid=(grid, 1, 1),
+        )
+        source = Source(name, self.out.text(), "triton", meta=meta.text())
+        return Written(source, tuple(a.name for a in self.arrays), tuple(self.symbols.values()))
+
+    # --- pieces of text --------------------------------------------------------------------------------
+
+    def at(self, array: Array, *places: str) -> str:
+        """The address of an element, or of several; scalars should have 64 bits."""
+        terms = []
+        for place, step in zip(places, array.stride, strict=True):
+            if place != "0" and step != 0:
+                terms.append(place if step == 1 else f"{place} * {_text(step)}")
+        return " + ".join([self.names[array.name], *terms])
+
+    def tile(self, array: Array, start: str, rows: str, columns: str, mask: Iterable[str]) -> str:
+        """The load of a tile of a matrix, whose first row is `start`."""
+        first = self.at(array, "b64" if len(array.stride) == 4 else "0", "h64", start, "0")
+        return self.load(array, first, rows, columns, mask)
+
+    def load(self, array: Array, first: str, rows: str, columns: str, mask: Iterable[str]) -> str:
+        """The load of a tile that begins at an address."""
+        steps = [
+            place if step == 1 else f"{place} * {_text(step)}"
+            for place, step in zip((rows, columns), array.stride[2:], strict=True)
+        ]
+        masks = " & ".join(m for m in mask if m)
+        extra = f", mask={masks}, other=0.0" if masks else ""
+        return f"tl.load({first} + ({' + '.join(steps)}){extra})"
+
+    def counts(self, per: str, size: IndexLike) -> str:
+        """The number of tiles along a size, as text in the kernel."""
+        return f"(({_text(size)} + {per} - 1) // {per})"
+
+    def place_queries(self) -> None:
+        """Names of the queries of a tile that begins at `m0`."""
+        self.line("m = m0 + ml")
+        if self.masks("m"):
+            self.line(f"mm = m < {_text(self.problem.queries)}")
+        self.line("m64 = tl.cast(m0, tl.int64)")
+
+    def place_keys(self) -> None:
+        """Names of the keys of a tile that begins at `n0`."""
+        self.line("n = n0 + nl")
+        if self.masks("n"):
+            size = _text(self.problem.keys)
+            self.line(f"nm = n < {size}")
+            self.line(f"nmt = n0 + nt < {size}")
+        self.line("n64 = tl.cast(n0, tl.int64)")
+
+    def masks(self, name: str, turned: bool = False) -> str:
+        """The name of the mask of queries (`m`) or keys (`n`, turned: down the rows); empty where tiles are
+        full.
+        """
+        size, block = {
+            "m": (self.problem.queries, self.tiles.queries),
+            "n": (self.problem.keys, self.tiles.keys),
+        }[name]
+        full = isinstance(size, int) and size % block == 0
+        return "" if full else f"{name}m" + ("t" if turned else "")
+
+    def depth_masks(self) -> dict[str, str]:
+        """Names of the masks of columns and rows of operands, empty where they are full."""
+        p = self.problem
+        found = {"dc": "", "dr": "", "vc": "", "vr": ""}
+        for name, size, whole in (("d", p.depth, self.depth), ("v", p.values, self.values)):
+            for way in "cr":
+                if size != whole:
+                    found[name + way] = f"{name}{way}m"
+        return found
+
+    def begin_lanes(self) -> dict[str, str]:
+        """Define steps inside tiles, and give masks of the last dimension."""
+        self.line("ml = tl.arange(0, MBLOCK)[:, None]")
+        self.line("nl = tl.arange(0, NBLOCK)[None, :]")
+        self.line("nt = tl.arange(0, NBLOCK)[:, None]")
+        masks = self.depth_masks()
+        sizes = {"d": (self.problem.depth, self.depth), "v": (self.problem.values, self.values)}
+        for name, (size, whole) in sizes.items():
+            for way, along in (("c", "[None, :]"), ("r", "[:, None]")):
+                self.line(f"{name}{way} = tl.arange(0, {whole}){along}")
+                if masks[name + way]:
+                    self.line(f"{masks[name + way]} = {name}{way} < {size}")
+        return masks
+
+    def begin_list(self, item: Blocks, row: str, step: int, block: int, limit: str) -> str:
+        """Define where a list is, and give the head of the loop over it in pieces of `step`."""
+        p = self.problem
+        batch = "0" if p.mask_batch == 1 else "b64"
+        head = "0" if p.mask_heads == 1 else "h64"
+        self.line(f"count = tl.load({self.at(item.count, batch, head, row)})")
+        self.line(f"places = {self.at(item.index, batch, head, row, '0')}")
+        many = block // step
+        pieces = "count" if many == 1 else f"count * {many}"
+        # a block may be longer than all there is
+        short = f"tl.minimum(tl.minimum(count, {limit}) * {many}, {limit})" if many > 1 else pieces
+        return f"for i in range(0, {short if block >= 1 << 24 else pieces}):"
+
+    def step_list(self, item: Blocks, name: str, step: int, block: int) -> None:
+        """Define where the next piece begins."""
+        many, stride = block // step, _text(item.index.stride[3])
+        place = "i" if many == 1 else f"i // {many}"
+        inside = "" if many == 1 else f" + i % {many} * {step}"
+        self.line(
+            f"{name}0 = tl.load(places + {place} * {stride}) * {block if block < 1 << 24 else 0}{inside}"
+        )
+
+    def products(self) -> str:
+        """The scores before they are changed; where nobody reads them as they are, without their factor."""
+        product = f"tl.dot(qt, kt{self.precision})"
+        return product if self.problem.is_plain else f"{product} * {self.problem.scale!r}"
+
+    def changed(self, scores: Scores, whole: bool, keep_queries: bool) -> None:
+        """From products in `s` to changed scores of base two in `x`, minus infinity where they do not count;
+        `keep` names what counts.
+        """
+        p = self.problem
+        factor = _LOG2E * p.scale if p.is_plain else _LOG2E
+        scores.given(SCORE, "s")
+        x = scores.value(p.score)
+        conditions = [m for m in (self.masks("n"), self.masks("m") if keep_queries else "") if m]
+        if p.mask is not None and not whole:
+            conditions.insert(0, scores.value(p.mask))
+        self.line(f"x = {x} * {factor!r}")
+        if conditions:
+            self.line(f"keep = {' & '.join(conditions)}")
+            self.line('x = tl.where(keep, x, float("-inf"))')
+
+    def counted(self, whole: bool, keep_queries: bool) -> bool:
+        """Whether `changed` defines `keep`."""
+        masked = self.problem.mask is not None and not whole
+        return bool(masked or self.masks("n") or (keep_queries and self.masks("m")))
+
+
+def forward_source(
+    problem: Problem,
+    tiles: Tiles,
+    operands: Sequence[Array],
+    lists: Sequence[Blocks],
+    results: Sequence[Array],
+    aligned: bool,
+) -> Written:
+    """Attention: `operands` are queries, keys and values, `results` the output, the logarithms of the sums of
+    each query's exponentials, and its greatest score.
+    """
+    q, k, v = operands
+    out, sums, *greatest = results
+    kernel = _Kernel(problem, tiles, (*operands, *results), lists)
+    line = kernel.line
+
+    def write() -> None:
+        _begin_queries(kernel)
+        masks = kernel.begin_lanes()
+        kernel.place_queries()
+        line(f"qt = {kernel.tile(q, 'm64', 'ml', 'dc', (kernel.masks('m'), masks['dc']))}")
+        line(f"acc = tl.zeros([MBLOCK, {kernel.values}], tl.float32)")
+        line('top = tl.full([MBLOCK, 1], float("-inf"), tl.float32)')
+        line("total = tl.zeros([MBLOCK, 1], tl.float32)")
+        for number, item in enumerate(lists):
+            scores = kernel.scores("xyz"[number])
+            scores.before("n")
+            head = kernel.begin_list(item, "row", tiles.keys, problem.key_block, _limit(kernel, "n"))
+            line(head)
+            with kernel.out.indented():
+                kernel.step_list(item, "n", tiles.keys, problem.key_block)
+                kernel.place_keys()
+                key = _shared(kernel, k, "n64")
+                line(f"kt = {kernel.load(_turned(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
+                line(f"s = {kernel.products()}")
+                kernel.changed(scores, item.whole, False)
+                line("most = tl.maximum(top, tl.max(x, 1, keep_dims=True))")
+                line('base = tl.where(most == float("-inf"), 0.0, most)')
+                line("p = tl.exp2(x - base)")
+                line("share = tl.exp2(top - base)")
+                line("total = total * share + tl.sum(p, 1, keep_dims=True)")
+                value = _shared(kernel, v, "n64")
+                line(f"vt = {kernel.load(v, value, 'nt', 'vc', (kernel.masks('n', True), masks['vc']))}")
+                kind = triton_type(problem.dtype)
+                line(f"acc = tl.dot(p.to({kind}), vt, acc * share{kernel.precision})")
+                line("top = most")
+        line("whole = tl.where(total == 0.0, 1.0, total)")
+        _store(kernel, out, f"(acc / whole).to({triton_type(out.dtype)})", "m64", "ml", "vc", masks["vc"])
+        _store_row(kernel, sums, "top + tl.log2(whole)")
+        for result in greatest:
+            _store_row(kernel, result, "top")
+
+    return kernel.written(
+        "flex_attention", write, _grid(kernel, problem.queries, tiles.queries, False), aligned
+    )
+
+
+def query_gradient_source(
+    problem: Problem,
+    tiles: Tiles,
+    operands: Sequence[Array],
+    lists: Sequence[Blocks],
+    result: Array,
+    aligned: bool,
+) -> Written:
+    """The gradient of the queries. `operands`: queries, keys, values, the gradient of the output, logarithms
+    of sums, and what each query's gradients have in common.
+    """
+    q, k, v, g, sums, common = operands
+    kernel = _Kernel(problem, tiles, (*operands, result), lists)
+    line, kind = kernel.line, triton_type(problem.dtype)
+
+    def write() -> None:
+        _begin_queries(kernel)
+        masks = kernel.begin_lanes()
+        kernel.place_queries()
+        _load_rows(kernel, masks, q, g, sums, common)
+        line(f"acc = tl.zeros([MBLOCK, {kernel.depth}], tl.float32)")
+        for number, item in enumerate(lists):
+            scores = kernel.scores("xyz"[number])
+            scores.before("n")
+            line(kernel.begin_list(item, "row", tiles.keys, problem.key_block, _limit(kernel, "n")))
+            with kernel.out.indented():
+                kernel.step_list(item, "n", tiles.keys, problem.key_block)
+                kernel.place_keys()
+                key, value = _shared(kernel, k, "n64"), _shared(kernel, v, "n64")
+                turned = kernel.masks("n", True)
+                line(f"kn = {kernel.load(k, key, 'nt', 'dc', (turned, masks['dc']))}")
+                line(f"vn = {kernel.load(v, value, 'nt', 'vc', (turned, masks['vc']))}")
+                line("kt = tl.trans(kn)")
+                line("vt = tl.trans(vn)")
+                _gradients(kernel, scores, item.whole, False)
+                line(f"acc = tl.dot(ds.to({kind}), kn, acc{kernel.precision})")
+        text = f"(acc * {problem.scale!r}).to({triton_type(result.dtype)})"
+        _store(kernel, result, text, "m64", "ml", "dc", masks["dc"])
+
+    grid = _grid(kernel, problem.queries, tiles.queries, False)
+    return kernel.written("flex_attention_queries", write, grid, aligned)
+
+
+def key_gradient_source(
+    problem: Problem,
+    tiles: Tiles,
+    operands: Sequence[Array],
+    lists: Sequence[Blocks],
+    results: Sequence[Array],
+    aligned: bool,
+) -> Written:
+    """The gradients of keys and values; the lists are of blocks of queries for each block of keys."""
+    q, k, v, g, sums, common = operands
+    to_keys, to_values = results
+    learned = [item.array for item in problem.added]
+    kernel = _Kernel(problem, tiles, (*operands, *results, *learned), lists)
+    line, kind, p = kernel.line, triton_type(problem.dtype), problem
+
+    def write() -> None:
+        line("program = tl.program_id(0)")
+        line(f"n0 = (program % {kernel.counts('NBLOCK', p.keys)} * NBLOCK).to(tl.int32)")
+        line(f"z = program // {kernel.counts('NBLOCK', p.keys)}")
+        line(f"kh64 = tl.cast(z % {_text(p.key_heads)}, tl.int64)")
+        line(f"kb64 = tl.cast(z // {_text(p.key_heads)}, tl.int64)")
+        masks = kernel.begin_lanes()
+        kernel.place_keys()
+        line(f"row = tl.cast(n0 // {p.key_block}, tl.int64)")
+        key, value = kernel.at(k, "kb64", "kh64", "n64", "0"), kernel.at(v, "kb64", "kh64", "n64", "0")
+        line(f"kt = {kernel.load(_turned(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
+        line(f"vt = {kernel.load(_turned(v), value, 'vr', 'nl', (kernel.masks('n'), masks['vr']))}")
+        line(f"dk = tl.zeros([NBLOCK, {kernel.depth}], tl.float32)")
+        line(f"dv = tl.zeros([NBLOCK, {kernel.values}], tl.float32)")
+        line(f"group = {_text(p.heads)} // {_text(p.key_heads)}")
+        line(f"for j in range(0, {_text(p.batch)} // {_text(p.key_batch)} * group):")
+        with kernel.out.indented():
+            line("h64 = kh64 * group + j % group")
+            line("b64 = kb64 + j // group")
+            line("h = h64.to(tl.int32)")
+            line("b = b64.to(tl.int32)")
+            for number, item in enumerate(lists):
+                scores = kernel.scores("xyz"[number])
+                scores.before("m")
+                line(kernel.begin_list(item, "row", tiles.queries, p.query_block, _limit(kernel, "m")))
+                with kernel.out.indented():
+                    kernel.step_list(item, "m", tiles.queries, p.query_block)
+                    kernel.place_queries()
+                    _load_rows(kernel, masks, q, g, sums, common)
+                    _gradients(kernel, scores, item.whole, True)
+                    for added in p.added:
+                        scores.add(added, "keep" if kernel.counted(item.whole, True) else "")
+                    line(f"dv = tl.dot(tl.trans(p).to({kind}), gt, dv{kernel.precision})")
+                    line(f"dk = tl.dot(tl.trans(ds).to({kind}), qt, dk{kernel.precision})")
+        turned = kernel.masks("n", True)
+        for result, name, columns in ((to_keys, f"dk * {p.scale!r}", "dc"), (to_values, "dv", "vc")):
+            first = kernel.at(result, "kb64", "kh64", "n64", "0")
+            place = f"nt * {_text(result.stride[2])} + {columns} * {_text(result.stride[3])}"
+            mask = " & ".join(m for m in (turned, masks[columns]) if m)
+            given = f", mask={mask}" if mask else ""
+            line(f"tl.store({first} + ({place}), ({name}).to({triton_type(result.dtype)}){given})")
+
+    grid = _grid(kernel, p.keys, tiles.keys, True)
+    return kernel.written("flex_attention_keys", write, grid, aligned)
+
+
+def _begin_queries(kernel: _Kernel) -> None:
+    """Where a program of queries stands. Programs with the longest lists, usually the last, go first."""
+    p = kernel.problem
+    tiles = kernel.counts("MBLOCK", p.queries)
+    kernel.line("program = tl.program_id(0)")
+    kernel.line(f"m0 = (({tiles} - 1 - program % {tiles}) * MBLOCK).to(tl.int32)")
+    kernel.line(f"z = program // {tiles}")
+    kernel.line(f"h = (z % {_text(p.heads)}).to(tl.int32)")
+    kernel.line(f"b = (z // {_text(p.heads)}).to(tl.int32)")
+    kernel.line("h64 = tl.cast(h, tl.int64)")
+    kernel.line("b64 = tl.cast(b, tl.int64)")
+    kernel.line(f"kh64 = h64 // ({_text(p.heads)} // {_text(p.key_heads)})")
+    kernel.line(f"kb64 = b64 // ({_text(p.batch)} // {_text(p.key_batch)})")
+    kernel.line(f"row = tl.cast(m0 // {p.query_block}, tl.int64)")
+
+
+def _gradients(kernel: _Kernel, scores: Scores, whole: bool, by_keys: bool) -> None:
+    """Weights in `p`, and gradients of the scores before they were changed in `ds`."""
+    problem, line = kernel.problem, kernel.line
+    assert problem.gradient is not None
+    line(f"s = {kernel.products()}")
+    kernel.changed(scores, whole, by_keys)
+    line("p = tl.exp2(x - base)")
+    line(f"dp = tl.dot(gt, vt{kernel.precision})")
+    line("d = p * (dp - common)")
+    scores.given(GRADIENT, "d")
+    line(f"ds = {scores.value(problem.gradient)}")
+    if kernel.counted(whole, by_keys):
+        line("ds = tl.where(keep, ds, 0.0)")
+
+
+def _load_rows(
+    kernel: _Kernel, masks: dict[str, str], q: Array, g: Array, sums: Array, common: Array
+) -> None:
+    """Queries with all that belongs to them."""
+    mask = kernel.masks("m")
+    given = f", mask={mask}, other=0.0" if mask else ""
+    kernel.line(f"qt = {kernel.tile(q, 'm64', 'ml', 'dc', (mask, masks['dc']))}")
+    kernel.line(f"gt = {kernel.tile(g, 'm64', 'ml', 'vc', (mask, masks['vc']))}")
+    for name, array in (("base", sums), ("common", common)):
+        first = kernel.at(array, "b64", "h64", "m64")
+        kernel.line(f"{name} = tl.load({first} + ml * {_text(array.stride[2])}{given})")
+    kernel.line('base = tl.where(base == float("-inf"), 0.0, base)')
+
+
+def _shared(kernel: _Kernel, array: Array, start: str) -> str:
+    """Where a tile of keys or values of a query's head begins."""
+    return kernel.at(array, "kb64", "kh64", start, "0")
+
+
+def _turned(array: Array) -> Array:
+    """A matrix with rows and columns exchanged."""
+    return Array(array.name, array.dtype, (*array.stride[:2], array.stride[3], array.stride[2]))
+
+
+def _store(kernel: _Kernel, array: Array, text: str, start: str, rows: str, columns: str, mask: str) -> None:
+    masks = " & ".join(m for m in (kernel.masks("m"), mask) if m)
+    given = f", mask={masks}" if masks else ""
+    place = f"{rows} * {_text(array.stride[2])} + {columns} * {_text(array.stride[3])}"
+    kernel.line(f"tl.store({kernel.at(array, 'b64', 'h64', start, '0')} + ({place}), {text}{given})")
+
+
+def _store_row(kernel: _Kernel, array: Array, text: str) -> None:
+    mask = kernel.masks("m")
+    given = f", mask={mask}" if mask else ""
+    first = kernel.at(array, "b64", "h64", "m64")
+    kernel.line(f"tl.store({first} + ml * {_text(array.stride[2])}, {text}{given})")
+
+
+def _limit(kernel: _Kernel, name: str) -> str:
+    """The number of pieces that there are at all."""
+    p = kernel.problem
+    text = kernel.counts("NBLOCK", p.keys) if name == "n" else kernel.counts("MBLOCK", p.queries)
+    return f"tl.cast({text}, tl.int32)"
+
+
+def _grid(kernel: _Kernel, size: IndexLike, block: int, by_keys: bool) -> str:
+    p = kernel.problem
+    batch, heads = (p.key_batch, p.key_heads) if by_keys else (p.batch, p.heads)
+    return f"({_text(size)} + {block - 1}) // {block} * {_text(batch)} * {_text(heads)}"
+
+
+def _indices(root: Expr) -> Iterable[IndexLike]:
+    """All indices in an expression, with the sizes of their axes."""
+    for expr in walk(root):
+        index = expr.index if expr.op in ("load", "index", "size") else 0
+        if isinstance(index, Index):
+            yield index
+            yield from (atom.args[0] for atom in atoms(index) if atom.kind == "axis")
+
+
+def _text(size: IndexLike) -> str:
+    """A size in the kernel's text."""
+    return str(size) if isinstance(size, int) else f"({python_text(size)})"

@@ -1,0 +1,141 @@
+"""The user's functions of a score and its place, as Triton text inside the kernels of flexible attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from polyfuse.ir.expr import Expr
+from polyfuse.ir.kernel import Kernel, KernelArg, Section
+from polyfuse.ir.statements import Load, Statement, indices
+from polyfuse.ir.types import DType
+from polyfuse.symbolic import Index, IndexLike, axis, free_axes, is_less, python_text
+from polyfuse_triton.facts import analyse
+from polyfuse_triton.flex.problem import GRADIENT, SCORE, Added, Problem, statements
+from polyfuse_triton.loops.indexing import Variable
+from polyfuse_triton.loops.memory import MemoryScope
+from polyfuse_triton.loops.scope import Value
+from polyfuse_triton.tiling.plan import Dim, Plan
+from polyfuse_triton.writer import Writer
+
+__all__ = ["AXES", "Scores", "place_axes"]
+
+AXES = ("b", "h", "m", "n")
+"""Batch, head, query and key: names of axes and of variables in the text."""
+
+
+def place_axes(sizes: Iterable[IndexLike]) -> tuple[Index, ...]:
+    """The four variables of a score's place."""
+    found = (axis(name, size) for name, size in zip(AXES, sizes, strict=True))
+    return tuple(a for a in found if isinstance(a, Index))
+
+
+_STAND_INS = tuple(Load(name, name, 0, DType.f32) for name in (SCORE, GRADIENT))
+"""What defines the names that the kernel's own values take."""
+
+
+class _Places:
+    """Where the functions are computed: a tile of queries by keys of one batch and head."""
+
+    def __init__(self, problem: Problem, blocks: tuple[int, int]) -> None:
+        sizes = {"m": problem.queries, "n": problem.keys}
+        self._masks = {
+            name: f"{name}m"
+            for (name, size), block in zip(sizes.items(), blocks, strict=True)
+            if not (isinstance(size, int) and size % block == 0)
+        }
+        self._variables = {name: Variable(name) for name in "bh"}
+        for name, block in zip("mn", blocks, strict=True):
+            wide = not is_less(sizes[name], (1 << 31) - block)
+            self._variables[name] = Variable(name, frozenset(name), f"{name}0", f"{name}l", block, wide)
+
+    def variable(self, name: str) -> Variable:
+        """What an axis is in the text."""
+        return self._variables[name]
+
+    def mask(self, dims: Iterable[str]) -> tuple[str, ...]:
+        """Names of the masks that keep a tile inside some dimensions."""
+        chosen = set(dims)
+        return tuple(text for name, text in self._masks.items() if name in chosen)
+
+    def extent(self, size: IndexLike) -> str:
+        """A size as text."""
+        return python_text(size)
+
+
+class Scores:
+    """Writes the functions; a new one for each loop, because a loop's values are not known outside it."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        blocks: tuple[int, int],
+        out: Writer,
+        arguments: dict[str, str],
+        prefix: str,
+    ) -> None:
+        self._problem = problem
+        self._statements, self._names = statements(problem.expressions)
+        kernel = Kernel(
+            name="flex",
+            device="cuda",
+            axes=place_axes((problem.batch, problem.heads, problem.queries, problem.keys)),
+            raxes=(),
+            args=tuple(KernelArg(a.name, "in", a.dtype) for a in problem.captured),
+            locals=(),
+            sections=(Section(False, (*_STAND_INS, *self._statements)),),
+        )
+        tiles = tuple(
+            Dim(name, (name,), size, block)
+            for name, size, block in zip("mn", (problem.queries, problem.keys), blocks, strict=True)
+        )
+        plan = Plan(tiles, None, ("b", "h"), (), False, 4, 1)
+        self.places = _Places(problem, blocks)
+        self._out, self._arguments = out, arguments
+        self._scope = MemoryScope(kernel, analyse(kernel), plan, self.places, out, arguments, prefix)
+
+    def before(self, *varying: str) -> None:
+        """Write what does not change in a loop, which changes the axes `varying` and all scores."""
+        changing = {SCORE, GRADIENT}
+        for stmt in self._statements:
+            if changing.intersection(stmt.args) or _axes_of(stmt) & set(varying):
+                changing.update(stmt.targets)
+            else:
+                self._scope.values[stmt.targets[0]] = self._scope.evaluate(stmt)
+
+    def given(self, name: str, text: str) -> None:
+        """Say what stands for `SCORE` or `GRADIENT` from now on."""
+        self._scope.values[name] = Value(text, DType.f32, frozenset("mn"))
+
+    def value(self, expr: Expr) -> str:
+        """The text of an expression, over the whole tile."""
+        found = self._scope.value(self._names[expr])
+        return self._scope.spread(self._scope.typed(found), found.dims, frozenset("mn"))
+
+    def add(self, item: Added, keep: str) -> None:
+        """Add to the gradient of a captured tensor: what goes to one place is summed up first.
+
+        Args:
+            keep: what of the tile counts; empty for all.
+        """
+        scope, out = self._scope, self._out
+        index = [scope.value(self._names[e]) for e in item.index]
+        inside = scope.value(self._names[item.inside])
+        dims = inside.dims.union(*(i.dims for i in index))
+        value = self.value(item.value)
+        text = f"tl.where({keep}, {value}, 0.0)" if keep else value
+        for axis_number, name in enumerate("mn"):
+            if name not in dims:
+                text = f"tl.sum({text}, {axis_number}, keep_dims=True)"
+        terms = [
+            f"{scope.typed(i)} * {python_text(step)}"
+            for i, step in zip(index, item.array.stride, strict=True)
+        ]
+        place = " + ".join(terms) if terms else "0"
+        shape = f"tl.zeros([{', '.join(f'{n.upper()}BLOCK' if n in dims else '1' for n in 'mn')}], tl.int64)"
+        masks = [scope.typed(inside), *self.places.mask(dims)]
+        target = f"{self._arguments[item.array.name]} + ({shape} + {place})"
+        out.line(f'tl.atomic_add({target}, {text}, mask={" & ".join(masks)}, sem="relaxed")')
+
+
+def _axes_of(stmt: Statement) -> set[str]:
+    return {name for index in indices(stmt) for name in free_axes(index)}

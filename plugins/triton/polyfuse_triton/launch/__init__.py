@@ -1,0 +1,1 @@
+"""Launchers of built kernels: native and plain Python. Nothing here imports Triton."""

@@ -1,0 +1,219 @@
+"""A matrix product as the text of one Triton function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Cast, Constant, Load, Statement, Store, indices
+from polyfuse.ir.types import DType
+from polyfuse.kit.contraction import Operand
+from polyfuse.plugin import Source
+from polyfuse.symbolic import Index, free_axes
+from polyfuse_triton.build.meta import PRODUCT
+from polyfuse_triton.dtypes import triton_type
+from polyfuse_triton.facts import analyse
+from polyfuse_triton.loops.coordinates import renamed
+from polyfuse_triton.loops.kernel import KernelText, parameter_names
+from polyfuse_triton.loops.memory import MemoryScope
+from polyfuse_triton.loops.scope import Value
+from polyfuse_triton.matmul.coordinates import ProductPlaces, TilePlaces
+from polyfuse_triton.matmul.plan import Product, ProductPlan
+from polyfuse_triton.tiling.plan import Plan
+from polyfuse_triton.writer import Writer
+
+__all__ = ["product_text"]
+
+_ACCURATE = 128
+"""Products of 8-bit numbers that Hopper may add up with few bits, as libraries have it."""
+
+
+_ALIGNED, _UNALIGNED = f"aligned_{Source.SYMBOL}", f"unaligned_{Source.SYMBOL}"
+_LONGEST = 1 << 20
+"""Longest rows whose steps, as many as a tile has, surely fit in 32 bits."""
+
+
+def product_text(kernel: Kernel, found: Product, plan: ProductPlan) -> KernelText:
+    """The function of a product, named `Source.SYMBOL`."""
+    writing = _Writing(kernel, found, plan)
+    strides = sizes_in_strides(kernel)
+    text = writing.function(Source.SYMBOL)
+    if strides:
+        slow = replace(plan, k=found.shortest_depth)
+        rest = _Writing(kernel, found, slow).function(_UNALIGNED)
+        text = writing.function(_ALIGNED) + rest + _two_ways(writing, strides, slow)
+    names = tuple(writing.arguments.values())
+    return KernelText(text, names, writing.constants, writing.places.grid())
+
+
+def _two_ways(writing: _Writing, strides: Mapping[str, bool], slow: ProductPlan) -> str:
+    """The function that looks at its sizes: rows that begin at multiples of 16 elements are copied in wide
+    pieces. Others take little at a time, because every element has an address of its own.
+    """
+    out, given = Writer(), writing.arguments
+    names = [given[name] for name in strides]
+    conditions = [f"({name} % 16 == 0) & ({name} < {_LONGEST})" for name in names]
+    out.line("@triton.jit")
+    out.line(writing.head(Source.SYMBOL))
+    with out.indented():
+        constants = [name for name, _ in writing.constants]
+        aligned = dict(given)
+        for name, alone in strides.items():
+            size = f"tl.cast({given[name]}, tl.int32)" if alone else given[name]
+            aligned[name] = f"{size} // 16 * 16"
+        out.line(f"if {' & '.join(conditions)}:")
+        with out.indented():
+            out.line(f"{_ALIGNED}({', '.join([*aligned.values(), *constants])})")
+        out.line("else:")
+        with out.indented():
+            constants = [str(slow.k) if name == "KBLOCK" else name for name in constants]
+            out.line(f"{_UNALIGNED}({', '.join([*given.values(), *constants])})")
+    return out.text()
+
+
+def sizes_in_strides(kernel: Kernel) -> dict[str, bool]:
+    """Size arguments that multiply an axis in some address, and whether each does so without another: then
+    steps inside a tile fit in 32 bits if the sizes do with room.
+    """
+    found: dict[str, bool] = {}
+    for section in kernel.sections:
+        for stmt in section.body:
+            if not isinstance(stmt, (Load, Store)) or not isinstance(stmt.index, Index):
+                continue
+            for monomial, _ in stmt.index.terms:
+                sizes = [atom.name for atom in monomial if atom.kind == "sym"]
+                if len(sizes) < len(monomial):
+                    for name in sizes:
+                        found[name] = found.get(name, True) and len(sizes) == 1
+    return found
+
+
+class _OperandScope(MemoryScope):
+    """Where an operand's tile is computed: what lies beyond the depth's end counts for nothing."""
+
+    def elsewhere(self, dims: frozenset[str], dtype: DType) -> str:
+        """Zero where a mask is false."""
+        return ", other=0.0" if dtype.is_float else ", other=0"
+
+
+class _Writing:
+    def __init__(self, kernel: Kernel, found: Product, plan: ProductPlan) -> None:
+        self._kernel = kernel
+        self._found = found
+        self._plan = plan
+        self.arguments = parameter_names(kernel)
+        self.places = ProductPlaces(found, plan, self.arguments)
+        dims = ((dim.constant, dim.block) for dim in self.places.dims.values())
+        self.constants = (*dims, (PRODUCT, plan.group))
+        self._out = Writer()
+        # every tile has its axes under the same names
+        everything = plan.plan(found, "m", "n", "k")
+        self._moved = renamed(kernel, everything, analyse(kernel))
+        self._facts = analyse(self._moved)
+        self._varying = _depending(kernel, set(found.depth))
+        self._moved_statement = {
+            id(old): new
+            for before, after in zip(kernel.sections, self._moved.sections, strict=True)
+            for old, new in zip(before.body, after.body, strict=True)
+        }
+
+    def head(self, name: str) -> str:
+        """The line that begins a function with all parameters."""
+        constants = (f"{constant}: tl.constexpr" for constant, _ in self.constants)
+        return f"def {name}({', '.join([*self.arguments.values(), *constants])}):"
+
+    def function(self, name: str) -> str:
+        """The text of a function that computes the product."""
+        out, found = Writer(), self._found.contraction
+        self._out = out
+        with out.indented(), out.apart() as lines:
+            self._write_sum()
+            scope = self._scope(MemoryScope, "mn", "c")
+            scope.values[found.accumulator] = Value("acc", found.dtype, frozenset("mn"))
+            for stmt in found.epilogue:
+                moved = self._moved_statement[id(stmt)]
+                if isinstance(moved, Store):
+                    scope.store(moved, False)
+                else:
+                    scope.values[stmt.targets[0]] = scope.evaluate(moved)
+        out.line("@triton.jit")
+        out.line(self.head(name))
+        with out.indented():
+            for line in self.places.lines(lines):
+                out.line(line)
+        out.add(lines)
+        return out.text()
+
+    def _write_sum(self) -> None:
+        """The loop over the depth, which leaves the sum in `acc`."""
+        out, found = self._out, self._found.contraction
+        left, right = self._scope(_OperandScope, "mk", "a"), self._scope(_OperandScope, "kn", "b")
+        for scope, operand in ((left, found.left), (right, found.right)):
+            for stmt in operand.body:
+                if stmt.targets[0] not in self._varying:
+                    scope.values[stmt.targets[0]] = scope.evaluate(self._moved_statement[id(stmt)])
+        kind = triton_type(found.dtype)
+        out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
+        out.line(f"for k0 in range(0, {self.places.extent(self.places.dims['k'].extent)}, KBLOCK):")
+        with out.indented():
+            with out.apart() as body:
+                a = self._operand(left, found.left, "mk")
+                b = self._operand(right, found.right, "kn")
+                out.line(f"acc = tl.dot({a}, {b}, acc{self._precision()})")
+            for line in self.places.loop_lines(body):
+                out.line(line)
+            out.add(body)
+
+    def _operand(self, scope: MemoryScope, operand: Operand, dims: str) -> str:
+        """The text of a whole tile of an operand."""
+        value = scope.value(operand.value)
+        text, had = scope.typed(value), value.dims
+        masks = scope.places.mask("k")
+        if masks and not self._zero_beyond(operand):
+            # what is computed of nothing need not be nothing
+            zero = f"tl.full((), 0, {triton_type(operand.dtype)})"
+            text, had = f"tl.where({masks[0]}, {text}, {zero})", had | {"k"}
+        return scope.spread(text, had, frozenset(dims))
+
+    def _zero_beyond(self, operand: Operand) -> bool:
+        """Whether an operand is zero beyond the end of the depth by itself."""
+        defined = {stmt.targets[0]: stmt for stmt in operand.body}
+        stmt = defined[operand.value]
+        while isinstance(stmt, Cast) and not stmt.bitwise:
+            stmt = defined[stmt.arg]
+        if not isinstance(stmt, Load) or not _names(stmt) & set(self._found.depth):
+            return False
+        if stmt.other is None:
+            return True
+        other = defined[stmt.other]
+        return isinstance(other, Constant) and other.value == 0
+
+    def _precision(self) -> str:
+        """How the instruction multiplies and adds."""
+        left, dtype = self._found.contraction.left.dtype, self._found.contraction.dtype
+        if left is DType.f32:
+            return f', input_precision="{"ieee" if self._found.is_exact else "tf32"}"'
+        if left.is_eight_bit_float:
+            return f", max_num_imprecise_acc={min(_ACCURATE, self._plan.k)}"
+        return "" if dtype is DType.f32 else f", out_dtype={triton_type(dtype)}"
+
+    def _scope(self, kind: type[MemoryScope], names: str, letter: str) -> MemoryScope:
+        plan: Plan = self._plan.plan(self._found, *names)
+        places = TilePlaces(self.places, names, letter)
+        return kind(self._moved, self._facts, plan, places, self._out, self.arguments, letter)
+
+
+def _names(stmt: Statement) -> set[str]:
+    """Axes in a statement's own text."""
+    return {name for index in indices(stmt) for name in free_axes(index)}
+
+
+def _depending(kernel: Kernel, axes: set[str]) -> frozenset[str]:
+    """Values that depend on some axes."""
+    found: set[str] = set()
+    for section in kernel.sections:
+        for stmt in section.body:
+            if found.intersection(stmt.args) or _names(stmt) & axes:
+                found.update(stmt.targets)
+    return frozenset(found)

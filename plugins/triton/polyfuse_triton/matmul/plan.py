@@ -1,0 +1,141 @@
+"""How a matrix product is laid out over programs and tiles: the data, without the choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Load
+from polyfuse.ir.types import DType
+from polyfuse.kit.contraction import Contraction, Operand, match
+from polyfuse.plugin import Config
+from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
+from polyfuse_triton.tiling.plan import Dim, Plan
+
+__all__ = ["Product", "ProductPlan", "is_tile", "product_of"]
+
+_ALIKE = (DType.f16, DType.bf16, DType.f32, DType.f64, DType.i8)
+"""Types of which both operands of a matrix instruction have the same."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """What tilings of a product depend on.
+
+    Attributes:
+        contraction: the kernel taken apart.
+        batch, rows, columns, depth: names of axes, outermost first; those of the depth in the order in which
+            memory holds them.
+        sizes: extent of each axis.
+        itemsize: bytes of an operand's element.
+    """
+
+    contraction: Contraction
+    batch: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    depth: tuple[str, ...]
+    sizes: dict[str, IndexLike]
+    itemsize: int
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Example extents: batch, rows, columns, depth."""
+        return self.contraction.shape
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether operands are f32 whose products may not be rounded, which no matrix instruction does."""
+        return self.contraction.left.dtype is DType.f32 and self.contraction.kind == "dot"
+
+    @property
+    def shortest_depth(self) -> int:
+        """The shortest depth of a tile that a matrix instruction takes."""
+        return 32 if self.itemsize == 1 else 16
+
+    def extent(self, names: Sequence[str]) -> IndexLike:
+        """Points that some axes span together."""
+        return product(self.sizes[name] for name in names)
+
+
+@dataclass(frozen=True)
+class ProductPlan:
+    """One way to compute a product.
+
+    Attributes:
+        m, n, k: rows, columns and depth of a tile.
+        group: rows of tiles that neighbouring programs share, so that they find operands in the last cache.
+        warps, stages: for Triton's compiler.
+    """
+
+    m: int
+    n: int
+    k: int
+    group: int
+    warps: int
+    stages: int
+
+    def config(self) -> Config:
+        """As a configuration."""
+        return Config.of(m=self.m, n=self.n, k=self.k, group=self.group, warps=self.warps, stages=self.stages)
+
+    @staticmethod
+    def of(config: Config) -> ProductPlan:
+        """What a configuration says."""
+        m, n, k, group, warps, stages = (config.get(f) for f in ("m", "n", "k", "group", "warps", "stages"))
+        return ProductPlan(m, n, k, group, warps, stages)
+
+    def dims(self, found: Product) -> tuple[Dim, Dim, Dim]:
+        """Tile dimensions over rows, columns and depth."""
+        return (
+            Dim("m", found.rows, found.extent(found.rows), self.m),
+            Dim("n", found.columns, found.extent(found.columns), self.n),
+            Dim("k", found.depth, found.extent(found.depth), self.k),
+        )
+
+    def plan(self, found: Product, *names: str) -> Plan:
+        """As a plan for those who write statements: the tile has the dimensions of some names."""
+        dims = {dim.name: dim for dim in self.dims(found)}
+        tiles = tuple(dims[name] for name in names)
+        return Plan(tiles, None, found.batch, (), False, self.warps, self.stages)
+
+
+def is_tile(config: Config) -> bool:
+    """Whether a configuration is one of a `ProductPlan`."""
+    return config.get("m") > 0
+
+
+def product_of(kernel: Kernel) -> Product | None:
+    """The product that a kernel is; None where it is none, or one without a matrix instruction."""
+    found = match(kernel)
+    if found is None or not _has_instruction(found.left.dtype, found.right.dtype):
+        return None
+    groups = (found.batch, found.rows, found.columns, found.depth)
+    sizes = {axis_name(a): axis_size(a) for axes in groups for a in axes}
+    batch, rows, columns = (tuple(axis_name(a) for a in axes) for axes in groups[:3])
+    return Product(found, batch, rows, columns, _in_memory_order(found), sizes, found.left.dtype.itemsize)
+
+
+def _has_instruction(left: DType, right: DType) -> bool:
+    return (left is right and left in _ALIKE) or (left.is_eight_bit_float and right.is_eight_bit_float)
+
+
+def _in_memory_order(found: Contraction) -> tuple[str, ...]:
+    """The depth axes so that the last one is contiguous in the operand that has one which is."""
+    names = [axis_name(a) for a in found.depth]
+    for operand in (found.right, found.left):
+        steps = {axis: _steps(operand, axis) for axis in names}
+        if any(step == 1 for step in steps.values()):
+            return tuple(sorted(names, key=lambda name: -steps[name]))
+    return tuple(names)
+
+
+def _steps(operand: Operand, axis: str) -> int:
+    """How far neighbours along an axis are apart in an operand's memory; a large number where unknown."""
+    for stmt in operand.body:
+        if isinstance(stmt, Load):
+            factor = coefficient(stmt.index, axis)
+            if isinstance(factor, int) and factor:
+                return abs(factor)
+    return 1 << 60

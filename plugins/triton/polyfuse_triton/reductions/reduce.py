@@ -1,0 +1,345 @@
+"""Reductions as Triton text: of a whole row at once, or piece by piece into accumulators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from polyfuse.ir.interpreter.semantics import identity
+from polyfuse.ir.statements import Reduce
+from polyfuse.ir.types import DType
+from polyfuse_triton.dtypes import literal, triton_type
+from polyfuse_triton.loops.memory import MemoryScope
+from polyfuse_triton.loops.scope import Value
+from polyfuse_triton.reductions.joining import Join
+
+__all__ = ["Accumulator", "reduce_whole", "reduced_types"]
+
+_FUNCTION: Mapping[str, str] = MappingProxyType(
+    {
+        "prod": "combine_mul",
+        "min": "combine_min",
+        "max": "combine_max",
+        "any": "combine_any",
+        "all": "combine_all",
+        "xor_sum": "combine_xor",
+        "argmin": "combine_argmin",
+        "argmax": "combine_argmax",
+        "welford": "combine_welford",
+    }
+)
+_LOWEST = {DType.f32: -3.4028234663852886e38, DType.f64: -1.7976931348623157e308}
+_LAST = {False: (1 << 63) - 1, True: (1 << 31) - 1}
+_FLAGS = DType.i32
+"""Type in which truth values are reduced."""
+
+
+def reduced_types(kind: str, stmt: Reduce) -> tuple[DType, ...]:
+    """Types of what a reduction gives."""
+    return (stmt.dtype, DType.i64) if kind in ("argmin", "argmax") else (stmt.dtype,) * len(stmt.targets)
+
+
+def _held(dtype: DType) -> DType:
+    return _FLAGS if dtype is DType.bool else dtype
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A value made ready: spread over the tile, points beyond the end replaced by what changes nothing."""
+
+    text: str
+    narrow: bool
+
+
+def _operands(scope: MemoryScope, stmt: Reduce, values: Sequence[Value]) -> list[_Operand]:
+    kind = stmt.kind
+    full = frozenset(d.name for d in scope.plan.dims)
+    masks = scope.places.mask(("r",))
+    found = []
+    for place, value in enumerate(values):
+        narrow = value.narrow
+        text = value.text if narrow else scope.typed(value)
+        if value.dtype is DType.bool:
+            text = f"({text}).to(tl.int32)"
+        neutral = _neutral(kind, place, stmt.dtype, narrow)
+        if masks and neutral:
+            text = f"tl.where({masks[0]}, {text}, {neutral})"
+            text = scope.spread(text, value.dims | {"r"}, full)
+        else:
+            text = scope.spread(text, value.dims, full)
+        found.append(_Operand(text, narrow))
+    return found
+
+
+def _neutral(kind: str, place: int, dtype: DType, narrow: bool) -> str:
+    """What a masked point counts as."""
+    if place == 1:
+        return literal(_LAST[narrow], DType.i32 if narrow else DType.i64)
+    if kind == "welford":
+        return ""
+    if dtype is DType.bool:
+        return literal(int(bool(identity(kind, dtype))), _FLAGS)
+    held = DType.i32 if narrow else dtype
+    return literal(identity(kind, held), held)
+
+
+# --- a row in one piece -------------------------------------------------------------------------------------
+
+
+def reduce_whole(scope: MemoryScope, stmt: Reduce, join: Join | None = None) -> tuple[Value, ...]:
+    """Reduce a tile that holds all points, or the piece of a row that is joined with others."""
+    kind = stmt.kind
+    values = [scope.value(name) for name in stmt.args]
+    operands = _operands(scope, stmt, values)
+    if kind == "welford":
+        return _moments(scope, stmt, operands[0].text, join)
+    if kind == "online_softmax":
+        return _softmax(scope, stmt, operands[0].text, join)
+    found = _finish(scope, stmt, [o.text for o in operands], operands[-1].narrow)
+    if join is None:
+        return found
+    neutral = [_neutral(kind, place, stmt.dtype, v.narrow) for place, v in enumerate(found)]
+    return _finish(scope, stmt, join.of([v.text for v in found], neutral), found[-1].narrow)
+
+
+def _finish(scope: MemoryScope, stmt: Reduce, texts: Sequence[str], narrow: bool) -> tuple[Value, ...]:
+    """The last step: a tile to one value for each row."""
+    kind, axis, keep = stmt.kind, _axis(scope), _keep(scope)
+    dims = frozenset(d.name for d in scope.plan.tiles)
+    if len(stmt.targets) > 1:
+        names = [scope.name() for _ in stmt.targets]
+        head = ", ".join(names)
+        scope.out.line(f"{head} = tl.reduce(({', '.join(texts)}), {axis}, {_FUNCTION[kind]}{keep})")
+        types = reduced_types(kind, stmt)
+        held = [narrow and t is DType.i64 for t in types]
+        found = [Value(n, t, dims, narrow=h) for n, t, h in zip(names, types, held, strict=True)]
+        return tuple(_narrowed(scope, value) for value in found)
+    value = Value("", stmt.dtype, dims, narrow=narrow)
+    held_type = DType.i32 if narrow else _held(stmt.dtype)
+    if kind == "sum":
+        if narrow:
+            # a sum of many numbers of 32 bits may need more
+            text = f"tl.sum({texts[0]}.to(tl.int64), {axis}{keep})"
+            return (scope.define(text, Value("", stmt.dtype, dims)),)
+        return (_narrowed(scope, scope.define(_sum(texts[0], axis, keep, held_type), value)),)
+    if kind == "prod" and narrow:
+        text = f"tl.reduce({texts[0]}.to(tl.int64), {axis}, combine_mul{keep})"
+        return (scope.define(text, Value("", stmt.dtype, dims)),)
+    if kind in ("min", "max") and not held_type.is_float and held_type.itemsize >= 4:
+        text = f"tl.{kind}({texts[0]}, {axis}{keep})"
+    else:
+        text = f"tl.reduce({texts[0]}, {axis}, {_FUNCTION[kind]}{keep})"
+    return (_narrowed(scope, scope.define(text, value)),)
+
+
+def _sum(text: str, axis: int, keep: str, dtype: DType) -> str:
+    total = f"tl.sum({text}, {axis}{keep})"
+    # short whole numbers are added up in 32 bits
+    return f"{total}.to({triton_type(dtype)})" if dtype.is_integer and dtype.itemsize < 4 else total
+
+
+def _narrowed(scope: MemoryScope, value: Value) -> Value:
+    """Truth values as such again."""
+    if value.dtype is not DType.bool:
+        return value
+    return scope.define(f"{value.text} != 0", value)
+
+
+def _axis(scope: MemoryScope) -> int:
+    return len(scope.plan.dims) - 1
+
+
+def _keep(scope: MemoryScope) -> str:
+    return ", keep_dims=True" if len(scope.plan.dims) > 1 else ""
+
+
+def _count(scope: MemoryScope, dtype: DType) -> str:
+    """How many points are reduced, as a number of a type."""
+    plan, facts = scope.plan, scope.facts
+    assert plan.reduced is not None
+    sizes = [plan.reduced.extent, *(facts.sizes[q] for q in plan.serial)]
+    total = 1
+    texts = []
+    for size in sizes:
+        if isinstance(size, int):
+            total *= size
+        else:
+            texts.append(f"({scope.places.extent(size)})")
+    if not texts:
+        return literal(float(total), dtype)
+    text = " * ".join([*texts, str(total)])
+    return f"({text}).to({triton_type(dtype)})"
+
+
+def _moments(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> tuple[Value, ...]:
+    """Mean and squared deviations of a row in registers, in two passes over them."""
+    axis, keep = _axis(scope), _keep(scope)
+    dims = frozenset(d.name for d in scope.plan.tiles)
+    plain = Value("", stmt.dtype, dims)
+    masks = scope.places.mask(("r",))
+    row = scope.define(text, plain)
+
+    def inside(what: str) -> str:
+        return f"tl.where({masks[0]}, {what}, 0.0)" if masks else what
+
+    count = scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
+    here = count if join is None else scope.define(join.points(stmt.dtype), Value("", stmt.dtype))
+    total = scope.define(f"tl.sum({inside(row.text)}, {axis}{keep})", plain)
+    mean = scope.define(f"divide({total.text}, tl.maximum({here.text}, 1.0))", plain)
+    away = scope.define(inside(f"{row.text} - {mean.text}"), plain)
+    squares = scope.define(f"tl.sum({away.text} * {away.text}, {axis}{keep})", plain)
+    if join is not None:
+        parts = [*join.of([mean.text, squares.text], ["0.0", "0.0"]), join.points_of_all(stmt.dtype)]
+        mean, squares, _ = _finish(scope, stmt, parts, False)
+    return mean, squares, count
+
+
+def _softmax(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> tuple[Value, ...]:
+    """Maximum and sum of exponentials of a row in registers."""
+    axis, keep = _axis(scope), _keep(scope)
+    plain = Value("", stmt.dtype, frozenset(d.name for d in scope.plan.tiles))
+    masks = scope.places.mask(("r",))
+    row = scope.define(text, plain)
+    largest = scope.define(f"tl.reduce({row.text}, {axis}, combine_max{keep})", plain)
+    if join is not None:
+        (highs,) = join.of([largest.text], [_neutral("max", 0, stmt.dtype, False)])
+        largest = scope.define(f"tl.reduce({highs}, 0, combine_max)", plain)
+    power = f"libdevice.exp({row.text} - {largest.text})"
+    if masks:
+        power = f"tl.where({masks[0]}, {power}, 0.0)"
+    total = scope.define(f"tl.sum({power}, {axis}{keep})", plain)
+    if join is not None:
+        (totals,) = join.of([total.text], ["0.0"])
+        total = scope.define(f"tl.sum({totals}, 0)", plain)
+    return largest, total
+
+
+# --- piece by piece -----------------------------------------------------------------------------------------
+
+
+class Accumulator:
+    """A reduction in a loop: tiles that collect partial results, joined after it."""
+
+    def __init__(self, scope: MemoryScope, stmt: Reduce) -> None:
+        self._scope = scope
+        self._stmt = stmt
+        self._kind = stmt.kind
+        count = {"welford": 3, "online_softmax": 2}.get(self._kind, len(stmt.args))
+        self._names = [scope.name() for _ in range(count)]
+        self._narrow = False
+        # walked once, all points of a tile have been met equally often but for those beyond the end
+        self._evenly = self._kind == "welford" and scope.plan.walks and not scope.plan.serial
+
+    def step(self) -> None:
+        """Write the part inside the loop."""
+        scope, kind = self._scope, self._kind
+        values = [scope.value(name) for name in self._stmt.args]
+        if kind in ("sum", "prod"):
+            # what fits in 32 bits may not when many are added up
+            values = [_wide(scope, value) for value in values]
+        operands = _operands(scope, self._stmt, values)
+        self._narrow = operands[-1].narrow
+        texts = [o.text for o in operands]
+        names = ", ".join(self._names)
+        if kind == "welford":
+            self._moments_step(texts[0])
+        elif kind == "online_softmax":
+            scope.out.line(f"{names} = softmax_step({names}, {texts[0]})")
+        elif kind == "sum":
+            scope.out.line(f"{names} = {names} + {texts[0]}")
+        else:
+            given = ", ".join([*self._names, *texts])
+            scope.out.line(f"{names} = {_FUNCTION[kind]}({given})")
+
+    def _moments_step(self, value: str) -> None:
+        """A step that leaves points beyond the end alone."""
+        scope = self._scope
+        mean, squares, count = self._names
+        masks = scope.places.mask(("r",))
+        fresh = [scope.name() for _ in self._names[: 2 if self._evenly else 3]]
+        if self._evenly:
+            scope.out.line(f"{count} = {count} + 1.0")
+            given = f"{mean}, {squares}, 1.0 / {count}, {value}"
+            scope.out.line(f"{', '.join(fresh)} = welford_even_step({given})")
+        else:
+            scope.out.line(f"{', '.join(fresh)} = welford_step({mean}, {squares}, {count}, {value})")
+        for name, new in zip(self._names, fresh, strict=False):
+            scope.out.line(f"{name} = tl.where({masks[0]}, {new}, {name})" if masks else f"{name} = {new}")
+
+    def begin(self) -> list[str]:
+        """The lines that stand before the loop; known after `step`."""
+        shape = self._scope.shape(d.name for d in self._scope.plan.dims)
+        shapes = [shape] * len(self._names)
+        if self._evenly:
+            shapes[2] = "()"
+        return [
+            f"{name} = tl.full({shape}, {value}, {triton_type(dtype)})"
+            for name, shape, value, dtype in zip(
+                self._names, shapes, self._starts(), self._types(), strict=True
+            )
+        ]
+
+    def _types(self) -> list[DType]:
+        dtype = _held(self._stmt.dtype)
+        if self._kind in ("argmin", "argmax"):
+            return [dtype, DType.i32 if self._narrow else DType.i64]
+        if self._narrow:
+            dtype = DType.i32
+        return [dtype] * len(self._names)
+
+    def _starts(self) -> list[str]:
+        kind, dtype = self._kind, self._stmt.dtype
+        if kind == "welford":
+            return ["0.0"] * 3
+        if kind == "online_softmax":
+            return [repr(_LOWEST[dtype]), "0.0"]
+        if self._narrow and kind not in ("argmin", "argmax"):
+            dtype = DType.i32
+        first = identity(kind, dtype)
+        text = f'float("{first}")' if isinstance(first, float) else str(int(first))
+        return [text, str(_LAST[self._narrow])][: len(self._names)]
+
+    def finish(self) -> tuple[Value, ...]:
+        """Write what stands after the loop, and give the results."""
+        scope, stmt, kind = self._scope, self._stmt, self._kind
+        if kind == "online_softmax":
+            return self._softmax()
+        if kind == "welford":
+            counts = self._counts() if self._evenly else self._names[2]
+            mean, squares, _ = _finish(scope, stmt, [*self._names[:2], counts], False)
+            return mean, squares, scope.define(_count(scope, stmt.dtype), Value("", stmt.dtype))
+        return _finish(scope, stmt, self._names, self._narrow)
+
+    def _softmax(self) -> tuple[Value, ...]:
+        """Sums are brought to the largest maximum before they are added: that takes fewer exponentials than
+        joining them in pairs.
+        """
+        scope, stmt = self._scope, self._stmt
+        axis, keep = _axis(scope), _keep(scope)
+        plain = Value("", stmt.dtype, frozenset(d.name for d in scope.plan.tiles))
+        largest, total = self._names
+        high = scope.define(f"tl.max({largest}, {axis}{keep})", plain)
+        moved = f"{total} * libdevice.exp({largest} - {high.text})"
+        whole = scope.define(f"tl.sum({moved}, {axis}{keep})", plain)
+        names = scope.name(), scope.name()
+        lowest = literal(_LOWEST[stmt.dtype], stmt.dtype)
+        scope.out.line(f"{', '.join(names)} = finish_softmax({high.text}, {whole.text}, {lowest})")
+        return tuple(Value(n, stmt.dtype, plain.dims) for n in names)
+
+    def _counts(self) -> str:
+        """How often each point of a tile was met, where all were but for those beyond the end."""
+        scope, count = self._scope, self._names[2]
+        reduced = scope.plan.reduced
+        assert reduced is not None
+        text, had = count, frozenset[str]()
+        if not reduced.is_full:
+            last = scope.places.extent((reduced.extent - 1) % reduced.block + 1)
+            text, had = f"tl.where(rl < {last}, {count}, {count} - 1.0)", frozenset(("r",))
+        return scope.spread(text, had, frozenset(d.name for d in scope.plan.dims))
+
+
+def _wide(scope: MemoryScope, value: Value) -> Value:
+    if not value.narrow:
+        return value
+    return scope.define(scope.typed(value), Value("", value.dtype, value.dims, span=value.span))

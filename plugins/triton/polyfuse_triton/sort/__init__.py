@@ -1,0 +1,1 @@
+"""Sorting and top-k of rows that fit in registers."""

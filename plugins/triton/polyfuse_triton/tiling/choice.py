@@ -1,0 +1,139 @@
+"""The choice of a plan: which axes a tile covers, how large it is, and what else is worth trying."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel
+from polyfuse.plugin import Config
+from polyfuse_triton.facts import Facts, analyse
+from polyfuse_triton.reductions.row_buffers import kept_rows
+from polyfuse_triton.reductions.row_groups import row_groups
+from polyfuse_triton.target import Target
+from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
+from polyfuse_triton.tiling.pointwise import can_split, pointwise_plan
+from polyfuse_triton.tiling.reduction import joined_plan, reduction_plan
+from polyfuse_triton.tiling.vector_width import with_neighbours
+
+__all__ = ["candidates", "choose_plan", "neighbours"]
+
+_LARGEST_TILE = 1 << 17
+_MOST_OF_THREAD = 64
+"""Points of a thread, at most, that are tried: with hundreds, the assembler alone takes minutes."""
+_SPLIT = Config.of(x=128, y=8)
+"""Rows and columns apart, where a plan has them as one."""
+_PERSISTENT, _LOOPED, _JOINED = 1, 2, 3
+"""Values of a configuration's ``rows``."""
+
+
+def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) -> Plan:
+    """The plan for a kernel; a configuration overrides what it names."""
+    facts = analyse(kernel)
+    if not any(section.looped for section in kernel.sections):
+        split = config is not None and bool(config.get("y"))
+        return _overridden(pointwise_plan(facts, target, row_groups(kernel, facts), split), facts, config)
+    rows = kept_rows(kernel, facts)
+    wanted = (config or Config()).get("rows")
+    persistent = None if wanted == 0 else wanted == _PERSISTENT
+    if wanted == _JOINED:
+        plan = joined_plan(kernel, facts, target, rows, (config or Config()).get("r"))
+    else:
+        plan = reduction_plan(kernel, facts, target, rows, persistent)
+    plan = _overridden(plan, facts, config)
+    if rows.must_stay and not plan.persistent and not plan.is_shared:
+        raise UnsupportedError(
+            f"kernel {kernel.name} computes rows that can neither be computed again nor fit in registers",
+            "let the scheduler split it",
+        )
+    return plan
+
+
+def candidates(kernel: Kernel, target: Target) -> tuple[Config, ...]:
+    """Configurations worth a try, the one that is used without trying first."""
+    facts = analyse(kernel)
+    if not facts.axes and not facts.raxes:
+        return ()
+    default = choose_plan(kernel, target)
+    found = [_config_of(default), *_possible(kernel, target, default)]
+    if default.reduced is None and len(default.dims) == 1 and can_split(facts, default.dims[0].axes):
+        found.append(_config_of(choose_plan(kernel, target, _SPLIT)))
+    return tuple(dict.fromkeys(found))
+
+
+def neighbours(kernel: Kernel, target: Target, config: Config) -> tuple[Config, ...]:
+    """Configurations that differ from one in one thing."""
+    return tuple(dict.fromkeys(_possible(kernel, target, choose_plan(kernel, target, config))))
+
+
+def _possible(kernel: Kernel, target: Target, plan: Plan) -> Iterator[Config]:
+    """Configurations around a plan that can be built."""
+    for config in _around(plan):
+        try:
+            changed = choose_plan(kernel, target, config)
+        except UnsupportedError:
+            continue
+        threads = 32 * changed.num_warps
+        if 32 <= changed.elements <= min(_LARGEST_TILE, _MOST_OF_THREAD * threads):
+            yield _config_of(changed)
+
+
+def _config_of(plan: Plan) -> Config:
+    values = {dim.name: dim.block for dim in plan.dims}
+    if plan.dims:
+        # a missing value is 0, which says nothing
+        values["together"] = 1 + max(dim.together for dim in plan.dims)
+    if plan.reduced is not None:
+        values["rows"] = _JOINED if plan.joins else _PERSISTENT if plan.persistent else _LOOPED
+    return Config.of(**values, warps=plan.num_warps, stages=plan.num_stages)
+
+
+def _around(plan: Plan) -> Iterator[Config]:
+    """The plan with one thing changed."""
+    base = dict(_config_of(plan).values)
+    for dim in plan.dims:
+        if plan.persistent and dim is plan.reduced:
+            continue
+        for factor in (2, 0.5, 4, 0.25):
+            block = int(dim.block * factor)
+            if block >= 1:
+                yield Config.of(**{**base, dim.name: block})
+                if factor > 1:
+                    yield Config.of(**{**base, dim.name: block, "warps": min(16, plan.num_warps * 2)})
+    for warps in (1, 2, 4, 8, 16):
+        if warps != plan.num_warps and plan.elements >= warps * 32:
+            yield Config.of(**{**base, "warps": warps})
+    for count in (0, 1, 4):
+        if base.get("together", 1 + count) != 1 + count:
+            yield Config.of(**{**base, "together": 1 + count})
+    if plan.reduced is not None:
+        for rows in (_PERSISTENT, _LOOPED, _JOINED):
+            if rows != base["rows"]:
+                yield Config.of(rows=rows)
+        if plan.groups is not None or not (plan.persistent or plan.joins):
+            for stages in (1, 2, 3, 4):
+                yield Config.of(**{**base, "stages": stages})
+
+
+def _overridden(plan: Plan, facts: Facts, config: Config | None) -> Plan:
+    if config is None:
+        return with_neighbours(plan, facts)
+
+    def dim(old: Dim) -> Dim:
+        block = config.get(old.name)
+        if not block or (plan.persistent and old is plan.reduced):
+            return old
+        return replace(old, block=power_of_two(block))
+
+    changed = replace(
+        plan,
+        tiles=tuple(dim(d) for d in plan.tiles),
+        reduced=None if plan.reduced is None else dim(plan.reduced),
+        num_warps=config.get("warps") or plan.num_warps,
+        num_stages=config.get("stages") or plan.num_stages,
+    )
+    if changed.reduced is not None and changed.reduced.is_one:
+        changed = replace(changed, looks_back=False)
+    together = config.get("together")
+    return with_neighbours(changed, facts, together - 1 if together else None)

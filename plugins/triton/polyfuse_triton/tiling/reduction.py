@@ -1,0 +1,314 @@
+"""Tiles of kernels with loops.
+
+Where memory is contiguous along what is reduced, a program has one row or a few short ones; where it is
+contiguous along a parallel axis, a tile covers a piece of that axis too, so that loads read whole lines. Rows
+that fit in registers are loaded once (`persistent`); longer ones are walked in pieces, again in each section.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.statements import Reduce
+from polyfuse.symbolic import product
+from polyfuse_triton.facts import Access, Facts
+from polyfuse_triton.reductions.row_buffers import Rows
+from polyfuse_triton.reductions.row_groups import Groups, row_groups
+from polyfuse_triton.reductions.row_splits import can_join, can_look_back
+from polyfuse_triton.target import Target
+from polyfuse_triton.target_info import target_info_of
+from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
+from polyfuse_triton.tiling.pointwise import REGISTERS, contiguous_weights, grown, per_thread
+
+__all__ = ["joined_plan", "reduction_plan"]
+
+_WARP = 32
+_THREADS, _LARGEST, _RESIDENT = 512, 1024, 2048
+"""Threads that share a long row, the most of a program, and the most of a multiprocessor."""
+_FEW, _MANY = 8, 16
+"""Points of whole rows that a thread has."""
+_PROGRAMS = 4
+"""Programs under way at a time on a multiprocessor."""
+_ROW = 16384
+"""Longest row that is kept in registers where several sections need it, if its values are few."""
+_ROW_ONCE = 4096
+"""The same where one section needs it: a loop loses nothing."""
+_ROW_FORCED = 65536
+"""The same where nothing else is possible."""
+_TILE = 2048
+"""Points of a tile of several short rows."""
+_PIECE, _SHORTEST_PIECE = 4096, 1024
+"""Points of a row's piece that is a program of its own."""
+_JOINED_PIECES = (8192, 16384)
+"""Points of a piece that a program of a cluster keeps in registers."""
+_CLUSTER, _LARGEST_CLUSTER = 8, 16
+"""Programs of a cluster that every device has room for, and the most of any."""
+_KEPT = 32
+"""Points of such a piece for each thread."""
+_VALUES = 4
+"""Values of such a point that fit in registers."""
+_COLUMNS_KEPT = 64
+"""Longest column that a tile holds along a contiguous parallel axis."""
+
+
+def reduction_plan(
+    kernel: Kernel, facts: Facts, target: Target, rows: Rows, persistent: bool | None = None
+) -> Plan:
+    """The plan of a kernel with looped sections; `persistent` decides where it is not None."""
+    shape = _shape(kernel, facts, target, rows)
+    lead = shape.lead()
+    if lead in facts.axes:
+        return shape.columns(lead, persistent)
+    return shape.rows_of(persistent)
+
+
+def joined_plan(kernel: Kernel, facts: Facts, target: Target, rows: Rows, piece: int = 0) -> Plan:
+    """The plan of a kernel with rows that several programs hold together, in pieces of so many points.
+
+    Raises `UnsupportedError` where that is impossible.
+    """
+    shape = _shape(kernel, facts, target, rows)
+    plan = None
+    if shape.lead() in facts.raxes:
+        pieces = (power_of_two(piece),) if piece else _JOINED_PIECES
+        plan = shape.joined(pieces) or shape.joined(pieces, _LARGEST_CLUSTER)
+    if plan is None:
+        raise UnsupportedError(
+            f"kernel {kernel.name} has no rows that a cluster of programs could hold",
+            "let one program walk them",
+        )
+    return plan
+
+
+def _shape(kernel: Kernel, facts: Facts, target: Target, rows: Rows) -> _Shape:
+    looped = [a for a in facts.accesses if a.looped]
+    scans = any(stmt.op == "scan" for section in kernel.sections for stmt in section.body)
+    kinds = {s.kind for section in kernel.sections for s in section.body if isinstance(s, Reduce)}
+    positions = not kinds.isdisjoint({"argmin", "argmax"})
+    looks_back = scans and can_look_back(kernel, facts)
+    groups = row_groups(kernel, facts)
+    joins = target.clusters and groups is None and can_join(kernel, facts)
+    rounds = sum(any(s.op == "reduce" for s in section.body) for section in kernel.sections)
+    rounds += "online_softmax" in kinds
+    return _Shape(facts, target, looped, rows, scans, groups, positions, looks_back, joins, rounds)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    facts: Facts
+    target: Target
+    looped: Sequence[Access]
+    rows: Rows
+    scans: bool
+    groups: Groups | None
+    positions: bool
+    looks_back: bool
+    joins: bool
+    rounds: int
+
+    def lead(self) -> str:
+        """The axis along which most of what loops access is contiguous."""
+        weights = contiguous_weights(self.looped, self.facts)
+        best, most = self.facts.raxes[-1], 0.0
+        for axis in (*self.facts.axes, *self.facts.raxes):
+            if weights[axis] > most * 1.01 and self.facts.hints[axis] > 1:
+                best, most = axis, weights[axis]
+        return best
+
+    # --- rows along what is reduced --------------------------------------------------------------------
+
+    def rows_of(self, persistent: bool | None) -> Plan:
+        """One row or several for each program."""
+        facts = self.facts
+        length = product(facts.sizes[r] for r in facts.raxes)
+        unsaid = persistent is None
+        if persistent is None:
+            persistent = isinstance(length, int) and power_of_two(length) <= self._longest_row()
+        if persistent and isinstance(length, int):
+            return self._whole_rows(length)
+        count, points = facts.points(facts.axes), facts.points(facts.raxes)
+        if self.looks_back and target_info_of(self.target).stretches(count, points):
+            return self._pieces(count * points)
+        together = self.joined(_JOINED_PIECES[:1]) if unsaid and self._gains_by_joining() else None
+        return together or self._walked_rows()
+
+    def _pieces(self, points: int) -> Plan:
+        """A piece of a row for each program."""
+        facts = self.facts
+        each = power_of_two(points // (2 * self.target.processors))
+        block = max(_SHORTEST_PIECE, min(_PIECE, each))
+        reduced = Dim("r", facts.raxes, product(facts.sizes[r] for r in facts.raxes), block)
+        warps = self._warps(block // (_WARP * _MANY), block)
+        return Plan((), reduced, facts.axes, (), False, warps, 1, looks_back=True)
+
+    def joined(self, pieces: Sequence[int], most: int = _CLUSTER) -> Plan | None:
+        """A piece of a row for each program of a cluster of at most so many, of the first length that is long
+        enough; None where there is none.
+        """
+        facts = self.facts
+        length = product(facts.sizes[r] for r in facts.raxes)
+        if not isinstance(length, int) or not self.joins:
+            return None
+        block = next((p for p in pieces if p < length <= most * p), 0)
+        if not block:
+            return None
+        reduced = Dim("r", facts.raxes, length, block)
+        warps = max(1, min(32, block // (_WARP * _KEPT)))
+        return Plan((), reduced, facts.axes, (), False, warps, 1, joins=True)
+
+    def _gains_by_joining(self) -> bool:
+        """Whether rows that are read again are too long for the last cache, and programs of a cluster are
+        many, and wait for each other once.
+        """
+        facts, target = self.facts, self.target
+        if not self.rows.rereads or self.rounds != 1 or facts.registers > _VALUES:
+            return False
+        programs = facts.points(facts.axes) * facts.points(facts.raxes) // _JOINED_PIECES[0]
+        under_way = _RESIDENT // _LARGEST * target.processors * self._row_bytes()
+        return programs >= _PROGRAMS * target.processors and under_way > target.l2_bytes
+
+    def _row_bytes(self) -> int:
+        """Bytes of a row of everything that loops access."""
+        each = {a.buffer: a.itemsize for a in self.looped if self.facts.share(a) > 0.5}
+        return self.facts.points(self.facts.raxes) * sum(each.values())
+
+    def _longest_row(self) -> int:
+        if self.rows.must_stay:
+            return _ROW_FORCED
+        if self.groups is not None:
+            return _ROW
+        limit = _ROW if self.rows.revisits else _ROW_ONCE
+        while limit * self.facts.registers > _THREADS * REGISTERS:
+            limit //= 2
+        return limit
+
+    def _whole_rows(self, length: int) -> Plan:
+        facts = self.facts
+        block = power_of_two(max(1, length))
+        count = facts.points(facts.axes)
+        side = 1 if self.groups is not None else max(1, _TILE // block)
+        while side > 1 and count < 2 * self.target.processors * side:
+            side //= 2
+        reduced = Dim("r", facts.raxes, length, block)
+        tiles, grid = self._tile_of_rows(side)
+        elements = block * (tiles[0].block if tiles else 1)
+        warps = max(1, min(16, elements // (_WARP * self._points_of_thread(elements))))
+        # the next row of a group is loaded while one is worked on
+        stages = 1 if self.groups is None else 2
+        return Plan(tiles, reduced, grid, (), True, self._warps(warps, elements), stages, self.groups)
+
+    def _points_of_thread(self, elements: int) -> int:
+        """Points of whole rows for each thread.
+
+        With more of them fewer threads wait for each other, and more rows are under way at a time, as long as
+        there are rows for all multiprocessors. That counts where reading a row is not what takes most time:
+        its data are narrow, or what is carried along has several parts.
+        """
+        narrow = min((a.itemsize for a in self.looped if self.facts.share(a) > 0.5), default=4)
+        if narrow >= 4 and not self.positions:
+            return _FEW
+        points = self.facts.points((*self.facts.axes, *self.facts.raxes))
+        busy = points >= 2 * _PROGRAMS * self.target.processors * elements
+        return _MANY if busy and _MANY * self.facts.registers <= REGISTERS * 3 // 4 else _FEW
+
+    def _warps(self, count: int, elements: int) -> int:
+        """More warps where the values of a thread's points would not fit in its registers."""
+        while count < 32 and elements * self.facts.registers > count * _WARP * REGISTERS * 1.5:
+            count *= 2
+        return count
+
+    def _tile_of_rows(self, side: int) -> tuple[tuple[Dim, ...], tuple[str, ...]]:
+        """The tile dimension over rows, where a tile has several, and the axes outside."""
+        facts = self.facts
+        side = min(side, power_of_two(max(1, facts.points(facts.axes))))
+        if side == 1 or not facts.axes:
+            return (), facts.axes
+        group, _ = grown(facts, facts.axes, facts.axes[-1], 4 * side, waste=2.0)
+        block = min(side, power_of_two(facts.points(group)))
+        rest = tuple(a for a in facts.axes if a not in group)
+        return (Dim("x", group, product(facts.sizes[a] for a in group), block),), rest
+
+    def _walked_rows(self) -> Plan:
+        facts = self.facts
+        most = self._threads_of_walk() // _WARP
+        wanted = most * _WARP * per_thread(self.looped, facts)
+        group = self._joined(wanted)
+        extent = facts.points(group)
+        block = min(wanted, power_of_two(max(1, extent)))
+        side = 1
+        count = facts.points(facts.axes)
+        while side * block < wanted and count >= 4 * self.target.processors * side:
+            side *= 2
+        tiles, grid = self._tile_of_rows(side)
+        reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)
+        serial = tuple(r for r in facts.raxes if r not in group)
+        elements = block * (tiles[0].block if tiles else 1)
+        warps = self._warps(max(1, min(most, elements // (_WARP * 4))), elements)
+        return Plan(tiles, reduced, grid, serial, False, warps, 1)
+
+    def _threads_of_walk(self) -> int:
+        """Threads that walk a row together: more where the rows under way at a time then stay in the last
+        cache until another section reads them again, and where there are few rows.
+        """
+        facts, target = self.facts, self.target
+        count = facts.points(facts.axes)
+        threads = _THREADS // 2
+        if self.scans:
+            return threads
+        while threads < _LARGEST and 2 * threads * count <= _RESIDENT * target.processors:
+            threads *= 2
+        size = self._row_bytes()
+        if not self.rows.rereads or 2 * size * target.processors > target.l2_bytes:
+            return threads
+        while threads < _LARGEST and _RESIDENT // threads * target.processors * size > target.l2_bytes // 2:
+            threads *= 2
+        return threads
+
+    def _joined(self, wanted: int) -> tuple[str, ...]:
+        """Reduction axes that are walked as one: from the innermost outwards until that is long enough."""
+        facts = self.facts
+        group = [facts.raxes[-1]]
+        for name in reversed(facts.raxes[:-1]):
+            if facts.points(tuple(group)) >= wanted and not self.scans:
+                break
+            if any(not isinstance(facts.sizes[r], int) for r in group) and not self.scans:
+                break
+            group.insert(0, name)
+        return tuple(group)
+
+    # --- columns across what is reduced ----------------------------------------------------------------
+
+    def columns(self, lead: str, persistent: bool | None) -> Plan:
+        """A piece of a contiguous parallel axis for each program."""
+        facts = self.facts
+        widest = max((a.itemsize for a in self.looped if facts.share(a) > 0.5), default=4)
+        side = max(16, min(128, 256 // widest))
+        parts = grown(facts, facts.axes, lead, side, waste=1.5)[0]
+        extent = facts.points(parts)
+        side = min(side, power_of_two(max(1, extent)))
+        least = max(8, 32 // widest)
+        while side > least and facts.points(facts.axes) < 2 * self.target.processors * side:
+            side //= 2
+        length = product(facts.sizes[r] for r in facts.raxes)
+        whole = power_of_two(length) if isinstance(length, int) else 0
+        if persistent is None:
+            limit = _ROW_FORCED // side if self.rows.must_stay else _COLUMNS_KEPT
+            persistent = 0 < whole <= limit
+        x = Dim("x", parts, product(facts.sizes[a] for a in parts), side)
+        grid = tuple(a for a in facts.axes if a not in parts)
+        if persistent and whole:
+            reduced = Dim("r", facts.raxes, length, whole)
+            serial: tuple[str, ...] = ()
+        else:
+            persistent = False
+            group = self._joined(_COLUMNS_KEPT)
+            extent = facts.points(group)
+            block = min(max(8, 4096 // side), power_of_two(max(1, extent)))
+            reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)
+            serial = tuple(r for r in facts.raxes if r not in group)
+        elements = side * reduced.block
+        warps = self._warps(max(1, min(16 if persistent else 8, elements // (_WARP * 8))), elements)
+        return Plan((x,), reduced, grid, serial, persistent, warps, 1)
