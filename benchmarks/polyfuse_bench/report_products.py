@@ -17,7 +17,7 @@ def products_section(content: dict[str, Any]) -> list[str]:
     more = any(name.endswith(f"+{CUTLASS}") for name in content.get("backends", ()))
     which = ", with CUTLASS among Inductor's choices" if more else ""
     lines = [
-        f"## Matrix products{which}{place(content)}",
+        f"## Matrix products{which}{sizes(content)}{place(content)}",
         "",
         "Rows by depth by columns, and what follows; the device's time alone. Both compilers choose by",
         "timing. *over the best*: beside the faster of the others.",
