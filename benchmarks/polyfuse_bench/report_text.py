@@ -19,6 +19,10 @@ def place(content: dict[str, Any]) -> str:
     return f" on {content['device_name']}" if content.get("device_name") else ""
 
 
+_BY_THEMSELVES = ("opdb", "architectures", "fuzz")
+"""Campaigns whose pages say by themselves how they are run."""
+
+
 def facts(content: dict[str, Any]) -> list[str]:
     """When and on what machine results were taken, and how to repeat one of them."""
     known = {
@@ -26,7 +30,7 @@ def facts(content: dict[str, Any]) -> list[str]:
     }
     lines = [f"Measured {content['taken'][:10]} on {Machine(**known).summary()}."]
     row = next((row for row in content["rows"] if not row.get("failures")), None)
-    if content.get("kind") and row is not None:
+    if content.get("kind", "opdb").partition("-")[0] not in _BY_THEMSELVES and row is not None:
         lines.append(f"To repeat a row: `{_command(content, row)}`.")
     return [*lines, ""]
 

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from docs.blocks import check, fenced
 from house.source_tree import ROOT
@@ -32,38 +31,6 @@ def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest)
         "conformance": file("tests/test_conformance.py"),
     }
     check(ROOT / "docs" / "writing-a-backend.md", blocks, request.config.getoption("--update-golden"))
-
-
-def test_the_snippets_of_the_user_guide_run(capsys) -> None:
-    torch._dynamo.reset()
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
-    x = torch.randn(2, 4)
-    namespace = {"torch": torch, "model": model, "x": x}
-    page = (ROOT / "docs" / "user-guide.md").read_text(encoding="utf-8")
-    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(snippet, namespace)
-        torch.testing.assert_close(namespace["compiled"](x), model(x))
-    assert "graph " in capsys.readouterr().out and namespace["kernels"] > 0
-
-
-def test_the_snippets_about_packages_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model, x = torch.nn.Linear(4, 8), torch.randn(5, 4)
-    namespace = {"torch": torch, "model": model, "example": torch.randn(3, 4), "x": x}
-    page = (ROOT / "docs" / "packages.md").read_text(encoding="utf-8")
-    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(snippet, namespace)
-    torch.testing.assert_close(namespace["y"], model(x))
-    wanted = torch.nn.functional.linear(x, 2 * model.weight, model.bias)
-    torch.testing.assert_close(namespace["run"](x), wanted)
-    torch.testing.assert_close(namespace["z"], model(x).softmax(-1))
-
-
-def test_the_first_snippet_of_the_readme_runs() -> None:
-    torch._dynamo.reset()
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    namespace: dict[str, object] = {}
-    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
