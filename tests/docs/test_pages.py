@@ -55,6 +55,13 @@ def test_commands_and_variables_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_layers_name_every_package() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    layers = page.partition("## Layers\n")[2].partition("\n## ")[0]
+    packages = {path.parent.name for path in (ROOT / "core" / "polyfuse").glob("*/__init__.py")}
+    assert packages <= set(re.findall(r"\w+", layers))
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").rglob("*.md"):
