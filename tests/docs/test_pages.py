@@ -15,13 +15,16 @@ from polyfuse.cli import COMMANDS
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "examples").rglob("*.md"))
 EXAMPLE = ROOT / "examples" / "third_party_backend"
+MINIMAL = ROOT / "examples" / "minimal_backend"
 
 
 def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest) -> None:
-    def file(name: str, language: str = "python") -> str:
-        return fenced(language, (EXAMPLE / name).read_text(encoding="utf-8"))
+    def file(name: str, language: str = "python", example: Path = EXAMPLE) -> str:
+        return fenced(language, (example / name).read_text(encoding="utf-8"))
 
     blocks = {
+        "minimal": file("polyfuse_minimal.py", example=MINIMAL),
+        "minimal-pyproject": file("pyproject.toml", "toml", MINIMAL),
         "pyproject": file("pyproject.toml", "toml"),
         "manifest": file("polyfuse_numpy/manifest.py"),
         "backend": file("polyfuse_numpy/backend.py"),
