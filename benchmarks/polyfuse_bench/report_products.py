@@ -69,7 +69,7 @@ def tilings_section(content: dict[str, Any]) -> list[str]:
         f"## Tilings of products{sizes(content)}{place(content)}",
         "",
         "All tilings of our Hopper kernel that are thought of, built and timed, beside the fastest of the",
-        "short list that a race builds, and the one that is taken without a race. The last two columns:",
+        "short list that autotuning builds, and the one that is used without it. The last two columns:",
         "their times as multiples of that of the fastest of all.",
         "",
         *facts(content),
