@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
+from polyfuse_bench import report
+from polyfuse_bench.report_chart import speed_chart
+from polyfuse_bench.report_summary import readme_table
 
 from docs.blocks import check, fenced
 from house.source_tree import ROOT
@@ -42,6 +46,24 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([\w-]+)\)", text):
+        assert anchor in anchors(page.parent / target if target else page), f"{page.name}: {target}#{anchor}"
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return frozenset(re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
+    groups = report.speed_groups(report.RESULTS)
+    assert str(readme_table(groups)) in (ROOT / "README.md").read_text(encoding="utf-8"), "run `make docs`"
+    assert speed_chart(groups) == (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8"), "run `make docs`"
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert report.performance_page(report.RESULTS) == page, "run `make docs`"
 
 
 def test_commands_and_variables_exist() -> None:
