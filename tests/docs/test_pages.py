@@ -80,6 +80,24 @@ def test_commands_and_variables_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+NOT_SAID = (
+    r"(?<!data )race[sd]?|racing|learnt|woven|weave|nought|panels|traits?|companions?|hoists?",
+    r"the processor|stand-ins?|dummies|whole numbers|kept graphs?|gives way|takes? its place|eager mode takes",
+)
+"""Words for which the field has others: see docs/glossary.md."""
+
+
+def test_pages_use_the_words_of_the_field() -> None:
+    wrong = []
+    for page in PAGES:
+        if page.name in ("parity.md", "architectures.md") or page.parent.name == "reference":
+            continue  # names of tests, and texts of the code
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        found = re.findall(rf"\b(?:{'|'.join(NOT_SAID)})\b", text, re.IGNORECASE)
+        wrong += [f"{page.relative_to(ROOT)}: {word}" for word in found]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_the_layers_name_every_package() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     layers = page.partition("## Layers\n")[2].partition("\n## ")[0]
