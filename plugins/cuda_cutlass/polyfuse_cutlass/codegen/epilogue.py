@@ -14,7 +14,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.ops import FOLD_MODES, SCALAR_OPS
 from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store, indices
 from polyfuse.ir.types import DType
-from polyfuse.kit import changed_arguments
+from polyfuse.kit import KernelFacts
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
@@ -216,7 +216,7 @@ class Writer:
         self.varies[problem.accumulator] = True
         self.args = {arg.name: arg for arg in problem.kernel.args}
         self.names = names_of(problem)
-        self.changed = changed_arguments(problem.kernel)
+        self.changed = KernelFacts.of(problem.kernel).may_change
 
     def lasts(self, buffer: str) -> bool:
         """Whether nothing writes to a buffer while the kernel runs."""

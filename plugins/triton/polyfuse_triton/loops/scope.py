@@ -11,16 +11,15 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Cast, Constant, IndexValue, Random, Statement
 from polyfuse.ir.statements import key as statement_key
 from polyfuse.ir.types import DType
+from polyfuse.kit import KernelFacts, Writer
 from polyfuse.kit.spans import Span, fits_i32, span_of
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.dtypes import inline_literal, literal, triton_type
-from polyfuse_triton.facts import Facts
 from polyfuse_triton.loops.coordinates import Surroundings
 from polyfuse_triton.loops.indexing import Indexer, Variable
 from polyfuse_triton.loops.ops import cast_text, is_infix, operation_text
 from polyfuse_triton.loops.quotients import quotient_by, stores_halves
 from polyfuse_triton.tiling.plan import Plan
-from polyfuse_triton.writer import Writer
 
 __all__ = ["Scope", "Value"]
 
@@ -57,7 +56,7 @@ class Scope:
     def __init__(
         self,
         kernel: Kernel,
-        facts: Facts,
+        facts: KernelFacts,
         plan: Plan,
         places: Surroundings,
         out: Writer,
@@ -75,7 +74,7 @@ class Scope:
         self._prefix = prefix
         self._count = 0
         self._is_fast = kernel.numerics == "fast"
-        self._halves = self._is_fast and stores_halves(kernel)
+        self._halves = self._is_fast and stores_halves(facts)
 
     # --- names -----------------------------------------------------------------------------------------
 
@@ -134,7 +133,7 @@ class Scope:
         """
         found = self.values.get(name)
         if found is None:
-            stmt, _ = self.facts.defined[name]
+            stmt = self.facts.definition(name)
             if stmt.op in ("scan", "reduce"):
                 raise UnsupportedError(
                     f"kernel {self.kernel.name} reads {name} of another loop", "keep it in a local"
