@@ -9,10 +9,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Self
+from typing import Self, assert_never
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, indices
+from polyfuse.ir.statements import (
+    Cast,
+    Compute,
+    Constant,
+    IndexValue,
+    Load,
+    Random,
+    Reduce,
+    Scan,
+    Statement,
+    Store,
+    indices,
+)
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import result_types
 from polyfuse.kit.access import Access
@@ -249,7 +261,10 @@ class KernelFacts:
                 return False
             case Load():
                 return stmt.buffer not in self.written
-        return True
+            case Constant() | IndexValue() | Compute() | Cast() | Random():
+                return True
+            case _:
+                assert_never(stmt)
 
     def share(self, access: Access) -> float:
         """The part of the points at which an access reaches memory of its own: little for a bias, all for

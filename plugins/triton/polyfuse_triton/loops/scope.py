@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Cast, Constant, IndexValue, Random, Statement
+from polyfuse.ir.statements import (
+    Cast,
+    Compute,
+    Constant,
+    IndexValue,
+    Load,
+    Random,
+    Reduce,
+    Scan,
+    Statement,
+    Store,
+)
 from polyfuse.ir.statements import key as statement_key
 from polyfuse.ir.types import DType
 from polyfuse.kit import KernelFacts, Writer
@@ -160,7 +171,12 @@ class Scope:
             case Random():
                 texts = ", ".join(self.typed(v) for v in operands)
                 return self.define(f"random_{stmt.kind}({texts})", plain)
-        return self._operation(stmt, operands, plain)
+            case Compute():
+                return self._operation(stmt, operands, plain)
+            case Constant() | Load() | Store() | Reduce() | Scan():
+                raise TypeError(f"{stmt.op} is no statement that gives one value by itself")
+            case _:
+                assert_never(stmt)
 
     def _index(self, index: IndexLike, span: Span | None) -> Value:
         if isinstance(index, int):
