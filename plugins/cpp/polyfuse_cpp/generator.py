@@ -19,13 +19,10 @@ from polyfuse_cpp.loops.reductions import KINDS
 from polyfuse_cpp.matmul.plans import configs_of, nearby_plans, plan_of, plan_seconds, product_plans
 from polyfuse_cpp.matmul.problem import has_product, product_of
 from polyfuse_cpp.matmul.split_k import product_text
+from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
 __all__ = ["claim", "configs", "estimate", "neighbours", "text"]
-
-
-_MODES = ("set", "add", "min", "max", "mul")
-"""Stores that have a text."""
 
 
 def claim(node: Node) -> Claim:
@@ -36,7 +33,7 @@ def claim(node: Node) -> Claim:
         return No(f"the reduction {node.kind} is unknown")
     if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
         return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
-    if isinstance(node, Scatter) and node.mode not in (*_MODES, CHECK_MODE):
+    if isinstance(node, Scatter) and node.mode not in (*store_modes(), CHECK_MODE):
         return No(f"the store mode {node.mode} is unknown")
     for expr in walk(*node.expressions()):
         operand = expr.args[-1].dtype if expr.args else expr.dtype

@@ -66,6 +66,12 @@ def features_for(op: str, dtype: str) -> tuple[str, ...]:
 
 
 @cache
+def store_modes() -> tuple[str, ...]:
+    """The stores that the layer has."""
+    return ("set", *re.findall(r"PF_MODE\(([a-z]+)", header_text("update")))
+
+
+@cache
 def _functions(header: str) -> frozenset[str]:
     """Functions that a header defines."""
     return frozenset(name for pair in _FUNCTION.findall(header_text(header)) for name in pair if name)
