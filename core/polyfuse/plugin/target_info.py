@@ -23,8 +23,8 @@ class TargetInfo:
             kernel makes partial results, a second one combines them. 0: never.
         lanes: parallel points that are neighbours in memory which one group takes together.
         chunk: elements that a group must at least be left with for dividing a loop to pay.
-        row_bytes: longest row that each parallel point can keep between two loops (`Kernel.locals`); what
-            does not fit is computed again. 0: none.
+        row_bytes: longest row that each parallel point can keep between two loops (`Kernel.row_buffers`);
+            what does not fit is computed again. 0: none.
         few_rows, long_row: a kernel with fewer parallel points than `few_rows` and loops longer than
             `long_row` gets no second loop that stores: on its own, such a loop can be divided among threads.
         two_pass_row: longest rows whose variance is computed in two passes; longer ones in a single pass,

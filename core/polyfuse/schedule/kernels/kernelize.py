@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from polyfuse.ir.expr import Access, Expr, load, walk
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
+from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.nodes import LoopNode, Node, Origin, Scatter
 from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, GROUP_MODES, REDUCTIONS, SCALAR_OPS, SCANS
 from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, definition, indices, statement
@@ -32,7 +32,7 @@ from polyfuse.schedule.reductions.gemm_reductions import is_group_store
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, product, substitute, symbol
 
 _ROW = "%row"
-"""What locals are called until arguments have their names: graphs name buffers, and none so."""
+"""What row buffers are called until arguments have their names: graphs name buffers, and none so."""
 
 WORTH_KEEPING = 10
 """Operations that an expression needs before keeping its value for a later loop beats computing it again."""
@@ -62,8 +62,8 @@ def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str 
     effects = effects_of(unit.members, mapping, context.graph, context.removed, context.simplify)
     row_bytes = context.target_info(unit.backend, unit.device).row_bytes
     layout = _Layout(assign_sections(effects), space, context, row_bytes)
-    sections, locals_ = layout.sections()
-    return _finish(unit, space, sections, locals_, context)
+    sections, row_buffers = layout.sections()
+    return _finish(unit, space, sections, row_buffers, context)
 
 
 def _loops(unit: Unit, context: KernelContext) -> tuple[Space, dict[str, IndexLike]]:
@@ -100,7 +100,7 @@ class _Layout:
     carried: dict[tuple[int, int], str] = field(default_factory=dict)
     ready: dict[Expr, int] = field(default_factory=dict)
 
-    def sections(self) -> tuple[tuple[Section, ...], tuple[Local, ...]]:
+    def sections(self) -> tuple[tuple[Section, ...], tuple[RowBuffer, ...]]:
         """Emit every effect into its section."""
         last = max((e.section + (e.level == "R") for e in self.effects), default=0)
         self.parallel = [[] for _ in range(last + 1)]
@@ -109,7 +109,7 @@ class _Layout:
         self.varies = loop_dependent(roots, [axis_name(a) for a in self.space.raxes])
         self._note_ready(roots)
         self.mutable = self._inout()
-        kept, locals_ = self._keep()
+        kept, row_buffers = self._keep()
         self.kept = kept
         for k in range(last + 1):
             for effect in self.effects:
@@ -125,7 +125,7 @@ class _Layout:
                 out.append(Section(False, tuple(self.parallel[k])))
             if self.looped[k]:
                 out.append(Section(True, tuple(self.looped[k])))
-        return tuple(out), locals_
+        return tuple(out), row_buffers
 
     def _note_ready(self, roots: Sequence[Expr]) -> None:
         done = {e.serial: e.section for e in self.effects if e.serial >= 0}
@@ -142,12 +142,12 @@ class _Layout:
         loaded = {x.buffer for e in self.effects for x in walk(*e.exprs) if x.op == "load"}
         return frozenset(e.buffer for e in self.effects if e.op == "store" and e.buffer in loaded)
 
-    def _keep(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[Local, ...]]:
+    def _keep(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[RowBuffer, ...]]:
         """Values computed in one loop that a later loop should read back: (section that has them, how to load
         them).
         """
         kept: dict[Expr, tuple[int, Expr]] = {}
-        locals_: list[Local] = []
+        row_buffers: list[RowBuffer] = []
         row = product(axis_size(a) for a in self.space.raxes)
         position = flat_position(self.space.raxes)
         seen: dict[Expr, int] = {}
@@ -175,8 +175,8 @@ class _Layout:
                 if store is not None and store.section < k:
                     kept[expr] = (store.section, load(store.buffer, store.index, expr.dtype))
                 else:
-                    name = f"{_ROW}{len(locals_)}"
-                    locals_.append(Local(name, expr.dtype, row))
+                    name = f"{_ROW}{len(row_buffers)}"
+                    row_buffers.append(RowBuffer(name, expr.dtype, row))
                     kept[expr] = (first, load(name, position, expr.dtype))
                 return True
 
@@ -185,7 +185,7 @@ class _Layout:
                     visited.append(expr)
             for expr in visited:
                 seen.setdefault(expr, k)
-        return kept, tuple(locals_)
+        return kept, tuple(row_buffers)
 
     def _worth(self, expr: Expr, row: IndexLike, k: int) -> bool:
         """Whether a value known in an earlier loop should be, or must be, kept for loop `k`."""
@@ -311,11 +311,11 @@ def _finish(
     unit: Unit,
     space: Space,
     sections: tuple[Section, ...],
-    locals_: tuple[Local, ...],
+    row_buffers: tuple[RowBuffer, ...],
     context: KernelContext,
 ) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
     """Neutral argument names, size arguments, hints."""
-    local_names = {x.name for x in locals_}
+    local_names = {x.name for x in row_buffers}
     use: dict[str, set[str]] = {}
     for section in sections:
         for stmt in section.body:
@@ -324,8 +324,8 @@ def _finish(
                 kinds.add(stmt.op)
                 if isinstance(stmt, Store) and stmt.mode not in ("set", *GROUP_MODES):
                     kinds.add("load")
-    rename = {item.name: item.name.removeprefix("%") for item in locals_}
-    locals_ = tuple(replace(item, name=rename[item.name]) for item in locals_)
+    rename = {item.name: item.name.removeprefix("%") for item in row_buffers}
+    row_buffers = tuple(replace(item, name=rename[item.name]) for item in row_buffers)
     aligned = context.aligned if context.target_info(unit.backend, unit.device).alignment else frozenset()
     args: list[KernelArg] = []
     operands: list[str | IndexLike] = []
@@ -351,7 +351,7 @@ def _finish(
         )
         for s in sections
     )
-    for symbol_name, value in _symbols(space, sections, args, locals_).items():
+    for symbol_name, value in _symbols(space, sections, args, row_buffers).items():
         hint = context.graph.symbol_hints.get(symbol_name)
         args.append(KernelArg(symbol_name, "size", DType.i64, hint=hint))
         operands.append(value)
@@ -363,7 +363,7 @@ def _finish(
         space.axes,
         space.raxes,
         tuple(args),
-        locals_,
+        row_buffers,
         sections,
         hints,
         deterministic=context.deterministic and any(_collides(m.node) for m in unit.members),
@@ -389,7 +389,7 @@ def _extent(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike
 
 
 def _symbols(
-    space: Space, sections: Sequence[Section], args: Sequence[KernelArg], locals_: Sequence[Local]
+    space: Space, sections: Sequence[Section], args: Sequence[KernelArg], row_buffers: Sequence[RowBuffer]
 ) -> Mapping[str, IndexLike]:
     """Shape symbols that the kernel's loops, indices and extents use, by name.
 
@@ -415,8 +415,8 @@ def _symbols(
     for section in sections:
         for stmt in section.body:
             note_all(indices(stmt))
-    for local in locals_:
-        note(local.size)
+    for row in row_buffers:
+        note(row.size)
     for arg in args:
         note(arg.numel)
     return dict(sorted(found.items()))
