@@ -17,7 +17,7 @@ from polyfuse.schedule.fusion.gemm_epilogues import leader
 from polyfuse.schedule.fusion.score import touched_bytes
 from polyfuse.schedule.fusion.space import Match, Space, match_spaces
 from polyfuse.schedule.fusion.units import Member, Unit, UnitAccess, remap
-from polyfuse.schedule.result import Apart
+from polyfuse.schedule.result import Unfused
 from polyfuse.symbolic import Index, IndexLike, axis_size, product
 
 _WIDEST = 8
@@ -53,7 +53,7 @@ class Rules:
     roots: Mapping[str, str]
     hint: Callable[[IndexLike], int]
     fresh: Callable[[IndexLike], Index]
-    apart: tuple[Apart, ...] = ()
+    apart: tuple[Unfused, ...] = ()
     communication: tuple[int, int] = (0, 0)
 
     def may_meet(self, first: Unit, second: Unit) -> bool:
