@@ -24,12 +24,12 @@ from schedule_builder import scheduled
 WIDE = TargetInfo(
     blocks=64,
     lanes=8,
-    chunk=32,
+    split_chunk=32,
     row_bytes=0,
     few_rows=16,
     long_row=256,
     two_pass_row=64,
-    hoists=False,
+    licm=False,
     launch_bytes=1 << 12,
     alignment=16,
 )

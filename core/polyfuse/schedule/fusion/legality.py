@@ -293,7 +293,7 @@ def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
     rows = rules.hint(product(axis_size(a) for a in match.space.axes))
     length = rules.hint(product(axis_size(a) for a in match.space.raxes))
     target = rules.target_info(first.backend, first.device)
-    if target.scans_look_back and (first.has_scan or second.has_scan) and target.stretches(rows, length):
+    if target.scans_look_back and (first.has_scan or second.has_scan) and target.splits(rows, length):
         # a backend that spreads scans does so with all that is done at each point, and with nothing else
         if not (first.is_reduction and second.is_reduction):
             return ""

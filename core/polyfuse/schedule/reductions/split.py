@@ -21,7 +21,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.plugin.target_info import is_near, near_divisor
 from polyfuse.schedule.claims import ask
-from polyfuse.schedule.reductions.column_reductions import row_major, sum_across_rows
+from polyfuse.schedule.reductions.column_reductions import row_major, split_columns
 from polyfuse.schedule.reductions.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, product
@@ -116,7 +116,7 @@ class _Splitter:
             parts = self.scan(node)
             return _Split(parts, "stretches of the scan keep the device busy") if parts else None
         assert isinstance(node, Reduction)
-        across = sum_across_rows(self.graph, position, self.target_info(node)) if scatters else None
+        across = split_columns(self.graph, position, self.target_info(node)) if scatters else None
         if across is not None:
             self.buffers.update(across[1])
             return _Split(across[0], "columns are added up where rows are at hand")
@@ -178,7 +178,7 @@ class _Splitter:
         length = self.hint(product(node.rsizes))
         side = self._contiguous_side(node)
         together = min(target_info.lanes, side) if side else 1
-        return target_info.stretches(max(1, -(-rows // together)), length * together)
+        return target_info.splits(max(1, -(-rows // together)), length * together)
 
     def _contiguous_side(self, node: Reduction | Scan) -> int:
         """The extent of the parallel axis along which the largest operand is contiguous; 0 if it is a loop
