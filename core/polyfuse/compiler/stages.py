@@ -121,7 +121,11 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
 
     with clock.stage("fuse"):
         schedule = schedule_graph(
-            chosen.graph, settings, session.backends, chosen.backends, folded=chosen.folded
+            chosen.graph,
+            settings,
+            session.backends,
+            chosen.backends,
+            epilogue_reductions=chosen.folded,
         )
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
 

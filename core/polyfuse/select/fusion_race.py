@@ -53,7 +53,7 @@ def _settled(tuner: Tuner, chosen: Chosen, schedule: Schedule) -> tuple[Schedule
         tuner.settings,
         tuner.backends,
         chosen.backends,
-        folded=chosen.folded,
+        epilogue_reductions=chosen.folded,
     )
     apart: list[Unfused] = []
     decided: set[Unfused] = set()

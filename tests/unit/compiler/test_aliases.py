@@ -95,7 +95,7 @@ def run(fussy: type[Fussy], **options: object) -> list[tuple[int, bool]]:
 
 def kinds() -> list[str]:
     decisions = [d for report in last_reports() for d in report.decisions]
-    return [d.kind for d in decisions if d.kind in ("inplace", "apart")]
+    return [d.kind for d in decisions if d.kind in ("inplace", "unaliased")]
 
 
 def test_a_pair_that_is_accepted_is_used(fussy):
@@ -108,7 +108,7 @@ def test_nothing_shares_memory_where_that_is_not_wanted(fussy):
 
 def test_a_pair_that_is_refused_is_not(fussy, monkeypatch):
     monkeypatch.setattr(fussy, "refusing", (1,))
-    assert run(fussy) == [(1, False)] and kinds() == ["inplace", "apart"]
+    assert run(fussy) == [(1, False)] and kinds() == ["inplace", "unaliased"]
 
 
 def test_another_configuration_that_refuses_is_launched_on_a_copy(fussy, monkeypatch):

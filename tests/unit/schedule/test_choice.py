@@ -164,7 +164,7 @@ def test_refusals_and_rounds_are_logged(caplog) -> None:
     with caplog.at_level(logging.DEBUG, "polyfuse.schedule"):
         m.schedule("b")
     text = caplog.text
-    assert "n0 and n1 stay apart: their iteration spaces" in text
+    assert "n0 and n1 are not fused: their iteration spaces" in text
     assert "a round of fusion took 2 units to 2" in text
 
 

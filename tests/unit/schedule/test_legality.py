@@ -154,7 +154,7 @@ def test_reading_what_was_scattered_waits_even_at_the_same_places() -> None:
     m.nodes.append(Scatter("s", (i,), (), "x", axis("@0", 8), (m.load("at", i),), m.load("at", i), "add"))
     m.pointwise("y", (i,), apply("neg", m.load("x", i)))
     (reason,) = reasons(m.schedule("y"))
-    assert "x is accessed at places that only the data tells" in reason
+    assert "x is accessed at indices that only the data tells" in reason
 
 
 def test_aligned_mutation_fuses_and_a_shifted_one_does_not() -> None:

@@ -207,7 +207,7 @@ def test_equal_kernels_permit_what_one_of_them_needs() -> None:
     key = (third.backend, third.kernel)
     without, decisions = without_refused(schedule, {key: first.kernel.aliases})
     assert [step.inplace for step in without.steps] == [(), (), ()]
-    assert [(d.kind, d.first, d.second) for d in decisions] == [("apart", "y", "b")]
+    assert [(d.kind, d.first, d.second) for d in decisions] == [("unaliased", "y", "b")]
     assert without_refused(schedule, {key: ()}) == (schedule, ())
 
 

@@ -20,8 +20,8 @@ def keeps_more_alive(
 ) -> bool:
     """Whether fusing a producer into its consumer holds much more memory and saves hardly any traffic.
 
-    Apart, what only the producer reads is gone before the consumer's result is allocated. The gradient of an
-    embedding is the usual case: a table much larger than the rows that are added up for it.
+    Unfused, what only the producer reads is freed before the consumer's result is allocated. The gradient of
+    an embedding is the usual case: a table much larger than the rows that are added up for it.
 
     Args:
         launch_bytes: what the device moves while it starts the kernel that is saved.
@@ -42,9 +42,9 @@ def keeps_more_alive(
     later_reads, later_writes = _sides(second)
     passed = writes & later_reads
     remaining = reads | later_writes | (later_reads | writes) - passed
-    apart = max(size(mortal(reads | writes)), size(mortal(writes | later_reads | later_writes)))
+    unfused = max(size(mortal(reads | writes)), size(mortal(writes | later_reads | later_writes)))
     saved = size(passed) * 2 + launch_bytes
-    return size(mortal(remaining)) - apart > _NOTICED and saved * _WORTH < size(remaining)
+    return size(mortal(remaining)) - unfused > _NOTICED and saved * _WORTH < size(remaining)
 
 
 def _is_held(graph: Graph, name: str) -> bool:

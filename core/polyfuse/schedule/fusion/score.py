@@ -1,11 +1,11 @@
-"""Which fusion first: candidates ranked by the memory traffic they save and how near the two are."""
+"""Which fusion first: candidates ranked by the memory traffic that they save and by distance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from polyfuse.ir.graph import Graph
-from polyfuse.schedule.fusion.gemm_epilogues import has_product
+from polyfuse.schedule.fusion.gemm_epilogues import has_gemm
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike
 
@@ -29,16 +29,14 @@ def touched_bytes(graph: Graph, unit: Unit, hint: Callable[[IndexLike], int]) ->
 
 
 def distance(first: Unit, second: Unit) -> int:
-    """How far apart the two are in program order."""
+    """How many positions in program order separate the two."""
     return max(abs(first.first - second.last), abs(second.first - first.last))
 
 
 def score(graph: Graph, first: Unit, second: Unit, hint: Callable[[IndexLike], int]) -> Score:
-    """Larger is better: what is done with the results of a matrix product first, then like kinds, then bytes,
-    then nearness.
-    """
+    """Larger is better: epilogues of GEMMs first, then units of one kind, then bytes, then distance."""
     shared = shared_bytes(graph, first, second, hint)
-    if has_product(first) or has_product(second):
+    if has_gemm(first) or has_gemm(second):
         return 2, shared, -distance(first, second)
     alike = int(first.is_reduction == second.is_reduction and shared > 0)
     return alike, shared, -distance(first, second)

@@ -1,4 +1,4 @@
-"""Kernels that share no data become one where starting a kernel is dear."""
+"""Kernels that share no data become one where launches are costly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import torch
 
 from polyfuse.schedule import Launch
-from polyfuse.schedule.fusion.disjoint import never_meet
+from polyfuse.schedule.fusion.disjoint import disjoint
 from polyfuse.symbolic import Index, axis, evaluate
 from wide_device import Planned, wide
 
@@ -71,7 +71,7 @@ def places(index: Index, sizes: tuple[int, ...]) -> set[int]:
     return {evaluate(index, {f"a{k}": v for k, v in enumerate(point)}) for point in points}
 
 
-def test_indices_that_never_meet() -> None:
+def test_indices_that_disjoint() -> None:
     choose = random.Random(3)
     apart = 0
     for _ in range(400):
@@ -80,11 +80,11 @@ def test_indices_that_never_meet() -> None:
         if not isinstance(index, Index):
             continue
         other = index + choose.randint(-12, 12)
-        if never_meet(index, other):
+        if disjoint(index, other):
             apart += 1
             assert not places(index, sizes) & places(other, sizes)
     assert apart > 20
     i, j = axis("a0", 4), axis("a1", 8)
-    assert never_meet(16 * i + j, 16 * i + j + 8) and never_meet(j + 8, j)
-    assert not never_meet(16 * i + j, 16 * i + j + 7) and not never_meet(16 * i + j, 16 * i + 2 * j + 8)
-    assert not never_meet(16 * i + j, 16 * i + j) and not never_meet(12 * i + j, 12 * i + j + 8)
+    assert disjoint(16 * i + j, 16 * i + j + 8) and disjoint(j + 8, j)
+    assert not disjoint(16 * i + j, 16 * i + j + 7) and not disjoint(16 * i + j, 16 * i + 2 * j + 8)
+    assert not disjoint(16 * i + j, 16 * i + j) and not disjoint(12 * i + j, 12 * i + j + 8)

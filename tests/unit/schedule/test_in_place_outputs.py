@@ -34,7 +34,7 @@ def run(function: Callable[..., Any], *args: Any, dynamic: bool = False, **optio
 
 
 def placed(report: GraphReport) -> int:
-    return sum(decision.kind == "place" for decision in report.decisions)
+    return sum(decision.kind == "in_place_output" for decision in report.decisions)
 
 
 A, B, C = torch.randn(64, 32), torch.randn(32, 48), torch.randn(32, 16)
@@ -151,9 +151,9 @@ def test_devices_want_rows_at_round_addresses() -> None:
         (32, 6, "cpu", 1),
     ):
         schedule = scheduled(columns, start, device)
-        assert len(reasons(schedule, "place")) == expected
+        assert len(reasons(schedule, "in_place_output")) == expected
         assert len(schedule.steps) == 2 - expected
 
 
 def test_operators_that_want_their_results_together_keep_them() -> None:
-    assert not reasons(scheduled(32, 64, "cpu", "aten.cumsum.out"), "place")
+    assert not reasons(scheduled(32, 64, "cpu", "aten.cumsum.out"), "in_place_output")
