@@ -48,18 +48,18 @@ class Fussy(InterpreterBackend):
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         def noted(number: int, kernel: Kernel, launchable: Launchable) -> Launchable:
-            place = {arg.name: k for k, arg in enumerate(kernel.args)}
+            position = {arg.name: k for k, arg in enumerate(kernel.args)}
 
             def launch(*operands: Any) -> None:
                 one = [
-                    operands[place[a.output]].data_ptr() == operands[place[a.input]].data_ptr()
+                    operands[position[a.output]].data_ptr() == operands[position[a.input]].data_ptr()
                     for a in kernel.aliases
                 ]
                 if kernel.aliases:
                     type(self).shared.append((number, any(one)))
                 if any(one) and number in self.refusing:
                     for alias in kernel.aliases:
-                        operands[place[alias.output]].fill_(77.0)
+                        operands[position[alias.output]].fill_(77.0)
                 launchable(*operands)
 
             return launch

@@ -199,8 +199,8 @@ def test_a_scatter_moves_what_it_touches() -> None:
         m.buffer("x", 8, kind="input")
         m.buffer("y", size, kind="input")
         (i,) = axes(8)
-        place = axis("@0", size)
-        m.nodes.append(Scatter("n0", (i,), (), "y", place, (m.load("at", i),), m.load("x", i), mode))
+        index = axis("@0", size)
+        m.nodes.append(Scatter("n0", (i,), (), "y", index, (m.load("at", i),), m.load("x", i), mode))
         assert bytes_moved(m.schedule())[0] == 4 * moved + 8 * 8
 
 

@@ -120,9 +120,9 @@ def _write(
     modules: tuple[str, ...],
 ) -> None:
     kernels = [kernel for entry in entries.values() for kernel in entry.kernels]
-    placed = table.written()
+    written = table.written()
     with ArchiveWriter.create(path) as writer:
-        write_weights(writer, placed)
+        write_weights(writer, written)
         folders = {kernel.unit: kernel for kernel in kernels}
         units = {name: _add_unit(writer, kernel) for name, kernel in folders.items()}
         for entry in entries.values():
@@ -147,7 +147,7 @@ def _write(
                     name: replace(entry.entry, native=libraries[name].member) if libraries else entry.entry
                     for name, entry in entries.items()
                 },
-                WEIGHTS if placed else "",
+                WEIGHTS if written else "",
             ).plain()
         )
 

@@ -232,8 +232,8 @@ def _difference(found: Any, wanted: Any) -> str:
     count = int(wrong.sum())
     if not count:
         return ""
-    place = tuple(wrong.nonzero()[0].tolist())
+    index = tuple(wrong.nonzero()[0].tolist())
     return (
-        f"{count} of {wanted.numel()} elements differ, first {found[place].item()!r} instead of"
-        f" {wanted[place].item()!r} at {list(place)}"
+        f"{count} of {wanted.numel()} elements differ, first {found[index].item()!r} instead of"
+        f" {wanted[index].item()!r} at {list(index)}"
     )
