@@ -1,4 +1,4 @@
-"""The graph cache: compiled graphs of earlier processes, what is stored of one, and what bypasses the cache.
+"""Compiled graphs kept across processes: what is stored of one, when it is found again, when it is not kept.
 
 A graph is looked up before it is traced, by what Dynamo captured (`frontend/captured.py`), so that a process
 that finds it neither traces nor compiles: AOTAutograd's wrappers are read together with a `GraphRecord` for
@@ -202,7 +202,7 @@ class GraphCache:
             self._bypass()
 
     def _bypass(self) -> None:
-        _log.info("a graph bypasses the cache: %s", self._refusal)
+        _log.info("a graph is not kept: %s", self._refusal)
         count("bypass", self._refusal)
 
     def _stored(self) -> None:
@@ -224,7 +224,7 @@ class GraphCache:
 
     def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
         session = self._session
-        refused = _bypass_reason(session.settings)
+        refused = _not_kept_with(session.settings)
         if refused:
             raise CacheBypass(refused)
         code = partial(code_digest, memory=session.store.root / "code")
@@ -243,38 +243,38 @@ class GraphCache:
         surroundings = (*global_state.switches(), *plugins, *session.key_facts, own)
         return compiled_key(text, surroundings, session.settings.fingerprint())
 
-    def _revive(self, entry: GraphRecord) -> BoxedCallable:
+    def _revive(self, kept: GraphRecord) -> BoxedCallable:
         """A stored graph as something that can be called."""
         from polyfuse.torch_compat.tracing.aot_cache import CacheEntryGone
 
         start = time.perf_counter()
         try:
             facts: dict[str, str] = {}
-            host = () if entry.host is None else (entry.host.place,)
-            self._session.store.fetch([place.key for place in (*entry.kernels.values(), *host)])
-            made = Unpacked(entry.sources)
+            host = () if kept.host is None else (kept.host.place,)
+            self._session.store.fetch([place.key for place in (*kept.kernels.values(), *host)])
+            made = Unpacked(kept.sources)
             kernels = {
                 name: self._checked(partial(made.get, name), place, self._kernel(place, facts))
-                for name, place in entry.kernels.items()
+                for name, place in kept.kernels.items()
             }
-            module = load(entry.text, kernels, entry.constants)
-            if entry.host is not None and self._session.settings.check == "off":
-                module.native = self._host(entry.host, entry.kernels, facts)
+            module = load(kept.text, kernels, kept.constants)
+            if kept.host is not None and self._session.settings.check == "off":
+                module.native = self._host(kept.host, kept.kernels, facts)
         except Exception as error:
             self._folder.drop(self._key)
-            _log.info("an entry of the graph cache cannot be used: %s", error)
+            _log.info("a compiled graph that was kept cannot be used: %s", error)
             raise CacheEntryGone(str(error)) from error
         seconds = time.perf_counter() - start
         report = replace(
-            entry.report,
+            kept.report,
             compile_seconds=seconds,
             stage_seconds=(("read", seconds),),
             recording=module.graph_status,
-            host=entry.report.host if module.native is None else module.native.status,
+            host=kept.report.host if module.native is None else module.native.status,
             cached=True,
         )
         self._revived.append(report)
-        return partial(spared, module, donated=entry.donated) if entry.donated else module
+        return partial(spared, module, donated=kept.donated) if kept.donated else module
 
     def _checked(
         self, made: Callable[[], GeneratedFrom], place: KernelRecord, kernel: KernelEntry
@@ -328,8 +328,8 @@ def _facts(backend: Backend) -> str:
     return digest(stable_json(dict(backend.describe())), stable_json(dict(backend.machine())))
 
 
-def _bypass_reason(settings: Settings) -> str:
-    """Why graphs bypass the cache with these options; empty if they do not."""
+def _not_kept_with(settings: Settings) -> str:
+    """Why graphs are not kept with these options; empty if they are."""
     asked = {
         "cache": not settings.cache,
         "freezing": settings.freezing,
@@ -341,5 +341,5 @@ def _bypass_reason(settings: Settings) -> str:
     }
     names = [name for name, on in asked.items() if on]
     if settings.races:
-        return "it is autotuned, which may go on in a later process"
+        return "it is raced, which may go on in a later process"
     return f"the option {names[0]!r} is against it" if names else ""

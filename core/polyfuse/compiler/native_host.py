@@ -24,7 +24,7 @@ class NativeHost:
         status: what became of it.
         program: what was printed.
         opener: waits for what was built, and returns what opens it.
-        folder: where a kernel lies, by its name in the program; None where another kernel is called instead.
+        folder: where a kernel lies, by its name in the program; None where something else took its place.
         backend, source: by whom it was printed, and its text; None where it was built before.
     """
 
@@ -57,7 +57,7 @@ class NativeHost:
             self.status.refused = str(error) if isinstance(error, PolyfuseError) else repr(error)
             if not isinstance(error, UnsupportedError):
                 warn_once(
-                    "compiler", f"a native host program cannot be used ({error}); it falls back to Python"
+                    "compiler", f"a native host program cannot be used ({error}); Python takes its place"
                 )
             return None
 
@@ -65,7 +65,7 @@ class NativeHost:
         """The address of a kernel that is called directly."""
         folder = self.folder(name)
         if folder is None:
-            raise UnsupportedError(f"another kernel is called instead of {name}")
+            raise UnsupportedError(f"another kernel took the place of {name}")
         library = ctypes.CDLL(str(folder / call.library))
         address = ctypes.cast(getattr(library, call.symbol), ctypes.c_void_p).value
         assert address is not None

@@ -27,7 +27,7 @@ def explain_graph(report: GraphReport) -> str:
     if report.eager:
         return f"{head}, run in eager mode: {report.eager}\n"
     if report.cached:
-        head += ", found in the graph cache,"
+        head += ", compiled before and read,"
     lines = [
         f"{head} became {_count(report.kernels, 'launch', 'launches')} of"
         f" {_count(report.distinct_kernels, 'kernel')} and {_count(report.extern_calls, 'library call')}",
