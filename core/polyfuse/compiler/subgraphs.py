@@ -1,4 +1,4 @@
-"""Functions that operators call, such as branches of a condition or bodies of loops: graphs of their own."""
+"""Subgraphs of higher-order operators, such as branches of a condition or what a loop repeats."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx, shapes
 
-__all__ = ["compile_bodies"]
+__all__ = ["compile_subgraphs"]
 
 _log = get_logger("compiler")
 
 Compiler: TypeAlias = Callable[[AtenGraph, CompileSession], BoxedCallable]
 
 
-def compile_bodies(aten: AtenGraph, session: CompileSession, compiler: Compiler) -> Mapping[str, Body]:
+def compile_subgraphs(aten: AtenGraph, session: CompileSession, compiler: Compiler) -> Mapping[str, Body]:
     """The functions that operators of a graph call, compiled, by the names of their modules. One that cannot
     be compiled is left out and runs in eager mode.
 
@@ -71,7 +71,7 @@ def _compiled(name: str, module: GraphModule, session: CompileSession, compiler:
             more=OfferedRewrites(session.extensions),
         )
     except PolyfuseError as error:
-        # a size that only the surroundings know, for one
+        # a size that only the outer graph knows, for one
         _log.info("%s runs in eager mode: %s", name, error)
         return None
     return Body(run, tuple(layouts), not isinstance(result, tuple | list), name)
