@@ -1,4 +1,4 @@
-"""Subgraphs of higher-order operators, such as branches of a condition or what a loop repeats."""
+"""Functions that operators call, such as branches of a condition or bodies of loops: graphs of their own."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _compiled(name: str, module: GraphModule, session: CompileSession, compiler:
             more=OfferedRewrites(session.extensions),
         )
     except PolyfuseError as error:
-        # a size that only the outer graph knows, for one
+        # a size that only the surroundings know, for one
         _log.info("%s runs in eager mode: %s", name, error)
         return None
     return Body(run, tuple(layouts), not isinstance(result, tuple | list), name)

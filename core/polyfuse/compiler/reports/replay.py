@@ -202,7 +202,7 @@ def _value(index: IndexLike, sizes: Mapping[str, int]) -> int:
 
 
 def _random(count: int, dtype: torch.dtype, seed: int, small: bool) -> Tensor:
-    """Random contents; integers are small, as they may be indices, or zero where 1 is too large."""
+    """Random contents; whole numbers are small, as they may be indices, or zero where 1 is too large."""
     made = torch.Generator().manual_seed(seed)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(count, generator=made).to(dtype)
@@ -232,8 +232,8 @@ def _difference(found: Any, wanted: Any) -> str:
     count = int(wrong.sum())
     if not count:
         return ""
-    index = tuple(wrong.nonzero()[0].tolist())
+    place = tuple(wrong.nonzero()[0].tolist())
     return (
-        f"{count} of {wanted.numel()} elements differ, first {found[index].item()!r} instead of"
-        f" {wanted[index].item()!r} at {list(index)}"
+        f"{count} of {wanted.numel()} elements differ, first {found[place].item()!r} instead of"
+        f" {wanted[place].item()!r} at {list(place)}"
     )

@@ -66,7 +66,7 @@ class GraphReport:
         kernels: launches of generated kernels.
         distinct_kernels: kernels built for them.
         extern_calls: library calls, fallbacks included.
-        fallbacks: operators that fall back to eager, as (operator, reason).
+        fallbacks: operators run in eager mode for want of a lowering, as (operator, reason).
         bytes_before: bytes read and written if every operator ran alone.
         bytes_after: bytes read and written by the launches and calls.
         compile_seconds: wall time of the stages, builds not included (they go on in the background).
@@ -76,7 +76,7 @@ class GraphReport:
         calls: operators called from the library, in order.
         rewrites: rewrites of the captured graph, as (pass, how many).
         eager: why the whole graph runs in eager mode; empty if it does not.
-        cached: whether the graph was found in the graph cache.
+        cached: whether the graph was read from the graph cache.
         recording: what becomes of recording its work, kept up to date; None where that was not asked for.
         host: what becomes of its native host program; None where that was not asked for.
     """
