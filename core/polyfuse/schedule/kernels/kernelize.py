@@ -397,7 +397,7 @@ def _symbols(
     for section in sections:
         for stmt in section.body:
             note(*indices(stmt))
-    note(*(local.size for local in locals_), *(arg.numel for arg in args))
+    note(*(row.size for row in row_buffers), *(arg.numel for arg in args))
     return dict(sorted(found.items()))
 
 
