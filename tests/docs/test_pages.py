@@ -82,7 +82,7 @@ def test_commands_and_variables_exist() -> None:
 
 NOT_SAID = (
     r"(?<!data )race[sd]?|racing|learnt|woven|weave|nought|panels|traits?|companions?|hoists?",
-    r"the processor|stand-ins?|dummies|whole numbers|kept graphs?|gives way|takes? its place|eager mode takes",
+    r"the processor|stand-ins?|dummies|whole numbers|kept graphs?|gives way|takes? its place",
 )
 """Words for which the field has others: see docs/glossary.md."""
 
