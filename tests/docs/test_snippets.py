@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import re
 import runpy
-import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -53,12 +53,14 @@ def test_blocks_are_found_at_their_lines(tmp_path: Path) -> None:
 
 @cache
 def files() -> tuple[str, ...]:
-    """The paths of the project, with a slash before each; of folders, one behind it too."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    folders = {str(parent) for path in listed if (ROOT / path).exists() for parent in Path(path).parents}
-    return (*(f"/{path}" for path in listed if (ROOT / path).exists()), *(f"/{path}/" for path in folders))
+    """The paths of the project's files and folders, with a slash before each, and behind folders too."""
+    found: list[str] = []
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if not name.startswith((".", "__"))]
+        if names or folders:
+            place = folder.removeprefix(str(ROOT))
+            found += [f"{place}/", *(f"{place}/{name}" for name in names)]
+    return tuple(found)
 
 
 def quoted(page: Path) -> list[str]:
