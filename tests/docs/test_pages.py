@@ -113,6 +113,15 @@ def test_every_page_is_in_the_index() -> None:
             assert f"({name})" in index, f"docs/index.md does not mention {name}"
 
 
+def test_decisions_are_listed_and_open_with_the_decision() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        if page.name != "README.md":
+            assert f"({page.name})" in index, f"docs/decisions/README.md does not list {page.name}"
+            opening = page.read_text(encoding="utf-8").splitlines()[2]
+            assert opening.startswith("**Decision.** "), f"{page.name} does not open with the decision"
+
+
 def test_the_support_matrix_shows_the_shipped_backends() -> None:
     page = (ROOT / "docs" / "support-matrix.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (.*)\n((?:(?!## ).*\n)*)", page, re.MULTILINE))
