@@ -1,4 +1,4 @@
-"""What the stages made of one graph."""
+"""What compiling one graph gives: the callable, and all that reports and packages need of it."""
 
 from __future__ import annotations
 
