@@ -11,9 +11,10 @@ import torch
 
 from bad_choices import WAYS
 from fake_plugins import install, plugin
+from polyfuse.autotune import search as search_module
+from polyfuse.autotune import worker as worker
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import forget_sessions, session_for
-from polyfuse.select import heat, process, tracks
 
 OPTIONS = {"backends": ["toy", "interpreter"], "tune_timeout": 6, "strict": True, "tune_verify": True}
 A, B, C = torch.randn(7, 5), torch.randn(5, 9), torch.randn(9)
@@ -90,8 +91,8 @@ def test_a_second_session_times_nothing(bad, warned, monkeypatch):
     forget_sessions()
     torch.compiler.reset()
     started: list[object] = []
-    monkeypatch.setattr(tracks, "Child", started.append)
-    monkeypatch.setattr(heat, "race", lambda *arguments: started.append(arguments) or {})
+    monkeypatch.setattr(worker, "WorkerProcess", started.append)
+    monkeypatch.setattr(search_module, "run_trials", lambda *arguments: started.append(arguments) or {})
     torch.testing.assert_close(
         torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)
     )
@@ -104,7 +105,7 @@ def test_where_no_child_can_be_started_the_model_compiles(bad, warned, monkeypat
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(process.subprocess, "Popen", refuse)
+    monkeypatch.setattr(worker.subprocess, "Popen", refuse)
     function = torch.compile(product, backend="polyfuse", options={**OPTIONS, **options, "strict": False})
     torch.testing.assert_close(function(A, B, C), product(A, B, C))
     assert len([text for text in warned if "no more processes" in text]) == 1

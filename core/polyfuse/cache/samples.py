@@ -1,7 +1,7 @@
 """What races taught of the configurations of a backend: what each took, for kernels of a kind on a device.
 
 One small file for each race of each kernel. Nothing is chosen by these numbers alone: they say which
-configurations of other kernels are worth building (`select/learnt.py`).
+configurations of other kernels are worth building (`autotune/cost_model.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 
 from polyfuse.base.digest import stable_json
 from polyfuse.base.files import atomic_write, read_text
-from polyfuse.cache.timings import LOST
+from polyfuse.cache.timings import FAILED
 
-__all__ = ["Race", "Sample", "SampleStore"]
+__all__ = ["KernelSamples", "Sample", "SampleStore"]
 
 # As many races of a kind are read: more teach little, and each is a file.
 _MOST: Final = 300
@@ -31,7 +31,7 @@ class Sample:
     Attributes:
         config: its names and values, sorted.
         estimate: what its backend guessed, in any unit; None: nothing.
-        milliseconds: what it took; `LOST` if it failed.
+        milliseconds: what it took; `FAILED` if it failed.
     """
 
     config: tuple[tuple[str, int], ...]
@@ -40,7 +40,7 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Race:
+class KernelSamples:
     """The configurations of one kernel that were timed side by side.
 
     Attributes:
@@ -69,7 +69,7 @@ class SampleStore:
         """The groups of which there are races."""
         return (path.name for path in sorted(self._folder.glob("*")) if path.is_dir())
 
-    def races(self, group: str) -> tuple[Race, ...]:
+    def races(self, group: str) -> tuple[KernelSamples, ...]:
         """What is known of a group, in an order that does not depend on when it was learnt. A file that is
         damaged is as if it were not there.
         """
@@ -77,7 +77,7 @@ class SampleStore:
         found = (_parsed(read_text(path)) for path in paths)
         return tuple(race for race in found if race is not None)
 
-    def add(self, group: str, key: str, place: int, race: Race) -> None:
+    def add(self, group: str, key: str, place: int, race: KernelSamples) -> None:
         """Remember.
 
         Args:
@@ -85,7 +85,7 @@ class SampleStore:
             place: of the kernel among those of the race.
         """
         rows = [
-            [dict(s.config), s.estimate, None if s.milliseconds == LOST else s.milliseconds]
+            [dict(s.config), s.estimate, None if s.milliseconds == FAILED else s.milliseconds]
             for s in race.samples
         ]
         stored = {"about": race.about, "sizes": list(race.sizes), "rows": rows}
@@ -98,7 +98,7 @@ class SampleStore:
             path.unlink(missing_ok=True)
 
 
-def _parsed(text: str | None) -> Race | None:
+def _parsed(text: str | None) -> KernelSamples | None:
     """What a file holds; None where it is not what `add` writes."""
     try:
         stored = json.loads(text or "")
@@ -106,11 +106,11 @@ def _parsed(text: str | None) -> Race | None:
             Sample(
                 tuple(sorted((str(name), _whole(value)) for name, value in config.items())),
                 None if estimate is None else _time(estimate),
-                LOST if milliseconds is None else _time(milliseconds),
+                FAILED if milliseconds is None else _time(milliseconds),
             )
             for config, estimate, milliseconds in stored["rows"]
         )
-        return Race(str(stored["about"]), tuple(_whole(n) for n in stored["sizes"]), samples)
+        return KernelSamples(str(stored["about"]), tuple(_whole(n) for n in stored["sizes"]), samples)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 

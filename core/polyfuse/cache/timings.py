@@ -21,11 +21,11 @@ from polyfuse.base.files import atomic_write, read_text
 from polyfuse.base.log import get_logger
 from polyfuse.base.version import version
 
-__all__ = ["LOST", "Measured", "TimingStore", "timing_key"]
+__all__ = ["FAILED", "Measured", "TimingStore", "timing_key"]
 
 _log = get_logger("cache")
 
-LOST: Final = math.inf
+FAILED: Final = math.inf
 """The time of a candidate that could not be built, did not run, or was not good enough to be timed."""
 
 # Raised when measurements of earlier versions mean something else.
@@ -37,7 +37,7 @@ class Measured:
     """What is known of one kernel.
 
     Attributes:
-        milliseconds: time of each configuration, by its text; `LOST` if it does not count.
+        milliseconds: time of each configuration, by its text; `FAILED` if it does not count.
         best: the configuration chosen once the search was over; None while it is not.
         about: what was measured, for people.
     """
@@ -59,7 +59,7 @@ class TimingStore:
         text = read_text(self._path(key))
         try:
             stored = json.loads(text) if text else {}
-            times = {str(name): LOST if ms is None else float(ms) for name, ms in stored["times"].items()}
+            times = {str(name): FAILED if ms is None else float(ms) for name, ms in stored["times"].items()}
             best, about = stored["best"], str(stored["about"])
         except (ValueError, TypeError, KeyError, AttributeError):
             return Measured()
@@ -67,7 +67,7 @@ class TimingStore:
 
     def write(self, key: str, measured: Measured) -> None:
         """Remember. A folder that cannot be written costs the memory, nothing else."""
-        times = {name: None if ms == LOST else ms for name, ms in measured.milliseconds.items()}
+        times = {name: None if ms == FAILED else ms for name, ms in measured.milliseconds.items()}
         stored = {"times": times, "best": measured.best, "about": measured.about}
         try:
             atomic_write(self._path(key), stable_json(stored))

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
+from polyfuse.autotune.report import table_of
 from polyfuse.base.folders import cache_root
 from polyfuse.base.settings import Settings
 from polyfuse.cache.samples import SampleStore
-from polyfuse.cache.timings import LOST, TimingStore
-from polyfuse.select.progress import table_of
+from polyfuse.cache.timings import FAILED, TimingStore
 
 __all__ = ["configure", "run"]
 
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
                 "problem": measured.about,
                 "key": key,
                 "best": measured.best,
-                "milliseconds": {n: None if ms == LOST else ms for n, ms in measured.milliseconds.items()},
+                "milliseconds": {n: None if ms == FAILED else ms for n, ms in measured.milliseconds.items()},
             }
             for key, measured in found
         ]
@@ -60,13 +60,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _learnt(samples: SampleStore, words: Sequence[str]) -> Iterator[str]:
     """What races taught of each kind of kernel, a line each."""
-    from polyfuse.select.learnt import learn
+    from polyfuse.autotune.cost_model import fit_model
 
     for group in samples.groups():
         races = samples.races(group)
         about = races[0].about if races else ""
         if about and all(word in about for word in words):
-            model = learn(races)
+            model = fit_model(races)
             count = sum(len(race.samples) for race in races)
             said = f"{count} samples of {len(races)} races, too few or no better than what is known without"
             yield f"learnt of {about}: {model.about if model is not None else said}"

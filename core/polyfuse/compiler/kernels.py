@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from polyfuse.autotune.kernels import KernelDecision, known_config, search_kernels
 from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import Located
@@ -31,7 +32,6 @@ from polyfuse.plugin import Backend, Config, Launchable, Source
 from polyfuse.program.steps import Program, ProgramKernel
 from polyfuse.runtime.profile import metered
 from polyfuse.schedule import Launch, Schedule, is_unasked, note_interpreted
-from polyfuse.select.kernel_race import Verdict, known_config, settle_kernels
 from polyfuse.workers import BuildFuture
 
 __all__ = ["Emitted", "PendingKernel", "emit_kernels", "pending_kernels", "submit", "tune_kernels"]
@@ -60,7 +60,7 @@ class Emitted:
     tuned: bool = False
 
 
-Tuned = Mapping[tuple[str, Kernel], Verdict]
+Tuned = Mapping[tuple[str, Kernel], KernelDecision]
 
 
 def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.0) -> Tuned:
@@ -82,12 +82,12 @@ def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.
         raced = _is_raced(step.kernel, session)
         if raced and known_config(session.tuner, first, step.kernel) is not None:
             continue
-        if settings.autotune_backends and first.races_kernels and not raced:
-            found = tuple(b for b in session.tuner.takers(step) if b.races_kernels)
+        if settings.autotune_backends and first.autotunes_kernels and not raced:
+            found = tuple(b for b in session.tuner.claiming_backends(step) if b.autotunes_kernels)
         wanted[step.backend, step.kernel] = found
     try:
         uses = Counter((step.backend, step.kernel) for step in launches)
-        return settle_kernels(session.tuner, wanted, uses, beside)
+        return search_kernels(session.tuner, wanted, uses, beside)
     except Exception as error:
         if settings.strict:
             raise
@@ -103,11 +103,11 @@ def emit_kernels(
     for step in schedule.steps:
         if not isinstance(step, Launch) or (step.backend, step.kernel) in out:
             continue
-        verdict = tuned.get((step.backend, step.kernel))
-        backends = session.tuner.takers(step)
-        if verdict is not None:
-            backends = _first(verdict.backend, backends)
-        item = _emit(step.kernel, backends, session, verdict)
+        decision = tuned.get((step.backend, step.kernel))
+        backends = session.tuner.claiming_backends(step)
+        if decision is not None:
+            backends = _first(decision.backend, backends)
+        item = _emit(step.kernel, backends, session, decision)
         if item.backend.name != step.backend and is_unasked(item.backend, session.settings):
             what = ", ".join(dict.fromkeys(o.op for node in step.nodes for o in node.origins))
             note_interpreted(f"kernel {step.kernel.name} of {what}", item.provider.reason, session.settings)
@@ -117,7 +117,7 @@ def emit_kernels(
 
 def _taker(step: Launch, session: CompileSession) -> Backend:
     """The first backend that does not refuse the whole of a kernel: it is more than its nodes."""
-    for backend in session.tuner.takers(step):
+    for backend in session.tuner.claiming_backends(step):
         try:
             backend.configs(step.kernel)
         except UnsupportedError as error:
@@ -135,16 +135,16 @@ def _first(first: Backend, others: Iterable[Backend]) -> Iterator[Backend]:
 
 
 def _emit(
-    kernel: Kernel, backends: Iterable[Backend], session: CompileSession, verdict: Verdict | None
+    kernel: Kernel, backends: Iterable[Backend], session: CompileSession, decision: KernelDecision | None
 ) -> Emitted:
     failure: Exception | None = None
     reason = ""
     for backend in backends:
         try:
-            config = _config(backend, kernel, session, verdict)
+            config = _config(backend, kernel, session, decision)
             emitted = _allowed(backend, kernel, config, session, reason)
             if emitted is not None:
-                tuned = config is not None or (verdict is not None and verdict.backend is backend)
+                tuned = config is not None or (decision is not None and decision.backend is backend)
                 return replace(emitted, tuned=tuned and session.choose_config is None)
             reason = f"{backend.name}'s kernel is barred"
         except UnsupportedError as error:  # an answer, not a failure: the whole kernel is more than its nodes
@@ -181,13 +181,13 @@ def _allowed(
 
 
 def _config(
-    backend: Backend, kernel: Kernel, session: CompileSession, verdict: Verdict | None
+    backend: Backend, kernel: Kernel, session: CompileSession, decision: KernelDecision | None
 ) -> Config | None:
     """The configuration that a race decided for; None: as the backend likes best."""
     if session.choose_config is not None:
         return session.choose_config(backend, kernel)
-    if verdict is not None and verdict.backend is backend:
-        return verdict.config
+    if decision is not None and decision.backend is backend:
+        return decision.config
     return known_config(session.tuner, backend, kernel) if _is_raced(kernel, session) else None
 
 
@@ -230,8 +230,8 @@ class PendingKernel:
         source, config = self.emitted.source, self.emitted.config
         return GeneratedFrom(self._kernel, source.name, "" if config is None else str(config), source.scratch)
 
-    def _takers(self) -> Iterable[Backend]:
-        return self.session.tuner.takers(self.launch)
+    def _claiming_backends(self) -> Iterable[Backend]:
+        return self.session.tuner.claiming_backends(self.launch)
 
     def _guarded(
         self, backend: Backend, source: Source, config: Config | None, found: Launchable
@@ -245,7 +245,7 @@ class PendingKernel:
         text = "" if config is None else str(config)
         built = BuiltKernel(self._kernel, source.name, backend, address, text, planned)
         tuned = self.emitted.tuned and source is self.emitted.source
-        return guarded(built, alike, self.session, self._takers, tuned=tuned)
+        return guarded(built, alike, self.session, self._claiming_backends, tuned=tuned)
 
     def result(self) -> Callable[..., Any]:
         """The callable kernel; with the option `profile`, one that measures itself."""
@@ -288,11 +288,12 @@ class PendingKernel:
             raise outcome
         failed, kernel = first.name, self._kernel
         _log.info("%s", outcome)
-        for built, other_source, found in replacements(kernel, (failed,), self.session, self._takers()):
+        others = self._claiming_backends()
+        for built, other_source, found in replacements(kernel, (failed,), self.session, others):
             self._note_provider(built.backend.name, failed, outcome)
             _warn_of_replacement(failed, kernel, outcome, repr(built.backend.name))
             alike = called_alike(kernel, source.scratch, other_source, found)
-            return guarded(built, alike, self.session, self._takers, (failed,))
+            return guarded(built, alike, self.session, self._claiming_backends, (failed,))
         self._note_provider("an interpreter", failed, outcome)
         _warn_of_replacement(failed, kernel, outcome, "an interpreter")
         return interpreted(kernel)
@@ -333,13 +334,13 @@ def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
     if not isinstance(place, Located):
         return False
     try:
-        verdict = backend.review(place.folder, place.source_key)
+        decision = backend.review(place.folder, place.source_key)
     except Exception as error:
         _log.info("backend %r raised %r over %s", backend.name, error, source.name)
         return True
-    if not verdict:
-        _log.info("kernel %s is not as it should be: %s", source.name, verdict)
-    return bool(verdict)
+    if not decision:
+        _log.info("kernel %s is not as it should be: %s", source.name, decision)
+    return bool(decision)
 
 
 def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, other: str) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from polyfuse.autotune.gemm_choice import choose_gemms
+from polyfuse.autotune.kernels import time_fusions
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.compiler.graph_cache import record_of
 from polyfuse.compiler.kernels import PendingKernel, emit_kernels, pending_kernels, submit, tune_kernels
@@ -36,8 +38,6 @@ from polyfuse.schedule import NO_BACKEND, Call, Launch, Schedule, UnclaimedError
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
-from polyfuse.select.decide import choose
-from polyfuse.select.fusion_race import settle_fusions
 
 __all__ = ["Built", "BuiltGraph", "Clock", "compile_aten", "compile_graph", "compile_whole"]
 
@@ -155,7 +155,7 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
     dump.write("graph.ir", lambda: text(graph))
     _verify_graph(graph, settings.verify)
     with clock.stage("select"):
-        chosen = choose(graph, session.tuner)
+        chosen = choose_gemms(graph, session.tuner)
     with clock.stage("schedule"):
         again = partial(
             schedule_graph,
@@ -168,13 +168,13 @@ def compile_graph(graph: Graph, session: CompileSession, dump: Dump, clock: Cloc
         schedule = again()
     if settings.benchmark_fusion:
         with clock.stage("fusion"):
-            schedule, timed = settle_fusions(session.tuner, schedule, again)
+            schedule, timed = time_fusions(session.tuner, schedule, again)
             schedule = replace(schedule, decisions=(*schedule.decisions, *timed))
     schedule = replace(schedule, decisions=(*chosen.decisions, *schedule.decisions))
     with clock.stage("tune"):
         tuned = tune_kernels(schedule, session, chosen.milliseconds)
     schedule = replace(
-        schedule, decisions=(*schedule.decisions, *(verdict.decision for verdict in tuned.values()))
+        schedule, decisions=(*schedule.decisions, *(kernel.decision for kernel in tuned.values()))
     )
     session.observe(schedule.decisions)
     dump.write("schedule", lambda: _schedule_text(schedule))

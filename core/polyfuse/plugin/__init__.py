@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from polyfuse.plugin.api import API_VERSION, check_api
 from polyfuse.plugin.backend import Backend
-from polyfuse.plugin.choices import Choice, Instead, Made, Site
+from polyfuse.plugin.choices import CallSite, Choice, ReplacementCalls, TemplateSource
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
 from polyfuse.plugin.discovery import ENTRY_POINT_GROUP
 from polyfuse.plugin.extensions import Extensions, Offered
@@ -33,11 +33,11 @@ __all__ = [
     "Finding",
     "HostCall",
     "HostProgram",
-    "Instead",
+    "ReplacementCalls",
     "Launchable",
     "Lowering",
     "LoweringContext",
-    "Made",
+    "TemplateSource",
     "Manifest",
     "No",
     "Offer",
@@ -47,7 +47,7 @@ __all__ = [
     "Requires",
     "Rewrite",
     "RewriteContext",
-    "Site",
+    "CallSite",
     "Source",
     "State",
     "TensorValue",

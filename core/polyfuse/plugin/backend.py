@@ -50,10 +50,10 @@ class Backend(ABC):
     min_unit: ClassVar[int] = 1500
 
     # Whether what it generates for matrix products (`ops.CONTRACTIONS`) is worth timing against a library's.
-    races_products: ClassVar[bool] = False
+    autotunes_gemm: ClassVar[bool] = False
 
     # Whether its kernels are worth timing against other backends' (the option `autotune_backends`).
-    races_kernels: ClassVar[bool] = True
+    autotunes_kernels: ClassVar[bool] = True
 
     # As in the manifest; the manager writes them there.
     name: str = ""
@@ -102,13 +102,13 @@ class Backend(ABC):
         """
         return None
 
-    def panel_width(self, product: Reduction) -> int:
+    def packed_width(self, product: Reduction) -> int:
         """Return how many columns of a product's right operand should stand side by side, panel after panel,
         if that operand is a parameter which is laid out once (the option `freezing`). 0: it is read as it is.
         """
         return 0
 
-    def fold_width(self, product: Reduction, kind: str, along: str) -> int:
+    def epilogue_reduction_width(self, product: Reduction, kind: str, along: str) -> int:
         """Return how many neighbouring results of a product its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each
         group beside its results (`ops.FOLD_MODES`), and a second kernel combines these. 0: none.

@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from autotuning import Run, reasons, with_times
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.backend import CppBackend
-from races import Run, decided, reasons
 
 LAYS_OUT = "once.aten.as_strided_copy.default"
 LAYER = torch.nn.Linear(24, 128)
@@ -24,7 +24,7 @@ X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 128)
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     """Compile and run a function where weights in panels win."""
-    yield decided(monkeypatch, tmp_path, {"cpp+panels": 1.0})
+    yield with_times(monkeypatch, tmp_path, {"cpp+panels": 1.0})
     forget_sessions()
 
 
@@ -73,6 +73,6 @@ def test_a_backend_that_fails_over_panels_loses_them_alone(run: Run, monkeypatch
     def fails(self: CppBackend, product: object) -> int:
         raise ValueError("no idea")
 
-    monkeypatch.setattr(CppBackend, "panel_width", fails)
+    monkeypatch.setattr(CppBackend, "packed_width", fails)
     found = reasons(run(LAYER, X, freezing=True))
     assert found["cpp+panels"] == "it raised ValueError: no idea"

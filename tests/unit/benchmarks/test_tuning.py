@@ -11,7 +11,7 @@ from polyfuse_bench.autotune_backends import _races, gain, winner
 from polyfuse_bench.backends import DEFAULT_BACKENDS, compiled
 from polyfuse_bench.tuning import CONTENDERS, MODE, seconds_of_choice
 
-from polyfuse.cache.timings import LOST, Measured, TimingStore
+from polyfuse.cache.timings import FAILED, Measured, TimingStore
 
 COLD = {"inductor": 10.0, f"inductor:{MODE}": 50.0, "polyfuse": 4.0, f"polyfuse:{MODE}": 14.0}
 WARM = {"inductor": 5.0, f"inductor:{MODE}": 6.0, "polyfuse": 3.0, f"polyfuse:{MODE}": 2.9}
@@ -57,7 +57,7 @@ def test_races_are_read_from_what_was_measured(tmp_path):
     store.write("ab", Measured({"interpreter a=1": 3.0, "interpreter a=2": 2.0, "library": 1.0}, "library"))
     assert _races(tmp_path, "cpu") == []  # one backend alone
     store.write(
-        "cd", Measured({"interpreter": 3.0, "cpp lane=1": 2.0, "cpp": LOST}, "cpp lane=1", "kernel k")
+        "cd", Measured({"interpreter": 3.0, "cpp lane=1": 2.0, "cpp": FAILED}, "cpp lane=1", "kernel k")
     )
     (race,) = _races(tmp_path, "cpu")
     assert race == {"kernel": "kernel k", "milliseconds": {"interpreter": 3.0, "cpp": 2.0}, "first": "cpp"}

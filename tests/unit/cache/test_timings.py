@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from polyfuse.cache.timings import LOST, Measured, TimingStore, timing_key
+from polyfuse.cache.timings import FAILED, Measured, TimingStore, timing_key
 
 KEY = timing_key("kernel", "toy", {"version": "1"}, {"machine": "here"})
 
@@ -12,7 +12,7 @@ KEY = timing_key("kernel", "toy", {"version": "1"}, {"machine": "here"})
 def test_what_is_written_is_read(tmp_path):
     store = TimingStore(tmp_path)
     assert store.read(KEY) == Measured()
-    measured = Measured({"block=1": 0.25, "block=2": LOST}, "block=1")
+    measured = Measured({"block=1": 0.25, "block=2": FAILED}, "block=1")
     store.write(KEY, measured)
     assert TimingStore(tmp_path).read(KEY) == measured
     store.write(KEY, Measured({"block=1": 0.5}))
@@ -38,7 +38,7 @@ def test_a_winner_that_was_never_measured_is_none(tmp_path):
 
 
 def test_files_are_plain_text_without_infinities(tmp_path):
-    TimingStore(tmp_path).write(KEY, Measured({"a": LOST}, "a", "a sum"))
+    TimingStore(tmp_path).write(KEY, Measured({"a": FAILED}, "a", "a sum"))
     (path,) = tmp_path.rglob("*.json")
     assert json.loads(path.read_text()) == {"times": {"a": None}, "best": "a", "about": "a sum"}
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from fake_plugins import serve
+from polyfuse.autotune.tuner import Tuner
 from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
-from polyfuse.cache.timings import LOST, Measured
+from polyfuse.cache.timings import FAILED, Measured
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Claim, Config, Launchable, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
-from polyfuse.select.tuner import Tuner
 
 
 class Tunable(InterpreterBackend):
@@ -152,7 +152,7 @@ def test_candidates_that_fail_spill_or_do_not_run_lose(tunable, monkeypatch):
     monkeypatch.setattr(tunable, "failing", (8,))
     run(tune_kernels=True)
     times, best = best_known()
-    assert best == "block=4" and times["block=16"] == LOST and times["block=8"] == LOST
+    assert best == "block=4" and times["block=16"] == FAILED and times["block=8"] == FAILED
     assert 16 not in tunable.timed
 
 

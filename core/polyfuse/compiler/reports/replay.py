@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfuse.autotune.kernels import spelled
 from polyfuse.base.errors import IRError, PolyfuseError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.checking.operands import layout_of
@@ -23,7 +24,6 @@ from polyfuse.ir.interpreter.interpret import run_graph, run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall
 from polyfuse.ir.text.parse import parse, parse_kernel
-from polyfuse.select.kernel_race import spelled
 from polyfuse.symbolic import IndexLike, evaluate
 
 __all__ = ["Difference", "replay", "replay_launch"]

@@ -202,7 +202,7 @@ def _divided(graph: Graph, fold: _Fold, backend: Backend) -> tuple[Scatter, Buff
         return f"{node.kind} of {node.values[0].dtype} is not begun with a product"
     if not fold.along:
         return "it is not over all rows or all columns of one matrix"
-    width = backend.fold_width(fold.product, node.kind, fold.along)
+    width = backend.epilogue_reduction_width(fold.product, node.kind, fold.along)
     if width < 1:
         return f"it combines no results of a product along its {fold.along}"
     across = fold.along == "columns"
