@@ -299,7 +299,7 @@ def gradient_faults(rows: int, columns: int) -> list[str]:
     ):
         torch._dynamo.reset()
         reset_reports()
-        options = {"backends": "interpreted", "triton.sums_across_rows": "1"}
+        options = {"backends": "interpreted", "triton.column_reductions": "1"}
         compiled = torch.compile(function, backend="polyfuse", options=options)
         results = []
         for call in (compiled, function):

@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall, Node
 from polyfuse.symbolic import IndexLike
 
-NO_BACKEND = "none is installed for its device"
-"""Why a node is not claimed where nobody was asked."""
-
-
-Apart = tuple[frozenset[str], frozenset[str]]
+Unfused = tuple[frozenset[str], frozenset[str]]
 """Names of nodes, such that none of the first and none of the second share a kernel."""
-
-
-class UnclaimedError(UnsupportedError):
-    """No backend generates code for some nodes: `nodes` has each with the reasons, `texts` describes them."""
-
-    def __init__(self, nodes: Sequence[tuple[Node, str]], texts: Sequence[str] = ()) -> None:
-        node, why = nodes[0]
-        more = f" and {len(nodes) - 1} other nodes" if len(nodes) > 1 else ""
-        super().__init__(
-            f"no backend generates code for {texts[0] if texts else node.name}{more} ({why})",
-            "enable another backend, the interpreter for instance",
-        )
-        self.nodes = tuple(nodes)
-        self.texts = tuple(texts) or tuple(node.name for node, _ in nodes)
 
 
 @dataclass(frozen=True)

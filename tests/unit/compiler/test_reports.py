@@ -50,7 +50,7 @@ def test_a_report_counts_what_was_made() -> None:
     assert (report.kernels, report.distinct_kernels, report.extern_calls) == (1, 1, 1)
     assert report.aten_ops >= 4 and not report.fallbacks and not report.eager
     assert report.bytes_after < report.bytes_before
-    stages = ["lower", "select", "schedule", "tune", "emit", "plan", "load"]
+    stages = ["lower", "claim", "autotune", "fuse", "generate", "plan", "load"]
     assert [name for name, _ in report.stage_seconds] == stages
     (launch,) = report.launches
     assert launch.backend == "interpreter" and "aten._softmax.default" in launch.ops

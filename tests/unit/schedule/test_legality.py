@@ -13,7 +13,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import No, TargetInfo, Yes
 from polyfuse.schedule import Launch
 from polyfuse.symbolic import axis
-from schedule_builder import Anything, Maker, axes, reasons, run
+from schedule_builder import Anything, Maker, axes, reasons, run, scheduled
 
 
 def two_readers(count: int = 8, **buffer) -> Maker:
@@ -44,18 +44,6 @@ def test_other_devices() -> None:
     assert reasons(m.schedule("a", "b")) == ["they run on different devices, cpu and meta"]
 
 
-def test_other_groups_of_the_backend() -> None:
-    class ByOperator(Anything):
-        def group(self, node):
-            return node.value.op
-
-    m = two_readers()
-    m.backend = ByOperator
-    assert reasons(m.schedule("a", "b")) == [
-        "the backend does not put their iteration spaces into one kernel"
-    ]
-
-
 def test_the_backend_may_refuse() -> None:
     class Lonely(Anything):
         def can_fuse(self, first, second):
@@ -74,12 +62,11 @@ def test_other_backends() -> None:
             return No("only exp") if node.value.op != "exp" else Yes()
 
     from polyfuse.base.settings import Settings
-    from polyfuse.schedule.schedule import schedule_graph
 
     m = two_readers()
-    graph = m.schedule("a", "b", fusion=False).graph
+    graph = m.graph("a", "b")
     settings = Settings.resolve(None, {})
-    schedule = schedule_graph(graph, settings, lambda device: (Picky(settings), Anything(settings)))
+    schedule = scheduled(graph, settings, lambda device: (Picky(settings), Anything(settings)))
     assert [step.backend for step in schedule.steps] == ["picky", "anything"]
     assert reasons(schedule) == ["different backends generate them, picky and anything"]
     assert reasons(schedule, "backend") == ["only exp"]

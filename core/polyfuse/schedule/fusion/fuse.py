@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from polyfuse.base.log import get_logger
-from polyfuse.plugin import Backend
 from polyfuse.schedule.deps import Dependencies, stable_order
 from polyfuse.schedule.fusion.legality import Fusion, Rules, can_fuse, passes_data
 from polyfuse.schedule.fusion.score import Score, score
@@ -136,21 +135,7 @@ def _candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, int]]) 
             continue
         ranked.append((score(rules.graph, first, second, rules.hint), order, first, second))
     ranked.sort(key=lambda item: (tuple(-x for x in item[0]), item[1]))
-    return _best_grade(ranked, rules)
-
-
-def _best_grade(ranked: Ranked, rules: Rules) -> Ranked:
-    """Without the pairs that their backend grades worse than the best legal one."""
-    if all(type(b).pair_priority is Backend.pair_priority for b in rules.backends.values()):
-        return ranked
-    grades: dict[int, int] = {}
-    for _, order, a, b in ranked:
-        first, second = _in_order(a, b)
-        if isinstance(can_fuse(rules, first, second), Fusion):
-            nodes = [[m.node for m in unit.members] for unit in (first, second)]
-            grades[order] = rules.backends[first.backend].pair_priority(*nodes)
-    best = min(grades.values(), default=0)
-    return [item for item in ranked if grades.get(item[1], best) == best]
+    return ranked
 
 
 def _in_order(first: Unit, second: Unit) -> tuple[Unit, Unit]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 
 from polyfuse.ir.nodes import Reduction
 from polyfuse.ir.ops import CONTRACTIONS
@@ -30,8 +30,6 @@ def leader(backends: Mapping[str, Backend], first: Unit, second: Unit) -> Unit |
         return _beside(backends, products[0], second if products[0] is first else first, first)
     if first.backend != second.backend:
         return f"different backends generate them, {first.backend} and {second.backend}"
-    if first.group != second.group:
-        return "the backend does not put their iteration spaces into one kernel"
     return first
 
 
@@ -47,7 +45,4 @@ def _beside(backends: Mapping[str, Backend], product: Unit, other: Unit, first: 
             if not answer:
                 reason = getattr(answer, "reason", "no reason given")
                 return f"backend {product.backend}, chosen for the product, refuses it: {reason}"
-        group: Hashable = backend.group(member.node)
-        if group != product.group:
-            return "the backend does not put their iteration spaces into one kernel"
     return product

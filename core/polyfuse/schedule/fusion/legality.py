@@ -17,7 +17,7 @@ from polyfuse.schedule.fusion.gemm_epilogues import leader
 from polyfuse.schedule.fusion.score import touched_bytes
 from polyfuse.schedule.fusion.space import Match, Space, match_spaces
 from polyfuse.schedule.fusion.units import Member, Unit, UnitAccess, remap
-from polyfuse.schedule.result import Apart
+from polyfuse.schedule.result import Unfused
 from polyfuse.symbolic import Index, IndexLike, axis_size, product
 
 _WIDEST = 8
@@ -53,7 +53,7 @@ class Rules:
     roots: Mapping[str, str]
     hint: Callable[[IndexLike], int]
     fresh: Callable[[IndexLike], Index]
-    apart: tuple[Apart, ...] = ()
+    apart: tuple[Unfused, ...] = ()
     communication: tuple[int, int] = (0, 0)
 
     def may_meet(self, first: Unit, second: Unit) -> bool:
@@ -293,7 +293,7 @@ def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
     rows = rules.hint(product(axis_size(a) for a in match.space.axes))
     length = rules.hint(product(axis_size(a) for a in match.space.raxes))
     target = rules.target_info(first.backend, first.device)
-    if target.scans_look_back and (first.has_scan or second.has_scan) and target.stretches(rows, length):
+    if target.scans_look_back and (first.has_scan or second.has_scan) and target.splits(rows, length):
         # a backend that spreads scans does so with all that is done at each point, and with nothing else
         if not (first.is_reduction and second.is_reduction):
             return ""

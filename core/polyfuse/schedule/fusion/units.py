@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan
@@ -45,7 +45,6 @@ class Unit:
         space: common axes; empty for calls.
         accesses: what the members read and write, in the unit's coordinates.
         backend: name of the backend that claimed its nodes; empty for calls.
-        group: the backend's iteration-space key.
         bits, before, after: bit sets of node positions: its own, its ancestors', its descendants'.
     """
 
@@ -56,7 +55,6 @@ class Unit:
         "before",
         "bits",
         "device",
-        "group",
         "is_call",
         "members",
         "seen",
@@ -69,7 +67,6 @@ class Unit:
         space: Space,
         found: tuple[UnitAccess, ...],
         backend: str,
-        group: Hashable,
         device: str,
         is_call: bool,
     ) -> None:
@@ -77,7 +74,6 @@ class Unit:
         self.space = space
         self.accesses = found
         self.backend = backend
-        self.group = group
         self.device = device
         self.is_call = is_call
         self.bits = 0
@@ -118,7 +114,6 @@ def loop_unit(
     node: LoopNode,
     position: int,
     backend: str,
-    group: Hashable,
     device: str,
     fresh: Callable[[IndexLike], Index],
 ) -> Unit:
@@ -147,7 +142,6 @@ def loop_unit(
         Space(tuple(kept[0]), tuple(kept[1])),
         found,
         backend,
-        group,
         device,
         False,
     )
@@ -156,7 +150,7 @@ def loop_unit(
 def call_unit(node: Node, position: int) -> Unit:
     """A unit that is one extern call."""
     found = tuple(UnitAccess(a, "P", 0) for a in accesses(node))
-    return Unit((Member(node, position, {}, "P"),), Space((), ()), found, "", None, "", True)
+    return Unit((Member(node, position, {}, "P"),), Space((), ()), found, "", "", True)
 
 
 def remap(
@@ -196,7 +190,7 @@ def merge(
         for a in part
     ]
     members = tuple(m for m, _, _ in tagged)
-    return Unit(members, space, tuple(found), like.backend, like.group, like.device, False)
+    return Unit(members, space, tuple(found), like.backend, like.device, False)
 
 
 def touched(units: Sequence[Unit]) -> dict[str, list[int]]:

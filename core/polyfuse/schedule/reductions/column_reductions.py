@@ -17,7 +17,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, product
 
-__all__ = ["axes_apart", "row_major", "sum_across_rows"]
+__all__ = ["axes_apart", "row_major", "split_columns"]
 
 _COLUMNS = (256, 8192)
 """Lengths of rows that a group of threads can have at hand."""
@@ -27,12 +27,12 @@ _FEWEST, _ENOUGH = 2, 4
 """Rows of a group that are worth it, and those that are better."""
 
 
-def sum_across_rows(
+def split_columns(
     graph: Graph, position: int, target_info: TargetInfo
 ) -> tuple[tuple[Node, ...], dict[str, Buffer]] | None:
     """The nodes that take the place of the sum at `position`, with their buffers; None where it stays."""
     node = graph.nodes[position]
-    if not target_info.sums_across_rows or not isinstance(node, Reduction) or node.kind != "sum":
+    if not target_info.column_reductions or not isinstance(node, Reduction) or node.kind != "sum":
         return None
     rows, columns = product(node.rsizes), product(node.sizes)
     if not isinstance(rows, int) or not isinstance(columns, int) or node.values[0].dtype is not DType.f32:

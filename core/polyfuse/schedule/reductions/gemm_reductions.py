@@ -91,35 +91,35 @@ def foldable(
 
 
 def fold_results(
-    graph: Graph, chosen: Mapping[str, Backend], folded: frozenset[str], decisions: list[Decision]
+    graph: Graph, claimed: Mapping[str, Backend], folded: frozenset[str], decisions: list[Decision]
 ) -> tuple[Graph, Mapping[str, Backend]]:
     """`graph` with some reductions begun in the kernels of products, and who generates which nodes, by name.
 
     Args:
-        chosen: who generates products, by name.
+        claimed: who generates the loops of `graph`, by name.
         folded: names of the reductions.
         decisions: gets an entry for each.
     """
-    owners = dict(chosen)
+    if not folded:
+        return graph, claimed
+    owners = dict(claimed)
     parts: dict[str, tuple[Node, Node]] = {}
     buffers = dict(graph.buffers)
-    readers = readers_of(graph) if folded else {}
-    products = [
-        n for n in graph.nodes if isinstance(n, Reduction) and n.kind in CONTRACTIONS and n.name in chosen
-    ]
-    found = [fold for n in products for fold in _folds(readers, n, n.outputs[0])] if folded else []
-    for fold in found:
-        name, backend = fold.reduction.name, chosen[fold.product.name]
+    readers = readers_of(graph)
+    products = [n for n in graph.nodes if isinstance(n, Reduction) and n.kind in CONTRACTIONS]
+    for fold in (fold for n in products for fold in _folds(readers, n, n.outputs[0])):
+        name, backend = fold.reduction.name, claimed[fold.product.name]
         if name in parts or name not in folded:
             continue
         answer = _divided(graph, fold, backend)
         if isinstance(answer, str):
             continue
         first, buffer, last = answer
-        parts[name], buffers[buffer.name], owners[first.name] = (first, last), buffer, backend
+        parts[name], buffers[buffer.name] = (first, last), buffer
+        owners |= {first.name: backend, last.name: claimed[name]}
         decisions.append(Decision("split", name, fold.product.name, "begun where the results are computed"))
     nodes = tuple(part for node in graph.nodes for part in parts.get(node.name, (node,)))
-    return replace(graph, nodes=nodes, buffers=buffers) if parts else graph, owners
+    return replace(graph, nodes=nodes, buffers=buffers), owners
 
 
 def folds_alone(units: Iterable[Unit]) -> Mapping[str, Decision]:

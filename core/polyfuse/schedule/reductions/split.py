@@ -8,10 +8,11 @@ the result is too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, const, guard, index_value, load, loads, reindex
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node, Reduction, Scan
@@ -19,7 +20,8 @@ from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.plugin.target_info import is_near, near_divisor
-from polyfuse.schedule.reductions.column_reductions import row_major, sum_across_rows
+from polyfuse.schedule.claims import ask
+from polyfuse.schedule.reductions.column_reductions import row_major, split_columns
 from polyfuse.schedule.reductions.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, product
@@ -34,58 +36,49 @@ Hint = Callable[[IndexLike], int]
 
 def split_reductions(
     graph: Graph,
-    backends: Callable[[str], Iterable[Backend]],
+    claimed: Mapping[str, Backend],
+    target_info: Callable[[str, str], TargetInfo],
     hint: Hint,
     decisions: list[Decision],
-    scatters: bool = True,
-) -> Graph:
-    """`graph` with its long reductions of few results divided, as the backends' target info wants it.
+    settings: Settings,
+) -> tuple[Graph, Mapping[str, Backend]]:
+    """`graph` with its long reductions of few results divided, as the backends' target info wants it, and who
+    generates its loops. A reduction stays whole whose backend refuses one of the parts.
 
     Args:
-        backends: backends for a device type, in the order in which they are asked.
+        claimed: who generates the loops of `graph`, by the node's name.
+        target_info: that of a backend, by its name, on a device.
         hint: example value of a size.
         decisions: gets an entry for each reduction that is divided.
-        scatters: whether sums may be made by adding to memory, which some kernels do in any order.
     """
-    split = _Splitter(graph, backends, hint)
+    split = _Splitter(graph, claimed, target_info, hint)
     nodes: list[Node] = []
     done: set[str] = set()
+    owners, buffers = dict(claimed), dict(graph.buffers)
+    # sums may be made by adding to memory, which some kernels do in any order
+    scatters = settings.deterministic != "on"
     for position, node in enumerate(graph.nodes):
         if node.name in done:
             continue
-        across = (
-            sum_across_rows(graph, position, split.target_info(node))
-            if scatters and isinstance(node, Reduction)
-            else None
-        )
-        if across is not None:
-            nodes.extend(across[0])
-            split.buffers.update(across[1])
-            decisions.append(Decision("split", node.name, "", "columns are added up where rows are at hand"))
-            continue
-        scans = split.scan(node) if isinstance(node, Scan) else ()
-        if scans:
-            nodes.extend(scans)
-            decisions.append(Decision("split", node.name, "", "stretches of the scan keep the device busy"))
-            continue
-        division = split.division(node) if isinstance(node, Reduction) else None
-        if division is None or not isinstance(node, Reduction):
+        found = split.split(position, scatters) if isinstance(node, (Reduction, Scan)) else None
+        if found is None or not all(ask(claimed[node.name], part, settings) for part in found.nodes):
             nodes.append(node)
             continue
-        partner = _sum_of_exponentials(graph, position)
-        if partner is not None:
-            done.add(partner.name)
-            nodes.extend(split.softmax(node, partner, division))
-        else:
-            nodes.extend(split.parts(node, division))
-        count = hint(product(axis_size(a) for a in division.outer))
-        second = partner.name if partner is not None else ""
-        decisions.append(
-            Decision("split", node.name, second, f"{count} partial results keep the device busy")
-        )
-    if not split.buffers:
-        return graph
-    return replace(graph, buffers={**graph.buffers, **split.buffers}, nodes=tuple(nodes))
+        buffers |= split.buffers
+        nodes.extend(found.nodes)
+        owners |= {part.name: claimed[node.name] for part in found.nodes}
+        done.add(found.partner)
+        decisions.append(Decision("split", node.name, found.partner, found.reason))
+    return replace(graph, buffers=buffers, nodes=tuple(nodes)), owners
+
+
+@dataclass(frozen=True)
+class _Split:
+    """What a reduction or scan becomes: nodes, why, and the name of another node whose work they do too."""
+
+    nodes: tuple[Node, ...]
+    reason: str
+    partner: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,12 +100,35 @@ class _Division:
 
 @dataclass
 class _Splitter:
-    """The state of dividing the reductions of one graph."""
+    """Divides the reductions of one graph. `buffers` are those of the last one."""
 
     graph: Graph
-    backends: Callable[[str], Iterable[Backend]]
+    claimed: Mapping[str, Backend]
+    target_infos: Callable[[str, str], TargetInfo]
     hint: Hint
     buffers: dict[str, Buffer] = field(default_factory=dict)
+
+    def split(self, position: int, scatters: bool) -> _Split | None:
+        """What the reduction or scan at a position becomes; None where it stays whole."""
+        node = self.graph.nodes[position]
+        self.buffers = {}
+        if isinstance(node, Scan):
+            parts = self.scan(node)
+            return _Split(parts, "stretches of the scan keep the device busy") if parts else None
+        assert isinstance(node, Reduction)
+        across = split_columns(self.graph, position, self.target_info(node)) if scatters else None
+        if across is not None:
+            self.buffers.update(across[1])
+            return _Split(across[0], "columns are added up where rows are at hand")
+        division = self.division(node)
+        if division is None:
+            return None
+        count = self.hint(product(axis_size(a) for a in division.outer))
+        reason = f"{count} partial results keep the device busy"
+        partner = _sum_of_exponentials(self.graph, position)
+        if partner is not None:
+            return _Split(self.softmax(node, partner, division), reason, partner.name)
+        return _Split(self.parts(node, division), reason)
 
     def division(self, node: Reduction) -> _Division | None:
         """How `node` is divided; None where it stays whole."""
@@ -152,13 +168,9 @@ class _Splitter:
         return (first, *self._combine_softmax(largest, outputs, indices, how.outer, loaded))
 
     def target_info(self, node: Reduction | Scan) -> TargetInfo:
-        """The target info of the backend that will generate this node's kernel."""
+        """The target info of the backend that generates this node's kernel."""
         device = self.graph.buffers[node.writes()[0]].device
-        for backend in self.backends(device.split(":")[0]):
-            target_info = backend.target_info(device)
-            if not target_info.blocks or backend.claims(node):
-                return target_info
-        return TargetInfo()
+        return self.target_infos(self.claimed[node.name].name, device)
 
     def _wanted(self, node: Reduction | Scan, target_info: TargetInfo) -> int:
         """Stretches that keep the device busy, as far as they do not become too short."""
@@ -166,7 +178,7 @@ class _Splitter:
         length = self.hint(product(node.rsizes))
         side = self._contiguous_side(node)
         together = min(target_info.lanes, side) if side else 1
-        return target_info.stretches(max(1, -(-rows // together)), length * together)
+        return target_info.splits(max(1, -(-rows // together)), length * together)
 
     def _contiguous_side(self, node: Reduction | Scan) -> int:
         """The extent of the parallel axis along which the largest operand is contiguous; 0 if it is a loop
