@@ -11,10 +11,33 @@ import torch
 
 from polyfuse.autotune import search as search_module
 from polyfuse.autotune.candidate import BuiltProgram
+from polyfuse.base.config import Config
+from polyfuse.cache.timings import Candidate, Record, Trial
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 
 Run = Callable[..., GraphReport]
+
+
+def candidate(name: str) -> Candidate:
+    """The candidate that prints as `name`."""
+    implementation, _, config = name.partition(" ")
+    return Candidate(implementation, Config.parse(config) if config else None)
+
+
+def record(times: Mapping[str, float], about: str = "", complete: bool = True, baseline: str = "") -> Record:
+    """A record of these milliseconds."""
+    return Record(about, tuple(Trial(candidate(n), ms) for n, ms in times.items()), baseline, complete)
+
+
+def times_of(record: Record) -> dict[str, float]:
+    """Milliseconds by the name of the candidate."""
+    return {str(trial.candidate): trial.milliseconds for trial in record.trials}
+
+
+def best_of(record: Record) -> str | None:
+    """The name of the best candidate."""
+    return None if record.best is None else str(record.best.candidate)
 
 
 def with_times(monkeypatch: pytest.MonkeyPatch, folder: Path, times: Mapping[str, float]) -> Run:

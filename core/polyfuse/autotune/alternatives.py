@@ -1,4 +1,4 @@
-"""A graph in which some calls are done in another way."""
+"""What plugins offer in place of a call, and a graph in which calls are replaced."""
 
 from __future__ import annotations
 
@@ -19,21 +19,18 @@ from polyfuse.plugin import (
     Offered,
     PluginManager,
     Source,
-    TemplateSource,
 )
 from polyfuse.runtime.once import ONCE
 from polyfuse.schedule import Decision
 from polyfuse.symbolic import IndexLike, axis_size, storage_size
 
 __all__ = [
-    "GemmSelection",
-    "apply_replacements",
-    "Alternative",
     "OBJECT",
+    "Alternative",
     "Replacement",
     "alternatives",
-    "replace_calls",
     "fixed_inputs",
+    "replace_calls",
     "site_of",
 ]
 
@@ -42,7 +39,7 @@ _log = get_logger("autotune")
 
 @dataclass(frozen=True)
 class Replacement:
-    """What takes a call's place.
+    """What is done instead of a call.
 
     Attributes:
         nodes: in order.
@@ -51,7 +48,7 @@ class Replacement:
         removed: names of nodes before the call whose work is done too.
         objects: new host values, by key.
         backend: who generates the loops among the nodes.
-        folds: names of reductions over its results that are begun with it.
+        reductions: names of reductions over its results that are begun in its epilogue.
     """
 
     nodes: tuple[Node, ...]
@@ -60,16 +57,16 @@ class Replacement:
     removed: tuple[str, ...] = ()
     objects: Mapping[str, Any] = field(default_factory=dict, compare=False)
     backend: Backend | None = field(default=None, compare=False)
-    folds: tuple[str, ...] = ()
+    reductions: tuple[str, ...] = ()
 
 
-def replace_calls(graph: Graph, taken: Mapping[str, Replacement]) -> Graph:
-    """`graph` with the calls named in `taken` replaced."""
-    if not taken:
+def replace_calls(graph: Graph, replacements: Mapping[str, Replacement]) -> Graph:
+    """`graph` with each call that is named replaced."""
+    if not replacements:
         return graph
     # with its reader, a call is done where that stands: what else it reads may not be there before
-    places = {item.reader or name: item for name, item in taken.items()}
-    gone = {name for item in taken.values() for name in item.removed}
+    places = {item.reader or name: item for name, item in replacements.items()}
+    gone = {name for item in replacements.values() for name in item.removed}
     nodes: list[Node] = []
     buffers, objects = dict(graph.buffers), dict(graph.objects)
     for node in graph.nodes:
@@ -78,7 +75,7 @@ def replace_calls(graph: Graph, taken: Mapping[str, Replacement]) -> Graph:
             nodes.extend(item.nodes)
             buffers |= {buffer.name: buffer for buffer in item.buffers}
             objects |= item.objects
-        elif node.name not in taken and node.name not in gone:
+        elif node.name not in replacements and node.name not in gone:
             nodes.append(node)
     return replace(graph, buffers=buffers, nodes=tuple(nodes), objects=objects)
 
@@ -93,7 +90,7 @@ class Alternative:
 
     Attributes:
         name: of the plugin and its choice.
-        taken: what takes the call's place; with `sources`, a call of the object `key`.
+        replacement: what is done instead; with `sources`, a call of the object `key`.
         sources: what the backend builds, by configuration.
         operands: what the built kernel is launched with.
         backend: who builds and loads it.
@@ -101,8 +98,8 @@ class Alternative:
     """
 
     name: str
-    taken: Replacement
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    replacement: Replacement
+    sources: Mapping[Config | None, Source] = field(default_factory=dict)
     operands: tuple[str | IndexLike, ...] = ()
     backend: Backend | None = None
     key: str = ""
@@ -172,9 +169,7 @@ def _instead(name: str, choice: Choice, site: CallSite) -> Alternative:
 def _made(name: str, choice: Choice, site: CallSite, backend: Backend, most: int) -> Alternative:
     assert choice.emit is not None
     configs: Sequence[Config | None] = list(choice.configs(site)) if choice.configs is not None else [None]
-    made: dict[str, TemplateSource] = {}
-    for config in configs[:most]:
-        made["" if config is None else str(config)] = choice.emit(site, config)
+    made = {config: choice.emit(site, config) for config in configs[:most]}
     first = next(iter(made.values()))
     if any((m.operands, m.takes_reader) != (first.operands, first.takes_reader) for m in made.values()):
         raise ValueError("its configurations take different operands")
@@ -184,9 +179,9 @@ def _made(name: str, choice: Choice, site: CallSite, backend: Backend, most: int
     node = ExternCall(
         f"{site.call.name}_call", f"{OBJECT}{key}", args, (), (output,), "into", origins=site.call.origins
     )
-    taken = _placed(site, (node,), (), first.takes_reader)
-    sources = {text: item.source for text, item in made.items()}
-    return Alternative(name, taken, sources, first.operands, backend, key)
+    replacement = _placed(site, (node,), (), first.takes_reader)
+    sources = {config: item.source for config, item in made.items()}
+    return Alternative(name, replacement, sources, first.operands, backend, key)
 
 
 def _placed(
@@ -237,33 +232,3 @@ def _covers(node: LoopNode, buffer: Buffer) -> bool:
     for axis in node.axes:
         points = points * axis_size(axis)
     return points == buffer.numel
-
-
-@dataclass(frozen=True)
-class GemmSelection:
-    """A graph in which what won stands in place of calls.
-
-    Attributes:
-        graph: with other nodes in place of calls.
-        backends: who generates loops among these, by the name of the node.
-        decisions: what was chosen, and what was refused, with reasons.
-        milliseconds: of the calls that were raced, all together, as they are done now.
-        folded: names of reductions that are begun in the kernel of the product whose results they read.
-    """
-
-    graph: Graph
-    backends: Mapping[str, Backend]
-    decisions: tuple[Decision, ...]
-    milliseconds: float = 0.0
-    folded: frozenset[str] = frozenset()
-
-
-def apply_replacements(
-    graph: Graph, taken: Mapping[str, Replacement], decisions: Sequence[Decision] = ()
-) -> GemmSelection:
-    """`graph` with each call that is named done in another way."""
-    backends = {
-        node.name: item.backend for item in taken.values() if item.backend is not None for node in item.nodes
-    }
-    folded = frozenset(name for item in taken.values() for name in item.folds)
-    return GemmSelection(replace_calls(graph, taken), backends, tuple(decisions), folded=folded)

@@ -34,7 +34,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 @cache
 def cache_bytes(folder: Path = _CACHES) -> int:
-    """Bytes of the processor's last cache; a guess where the system does not say."""
+    """Bytes of the CPU's last cache; a guess where the system does not say."""
     largest = 0
     for path in folder.glob("index*/size"):
         try:
@@ -231,10 +231,10 @@ def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
         elif storage.fill == "small":
             held.copy_(torch.randint(0, 8, held.shape, generator=generator, device=storage.device))
         elif storage.fill.startswith("ends "):
-            whole, groups = int(storage.fill.removeprefix("ends ")), torch.arange(1, held.numel() + 1)
+            total, groups = int(storage.fill.removeprefix("ends ")), torch.arange(1, held.numel() + 1)
             # not at round places, where a mistake at the edge of a group would not show
-            ends = (groups * whole // held.numel() + groups % 3).clamp(max=whole)
-            ends[-1] = whole
+            ends = (groups * total // held.numel() + groups % 3).clamp(max=total)
+            ends[-1] = total
             held.copy_(ends)
         out.append(held)
     return out
@@ -242,7 +242,7 @@ def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
 
 def _fill_normal(held: torch.Tensor, generator: torch.Generator) -> None:
     """Fill with normally distributed numbers; drawing each one of a large operand would take longer than the
-    race.
+    trials.
     """
     wide = held.dtype if held.dtype in (torch.float32, torch.float64) else torch.float32
     count = min(held.numel(), _DRAWN)

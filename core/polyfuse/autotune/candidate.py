@@ -11,6 +11,7 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore, Located
+from polyfuse.cache.timings import Candidate
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Launchable, No, Source
 from polyfuse.workers import BuildFuture, BuildPool
@@ -49,11 +50,11 @@ class Storage:
         dtype: torch's name of the type.
         device: where it lies.
         count: elements.
-        fill: `normal` (random), `small` (whole numbers from 0 to 7), `zero`, for what may be indices, or
+        fill: `normal` (random), `small` (integers from 0 to 7), `zero`, for what may be indices, or
             `ends` and a number: where groups end that share so much almost evenly.
         cold: whether a model would read it from memory, not from a cache, such as weights.
         updated: whether a candidate reads it and then writes to it. Each sample begins with the same numbers,
-            since those that were updated often enough are too small for processors to be as fast as default.
+            since those that were updated often enough are too small for CPUs to be as fast as usual.
     """
 
     dtype: str
@@ -131,7 +132,7 @@ Step = CallStep | KernelStep
 
 @dataclass(frozen=True)
 class BuiltProgram:
-    """One way to do it: steps in order."""
+    """What one candidate runs, built: steps in order."""
 
     name: str
     steps: tuple[Step, ...]
@@ -139,7 +140,7 @@ class BuiltProgram:
 
 @dataclass(frozen=True)
 class Problem:
-    """What all candidates of a race share.
+    """What all candidates of a task share.
 
     Attributes:
         about: what it is, for people.
@@ -177,7 +178,7 @@ class WorkerSetup:
 
 # So many kernels for each worker are asked for at once, where time may run out.
 _SLICE = 2
-# Seconds after which somebody who watches hears how far builds are.
+# Seconds after which an observer hears how far builds are.
 _WATCHED = 0.25
 
 
@@ -199,18 +200,27 @@ class KernelRequest:
 
 @dataclass(frozen=True)
 class CandidateProgram:
-    """One who takes part in a race.
+    """What one candidate runs.
 
     Attributes:
-        name: unique in the race.
-        steps: what it runs.
-        backend, config: who generates what is compared, and how; None for a library.
+        candidate: which it is.
+        steps: in order.
+        backend: who generates what is compared; None for a library.
     """
 
-    name: str
+    candidate: Candidate
     steps: tuple[CallStep | KernelRequest, ...]
     backend: Backend | None = None
-    config: Config | None = None
+
+    @property
+    def name(self) -> str:
+        """The candidate's, unique in a search."""
+        return str(self.candidate)
+
+    @property
+    def config(self) -> Config | None:
+        """In which configuration it is generated."""
+        return self.candidate.config
 
 
 class BuiltCall:
@@ -229,7 +239,7 @@ class BuiltCall:
 
 
 class CandidateBuilder:
-    """Builds what entries need, in parallel.
+    """Builds what candidates need, in parallel.
 
     Args:
         until: the `time.monotonic` after which nothing more is begun to build; what is under way is waited
@@ -244,27 +254,27 @@ class CandidateBuilder:
         self._waiting: dict[tuple[str, str], KernelRequest] = {}
         self._round: list[BuildFuture] = []
 
-    def begin(self, entries: Sequence[CandidateProgram]) -> None:
+    def begin(self, programs: Sequence[CandidateProgram]) -> None:
         """Start to build what these need and was not asked for before."""
         self._round = []
-        for entry in entries:
-            for step in entry.steps:
+        for program in programs:
+            for step in program.steps:
                 if isinstance(step, KernelRequest) and _place(step) not in self._futures:
                     self._waiting.setdefault(_place(step), step)
         # all at once is best, but what is begun cannot be called back
         self._submit(len(self._waiting) if self._until == math.inf else _SLICE * self._pool.workers)
 
-    def wait(self, watch: Callable[[int, int], None] | None = None) -> None:
+    def wait(self, observe: Callable[[int, int], None] | None = None) -> None:
         """Wait for all builds: they would disturb whoever is timed meanwhile.
 
         Args:
-            watch: is told now and then how many kernels of how many are built.
+            observe: is told now and then how many kernels of how many are built.
         """
         while True:
             left = sum(future.left() for future in self._round)
             asked = sum(len(future.keys) for future in self._round)
-            if watch is not None:
-                watch(asked - left, asked + len(self._waiting))
+            if observe is not None:
+                observe(asked - left, asked + len(self._waiting))
             room = _SLICE * self._pool.workers - left
             if self._waiting and room > 0 and time.monotonic() < self._until:
                 self._submit(room)
@@ -278,9 +288,9 @@ class CandidateBuilder:
         self._waiting.clear()
         self._pool.wait_until_idle()
 
-    def is_built(self, entry: CandidateProgram) -> bool:
-        """Whether all that an entry needs was asked for: what there was no time for is left out."""
-        return all(_place(step) in self._futures for step in entry.steps if isinstance(step, KernelRequest))
+    def is_built(self, program: CandidateProgram) -> bool:
+        """Whether all that a candidate needs was asked for: what there was no time for is left out."""
+        return all(_place(step) in self._futures for step in program.steps if isinstance(step, KernelRequest))
 
     def _submit(self, most: int) -> None:
         """Begin to build as many of those that wait."""
@@ -293,16 +303,16 @@ class CandidateBuilder:
             self._futures.update({(name, key): future for key in sources})
             self._round.append(future)
 
-    def candidate(self, entry: CandidateProgram) -> BuiltProgram:
-        """The entry, built.
+    def built(self, program: CandidateProgram) -> BuiltProgram:
+        """The candidate, built.
 
         Raises:
             Fault: a kernel of it cannot be built, or is not as its backend wants it.
         """
         steps: list[Step] = []
-        for step in entry.steps:
+        for step in program.steps:
             steps.append(self._built(step) if isinstance(step, KernelRequest) else step)
-        return BuiltProgram(entry.name, tuple(steps))
+        return BuiltProgram(program.name, tuple(steps))
 
     def _built(self, step: KernelRequest) -> KernelStep:
         place = self._futures[_place(step)].places()[step.source.key]
@@ -310,11 +320,11 @@ class CandidateBuilder:
             raise Fault(f"it cannot be built: {place.cause}")
         assert isinstance(place, Located)
         try:
-            decision = step.backend.review(place.folder, place.source_key)
+            claim = step.backend.review(place.folder, place.source_key)
         except Exception as error:
             raise Fault(f"its review raised {type(error).__name__}: {error}") from error
-        if isinstance(decision, No):
-            raise Fault(decision.reason)
+        if isinstance(claim, No):
+            raise Fault(claim.reason)
         return KernelStep(step.backend.name, str(place.folder), place.source_key, step.operands)
 
 

@@ -1,10 +1,11 @@
-"""A model, learnt from earlier races, of how much longer or shorter a configuration takes than its backend
-estimates: which configurations of another kernel may win.
+"""A learned cost model: by how much a configuration takes longer or shorter than its backend estimates,
+fitted to the trials of other kernels. It says which configurations of a new kernel may be the fastest.
 
-A small ridge regression on the logarithm of time over estimate, within each race. It knows a configuration
+A small ridge regression on the logarithm of time over estimate, within each kernel. It knows a configuration
 by its values, and by their magnitudes, alone and together with the sizes of the kernel. It is believed as far
-as it would have been right: each race is left out once and predicted by the others. How far the fastest was
-then behind what was predicted to be the fastest is the margin within which configurations are worth building.
+as it would have been right: each kernel is left out once and predicted from the others. How far the fastest
+was then behind what was predicted to be the fastest is the margin within which configurations are worth
+building.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from polyfuse.cache.timings import FAILED
 __all__ = ["CostModel", "fit_model"]
 
 
-# Of fewer samples or races nothing is learnt, nor of races in which fewer were compared.
+# Of fewer samples or kernels no model is fitted, nor of kernels of which fewer were timed.
 _SAMPLES: Final = 40
-_RACES: Final = 8
+_KERNELS: Final = 8
 _COMPARED: Final = 4
 # As fast as the fastest.
 _ALIKE: Final = 1.01
 # What takes more than so many times as long as the fastest, or fails, is slow: how slow, is of no interest.
 _SLOW: Final = 2.0
-# The margin is such that in this part of the races the fastest was within it; and what is so little beyond
+# The margin is such that for this part of the kernels the fastest was within it; and what is so little beyond
 # it, as a logarithm, is within it too: times are not exact.
 _COVERED: Final = 0.95
 _SLACK: Final = 0.01
@@ -48,24 +49,24 @@ _Feature = tuple[str, int | None, int | None]
 
 @dataclass(frozen=True)
 class CostModel:
-    """What was learnt of a kind of kernel.
+    """The model of a kind of kernel.
 
     Attributes:
         features: what is known of a configuration.
         weights: how much longer each makes it, as a logarithm.
         margin: how far behind the best score one may be that is worth building.
-        samples, races: what it was learnt from.
+        samples, kernels: how many it was fitted to.
         rank, plain_rank: of the fastest, on average, by the score and without it.
         built: part of the configurations that are within the margin, on average.
         estimated: whether it corrects estimates; else it knows times alone.
-        least, most: of each size, among the races.
+        least, most: of each size, among these kernels.
     """
 
     features: tuple[_Feature, ...]
     weights: tuple[float, ...]
     margin: float
     samples: int
-    races: int
+    kernels: int
     rank: float
     plain_rank: float
     built: float
@@ -74,7 +75,7 @@ class CostModel:
     most: tuple[int, ...]
 
     def knows(self, sizes: Sequence[int]) -> bool:
-        """Whether a kernel lies among those of the races: beyond them, nothing is known."""
+        """Whether a kernel lies among those that it was fitted to: beyond them, nothing is known."""
         return all(a <= size <= b for a, size, b in zip(self.least, sizes, self.most, strict=True))
 
     def scores(
@@ -89,7 +90,7 @@ class CostModel:
             return []
         found = _table(self.features, sizes, configs) @ numpy.array(self.weights)
         base = _saturated(estimates or [1.0] * len(configs))
-        # rounded, so that the order of what is as good as equal is the same on every processor
+        # rounded, so that the order of what is as good as equal is the same on every CPU
         return [round(float(score), 6) for score in found + base]
 
     def within_margin(self, scores: Sequence[float]) -> list[int]:
@@ -101,38 +102,39 @@ class CostModel:
     def about(self) -> str:
         """How good it is, for people."""
         return (
-            f"{self.samples} samples of {self.races} races; the fastest ranks {self.rank:.1f} by what they "
-            f"teach, {self.plain_rank:.1f} otherwise; {self.built:.0%} of the configurations are built"
+            f"{self.samples} samples of {self.kernels} kernels; the fastest ranks {self.rank:.1f} by the "
+            f"model, {self.plain_rank:.1f} without; {self.built:.0%} of the configurations are built"
         )
 
 
-def fit_model(races: Sequence[KernelSamples]) -> CostModel | None:
-    """What races of one kind teach; None where that is too little, or no better than what is known anyway."""
-    fit = [race for race in races if sum(s.milliseconds != FAILED for s in race.samples) >= _COMPARED]
-    samples = sum(len(race.samples) for race in fit)
-    if len(fit) < _RACES or samples < _SAMPLES or len({len(race.sizes) for race in fit}) > 1:
+def fit_model(kernels: Sequence[KernelSamples]) -> CostModel | None:
+    """The model of kernels of one kind; None where they are too few, or it is no better than the estimates.
+    """
+    fit = [one for one in kernels if sum(s.milliseconds != FAILED for s in one.samples) >= _COMPARED]
+    samples = sum(len(one.samples) for one in fit)
+    if len(fit) < _KERNELS or samples < _SAMPLES or len({len(one.sizes) for one in fit}) > 1:
         return None
     features = _features(fit)
     if not features:
         return None
-    tables = [_table(features, race.sizes, [s.config for s in race.samples]) for race in fit]
-    estimated = all(s.estimate is not None for race in fit for s in race.samples)
-    bases = [_base(race, estimated) for race in fit]
-    aims = [_saturated([s.milliseconds for s in race.samples]) for race in fit]
+    tables = [_table(features, one.sizes, [s.config for s in one.samples]) for one in fit]
+    estimated = all(s.estimate is not None for one in fit for s in one.samples)
+    bases = [_base(one, estimated) for one in fit]
+    aims = [_saturated([s.milliseconds for s in one.samples]) for one in fit]
     wanted = [_centred(aim - base) for aim, base in zip(aims, bases, strict=True)]
     _, pull = min((_error(_left_out(tables, wanted, pull), wanted), pull) for pull in _PULLS)
     predicted = _left_out(tables, wanted, pull)
     scored = [base + found for base, found in zip(bases, predicted, strict=True)]
-    gaps = sorted(_behind(race, scores) for race, scores in zip(fit, scored, strict=True))
+    gaps = sorted(_behind(one, scores) for one, scores in zip(fit, scored, strict=True))
     margin = gaps[math.ceil(_COVERED * len(gaps)) - 1] + _SLACK
     built = _mean([float(numpy.mean(scores <= scores.min() + margin)) for scores in scored])
-    rank = _mean([_rank(race, scores) for race, scores in zip(fit, scored, strict=True)])
-    plain = _mean([_rank(race, _plain(race, base, estimated)) for race, base in zip(fit, bases, strict=True)])
+    rank = _mean([_rank(one, scores) for one, scores in zip(fit, scored, strict=True)])
+    plain = _mean([_rank(one, _plain(one, base, estimated)) for one, base in zip(fit, bases, strict=True)])
     if rank >= plain or built > _WORTH:
         return None
     solved = _solved(numpy.concatenate(tables), numpy.concatenate(wanted), pull)
     weights = tuple(map(float, solved))
-    sizes = [*zip(*(race.sizes for race in fit), strict=True)]
+    sizes = [*zip(*(one.sizes for one in fit), strict=True)]
     least, most = tuple(map(min, sizes)), tuple(map(max, sizes))
     return CostModel(features, weights, margin, samples, len(fit), rank, plain, built, estimated, least, most)
 
@@ -140,20 +142,20 @@ def fit_model(races: Sequence[KernelSamples]) -> CostModel | None:
 # What is known of a configuration.
 
 
-def _features(races: Sequence[KernelSamples]) -> tuple[_Feature, ...]:
-    """Of values that vary within some race."""
+def _features(kernels: Sequence[KernelSamples]) -> tuple[_Feature, ...]:
+    """Of values that vary within some kernel."""
     varied: set[tuple[str, int]] = set()
-    for race in races:
-        first = set(race.samples[0].config)
-        varied = varied.union(*(first ^ set(s.config) for s in race.samples))
+    for one in kernels:
+        first = set(one.samples[0].config)
+        varied = varied.union(*(first ^ set(s.config) for s in one.samples))
     found: list[_Feature] = [(name, number, None) for name, number in sorted(varied)]
-    for place in (None, *range(len(races[0].sizes))):
+    for place in (None, *range(len(kernels[0].sizes))):
         found += [(name, None, place) for name in sorted({name for name, _ in varied})]
     return tuple(found)
 
 
 def _table(features: Sequence[_Feature], sizes: Sequence[int], configs: Sequence[_Values]) -> _Array:
-    """A row for each configuration, centred: only what differs within a race counts."""
+    """A row for each configuration, centred: only what differs within a kernel counts."""
     scales = {None: 1.0} | {i: (math.log2(max(1, size)) - 8) / 4 for i, size in enumerate(sizes)}
     rows = [
         [_number(values.get(name), number) * scales.get(place, 0.0) for name, number, place in features]
@@ -168,7 +170,7 @@ def _number(value: int | None, number: int | None) -> float:
     return math.log2(1 + abs(value)) / 4 if number is None else float(value == number)
 
 
-# What is known of a race.
+# What is known of a kernel.
 
 
 def _saturated(times: Sequence[float]) -> _Array:
@@ -176,30 +178,30 @@ def _saturated(times: Sequence[float]) -> _Array:
     return numpy.log(numpy.minimum(numpy.array(times, dtype=numpy.float64), _SLOW * min(times)))
 
 
-def _base(race: KernelSamples, estimated: bool) -> _Array:
+def _base(one: KernelSamples, estimated: bool) -> _Array:
     """What its backend guesses of each configuration; nothing, where backends do not guess all."""
-    guessed = [s.estimate if estimated and s.estimate is not None else 1.0 for s in race.samples]
+    guessed = [s.estimate if estimated and s.estimate is not None else 1.0 for s in one.samples]
     return _saturated(guessed)
 
 
-def _plain(race: KernelSamples, base: _Array, estimated: bool) -> _Array:
+def _plain(one: KernelSamples, base: _Array, estimated: bool) -> _Array:
     """The scores without a model: the estimates, or the order in which configurations are offered."""
-    return base if estimated else numpy.arange(len(race.samples), dtype=numpy.float64)
+    return base if estimated else numpy.arange(len(one.samples), dtype=numpy.float64)
 
 
-def _fastest(race: KernelSamples) -> list[int]:
-    least = min(s.milliseconds for s in race.samples)
-    return [i for i, s in enumerate(race.samples) if s.milliseconds <= _ALIKE * least]
+def _fastest(one: KernelSamples) -> list[int]:
+    least = min(s.milliseconds for s in one.samples)
+    return [i for i, s in enumerate(one.samples) if s.milliseconds <= _ALIKE * least]
 
 
-def _behind(race: KernelSamples, scores: _Array) -> float:
+def _behind(one: KernelSamples, scores: _Array) -> float:
     """How far the fastest is behind the one with the best score."""
-    return float(min(scores[i] for i in _fastest(race)) - scores.min())
+    return float(min(scores[i] for i in _fastest(one)) - scores.min())
 
 
-def _rank(race: KernelSamples, scores: _Array) -> float:
+def _rank(one: KernelSamples, scores: _Array) -> float:
     """Which place the fastest has by the scores."""
-    return 1.0 + float(numpy.sum(scores < min(scores[i] for i in _fastest(race))))
+    return 1.0 + float(numpy.sum(scores < min(scores[i] for i in _fastest(one))))
 
 
 # Regression.
@@ -211,7 +213,7 @@ def _solved(rows: _Array, wanted: _Array, pull: float) -> _Array:
 
 
 def _left_out(tables: Sequence[_Array], wanted: Sequence[_Array], pull: float) -> list[_Array]:
-    """What all races but one predict of that one, for each: from one solution for all, by the identity of
+    """What all kernels but one predict of that one, for each: from one solution for all, by the identity of
     Sherman, Morrison and Woodbury.
     """
     rows = numpy.concatenate(tables)

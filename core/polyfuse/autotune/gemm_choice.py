@@ -1,28 +1,148 @@
-"""The choice of an implementation for each call of a graph that has several."""
+"""Which calls of a graph a library does, which a backend generates, and for which a plugin has something
+else.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from polyfuse.autotune.alternatives import GemmSelection, Replacement, apply_replacements
-from polyfuse.autotune.gemm_candidates import TunableCall, offers
-from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of, replacements_of
-from polyfuse.autotune.kernels import times_text
+from polyfuse.autotune.alternatives import Replacement, replace_calls
+from polyfuse.autotune.gemm_candidates import TunableCall, tunable_calls
+from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of
+from polyfuse.autotune.report import trials_text
 from polyfuse.autotune.tuner import Tuner
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import warn_once
+from polyfuse.cache.timings import Candidate
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall
-from polyfuse.schedule import Decision, Launch, Schedule
+from polyfuse.plugin import Backend
+from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
 from polyfuse.schedule.reductions.gemm_reductions import is_fold, reduction_of
 from polyfuse.schedule.schedule import schedule_graph
 
-__all__ = ["choose_gemms"]
+__all__ = ["GemmSelection", "choose_gemms"]
 
 
-def refused_reductions(tuner: Tuner, schedule: Schedule, decisions: list[Decision]) -> Mapping[str, str]:
+@dataclass(frozen=True)
+class GemmSelection:
+    """A graph with the fastest implementation of each call.
+
+    Attributes:
+        graph: with other nodes in place of calls.
+        backends: who generates each loop, by the name of the node.
+        decisions: what was chosen, and what was refused, with reasons.
+        milliseconds: of the calls that were timed, all together, as they are done now.
+        folded: names of reductions that are begun in the kernel of the GEMM whose results they read.
+        calls: what was decided of each node that does the work of a call, by its name.
+        kernels: the configurations of the kernels that were timed, by their digests.
+    """
+
+    graph: Graph
+    backends: Mapping[str, Backend]
+    decisions: tuple[Decision, ...]
+    milliseconds: float = 0.0
+    folded: frozenset[str] = frozenset()
+    calls: Mapping[str, TuningDecision] = field(default_factory=dict)
+    kernels: Mapping[str, TuningDecision] = field(default_factory=dict)
+
+    def schedule(self, tuner: Tuner, unfused: Sequence[Unfused] = ()) -> Schedule:
+        """Schedule the graph, `with_choices`."""
+        return self.with_choices(
+            schedule_graph(self.graph, tuner.settings, tuner.backends, self.backends, unfused, self.folded)
+        )
+
+    def with_choices(self, schedule: Schedule) -> Schedule:
+        """A schedule of the graph whose launches and calls carry what was decided of them."""
+        return replace(schedule, steps=tuple(map(self._with_choice, schedule.steps)))
+
+    def _with_choice(self, step: Launch | Call) -> Launch | Call:
+        if isinstance(step, Call):
+            return replace(step, choice=self.calls.get(step.node.name))
+        if not any(node.name in self.calls for node in step.nodes):
+            return step
+        # a kernel that fused otherwise than the one that was timed is still open
+        choice = self.kernels.get(ir_digest(step.kernel))
+        return step if choice is None else replace(step, choice=choice)
+
+
+def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> GemmSelection:
+    """Decide for every call of a graph who does it. `claimed`: who generates each of its loops."""
+    wanted = tuner.settings.gemm
+    as_eager = wanted == "known" and tuner.settings.numerics == "eager"  # another library rounds otherwise
+    if wanted == "library" or as_eager:
+        return GemmSelection(graph, claimed, ())
+    decisions: list[Decision] = []
+    if wanted == "known":
+        return _selection(graph, claimed, _known(tuner, graph, decisions), decisions)
+    if wanted == "generated":
+        found = tunable_calls(graph, tuner.backends, decisions, timed=False)
+        first = {tunable.call.name: tunable.generated[0].replacement for tunable in found}
+        return _selection(graph, claimed, _accepted(tuner, graph, claimed, first, decisions), decisions)
+    try:
+        return _fastest(tuner, graph, claimed, decisions)
+    except Exception as error:
+        if tuner.settings.strict:
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        warn_once("autotune", f"libraries do all calls, because timing failed ({reason})", key=reason)
+        return GemmSelection(graph, claimed, tuple(decisions))
+
+
+def _selection(
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    replacements: Mapping[str, Replacement],
+    decisions: Sequence[Decision] = (),
+) -> GemmSelection:
+    """`graph` with some calls replaced."""
+    backends = {
+        node.name: item.backend
+        for item in replacements.values()
+        if item.backend is not None
+        for node in item.nodes
+    }
+    folded = frozenset(name for item in replacements.values() for name in item.reductions)
+    changed = replace_calls(graph, replacements)
+    return GemmSelection(changed, {**claimed, **backends}, tuple(decisions), folded=folded)
+
+
+def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
+    """What plugins know to be faster on this machine than the library; nothing is timed."""
+    ask = tuner.choices(graph, decisions, known=True)
+    replacements: dict[str, Replacement] = {}
+    for node in graph.nodes:
+        if not isinstance(node, TemplateCall):
+            continue
+        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
+        found = ask(node, device.partition(":")[0])
+        if found:
+            replacements[node.name] = found[0].replacement
+            decisions.append(Decision("choice", node.name, found[0].name, "known to be faster here"))
+    return replacements
+
+
+def _accepted(
+    tuner: Tuner,
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    replacements: Mapping[str, Replacement],
+    decisions: list[Decision],
+) -> Mapping[str, Replacement]:
+    """`replacements` without the reductions that their backends do not generate with the GEMM after all."""
+    selection = _selection(graph, claimed, replacements)
+    if not selection.folded:
+        return replacements
+    refused = _refused_reductions(tuner, selection.schedule(tuner), decisions)
+    return {
+        call: replace(item, reductions=() if refused.keys() & set(item.reductions) else item.reductions)
+        for call, item in replacements.items()
+    }
+
+
+def _refused_reductions(tuner: Tuner, schedule: Schedule, decisions: list[Decision]) -> Mapping[str, str]:
     """The reductions begun in kernels that their backends do not generate as a whole, with the reasons, which
     become decisions too.
     """
@@ -39,198 +159,65 @@ def refused_reductions(tuner: Tuner, schedule: Schedule, decisions: list[Decisio
     return found
 
 
-def accepted_reductions(
-    tuner: Tuner, graph: Graph, winners: Mapping[str, Replacement], decisions: list[Decision]
-) -> Mapping[str, Replacement]:
-    """`winners` without the reductions that their backends do not generate with the product after all."""
-    chosen = apply_replacements(graph, winners)
-    if not chosen.folded:
-        return winners
-    schedule = schedule_graph(
-        chosen.graph, tuner.settings, tuner.backends, chosen.backends, folded=chosen.folded
-    )
-    whole = refused_reductions(tuner, schedule, decisions)
-    return {
-        call: replace(item, folds=() if whole.keys() & set(item.folds) else item.folds)
-        for call, item in winners.items()
-    }
-
-
-def choose_gemms(graph: Graph, tuner: Tuner) -> GemmSelection:
-    """Decide for every call whether a library does it, a backend generates it, or a plugin has something
-    else for it.
-    """
-    wanted = tuner.settings.gemm
-    as_eager = wanted == "known" and tuner.settings.numerics == "eager"  # another library rounds otherwise
-    if wanted == "library" or as_eager:
-        return GemmSelection(graph, {}, ())
-    decisions: list[Decision] = []
-    if wanted == "known":
-        return apply_replacements(graph, _known(tuner, graph, decisions), decisions)
-    if wanted == "generated":
-        found = offers(graph, tuner.backends, decisions, racing=False)
-        first = {offer.call.name: offer.generated[0].taken for offer in found}
-        winners = accepted_reductions(tuner, graph, first, decisions)
-    else:
-        choices, kept = tuner.choices(graph, decisions), tuner.kept(graph)
-        found = offers(graph, tuner.backends, decisions, choices, racing=True, kept=kept)
-        winners, milliseconds = _search_or_library(tuner, graph, found, decisions)
-        return replace(apply_replacements(graph, winners, decisions), milliseconds=milliseconds)
-    return apply_replacements(graph, winners, decisions)
-
-
-def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
-    """The calls that plugins know to be faster on this machine in another way; nothing is timed."""
-    ask = tuner.choices(graph, decisions, known=True)
-    taken: dict[str, Replacement] = {}
-    for node in graph.nodes:
-        if not isinstance(node, TemplateCall):
-            continue
-        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
-        found = ask(node, device.partition(":")[0])
-        if found:
-            taken[node.name] = found[0].taken
-            decisions.append(Decision("choice", node.name, found[0].name, "known to be faster here"))
-    return taken
-
-
-def _search_or_library(
-    tuner: Tuner, graph: Graph, found: Sequence[TunableCall], decisions: list[Decision]
-) -> tuple[Mapping[str, Replacement], float]:
-    """What wins, and the milliseconds of all; nothing, with one warning, where racing itself fails: then
-    libraries do all calls.
-    """
-    try:
-        return search_gemms(tuner, graph, found, decisions)
-    except Exception as error:
-        if tuner.settings.strict:
-            raise
-        reason = f"{type(error).__name__}: {error}"
-        warn_once("select", f"calls are left to libraries, because racing failed ({reason})", key=reason)
-        return {}, 0.0
-
-
-@dataclass(frozen=True)
-class Known:
-    """What was chosen for a graph.
-
-    Attributes:
-        best: the name of what does each call, by the call's.
-        milliseconds: of all calls together.
-    """
-
-    best: Mapping[str, str]
-    milliseconds: float
-
-
-def memo_key(tuner: Tuner, graph: Graph, found: Sequence[TunableCall]) -> str:
-    """The address of the choices for a graph: it holds all that they depend on."""
-    backends = {entry.backend.name: entry.backend for offer in found for entry in offer.generated}
-    facts = {"settings": tuner.settings.fingerprint(), "sizes": repr(sorted(graph.symbol_hints.items()))}
-    for offer in found:
-        generated = [entry.name for entry in offer.generated]
-        others = [
-            f"{other.name} {other.taken.nodes} {sorted((text, s.key) for text, s in other.sources.items())}"
-            for other in offer.alternatives
-        ]
-        facts[offer.call.name] = "; ".join([*generated, *others])
-    first = next(iter(found))
-    everyone = {b.name: b for b in tuner.backends(first.device.partition(":")[0])} | backends
-    nameless = replace(graph, name="graph")
-    return tuner.key(f"choices {ir_digest(nameless)}", everyone.values(), first.device, facts)
-
-
-def recalled(tuner: Tuner, key: str, decisions: list[Decision]) -> Known | None:
-    """What was chosen, with the decisions of that time; None where nothing is known."""
-    value = tuner.timings.noted(key)
-    try:
-        found, milliseconds = value["choices"], float(value["milliseconds"])  # type: ignore[index]
-        rows = [(str(call), str(best), str(why)) for call, best, why in found]
-    except (TypeError, ValueError, KeyError):
-        return None
-    decisions += [Decision("choice", call, best, why) for call, best, why in rows]
-    return Known({call: best for call, best, _ in rows}, milliseconds)
-
-
-def remember_choices(tuner: Tuner, key: str, decisions: Sequence[Decision], milliseconds: float) -> None:
-    """Keep what was chosen."""
-    rows = [[d.first, d.second, d.reason] for d in decisions if d.kind == "choice"]
-    tuner.timings.note(key, {"choices": rows, "milliseconds": milliseconds})
-
-
-def search_gemms(
-    tuner: Tuner, graph: Graph, found: Sequence[TunableCall], decisions: list[Decision]
-) -> tuple[Mapping[str, Replacement], float]:
-    """The calls of `graph` that something does faster than the library, with what does, and the milliseconds
-    of all calls.
-    """
+def _fastest(
+    tuner: Tuner, graph: Graph, claimed: Mapping[str, Backend], decisions: list[Decision]
+) -> GemmSelection:
+    """The graph with what is fastest for each call."""
+    choices, static = tuner.choices(graph, decisions), tuner.frozen_parameters(graph)
+    found = tunable_calls(graph, tuner.backends, decisions, choices, timed=True, static=static)
     if not found:
-        return {}, 0.0
-    key = memo_key(tuner, graph, found)
-    known = recalled(tuner, key, decisions)
-    if known is None:
-        known, settled = _searched(tuner, graph, found, decisions)
-        if settled:
-            remember_choices(tuner, key, decisions, known.milliseconds)
-    names = known.best
-    winners: dict[str, Replacement] = {}
-    for offer in found:
-        winner = _winner(tuner, offer, *names.get(offer.call.name, LIBRARY).partition(" ")[::2])
-        if winner is not None:
-            winners[offer.call.name] = winner
-    return winners, known.milliseconds
-
-
-def _searched(
-    tuner: Tuner, graph: Graph, found: Sequence[TunableCall], decisions: list[Decision]
-) -> tuple[Known, bool]:
-    """What wins each race, and whether all of them could be decided."""
-    tasks = {offer.call.name: task for offer, task in _tasks(tuner, graph, found, decisions)}
-    answers = tuner.settle(tasks.values())
-    names: dict[str, str] = {}
+        return GemmSelection(graph, claimed, tuple(decisions))
+    tasks = _tasks(tuner, graph, claimed, found, decisions)
+    records = tuner.search(tasks.values())
+    replacements: dict[str, Replacement] = {}
+    calls: dict[str, TuningDecision] = {}
+    kernels: dict[str, TuningDecision] = {}
     total = 0.0
     for call, task in tasks.items():
-        measured = answers[task.key]
-        why = f"{measured.about}: {times_text(measured)}" if measured.milliseconds else "nothing was timed"
-        if measured.best is None and tuner.exhausted:
-            why = "the time for races is used up (`max_autotune_seconds`)"
-        names[call] = measured.best or LIBRARY
-        total += measured.milliseconds.get(names[call], 0.0)
-        decisions.append(Decision("choice", call, names[call], why))
-    return Known(names, total), all(answers[task.key].best is not None for task in tasks.values())
-
-
-def _winner(tuner: Tuner, offer: TunableCall, name: str, config: str) -> Replacement | None:
-    """What goes by a name in the race for a call; None: the library."""
-    for alternative in offer.alternatives:
-        if alternative.name == name:
-            if alternative.backend is None:
-                return alternative.taken
-            source = alternative.sources.get(config)
-            if source is None:
-                return None
-            built = tuner.built(alternative.backend, source)
-            return replace(alternative.taken, objects={alternative.key: built})
-    return next((entry.taken for entry in offer.generated if entry.name == name), None)
+        record = records[task.key]
+        best = record.best
+        why = f"{record.about}: {trials_text(record)}" if record.trials else "nothing was timed"
+        if best is None and tuner.exhausted:
+            why = "the time for autotuning is used up (`max_autotune_seconds`)"
+        candidate = best.candidate if best is not None else Candidate(LIBRARY)
+        decision = TuningDecision(call, candidate, record.trials, why)
+        decisions.append(decision.row("choice"))
+        trial = record.of(candidate)
+        total += trial.milliseconds if trial is not None else 0.0
+        replacement, kernel = task.replacement(candidate), task.kernel(candidate)
+        calls[call] = decision
+        if replacement is not None:
+            replacements[call] = replacement
+            calls |= {node.name: decision for node in replacement.nodes}
+            if kernel is not None and replacement.backend is not None:
+                own = Candidate(replacement.backend.name, candidate.config)
+                kernels[ir_digest(kernel)] = replace(decision, candidate=own)
+    selection = _selection(graph, claimed, replacements, decisions)
+    return replace(selection, milliseconds=total, calls=calls, kernels=kernels)
 
 
 def _tasks(
-    tuner: Tuner, graph: Graph, found: Sequence[TunableCall], decisions: list[Decision]
-) -> list[tuple[TunableCall, GemmTask]]:
-    """A task for each product: the schedules with the library and with each backend say what they run."""
-    library = schedule_graph(graph, tuner.settings, tuner.backends)
+    tuner: Tuner,
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    found: Sequence[TunableCall],
+    decisions: list[Decision],
+) -> dict[str, GemmTask]:
+    """A task for each call: the schedules with the library and with each implementation say what they run."""
+    library = GemmSelection(graph, claimed, ()).schedule(tuner)
+    tried = {tunable.call.name: tunable.replacements for tunable in found}
     others: dict[str, Schedule] = {}
-    whole: set[str] = set()
-    offered = {offer.call.name: replacements_of(offer) for offer in found}
-    for name in sorted({name for names in offered.values() for name in names}):
-        taken = {call: names[name] for call, names in offered.items() if name in names}
-        chosen = apply_replacements(graph, taken)
-        others[name] = schedule_graph(
-            chosen.graph, tuner.settings, tuner.backends, chosen.backends, folded=chosen.folded
+    refused: set[str] = set()
+    for name in sorted({name for replacements in tried.values() for name in replacements}):
+        used = {call: replacements[name] for call, replacements in tried.items() if name in replacements}
+        others[name] = _selection(graph, claimed, used).schedule(tuner)
+        refused |= _refused_reductions(tuner, others[name], decisions).keys()
+    return {
+        tunable.call.name: GemmTask(
+            tuner,
+            tunable,
+            implementations_of(tunable, tried, library, others, refused),
+            graph.symbol_hints,
         )
-        whole |= refused_reductions(tuner, others[name], decisions).keys()
-    return [
-        (offer, GemmTask(tuner, offer, implementations, graph.symbol_hints))
-        for offer in found
-        for implementations in (implementations_of(offer, offered, library, others, whole),)
-    ]
+        for tunable in found
+    }

@@ -1,12 +1,11 @@
-"""The race for matrix products and other calls: a library's against what backends generate and plugins offer,
-each with the kernels around it, on example inputs. What won is remembered, so that an equal problem is timed
-once on a machine.
+"""The tuning task of one matmul, convolution or other call: what a library does is timed against what
+backends generate and plugins offer, each with the kernels around it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.autotune.alternatives import OBJECT, Alternative, Replacement
 from polyfuse.autotune.candidate import (
@@ -14,25 +13,25 @@ from polyfuse.autotune.candidate import (
     CandidateProgram,
     KernelRequest,
     Operand,
-    Problem,
     request_kernel,
 )
-from polyfuse.autotune.gemm_candidates import PROLOGUE, REDUCTIONS, TunableCall
-from polyfuse.autotune.kernels import known_config, remember
+from polyfuse.autotune.gemm_candidates import GeneratedGemm, TunableCall
 from polyfuse.autotune.search import TuningTask
-from polyfuse.autotune.segments import Operands, Segment, around, node_names, segment, tolerance
+from polyfuse.autotune.segments import Operands, Segment, around, node_names, segment
 from polyfuse.autotune.tuner import Tuner
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger
+from polyfuse.cache.timings import Candidate
 from polyfuse.ir.graph import Graph
+from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import View
-from polyfuse.plugin import Backend, Config
+from polyfuse.plugin import Config
 from polyfuse.runtime.once import ONCE
-from polyfuse.schedule import Call, Launch, Schedule
+from polyfuse.schedule import Launch, Schedule
 from polyfuse.schedule.reductions.gemm_reductions import is_fold, part_names
 from polyfuse.symbolic import example_value
 
-__all__ = ["LIBRARY", "GemmTask", "implementations_of", "replacements_of"]
+__all__ = ["LIBRARY", "GemmTask", "Implementation", "implementations_of"]
 
 _log = get_logger("autotune")
 
@@ -40,199 +39,169 @@ LIBRARY = "library"
 """The name of what torch calls, among those of backends."""
 
 
-def replacements_of(offer: TunableCall) -> dict[str, Replacement]:
-    """What is raced against the library, by name."""
-    generated = {entry.name: entry.taken for entry in offer.generated}
-    return generated | {alternative.name: alternative.taken for alternative in offer.alternatives}
-
-
-def _nodes_of(call: str, offered: Mapping[str, Replacement], tried: Iterable[str]) -> frozenset[str]:
-    """The names of all nodes that do the work of a call in any of the replacements that are tried."""
-    names = {call}
-    for taken in (offered[name] for name in tried if name in offered):
-        names |= {*(node.name for node in taken.nodes), *taken.removed, taken.reader} - {""}
-        names.update(part for name in taken.folds for part in part_names(name))
-    return frozenset(names)
-
-
 @dataclass(frozen=True)
-class _Implementation:
-    """One implementation of a product, with what runs around it.
+class Implementation:
+    """One implementation of a call, with what runs around it.
 
     Attributes:
         name: the backend's, the choice's, or the library's.
         segment: the steps.
-        backend: who generates it; None: the library or a choice.
-        main: the launch that computes the product.
-        alternative: what a choice offers.
+        generated: what a backend generates; with `main`, the launch that computes the sum of products.
+        alternative: what a plugin's choice offers.
     """
 
     name: str
     segment: Segment
-    backend: Backend | None = None
+    generated: GeneratedGemm | None = None
     main: Launch | None = None
     alternative: Alternative | None = None
 
 
 class GemmTask(TuningTask):
-    """Who computes one product fastest, with what is fused into it and around it."""
+    """Which implementation of one call is fastest, with what is fused into it and around it."""
 
     baseline = LIBRARY
 
     def __init__(
         self,
         tuner: Tuner,
-        offer: TunableCall,
-        implementations: Sequence[_Implementation],
+        tunable: TunableCall,
+        implementations: Sequence[Implementation],
         hints: Mapping[str, int],
     ) -> None:
-        facts = {c.name: c.segment.describe() for c in implementations}
-        for other in offer.alternatives:
-            facts |= {f"{other.name} {text}": source.key for text, source in other.sources.items()}
-        makers = [other.backend for other in offer.alternatives if other.backend is not None]
-        asked = {b.name: b for b in (*(entry.backend for entry in offer.generated), *makers)}
-        self.key = tuner.key(offer.call.op, asked.values(), offer.device, facts)
+        facts = {i.name: i.segment.describe() for i in implementations}
+        for other in tunable.alternatives:
+            named = ((Candidate(other.name, config), source) for config, source in other.sources.items())
+            facts |= {str(candidate): source.key for candidate, source in named}
+        makers = [other.backend for other in tunable.alternatives if other.backend is not None]
+        asked = {b.name: b for b in (*(entry.backend for entry in tunable.generated), *makers)}
+        self.key = tuner.key(tunable.call.op, asked.values(), tunable.device, facts)
         self._tuner = tuner
-        self._offer = offer
-        self._implementations = {c.name: c for c in implementations}
+        self._tunable = tunable
+        self._implementations = {i.name: i for i in implementations}
         self._hints = hints
         self._operands = Operands(hints)
-        self._known: dict[str, CandidateProgram | None] = {}
+        self._programs: dict[Candidate, CandidateProgram | None] = {}
         self._launches: dict[tuple[int, Config | None], KernelRequest | None] = {}
 
-    def opening(self) -> Sequence[CandidateProgram]:
+    def candidates(self) -> Sequence[CandidateProgram]:
         """The library, and what each backend offers; nothing, where the library's call cannot be repeated."""
         try:
-            entries = [e for c in self._implementations.values() for e in self._offered(c)]
-        except UnsupportedError as error:
-            _log.info("no race for %s: %s", self._offer.call.op, error)
-            return ()
-        if not entries or entries[0].name != LIBRARY:
-            return ()
-        device = self._offer.device
-        storages = tuple(self._operands.storages)
-        self.problem = Problem(
-            self._about(),
-            device,
-            self._tuner.timer(device).name,
-            storages,
-            self._results(),
-            tolerance(storages),
-        )
-        return entries
-
-    def around(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
-        """What lies around a backend's best."""
-        if best.backend is None or best.config is None:
-            return ()
-        implementation = self._implementations[_implementation_of(best)]
-        assert implementation.main is not None
-        kernel = implementation.main.kernel
-        near = (*self._tuner.configs(best.backend, kernel), *best.backend.neighbours(kernel, best.config))
-        found = [self._entry(implementation, config) for config in near]
-        # what does well alone does so with reductions begun in it, and the other way round
-        found += [
-            self._entry(other, best.config)
-            for other in self._implementations.values()
-            if other.backend is best.backend and other is not implementation and _alike(other, implementation)
-        ]
-        return [entry for entry in found if entry is not None]
-
-    def won(self, best: CandidateProgram, times: Mapping[str, float]) -> None:
-        """Remember the configuration of the kernel too: that is how it is found when it is generated."""
-        if best.backend is None or best.config is None:
-            return
-        main = self._implementations[_implementation_of(best)].main
-        assert main is not None
-        own = {
-            name.partition(" ")[2]: ms
-            for name, ms in times.items()
-            if name.partition(" ")[0] == _implementation_of(best)
-        }
-        about = f"{self.problem.about}, generated by {_implementation_of(best)}"
-        remember(self._tuner, best.backend, main.kernel, own, str(best.config), about)
-
-    def _offered(self, implementation: _Implementation) -> list[CandidateProgram]:
-        other = implementation.alternative
-        if other is not None and other.sources:
-            return [
-                entry
-                for text in other.sources
-                if (entry := self._entry(implementation, None, text)) is not None
+            wanted = [
+                Candidate(i.name, config)
+                for i in self._implementations.values()
+                for config in self._configs(i)
             ]
-        configs: Sequence[Config | None] = (None,)
-        if implementation.backend is not None and implementation.main is not None:
-            configs = self._tuner.configs(implementation.backend, implementation.main.kernel) or configs
-            if implementation.name.endswith((PROLOGUE, REDUCTIONS)):
-                configs = configs[:1]  # a variant of what takes part anyway: more of it, where it does well
-        return [e for config in configs if (e := self._entry(implementation, config)) is not None]
+            programs = self._made(wanted)
+        except UnsupportedError as error:
+            _log.info("%s is not timed: %s", self._tunable.call.op, error)
+            return ()
+        if not programs or programs[0].name != LIBRARY:
+            return ()
+        device = self._tunable.device
+        segments = [i.segment for i in self._implementations.values()]
+        timer = self._tuner.timer(device).name
+        self.problem = self._operands.problem(self._about(), device, timer, segments)
+        return programs
 
-    def _entry(
-        self, implementation: _Implementation, config: Config | None, source: str = ""
-    ) -> CandidateProgram | None:
-        """A implementation in one configuration, made once; None where it cannot be emitted."""
-        text = source if config is None else str(config)
-        name = f"{implementation.name} {text}".strip()
-        if name not in self._known:
-            self._known[name] = self._made(name, implementation, config, source)
-        return self._known[name]
+    def neighbours(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
+        """What differs from a backend's best in one decision."""
+        if best.backend is None or best.config is None:
+            return ()
+        own = self._implementations[best.candidate.implementation]
+        assert own.main is not None and own.generated is not None
+        kernel = own.main.kernel
+        near = (*self._tuner.configs(best.backend, kernel), *best.backend.neighbours(kernel, best.config))
+        wanted = [Candidate(own.name, config) for config in near]
+        # what does well alone does so with reductions in its epilogue, and the other way round
+        wanted += [
+            Candidate(other.name, best.config)
+            for other in self._implementations.values()
+            if other is not own
+            and other.generated is not None
+            and (other.generated.backend, other.generated.form) == (best.backend, own.generated.form)
+        ]
+        return self._made(wanted)
 
-    def _made(
-        self, name: str, implementation: _Implementation, config: Config | None, source: str = ""
-    ) -> CandidateProgram | None:
-        part, other = implementation.segment, implementation.alternative
+    def replacement(self, candidate: Candidate) -> Replacement | None:
+        """What is done instead of the call; None: the library does it."""
+        own = self._implementations.get(candidate.implementation)
+        if own is not None and own.generated is not None:
+            return own.generated.replacement
+        other = own.alternative if own is not None else None
+        if other is None or other.backend is None:
+            return other.replacement if other is not None else None
+        source = other.sources.get(candidate.config)
+        if source is None:
+            return None
+        return replace(other.replacement, objects={other.key: self._tuner.built(other.backend, source)})
+
+    def kernel(self, candidate: Candidate) -> Kernel | None:
+        """The kernel that a candidate's configuration is of."""
+        own = self._implementations.get(candidate.implementation)
+        return own.main.kernel if own is not None and own.main is not None else None
+
+    def _configs(self, own: Implementation) -> Sequence[Config | None]:
+        """Those of the first round."""
+        if own.alternative is not None and own.alternative.sources:
+            return list(own.alternative.sources)
+        if own.generated is None or own.main is None:
+            return (None,)
+        found = self._tuner.configs(own.generated.backend, own.main.kernel) or (None,)
+        # of a variant of what is tried anyway, more only where it does well
+        return found[:1] if own.generated.removed or own.generated.reductions else found
+
+    def _made(self, wanted: Iterable[Candidate]) -> list[CandidateProgram]:
+        """The programs of candidates, each made once, without those that cannot be generated."""
+        for candidate in wanted:
+            if candidate not in self._programs:
+                self._programs[candidate] = self._program(candidate)
+        found = (self._programs[candidate] for candidate in dict.fromkeys(wanted))
+        return [program for program in found if program is not None]
+
+    def _program(self, candidate: Candidate) -> CandidateProgram | None:
+        own = self._implementations[candidate.implementation]
+        part, other = own.segment, own.alternative
         steps: list[CallStep | KernelRequest] = []
         for step in part.steps:
-            if isinstance(step, Call) and step.node.op.startswith(ONCE):
-                self._operands.keep(part.graph, step.node)
-            elif isinstance(step, Call):
-                if other is not None and other.backend is not None and step.node.op == f"{OBJECT}{other.key}":
-                    operands = self._operands.named(part.graph, other.operands)
-                    steps.append(KernelRequest(other.backend, other.sources[source], operands))
-                else:
-                    steps.append(self._operands.call(part.graph, step.node))
-            else:
-                launch = self._launch(part.graph, step, step is implementation.main, config)
+            if isinstance(step, Launch):
+                launch = self._launch(part.graph, step, step is own.main, candidate.config)
                 if launch is None:
                     return None
                 steps.append(launch)
-        return CandidateProgram(name, tuple(steps), implementation.backend, config)
+            elif step.node.op.startswith(ONCE):
+                self._operands.keep(part.graph, step.node)
+            elif other is not None and other.backend is not None and step.node.op == f"{OBJECT}{other.key}":
+                operands = self._operands.named(part.graph, other.operands)
+                steps.append(KernelRequest(other.backend, other.sources[candidate.config], operands))
+            else:
+                steps.append(self._operands.call(part.graph, step.node))
+        return CandidateProgram(
+            candidate, tuple(steps), own.generated.backend if own.generated is not None else None
+        )
 
     def _launch(self, graph: Graph, step: Launch, main: bool, config: Config | None) -> KernelRequest | None:
-        """A launch, emitted once for all entries that it is part of. `config` is that of the product."""
+        """A launch, emitted once for all programs that it is part of. `config` is that of the main launch."""
         place = id(step), config if main else None
         if place not in self._launches:
-            operands = self._operands.launch(graph, step)
+            operands = self._operands.named(graph, step.operands)
             self._launches[place] = next(filter(None, self._emitted(step, operands, main, config)), None)
         return self._launches[place]
 
     def _emitted(
         self, step: Launch, operands: tuple[Operand, ...], main: bool, config: Config | None
     ) -> Iterator[KernelRequest | None]:
-        """A launch by each backend that may generate it: the product's own is the one that takes part, and of
-        what runs around it, the next is asked where one refuses a kernel.
+        """A launch by each backend that may generate it: the main one by its own alone, and of what runs
+        around it, the next is asked where one refuses a kernel.
         """
         if main:
             yield request_kernel(self._tuner.backend(step.backend), step.kernel, config, operands)
             return
         for backend in self._tuner.claiming_backends(step):
-            chosen = known_config(self._tuner, backend, step.kernel)
-            yield request_kernel(backend, step.kernel, chosen, operands)
-
-    def _results(self) -> tuple[int, ...]:
-        """What every implementation writes."""
-        written: set[str] | None = None
-        for implementation in self._implementations.values():
-            buffers = implementation.segment.graph.buffers
-            names = {
-                w for s in implementation.segment.steps for w in s.writes if buffers[w].dtype is not None
-            }
-            written = names if written is None else written & names
-        numbers = self._operands.numbers
-        return tuple(sorted(numbers[name] for name in written or () if name in numbers))
+            yield request_kernel(backend, step.kernel, None, operands)
 
     def _about(self) -> str:
-        call, buffers = self._offer.call, self._implementations[LIBRARY].segment.graph.buffers
+        call, buffers = self._tunable.call, self._implementations[LIBRARY].segment.graph.buffers
         shapes = [
             f"{buffers[view.buffer].torch_dtype}[{'x'.join(self._number(n) for n in view.size)}]"
             for view in call.args
@@ -245,45 +214,48 @@ class GemmTask(TuningTask):
 
 
 def implementations_of(
-    offer: TunableCall,
-    offered: Mapping[str, Mapping[str, Replacement]],
+    tunable: TunableCall,
+    tried: Mapping[str, Mapping[str, Replacement]],
     library: Schedule,
     others: Mapping[str, Schedule],
-    whole: Set[str],
-) -> list[_Implementation]:
+    refused: Set[str],
+) -> list[Implementation]:
     """The library and all others, each with the steps that compute the same.
 
     Args:
-        offered: what is raced for each call, by the names of the call and the contestant.
-        whole: names of reductions that backends will not begin in the kernels of products.
+        tried: what is tried instead of each call, by the names of the call and the implementation.
+        library: the schedule in which libraries do all calls.
+        others: the schedules with each of the other implementations.
+        refused: names of reductions that backends will not begin in the epilogues of GEMMs.
     """
-    # what other names would do of other calls is no matter here
-    own_names = offered[offer.call.name]
-    same = {call: _nodes_of(call, names, own_names) for call, names in offered.items()}
-    own = same[offer.call.name]
+    # what other implementations would do of other calls does not matter here
+    own_names = tried[tunable.call.name]
+    same = {call: _nodes_of(call, replacements, own_names) for call, replacements in tried.items()}
+    own = same[tunable.call.name]
     schedules = [library, *(others[name] for name in own_names)]
     for _ in range(2):  # what shares a step with a node that moved counts on all sides
         for schedule in schedules:
             own = own.union(*(found for s in schedule.steps if (found := around(s, own))))
         own = own.union(*(nodes for nodes in same.values() if nodes & own))
-    out = [_Implementation(LIBRARY, segment(library, own))]
-    for entry in offer.generated:
-        part, product = segment(others[entry.name], own), entry.form.product.name
-        main = next((s for s in part.steps if isinstance(s, Launch) and product in node_names(s)), None)
-        if entry.folds and (main is None or whole & set(entry.folds) or not any(map(is_fold, main.nodes))):
+    out = [Implementation(LIBRARY, segment(library, own))]
+    for entry in tunable.generated:
+        part, gemm = segment(others[entry.name], own), entry.form.gemm.name
+        main = next((s for s in part.steps if isinstance(s, Launch) and gemm in node_names(s)), None)
+        if entry.reductions and (
+            main is None or refused & set(entry.reductions) or not any(map(is_fold, main.nodes))
+        ):
             continue  # the reductions do not fit into the kernel
-        out.append(_Implementation(entry.name, part, entry.backend, main))
-    for alternative in offer.alternatives:
+        out.append(Implementation(entry.name, part, entry, main))
+    for alternative in tunable.alternatives:
         part = segment(others[alternative.name], own)
-        out.append(_Implementation(alternative.name, part, alternative=alternative))
+        out.append(Implementation(alternative.name, part, alternative=alternative))
     return out
 
 
-def _alike(one: _Implementation, other: _Implementation) -> bool:
-    """Whether all that two implementations of a backend differ in is where reductions begin."""
-    return one.name.removesuffix(REDUCTIONS) == other.name.removesuffix(REDUCTIONS)
-
-
-def _implementation_of(entry: CandidateProgram) -> str:
-    """The name without the configuration."""
-    return entry.name.partition(" ")[0]
+def _nodes_of(call: str, replacements: Mapping[str, Replacement], own_names: Iterable[str]) -> frozenset[str]:
+    """The names of all nodes that do the work of a call, in any of some implementations."""
+    names = {call}
+    for found in (replacements[name] for name in own_names if name in replacements):
+        names |= {*(node.name for node in found.nodes), *found.removed, found.reader} - {""}
+        names.update(part for name in found.reductions for part in part_names(name))
+    return frozenset(names)

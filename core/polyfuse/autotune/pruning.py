@@ -1,10 +1,11 @@
-"""Which configurations are worth building, by what their backend guesses of each."""
+"""Which configurations are worth building: by what their backend estimates of each, and by cost models fitted
+to earlier trials.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from polyfuse.autotune.candidate import CandidateProgram, KernelRequest
 from polyfuse.autotune.cost_model import CostModel, fit_model
@@ -18,7 +19,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Reduce, Scan
 from polyfuse.plugin import Backend, Config
 
-__all__ = ["CostModels", "PrunedConfigs", "guesses", "kernels_of", "worth_building"]
+__all__ = ["CostModels", "guesses", "kernels_of", "worth_building"]
 
 _log = get_logger("autotune")
 
@@ -27,7 +28,7 @@ _HOPELESS = 2.0
 
 
 def worth_building(backend: Backend, kernel: Kernel, configs: Sequence[Config], most: int) -> list[Config]:
-    """At most so many configurations: the baseline of the backend, then what may be as fast by its estimate.
+    """At most so many configurations: the backend's first guess, then what may be as fast by its estimate.
 
     Where it has no estimate of one of them, its own order decides.
     """
@@ -59,25 +60,12 @@ _FEW = 8
 _LEAST = 1e-9
 
 
-@dataclass(frozen=True)
-class PrunedConfigs:
-    """The configurations of a kernel that are built.
-
-    Attributes:
-        configs: the baseline of the backend first.
-        pruned: how many more would be built if nothing were known of earlier races.
-    """
-
-    configs: tuple[Config, ...]
-    pruned: int = 0
-
-
 class CostModels:
-    """Models of one session, each made when it is first asked for.
+    """The cost models of one session, each fitted when it is first asked for.
 
     Args:
-        store: keeps what races taught.
-        group: the address of what is known of a kind of kernel of a backend on a device.
+        store: keeps the training data.
+        group: the address of the samples of a kind of kernel of a backend on a device.
     """
 
     def __init__(self, store: SampleStore, group: Callable[[str, Backend, str], str]) -> None:
@@ -86,56 +74,55 @@ class CostModels:
         self._models: dict[str, CostModel | None] = {}
 
     def prune(
-        self, backend: Backend, kernel: Kernel, offered: Sequence[Config], default: Sequence[Config]
-    ) -> PrunedConfigs:
-        """Which configurations to build: where enough is known, half of what is default, unless more may win;
-        and one that seems not worth it, since what is never tried is never learnt.
+        self, backend: Backend, kernel: Kernel, offered: Sequence[Config], usual: Sequence[Config]
+    ) -> tuple[Config, ...]:
+        """Which configurations to build, the backend's first guess first: where enough is known, half of the
+        usual ones, unless more may be the fastest; and one that seems slow, since what is never tried is
+        never learnt.
 
         Args:
             offered: all that the backend offers.
-            default: what is built where nothing is known.
+            usual: what is built where nothing is known.
         """
-        model = self._model(backend, kernel) if len(default) >= _FEW else None
+        model = self._model(backend, kernel) if len(usual) >= _FEW else None
         if model is None or not model.knows(sizes_of(kernel)):
-            return PrunedConfigs(tuple(default))
-        found = list(dict.fromkeys((*offered, *default)))
+            return tuple(usual)
+        found = list(dict.fromkeys((*offered, *usual)))
         judged, estimates = _judged(backend, kernel, found, model.estimated)
-        common = [config for config in default if config in judged]
+        common = [config for config in usual if config in judged]
         if len(common) < _FEW:
-            return PrunedConfigs(tuple(default))
+            return tuple(usual)
         scores = model.scores(sizes_of(kernel), [_values(config) for config in judged], estimates)
         ranked = [judged[i] for i in sorted(range(len(judged)), key=lambda i: (scores[i], i))]
         wanted = max(len(model.within_margin(scores)), -(-len(common) // 2))
-        best = list(dict.fromkeys([*(c for c in default[:1] if c in judged), *ranked]))[:wanted]
+        best = list(dict.fromkeys([*(c for c in usual[:1] if c in judged), *ranked]))[:wanted]
         left = [config for config in common if config not in best]
         if left:
             best.append(left[sum(digest(ir_digest(kernel)).encode()) % len(left)])
-        built = list(dict.fromkeys([default[0], *best, *(c for c in default if c not in judged)]))[
-            : len(default)
-        ]
-        _log.info("of %s, %d of %d are built: %s", kernel.name, len(built), len(default), model.about)
-        return PrunedConfigs(tuple(built), len(default) - len(built))
+        unjudged = [config for config in usual if config not in judged]
+        built = tuple(dict.fromkeys([usual[0], *best, *unjudged]))[: len(usual)]
+        _log.info("of %s, %d of %d are built: %s", kernel.name, len(built), len(usual), model.about)
+        return built
 
     def add(self, search: Search) -> None:
-        """Learn from a race."""
-        for place, ((name, kernel), entries) in enumerate(kernels_of(search).items()):
-            backend = next(e.backend for e in entries if e.backend is not None)
-            configs = [entry.config for entry in entries if entry.config is not None]
+        """Take the trials of a search into the training data."""
+        for place, ((name, kernel), programs) in enumerate(kernels_of(search).items()):
+            backend = next(p.backend for p in programs if p.backend is not None)
+            configs = [p.config for p in programs if p.config is not None]
             guessed = [_usable(guess) for guess in guesses(backend, kernel, configs)]
             some = any(guess is not None for guess in guessed)
             samples = tuple(
-                Sample(_values(config), guess, max(search.times[entry.name], _LEAST))
-                for entry, config, guess in zip(entries, configs, guessed, strict=True)
+                Sample(_values(config), guess, max(search.trials[p.candidate].milliseconds, _LEAST))
+                for p, config, guess in zip(programs, configs, guessed, strict=True)
                 if guess is not None or not some
             )
-            race = KernelSamples(f"{name}: {kind_of(kernel)} on {kernel.device}", sizes_of(kernel), samples)
+            found = KernelSamples(f"{name}: {kind_of(kernel)} on {kernel.device}", sizes_of(kernel), samples)
             if sum(s.milliseconds != FAILED for s in samples) > 1:
-                self._store.add(
-                    self._group(kind_of(kernel), backend, kernel.device), search.task.key, place, race
-                )
+                group = self._group(kind_of(kernel), backend, kernel.device)
+                self._store.add(group, search.task.key, place, found)
 
     def renew(self) -> None:
-        """Take what was added into account from now on; not before, so that one race knows one model."""
+        """Take what was added into account from now on; not before, so that one search knows one model."""
         self._models.clear()
 
     def _model(self, backend: Backend, kernel: Kernel) -> CostModel | None:
@@ -143,18 +130,18 @@ class CostModels:
             return None
         group = self._group(kind_of(kernel), backend, kernel.device)
         if group not in self._models:
-            self._models[group] = fit_model(self._store.races(group))
+            self._models[group] = fit_model(self._store.read(group))
         return self._models[group]
 
 
 def kernels_of(search: Search) -> Mapping[tuple[str, Kernel], Sequence[CandidateProgram]]:
-    """The entries of a race that were timed, by the backend's name and the kernel that they configure."""
-    raced: dict[tuple[str, Kernel], list[CandidateProgram]] = {}
-    for entry in search.entries.values():
-        kernel = _kernel_of(entry)
-        if kernel is not None and entry.backend is not None and entry.name in search.times:
-            raced.setdefault((entry.backend.name, kernel), []).append(entry)
-    return raced
+    """The programs of a search that were timed, by the backend's name and the kernel that they configure."""
+    timed: dict[tuple[str, Kernel], list[CandidateProgram]] = {}
+    for program in search.programs.values():
+        kernel = _kernel_of(program)
+        if kernel is not None and program.backend is not None and program.candidate in search.trials:
+            timed.setdefault((program.backend.name, kernel), []).append(program)
+    return timed
 
 
 def kind_of(kernel: Kernel) -> str:
@@ -178,12 +165,16 @@ def sizes_of(kernel: Kernel) -> tuple[int, ...]:
     return math.prod(outer), *last, math.prod(kernel.size_hints[len(kernel.axes) :])
 
 
-def _kernel_of(entry: CandidateProgram) -> Kernel | None:
-    """The kernel that an entry's configuration is of."""
-    if entry.backend is None or entry.config is None:
+def _kernel_of(program: CandidateProgram) -> Kernel | None:
+    """The kernel that a program's configuration is of."""
+    if program.backend is None or program.config is None:
         return None
-    for step in entry.steps:
-        if isinstance(step, KernelRequest) and step.backend is entry.backend and step.config == entry.config:
+    for step in program.steps:
+        if (
+            isinstance(step, KernelRequest)
+            and step.backend is program.backend
+            and step.config == program.config
+        ):
             return step.kernel
     return None
 

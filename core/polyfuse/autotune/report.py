@@ -1,4 +1,4 @@
-"""What a user sees of races: a live table while they last, a final one, and a log for tools."""
+"""What a user sees of autotuning: a live table while it lasts, a final one, and a log for tools."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from typing import TYPE_CHECKING
 
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
-from polyfuse.cache.timings import FAILED, Measured
+from polyfuse.cache.timings import FAILED, Record
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-__all__ = ["ProgressTable", "append_log", "row_of", "table_of"]
+__all__ = ["ProgressTable", "append_log", "as_json", "row_of", "table_of", "trials_text"]
 
 
-# Seconds before anything is shown: short races need no table.
+# Seconds before anything is shown: short searches need no table.
 _PATIENCE = 2.0
 _REFRESH = 0.2
 # Seconds between lines where tables cannot be drawn anew.
 _LINES = 10.0
 # Rows of the final table.
 _SHOWN = 40
+# As many of the slower ones are named as people read.
+_NAMED = 6
 
 
 class ProgressTable:
-    """The table of a few problems that are raced together.
+    """The table of a few problems that are timed together.
 
     Args:
         settings: say whether it is shown at all.
@@ -42,7 +44,7 @@ class ProgressTable:
         self._limit = limit
         self._begun = self._round_begun = time.monotonic()
         self._round = self._problems = self._at = 0
-        self._done: list[tuple[str, Measured]] = []
+        self._done: list[Record] = []
         self._about = "building candidates"
         self._candidates = self._built = 0
         self._times: dict[str, float] = {}
@@ -76,9 +78,9 @@ class ProgressTable:
         self._times[name] = milliseconds
         self._draw()
 
-    def done(self, about: str, measured: Measured) -> None:
-        """Hear of an answer."""
-        self._done.append((about, measured))
+    def done(self, record: Record) -> None:
+        """Hear of a search that is over."""
+        self._done.append(record)
 
     def close(self) -> None:
         """Take the live table away and, if it was shown, print the final one."""
@@ -134,53 +136,66 @@ class ProgressTable:
         return f"{now - self._begun:.0f} s so far"
 
 
-def row_of(about: str, measured: Measured) -> tuple[str, str, str, str, str]:
-    """A line of a table: the problem, what won, its milliseconds, how many times these the next one takes,
-    how many there were. The next one is the best of somebody else, where not all are by one.
+def row_of(record: Record) -> tuple[str, str, str, str, str]:
+    """A line of a table: the problem, the best, its milliseconds, how many times these the next one takes,
+    how many there were. The next one is that of another implementation, where there are several.
     """
-    timed = sorted((ms, name) for name, ms in measured.milliseconds.items() if ms != FAILED)
-    lost = len(measured.milliseconds) - len(timed)
-    count = f"{len(timed)}" + (f" + {lost} failed" if lost else "")
-    if measured.best is None:
-        return about, "undecided", "", "", count
-    best = measured.milliseconds[measured.best]
-    alike = [(ms, name or "first guess") for ms, name in timed if name != measured.best]
-    others = [(ms, _by(name)) for ms, name in timed if _by(name) != _by(measured.best)]
+    ranked, best = record.ranked, record.best
+    failed = len(record.trials) - len(ranked)
+    count = f"{len(ranked)}" + (f" + {failed} failed" if failed else "")
+    if best is None:
+        return record.about, "undecided", "", "", count
+    own = best.candidate.implementation
+    others = [(t, t.candidate.implementation) for t in ranked if t.candidate.implementation != own]
+    alike = [(t, str(t.candidate)) for t in ranked if t is not best]
     after = (others or alike)[:1]
-    next_best = f"{after[0][0] / best:.2f} x {after[0][1]}" if after and best else ""
-    return about, measured.best or "first guess", f"{best:.4f}", next_best, count
+    taken = best.milliseconds
+    next_best = f"{after[0][0].milliseconds / taken:.2f} x {after[0][1]}" if after and taken else ""
+    return record.about, str(best.candidate), f"{taken:.4f}", next_best, count
 
 
-def _by(name: str) -> str:
-    """Who stands behind a name; empty where it is a configuration alone."""
-    first = name.partition(" ")[0]
-    return "" if "=" in first else first
-
-
-def table_of(done: Iterable[tuple[str, Measured]], title: str = "") -> Table:
-    """Answers, with what they are about, as a table."""
+def table_of(done: Iterable[Record], title: str = "") -> Table:
+    """Records as a table."""
     from rich.table import Table
 
     table = Table(title=title or None, show_lines=True)
     for name, justify in (("problem", "left"), ("fastest", "left"), ("ms", "right"), ("next", "left")):
         table.add_column(name, justify=justify, no_wrap=name == "ms")  # type: ignore[arg-type]
     table.add_column("candidates", justify="right")
-    for about, measured in done:
-        table.add_row(*row_of(about, measured))
+    for record in done:
+        table.add_row(*row_of(record))
     return table
 
 
-def append_log(path: str, key: str, measured: Measured, seconds: float) -> None:
-    """Add one answer to a log with an object a line. A file that cannot be written costs the log, nothing
+def trials_text(record: Record) -> str:
+    """The fastest of what was measured, in words."""
+    ranked = record.ranked
+    words = [f"{trial.candidate} {trial.milliseconds:.4f} ms" for trial in ranked[:_NAMED]]
+    if len(ranked) > _NAMED:
+        words.append(f"{len(ranked) - _NAMED} slower ones")
+    failed = len(record.trials) - len(ranked)
+    if failed:
+        words.append(f"{failed} failed")
+    return ", ".join(words) or "nothing could be timed"
+
+
+def as_json(key: str, record: Record) -> dict[str, object]:
+    """A record as plain data for tools: milliseconds by candidate, null for those that failed."""
+    return {
+        "problem": record.about,
+        "key": key,
+        "best": None if record.best is None else str(record.best.candidate),
+        "milliseconds": {
+            str(t.candidate): None if t.milliseconds == FAILED else t.milliseconds for t in record.trials
+        },
+    }
+
+
+def append_log(path: str, key: str, record: Record, seconds: float) -> None:
+    """Add one record to a log with an object a line. A file that cannot be written costs the log, nothing
     else.
     """
-    line = {
-        "problem": measured.about,
-        "key": key,
-        "best": measured.best,
-        "milliseconds": {name: None if ms == FAILED else ms for name, ms in measured.milliseconds.items()},
-        "seconds": round(seconds, 3),
-    }
+    line = {**as_json(key, record), "seconds": round(seconds, 3)}
     try:
         place = Path(path).expanduser()
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -191,13 +206,11 @@ def append_log(path: str, key: str, measured: Measured, seconds: float) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        warn_once(
-            "select", f"the log of races {path} cannot be written ({error}); name another in `tune_log`"
-        )
+        warn_once("autotune", f"the log {path} cannot be written ({error}); name another in `tune_log`")
 
 
 def _best_text(times: dict[str, float]) -> str:
     best = min(times, key=lambda name: times[name], default=None)
     if best is None or times[best] == FAILED:
         return ""
-    return f"{best or 'first guess'} {times[best]:.4f} ms"
+    return f"{best} {times[best]:.4f} ms"

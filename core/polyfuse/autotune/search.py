@@ -1,29 +1,31 @@
-"""One run_trials: candidates take turns, those that lag behind leave, the least time of each counts.
+"""The search for the fastest candidate of one task: trials of a first round, then rounds of what differs from
+the best in one decision, until none is faster.
 
-What else the machine does can only add to a time, and turns spread it over all, so the least of a few
-samples is what a candidate can do.
+In a round, candidates are sampled in turn, and the least time of each counts: what else the machine does can
+only add to a time, and turns spread it over all.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyfuse.autotune.candidate import (
     BuiltProgram,
     CandidateBuilder,
     CandidateProgram,
+    Fault,
     KernelRequest,
     Problem,
 )
-from polyfuse.autotune.worker import Fault, TrialRunner
+from polyfuse.autotune.worker import TrialRunner
 from polyfuse.base.log import get_logger
 from polyfuse.base.text import shorten
-from polyfuse.cache.timings import FAILED, Measured
+from polyfuse.cache.timings import FAILED, Candidate, Record, Trial
 
-__all__ = ["TuningTask", "Search", "TrialRules", "Observer", "run_trials", "report_fault"]
+__all__ = ["Observer", "Search", "TrialRules", "TuningTask", "run_trials"]
 
 _log = get_logger("autotune")
 
@@ -35,21 +37,27 @@ _ROUGH = (3.0, 1.6, 1.3)
 _FEWEST = 3
 # Two samples that differ by less are the same time.
 _SAME = 1.05
+# What is faster by less than this is not worth a further round.
+_GAIN = 0.98
+# The search also goes around another backend's fastest candidate, if it is at most this much slower.
+_RIVAL = 1.1
+# Around a generated candidate slower than the fastest by more than this, there is nothing to find.
+_NEAR = 1.3
 
 
 @dataclass(frozen=True)
 class TrialRules:
-    """How a run_trials is run.
+    """How candidates are timed.
 
     Attributes:
-        verify: whether a candidate whose results differ from the first one's loses.
+        verify: whether a candidate whose results differ from the first one's fails.
         rounds: least samples taken of those that stay to the end.
         most_rounds: most samples, where the machine is so busy that no time is seen twice.
         hopeless: times the best after which one that took so long in a single run is not timed again.
         behind: the same after some rounds, when times are known better.
         tie: times the best up to which it does not matter which candidate is taken.
         until: the `time.monotonic` after which no further round begins.
-        alone: whether one that nobody competes with is measured with the same care.
+        alone: whether a single candidate is measured with the same care.
     """
 
     verify: bool = False
@@ -62,72 +70,211 @@ class TrialRules:
     alone: bool = False
 
 
+class TuningTask(ABC):
+    """A question that timing answers.
+
+    Attributes:
+        key: the address of what is measured of it.
+        problem: the operands.
+        baseline: the implementation that is used unless another is faster by more than the noise; empty:
+            none.
+        uses: how often the program does it.
+        pruned: how many configurations were not built, because the cost model expects others to be faster.
+        default: what is used where nobody searches for a better one; None: it cannot be said before.
+    """
+
+    key: str
+    problem: Problem
+    baseline: str = ""
+    uses: int = 1
+    pruned: int = 0
+    default: Candidate | None = None
+
+    @abstractmethod
+    def candidates(self) -> Sequence[CandidateProgram]:
+        """Those of the first round, the safest first."""
+
+    def program(self, candidate: Candidate) -> CandidateProgram | None:
+        """What one candidate runs; None where it cannot be generated."""
+        return None
+
+    def neighbours(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
+        """Those that differ from the best so far in one decision."""
+        return ()
+
+
+class Search:
+    """The search for one task's fastest candidate, under way.
+
+    Attributes:
+        programs: all candidates so far.
+        trials: of all that were timed, also in earlier searches that were cut short.
+        seconds: how long they were timed.
+    """
+
+    def __init__(self, task: TuningTask, known: Record) -> None:
+        self.task = task
+        self.programs: dict[Candidate, CandidateProgram] = {}
+        self.trials: dict[Candidate, Trial] = {trial.candidate: trial for trial in known.trials}
+        self.seconds = 0.0
+        self._generated: dict[tuple[object, ...], Candidate] = {}
+        self._fresh: list[CandidateProgram] = []
+        self._before: CandidateProgram | None = None
+
+    def add(self, programs: Sequence[CandidateProgram]) -> bool:
+        """Take these into the next round; returns whether any is new."""
+        new: dict[Candidate, CandidateProgram] = {}
+        for program in programs:
+            if program.candidate not in self.programs and not self._is_known(program):
+                new[program.candidate] = program
+        self.programs |= new
+        self._fresh = [program for program in new.values() if program.candidate not in self.trials]
+        return bool(new)
+
+    def pending(self) -> list[CandidateProgram]:
+        """What is timed in the next round: the new ones, beside the best so far."""
+        best = self._fastest(self.programs.values()) if self._fresh else None
+        return [best, *self._fresh] if best is not None else list(self._fresh)
+
+    def time(
+        self,
+        runner: TrialRunner,
+        builder: CandidateBuilder,
+        rules: TrialRules,
+        observe: Observer | None = None,
+    ) -> None:
+        """Run the round."""
+        begun = time.monotonic()
+        built: dict[str, tuple[Candidate, BuiltProgram]] = {}
+        for program in filter(builder.is_built, self.pending()):
+            try:
+                built[program.name] = program.candidate, builder.built(program)
+            except Fault as fault:
+                self._note(program.candidate, _fault(self.task.problem, program.name, str(fault)))
+        fresh = {program.candidate for program in self._fresh}
+        if any(candidate in fresh for candidate, _ in built.values()):
+            ready = [program for _, program in built.values()]
+            for name, outcome in run_trials(runner, self.task.problem, ready, rules, observe).items():
+                self._note(built[name][0], outcome)
+        self.seconds += time.monotonic() - begun
+
+    def widen(self) -> bool:
+        """Add the neighbours of the best generated candidate, if the search has not come to its end."""
+        best = self._fastest(p for p in self.programs.values() if p.backend is not None)
+        fastest = self._fastest(self.programs.values())
+        if best is None or fastest is None or self._time(best) > _NEAR * self._time(fastest):
+            return False
+        if self._before is not None and self._time(best) > _GAIN * self._time(self._before):
+            return False
+        self._before = best
+        return self.add(
+            [near for program in (best, *self._rivals(best)) for near in self.task.neighbours(program)]
+        )
+
+    def record(self, complete: bool = False) -> Record:
+        """What is known."""
+        return Record(self.task.problem.about, tuple(self.trials.values()), self.task.baseline, complete)
+
+    def _note(self, candidate: Candidate, outcome: float | str) -> None:
+        trial = Trial(candidate, fault=outcome) if isinstance(outcome, str) else Trial(candidate, outcome)
+        self.trials[candidate] = trial
+
+    def _time(self, program: CandidateProgram) -> float:
+        trial = self.trials.get(program.candidate)
+        return FAILED if trial is None else trial.milliseconds
+
+    def _is_known(self, program: CandidateProgram) -> bool:
+        """Whether another candidate does the same: configurations that give equal code."""
+        work = tuple(
+            (step.backend.name, step.source.key, step.operands) if isinstance(step, KernelRequest) else step
+            for step in program.steps
+        )
+        if not work or self._generated.setdefault(work, program.candidate) == program.candidate:
+            return False
+        _log.info("%s is the same as %s", program.name, self._generated[work])
+        return True
+
+    def _rivals(self, best: CandidateProgram) -> list[CandidateProgram]:
+        """The fastest candidate of each other backend that is close to the best."""
+        limit = _RIVAL * self._time(best)
+        others: dict[str, list[CandidateProgram]] = {}
+        for program in self.programs.values():
+            if program.backend not in (None, best.backend):
+                others.setdefault(program.backend.name, []).append(program)
+        fastest = [self._fastest(others[name]) for name in sorted(others)]
+        return [program for program in fastest if program is not None and self._time(program) <= limit]
+
+    def _fastest(self, programs: Iterable[CandidateProgram]) -> CandidateProgram | None:
+        ran = (program for program in programs if self._time(program) != FAILED)
+        return min(ran, key=self._time, default=None)
+
+
 def run_trials(
     runner: TrialRunner,
     problem: Problem,
-    candidates: Sequence[BuiltProgram],
+    programs: Sequence[BuiltProgram],
     rules: TrialRules,
-    watch: Observer | None = None,
-    best: float = FAILED,
-) -> Mapping[str, float]:
-    """Milliseconds of each candidate by name, `FAILED` where it failed, with a line in the log for each such.
+    observe: Observer | None = None,
+) -> Mapping[str, float | str]:
+    """Milliseconds of each program by name, or what was wrong with it, which is a line in the log too.
 
     Args:
-        watch: is told of each candidate's time when it is known, and when it is known better.
-        best: milliseconds of the best so far, in an earlier run_trials of this problem.
+        observe: is told of each program's time when it is known, and when it is known better.
     """
-    times: dict[str, float] = {}
     try:
         runner.prepare(problem)
     except Fault as fault:
         _log.warning("%s cannot be timed: %s", problem.about, fault)
-        return dict.fromkeys((c.name for c in candidates), FAILED)
+        return dict.fromkeys((program.name for program in programs), str(fault))
+    times: dict[str, float] = {}
+    faults: dict[str, str] = {}
     running: list[BuiltProgram] = []
     reference: BuiltProgram | None = None
-    for candidate in candidates:
-        taken = _attempt(runner.first, problem, candidate)
+    best = FAILED
+    for program in programs:
+        taken = _attempt(runner.first, problem, program, faults)
         if rules.verify and taken != FAILED:
-            reference = reference or candidate
-            if reference is not candidate and not _is_verified(runner, problem, candidate, reference):
+            reference = reference or program
+            if reference is not program and not _is_verified(runner, problem, program, reference, faults):
                 taken = FAILED
-        times[candidate.name] = taken
         best = min(best, taken)
         if taken != FAILED and taken > rules.hopeless * best:
             # it may have been unlucky
-            taken = times[candidate.name] = min(taken, _attempt(runner.first, problem, candidate))
+            taken = min(taken, _attempt(runner.first, problem, program, faults))
+        times[program.name] = taken
         if taken != FAILED and taken <= rules.hopeless * best:
-            running.append(candidate)
-        if watch is not None:
-            watch(candidate.name, taken)
-    _sample_in_rounds(runner, problem, running, times, rules, watch)
-    return times
+            running.append(program)
+        if observe is not None:
+            observe(program.name, taken)
+    _sample_in_turn(runner, problem, running, times, faults, rules, observe)
+    return times | faults
 
 
-def _sample_in_rounds(
+def _sample_in_turn(
     runner: TrialRunner,
     problem: Problem,
     running: Sequence[BuiltProgram],
     times: dict[str, float],
+    faults: dict[str, str],
     rules: TrialRules,
-    watch: Observer | None,
+    observe: Observer | None,
 ) -> None:
-    """Time candidates in rounds, until each that is still there has a time that was seen twice."""
-    samples: dict[str, list[float]] = {candidate.name: [] for candidate in running}
+    """Time programs in rounds, until each that is still there has a time that was seen twice."""
+    samples: dict[str, list[float]] = {program.name: [] for program in running}
     for turn in range(rules.most_rounds):
-        for candidate in running:
-            taken = _attempt(runner.sample, problem, candidate)
-            samples[candidate.name].append(taken)
-            lost = FAILED in samples[candidate.name]
-            times[candidate.name] = FAILED if lost else min(samples[candidate.name])
-            if watch is not None:
-                watch(candidate.name, times[candidate.name])
-        best = min((times[candidate.name] for candidate in running), default=FAILED)
-        # at first, times are too rough to report_fault who is behind
+        for program in running:
+            taken = _attempt(runner.sample, problem, program, faults)
+            samples[program.name].append(taken)
+            times[program.name] = FAILED if program.name in faults else min(samples[program.name])
+            if observe is not None:
+                observe(program.name, times[program.name])
+        best = min((times[program.name] for program in running), default=FAILED)
+        # at first, times are too rough to tell which are behind
         limit = best * max(rules.behind, _ROUGH[turn] if turn < len(_ROUGH) else 0.0)
-        running = [c for c in running if times[c.name] <= limit and times[c.name] != FAILED]
-        alike = turn + 1 >= _FEWEST and all(times[c.name] <= rules.tie * best for c in running)
+        running = [p for p in running if times[p.name] <= limit and times[p.name] != FAILED]
+        alike = turn + 1 >= _FEWEST and all(times[p.name] <= rules.tie * best for p in running)
         known = alike or turn + 1 >= rules.rounds
-        enough = known and all(_seen_twice(samples[c.name]) for c in running)
+        enough = known and all(_seen_twice(samples[p.name]) for p in running)
         decided = len(running) < 2 and turn and not rules.alone
         if enough or decided or time.monotonic() > rules.until:
             return
@@ -138,174 +285,31 @@ def _seen_twice(samples: Sequence[float]) -> bool:
     return len(least) == 2 and least[1] <= _SAME * least[0]
 
 
-def _attempt(action: Callable[[BuiltProgram], float], problem: Problem, candidate: BuiltProgram) -> float:
+def _attempt(
+    action: Callable[[BuiltProgram], float], problem: Problem, program: BuiltProgram, faults: dict[str, str]
+) -> float:
     try:
-        return action(candidate)
+        return action(program)
     except Fault as fault:
-        report_fault(problem, candidate.name, str(fault))
+        faults[program.name] = _fault(problem, program.name, str(fault))
         return FAILED
 
 
 def _is_verified(
-    runner: TrialRunner, problem: Problem, candidate: BuiltProgram, reference: BuiltProgram
+    runner: TrialRunner,
+    problem: Problem,
+    program: BuiltProgram,
+    reference: BuiltProgram,
+    faults: dict[str, str],
 ) -> bool:
-    try:
-        distance = runner.check(candidate, reference)
-    except Fault as fault:
-        report_fault(problem, candidate.name, str(fault))
-        return False
-    if distance > 1:
+    distance = _attempt(lambda tried: runner.check(tried, reference), problem, program, faults)
+    if program.name not in faults and distance > 1:
         reason = f"its result is not that of {reference.name} ({distance:.3g} x the tolerance)"
-        report_fault(problem, candidate.name, reason)
-        return False
-    return True
+        faults[program.name] = _fault(problem, program.name, reason)
+    return program.name not in faults
 
 
-def report_fault(problem: Problem, name: str, reason: str) -> None:
-    """Say why a candidate lost."""
-    _log.warning("%s is out of the race for %s: %s", name, problem.about, shorten(reason, 200))
-
-
-# What is faster by less than this is not worth a further round, nor better than the baseline.
-_GAIN = 0.98
-# Around another backend's fastest entry, too, if it is no slower than the leader by more than this.
-_RIVAL = 1.1
-# Around a generated entry slower than the leader by more than this, there is nothing to find.
-_NEAR = 1.3
-
-
-class TuningTask(ABC):
-    """A question that a run_trials answers.
-
-    Attributes:
-        key: under which the answer is remembered.
-        problem: the operands.
-        baseline: the entry that wins unless another is faster by more than the noise; empty: none.
-        uses: how often the program does it.
-        pruned: how many configurations were not built, because earlier races taught that they would not win.
-    """
-
-    key: str
-    problem: Problem
-    baseline: str = ""
-    uses: int = 1
-    pruned: int = 0
-
-    @abstractmethod
-    def opening(self) -> Sequence[CandidateProgram]:
-        """The entries of the first round, the safest first."""
-
-    def default(self) -> Sequence[CandidateProgram]:
-        """The entry that is used where nobody searches for a better one."""
-        return ()
-
-    @abstractmethod
-    def around(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
-        """Entries that lie around the best so far."""
-
-    def won(self, best: CandidateProgram, times: Mapping[str, float]) -> None:  # noqa: B027 - nothing by default
-        """Hear who won, and the milliseconds of all."""
-
-
-class Search:
-    """A task under way.
-
-    Attributes:
-        entries: who takes part, by name.
-        times: milliseconds of everyone timed, also of earlier searches that were cut short.
-        seconds: how long it was timed.
-    """
-
-    def __init__(self, task: TuningTask, known: Measured) -> None:
-        self.task = task
-        self.entries: dict[str, CandidateProgram] = {}
-        self.times: dict[str, float] = dict(known.milliseconds)
-        self.seconds = 0.0
-        self._works: dict[tuple[object, ...], str] = {}
-        self._fresh: list[CandidateProgram] = []
-        self._before: CandidateProgram | None = None
-
-    def enter(self, entries: Sequence[CandidateProgram]) -> bool:
-        """Let these take part in the next round; returns whether any is new."""
-        new: dict[str, CandidateProgram] = {}
-        for entry in entries:
-            if entry.name not in self.entries and not self._is_known(entry):
-                new[entry.name] = entry
-        self.entries |= new
-        self._fresh = [entry for entry in new.values() if entry.name not in self.times]
-        return bool(new)
-
-    def pending(self) -> list[CandidateProgram]:
-        """Who is timed in the next round: the new ones, beside the best so far."""
-        leader = self._leader() if self._fresh else None
-        return [leader, *self._fresh] if leader is not None else list(self._fresh)
-
-    def time(
-        self, runner: TrialRunner, builder: CandidateBuilder, rules: TrialRules, watch: Observer | None = None
-    ) -> None:
-        """Run the round."""
-        begun = time.monotonic()
-        candidates: list[BuiltProgram] = []
-        for entry in filter(builder.is_built, self.pending()):
-            try:
-                candidates.append(builder.candidate(entry))
-            except Fault as fault:
-                self.times[entry.name] = FAILED
-                report_fault(self.task.problem, entry.name, str(fault))
-        fresh = {entry.name for entry in self._fresh}
-        if any(candidate.name in fresh for candidate in candidates):
-            self.times |= run_trials(runner, self.task.problem, candidates, rules, watch)
-        self.seconds += time.monotonic() - begun
-
-    def goes_on(self) -> bool:
-        """Enter what lies around the best generated entry, if the search has not come to its end."""
-        best, leader = self._generated(), self._leader()
-        if best is None or leader is None or self.times[best.name] > _NEAR * self.times[leader.name]:
-            return False
-        before = self._before
-        if before is not None and self.times[best.name] > _GAIN * self.times[before.name]:
-            return False
-        self._before = best
-        return self.enter([near for entry in (best, *self._rivals(best)) for near in self.task.around(entry)])
-
-    def measured(self, final: bool = False) -> Measured:
-        """What is known; at the end, with the winner."""
-        best = self._leader() if final else None
-        if best is not None and self.task.baseline in self.entries:
-            held = self.times.get(self.task.baseline, FAILED)
-            if self.times[best.name] > _GAIN * held:
-                best = self.entries[self.task.baseline]
-        return Measured(dict(self.times), best.name if best is not None else None, self.task.problem.about)
-
-    def _is_known(self, entry: CandidateProgram) -> bool:
-        """Whether another name stands for the same work: configurations that give equal code."""
-        work = tuple(
-            (step.backend.name, step.source.key, step.operands) if isinstance(step, KernelRequest) else step
-            for step in entry.steps
-        )
-        if not work or self._works.setdefault(work, entry.name) == entry.name:
-            return False
-        _log.info("%s is the same as %s", entry.name, self._works[work])
-        return True
-
-    def _rivals(self, best: CandidateProgram) -> list[CandidateProgram]:
-        """The fastest entry of each other backend that is close to the best."""
-        limit = _RIVAL * self.times[best.name]
-        others = {e.backend.name for e in self.entries.values() if e.backend not in (None, best.backend)}
-        fastest = [
-            self._least(
-                [e for e in self.entries.values() if e.backend is not None and e.backend.name == name]
-            )
-            for name in sorted(others)
-        ]
-        return [entry for entry in fastest if entry is not None and self.times[entry.name] <= limit]
-
-    def _leader(self) -> CandidateProgram | None:
-        return self._least(list(self.entries.values()))
-
-    def _generated(self) -> CandidateProgram | None:
-        return self._least([entry for entry in self.entries.values() if entry.backend is not None])
-
-    def _least(self, entries: Sequence[CandidateProgram]) -> CandidateProgram | None:
-        timed = [entry for entry in entries if self.times.get(entry.name, FAILED) != FAILED]
-        return min(timed, key=lambda entry: self.times[entry.name], default=None)
+def _fault(problem: Problem, name: str, reason: str) -> str:
+    """Log why a candidate is not used, and return that."""
+    _log.warning("%s is no candidate for %s: %s", name, problem.about, shorten(reason, 200))
+    return reason

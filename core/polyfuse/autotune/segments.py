@@ -1,4 +1,6 @@
-"""By how much the results of two right implementations may differ."""
+"""Parts of a schedule as work on example inputs: what there is to time when something has several
+implementations, each with other kernels around it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from polyfuse.autotune.candidate import CallStep, Operand, Slot, Storage, TorchName, Window
+from polyfuse.autotune.candidate import CallStep, Operand, Problem, Slot, Storage, TorchName, Window
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
@@ -38,7 +40,7 @@ def tolerance(storages: Iterable[Storage]) -> float:
     return worst
 
 
-_GROUPED_PRODUCT = "aten._grouped_mm.default"
+_GROUPED_GEMM = "aten._grouped_mm.default"
 # Kinds of buffers that a model reads from memory: nothing wrote them just before.
 _COLD = ("input", "constant")
 
@@ -51,7 +53,7 @@ class Segment:
     steps: tuple[Launch | Call, ...]
 
     def describe(self) -> str:
-        """A text that is equal for stretches that take equal time."""
+        """A text that is equal for segments that take equal time."""
         names: dict[str, str] = {}
         lines: list[str] = []
         for step in self.steps:
@@ -96,7 +98,7 @@ def node_names(step: Launch | Call) -> frozenset[str]:
 
 
 def around(step: Launch | Call, nodes: frozenset[str]) -> frozenset[str]:
-    """All nodes of a launch that computes some of these; other calls are no part of a race."""
+    """All nodes of a launch that computes some of these; other calls are not timed."""
     names = node_names(step)
     return names if isinstance(step, Launch) and names & nodes else frozenset()
 
@@ -105,7 +107,7 @@ def around(step: Launch | Call, nodes: frozenset[str]) -> frozenset[str]:
 class Operands:
     """The storages of a problem, for graphs that share the names of buffers.
 
-    What a call reads is random; other whole numbers are zero, because they may be indices.
+    What a call reads is random; other integers are zero, because they may be indices.
     """
 
     hints: Mapping[str, int]
@@ -126,9 +128,16 @@ class Operands:
             self.storages[found] = replace(self.storages[found], fill="small")
         return Slot(found)
 
-    def launch(self, graph: Graph, step: Launch) -> tuple[Operand, ...]:
-        """What a kernel is launched with."""
-        return self.named(graph, step.operands)
+    def problem(self, about: str, device: str, timer: str, segments: Sequence[Segment]) -> Problem:
+        """What segments that compute the same are timed on; they are compared by what all of them write."""
+        written = [
+            {w for s in part.steps for w in s.writes if part.graph.buffers[w].dtype is not None}
+            for part in segments
+        ]
+        names = set.intersection(*written) & self.numbers.keys()
+        results = tuple(sorted(self.numbers[name] for name in names))
+        storages = tuple(self.storages)
+        return Problem(about, device, timer, storages, results, tolerance(storages))
 
     def named(self, graph: Graph, operands: Sequence[str | IndexLike]) -> tuple[Operand, ...]:
         """Buffers by name, and sizes."""
@@ -152,7 +161,7 @@ class Operands:
             into = self._window(graph, graph.buffers[node.outputs[0]].view())
         args = tuple(self._value(graph, a) for a in node.args)
         named = tuple((key, self._value(graph, value)) for key, value in node.kwargs)
-        if node.op == _GROUPED_PRODUCT:
+        if node.op == _GROUPED_GEMM:
             self._share(node)
         return CallStep(node.op, args, named, into, node.out == "out")
 
@@ -160,7 +169,7 @@ class Operands:
         return example_value(value, self.hints)
 
     def _share(self, node: ExternCall) -> None:
-        """Give the groups of a product equal shares; with groups that are empty nothing would be timed."""
+        """Give the groups of a GEMM equal shares; with groups that are empty nothing would be timed."""
         left, right, *rest = node.args
         ends = rest[0] if rest else dict(node.kwargs).get("offs")
         if not isinstance(ends, View):

@@ -1,5 +1,5 @@
-"""What races need of a session, and how several of them are run: built together, timed one after another,
-remembered.
+"""What the searches of a session share: who is asked, what was measured, and how searches run: all candidates
+are built together, then timed one task after another.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 
 import torch
@@ -25,7 +25,7 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.cache.samples import SampleStore
-from polyfuse.cache.timings import FAILED, Measured, TimingStore, timing_key
+from polyfuse.cache.timings import FAILED, Record, TimingStore, Trial, timing_key
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, TemplateCall
@@ -34,21 +34,24 @@ from polyfuse.schedule import Decision, Launch
 from polyfuse.torch_compat.devices.precision import library_flags
 from polyfuse.workers import BuildPool
 
-__all__ = ["Tuner", "note_default", "negligible", "with_default"]
+__all__ = ["Tuner", "negligible"]
 
 _log = get_logger("autotune")
 
-# Two races at once, in any session, would disturb each other's measurements.
+# Two searches at once, in any session, would disturb each other's measurements.
 _TIMING = threading.Lock()
+
+_LEAST_SHARE = 0.01
+"""Of the time of a graph: a kernel with less, all its launches together, is not searched for a faster one."""
 
 
 class Tuner:
-    """The races of a session.
+    """The searches of a session.
 
     Attributes:
         settings: the options.
         timings: keeps what was measured.
-        spent: seconds that races took so far.
+        spent: seconds that searches took so far.
     """
 
     def __init__(
@@ -63,10 +66,11 @@ class Tuner:
         self._store = store
         self._runner: TrialRunner | None = None
         self._until = math.inf
-        self._cost_models = CostModels(SampleStore(store.root), self._group)
+        group = lambda kind, backend, device: self.key(f"samples of {kind}", (backend,), device)  # noqa: E731
+        self._cost_models = CostModels(SampleStore(store.root), group)
         self._pruned: dict[tuple[str, Kernel], int] = {}
 
-    # Who takes part.
+    # Who may do something.
 
     def backends(self, device_type: str) -> Iterator[Backend]:
         """Usable backends for a device type, in the order in which they are asked."""
@@ -91,24 +95,29 @@ class Tuner:
 
     def configs(self, backend: Backend, kernel: Kernel) -> Sequence[Config]:
         """The configurations of a kernel worth building: by the backend's own estimate, if it has one, and by
-        what earlier races taught.
+        the cost model.
         """
         offered = backend.configs(kernel)
-        default = worth_building(backend, kernel, offered, self.settings.tune_candidates)
+        usual = worth_building(backend, kernel, offered, self.settings.tune_candidates)
         if not self.settings.tune_cost_model:
-            return default
-        short = self._cost_models.prune(backend, kernel, offered, default)
-        if short.pruned:
-            self._pruned[backend.name, kernel] = short.pruned
-        return short.configs
+            return usual
+        built = self._cost_models.prune(backend, kernel, offered, usual)
+        if len(built) < len(usual):
+            self._pruned[backend.name, kernel] = len(usual) - len(built)
+        return built
 
     def expect(self) -> None:
-        """Start the process that times, where races are wanted and nothing is known of this machine yet: it
+        """Start the benchmark worker, where timing is wanted and nothing is known of this machine yet: it
         imports torch while the graph is still captured.
         """
         settings = self.settings
-        if settings.races and not settings.tune_in_process and self._runner is None and self.timings.empty:
-            with contextlib.suppress(OSError):  # whoever times first will meet it again
+        if (
+            settings.autotunes
+            and not settings.tune_in_process
+            and self._runner is None
+            and self.timings.empty
+        ):
+            with contextlib.suppress(OSError):  # the first search will meet it again
                 self._ready()
 
     def choices(
@@ -126,8 +135,8 @@ class Tuner:
 
         return of
 
-    def kept(self, graph: Graph) -> frozenset[str]:
-        """The parameters of a graph whose layout may be kept: with freezing, where no gradients are."""
+    def frozen_parameters(self, graph: Graph) -> frozenset[str]:
+        """The parameters of a graph that may be packed once: with freezing, where no gradients are."""
         return fixed_inputs(graph) if self.settings.freezing and graph.kind == "inference" else frozenset()
 
     def built(self, backend: Backend, source: Source) -> BuiltCall:
@@ -138,12 +147,12 @@ class Tuner:
         """Record, and warn once, that a backend raised."""
         self._plugins.note_trouble(backend.name, error, doing)
 
-    # What is remembered.
+    # Searches.
 
     def key(
         self, what: str, backends: Iterable[Backend], device: str, facts: Mapping[str, str] | None = None
     ) -> str:
-        """The address of an answer: it holds all that it depends on."""
+        """The address of what is measured: it holds all that it depends on."""
         asked = list(backends)
         known = dict(facts or {})
         for backend in asked:
@@ -156,143 +165,137 @@ class Tuner:
         names = "+".join(b.name for b in asked)
         return timing_key(what, names, known, self.timer(device).machine())
 
-    def _group(self, kind: str, backend: Backend, device: str) -> str:
-        """The address of what races taught of a kind of kernel."""
-        return self.key(f"samples of {kind}", (backend,), device)
-
-    # Races.
-
     @property
     def exhausted(self) -> bool:
-        """Whether the time for races in this session is used up."""
+        """Whether the time for autotuning in this session is used up."""
         most = self.settings.max_autotune_seconds
         return bool(most) and self.spent >= most
 
-    def settle(self, tasks: Iterable[TuningTask], beside: float | None = None) -> Mapping[str, Measured]:
-        """The answers to questions, by key; those measured before are not measured again.
+    def search(self, tasks: Iterable[TuningTask], beside: float | None = None) -> Mapping[str, Record]:
+        """What is measured of each task, by its key; what was measured before is not measured again.
 
         Args:
             beside: milliseconds that the graph spends on other things; with it, what is a small part of the
-                whole is not searched (`select/shares.py`).
+                whole is not searched.
         """
         wanted = {task.key: task for task in tasks}
-        answers = {key: self.timings.read(key) for key in wanted}
+        records = {key: self.timings.read(key) for key in wanted}
         if beside is not None:
-            answers |= negligible(self.timings, wanted.values(), answers, beside)
-        fresh = [task for key, task in wanted.items() if answers[key].best is None]
-        if fresh and not self.exhausted:
-            start = time.monotonic()
-            most = self.settings.max_autotune_seconds
-            self._until = start + most - self.spent if most else math.inf
-            try:
-                with _TIMING, self.timings.exclusive(self.settings.build_timeout):
-                    if beside is not None and len(wanted) + bool(beside) > 1:
-                        self._time_defaults(fresh)
-                        answers |= negligible(self.timings, wanted.values(), answers, beside)
-                    answers |= self._settle([b for b in fresh if answers[b.key].best is None])
-            finally:
-                self.spent += time.monotonic() - start
-        return answers
+            records |= negligible(wanted.values(), records, beside)
+        if self.exhausted or all(record.best is not None for record in records.values()):
+            return records
+        start = time.monotonic()
+        most = self.settings.max_autotune_seconds
+        self._until = start + most - self.spent if most else math.inf
+        try:
+            with _TIMING, self.timings.exclusive(self.settings.build_timeout):
+                # another process may have measured while this one waited
+                records |= {
+                    key: self.timings.read(key) for key, known in records.items() if known.best is None
+                }
+                if beside is not None and len(wanted) + bool(beside) > 1:
+                    records |= self._with_defaults(wanted.values(), records)
+                    records |= negligible(wanted.values(), records, beside)
+                left = [
+                    Search(task, records[key]) for key, task in wanted.items() if records[key].best is None
+                ]
+                if left:
+                    records |= self._searched(left)
+        finally:
+            self.spent += time.monotonic() - start
+        return records
 
-    def _time_defaults(self, tasks: Sequence[TuningTask]) -> None:
-        """Time each once as it is without tuning, and remember that."""
+    def _with_defaults(self, tasks: Iterable[TuningTask], records: Mapping[str, Record]) -> dict[str, Record]:
+        """The records of open tasks with the time of what is used without tuning."""
         searches: list[Search] = []
         for task in tasks:
-            search = Search(task, Measured())
-            if self.timings.noted(task.key) is None and search.enter(task.default()):
+            known, default = records[task.key], task.default
+            if known.best is not None or default is None or known.of(default) is not None:
+                continue
+            program, search = task.program(default), Search(task, known)
+            if program is not None and search.add([program]):
                 searches.append(search)
         if not searches:
-            return
+            return {}
         runner, builder = self._ready(), CandidateBuilder(self._pool, self._store, self._until)
-        builder.begin([entry for search in searches for entry in search.pending()])
+        builder.begin([program for search in searches for program in search.pending()])
         builder.wait()
         for search in searches:
             search.time(runner, builder, replace(self._rules(search), alone=True))
-            note_default(self.timings, search)
+            self.timings.write(search.task.key, search.record())
+        return {search.task.key: search.record() for search in searches}
 
-    def _settle(self, tasks: Sequence[TuningTask]) -> dict[str, Measured]:
-        # another process may have measured while this one waited
-        answers = {task.key: self.timings.read(task.key) for task in tasks}
-        unsettled = [task for task in tasks if answers[task.key].best is None]
-        searches = [
-            Search(task, with_default(self.timings, task.key, answers[task.key])) for task in unsettled
-        ]
-        if not searches:
-            return answers
+    def _searched(self, searches: Sequence[Search]) -> dict[str, Record]:
         runner = self._ready()
-        most = self.settings.max_autotune_seconds
-        progress = ProgressTable(self.settings, max(0.0, most - self.spent))
+        progress = ProgressTable(self.settings, max(0.0, self.settings.max_autotune_seconds - self.spent))
         try:
-            opened = self._search(runner, searches, progress)
-            for search in opened:
-                answers[search.task.key] = self._closed(search, progress)
+            opened = self._run_rounds(runner, searches, progress)
+            return {search.task.key: self._closed(search, progress) for search in opened}
         finally:
             progress.close()
             self._pruned.clear()
             self._cost_models.renew()
-        return answers
 
-    def _search(
+    def _run_rounds(
         self, runner: TrialRunner, searches: Sequence[Search], progress: ProgressTable
     ) -> list[Search]:
-        """Run all rounds of all searches that have somebody to time; returns these."""
+        """Run all rounds of all searches that have something to time; returns these."""
         builder = CandidateBuilder(self._pool, self._store, self._until)
         opened: list[Search] = []
         for search in searches:
-            search.enter(search.task.opening())
-            if search.entries:
+            search.add(search.task.candidates())
+            if search.programs:
                 opened.append(search)
         running = opened
         while running:
             progress.begin_round(len(running))
-            # where time runs out, each problem had its best guesses built
+            # where time runs out, each task had its best guesses built
             rounds = zip_longest(*(search.pending() for search in running))
-            builder.begin([entry for guesses in rounds for entry in guesses if entry is not None])
+            builder.begin([program for guesses in rounds for program in guesses if program is not None])
             builder.wait(progress.building)
             for search in running:
                 if time.monotonic() > self._until:
                     break
                 progress.problem(search.task.problem.about, len(search.pending()))
                 search.time(runner, builder, self._rules(search), progress.candidate)
-                self.timings.write(search.task.key, search.measured())
+                self.timings.write(search.task.key, search.record())
             late = time.monotonic() > self._until
-            running = [h for h in running if not late and not self._expired(h) and h.goes_on()]
+            running = [s for s in running if not late and not self._expired(s) and s.widen()]
         return opened
 
-    def _closed(self, search: Search, progress: ProgressTable) -> Measured:
-        """The answer, remembered and told, and learnt from."""
-        measured = search.measured(final=True)
+    def _closed(self, search: Search, progress: ProgressTable) -> Record:
+        """The record of a search that is over: stored, shown, and learnt from."""
+        record = search.record(complete=True)
         if self.settings.tune_cost_model:
             self._cost_models.add(search)
         search.task.pruned = sum(self._pruned.get(of, 0) for of in kernels_of(search))
         if search.task.pruned:
-            about = f"{measured.about} ({search.task.pruned} not built, as earlier races taught)"
-            measured = replace(measured, about=about)
-        self.timings.write(search.task.key, measured)
-        if measured.best is not None:
-            search.task.won(search.entries[measured.best], measured.milliseconds)
+            about = f"{record.about} ({search.task.pruned} not built, by the cost model)"
+            record = replace(record, about=about)
+        self.timings.write(search.task.key, record)
+        if record.best is not None:
             _log.info(
                 "%s: %s is the fastest of %d at %.4f ms",
-                measured.about, measured.best or "first guess", len(search.times),
-                measured.milliseconds[measured.best],
+                record.about, record.best.candidate, len(record.trials), record.best.milliseconds,
             )  # fmt: skip
-        progress.done(search.task.problem.about, measured)
+        progress.done(record)
         if self.settings.tune_log:
-            append_log(self.settings.tune_log, search.task.key, measured, search.seconds)
-        return measured
+            append_log(self.settings.tune_log, search.task.key, record, search.seconds)
+        return record
 
     def _rules(self, search: Search) -> TrialRules:
+        on_cpu = search.task.problem.device.startswith("cpu")
         return TrialRules(
             verify=self.settings.tune_verify,
-            rounds=6 if search.task.problem.device.startswith("cpu") else 3,
-            most_rounds=16 if search.task.problem.device.startswith("cpu") else 6,
+            rounds=6 if on_cpu else 3,
+            most_rounds=16 if on_cpu else 6,
             until=min(self._until, time.monotonic() + max(1, self.settings.tune_seconds)),
         )
 
     def _expired(self, search: Search) -> bool:
         return search.seconds >= self.settings.tune_seconds
 
-    # Where they are run.
+    # Where candidates run.
 
     def _ready(self) -> TrialRunner:
         if self._runner is None:
@@ -322,63 +325,28 @@ def _claims(backend: Backend, node: Node) -> bool:
         return False
 
 
-_LEAST = 0.01
-"""Of the time of a graph: a kernel with less, all its launches together, is not searched for a faster one."""
-
-
-@dataclass(frozen=True)
-class _Default:
-    """How long a kernel takes as it is without tuning."""
-
-    name: str
-    milliseconds: float
-
-
-def note_default(timings: TimingStore, search: Search) -> None:
-    """Remember how long the default entry of a search takes, for later graphs and processes."""
-    for name, milliseconds in search.times.items():
-        if milliseconds != FAILED:
-            timings.note(search.task.key, {"name": name, "milliseconds": milliseconds})
-
-
-def with_default(timings: TimingStore, key: str, known: Measured) -> Measured:
-    """What is known of a question, with the time of its default entry, if that was measured."""
-    default = _default(timings, key)
-    if default is None:
-        return known
-    return replace(known, milliseconds={default.name: default.milliseconds, **known.milliseconds})
-
-
 def negligible(
-    timings: TimingStore, tasks: Iterable[TuningTask], answers: Mapping[str, Measured], beside: float
-) -> dict[str, Measured]:
-    """The answers to those open questions that are not worth a search: all remains as it is.
+    tasks: Iterable[TuningTask], records: Mapping[str, Record], beside: float
+) -> dict[str, Record]:
+    """The records of those open tasks that are not worth a search: what is used without tuning stays.
 
     Args:
-        answers: what is known; questions without a best are open.
+        records: what is known; tasks without a best are open.
         beside: milliseconds that the graph spends on other things.
     """
-    open_ones: list[tuple[TuningTask, _Default]] = []
+    open_ones: list[tuple[TuningTask, Trial]] = []
     total = beside
     for task in tasks:
-        known = answers[task.key]
-        if known.best is not None:
-            total += task.uses * known.milliseconds[known.best]
-            continue
-        default = _default(timings, task.key)
-        if default is not None:
-            total += task.uses * default.milliseconds
-            open_ones.append((task, default))
+        record = records[task.key]
+        trial = record.best
+        if trial is None and task.default is not None:
+            trial = record.of(task.default)
+            if trial is not None and trial.milliseconds != FAILED:
+                open_ones.append((task, trial))
+        if trial is not None and trial.milliseconds != FAILED:
+            total += task.uses * trial.milliseconds
     return {
-        task.key: Measured({default.name: default.milliseconds}, default.name, task.problem.about)
-        for task, default in open_ones
-        if task.uses * default.milliseconds < _LEAST * total
+        task.key: Record(task.problem.about, (trial,), complete=True)
+        for task, trial in open_ones
+        if task.uses * trial.milliseconds < _LEAST_SHARE * total
     }
-
-
-def _default(timings: TimingStore, key: str) -> _Default | None:
-    value = timings.noted(key)
-    try:
-        return _Default(str(value["name"]), float(value["milliseconds"]))  # type: ignore[index]
-    except (TypeError, ValueError, KeyError):
-        return None

@@ -398,7 +398,7 @@ class Settings:
         return Settings(**cast("dict[str, Any]", values))
 
     @property
-    def races(self) -> bool:
+    def autotunes(self) -> bool:
         """Whether what can be done in several ways is timed before a graph is scheduled."""
         return self.tune_kernels or self.autotune_backends or self.gemm == "fastest"
 

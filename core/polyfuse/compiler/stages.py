@@ -120,17 +120,16 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
         chosen = choose_gemms(claims.graph, claims.backends, session.tuner)
 
     with clock.stage("fuse"):
-        schedule = schedule_graph(
-            chosen.graph, settings, session.backends, chosen.backends, folded=chosen.folded
+        schedule = chosen.with_choices(
+            schedule_graph(chosen.graph, settings, session.backends, chosen.backends, folded=chosen.folded)
         )
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
 
     with clock.stage("autotune"):
-        timed: list[Decision] = []
         if settings.benchmark_fusion:
-            schedule, timed = time_fusions(session.tuner, chosen, schedule)
-        tuned = tune_kernels(schedule, session, chosen.milliseconds)
-        decisions += (*schedule.decisions, *timed, *(found.decision for found in tuned.values()))
+            schedule = time_fusions(session.tuner, chosen, schedule)
+        schedule = tune_kernels(schedule, session, chosen.milliseconds)
+        decisions += schedule.decisions
     session.observe(decisions)
     schedule = replace(schedule, decisions=decisions)
     dump.write("schedule", lambda: schedule_text(schedule))
@@ -138,7 +137,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     _verify_kernels(schedule, settings.verify)
 
     with clock.stage("generate"):
-        emitted = emit_kernels(schedule, session, tuned)
+        emitted = emit_kernels(schedule, session)
         futures = submit(emitted, session)
         refused = {key: item.source.refused_aliases for key, item in emitted.items()}
         planned, separate = without_refused(schedule, refused)

@@ -7,6 +7,7 @@ module which holds a hook implementation `polyfuse_manifest`; the manifest names
 
 from __future__ import annotations
 
+from polyfuse.base.config import Config
 from polyfuse.plugin.api import API_VERSION, check_api
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import CallSite, Choice, ReplacementCalls, TemplateSource
@@ -19,7 +20,7 @@ from polyfuse.plugin.lowering import Lowering, LoweringContext, TensorValue
 from polyfuse.plugin.manager import PluginManager, PluginState, State
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 from polyfuse.plugin.rewriting import Rewrite, RewriteContext
-from polyfuse.plugin.source import Config, Launchable, Source
+from polyfuse.plugin.source import Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
 
 __all__ = [

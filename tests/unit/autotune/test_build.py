@@ -15,6 +15,7 @@ from polyfuse.autotune.candidate import CandidateBuilder, CandidateProgram, Kern
 from polyfuse.autotune.worker import Fault
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.cache import Located
+from polyfuse.cache.timings import Candidate
 from polyfuse.plugin import Source, Yes
 from polyfuse.workers.future import BuildFuture, Placed
 
@@ -54,7 +55,7 @@ class Pool:
 def entry(*names: str) -> CandidateProgram:
     maker: Any = Maker()
     steps = tuple(KernelRequest(maker, Source(name, f"text of {name}", "text"), ()) for name in names)
-    return CandidateProgram(" and ".join(names), steps)
+    return CandidateProgram(Candidate(" and ".join(names)), steps)
 
 
 def shop(until: float = math.inf) -> tuple[Pool, CandidateBuilder]:
@@ -73,7 +74,7 @@ def test_all_is_asked_for_at_once_and_once():
     made.wait()
     assert len(pool.asked) == 1 and len(pool.asked[0]) == 21 and pool.idle == 2
     assert heard[-1] == (21, 21) and all(made.is_built(one) for one in entries)
-    assert [step.key for step in made.candidate(entries[0]).steps] == [  # type: ignore[union-attr]
+    assert [step.key for step in made.built(entries[0]).steps] == [  # type: ignore[union-attr]
         step.source.key
         for step in entries[0].steps  # type: ignore[union-attr]
     ]
@@ -98,11 +99,11 @@ def test_what_cannot_be_built_is_a_fault():
     made.begin([entry("wrong")])
     made.wait()
     with pytest.raises(Fault, match="it is wrong"):
-        made.candidate(entry("wrong"))
+        made.built(entry("wrong"))
 
 
 def test_a_library_needs_nothing_built():
     pool, made = shop()
     made.begin([entry()])
     made.wait()
-    assert pool.asked == [] and made.is_built(entry()) and made.candidate(entry()).steps == ()
+    assert pool.asked == [] and made.is_built(entry()) and made.built(entry()).steps == ()

@@ -69,7 +69,7 @@ def test_what_estimates_do_not_know_is_learnt(estimates):
     assert model is not None and model.rank < model.plain_rank and model.estimated == estimates
     found = [loss_and_built(model, race(rng, turns_are_bad_for_few, estimates)) for _ in range(40)]
     assert sum(loss for loss, _ in found) / 40 < 1.01 and sum(built for _, built in found) / 40 < 6
-    assert f"{30 * 12} samples of 30 races" in model.about
+    assert f"{30 * 12} samples of 30 kernels" in model.about
 
 
 def test_a_failure_counts_as_slow():
@@ -138,14 +138,14 @@ def test_values_that_were_never_seen_are_judged_by_their_estimate():
 def test_races_are_remembered_and_forgotten(tmp_path):
     store, one = SampleStore(tmp_path), race(random.Random(0), turns_are_bad_for_few)
     one = replace(one, samples=(*one.samples, Sample((("columns", 8),), None, FAILED)))
-    assert store.empty and store.races("group") == () and list(store.groups()) == []
+    assert store.empty and store.read("group") == () and list(store.groups()) == []
     store.add("group", "key", 0, one)
     store.add("group", "key", 1, one)
     store.add("group", "other", 0, replace(one, about="other"))
-    assert SampleStore(tmp_path).races("group") == (one, one, replace(one, about="other"))
+    assert SampleStore(tmp_path).read("group") == (one, one, replace(one, about="other"))
     assert not store.empty and list(store.groups()) == ["group"]
     store.forget("key")
-    assert [r.about for r in store.races("group")] == ["other"]
+    assert [r.about for r in store.read("group")] == ["other"]
 
 
 @pytest.mark.parametrize(
@@ -170,14 +170,14 @@ def test_damaged_files_teach_nothing(tmp_path, content):
     store.add("group", "other", 0, one)
     (path,) = tmp_path.rglob("key-0.json")
     path.write_text(content)
-    assert store.races("group") == (one,)
+    assert store.read("group") == (one,)
 
 
 def test_a_folder_that_cannot_be_written_costs_only_the_memory(tmp_path):
     (tmp_path / "samples").touch()
     store = SampleStore(tmp_path)
     store.add("group", "key", 0, race(random.Random(0), turns_are_bad_for_few))
-    assert store.empty and store.races("group") == ()
+    assert store.empty and store.read("group") == ()
 
 
 # Kernels.
@@ -215,7 +215,7 @@ class Sixteen(InterpreterBackend):
 
 def raced(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any) -> Mapping[str, float]:
     """One way is the fastest, of the others the first ones are faster."""
-    times = {f"way={way}": 1.0 if way == GOOD else 1.5 + way / 100 for way in range(16)}
+    times = {f"toy way={way}": 1.0 if way == GOOD else 1.5 + way / 100 for way in range(16)}
     return {candidate.name: times[candidate.name] for candidate in candidates}
 
 
@@ -249,14 +249,14 @@ def test_later_races_build_fewer(sixteen):
     built, reason = tuned(sixteen, 20)
     # the baseline, half of all, and one that is tried for the sake of learning
     assert {0, GOOD} <= built and len(built) == 9
-    assert "7 not built, as earlier races taught" in reason
+    assert "7 not built, by the cost model" in reason
     # another process knows it too
     forget_sessions()
     assert len(tuned(sixteen, 21)[0]) == 9
     # of larger kernels than these nothing is known
     assert tuned(sixteen, 41)[0] == everything
     built, reason = tuned(sixteen, 22, tune_cost_model=False)
-    assert built == everything and "taught" not in reason
+    assert built == everything and "cost model" not in reason
 
 
 def test_what_is_tried_for_the_sake_of_learning_varies(sixteen):
@@ -271,16 +271,16 @@ def test_what_was_learnt_is_shown_and_cleared(sixteen, capsys, monkeypatch):
     tuned(sixteen, 3)
     cli.main(["tune", "show"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "learnt of toy: pointwise of 4 bytes on cpu: 16 samples of 1 races, too few" in said
+    assert "cost model of toy: pointwise of 4 bytes on cpu: 16 samples of 1 kernels, too few" in said
     for rows in EIGHT[1:]:
         tuned(sixteen, rows)
     cli.main(["tune", "show"])
-    assert "samples of 8 races; the fastest ranks 1.0 by what they teach" in capsys.readouterr().out
+    assert "samples of 8 kernels; the fastest ranks 1.0 by the model" in capsys.readouterr().out
     cli.main(["tune", "show", "nothing"])
-    assert "learnt" not in capsys.readouterr().out
+    assert "cost model" not in capsys.readouterr().out
     cli.main(["tune", "clear"])
     store = SampleStore(cache_root(Settings.resolve()))
-    assert [store.races(group) for group in store.groups()] == [()]
+    assert [store.read(group) for group in store.groups()] == [()]
     forget_sessions()
     assert len(tuned(sixteen, 31)[0]) == 16
 

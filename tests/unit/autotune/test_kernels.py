@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from autotuning import best_of
 from polyfuse.autotune import search as search_module
 from polyfuse.autotune.candidate import BuiltProgram, CandidateProgram
 from polyfuse.autotune.kernels import KernelTask
 from polyfuse.autotune.search import Search, TrialRules
-from polyfuse.cache.timings import Measured
+from polyfuse.cache.timings import Record
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
 from product_kernels import kernels_of
@@ -36,12 +37,12 @@ class Writer:
         return [Config.of(n=config.get("n") + 1)]
 
 
-class Shop:
-    def is_built(self, entry: CandidateProgram) -> bool:
+class Builder:
+    def is_built(self, program: CandidateProgram) -> bool:
         return True
 
-    def candidate(self, entry: CandidateProgram) -> BuiltProgram:
-        return BuiltProgram(entry.name, ())
+    def built(self, program: CandidateProgram) -> BuiltProgram:
+        return BuiltProgram(program.name, ())
 
 
 def tried(monkeypatch: Any, times: dict[str, float], *names: str) -> tuple[list[str], str | None]:
@@ -57,17 +58,17 @@ def tried(monkeypatch: Any, times: dict[str, float], *names: str) -> tuple[list[
 
     monkeypatch.setattr(search_module, "run_trials", fake)
     task = KernelTask(tuner, kernel, [Writer(name) for name in names])  # type: ignore[misc]
-    search = Search(task, Measured())
-    search.enter(task.opening())
-    search.time(None, Shop(), TrialRules())  # type: ignore[arg-type]
-    while search.goes_on():
-        search.time(None, Shop(), TrialRules())  # type: ignore[arg-type]
-    return list(search.entries), search.measured(final=True).best
+    search = Search(task, Record())
+    search.add(task.candidates())
+    search.time(None, Builder(), TrialRules())  # type: ignore[arg-type]
+    while search.widen():
+        search.time(None, Builder(), TrialRules())  # type: ignore[arg-type]
+    return list(map(str, search.programs)), best_of(search.record(complete=True))
 
 
 def test_of_one_backend_all_configurations_are_tried(monkeypatch):
-    entries, best = tried(monkeypatch, {"": 3.0, "n=1": 4.0, "n=2": 2.0, "n=3": 2.0}, "one")
-    assert entries == ["", "n=1", "n=2", "n=3"] and best == "n=2"
+    entries, best = tried(monkeypatch, {"one": 3.0, "one n=1": 4.0, "one n=2": 2.0, "one n=3": 2.0}, "one")
+    assert entries == ["one", "one n=1", "one n=2", "one n=3"] and best == "one n=2"
 
 
 def test_of_several_only_of_those_that_do_well(monkeypatch):

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from autotuning import candidate, record
 from polyfuse.autotune import search as search_module
 from polyfuse.autotune.candidate import BuiltProgram
-from polyfuse.autotune.tuner import negligible, with_default
-from polyfuse.cache.timings import FAILED, Measured, TimingStore
+from polyfuse.autotune.tuner import negligible
+from polyfuse.cache.timings import FAILED
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.kernel import Kernel
@@ -20,7 +21,7 @@ from polyfuse.plugin import Config, Source
 from polyfuse.reference.backend import InterpreterBackend
 
 LARGE, SMALL = torch.randn(300, 100), torch.randn(9)
-NAMES = ["n=0", "n=1", "n=2"]
+NAMES = ["interpreter n=0", "interpreter n=1", "interpreter n=2"]
 
 Raced = list[tuple[str, list[str]]]
 Run = Callable[..., tuple[GraphReport, Raced]]
@@ -77,7 +78,7 @@ def tuned(report: GraphReport) -> list[str]:
 def test_what_is_small_is_measured_once_and_never_again(run):
     report, raced = run(both, LARGE, SMALL)
     default, searched = raced[:2], raced[2:]
-    assert [names for _, names in default] == [["n=0"], ["n=0"]]
+    assert [names for _, names in default] == [NAMES[:1], NAMES[:1]]
     ((about, names),) = searched
     # the default one runs again, beside the others
     assert "[30000]" in about and names == NAMES
@@ -125,31 +126,20 @@ def test_beside_products_that_take_long(run, monkeypatch):
 
 
 class Question:
-    """A kernel, as far as shares are concerned."""
+    """A kernel, as far as its share of a graph is concerned."""
 
     def __init__(self, key: str, uses: int = 1) -> None:
         self.key, self.uses, self.problem = key, uses, self
-        self.about = f"kernel {key}"
+        self.about, self.default = f"kernel {key}", candidate("own")
 
 
-def test_shares_of_the_whole(tmp_path):
-    store = TimingStore(tmp_path)
-    for key, milliseconds in (("ab1", 100.0), ("ab2", 0.9), ("ab3", 0.9)):
-        store.note(key, {"name": f"first {key}", "milliseconds": milliseconds})
-    store.note("ab4", {"name": "damaged"})
+def test_shares_of_the_whole():
     questions: list[Any] = [Question("ab1"), Question("ab2"), Question("ab3", 2), Question("ab4")]
-    answers = {q.key: Measured() for q in questions}
-    found = negligible(store, questions, answers, 0.0)
+    times = {"ab1": {"own": 100.0}, "ab2": {"own": 0.9}, "ab3": {"own": 0.9}, "ab4": {"own": FAILED}}
+    records = {key: record(trials, complete=False) for key, trials in times.items()}
+    found = negligible(questions, records, 0.0)
     assert set(found) == {"ab2"}
-    assert found["ab2"] == Measured({"first ab2": 0.9}, "first ab2", "kernel ab2")
-    assert set(negligible(store, questions, answers, 1000.0)) == {"ab2", "ab3"}
-    answers["ab1"] = Measured({"best": 1.0, "bad": FAILED}, "best")
-    assert set(negligible(store, questions, answers, 0.0)) == set()
-
-
-def test_the_usual_time_is_known_to_a_race(tmp_path):
-    store = TimingStore(tmp_path)
-    assert with_default(store, "ab1", Measured()) == Measured()
-    store.note("ab1", {"name": "first", "milliseconds": 2.0})
-    assert with_default(store, "ab1", Measured({"other": 1.0})).milliseconds == {"first": 2.0, "other": 1.0}
-    assert with_default(store, "ab1", Measured({"first": 1.5})).milliseconds == {"first": 1.5}
+    assert found["ab2"] == record({"own": 0.9}, "kernel ab2")
+    assert set(negligible(questions, records, 1000.0)) == {"ab2", "ab3"}
+    records["ab1"] = record({"best": 1.0, "bad": FAILED})
+    assert set(negligible(questions, records, 0.0)) == set()

@@ -7,13 +7,14 @@ import json
 import pytest
 from rich.console import Console
 
+from autotuning import record
 from polyfuse import cli
 from polyfuse.autotune import report as report_module
 from polyfuse.autotune.report import ProgressTable, append_log, row_of
 from polyfuse.base.settings import Settings
-from polyfuse.cache.timings import FAILED, Measured, TimingStore
+from polyfuse.cache.timings import FAILED, TimingStore
 
-MEASURED = Measured({"library": 2.0, "x a=1": 1.0, "x a=2": FAILED}, "x a=1", "mm of float32[7x5]")
+MEASURED = record({"library": 2.0, "x a=1": 1.0, "x a=2": FAILED}, "mm of float32[7x5]")
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def shown(settings: Settings) -> None:
     progress.candidate("library", 2.0)
     progress.candidate("x a=1", FAILED)
     progress.problem("bmm of float32[2x7x5]", 2)
-    progress.done("mm of float32[7x5]", MEASURED)
+    progress.done(MEASURED)
     progress.close()
     progress.close()
 
@@ -91,19 +92,18 @@ def test_short_races_need_no_table(capsys):
 
 
 def test_rows():
-    assert row_of("p", MEASURED) == ("p", "x a=1", "1.0000", "2.00 x library", "2 + 1 failed")
-    assert row_of("p", Measured({"": 1.0}, ""))[1] == "first guess"
-    assert row_of("p", Measured({"x": FAILED}))[1:3] == ("undecided", "")
+    assert row_of(MEASURED) == ("mm of float32[7x5]", "x a=1", "1.0000", "2.00 x library", "2 + 1 failed")
+    assert row_of(record({"x": FAILED}))[1:3] == ("undecided", "")
     # of configurations of one, the next; else the best of somebody else
-    assert row_of("p", Measured({"n=1": 1.0, "n=2": 1.5, "": 3.0}, "n=1"))[3] == "1.50 x n=2"
-    both = Measured({"x n=1": 1.0, "x n=2": 1.5, "y n=1": 2.0, "y": 3.0}, "x n=1")
-    assert row_of("p", both)[3] == "2.00 x y"
+    assert row_of(record({"x n=1": 1.0, "x n=2": 1.5, "x": 3.0}))[3] == "1.50 x x n=2"
+    both = record({"x n=1": 1.0, "x n=2": 1.5, "y n=1": 2.0, "y": 3.0})
+    assert row_of(both)[3] == "2.00 x y"
 
 
 def test_every_race_adds_a_line_to_the_log(tmp_path):
     path = tmp_path / "logs" / "tune.jsonl"
     append_log(str(path), "ab", MEASURED, 1.5)
-    append_log(str(path), "cd", Measured({}), 0.0)
+    append_log(str(path), "cd", record({}), 0.0)
     first, second = (json.loads(line) for line in path.read_text().splitlines())
     assert first["best"] == "x a=1" and first["milliseconds"]["x a=2"] is None and first["seconds"] == 1.5
     assert second["key"] == "cd" and second["best"] is None
@@ -122,7 +122,7 @@ class TestCommand:
         monkeypatch.setenv("COLUMNS", "160")
         store = TimingStore(tmp_path)
         store.write("ab12", MEASURED)
-        store.write("cd34", Measured({"y": 3.0}, "y", "kernel k of float32[9]"))
+        store.write("cd34", record({"y": 3.0}, "kernel k of float32[9]"))
         return store
 
     def test_show(self, capsys):
@@ -130,7 +130,7 @@ class TestCommand:
         said = capsys.readouterr().out
         assert "mm of float32[7x5]" in said and "kernel k" in said
         cli.main(["tune", "show", "no", "such"])
-        assert capsys.readouterr().out == "nothing is remembered of no such\n"
+        assert capsys.readouterr().out == "nothing is stored of no such\n"
 
     def test_show_some(self, capsys):
         cli.main(["tune", "show", "kernel", "--json"])
@@ -143,4 +143,4 @@ class TestCommand:
         cli.main(["tune", "clear"])
         assert not list(store.entries())
         cli.main(["tune", "show"])
-        assert "nothing is remembered" in capsys.readouterr().out
+        assert "nothing is stored" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""How candidates race: turns, early leavers, faults, verification, and the search around the best."""
+"""How candidates are timed: turns, early leavers, faults, verification, and the search around the best."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from autotuning import best_of, candidate, record
 from polyfuse.autotune import search as search_module
-from polyfuse.autotune.candidate import BuiltProgram, CandidateProgram, KernelRequest, Problem
+from polyfuse.autotune.candidate import BuiltProgram, CandidateProgram, Fault, KernelRequest, Problem
 from polyfuse.autotune.search import Search, TrialRules, TuningTask, run_trials
-from polyfuse.autotune.worker import Fault
-from polyfuse.cache.timings import FAILED, Measured
+from polyfuse.cache.timings import FAILED, Candidate, Record
 from polyfuse.plugin import Config, Source
 
-PROBLEM = Problem("a product", "cpu", "any", ())
+PROBLEM = Problem("a matmul", "cpu", "any", ())
 
 
-class FakeTrack:
+class FakeRunner:
     """Candidates take as long as their name says, in hundreds of milliseconds; some misbehave."""
 
     def __init__(self, wrong: Sequence[str] = (), broken: bool = False) -> None:
@@ -58,7 +58,7 @@ def candidates(*names: str) -> list[BuiltProgram]:
 
 
 def test_turns_and_early_leavers():
-    runner = FakeTrack()
+    runner = FakeRunner()
     seen: list[str] = []
     rules = TrialRules(rounds=4)
     found = candidates("1.0", "1.1", "1.9", "3.0")
@@ -73,17 +73,17 @@ def test_turns_and_early_leavers():
 
 
 def test_those_as_fast_as_each_other_are_not_told_apart_further():
-    runner = FakeTrack()
+    runner = FakeRunner()
     run_trials(runner, PROBLEM, candidates("1.0", "1.01", "1.5"), TrialRules(rounds=9))
     assert [runner.samples(n) for n in ("1.0", "1.01", "1.5")] == [3, 3, 3]
-    run_trials(runner := FakeTrack(), PROBLEM, candidates("1.0", "1.1"), TrialRules(rounds=9))
+    run_trials(runner := FakeRunner(), PROBLEM, candidates("1.0", "1.1"), TrialRules(rounds=9))
     assert runner.samples("1.1") == 9
 
 
 def test_on_a_busy_machine_there_are_more_rounds():
     noise = itertools.cycle([9.0, 5.0, 7.0, 3.0, 4.0, 2.0, 1.0, 1.01])
 
-    class Busy(FakeTrack):
+    class Busy(FakeRunner):
         def sample(self, candidate: BuiltProgram) -> float:
             return super().sample(candidate) * (next(noise) if candidate.name == "1.0" else 1.0)
 
@@ -100,7 +100,7 @@ def test_alone_it_may_be_measured_with_the_same_care():
     for alone, count in ((False, 2), (True, 6)):
         noise = iter([9.0, 5.0, 7.0, 3.0, 1.0, 1.01, 1.0])
 
-        class Busy(FakeTrack):
+        class Busy(FakeRunner):
             def sample(self, candidate: BuiltProgram) -> float:
                 return super().sample(candidate) * next(noise)  # noqa: B023 - used within the turn
 
@@ -109,34 +109,32 @@ def test_alone_it_may_be_measured_with_the_same_care():
         assert runner.samples("1.0") == count
 
 
-def test_what_fails_has_lost_with_one_line(caplog):
-    runner = FakeTrack()
+def test_what_fails_is_one_line_in_the_log(caplog):
+    runner = FakeRunner()
     times = run_trials(runner, PROBLEM, candidates("bad1", "later2", "1.0"), TrialRules())
-    assert times == {"bad1": FAILED, "later2": FAILED, "1.0": 1.0}
+    assert times == {"bad1": "it died", "later2": "it died", "1.0": 1.0}
     lines = [r.getMessage() for r in caplog.records if r.name == "polyfuse.autotune"]
-    assert len(lines) == 2 and all("is out of the race for a product: it died" in line for line in lines)
+    assert len(lines) == 2 and all("is no candidate for a matmul: it died" in line for line in lines)
 
 
 def test_wrong_results_lose_where_they_are_looked_at():
     found, verified = candidates("1.0", "0.5", "0.9"), TrialRules(verify=True)
-    assert run_trials(FakeTrack(["0.5"]), PROBLEM, found, verified)["0.5"] == FAILED
-    assert run_trials(FakeTrack(["0.5"]), PROBLEM, found, TrialRules())["0.5"] == 0.5
+    assert "5 x the tolerance" in str(run_trials(FakeRunner(["0.5"]), PROBLEM, found, verified)["0.5"])
+    assert run_trials(FakeRunner(["0.5"]), PROBLEM, found, TrialRules())["0.5"] == 0.5
 
 
 def test_the_reference_is_the_first_that_works():
-    times = run_trials(FakeTrack(["1.0"]), PROBLEM, candidates("bad", "1.0", "2.0"), TrialRules(verify=True))
+    times = run_trials(FakeRunner(["1.0"]), PROBLEM, candidates("bad", "1.0", "2.0"), TrialRules(verify=True))
     assert times["1.0"] == 1.0
 
 
 def test_without_operands_nothing_is_timed():
-    assert run_trials(FakeTrack(broken=True), PROBLEM, candidates("1.0", "2.0"), TrialRules()) == {
-        "1.0": FAILED,
-        "2.0": FAILED,
-    }
+    found = run_trials(FakeRunner(broken=True), PROBLEM, candidates("1.0", "2.0"), TrialRules())
+    assert found == {"1.0": "no memory", "2.0": "no memory"}
 
 
 def test_time_may_be_up_after_a_round():
-    runner = FakeTrack()
+    runner = FakeRunner()
     run_trials(runner, PROBLEM, candidates("1.0", "1.1"), TrialRules(until=0.0))
     assert runner.samples("1.1") == 1
 
@@ -148,12 +146,12 @@ class Line(TuningTask):
     backend: Any = object()
 
     def entry(self, place: int) -> CandidateProgram:
-        return CandidateProgram(f"at={place}", (), self.backend, Config.of(at=place))
+        return CandidateProgram(Candidate("own", Config.of(at=place)), (), self.backend)
 
-    def opening(self) -> Sequence[CandidateProgram]:
-        return [CandidateProgram("library", ()), self.entry(8), self.entry(4)]
+    def candidates(self) -> Sequence[CandidateProgram]:
+        return [CandidateProgram(Candidate("library"), ()), self.entry(8), self.entry(4)]
 
-    def around(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
+    def neighbours(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
         at = best.config.get("at") if best.config is not None else 0
         return [self.entry(at // 2), self.entry(at * 2)]
 
@@ -166,87 +164,93 @@ class Pair(TuningTask):
     def __init__(self) -> None:
         self.backends = {name: SimpleNamespace(name=name) for name in ("one", "two")}
 
-    def entry(self, name: str, text: str, code: str) -> CandidateProgram:
+    def entry(self, name: str, number: int, code: str) -> CandidateProgram:
         backend: Any = self.backends[name]
         step = KernelRequest(backend, Source("kernel", code, "text"), ())
-        return CandidateProgram(f"{name} {text}".strip(), (step,), backend, Config())
+        config = Config.of(n=number) if number else None
+        return CandidateProgram(Candidate(name, config), (step,), backend)
 
-    def opening(self) -> Sequence[CandidateProgram]:
-        return [self.entry(name, "", f"{name} default") for name in self.backends]
+    def candidates(self) -> Sequence[CandidateProgram]:
+        return [self.entry(name, 0, f"{name} default") for name in self.backends]
 
-    def around(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
+    def neighbours(self, best: CandidateProgram) -> Sequence[CandidateProgram]:
         assert best.backend is not None
         name = best.backend.name
-        return [self.entry(name, "wide", f"{name} wide"), self.entry(name, "same", f"{name} default")]
+        return [self.entry(name, 1, f"{name} wide"), self.entry(name, 2, f"{name} default")]
 
 
 def test_equal_code_is_timed_once_and_close_rivals_are_searched_too(monkeypatch):
-    times = {"one": 1.0, "two": 1.05, "one wide": 0.99, "two wide": 0.9}
+    times = {"one": 1.0, "two": 1.05, "one n=1": 0.99, "two n=1": 0.9}
 
     def fake(runner: Any, problem: Any, found: Sequence[BuiltProgram], *_: Any) -> dict[str, float]:
         return {c.name: times[c.name] for c in found}
 
     monkeypatch.setattr(search_module, "run_trials", fake)
-    for rival, best in ((1.05, "two wide"), (1.5, "one")):
+    for rival, best in ((1.05, "two n=1"), (1.5, "one n=1")):
         times["two"] = rival
-        search = Search(Pair(), Measured())
-        search.enter(search.task.opening())
-        search.time(None, Shop(), TrialRules())  # type: ignore[arg-type]
-        while search.goes_on():
-            search.time(None, Shop(), TrialRules())  # type: ignore[arg-type]
-        names = ["one", "two", "one wide", "two wide"] if rival < 1.1 else ["one", "two", "one wide"]
-        assert sorted(search.entries) == sorted(names)
-        assert search.measured(final=True).best == ("one wide" if best == "one" else best)
+        search = Search(Pair(), Record())
+        search.add(search.task.candidates())
+        search.time(None, Builder(), TrialRules())  # type: ignore[arg-type]
+        while search.widen():
+            search.time(None, Builder(), TrialRules())  # type: ignore[arg-type]
+        names = ["one", "two", "one n=1", "two n=1"] if rival < 1.1 else ["one", "two", "one n=1"]
+        assert sorted(map(str, search.programs)) == sorted(names)
+        assert best_of(search.record(complete=True)) == best
 
 
-class Shop:
-    def is_built(self, entry: CandidateProgram) -> bool:
+class Builder:
+    def is_built(self, program: CandidateProgram) -> bool:
         return True
 
-    def candidate(self, entry: CandidateProgram) -> BuiltProgram:
-        if entry.name == "at=64":
+    def built(self, program: CandidateProgram) -> BuiltProgram:
+        if program.name == "own at=64":
             raise Fault("it cannot be built")
-        return BuiltProgram(entry.name, ())
+        return BuiltProgram(program.name, ())
 
 
 def searched(
-    monkeypatch: pytest.MonkeyPatch, library: float, known: Measured | None = None
+    monkeypatch: pytest.MonkeyPatch, library: float, known: Record | None = None
 ) -> tuple[Search, list[list[str]]]:
     rounds: list[list[str]] = []
 
     def fake(runner: Any, problem: Any, found: Sequence[BuiltProgram], *_: Any) -> dict[str, float]:
         rounds.append([c.name for c in found])
-        return {c.name: library if c.name == "library" else 100 / int(c.name[3:]) for c in found}
+        return {c.name: library if c.name == "library" else 100 / int(c.name[7:]) for c in found}
 
     monkeypatch.setattr(search_module, "run_trials", fake)
-    search = Search(Line(), known or Measured())
-    search.enter(search.task.opening())
+    search = Search(Line(), known or Record())
+    search.add(search.task.candidates())
     while True:
-        search.time(None, Shop(), TrialRules())  # type: ignore[arg-type]
-        if not search.goes_on():
+        search.time(None, Builder(), TrialRules())  # type: ignore[arg-type]
+        if not search.widen():
             return search, rounds
 
 
 def test_the_search_goes_on_around_the_best(monkeypatch):
     search, rounds = searched(monkeypatch, library=10.0)
-    assert rounds == [["library", "at=8", "at=4"], ["library", "at=16"], ["at=16", "at=32"]]
-    assert search.measured(final=True).best == "at=32"
-    assert search.measured().best is None
-    assert search.times["at=64"] == FAILED
+    assert rounds == [
+        ["library", "own at=8", "own at=4"],
+        ["library", "own at=16"],
+        ["own at=16", "own at=32"],
+    ]
+    assert best_of(search.record(complete=True)) == "own at=32"
+    assert search.record().best is None
+    failed = search.record().of(candidate("own at=64"))
+    assert failed is not None and failed.milliseconds == FAILED and failed.fault == "it cannot be built"
 
 
 def test_far_behind_the_library_there_is_nothing_to_search(monkeypatch):
     search, rounds = searched(monkeypatch, library=1.0)
-    assert rounds == [["library", "at=8", "at=4"]]
-    assert search.measured(final=True).best == "library"
+    assert rounds == [["library", "own at=8", "own at=4"]]
+    assert best_of(search.record(complete=True)) == "library"
 
 
 def test_the_library_wins_a_draw(monkeypatch):
     search, _ = searched(monkeypatch, library=100 / 32 * 1.01)
-    assert search.measured(final=True).best == "library"
+    assert best_of(search.record(complete=True)) == "library"
 
 
 def test_what_is_known_is_not_timed_again(monkeypatch):
-    known = Measured({"library": 10.0, "at=8": 12.5, "at=4": 25.0, "at=16": 6.25})
+    known = record({"library": 10.0, "own at=8": 12.5, "own at=4": 25.0, "own at=16": 6.25}, complete=False)
     _, rounds = searched(monkeypatch, 10.0, known)
-    assert rounds == [["at=16", "at=32"]]
+    assert rounds == [["own at=16", "own at=32"]]

@@ -126,15 +126,15 @@ def _flat(name: str) -> tuple[Any, ...]:
     return function, *args
 
 
-@pytest.mark.parametrize(("milliseconds", "winner"), ((1.0, "interpreter+folds"), (5.0, "interpreter")))
+@pytest.mark.parametrize(("milliseconds", "winner"), ((1.0, "interpreter+reductions"), (5.0, "interpreter")))
 def test_it_is_raced_against_the_product_alone(folding, monkeypatch, tmp_path, milliseconds, winner):
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
-    times = {"library": 8.0, "interpreter": 3.0, "interpreter+folds": milliseconds}
+    times = {"library": 8.0, "interpreter": 3.0, "interpreter+reductions": milliseconds}
     run = with_times(monkeypatch, tmp_path, times)
     report = run(*_flat("largest of a row"))
     assert [d.second for d in report.decisions if d.kind == "choice"] == [winner]
     split = [d for d in report.decisions if d.kind == "split"]
-    assert len(split) == (winner == "interpreter+folds")
+    assert len(split) == (winner == "interpreter+reductions")
     again = run(*_flat("largest of a row"))
     assert [d.second for d in again.decisions if d.kind == "choice"] == [winner]
 
@@ -147,10 +147,10 @@ def test_what_does_well_alone_is_tried_with_reductions_too(folding, monkeypatch,
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
     monkeypatch.setattr(InterpreterBackend, "configs", lambda *_: tuple(Config.of(rows=n) for n in (1, 2, 3)))
     monkeypatch.setattr(InterpreterBackend, "emit", emit)
-    times = {"library": 8.0, "interpreter rows=3": 3.0, "interpreter+folds rows=3": 2.0}
+    times = {"library": 8.0, "interpreter rows=3": 3.0, "interpreter+reductions rows=3": 2.0}
     report = with_times(monkeypatch, tmp_path, times)(*_flat("largest of a row"))
     (found,) = (d for d in report.decisions if d.kind == "choice")
-    assert found.second == "interpreter+folds rows=3"
+    assert found.second == "interpreter+reductions rows=3"
 
 
 def test_a_refusal_has_its_reason(monkeypatch, tmp_path):
@@ -196,7 +196,8 @@ def test_a_kernel_may_be_refused_as_a_whole(folding, monkeypatch, tmp_path, race
         assert not folds(kernels_of(*_flat("largest of a row")))
         return
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
-    run = with_times(monkeypatch, tmp_path, {"library": 8.0, "interpreter": 3.0, "interpreter+folds": 1.0})
+    times = {"library": 8.0, "interpreter": 3.0, "interpreter+reductions": 1.0}
+    run = with_times(monkeypatch, tmp_path, times)
     report = run(*_flat("largest of a row"))
     assert [d.second for d in report.decisions if d.kind == "choice"] == ["interpreter"]
     assert "its tiles are too small" in {d.reason for d in report.decisions if d.kind == "declined"}

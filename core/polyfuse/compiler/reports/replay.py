@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyfuse.autotune.kernels import spelled
+from polyfuse.base.config import Config
 from polyfuse.base.errors import IRError, PolyfuseError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.checking.operands import layout_of
@@ -70,7 +70,7 @@ def replay_launch(path: Path) -> tuple[str, str]:
     kernel = parse_kernel(held.kernel)
     session = session_for(Settings.resolve(None, {**held.options, "strict": True}))
     backend = session.plugins.backend(held.backend)
-    config = spelled(held.config) if held.config else None
+    config = Config.parse(held.config) if held.config else None
     source = backend.emit(kernel, config)
     outcome = session.pool.submit(backend, [source], session.store).outcomes()[source.key]
     if isinstance(outcome, PolyfuseError):

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions as loops: what a library call computes, said in the representation, so
+"""Matmuls and convolutions as loops: what a library call computes, said in the representation, so
 that a backend can generate it and the scheduler can fuse it with its neighbours.
 """
 
@@ -27,19 +27,19 @@ class GemmLoops:
     """What takes a call's place.
 
     Attributes:
-        product: the sum of products, into a buffer of its own.
+        gemm: the sum of products, into a buffer of its own.
         finish: what is done with each sum; it writes the call's result.
         accumulator: that buffer.
     """
 
-    product: Reduction
+    gemm: Reduction
     finish: Pointwise
     accumulator: Buffer
 
     @property
     def nodes(self) -> tuple[LoopNode, ...]:
         """Both, in order."""
-        return self.product, self.finish
+        return self.gemm, self.finish
 
 
 def gemm_loops(call: TemplateCall, buffers: Mapping[str, Buffer]) -> GemmLoops:
@@ -50,7 +50,7 @@ def gemm_loops(call: TemplateCall, buffers: Mapping[str, Buffer]) -> GemmLoops:
     """
     build = _FORMS.get(call.op)
     if build is None:
-        raise Unavailable(f"{call.op} is no matrix product")
+        raise Unavailable(f"{call.op} is no matmul")
     if len(call.outputs) != 1 or not call.outputs[0]:
         raise Unavailable("it has several results")
     return build(_Form(call, buffers, buffers[call.outputs[0]]))
@@ -107,7 +107,7 @@ class _Form:
     def sum_of_products(
         self, left: Expr, right: Expr, depth: tuple[Index, ...], rounded: bool, fast: bool = False
     ) -> tuple[Reduction, Buffer, Expr]:
-        """The product, its buffer, and how to read it. `rounded`: f32 may be rounded before it is multiplied;
+        """The GEMM, its buffer, and how to read it. `rounded`: f32 may be rounded before it is multiplied;
         `fast`: sums of 8-bit floats may be kept with fewer bits.
         """
         if any(axis_size(a) == 0 for a in depth):
@@ -147,7 +147,7 @@ class _Form:
         )
         return node, buffer, load(name, place, dtype)
 
-    def finish(self, product: Reduction, accumulator: Buffer, value: Expr) -> GemmLoops:
+    def finish(self, gemm: Reduction, accumulator: Buffer, value: Expr) -> GemmLoops:
         """The loop form that stores `value`."""
         place = _place(self.axes, self.output.stride)
         node = Pointwise(
@@ -159,7 +159,7 @@ class _Form:
             cast(value, self.dtype),
             origins=self.call.origins,
         )
-        return GemmLoops(product, node, accumulator)
+        return GemmLoops(gemm, node, accumulator)
 
 
 def _place(axes: Sequence[Index], strides: Sequence[IndexLike]) -> IndexLike:
@@ -170,7 +170,7 @@ def _place(axes: Sequence[Index], strides: Sequence[IndexLike]) -> IndexLike:
 
 
 def _matmul(form: _Form, left: Any, right: Any, fast: bool = False) -> tuple[Reduction, Buffer, Expr]:
-    """The product of two matrices, or of two lists of them. `fast`: sums may be kept with fewer bits."""
+    """The product of two matrices, or of two batches of them. `fast`: sums may be kept with fewer bits."""
     if not isinstance(left, View) or not isinstance(right, View):
         raise Unavailable("an operand is no tensor")
     depth = axis("k0", left.size[-1])
@@ -186,12 +186,12 @@ def _matmul(form: _Form, left: Any, right: Any, fast: bool = False) -> tuple[Red
 
 
 def _mm(form: _Form) -> GemmLoops:
-    product, accumulator, value = _matmul(form, form.argument(0, "self"), form.argument(1, "mat2"))
-    return form.finish(product, accumulator, value)
+    gemm, accumulator, value = _matmul(form, form.argument(0, "self"), form.argument(1, "mat2"))
+    return form.finish(gemm, accumulator, value)
 
 
 def _addmm(form: _Form) -> GemmLoops:
-    product, accumulator, value = _matmul(form, form.argument(1, "mat1"), form.argument(2, "mat2"))
+    gemm, accumulator, value = _matmul(form, form.argument(1, "mat1"), form.argument(2, "mat2"))
     alpha, beta = form.argument(3, "alpha", 1), form.argument(4, "beta", 1)
     if "alpha" in form.named or "beta" in form.named:
         alpha, beta = form.named.get("alpha", 1), form.named.get("beta", 1)
@@ -205,12 +205,12 @@ def _addmm(form: _Form) -> GemmLoops:
         if beta != 1:
             added = apply("mul", added, form.number(beta, value.dtype))
         value = apply("add", value, added)
-    return form.finish(product, accumulator, value)
+    return form.finish(gemm, accumulator, value)
 
 
 def _scaled_mm(form: _Form) -> GemmLoops:
     fast = form.argument(7, "use_fast_accum", False) is True
-    product, accumulator, value = _matmul(form, form.argument(0, "self"), form.argument(1, "mat2"), fast)
+    gemm, accumulator, value = _matmul(form, form.argument(0, "self"), form.argument(1, "mat2"), fast)
     rows, columns = form.output.size
     for position, name, allowed in ((2, "scale_a", (rows, 1)), (3, "scale_b", (1, columns))):
         scale = form.argument(position, name)
@@ -226,7 +226,7 @@ def _scaled_mm(form: _Form) -> GemmLoops:
     bias = form.argument(4, "bias")
     if bias is not None:
         value = apply("add", value, cast(form.broadcast(bias), value.dtype))
-    return form.finish(product, accumulator, value)
+    return form.finish(gemm, accumulator, value)
 
 
 def _convolution(form: _Form) -> GemmLoops:
@@ -264,7 +264,7 @@ def _convolution(form: _Form) -> GemmLoops:
         for test in tests:
             mask = test if mask is None else apply("bitwise_and", mask, test)
     rounded = precision.rounds_convolutions(form.output.device)
-    product, accumulator, total = form.sum_of_products(
+    gemm, accumulator, total = form.sum_of_products(
         form.element(image, index, mask),
         form.element(weight, (channel, inside, *taps)),
         (inside, *taps),
@@ -274,7 +274,7 @@ def _convolution(form: _Form) -> GemmLoops:
         if not isinstance(bias, View):
             raise Unavailable("its bias is no tensor")
         total = apply("add", total, cast(form.element(bias, (channel,)), total.dtype))
-    return form.finish(product, accumulator, total)
+    return form.finish(gemm, accumulator, total)
 
 
 def _each(value: Any, count: int) -> list[int]:

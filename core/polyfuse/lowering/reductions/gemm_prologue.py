@@ -1,4 +1,4 @@
-"""Matrix products that compute their operands: what is cheap to compute from other tensors need not be stored
+"""GEMMs that compute their operands: what is cheap to compute from other tensors need not be stored
 first, such as a weight that is converted, dequantised or scaled.
 """
 
@@ -24,8 +24,8 @@ _MOST_OPS: Final = 12
 def with_prologue(
     graph: Graph, call: TemplateCall, form: GemmLoops
 ) -> tuple[GemmLoops, tuple[str, ...]] | None:
-    """A product that computes its operands itself, and the names of the nodes that it makes superfluous; None
-    where no operand is made by a cheap loop for this product alone.
+    """A GEMM that computes its operands itself, and the names of the nodes that it makes superfluous; None
+    where no operand is made by a cheap loop for this GEMM alone.
     """
     absorbed: dict[str, None] = {}
 
@@ -39,10 +39,10 @@ def with_prologue(
         absorbed[producer.name] = None
         return value
 
-    values = tuple(rewrite(value, change) for value in form.product.values)
+    values = tuple(rewrite(value, change) for value in form.gemm.values)
     if not absorbed or _still_read(graph, call, values, absorbed):
         return None
-    return replace(form, product=replace(form.product, values=values)), tuple(absorbed)
+    return replace(form, gemm=replace(form.gemm, values=values)), tuple(absorbed)
 
 
 def _producer(graph: Graph, call: TemplateCall, operand: Expr) -> Pointwise | None:
@@ -61,13 +61,13 @@ def _producer(graph: Graph, call: TemplateCall, operand: Expr) -> Pointwise | No
     needed = set(reads(producer))
     if any(needed.intersection(node.writes()) for node in graph.nodes[at + 1 : end]):
         return None
-    # what follows another product is rather done together with that one
-    if any(needed.intersection(_products(node)) for node in graph.nodes[:at]):
+    # what follows another GEMM is rather done together with that one
+    if any(needed.intersection(_results_of_calls(node)) for node in graph.nodes[:at]):
         return None
     return producer
 
 
-def _products(node: Node) -> Sequence[str]:
+def _results_of_calls(node: Node) -> Sequence[str]:
     return node.writes() if isinstance(node, TemplateCall) else ()
 
 
@@ -124,6 +124,6 @@ def _outermost(steps: Sequence[tuple[Index, IndexLike]]) -> Index | None:
 def _still_read(
     graph: Graph, call: TemplateCall, values: Sequence[Expr], absorbed: Mapping[str, None]
 ) -> bool:
-    """Whether the product reads what it computes also as it was stored."""
+    """Whether the GEMM reads what it computes also as it was stored."""
     gone = {w for node in graph.nodes if node.name in absorbed for w in node.writes()}
     return any(load.buffer in gone for load in loads(*values))
