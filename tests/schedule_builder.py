@@ -85,7 +85,7 @@ class Maker:
         self.nodes.append(ExternCall(f"n{len(self.nodes)}", op, views, (), outputs, **facts))
 
     def start(self, target: str, group: str = "0", source: str = "") -> None:
-        """A sum over processes in place of `target`, or `source` gathered into it."""
+        """A sum over processes that overwrites `target`, or `source` gathered into it."""
         name = f"n{len(self.nodes)}"
         view = self.buffers[source or target].view()
         if source:

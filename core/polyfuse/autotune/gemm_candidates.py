@@ -17,7 +17,7 @@ from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm
 from polyfuse.lowering.reductions.gemm_prologue import with_prologue
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
-from polyfuse.schedule.reductions.gemm_reductions import Readers, foldable, readers_of
+from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, free_axes
 
 __all__ = ["PACKED", "PROLOGUE", "REDUCTIONS", "GeneratedGemm", "TunableCall", "tunable_calls"]
@@ -167,7 +167,7 @@ class _Candidates:
         if type(plain.backend).epilogue_reduction_width is Backend.epilogue_reduction_width:
             return []
         try:
-            found = foldable(
+            found = epilogue_reductions(
                 self.graph, self.readers, loops.gemm, loops.finish.output, plain.backend, self.decisions
             )
         except Exception as error:

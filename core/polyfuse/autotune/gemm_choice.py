@@ -20,7 +20,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
-from polyfuse.schedule.reductions.gemm_reductions import is_fold, reduction_of
+from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
 from polyfuse.schedule.schedule import schedule_graph
 
 __all__ = ["GemmSelection", "choose_gemms"]
@@ -35,7 +35,7 @@ class GemmSelection:
         backends: who generates each loop, by the name of the node.
         decisions: what was chosen, and what was refused, with reasons.
         milliseconds: of the calls that were timed, all together, as they are done now.
-        folded: names of reductions that are begun in the kernel of the GEMM whose results they read.
+        reductions: names of reductions that are begun in the kernel of the GEMM whose results they read.
         calls: what was decided of each node that does the work of a call, by its name.
         kernels: the configurations of the kernels that were timed, by their digests.
     """
@@ -44,15 +44,16 @@ class GemmSelection:
     backends: Mapping[str, Backend]
     decisions: tuple[Decision, ...]
     milliseconds: float = 0.0
-    folded: frozenset[str] = frozenset()
+    reductions: frozenset[str] = frozenset()
     calls: Mapping[str, TuningDecision] = field(default_factory=dict)
     kernels: Mapping[str, TuningDecision] = field(default_factory=dict)
 
     def schedule(self, tuner: Tuner, unfused: Sequence[Unfused] = ()) -> Schedule:
         """Schedule the graph, `with_choices`."""
-        return self.with_choices(
-            schedule_graph(self.graph, tuner.settings, tuner.backends, self.backends, unfused, self.folded)
+        found = schedule_graph(
+            self.graph, tuner.settings, tuner.backends, self.backends, unfused, self.reductions
         )
+        return self.with_choices(found)
 
     def with_choices(self, schedule: Schedule) -> Schedule:
         """A schedule of the graph whose launches and calls carry what was decided of them."""
@@ -104,9 +105,9 @@ def _selection(
         if item.backend is not None
         for node in item.nodes
     }
-    folded = frozenset(name for item in replacements.values() for name in item.reductions)
+    begun = frozenset(name for item in replacements.values() for name in item.reductions)
     changed = replace_calls(graph, replacements)
-    return GemmSelection(changed, {**claimed, **backends}, tuple(decisions), folded=folded)
+    return GemmSelection(changed, {**claimed, **backends}, tuple(decisions), reductions=begun)
 
 
 def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
@@ -133,7 +134,7 @@ def _accepted(
 ) -> Mapping[str, Replacement]:
     """`replacements` without the reductions that their backends do not generate with the GEMM after all."""
     selection = _selection(graph, claimed, replacements)
-    if not selection.folded:
+    if not selection.reductions:
         return replacements
     refused = _refused_reductions(tuner, selection.schedule(tuner), decisions)
     return {
@@ -148,7 +149,7 @@ def _refused_reductions(tuner: Tuner, schedule: Schedule, decisions: list[Decisi
     """
     found: dict[str, str] = {}
     for step in schedule.steps:
-        names = [reduction_of(n) for n in step.nodes if is_fold(n)] if isinstance(step, Launch) else []
+        names = [reduction_of(n) for n in step.nodes if is_group_store(n)] if isinstance(step, Launch) else []
         if not isinstance(step, Launch) or not names:
             continue
         try:

@@ -28,7 +28,7 @@ from polyfuse.ir.nodes import View
 from polyfuse.plugin import Config
 from polyfuse.runtime.once import ONCE
 from polyfuse.schedule import Launch, Schedule
-from polyfuse.schedule.reductions.gemm_reductions import is_fold, part_names
+from polyfuse.schedule.reductions.gemm_reductions import is_group_store, part_names
 from polyfuse.symbolic import example_value
 
 __all__ = ["LIBRARY", "GemmTask", "Implementation", "implementations_of"]
@@ -242,7 +242,7 @@ def implementations_of(
         part, gemm = segment(others[entry.name], own), entry.form.gemm.name
         main = next((s for s in part.steps if isinstance(s, Launch) and gemm in node_names(s)), None)
         if entry.reductions and (
-            main is None or refused & set(entry.reductions) or not any(map(is_fold, main.nodes))
+            main is None or refused & set(entry.reductions) or not any(map(is_group_store, main.nodes))
         ):
             continue  # the reductions do not fit into the kernel
         out.append(Implementation(entry.name, part, entry, main))

@@ -120,9 +120,14 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
         chosen = choose_gemms(claims.graph, claims.backends, session.tuner)
 
     with clock.stage("fuse"):
-        schedule = chosen.with_choices(
-            schedule_graph(chosen.graph, settings, session.backends, chosen.backends, folded=chosen.folded)
+        schedule = schedule_graph(
+            chosen.graph,
+            settings,
+            session.backends,
+            chosen.backends,
+            epilogue_reductions=chosen.reductions,
         )
+        schedule = chosen.with_choices(schedule)
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
 
     with clock.stage("autotune"):

@@ -109,7 +109,7 @@ def _claim(
     for backend in backends:
         answer = ask(backend, node, settings)
         if answer:
-            # where nobody else was there to refuse, the session has said why
+            # where no other backend refused, the session has warned already
             if reasons and is_unasked(backend, settings):
                 note_interpreted(_node_text(graph, node), "; ".join(reasons), settings)
             return backend, reasons

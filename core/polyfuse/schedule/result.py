@@ -21,10 +21,10 @@ class Decision:
 
     Attributes:
         kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
-            (buffer kept inside a kernel), ``"inplace"``, ``"apart"`` (a generator refused that), ``"place"``
-            (a call writes into a part of a larger tensor), ``"overlap"`` (a collective and its wait),
-            ``"backend"``; of autotuning, ``"choice"`` and ``"tune"`` (what is used), ``"declined"`` (what was
-            not timed).
+            (buffer kept inside a kernel), ``"inplace"``, ``"unaliased"`` (a generator refused that),
+            ``"in_place_output"`` (a call writes into a slice of a larger tensor), ``"overlap"`` (a collective
+            and its wait), ``"backend"``; of autotuning, ``"choice"`` and ``"tune"`` (what is used),
+            ``"declined"`` (what was not timed).
         first, second: names of the nodes or buffers concerned.
         reason: why, in words.
     """
@@ -67,7 +67,7 @@ class Launch:
         nodes: the graph nodes it computes.
         backend: name of the backend that claimed it first.
         reads, writes: buffers, each once.
-        inplace: (output, dying input) pairs where the output takes the input's storage over.
+        inplace: (output, dying input) pairs where the output reuses the input's storage.
         alignment: bytes of which the addresses are multiples that the kernel takes to be aligned.
         choice: the backend and the configuration that autotuning decided for; None: it was not asked.
     """
@@ -91,7 +91,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Call:
-    """One extern call in its place.
+    """One extern call.
 
     Attributes:
         choice: why it is done so, where autotuning decided that.

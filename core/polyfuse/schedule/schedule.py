@@ -16,13 +16,13 @@ from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_ed
 from polyfuse.schedule.fusion.legality import Rules
 from polyfuse.schedule.fusion.space import fresh_axes
 from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
-from polyfuse.schedule.in_place_outputs import place_results
+from polyfuse.schedule.in_place_outputs import write_in_place
 from polyfuse.schedule.kernels.aliasing import reuse_in_place
 from polyfuse.schedule.kernels.alignment import aligned_buffers
 from polyfuse.schedule.kernels.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
 from polyfuse.schedule.overlap.communication import communication_bits, overlap_units
-from polyfuse.schedule.reductions.gemm_reductions import fold_results, folds_alone
+from polyfuse.schedule.reductions.gemm_reductions import detached_reductions, split_epilogue_reductions
 from polyfuse.schedule.reductions.split import split_reductions
 from polyfuse.schedule.result import Call, Decision, Launch, Schedule, Unfused
 from polyfuse.symbolic import IndexLike, bounds, free_symbols
@@ -31,7 +31,7 @@ from polyfuse.symbolic.text import evaluate
 __all__ = ["UNBACKED_HINT", "schedule_graph"]
 
 UNBACKED_HINT = 4096
-"""Example extent of a size that only the data decide."""
+"""Example value of an unbacked symbol."""
 
 _Backends = Callable[[str], Iterable[Backend]]
 
@@ -42,7 +42,7 @@ def schedule_graph(
     backends: _Backends,
     claimed: Mapping[str, Backend],
     unfused: Sequence[Unfused] = (),
-    folded: frozenset[str] = frozenset(),
+    epilogue_reductions: frozenset[str] = frozenset(),
 ) -> Schedule:
     """Order, fuse and lay out `graph`.
 
@@ -50,16 +50,16 @@ def schedule_graph(
         backends: backends for a device type, in the order in which they are asked.
         claimed: who generates each loop, by the node's name (`claim_nodes`).
         unfused: nodes that are not fused, because they are faster so.
-        folded: names of reductions that are begun in the kernel of the product whose results they read.
+        epilogue_reductions: names of those that are begun in the kernel of the GEMM whose results they read.
     """
     hint = _hints(graph)
     whole: dict[str, Decision] = {}
-    for _ in range(len(folded) + 1):
-        fused = _fuse(graph, settings, claimed, unfused, folded.difference(whole), hint)
-        alone = folds_alone(fused.units)
-        if not alone:
+    for _ in range(len(epilogue_reductions) + 1):
+        fused = _fuse(graph, settings, claimed, unfused, epilogue_reductions.difference(whole), hint)
+        detached = detached_reductions(fused.units)
+        if not detached:
             break
-        whole.update(alone)
+        whole.update(detached)
     graph, roots, decisions = fused.graph, fused.roots, fused.decisions
     units = order_units(fused.units, fused.deps)
     removed = kernel_local(graph, units, roots)
@@ -104,16 +104,16 @@ def _fuse(
     settings: Settings,
     claimed: Mapping[str, Backend],
     unfused: Sequence[Unfused],
-    folded: frozenset[str],
+    epilogue_reductions: frozenset[str],
     hint: Callable[[IndexLike], int],
 ) -> _Fused:
     """Rewrite the nodes of a graph for the device, then fuse them."""
     decisions: list[Decision] = []
     by_name = {backend.name: backend for backend in claimed.values()}
     target_info = cache(lambda name, device: by_name[name].target_info(device))
-    graph, owners = fold_results(graph, claimed, folded, decisions)
+    graph, owners = split_epilogue_reductions(graph, claimed, epilogue_reductions, decisions)
     graph, owners = split_reductions(graph, owners, target_info, hint, decisions, settings)
-    graph = place_results(graph, decisions, exact=settings.numerics == "eager")
+    graph = write_in_place(graph, decisions, exact=settings.numerics == "eager")
     graph = live_graph(graph, decisions)
     roots = storage_roots(graph)
     deps = dependencies(graph, roots)

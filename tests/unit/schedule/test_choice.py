@@ -164,7 +164,7 @@ def test_refusals_and_rounds_are_logged(caplog) -> None:
     with caplog.at_level(logging.DEBUG, "polyfuse.schedule"):
         m.schedule("b")
     text = caplog.text
-    assert "n0 and n1 stay apart: their iteration spaces" in text
+    assert "n0 and n1 are not fused: their iteration spaces" in text
     assert "a round of fusion took 2 units to 2" in text
 
 
@@ -199,8 +199,8 @@ def test_a_scatter_moves_what_it_touches() -> None:
         m.buffer("x", 8, kind="input")
         m.buffer("y", size, kind="input")
         (i,) = axes(8)
-        place = axis("@0", size)
-        m.nodes.append(Scatter("n0", (i,), (), "y", place, (m.load("at", i),), m.load("x", i), mode))
+        index = axis("@0", size)
+        m.nodes.append(Scatter("n0", (i,), (), "y", index, (m.load("at", i),), m.load("x", i), mode))
         assert bytes_moved(m.schedule())[0] == 4 * moved + 8 * 8
 
 

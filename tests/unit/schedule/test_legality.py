@@ -154,7 +154,7 @@ def test_reading_what_was_scattered_waits_even_at_the_same_places() -> None:
     m.nodes.append(Scatter("s", (i,), (), "x", axis("@0", 8), (m.load("at", i),), m.load("at", i), "add"))
     m.pointwise("y", (i,), apply("neg", m.load("x", i)))
     (reason,) = reasons(m.schedule("y"))
-    assert "x is accessed at places that only the data tells" in reason
+    assert "x is accessed at indices that only the data tells" in reason
 
 
 def test_aligned_mutation_fuses_and_a_shifted_one_does_not() -> None:
@@ -280,11 +280,11 @@ def test_loop_order_alone_does_not_stop_a_fusion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "apart"),
+    ("kind", "rows", "refused"),
     [("backward", 1 << 22, True), ("backward", 1 << 16, False), ("inference", 1 << 22, False)],
 )
 def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(
-    kind: str, rows: int, apart: bool
+    kind: str, rows: int, refused: bool
 ) -> None:
     """If they go: only a backward is handed inputs that nobody else holds."""
     count = 1 << 19
@@ -298,7 +298,7 @@ def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(
     (i,) = axes(count)
     m.pointwise("table", (i,), m.load("row", i))
     reason = "it would keep what the first reads alive beside what the second writes, and save little"
-    assert (reason in reasons(m.schedule("table"))) is apart
+    assert (reason in reasons(m.schedule("table"))) is refused
 
 
 class DearStarts(Anything):

@@ -1,4 +1,4 @@
-"""Units: groups of nodes that will be one kernel (or one call), in a common iteration space."""
+"""Units: nodes that will be one kernel (or one call), in a common iteration space."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Member:
 
     Attributes:
         node: the node.
-        position: its place in program order.
+        position: in program order.
         mapping: its axis names in terms of the unit's axes.
         level: ``"P"`` if it runs once per parallel point, ``"R"`` if at every point of the unit's loop axes.
     """
@@ -37,8 +37,9 @@ class UnitAccess:
     member: int
 
 
+@dataclass(eq=False)
 class Unit:
-    """A group under construction. Not data between stages: it lives only while the scheduler runs.
+    """Nodes that become one kernel or call. It lives only while the scheduler runs.
 
     Attributes:
         members: in program order.
@@ -46,43 +47,22 @@ class Unit:
         accesses: what the members read and write, in the unit's coordinates.
         backend: name of the backend that claimed its nodes; empty for calls.
         bits, before, after: bit sets of node positions: its own, its ancestors', its descendants'.
+        seen: the accesses to each buffer.
     """
 
-    __slots__ = (
-        "accesses",
-        "after",
-        "backend",
-        "before",
-        "bits",
-        "device",
-        "is_call",
-        "members",
-        "seen",
-        "space",
-    )
+    members: tuple[Member, ...]
+    space: Space
+    accesses: tuple[UnitAccess, ...]
+    backend: str
+    device: str
+    is_call: bool
+    before: int = 0
+    after: int = 0
 
-    def __init__(
-        self,
-        members: tuple[Member, ...],
-        space: Space,
-        found: tuple[UnitAccess, ...],
-        backend: str,
-        device: str,
-        is_call: bool,
-    ) -> None:
-        self.members = members
-        self.space = space
-        self.accesses = found
-        self.backend = backend
-        self.device = device
-        self.is_call = is_call
-        self.bits = 0
-        for member in members:
-            self.bits |= 1 << member.position
-        self.before = 0
-        self.after = 0
+    def __post_init__(self) -> None:
+        self.bits = sum(1 << member.position for member in self.members)
         self.seen: dict[str, list[UnitAccess]] = {}
-        for item in found:
+        for item in self.accesses:
             self.seen.setdefault(item.access.buffer, []).append(item)
 
     @property
@@ -183,9 +163,9 @@ def merge(
     tagged: list[tuple[Member, int, int]] = [(m, 0, i) for i, m in enumerate(first[0])]
     tagged += [(m, 1, i) for i, m in enumerate(second[0])]
     tagged.sort(key=lambda item: item[0].position)
-    place = {(side, i): at for at, (_, side, i) in enumerate(tagged)}
+    order = {(side, i): at for at, (_, side, i) in enumerate(tagged)}
     found = [
-        replace(a, member=place[side, a.member])
+        replace(a, member=order[side, a.member])
         for side, part in enumerate((first[1], second[1]))
         for a in part
     ]

@@ -18,7 +18,7 @@ ROWS, COLUMNS = 200, 300
 
 
 class Summing(WideBackend):
-    """Adds up what groups of rows scatter to one place."""
+    """Adds up what groups of rows scatter to one index."""
 
     chosen = replace(WIDE, column_reductions=True, row_bytes=1 << 20)
 
