@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from polyfuse.autotune import worker as worker
-from polyfuse.autotune.candidate import BuiltProgram, CallStep, Problem, Storage, Window, WorkerSetup
-from polyfuse.autotune.worker import Fault, WorkerRunner
+from polyfuse.autotune.candidate import BuiltProgram, CallStep, Fault, Problem, Storage, Window, WorkerSetup
+from polyfuse.autotune.worker import WorkerRunner
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions

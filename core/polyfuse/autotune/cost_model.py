@@ -108,8 +108,7 @@ class CostModel:
 
 
 def fit_model(kernels: Sequence[KernelSamples]) -> CostModel | None:
-    """The model of kernels of one kind; None where they are too few, or it is no better than the estimates.
-    """
+    """The model of kernels of one kind; None where they are too few, or it is no better than estimates."""
     fit = [one for one in kernels if sum(s.milliseconds != FAILED for s in one.samples) >= _COMPARED]
     samples = sum(len(one.samples) for one in fit)
     if len(fit) < _KERNELS or samples < _SAMPLES or len({len(one.sizes) for one in fit}) > 1:

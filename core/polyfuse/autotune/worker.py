@@ -1,4 +1,9 @@
-"""The parent's side of the process in which candidates run."""
+"""The benchmark worker: the process in which candidates run. They may crash it or never return, and nothing
+else is harmed.
+
+Run as `python -m polyfuse.autotune.worker DESCRIPTOR`, with a pipe to the process that compiles. It answers
+one request at a time, and ends when the pipe is closed.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,13 @@ import tempfile
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,17 +34,20 @@ from polyfuse.base.text import shorten
 from polyfuse.plugin import Backend
 from polyfuse.torch_compat.devices.precision import set_library_flags
 
-__all__ = ["WorkerProcess", "WorkerRunner", "Fault", "InProcessRunner", "TrialRunner", "main"]
+__all__ = ["InProcessRunner", "TrialRunner", "WorkerProcess", "WorkerRunner", "main"]
 
-
-# Seconds in which a child starts and imports torch.
+# Seconds in which a worker starts and imports torch.
 _START_SECONDS = 180.0
 # Seconds after which a wait looks at the clock.
 _SLICE = 0.5
+# Seconds to make the operands of a problem.
+_PREPARE_SECONDS = 120.0
+# Seconds after which a worker without work ends: it holds memory, on the device too.
+_IDLE_SECONDS = 20.0
 
 
 class WorkerProcess:
-    """One child.
+    """A running worker, as the process that compiles sees it.
 
     Attributes:
         problem: what it was prepared for last.
@@ -71,7 +80,7 @@ class WorkerProcess:
         """The answer to a request.
 
         Raises:
-            Fault: the request raised, the child died over it, or it took too long, which ends the child.
+            Fault: the request raised, the worker died over it, or it took too long, which ends the worker.
         """
         if not self._started:
             self._answer(_START_SECONDS)
@@ -88,7 +97,7 @@ class WorkerProcess:
         self._output.close()
 
     def _send(self, name: str, arguments: tuple[object, ...], seconds: float) -> None:
-        # a child that is gone is found out when its answer does not come
+        # a worker that is gone is found out when its answer does not come
         with contextlib.suppress(OSError):
             self._channel.send((name, arguments, seconds))
 
@@ -97,10 +106,10 @@ class WorkerProcess:
             if not self._waited(seconds):
                 self._kill()
                 raise Fault(f"it did not end within {seconds:.0f} seconds")
-            decision, value = self._channel.recv()
+            outcome, value = self._channel.recv()
         except (EOFError, OSError):
             raise Fault(self._death()) from None
-        if decision == "raised":
+        if outcome == "raised":
             raise Fault(f"it raised {value}")
         return value
 
@@ -128,70 +137,60 @@ class WorkerProcess:
         return f"the process that ran it died {how}{words}"
 
 
-# Seconds to make the operands of a problem.
-_PREPARE_SECONDS = 120.0
-# Seconds after which a child without work ends: it holds memory, on the device too.
-_IDLE_SECONDS = 20.0
+class TrialRunner(ABC):
+    """Where the candidates of one problem after another run. Every method but `close` raises `Fault`."""
 
-
-class TrialRunner(Protocol):
-    """Where candidates of one problem after another run."""
-
+    @abstractmethod
     def prepare(self, problem: Problem) -> None:
-        """Begin with a problem."""
+        """Make the operands of a problem."""
 
-    def first(self, candidate: BuiltProgram) -> float:
-        """Load a candidate and return the milliseconds of one run; raises `Fault`."""
+    def first(self, program: BuiltProgram) -> float:
+        """Load a program and return the milliseconds of one run."""
+        return self._ask("first", program)
 
-    def sample(self, candidate: BuiltProgram) -> float:
-        """Milliseconds of one run, measured with care; raises `Fault`."""
+    def sample(self, program: BuiltProgram) -> float:
+        """Milliseconds of one run, measured with care."""
+        return self._ask("sample", program)
 
-    def check(self, candidate: BuiltProgram, reference: BuiltProgram) -> float:
-        """How far the results of two candidates are apart, in units of what is allowed; raises `Fault`."""
+    def check(self, program: BuiltProgram, reference: BuiltProgram) -> float:
+        """How far the results of two programs are apart, in units of what is allowed."""
+        return self._ask("check", program, reference)
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of everything."""
 
+    @abstractmethod
+    def _ask(self, name: str, *arguments: object) -> Any:
+        """The answer of the method of `Benchmark` of that name."""
 
-class InProcessRunner:
-    """This process."""
+
+class InProcessRunner(TrialRunner):
+    """This process, for debugging."""
 
     def __init__(self, backend: Callable[[str], Backend]) -> None:
         self._benchmark = Benchmark(backend)
 
     def prepare(self, problem: Problem) -> None:
-        """Begin with a problem."""
-        self._ask(self._benchmark.prepare, problem)
-
-    def first(self, candidate: BuiltProgram) -> float:
-        """Load a candidate and return the milliseconds of one run."""
-        return self._ask(self._benchmark.first, candidate)
-
-    def sample(self, candidate: BuiltProgram) -> float:
-        """Milliseconds of one run, measured with care."""
-        return self._ask(self._benchmark.sample, candidate)
-
-    def check(self, candidate: BuiltProgram, reference: BuiltProgram) -> float:
-        """How far the results of two candidates are apart."""
-        return self._ask(self._benchmark.check, candidate, reference)
+        """Make the operands of a problem."""
+        self._ask("prepare", problem)
 
     def close(self) -> None:
         """Let go of the last problem."""
         self._benchmark.clear()
 
-    @staticmethod
-    def _ask(function: Callable[..., Any], *arguments: object) -> Any:
+    def _ask(self, name: str, *arguments: object) -> Any:
         try:
-            return function(*arguments)
+            return getattr(self._benchmark, name)(*arguments)
         except Exception as error:
             raise Fault(f"it raised {type(error).__name__}: {error}") from error
 
 
-class WorkerRunner:
-    """A child process. One that dies, or does not answer in time, is replaced at the next request.
+class WorkerRunner(TrialRunner):
+    """A benchmark worker. One that dies, or does not answer in time, is replaced at the next request.
 
     Args:
-        setup: what the child is told at its start.
+        setup: what the worker is told at its start.
         seconds: how long a candidate may take to load, or to be timed once.
     """
 
@@ -204,34 +203,22 @@ class WorkerRunner:
         self._idle: threading.Timer | None = None
 
     def start(self) -> None:
-        """Start the child, which takes a while, and return at once."""
+        """Start the worker, which takes a while, and return at once."""
         with self._lock:
             if self._worker is None:
                 self._worker = WorkerProcess(self._setup())
             self._rest()
 
     def prepare(self, problem: Problem) -> None:
-        """Begin with a problem."""
+        """Make the operands of a problem."""
         with self._lock:
             self._problem = problem
             if self._worker is not None:
                 self._worker.problem = None
             self._ready()
 
-    def first(self, candidate: BuiltProgram) -> float:
-        """Load a candidate and return the milliseconds of one run."""
-        return self._ask("first", candidate)
-
-    def sample(self, candidate: BuiltProgram) -> float:
-        """Milliseconds of one run, measured with care."""
-        return self._ask("sample", candidate)
-
-    def check(self, candidate: BuiltProgram, reference: BuiltProgram) -> float:
-        """How far the results of two candidates are apart."""
-        return self._ask("check", candidate, reference)
-
     def close(self) -> None:
-        """End the child."""
+        """End the worker."""
         with self._lock:
             if self._idle is not None:
                 self._idle.cancel()
@@ -241,29 +228,29 @@ class WorkerRunner:
 
     def _ask(self, name: str, *arguments: object) -> Any:
         with self._lock:
-            child = self._ready()
+            worker = self._ready()
             try:
-                return child.ask(name, arguments, self._seconds)
+                return worker.ask(name, arguments, self._seconds)
             except Fault:
                 device = self._problem.device if self._problem is not None else "cpu"
                 # a fault can leave a device in a state in which nothing works any more
-                if not child.alive or not device.startswith("cpu"):
+                if not worker.alive or not device.startswith("cpu"):
                     self.close()
                 raise
 
     def _ready(self) -> WorkerProcess:
-        """A child that holds the problem."""
+        """A worker that holds the problem."""
         self.start()
         assert self._worker is not None
-        child = self._worker
+        worker = self._worker
         try:
-            if child.problem is not self._problem:
-                child.ask("prepare", (self._problem,), _PREPARE_SECONDS)
-                child.problem = self._problem
+            if worker.problem is not self._problem:
+                worker.ask("prepare", (self._problem,), _PREPARE_SECONDS)
+                worker.problem = self._problem
         except Fault:
             self.close()
             raise
-        return child
+        return worker
 
     def _rest(self) -> None:
         if self._idle is not None:
@@ -284,7 +271,7 @@ def main() -> int:
     with contextlib.suppress(OSError):  # should memory run out, this process is the one to lose
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     channel = Connection(int(sys.argv[1]))
-    bench: Benchmark | None = None
+    benchmark: Benchmark | None = None
     while True:
         try:
             name, arguments, limit = channel.recv()
@@ -295,10 +282,10 @@ def main() -> int:
         faulthandler.dump_traceback_later(2 * limit + 10, exit=True)
         try:
             if name == "start":
-                bench = _started(*arguments)
+                benchmark = _started(*arguments)
                 answer = ("done", None)
             else:
-                answer = ("done", getattr(bench, name)(*arguments))
+                answer = ("done", getattr(benchmark, name)(*arguments))
         except BaseException as error:
             answer = ("raised", f"{type(error).__name__}: {error}")
         finally:

@@ -10,10 +10,19 @@ import torch
 from ir_samples import gather_kernel, softmax_kernel
 from polyfuse.autotune import benchmark as benchmark_module
 from polyfuse.autotune.benchmark import Benchmark, cache_bytes
-from polyfuse.autotune.candidate import BuiltProgram, CallStep, Problem, Slot, Storage, TorchName, Window
+from polyfuse.autotune.candidate import (
+    BuiltProgram,
+    CallStep,
+    Fault,
+    Problem,
+    Slot,
+    Storage,
+    TorchName,
+    Window,
+)
 from polyfuse.autotune.kernels import _operands
 from polyfuse.autotune.segments import tolerance
-from polyfuse.autotune.worker import Fault, InProcessRunner
+from polyfuse.autotune.worker import InProcessRunner
 from polyfuse.plugin import Backend
 
 

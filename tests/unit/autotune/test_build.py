@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from polyfuse.autotune import candidate as builder
-from polyfuse.autotune.candidate import CandidateBuilder, CandidateProgram, KernelRequest
-from polyfuse.autotune.worker import Fault
+from polyfuse.autotune.candidate import CandidateBuilder, CandidateProgram, Fault, KernelRequest
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.cache import Located
 from polyfuse.cache.timings import Candidate

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from polyfuse.autotune import worker as worker
-from polyfuse.autotune.candidate import BuiltProgram, CallStep, Problem, Storage, Window, WorkerSetup
-from polyfuse.autotune.worker import Fault, WorkerProcess, WorkerRunner
+from polyfuse.autotune.candidate import BuiltProgram, CallStep, Fault, Problem, Storage, Window, WorkerSetup
+from polyfuse.autotune.worker import WorkerProcess, WorkerRunner
 from polyfuse.base.settings import Settings
 
 SQUARE = Window(0, (4, 4), (4, 1), 0, "float32")
