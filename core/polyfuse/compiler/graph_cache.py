@@ -341,5 +341,5 @@ def _not_kept_with(settings: Settings) -> str:
     }
     names = [name for name, on in asked.items() if on]
     if settings.autotunes:
-        return "it is raced, which may go on in a later process"
+        return "it is autotuned, which may go on in a later process"
     return f"the option {names[0]!r} is against it" if names else ""

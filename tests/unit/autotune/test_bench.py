@@ -1,4 +1,4 @@
-"""Operands of races, runs of candidates, and how results are compared."""
+"""Operands of tried, runs of candidates, and how results are compared."""
 
 from __future__ import annotations
 

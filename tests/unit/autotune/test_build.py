@@ -1,4 +1,4 @@
-"""What is built for races: all at once, or as long as there is time."""
+"""What is built for tried: all at once, or as long as there is time."""
 
 from __future__ import annotations
 

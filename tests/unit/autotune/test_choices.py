@@ -1,4 +1,4 @@
-"""What plugins offer for calls, by the hook `polyfuse_choices`: it is raced, and used where it wins."""
+"""What plugins offer for calls, by the hook `polyfuse_choices`: it is timed, and used where it wins."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from polyfuse.plugin import Config, Source
 from polyfuse.reference.backend import InterpreterBackend
 
 
-def test_a_race_goes_on_where_the_first_backend_refuses_what_is_no_product(
+def test_timing_goes_on_where_the_first_backend_refuses_what_is_no_gemm(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     names: list[str] = []

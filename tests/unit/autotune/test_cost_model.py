@@ -1,4 +1,4 @@
-"""What races teach: which configurations of other kernels are built."""
+"""The cost model: which configurations of other kernels are built."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def turns_are_bad_for_few(sizes: tuple[int, ...], values: dict[str, int]) -> flo
     return (1.5 if values["turns"] and sizes[1] < 600 else 1.0) * (0.8 if values["columns"] == 256 else 1.0)
 
 
-def race(rng: random.Random, landscape: Landscape, estimates: bool = True) -> KernelSamples:
+def kernel_samples(rng: random.Random, landscape: Landscape, estimates: bool = True) -> KernelSamples:
     sizes = (1, rng.choice((1, 64, 512, 1024, 4096)), rng.choice((512, 4096)), 4096)
     samples = []
     for columns in (64, 128, 256):
@@ -63,11 +63,11 @@ def loss_and_built(model: CostModel, one: KernelSamples) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("estimates", (True, False))
-def test_what_estimates_do_not_know_is_learnt(estimates):
+def test_what_estimates_do_not_know_is_fitted(estimates):
     rng = random.Random(7)
-    model = fit_model([race(rng, turns_are_bad_for_few, estimates) for _ in range(30)])
+    model = fit_model([kernel_samples(rng, turns_are_bad_for_few, estimates) for _ in range(30)])
     assert model is not None and model.rank < model.plain_rank and model.estimated == estimates
-    found = [loss_and_built(model, race(rng, turns_are_bad_for_few, estimates)) for _ in range(40)]
+    found = [loss_and_built(model, kernel_samples(rng, turns_are_bad_for_few, estimates)) for _ in range(40)]
     assert sum(loss for loss, _ in found) / 40 < 1.01 and sum(built for _, built in found) / 40 < 6
     assert f"{30 * 12} samples of 30 kernels" in model.about
 
@@ -79,9 +79,9 @@ def test_a_failure_counts_as_slow():
         bad = [replace(s, milliseconds=FAILED) if dict(s.config)["turns"] else s for s in one.samples]
         return replace(one, samples=tuple(bad))
 
-    model = fit_model([lost(race(rng, lambda *_: 1.0)) for _ in range(12)])
+    model = fit_model([lost(kernel_samples(rng, lambda *_: 1.0)) for _ in range(12)])
     assert model is not None
-    one = race(rng, lambda *_: 1.0)
+    one = kernel_samples(rng, lambda *_: 1.0)
     scores = model.scores(one.sizes, [s.config for s in one.samples], [1.0] * len(one.samples))
     turns = [dict(s.config)["turns"] for s in one.samples]
     assert max(s for s, t in zip(scores, turns, strict=True) if not t) < min(
@@ -89,22 +89,22 @@ def test_a_failure_counts_as_slow():
     )
 
 
-def test_of_little_nothing_is_learnt():
+def test_of_few_samples_there_is_no_model():
     rng = random.Random(5)
-    races = [race(rng, turns_are_bad_for_few) for _ in range(20)]
-    assert fit_model([]) is None and fit_model(races[:7]) is None
-    short = [replace(one, samples=one.samples[:4]) for one in races[:9]]
+    kernels = [kernel_samples(rng, turns_are_bad_for_few) for _ in range(20)]
+    assert fit_model([]) is None and fit_model(kernels[:7]) is None
+    short = [replace(one, samples=one.samples[:4]) for one in kernels[:9]]
     assert fit_model(short) is None
-    assert fit_model(races) is not None
+    assert fit_model(kernels) is not None
     # of kernels with other numbers of sizes there is nothing to be said together
-    assert fit_model([*races, replace(races[0], sizes=(1, 2))]) is None
-    same = [replace(one, samples=(one.samples[0],) * 12) for one in races]
+    assert fit_model([*kernels, replace(kernels[0], sizes=(1, 2))]) is None
+    same = [replace(one, samples=(one.samples[0],) * 12) for one in kernels]
     assert fit_model(same) is None
 
 
 def test_what_is_no_better_than_the_estimate_is_not_used():
     rng = random.Random(11)
-    perfect = [race(rng, lambda *_: 1.0) for _ in range(20)]
+    perfect = [kernel_samples(rng, lambda *_: 1.0) for _ in range(20)]
     exact = [
         replace(r, samples=tuple(replace(s, milliseconds=s.estimate) for s in r.samples)) for r in perfect
     ]
@@ -116,14 +116,14 @@ def test_what_is_no_better_than_the_estimate_is_not_used():
     assert fit_model(noise) is None
 
 
-def test_the_same_races_teach_the_same():
-    races = [race(random.Random(i), turns_are_bad_for_few) for i in range(20)]
-    assert fit_model(races) == fit_model(races)
+def test_equal_samples_give_equal_models():
+    kernels = [kernel_samples(random.Random(i), turns_are_bad_for_few) for i in range(20)]
+    assert fit_model(kernels) == fit_model(kernels)
 
 
 def test_values_that_were_never_seen_are_judged_by_their_estimate():
     rng = random.Random(2)
-    model = fit_model([race(rng, turns_are_bad_for_few) for _ in range(20)])
+    model = fit_model([kernel_samples(rng, turns_are_bad_for_few) for _ in range(20)])
     assert model is not None
     assert model.knows((1, 64, 4096, 4096)) and not model.knows((2, 64, 4096, 4096))
     config = (("other", 3), ("more", -7))
@@ -135,8 +135,8 @@ def test_values_that_were_never_seen_are_judged_by_their_estimate():
 # The store.
 
 
-def test_races_are_remembered_and_forgotten(tmp_path):
-    store, one = SampleStore(tmp_path), race(random.Random(0), turns_are_bad_for_few)
+def test_samples_are_stored_and_forgotten(tmp_path):
+    store, one = SampleStore(tmp_path), kernel_samples(random.Random(0), turns_are_bad_for_few)
     one = replace(one, samples=(*one.samples, Sample((("columns", 8),), None, FAILED)))
     assert store.empty and store.read("group") == () and list(store.groups()) == []
     store.add("group", "key", 0, one)
@@ -165,7 +165,7 @@ def test_races_are_remembered_and_forgotten(tmp_path):
     ),
 )
 def test_damaged_files_teach_nothing(tmp_path, content):
-    store, one = SampleStore(tmp_path), race(random.Random(0), turns_are_bad_for_few)
+    store, one = SampleStore(tmp_path), kernel_samples(random.Random(0), turns_are_bad_for_few)
     store.add("group", "key", 0, one)
     store.add("group", "other", 0, one)
     (path,) = tmp_path.rglob("key-0.json")
@@ -176,7 +176,7 @@ def test_damaged_files_teach_nothing(tmp_path, content):
 def test_a_folder_that_cannot_be_written_costs_only_the_memory(tmp_path):
     (tmp_path / "samples").touch()
     store = SampleStore(tmp_path)
-    store.add("group", "key", 0, race(random.Random(0), turns_are_bad_for_few))
+    store.add("group", "key", 0, kernel_samples(random.Random(0), turns_are_bad_for_few))
     assert store.empty and store.read("group") == ()
 
 
@@ -213,7 +213,7 @@ class Sixteen(InterpreterBackend):
         super().build(sources, folder)
 
 
-def raced(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any) -> Mapping[str, float]:
+def timed(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any) -> Mapping[str, float]:
     """One way is the fastest, of the others the first ones are faster."""
     times = {f"toy way={way}": 1.0 if way == GOOD else 1.5 + way / 100 for way in range(16)}
     return {candidate.name: times[candidate.name] for candidate in candidates}
@@ -223,7 +223,7 @@ def raced(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any
 def sixteen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Sixteen]]:
     kind = type("Fresh", (Sixteen,), {"built": []})
     serve(monkeypatch, tmp_path, kind)
-    monkeypatch.setattr(search_module, "run_trials", raced)
+    monkeypatch.setattr(search_module, "run_trials", timed)
     yield kind
     forget_sessions()
 
@@ -241,11 +241,11 @@ def tuned(kind: type[Sixteen], rows: int, **options: object) -> tuple[set[int], 
     return set(kind.built), decision.reason
 
 
-def test_later_races_build_fewer(sixteen):
+def test_later_searches_build_fewer(sixteen):
     everything = set(range(16))
     for rows in EIGHT:
         built, _ = tuned(sixteen, rows)
-        assert built == everything  # of seven races nothing is learnt yet
+        assert built == everything  # of seven kernels there is no model yet
     built, reason = tuned(sixteen, 20)
     # the baseline, half of all, and one that is tried for the sake of learning
     assert {0, GOOD} <= built and len(built) == 9
@@ -266,7 +266,7 @@ def test_what_is_tried_for_the_sake_of_learning_varies(sixteen):
     assert len(set(map(frozenset, found))) > 1
 
 
-def test_what_was_learnt_is_shown_and_cleared(sixteen, capsys, monkeypatch):
+def test_cost_models_are_shown_and_cleared(sixteen, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     tuned(sixteen, 3)
     cli.main(["tune", "show"])

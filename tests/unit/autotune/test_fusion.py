@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.autotune import kernels as fusion_race
+from polyfuse.autotune import kernels
 from polyfuse.autotune import search as search_module
 from polyfuse.autotune.candidate import BuiltProgram
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
@@ -23,14 +23,14 @@ def softmax_and_more(x: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
-    """Compile and run with these times, and count the races."""
-    races: list[str] = []
+    """Compile and run with these times, and count the tried."""
+    tried: list[str] = []
 
     def compiled(fused: float, apart: float, function: Any = softmax_and_more, **more: object) -> GraphReport:
         def fake(
             runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any
         ) -> Mapping[str, float]:
-            races.append(problem.about)
+            tried.append(problem.about)
             runner.prepare(problem)
             for c in candidates:
                 runner.first(c)
@@ -53,14 +53,14 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
         torch.testing.assert_close(result, function(X))
         return last_reports()[-1]
 
-    compiled.races = races  # type: ignore[attr-defined]
+    compiled.tried = tried  # type: ignore[attr-defined]
     yield compiled
     forget_sessions()
 
 
 def test_what_is_faster_fused_stays_fused(run):
     assert run(fused=1.9, apart=2.0).kernels == 1
-    assert len(run.races) == 1
+    assert len(run.tried) == 1
 
 
 def test_a_draw_leaves_it_fused(run):
@@ -84,13 +84,13 @@ def test_halves_that_fail_stay_fused(run):
 
 def test_it_is_remembered(run):
     first = run(fused=2.0, apart=1.0)
-    count = len(run.races)
+    count = len(run.tried)
     assert run(fused=0.1, apart=9.0).kernels == first.kernels
-    assert len(run.races) == count
+    assert len(run.tried) == count
 
 
 def test_not_without_the_option(run):
-    assert run(fused=2.0, apart=1.0, benchmark_fusion=False).kernels == 1 and not run.races
+    assert run(fused=2.0, apart=1.0, benchmark_fusion=False).kernels == 1 and not run.tried
 
 
 def test_what_adds_atomically_is_left_alone(run):
@@ -98,10 +98,10 @@ def test_what_adds_atomically_is_left_alone(run):
         return torch.zeros(7, 9).index_add(0, torch.tensor([1, 1, 2, 0, 3, 3, 3]), x * 2)
 
     run(fused=2.0, apart=1.0, function=scattered)
-    assert not run.races
+    assert not run.tried
 
 
-def test_where_racing_fails_fusions_stay(run, monkeypatch, caplog):
-    monkeypatch.setattr(fusion_race, "FusionTask", None)
+def test_where_timing_fails_fusions_stay(run, monkeypatch, caplog):
+    monkeypatch.setattr(kernels, "FusionTask", None)
     assert run(fused=2.0, apart=1.0, strict=False).kernels == 1
     assert "fusions are not timed" in caplog.text

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_generated_products(name: str) -> None:
+def test_generated_gemms(name: str) -> None:
     function, args, count = CASES[name]
     kernels = kernels_of(function, *args)
     assert len(kernels) == count
@@ -70,7 +70,7 @@ def test_dynamic_sizes() -> None:
     assert found.shape == (1, 7, 9, 5)
 
 
-def test_training_through_generated_products() -> None:
+def test_training_through_generated_gemms() -> None:
     w, x = R(9, 5, requires_grad=True), R(7, 5, requires_grad=True)
     options = {"backends": ["interpreter"], "gemm": "generated", "strict": True}
     compiled = torch.compile(lambda x, w: F.gelu(F.linear(x, w)).sum(), backend="polyfuse", options=options)
@@ -89,7 +89,7 @@ def test_training_through_generated_products() -> None:
         (DType.i64, DType.i64, DType.i64),
     ],
 )
-def test_types_of_products(left: DType, right: DType, gives: DType) -> None:
+def test_types_of_gemms(left: DType, right: DType, gives: DType) -> None:
     assert result_types("reduce", "dot", (left, right)) == (gives,)
     assert accumulates(left) is gives
 
@@ -120,7 +120,7 @@ def racing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
 
 
-def _race(tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def _tried(tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The operators called and backends used for one product, where implementations take these times."""
     timed: list[Sequence[str]] = []
 
@@ -152,24 +152,26 @@ def _race(tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.Monkey
     return [*seen, f"timed {len(timed)}"]
 
 
-def test_the_fastest_wins_and_is_remembered(
+def test_the_fastest_is_used_and_trials_are_stored(
     tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = {"library": 1.0, "interpreter": 0.5}
-    assert _race(tmp_path, fast, monkeypatch) == ["interpreter", "timed 1"]
-    assert _race(tmp_path, {"library": 0.1, "interpreter": 5.0}, monkeypatch) == ["interpreter", "timed 0"]
+    assert _tried(tmp_path, fast, monkeypatch) == ["interpreter", "timed 1"]
+    assert _tried(tmp_path, {"library": 0.1, "interpreter": 5.0}, monkeypatch) == ["interpreter", "timed 0"]
 
 
-def test_the_library_wins_a_draw(tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _race(tmp_path, {"library": 1.0, "interpreter": 0.99}, monkeypatch) == ["library", "timed 1"]
+def test_the_library_is_used_where_times_are_equal(
+    tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _tried(tmp_path, {"library": 1.0, "interpreter": 0.99}, monkeypatch) == ["library", "timed 1"]
 
 
-def test_what_fails_loses(tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_not_used(tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"library": 1.0, "interpreter": float("inf")}
-    assert _race(tmp_path, times, monkeypatch) == ["library", "timed 1"]
+    assert _tried(tmp_path, times, monkeypatch) == ["library", "timed 1"]
 
 
-def test_a_real_race(tmp_path: Path, racing: None) -> None:
+def test_real_trials(tmp_path: Path, racing: None) -> None:
     options = {
         "backends": ["interpreter"],
         "gemm": "fastest",
@@ -198,6 +200,6 @@ def test_nobody_is_emitted_twice(tmp_path: Path, racing: None, monkeypatch: pyte
     monkeypatch.setattr(InterpreterBackend, "configs", lambda *_: [Config.of(n=n) for n in range(3)])
     monkeypatch.setattr(InterpreterBackend, "neighbours", lambda *_: [Config.of(n=3)])
     times = {"library": 9.0} | {f"interpreter n={n}": 5.0 - n for n in range(4)}
-    assert _race(tmp_path, times, monkeypatch) == ["interpreter n=3", "timed 2"]
+    assert _tried(tmp_path, times, monkeypatch) == ["interpreter n=3", "timed 2"]
     # the winner once more, for the program
     assert sorted(written) == ["n=0", "n=1", "n=2", "n=3", "n=3"]

@@ -1,4 +1,4 @@
-"""Products of groups in races: calls that plugins may take over, on groups of equal shares."""
+"""Products of groups in tried: calls that plugins may take over, on groups of equal shares."""
 
 from __future__ import annotations
 

@@ -23,28 +23,28 @@ from polyfuse.reference.backend import InterpreterBackend
 LARGE, SMALL = torch.randn(300, 100), torch.randn(9)
 NAMES = ["interpreter n=0", "interpreter n=1", "interpreter n=2"]
 
-Raced = list[tuple[str, list[str]]]
-Run = Callable[..., tuple[GraphReport, Raced]]
+Timed = list[tuple[str, list[str]]]
+Run = Callable[..., tuple[GraphReport, Timed]]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     """Compile a function whose kernels have three configurations and take as long as they have elements; what
-    was raced: the problem's name and the implementations.
+    was timed: the problem's name and the implementations.
     """
-    raced: Raced = []
+    timed: Timed = []
     plain = InterpreterBackend.emit
 
     def emit(self: InterpreterBackend, kernel: Kernel, config: Config | None = None) -> Source:
         found = plain(self, kernel)
         return Source(found.name, found.text, found.language, meta=str(config))
 
-    def race(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any) -> Mapping[str, float]:
-        raced.append((problem.about, [c.name for c in candidates]))
+    def fake(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any) -> Mapping[str, float]:
+        timed.append((problem.about, [c.name for c in candidates]))
         return {c.name: 1e-3 * problem.storages[0].count for c in candidates}
 
     def compiled(function: Callable[..., Any], *args: torch.Tensor, **more: object) -> Any:
-        raced.clear()
+        timed.clear()
         forget_sessions()
         reset_reports()
         torch.compiler.reset()
@@ -58,11 +58,11 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
         }
         result = torch.compile(function, backend="polyfuse", options=options, dynamic=False)(*args)
         torch.testing.assert_close(result, function(*args))
-        return last_reports()[-1], list(raced)
+        return last_reports()[-1], list(timed)
 
     monkeypatch.setattr(InterpreterBackend, "emit", emit)
     monkeypatch.setattr(InterpreterBackend, "configs", lambda *_: [Config.of(n=n) for n in range(3)])
-    monkeypatch.setattr(search_module, "run_trials", race)
+    monkeypatch.setattr(search_module, "run_trials", fake)
     yield compiled
     forget_sessions()
 
@@ -76,28 +76,28 @@ def tuned(report: GraphReport) -> list[str]:
 
 
 def test_what_is_small_is_measured_once_and_never_again(run):
-    report, raced = run(both, LARGE, SMALL)
-    default, searched = raced[:2], raced[2:]
+    report, timed = run(both, LARGE, SMALL)
+    default, searched = timed[:2], timed[2:]
     assert [names for _, names in default] == [NAMES[:1], NAMES[:1]]
     ((about, names),) = searched
     # the default one runs again, beside the others
     assert "[30000]" in about and names == NAMES
     assert sum("too small a part" in reason for reason in tuned(report)) == 1
-    again, raced = run(both, LARGE, SMALL)
-    assert raced == [] and tuned(again) == tuned(report)
+    again, timed = run(both, LARGE, SMALL)
+    assert timed == [] and tuned(again) == tuned(report)
 
 
 def test_in_another_graph_it_may_matter(run):
     run(both, LARGE, SMALL)
-    report, raced = run(lambda small: small.exp() * 2, SMALL)
-    ((about, names),) = raced
+    report, timed = run(lambda small: small.exp() * 2, SMALL)
+    ((about, names),) = timed
     assert "[9]" in about and names == NAMES
     assert not any("too small a part" in reason for reason in tuned(report))
 
 
 def test_the_only_kernel_is_searched_at_once(run):
-    _, raced = run(lambda large: large.sin() + 1, LARGE)
-    ((_, names),) = raced
+    _, timed = run(lambda large: large.sin() + 1, LARGE)
+    ((_, names),) = timed
     assert names == NAMES
 
 
@@ -108,11 +108,11 @@ def test_repeats_count(run, times, searched):
             small = torch.linalg.inv(small) * 1.01
         return large.sin() + 1, small
 
-    _, raced = run(often, LARGE, torch.eye(3))
-    assert len([names for _, names in raced if names == NAMES]) == searched
+    _, timed = run(often, LARGE, torch.eye(3))
+    assert len([names for _, names in timed if names == NAMES]) == searched
 
 
-def test_beside_products_that_take_long(run, monkeypatch):
+def test_beside_gemms_that_take_long(run, monkeypatch):
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
 
     def function(large: torch.Tensor, small: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -120,8 +120,8 @@ def test_beside_products_that_take_long(run, monkeypatch):
 
     options = {"gemm": "fastest"}
     for _ in range(2):  # from what was measured, and from what is remembered of the graph
-        report, raced = run(function, LARGE, SMALL, **options)
-        assert not any(names == NAMES for _, names in raced)
+        report, timed = run(function, LARGE, SMALL, **options)
+        assert not any(names == NAMES for _, names in timed)
         assert any("too small a part" in reason for reason in tuned(report))
 
 

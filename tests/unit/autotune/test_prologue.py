@@ -89,7 +89,7 @@ LEFT: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("name", TAKEN)
-def test_it_is_raced_and_computes_the_same(run, name):
+def test_it_is_timed_and_computes_the_same(run, name):
     function, args = TAKEN[name]
     report, names = run(function, *args)
     assert "interpreter+prologue" in names and "interpreter" in names
@@ -122,7 +122,7 @@ def test_a_backend_may_refuse_it_with_a_reason(run, monkeypatch):
 
 
 @pytest.mark.parametrize(("milliseconds", "tried"), [(1.0, 3), (9.0, 1)])
-def test_more_than_the_favourite_only_where_that_wins(run, monkeypatch, milliseconds, tried):
+def test_more_than_the_first_guess_only_where_that_is_fastest(run, monkeypatch, milliseconds, tried):
     plain = InterpreterBackend.emit
 
     def emit(self: InterpreterBackend, kernel: Kernel, config: Config | None = None) -> Source:

@@ -1,4 +1,4 @@
-"""The tables and the log of races."""
+"""The tables and the log of tried."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_nothing_where_nobody_looks(at_once, capsys, value):
     assert capsys.readouterr() == ("", "")
 
 
-def test_short_races_need_no_table(capsys):
+def test_short_searches_need_no_table(capsys):
     shown(Settings.resolve(None, {"progress": "on"}))
     assert capsys.readouterr().err == ""
 
@@ -100,7 +100,7 @@ def test_rows():
     assert row_of(both)[3] == "2.00 x y"
 
 
-def test_every_race_adds_a_line_to_the_log(tmp_path):
+def test_every_search_adds_a_line_to_the_log(tmp_path):
     path = tmp_path / "logs" / "tune.jsonl"
     append_log(str(path), "ab", MEASURED, 1.5)
     append_log(str(path), "cd", record({}), 0.0)

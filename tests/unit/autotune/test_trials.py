@@ -117,7 +117,7 @@ def test_what_fails_is_one_line_in_the_log(caplog):
     assert len(lines) == 2 and all("is no candidate for a matmul: it died" in line for line in lines)
 
 
-def test_wrong_results_lose_where_they_are_looked_at():
+def test_wrong_results_fail_where_they_are_looked_at():
     found, verified = candidates("1.0", "0.5", "0.9"), TrialRules(verify=True)
     assert "5 x the tolerance" in str(run_trials(FakeRunner(["0.5"]), PROBLEM, found, verified)["0.5"])
     assert run_trials(FakeRunner(["0.5"]), PROBLEM, found, TrialRules())["0.5"] == 0.5
@@ -245,7 +245,7 @@ def test_far_behind_the_library_there_is_nothing_to_search(monkeypatch):
     assert best_of(search.record(complete=True)) == "library"
 
 
-def test_the_library_wins_a_draw(monkeypatch):
+def test_the_library_is_used_where_times_are_equal(monkeypatch):
     search, _ = searched(monkeypatch, library=100 / 32 * 1.01)
     assert best_of(search.record(complete=True)) == "library"
 

@@ -1,4 +1,4 @@
-"""What a session's races share: time, memory of what was measured, one lock for all processes."""
+"""What a session's tried share: time, memory of what was measured, one lock for all processes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def raced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The problems of races, which the first candidate wins."""
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The problems of tried, which the first candidate wins."""
     problems: list[Any] = []
 
     def fake(runner: Any, problem: Any, candidates: Any, *_: Any) -> Mapping[str, float]:
@@ -73,13 +73,13 @@ def a_tuner(tmp_path: Path, **more: object) -> Tuner:
     return session_for(Settings.resolve(None, options(tmp_path, **more))).tuner
 
 
-def test_equal_problems_are_one(tmp_path, raced):
+def test_equal_problems_are_one(tmp_path, timed):
     def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
         return torch.relu(a @ b), torch.relu(c @ b), (a * 2) @ b
 
     compiled(function, tmp_path)(A, B, torch.randn(7, 5))
     # the last one reads what was just computed, which is another thing to time
-    assert len(raced) == 2
+    assert len(timed) == 2
 
 
 def test_a_repeated_operand_is_one_tensor(tmp_path, monkeypatch):
@@ -97,37 +97,37 @@ def test_a_repeated_operand_is_one_tensor(tmp_path, monkeypatch):
     assert len(set(different)) == 2 and len(set(same)) == 1
 
 
-def test_a_race_has_nothing_in_it_that_others_do_for_other_calls(tmp_path, raced):
+def test_a_task_has_nothing_in_it_that_others_do_for_other_calls(tmp_path, timed):
     def function(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
         first = torch.nn.functional.gelu(a @ b)
         return (first / first.sum(-1, keepdim=True)) @ c, first
 
     compiled(function, tmp_path)(A, B, torch.randn(9, 11))
-    counts = {problem.about: {s.count for s in problem.storages} for problem in raced}
+    counts = {problem.about: {s.count for s in problem.storages} for problem in timed}
     first, second = (counts[f"mm of float32[7x{k}] float32[{k}x{n}]"] for k, n in ((5, 9), (9, 11)))
     # the second may compute the quotient, which shares a kernel with what follows the first
     assert 9 * 11 not in first and 5 * 9 in second
 
 
-def test_a_view_with_an_offset(tmp_path, raced):
+def test_a_view_with_an_offset(tmp_path, timed):
     compiled(lambda a, b: a[2:] @ b, tmp_path)(A, B)
-    assert raced[0].storages
+    assert timed[0].storages
 
 
-def test_the_time_for_races_may_be_used_up(tmp_path, raced):
+def test_the_time_for_autotuning_may_be_used_up(tmp_path, timed):
     session = a_tuner(tmp_path, max_autotune_seconds=1)
     session.spent = 2.0
     torch.testing.assert_close(compiled(torch.mm, tmp_path, max_autotune_seconds=1)(A, B), A @ B)
-    assert raced == []
+    assert timed == []
     (decision,) = [d for d in last_reports()[-1].decisions if d.kind == "choice"]
     assert decision.second == "library" and "max_autotune_seconds" in decision.reason
 
 
-def test_time_may_run_out_while_candidates_are_built(tmp_path, raced, monkeypatch):
+def test_time_may_run_out_while_candidates_are_built(tmp_path, timed, monkeypatch):
     clock = itertools.count(0, 100)
     monkeypatch.setattr(tuner, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     torch.testing.assert_close(compiled(torch.mm, tmp_path, max_autotune_seconds=50)(A, B), A @ B)
-    assert raced == []
+    assert timed == []
     (decision,) = [d for d in last_reports()[-1].decisions if d.kind == "choice"]
     assert decision.second == "library" and "max_autotune_seconds" in decision.reason
 
@@ -225,25 +225,25 @@ def test_what_is_known_can_be_listed_and_forgotten(tmp_path):
     assert [key for key, _ in store.entries()] == ["cd34"]
 
 
-def test_races_are_logged(tmp_path, raced):
+def test_searches_are_logged(tmp_path, timed):
     log = tmp_path / "tune.jsonl"
     compiled(torch.mm, tmp_path, tune_log=str(log))(A, B)
     (line,) = log.read_text().splitlines()
     assert json.loads(line)["problem"] == "mm of float32[7x5] float32[5x9]"
 
 
-def test_what_was_measured_decides_again_in_another_session(tmp_path, raced):
+def test_what_was_measured_decides_again_in_another_session(tmp_path, timed):
     compiled(torch.mm, tmp_path)(A, B)
-    assert len(raced) == 1
+    assert len(timed) == 1
     forget_sessions()
     torch.compiler.reset()
     torch.testing.assert_close(compiled(torch.mm, tmp_path)(A, B), A @ B)
     first, second = ([d for d in r.decisions if d.kind == "choice"] for r in last_reports()[-2:])
-    assert len(raced) == 1 and first == second and first
+    assert len(timed) == 1 and first == second and first
     # what is forgotten is measured again
     store = TimingStore(tmp_path)
     store.forget(next(store.entries())[0])
     forget_sessions()
     torch.compiler.reset()
     compiled(torch.mm, tmp_path)(A, B)
-    assert len(raced) == 2
+    assert len(timed) == 2
