@@ -18,31 +18,31 @@ Capture and rewriting run in `compile.py`, because AOTAutograd calls the compile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from polyfuse.autotune.gemm_choice import choose_gemms
 from polyfuse.autotune.kernels import time_fusions
 from polyfuse.base.log import get_logger, warn_once
+from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import lower_and_claim
 from polyfuse.compiler.graph_cache import record_of
-from polyfuse.compiler.kernels import PendingKernel, emit_kernels, pending_kernels, submit, tune_kernels
+from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit, tune_kernels
 from polyfuse.compiler.native import native_host
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.dump import Dump
-from polyfuse.compiler.reports.report import GraphReport, Provider, record
+from polyfuse.compiler.reports.report import GraphReport, record
 from polyfuse.compiler.reports.summary import count_operators, graph_report, schedule_text
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.subgraphs import compile_subgraphs
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
-from polyfuse.program import Program, plan, python_text, with_scratch
+from polyfuse.program import plan, python_text, with_scratch
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import Claims, Decision, Launch, Schedule, is_unasked
@@ -50,29 +50,9 @@ from polyfuse.schedule.draw import dot
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
 
-__all__ = ["Built", "BuiltGraph", "compile_aten", "compile_graph", "compile_whole"]
+__all__ = ["compile_aten", "compile_graph", "compile_whole"]
 
 _log = get_logger("compiler")
-
-
-@dataclass(frozen=True)
-class Built:
-    """What `compile_graph` made, with what came before it."""
-
-    module: CompiledModule
-    schedule: Schedule
-    program: Program
-    notes: Mapping[tuple[str, Kernel], str]
-    kernels: Mapping[str, PendingKernel]
-    host: HostStatus | None
-    providers: Mapping[tuple[str, Kernel], Provider]
-
-
-@dataclass(frozen=True)
-class BuiltGraph(Built):
-    """What `compile_whole` made, with what it reports."""
-
-    report: GraphReport
 
 
 def compile_aten(aten: AtenGraph, session: CompileSession) -> Callable[[list[Any]], Any]:

@@ -24,7 +24,7 @@ class TargetInfo:
         lanes: parallel points, neighbours in memory, that one block computes together.
         split_chunk: elements that each part of a split reduction must have at least.
         row_bytes: size of the longest row buffer that each parallel point can keep between two loops
-            (`Kernel.locals`); what does not fit is computed again. 0: none.
+            (`Kernel.row_buffers`); what does not fit is computed again. 0: none.
         few_rows, long_row: a kernel with fewer parallel points than `few_rows` and loops longer than
             `long_row` gets no second loop that stores: in a kernel of its own, such a loop is divided among
             threads.

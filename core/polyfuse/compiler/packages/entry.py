@@ -14,10 +14,11 @@ from torch.export import ExportedProgram
 from polyfuse.aot.description import Argument, Entry, Source, Symbol
 from polyfuse.base.errors import PackageError, PolyfuseError
 from polyfuse.base.text import shorten
+from polyfuse.compiler.built import BuiltGraph
 from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession
-from polyfuse.compiler.stages import BuiltGraph, compile_whole
+from polyfuse.compiler.stages import compile_whole
 from polyfuse.frontend.exported import ExportedGraph, ExportedInput, functional_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced

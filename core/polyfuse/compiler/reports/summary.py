@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from polyfuse.compiler.built import Built
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.report import GraphReport, LaunchReport
 from polyfuse.frontend.graph import AtenGraph
@@ -12,9 +11,6 @@ from polyfuse.lowering import LoweringReport
 from polyfuse.program import bytes_moved
 from polyfuse.program.traffic import step_bytes
 from polyfuse.schedule import Call, Launch, Schedule
-
-if TYPE_CHECKING:
-    from polyfuse.compiler.stages import Built
 
 __all__ = ["count_operators", "graph_report", "schedule_text"]
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from polyfuse.ir.expr import Access, Expr, load, walk
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
+from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.nodes import LoopNode, Node, Origin, Scatter
-from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, FOLD_MODES, REDUCTIONS, SCALAR_OPS, SCANS
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, GROUP_MODES, REDUCTIONS, SCALAR_OPS, SCANS
 from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, definition, indices, statement
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
@@ -108,7 +108,7 @@ class _Layout:
     counter: int = 0
     carried: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    def sections(self) -> tuple[tuple[Section, ...], tuple[Local, ...]]:
+    def sections(self) -> tuple[tuple[Section, ...], tuple[RowBuffer, ...]]:
         """Emit every effect into its section."""
         last = max((e.section + (e.level == "R") for e in self.effects), default=0)
         self.parallel = [[] for _ in range(last + 1)]
@@ -116,7 +116,7 @@ class _Layout:
         roots = [x for e in self.effects for x in e.exprs]
         self.varies = loop_dependent(roots, [axis_name(a) for a in self.space.raxes])
         self.mutable = self._inout()
-        kept, locals_ = self._keep()
+        kept, row_buffers = self._keep()
         self.kept = kept
         for k in range(last + 1):
             for effect in self.effects:
@@ -132,25 +132,25 @@ class _Layout:
                 out.append(Section(False, tuple(self.parallel[k])))
             if self.looped[k]:
                 out.append(Section(True, tuple(self.looped[k])))
-        return tuple(out), locals_
+        return tuple(out), row_buffers
 
     def _inout(self) -> frozenset[str]:
         """Buffers that the kernel both loads (their old content) and stores."""
         loaded = {x.buffer for e in self.effects for x in walk(*e.exprs) if x.op == "load"}
         return frozenset(e.buffer for e in self.effects if e.op == "store" and e.buffer in loaded)
 
-    def _keep(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[Local, ...]]:
+    def _keep(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[RowBuffer, ...]]:
         """Values computed in one loop that a later loop should read back: (section that has them, how to load
         them).
         """
         kept: dict[Expr, tuple[int, Expr]] = {}
-        locals_: list[Local] = []
+        row_buffers: list[RowBuffer] = []
         row = product(axis_size(a) for a in self.space.raxes)
         position = flat_index(self.space.raxes)
         seen: dict[Expr, int] = {}
         for effect in self.effects:
             if effect.op == "scan":
-                for i in range(SCANS[effect.kind][1]):
+                for i in range(SCANS[effect.kind].results):
                     dtype = result_type(effect.kind, i, effect.exprs)
                     seen[carried("scan", effect.serial, i, dtype)] = effect.section
         stores = {
@@ -172,8 +172,8 @@ class _Layout:
                 if store is not None and store.section < k:
                     kept[expr] = (store.section, load(store.buffer, store.index, expr.dtype))
                 else:
-                    name = f"{_ROW}{len(locals_)}"
-                    locals_.append(Local(name, expr.dtype, row))
+                    name = f"{_ROW}{len(row_buffers)}"
+                    row_buffers.append(RowBuffer(name, expr.dtype, row))
                     kept[expr] = (first, load(name, position, expr.dtype))
                 return True
 
@@ -182,7 +182,7 @@ class _Layout:
                     visited.append(expr)
             for expr in visited:
                 seen.setdefault(expr, k)
-        return kept, tuple(locals_)
+        return kept, tuple(row_buffers)
 
     def _worth(self, expr: Expr, row: IndexLike, k: int) -> bool:
         """Whether a value known in an earlier loop should be, or must be, kept for loop `k`."""
@@ -232,7 +232,7 @@ class _Layout:
             access = Access(effect.buffer, effect.index, effect.indirect, effect.masked)
             out.append(statement("store", (), args, effect.exprs[0].dtype, (access, effect.kind)))
             return
-        count = ({**REDUCTIONS, **CONTRACTIONS} if effect.op == "reduce" else SCANS)[effect.kind][1]
+        count = ({**REDUCTIONS, **CONTRACTIONS} if effect.op == "reduce" else SCANS)[effect.kind].results
         targets = tuple(self._name() for _ in range(count))
         pending: list[tuple[Expr, str]] = []
         for i, target in enumerate(targets):
@@ -308,21 +308,21 @@ def _finish(
     unit: Unit,
     space: Space,
     sections: tuple[Section, ...],
-    locals_: tuple[Local, ...],
+    row_buffers: tuple[RowBuffer, ...],
     context: KernelContext,
 ) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
     """Neutral argument names, size arguments, hints."""
-    local_names = {x.name for x in locals_}
+    local_names = {x.name for x in row_buffers}
     use: dict[str, set[str]] = {}
     for section in sections:
         for stmt in section.body:
             if isinstance(stmt, (Load, Store)) and stmt.buffer not in local_names:
                 kinds = use.setdefault(stmt.buffer, set())
                 kinds.add(stmt.op)
-                if isinstance(stmt, Store) and stmt.mode not in ("set", *FOLD_MODES):
+                if isinstance(stmt, Store) and stmt.mode not in ("set", *GROUP_MODES):
                     kinds.add("load")
-    rename = {item.name: item.name.removeprefix("%") for item in locals_}
-    locals_ = tuple(replace(item, name=rename[item.name]) for item in locals_)
+    rename = {item.name: item.name.removeprefix("%") for item in row_buffers}
+    row_buffers = tuple(replace(item, name=rename[item.name]) for item in row_buffers)
     aligned = context.aligned if context.target_info(unit.backend, unit.device).alignment else frozenset()
     args: list[KernelArg] = []
     operands: list[str | IndexLike] = []
@@ -348,7 +348,7 @@ def _finish(
         )
         for s in sections
     )
-    for symbol_name, value in _symbols(space, sections, args, locals_).items():
+    for symbol_name, value in _symbols(space, sections, args, row_buffers).items():
         hint = context.graph.symbol_hints.get(symbol_name)
         args.append(KernelArg(symbol_name, "size", DType.i64, hint=hint))
         operands.append(value)
@@ -360,11 +360,10 @@ def _finish(
         space.axes,
         space.raxes,
         tuple(args),
-        locals_,
+        row_buffers,
         sections,
         hints,
-        deterministic=context.deterministic
-        and any(_collides(m.node) for m in unit.members),
+        deterministic=context.deterministic and any(_collides(m.node) for m in unit.members),
         numerics=context.numerics,
         origins=tuple(origins),
     )
@@ -377,7 +376,7 @@ def _collides(node: Node) -> bool:
 
 
 def _symbols(
-    space: Space, sections: Sequence[Section], args: Sequence[KernelArg], locals_: Sequence[Local]
+    space: Space, sections: Sequence[Section], args: Sequence[KernelArg], row_buffers: Sequence[RowBuffer]
 ) -> Mapping[str, IndexLike]:
     """Shape symbols that the kernel's loops, indices and extents use, by name.
 
@@ -398,7 +397,7 @@ def _symbols(
     for section in sections:
         for stmt in section.body:
             note(*indices(stmt))
-    note(*(local.size for local in locals_), *(arg.numel for arg in args))
+    note(*(row.size for row in row_buffers), *(arg.numel for arg in args))
     return dict(sorted(found.items()))
 
 

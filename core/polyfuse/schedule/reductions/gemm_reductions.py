@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from polyfuse.ir.expr import Expr, load, loads, moved, reindex, rewrite
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node, Pointwise, Reduction, Scatter
-from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES
+from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend
 from polyfuse.schedule.fusion.gemm_epilogues import has_gemm
@@ -41,7 +41,7 @@ __all__ = [
     "reduction_of",
 ]
 
-_MODES = {kind: mode for mode, kind in FOLD_MODES.items()}
+_MODES = {kind: mode for mode, kind in GROUP_MODES.items()}
 _PARTIAL = "_partial"
 
 
@@ -145,7 +145,7 @@ def detached_reductions(units: Iterable[Unit]) -> Mapping[str, Decision]:
 
 def is_group_store(node: Node) -> bool:
     """Whether a node combines groups of results of a GEMM."""
-    return isinstance(node, Scatter) and node.mode in FOLD_MODES
+    return isinstance(node, Scatter) and node.mode in GROUP_MODES
 
 
 def reduction_of(node: Node) -> str:
