@@ -17,7 +17,7 @@ from polyfuse import aot
 from polyfuse.base import errors
 from polyfuse.base.settings import MODES, option_infos
 from polyfuse.ir import ops
-from polyfuse.plugin import Backend, Choice, Manifest, Site, Source, TargetInfo, hookspecs
+from polyfuse.plugin import Backend, CallSite, Choice, Manifest, Source, TargetInfo, hookspecs
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 NOTE = "<!-- Made by tools/generate_docs.py from the code: change it there, then run `make docs`. -->"
@@ -144,7 +144,7 @@ def api_page() -> str:
     for name, value in vars(Backend).items():
         if callable(value) and not name.startswith("_"):
             lines += _described(f"Backend.{name}", value, 3)
-    for item in (Source, Manifest, TargetInfo, Choice, Site):
+    for item in (Source, Manifest, TargetInfo, Choice, CallSite):
         lines += _described(f"plugin.{item.__name__}", item, 2)
     return "\n".join(lines)
 

@@ -17,13 +17,13 @@ from docs.snippets import program
 from house.source_tree import ROOT
 from polyfuse.base.settings import option_infos
 from polyfuse.ir.kernel import Kernel
-from polyfuse.plugin import ENTRY_POINT_GROUP, Backend, Choice, Config, Manifest, Site, Source, TargetInfo
+from polyfuse.plugin import ENTRY_POINT_GROUP, Backend, CallSite, Choice, Config, Manifest, Source, TargetInfo
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 FOLDERS = ("", "backends", "decisions")
 PAGES += [page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md"))]
 RUN = [page for page in PAGES if program(page)]
-CLASSES = (Backend, Choice, Config, Kernel, Manifest, Site, Source, TargetInfo)
+CLASSES = (Backend, Choice, Config, Kernel, Manifest, CallSite, Source, TargetInfo)
 WRITTEN = {"program.py", "programs/", "kernels/", "native/", "timings/"}
 """Files and folders of dumps, packages and caches."""
 
