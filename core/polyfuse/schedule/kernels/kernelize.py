@@ -1,10 +1,8 @@
-"""A unit becomes a Kernel: loops ordered and merged, sections laid out, values carried between them,
-statements.
-"""
+"""A unit becomes a Kernel: ordered and merged loops, sections, values carried between them, statements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polyfuse.ir.expr import Access, Expr, load, walk
@@ -18,7 +16,7 @@ from polyfuse.plugin import TargetInfo
 from polyfuse.schedule.fusion.space import Space
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.schedule.host_sizes import sizes_as_arguments
-from polyfuse.schedule.kernels.axes import flat_position, indices_in, merged_space
+from polyfuse.schedule.kernels.axes import indices_in, merged_space
 from polyfuse.schedule.kernels.body import (
     Effect,
     assign_sections,
@@ -29,10 +27,20 @@ from polyfuse.schedule.kernels.body import (
     top_down,
 )
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, product, substitute, symbol
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    axis_name,
+    axis_size,
+    flat_index,
+    product,
+    storage_size,
+    substitute,
+    symbol,
+)
 
 _ROW = "%row"
-"""What row buffers are called until arguments have their names: graphs name buffers, and none so."""
+"""Prefix of row buffers until arguments have names; no graph names a buffer so."""
 
 WORTH_KEEPING = 10
 """Operations that an expression needs before keeping its value for a later loop beats computing it again."""
@@ -40,9 +48,9 @@ WORTH_KEEPING = 10
 
 @dataclass(frozen=True)
 class KernelContext:
-    """What kernel construction needs to know of its surroundings; `target_info` are those of a backend on a
-    device, `aligned` the buffers at round addresses. With `deterministic`, what several points store to one
-    place is stored in order.
+    """What kernels depend on besides their unit; `target_info` is that of a backend on a device, `aligned`
+    the buffers at aligned addresses. With `deterministic`, what several points store to one element is stored
+    in order.
     """
 
     graph: Graph
@@ -61,9 +69,9 @@ def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str 
     space, mapping = _loops(unit, context)
     effects = effects_of(unit.members, mapping, context.graph, context.removed, context.simplify)
     row_bytes = context.target_info(unit.backend, unit.device).row_bytes
-    layout = _Layout(assign_sections(effects), space, context, row_bytes)
-    sections, row_buffers = layout.sections()
-    return _finish(unit, space, sections, row_buffers, context)
+    layout = _Layout(*assign_sections(effects), space, context, row_bytes)
+    sections, locals_ = layout.sections()
+    return _finish(unit, space, sections, locals_, context)
 
 
 def _loops(unit: Unit, context: KernelContext) -> tuple[Space, dict[str, IndexLike]]:
@@ -76,7 +84,7 @@ def _loops(unit: Unit, context: KernelContext) -> tuple[Space, dict[str, IndexLi
             indices.append(substitute(index, member.mapping))
         own = getattr(member.node, "index", None)
         if is_group_store(member.node):
-            # its place counts in groups; what must stay a loop, or become one, is what the groups are of
+            # its index counts groups; what must stay a loop, or become one, is what the groups are of
             whole += [substitute(var, member.mapping) for var in member.node.axes]
         elif own is not None:
             stores.append(substitute(own, member.mapping))
@@ -89,6 +97,7 @@ class _Layout:
     """Sections under construction."""
 
     effects: list[Effect]
+    ready: dict[Expr, int]
     space: Space
     context: KernelContext
     row_bytes: int
@@ -98,7 +107,6 @@ class _Layout:
     looped: list[list[Statement]] = field(default_factory=list)
     counter: int = 0
     carried: dict[tuple[int, int], str] = field(default_factory=dict)
-    ready: dict[Expr, int] = field(default_factory=dict)
 
     def sections(self) -> tuple[tuple[Section, ...], tuple[RowBuffer, ...]]:
         """Emit every effect into its section."""
@@ -107,7 +115,6 @@ class _Layout:
         self.looped = [[] for _ in range(last + 1)]
         roots = [x for e in self.effects for x in e.exprs]
         self.varies = loop_dependent(roots, [axis_name(a) for a in self.space.raxes])
-        self._note_ready(roots)
         self.mutable = self._inout()
         kept, row_buffers = self._keep()
         self.kept = kept
@@ -127,16 +134,6 @@ class _Layout:
                 out.append(Section(True, tuple(self.looped[k])))
         return tuple(out), row_buffers
 
-    def _note_ready(self, roots: Sequence[Expr]) -> None:
-        done = {e.serial: e.section for e in self.effects if e.serial >= 0}
-        for expr in walk(*roots):
-            need = max((self.ready[a] for a in expr.args), default=0)
-            if expr.op == "reduced":
-                need = done[expr.payload.serial] + 1
-            elif expr.op == "scanned":
-                need = done[expr.payload.serial]
-            self.ready[expr] = need
-
     def _inout(self) -> frozenset[str]:
         """Buffers that the kernel both loads (their old content) and stores."""
         loaded = {x.buffer for e in self.effects for x in walk(*e.exprs) if x.op == "load"}
@@ -149,7 +146,7 @@ class _Layout:
         kept: dict[Expr, tuple[int, Expr]] = {}
         row_buffers: list[RowBuffer] = []
         row = product(axis_size(a) for a in self.space.raxes)
-        position = flat_position(self.space.raxes)
+        position = flat_index(self.space.raxes)
         seen: dict[Expr, int] = {}
         for effect in self.effects:
             if effect.op == "scan":
@@ -338,7 +335,7 @@ def _finish(
             assert info.dtype is not None
             rename[buffer] = f"{kind}{number}"
             number += 1
-            extent = _extent(info.size, info.stride)
+            extent = storage_size(info.size, info.stride)
             args.append(KernelArg(rename[buffer], kind, info.dtype, extent, buffer in aligned))
             operands.append(buffer)
     sections = tuple(
@@ -374,18 +371,8 @@ def _finish(
 
 
 def _collides(node: Node) -> bool:
-    """Whether points of a node may store to one place, and which of them comes last matters."""
+    """Whether points of a node may store to one element, and which of them comes last matters."""
     return isinstance(node, Scatter) and not is_group_store(node) and node.mode != CHECK_MODE
-
-
-def _extent(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:
-    """Elements from the first to the last of a layout."""
-    if any(s == 0 for s in size):
-        return 0
-    total: IndexLike = 1
-    for n, step in zip(size, stride, strict=True):
-        total = total + (n - 1) * step
-    return total
 
 
 def _symbols(
@@ -397,28 +384,20 @@ def _symbols(
     """
     found: dict[str, IndexLike] = {}
 
-    def note(index: object) -> None:
-        if isinstance(index, Index):
-            for monomial, _ in index.terms:
+    def note(*indices: object) -> None:
+        for index in indices:
+            for monomial, _ in index.terms if isinstance(index, Index) else ():
                 for atom in monomial:
                     if atom.kind == "sym":
                         found.setdefault(atom.name, symbol(atom.name, atom.lo, atom.hi))
                     elif atom.kind not in ("axis", "host"):
-                        note_all(atom.args)
+                        note(*atom.args)
 
-    def note_all(indices: Iterable[object]) -> None:
-        for index in indices:
-            note(index)
-
-    for var in (*space.axes, *space.raxes):
-        note(axis_size(var))
+    note(*(axis_size(var) for var in (*space.axes, *space.raxes)))
     for section in sections:
         for stmt in section.body:
-            note_all(indices(stmt))
-    for row in row_buffers:
-        note(row.size)
-    for arg in args:
-        note(arg.numel)
+            note(*indices(stmt))
+    note(*(row.size for row in row_buffers), *(arg.numel for arg in args))
     return dict(sorted(found.items()))
 
 
