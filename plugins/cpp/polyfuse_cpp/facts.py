@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit.spans import Span, fits_i32, span_of
@@ -48,6 +49,7 @@ class Facts:
         dtypes: type of every value.
         memory: element type of every buffer.
         cost: rough price of one innermost point, in vector additions.
+        checking: statements (by identity) that check indices, or that only checks need.
     """
 
     axes: tuple[str, ...]
@@ -62,6 +64,13 @@ class Facts:
     dtypes: Mapping[str, DType]
     memory: Mapping[str, DType]
     cost: int
+    checking: frozenset[int]
+
+    def cost_of(self, stmts: Iterable[Statement]) -> int:
+        """Rough price of statements, in vector additions. Checks of indices are free, so that a kernel is
+        vectorised alike with and without them.
+        """
+        return sum(cost_of(s.op) for s in stmts if id(s) not in self.checking)
 
     def is_pure(self, stmt: Statement) -> bool:
         """Whether a statement may run earlier and more or less often: it reads nothing that the kernel
@@ -116,6 +125,8 @@ def analyse(kernel: Kernel) -> Facts:
                     spans[stmt.targets[0]] = span
                     if stmt.dtype is DType.i64 and fits_i32(span):
                         ranges[stmt.targets[0]] = (int(span[0]), int(span[1]))
+    stmts = [s for part in kernel.sections for s in part.body]
+    checking = _checking(stmts)
     return Facts(
         axes=axes,
         raxes=raxes,
@@ -128,8 +139,21 @@ def analyse(kernel: Kernel) -> Facts:
         local_names=local_names,
         dtypes=dtypes,
         memory=memory,
-        cost=max(1, sum(cost_of(s.op) for part in kernel.sections for s in part.body)),
+        cost=max(1, sum(cost_of(s.op) for s in stmts if id(s) not in checking)),
+        checking=checking,
     )
+
+
+def _checking(stmts: Sequence[Statement]) -> frozenset[int]:
+    needed: set[str] = set()
+    found: set[int] = set()
+    for stmt in reversed(stmts):
+        is_check = isinstance(stmt, Store) and stmt.mode == CHECK_MODE
+        if is_check or (stmt.targets and needed.isdisjoint(stmt.targets)):
+            found.add(id(stmt))
+        else:
+            needed.update(stmt.args)
+    return frozenset(found)
 
 
 def _target_types(stmt: Statement, dtypes: Mapping[str, DType]) -> tuple[DType, ...]:

@@ -12,7 +12,6 @@ from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Reduce, Scan, Store
 from polyfuse.symbolic import coefficient, free_axes
 from polyfuse_cpp.facts import Access, Facts
-from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.loops.scans import scans_across
 from polyfuse_cpp.memory.address import index_text, static_multiple
 
@@ -88,7 +87,7 @@ def choose_plan(
     axes = tuple(a for a in facts.axes if a != lane) + ((lane,) if lane and not across else ())
     raxes = tuple(a for a in facts.raxes if a != lane) + ((lane,) if across else ())
     steps = -(-facts.hints[lane] // lanes) if lane else 1
-    unrolls = tuple(_unroll(part, steps, across) if lane else 1 for part in kernel.sections)
+    unrolls = tuple(_unroll(part, steps, across, facts) if lane else 1 for part in kernel.sections)
     if unroll:
         unrolls = tuple(
             unroll if old > 1 or (_may_unroll(part, across) and lane) else 1
@@ -215,13 +214,13 @@ def _share(access: Access, facts: Facts) -> float:
     return max(0.05, own / total)
 
 
-def _unroll(part: Section, steps: int, across: bool) -> int:
+def _unroll(part: Section, steps: int, across: bool, facts: Facts) -> int:
     """Vectors side by side: enough to hide the latency of an accumulation, few where the body is long
     anyway.
     """
     if not _may_unroll(part, across):
         return 1
-    cost = sum(cost_of(s.op) for s in part.body)
+    cost = facts.cost_of(part.body)
     limit = 4 if not across or cost <= 12 else 2 if cost <= 16 else 1
     while limit > 1 and limit > steps:
         limit //= 2

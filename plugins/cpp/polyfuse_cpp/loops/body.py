@@ -7,7 +7,7 @@ written once; the others are vectors, one copy for each step of an unrolled loop
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store
@@ -16,7 +16,7 @@ from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.loops.ops import FUNCTION_OF, literal, unsupported_op
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.memory.access import MemoryScope
-from polyfuse_cpp.memory.address import fits_deep, index_text, static_multiple
+from polyfuse_cpp.memory.address import fits_deep, index_text, safe_name, static_multiple
 from polyfuse_cpp.memory.lanes import lane_index
 from polyfuse_cpp.prelude import features_for
 
@@ -80,8 +80,6 @@ class Frame(MemoryScope):
         if reason:
             raise UnsupportedError(reason, "let another backend take the node")
         self.features.update(features_for(stmt.op, str(first)))
-        if stmt.op == "ne" and first is DType.i64:
-            self.compared[stmt.targets[0]] = stmt.args
         vector = self._is_vector(*stmt.args)
         uniform = self._uniform_test(stmt) if vector else None
         if uniform is not None:
@@ -91,6 +89,8 @@ class Frame(MemoryScope):
         all_narrow = all(self.env[a].narrow or self._small_const(a) for a in operands)
         result = stmt.op in _NARROW_OPS and stmt.targets[0] in self.facts.ranges and all_narrow
         narrow = first is DType.i64 and all_narrow and (result or stmt.op in _COMPARISONS)
+        if stmt.targets[0] in self.checks and not narrow and self._limit_checked(stmt):
+            return
         texts = []
         for copy in self._spread(*stmt.args):
             arguments = []
@@ -100,6 +100,24 @@ class Frame(MemoryScope):
                 arguments.append(self._operand(name, wide, copy, narrow and not chooses))
             texts.append(f"{FUNCTION_OF[stmt.op]}({', '.join(arguments)})")
         self._bind(stmt, vector, texts, narrow=result and first is DType.i64)
+
+    def _limit_checked(self, stmt: Statement) -> bool:
+        """Limit an index and check it in one step, unless a part of a vector is left out."""
+        check = self.checks[stmt.targets[0]]
+        vector = self.env[check.index].vector
+        limits = [name for name in (check.last, check.size) if name]
+        if (vector and self.tail) or self._is_vector(*limits):
+            return False
+        self.features.add("check")
+        status = f"{safe_name(check.store.buffer)} + {index_text(check.store.index)}"
+        texts = []
+        for copy in self._spread(check.index):
+            said = self._stored(check.store.value, vector, copy)
+            numbers = [self.text(check.index, vector, copy), *(self.text(name, False) for name in limits)]
+            texts.append(f"limit_checked({status}, {said}, {', '.join(numbers)})")
+        self._bind(stmt, vector, texts)
+        self.env[stmt.targets[0]] = replace(self.env[stmt.targets[0]], checked=True)
+        return True
 
     def _small_const(self, name: str) -> bool:
         found = self.env[name]

@@ -11,7 +11,6 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, coefficient, free_axes
 from polyfuse_cpp.facts import Access, Facts
 from polyfuse_cpp.loops.body import Frame
-from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.loops.reductions import BLOCK, Reducer
 from polyfuse_cpp.loops.scans import Scanner
 from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
@@ -253,7 +252,7 @@ class _Looped:
         first = count if count not in (lanes, "m") and not frame.tail else ""
         extent = f", {frame.tail or lanes}, {count}" if frame.tail or count == "m" else ""
         tiles = turn(turned, frame, name, f"{plain}_t", extent, first)
-        if count != "m" and frame.copies == 1 and sum(cost_of(s.op) for s in self.section.body) <= CHEAP:
+        if count != "m" and frame.copies == 1 and self.facts.cost_of(self.section.body) <= CHEAP:
             out.line(f"#pragma GCC unroll {lanes}")
         with out.block(f"for (int k = 0; k < {count}; ++k)"):
             out.line(f"const i64 {plain} = {plain}_t + k;")

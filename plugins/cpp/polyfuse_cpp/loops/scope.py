@@ -13,6 +13,7 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.ops import scalar_type, vector_type
 from polyfuse_cpp.loops.writer import Writer
 from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.index_checks import IndexCheck
 
 __all__ = ["Scope", "Value", "Weave"]
 
@@ -28,6 +29,7 @@ class Value:
         texts: C++ text, one per copy.
         narrow: whether an i64 is held in 32 bits.
         rounded: whether a half float has been rounded to its precision.
+        checked: whether it is an index that was checked where it was limited.
         index: the index expression it is the value of, if it is.
     """
 
@@ -37,6 +39,7 @@ class Value:
     narrow: bool = False
     rounded: bool = True
     index: IndexLike | None = None
+    checked: bool = False
 
     def at(self, copy: int) -> str:
         """The text for one copy."""
@@ -70,7 +73,7 @@ class Scope:
         features: headers that the text needs, collected.
         tiles: elements of the tiles that stand for a load or store (by identity), one for each copy.
         streams: stores (by identity) that bypass the caches where a whole vector is written.
-        compared: operands of each `ne` of integers.
+        checks: checks of indices by the name of the limited index.
         woven: stores (by identity) whose elements take turns in memory, and those that they are woven with.
     """
 
@@ -84,7 +87,7 @@ class Scope:
     local_lanes: int = 1
     features: set[str] = field(default_factory=set)
     env: dict[str, Value] = field(default_factory=dict)
-    compared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    checks: Mapping[str, IndexCheck] = field(default_factory=dict)
     tiles: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     streams: frozenset[int] = frozenset()
     woven: Mapping[int, Weave] = field(default_factory=dict)

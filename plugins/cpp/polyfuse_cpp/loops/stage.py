@@ -14,6 +14,7 @@ from polyfuse_cpp.loops.nest import emit_sections
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.loops.writer import Writer
 from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.memory.index_checks import limit_checks
 from polyfuse_cpp.memory.interleave import woven_stores
 from polyfuse_cpp.memory.streaming_stores import streamed_stores
 from polyfuse_cpp.memory.tables import lane_tables
@@ -66,6 +67,7 @@ class StageText:
     def __post_init__(self) -> None:
         self.woven = woven_stores(self.kernel, self.facts, self.plan)
         self.streamed = streamed_stores(self.kernel, self.facts, self.plan, self.woven)
+        self.checks = limit_checks(self.kernel, self.facts)
         self.tables = lane_tables(self.kernel, self.facts, self.plan)
 
     def emit(self) -> None:
@@ -137,6 +139,7 @@ class StageText:
             features=self.features,
             streams=self.streamed,
             woven=self.woven,
+            checks=self.checks,
         )
 
     def _never_collides(self, stmt: Statement) -> bool:

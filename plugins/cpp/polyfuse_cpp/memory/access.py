@@ -176,6 +176,9 @@ class MemoryScope(Scope):
 
     def _check(self, stmt: Store) -> None:
         """A store to a status: whether any lane makes it is asked first, and hardly ever true."""
+        limited = (name for name, check in self.checks.items() if check.store is stmt and name in self.env)
+        if any(self.env[name].checked for name in limited):
+            return
         self.features.add("check")
         assert stmt.mask is not None
         value, mask = stmt.value, stmt.mask
@@ -183,11 +186,6 @@ class MemoryScope(Scope):
         for copy in range(self.copies) if vector else self._spread(value, mask):
             said = self._stored(value, vector, copy)
             status = f"{safe_name(stmt.buffer)} + {index_text(stmt.index)}"
-            sides = self.compared.get(mask)
-            if vector and sides and not self.tail:
-                a, b = (self.text(name, True, copy) for name in sides)
-                self.out.line(f"check_equal({status}, {said}, {a}, {b});")
-                continue
             wrong = self._mask(mask, copy) if vector else self.text(mask, False, copy)
             self.out.line(f"check({status}, {said}, {wrong});")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.nest import CHEAP, emit_sections
-from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.loops.stage import StageText, blocks_text
 from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
 from polyfuse_cpp.memory.transposed_tiles import turn
@@ -95,7 +94,7 @@ class TiledText(StageText):
         memory.
         """
         stmts = (s for part in self.kernel.sections for s in part.body)
-        cost = sum(cost_of(s.op) for s in stmts if id(s) not in hoisted)
+        cost = self.facts.cost_of(s for s in stmts if id(s) not in hoisted)
         self._turned(outside, hoisted, unroll=cost <= CHEAP)
 
     def _turned(
