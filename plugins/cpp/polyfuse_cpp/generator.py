@@ -9,7 +9,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
 from polyfuse.plugin import Claim, Config, No, Yes
-from polyfuse_cpp.facts import analyse
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loop_estimate import loop_seconds
 from polyfuse_cpp.loops.kernel import KernelText, kernel_text
@@ -49,7 +49,7 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
         return configs_of(product_plans(product_of(kernel), isa))
     if isa.lanes == 1:
         return ()
-    facts = analyse(kernel)
+    facts = Facts.of(kernel)
     found = [Config()]
     if facts.raxes:
         found.extend(Config.of(unroll=count) for count in (1, 2, 4, 8))

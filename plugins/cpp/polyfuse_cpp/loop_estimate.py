@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.kit import Machine, Work, seconds, work_of
+from polyfuse.kit import Access, Machine, Work, seconds, work_of
 from polyfuse.symbolic import coefficient
-from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.tiling import Plan
 
@@ -26,7 +26,7 @@ def loop_seconds(kernel: Kernel, facts: Facts, plan: Plan) -> float:
         points *= max(1, facts.hints[name])
     for name in facts.raxes:
         steps *= max(1, facts.hints[name])
-    accesses = {id(a.stmt): a for a in facts.accesses}
+    accesses = {id(a.stmt): a for a in facts.all_accesses}
     total = 0.0
     for section, beside in zip(kernel.sections, plan.unrolls):
         price = 0.0
@@ -45,7 +45,7 @@ def loop_seconds(kernel: Kernel, facts: Facts, plan: Plan) -> float:
 
 def _access(access: Access, plan: Plan, facts: Facts) -> float:
     """The price of an access for a vector, in vector operations."""
-    if not plan.lane or access.buffer in facts.local_names:
+    if not plan.lane or access.buffer in facts.row_buffers:
         return 1.0
     if access.stmt in [a.stmt for a in plan.tiled]:
         return 3.0

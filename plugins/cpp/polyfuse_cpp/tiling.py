@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Reduce, Scan, Store
+from polyfuse.kit import Access, is_multiple
 from polyfuse.symbolic import coefficient, free_axes
-from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.scans import scans_across
-from polyfuse_cpp.memory.address import index_text, static_multiple
+from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["Plan", "Split", "choose_plan", "choose_split", "is_apart", "lane_choices"]
 
@@ -119,7 +120,7 @@ def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
     collide = any(isinstance(s, Store) and s.mode not in ("set", CHECK_MODE) for s in stmts)
     if collide or any(isinstance(s, Scan) for s in stmts) or not looped:
         return None
-    before = (a for a in facts.accesses if not a.is_store and not kernel.sections[a.section].looped)
+    before = (a for a in facts.all_accesses if not a.is_store and not kernel.sections[a.section].looped)
     if any(a.buffer in facts.written for a in before):
         # such a value would be loaded again by a later pass, when it is another one
         return None
@@ -155,7 +156,7 @@ def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int, without: Collec
         if name in without or (extent < _FEW and facts.sizes[name] == extent):
             continue
         score = -place * 0.01
-        for access in facts.accesses:
+        for access in facts.all_accesses:
             if facts.raxes and kernel.sections[access.section].looped:
                 score += 8 * _score_in_loop(access, name, facts, lanes)
             else:
@@ -169,7 +170,7 @@ def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int, without: Collec
 
 def _score(access: Access, lane: str, facts: Facts) -> float:
     """How well one access suits lanes along an axis."""
-    if access.buffer in facts.local_names:
+    if access.buffer in facts.row_buffers:
         return 0.5
     weight = _share(access, facts)
     if any(lane in facts.depends[v] for v in access.indirect):
@@ -241,7 +242,7 @@ def _with_collisions(plan: Plan, facts: Facts, deterministic: bool) -> Plan:
     """
     updates = [
         a
-        for a in facts.accesses
+        for a in facts.all_accesses
         if a.is_store and (a.mode not in ("set", CHECK_MODE) or (deterministic and a.indirect))
     ]
     if not updates:
@@ -263,7 +264,7 @@ def _with_tiles(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
     for name in plan.axes[:-1]:
         if facts.hints[name] < plan.lanes // 2:
             continue
-        found = tuple(a for a in facts.accesses if _runs_along(a, name, plan.lane, facts))
+        found = tuple(a for a in facts.all_accesses if _runs_along(a, name, plan.lane, facts))
         if len(found) > len(best):
             best, tile = found, name
     if not best:
@@ -279,10 +280,10 @@ def _with_turned_loops(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
     name = plan.raxes[-1]
     if facts.hints[plan.lane] < plan.lanes // 2 or facts.hints[name] <= _FEW:
         return plan
-    read = {a.buffer for a in facts.accesses if not a.is_store}
+    read = {a.buffer for a in facts.all_accesses if not a.is_store}
     found = tuple(
         a
-        for a in facts.accesses
+        for a in facts.all_accesses
         if kernel.sections[a.section].looped
         and _runs_along(a, name, plan.lane, facts)
         and not (a.is_store and a.buffer in read)
@@ -321,7 +322,7 @@ def is_apart(access: Access, name: str, facts: Facts) -> bool:
             continue
         span = step * size
         if isinstance(span, int):
-            if not static_multiple(factor, span):
+            if not is_multiple(factor, span):
                 return False
         elif factor != span and not (not isinstance(factor, int) and factor % span == 0):
             return False

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.kernel import Alias, Kernel
+from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 from polyfuse.symbolic import product
-from polyfuse_cpp.facts import Facts, analyse
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.phases import planned
 from polyfuse_cpp.loops.split_reductions import Scratch, Stage, refused_by_split, stages_of
 from polyfuse_cpp.loops.stage import StageText, parameters
-from polyfuse_cpp.loops.writer import Writer
 from polyfuse_cpp.memory.address import index_text, safe_name
 from polyfuse_cpp.memory.tiles import TiledText
 from polyfuse_cpp.tiling import Split, choose_plan, choose_split
@@ -34,7 +34,7 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
     """The C++ function of a kernel, named `Source.SYMBOL`; choices are those of `tiling.choose_plan`."""
     kernel, facts, plan = planned(kernel, lanes, lane_at, unroll)
     split = choose_split(kernel, facts, plan)
-    out = Writer()
+    out = Writer("  ")
     features: set[str] = {"kernel", "omp"}
     out.line("namespace pf {")
     passes, scratch = [Stage(kernel)], list[Scratch]()
@@ -42,7 +42,7 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
         passes, scratch = stages_of(kernel, facts, split)
     stages: list[StageText] = []
     for number, single in enumerate(passes):
-        its_facts = facts if split is None else analyse(single.kernel)
+        its_facts = facts if split is None else Facts.of(single.kernel)
         its_plan = plan
         if split is not None:
             its_plan = choose_plan(single.kernel, its_facts, lanes, without=single.without_lanes(lanes))

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
+from polyfuse.kit import Access, is_multiple
 from polyfuse.symbolic import IndexLike, coefficient, free_axes
-from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.reductions import BLOCK, Reducer
 from polyfuse_cpp.loops.scans import Scanner
-from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.memory.address import index_text, safe_name
 from polyfuse_cpp.memory.transposed_tiles import turn
 from polyfuse_cpp.tiling import Plan
 
@@ -78,7 +79,7 @@ class _Looped:
     def _is_index(self, name: str) -> bool:
         """Whether a value is that of an index expression and held in 32 bits."""
         made = any(s.targets[:1] == (name,) and s.op == "index" for s in self.section.body)
-        return made and name in self.facts.ranges
+        return made and self.facts.fits_i32(name)
 
     def _ordered(self, stmt: Reduce) -> bool:
         """Whether the positions that an arg-reduction sees start at zero and grow in the order of the
@@ -212,10 +213,10 @@ class _Looped:
         if not isinstance(size, int) or size >= wide:
             with out.block(f"for (; {plain} + {wide} <= {high}; {plain} += {wide})"):
                 self._body(frame.child(lane=name, copies=self.unroll), waiting)
-        if self.unroll > 1 and (limited or not static_multiple(size, wide)):
+        if self.unroll > 1 and (limited or not is_multiple(size, wide)):
             with out.block(f"for (; {plain} + {lanes} <= {high}; {plain} += {lanes})"):
                 self._body(frame.child(lane=name, copies=1), waiting)
-        if limited or not static_multiple(size, lanes):
+        if limited or not is_multiple(size, lanes):
             with out.block(f"if ({plain} < {high})"):
                 out.line(f"const i64 n = {high} - {plain};")
                 self._body(frame.child(lane=name, copies=1, tail="n"), waiting)
@@ -241,7 +242,7 @@ class _Looped:
         if fixed and rest != 0:
             with out.block():
                 self._tile(name, frame, low, str(rest), turned)
-        elif not static_multiple(size, lanes) or not fixed:
+        elif not is_multiple(size, lanes) or not fixed:
             with out.block(f"if ({base} < {high})"):
                 out.line(f"const i64 m = {high} - {base};")
                 self._tile(name, frame, low, "m", turned)

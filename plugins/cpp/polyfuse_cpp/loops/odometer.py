@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from polyfuse.kit import Writer
 from polyfuse.symbolic import IndexLike
-from polyfuse_cpp.loops.writer import Writer
 from polyfuse_cpp.memory.address import index_text, safe_name
 
 __all__ = ["advance", "start_at"]

@@ -22,9 +22,9 @@ from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Load, Statement, Store, indices, statement, with_index, with_names
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.symbolic import IndexLike, atoms, axis, bounds, coefficient, free_axes, substitute
-from polyfuse_cpp.facts import Facts, analyse
-from polyfuse_cpp.memory.address import static_multiple
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.memory.copies import moved_as_bits
 from polyfuse_cpp.tiling import Plan, choose_plan
 
@@ -42,16 +42,16 @@ def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tu
     `tiling.choose_plan`.
     """
     kernel = moved_as_bits(kernel)
-    facts = analyse(kernel)
+    facts = Facts.of(kernel)
     side = _side_by_side(kernel, facts, lanes) if lanes > 1 and not lane_at else None
     if side is not None:
         apart, place = side
-        its_facts = analyse(apart)
+        its_facts = Facts.of(apart)
         return apart, its_facts, choose_plan(apart, its_facts, lanes, place, unroll)
     plan = choose_plan(kernel, facts, lanes, lane_at, unroll)
     phased = _in_phases(kernel, facts, plan)
     if phased is not None:
-        its_facts = analyse(phased)
+        its_facts = Facts.of(phased)
         its_plan = choose_plan(phased, its_facts, lanes, facts.axes.index(plan.lane) + 1, unroll)
         if not its_plan.tile:
             return phased, its_facts, its_plan
@@ -62,9 +62,9 @@ def _in_phases(kernel: Kernel, facts: Facts, plan: Plan) -> Kernel | None:
     """The kernel with its lane axis cut into phases; None where nothing asks for it, or it cannot be done."""
     if not plan.lane or plan.across or plan.tile or facts.raxes or kernel.locals:
         return None
-    if facts.hints[plan.lane] < plan.lanes or not all(_is_plain(a.stmt, facts) for a in facts.accesses):
+    if facts.hints[plan.lane] < plan.lanes or not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
         return None
-    stores = [a for a in facts.accesses if a.is_store and a.mode != CHECK_MODE]
+    stores = [a for a in facts.all_accesses if a.is_store and a.mode != CHECK_MODE]
     if any(coefficient(a.index, plan.lane) != 1 for a in stores):
         return None
     if any(part.looped for part in kernel.sections):
@@ -82,7 +82,7 @@ def _side_by_side(kernel: Kernel, facts: Facts, lanes: int) -> tuple[Kernel, int
     """
     if facts.raxes or kernel.locals or any(part.looped for part in kernel.sections):
         return None
-    if not all(_is_plain(a.stmt, facts) for a in facts.accesses):
+    if not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
         return None
     count = sum(len(part.body) for part in kernel.sections)
     for short in facts.axes:
@@ -103,7 +103,7 @@ def _takes_turns(facts: Facts, short: str, size: int, lane: str) -> bool:
     """
     stores, loads = list[bool](), list[bool]()
     near = True
-    for access in (a for a in facts.accesses if a.mode != CHECK_MODE):
+    for access in (a for a in facts.all_accesses if a.mode != CHECK_MODE):
         step = coefficient(access.index, lane)
         turns = step == size and coefficient(access.index, short) == 1
         (stores if access.is_store else loads).append(turns)
@@ -204,7 +204,7 @@ class _Cut:
 
     def _inside(self, phase: int) -> str:
         """The name of whether a point of a phase lies on the axis; empty where all do."""
-        if self.whole or phase == 0 or static_multiple(self.size, self.phases):
+        if self.whole or phase == 0 or is_multiple(self.size, self.phases):
             return ""
         if isinstance(self.size, int) and phase < self.size % self.phases:
             return ""

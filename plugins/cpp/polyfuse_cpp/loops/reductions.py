@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
+from polyfuse.kit import Writer
 from polyfuse_cpp.loops.body import Frame, Value
 from polyfuse_cpp.loops.ops import literal, scalar_type, vector_type
-from polyfuse_cpp.loops.writer import Writer
 
 __all__ = ["BLOCK", "Reducer", "combine_text", "identity"]
 

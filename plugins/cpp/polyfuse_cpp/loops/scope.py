@@ -8,10 +8,10 @@ from typing import Self
 
 from polyfuse.ir.statements import Statement, Store
 from polyfuse.ir.types import DType
+from polyfuse.kit import Writer
 from polyfuse.symbolic import IndexLike, axis, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.ops import scalar_type, vector_type
-from polyfuse_cpp.loops.writer import Writer
 from polyfuse_cpp.memory.address import index_text, safe_name
 from polyfuse_cpp.memory.index_checks import IndexCheck
 

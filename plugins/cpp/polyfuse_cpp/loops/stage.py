@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Statement
+from polyfuse.kit import Writer, is_multiple
 from polyfuse.symbolic import IndexLike, product
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.nest import emit_sections
 from polyfuse_cpp.loops.odometer import advance, start_at
-from polyfuse_cpp.loops.writer import Writer
-from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.memory.address import index_text, safe_name
 from polyfuse_cpp.memory.index_checks import limit_checks
 from polyfuse_cpp.memory.interleave import woven_stores
 from polyfuse_cpp.memory.streaming_stores import streamed_stores
@@ -122,7 +122,7 @@ class StageText:
         apart = bool(self.plan.lane and not self.plan.across)
         exclusive = frozenset(
             id(a.stmt)
-            for a in self.facts.accesses
+            for a in self.facts.all_accesses
             if a.is_store
             and a.mode != "set"
             and (self.plan.serial or self.plan.along or self._never_collides(a.stmt))
@@ -143,7 +143,7 @@ class StageText:
         )
 
     def _never_collides(self, stmt: Statement) -> bool:
-        access = next(a for a in self.facts.accesses if a.stmt is stmt)
+        access = next(a for a in self.facts.all_accesses if a.stmt is stmt)
         if any(self.facts.hints[a] != 1 or self.facts.sizes[a] != 1 for a in self.facts.raxes):
             return False
         return all(is_apart(access, a, self.facts) for a in self.facts.axes)
@@ -226,7 +226,7 @@ class StageText:
         so that what is stored to stays in the caches.
         """
         lanes, out, facts = self.plan.lanes, self.out, self.facts
-        scattered = (v for a in facts.accesses if a.is_store for v in a.indirect)
+        scattered = (v for a in facts.all_accesses if a.is_store for v in a.indirect)
         if not any(self.plan.lane in facts.depends[v] for v in scattered):
             out.line(f"const i64 from = begin * {lanes}, to = index_min(end * {lanes}, {index_text(size)});")
             self._outer_loops(outer)
@@ -259,11 +259,11 @@ class StageText:
             frame = self._frame(plan.lane, plan.unroll)
             frame.env = dict(outside.env)
             self._rows(frame, hoisted)
-        if static_multiple(size, plan.lanes) and plan.unroll == 1:
+        if is_multiple(size, plan.lanes) and plan.unroll == 1:
             return
         with out.block(f"for (; {name} < to; {name} += {plan.lanes})"):
             tail = None
-            if not static_multiple(size, plan.lanes):
+            if not is_multiple(size, plan.lanes):
                 # known where nothing but the end of a row is left
                 rest = size % plan.lanes if plan.unroll == 1 and isinstance(size, int) else ""
                 out.line(f"const i64 n = {rest or f'index_min({plan.lanes}, to - {name})'};")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfuse.ir.statements import Statement
+from polyfuse.kit import Writer, is_multiple
 from polyfuse.plugin import Source
 from polyfuse.symbolic import product as product_of_sizes
 from polyfuse_cpp.isa import Isa
@@ -24,12 +25,11 @@ from polyfuse_cpp.loops.kernel import KernelText
 from polyfuse_cpp.loops.odometer import start_at
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.loops.stage import parameters
-from polyfuse_cpp.loops.writer import Writer
 from polyfuse_cpp.matmul.operand_a import LeftText
 from polyfuse_cpp.matmul.operand_b import RightText
 from polyfuse_cpp.matmul.plans import ProductPlan, Way
 from polyfuse_cpp.matmul.problem import Product
-from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.memory.address import index_text, safe_name
 
 __all__ = ["ProductText"]
 
@@ -49,7 +49,7 @@ class ProductText:
     isa: Isa
 
     def __post_init__(self) -> None:
-        self.out = Writer()
+        self.out = Writer("  ")
         self.features = {"kernel", "omp", "product"}
         if self.plan.way.paired:
             self.features.add("pairs")
@@ -272,7 +272,7 @@ class ProductText:
                         self._frame(None), outside, hoisted, ["load<Sca>(sum_row + {} - column_from)"]
                     )
                 return
-            whole = static_multiple(size, wide)
+            whole = is_multiple(size, wide)
             test = "" if whole else f"if (column_from + {wide} <= column_count)"
             with out.block(test, "}" if whole else "} else {"):
                 out.line(f"const i64 {name} = column_from;")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyfuse.kit import Writer
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance, start_at
-from polyfuse_cpp.loops.writer import Writer
 from polyfuse_cpp.matmul.plans import ProductPlan, Way
 from polyfuse_cpp.matmul.problem import Product
 from polyfuse_cpp.memory.address import index_text, safe_name

@@ -12,7 +12,7 @@ from polyfuse.ir.statements import Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
-from polyfuse_cpp.facts import Facts, analyse
+from polyfuse_cpp.facts import Facts
 
 __all__ = ["Product", "Side", "has_product", "product_of"]
 
@@ -98,7 +98,7 @@ def product_of(kernel: Kernel) -> Product:
         raise UnsupportedError(
             "the loop holds more than one product", "let the library compute it, or split the kernel"
         )
-    facts = analyse(kernel)
+    facts = Facts.of(kernel)
     _check(found, facts)
     rows, columns = _names(found.rows), _names(found.columns)
     accesses = _accesses(found.epilogue)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Load, Store
+from polyfuse.kit import fits_i32_throughout
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.loops.scope import Scope, Weave
-from polyfuse_cpp.memory.address import fits_deep, index_text, safe_name
+from polyfuse_cpp.memory.address import index_text, safe_name
 from polyfuse_cpp.memory.lanes import lane_index, lane_offsets, lane_rise
 
 __all__ = ["MemoryScope"]
@@ -55,7 +56,7 @@ class MemoryScope(Scope):
 
     def _is_local(self, buffer: str) -> bool:
         """Whether a buffer is scratch that has an element for every lane."""
-        return buffer in self.facts.local_names and self.local_lanes > 1
+        return buffer in self.facts.row_buffers and self.local_lanes > 1
 
     def _vector_load(self, stmt: Load, copy: int, mask_name: str | None) -> str:
         """A load into a vector; lanes where the mask (a vector) is false give zero."""
@@ -141,7 +142,7 @@ class MemoryScope(Scope):
         return coefficient(index, self.lane or "")
 
     def _gather_index(self, at: IndexLike, indirect: Sequence[str], copy: int) -> str:
-        kind = "i32" if fits_deep(at) else "i64"
+        kind = "i32" if fits_i32_throughout(at) else "i64"
         names = self._indirect_names(indirect, copy)
         for k, name in enumerate(indirect):
             found = self.env[name]

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.kit.spans import fits_i32, known_range
 from polyfuse.symbolic import IndexLike, is_nonnegative
 from polyfuse.symbolic.index import Atom
 
 __all__ = [
-    "fits_deep",
     "index_text",
     "is_power_of_two",
     "safe_name",
-    "static_multiple",
 ]
 
-_PLAIN = ("axis", "sym", "host")
 _RESERVED = frozenset(
     [
         "add",
@@ -204,25 +200,6 @@ def _atom_text(atom: Atom, names: Mapping[str, str]) -> str:
     return text
 
 
-def fits_deep(index: IndexLike) -> bool:
-    """Whether an index, and every index inside its divisions, is a 32-bit integer."""
-    if not fits_i32(known_range(index)):
-        return False
-    if isinstance(index, int):
-        return True
-    inside = (
-        a for monomial, _ in index.terms for atom in monomial if atom.kind not in _PLAIN for a in atom.args
-    )
-    return all(fits_deep(a) for a in inside)
-
-
 def is_power_of_two(value: IndexLike) -> bool:
     """Whether `value` is a known positive power of two."""
     return isinstance(value, int) and value > 0 and value & (value - 1) == 0
-
-
-def static_multiple(value: IndexLike, of: int) -> bool:
-    """Whether `value` is known to be divisible by `of`."""
-    if isinstance(value, int):
-        return value % of == 0
-    return value.const % of == 0 and all(factor % of == 0 for _, factor in value.terms)

@@ -56,7 +56,7 @@ def _next_stores(body: Sequence[Statement], buffer: str, count: int) -> tuple[St
 
 
 def _may(stmt: Store, facts: Facts) -> bool:
-    return stmt.buffer not in facts.local_names and stmt.mode == "set" and not stmt.indirect
+    return stmt.buffer not in facts.row_buffers and stmt.mode == "set" and not stmt.indirect
 
 
 def _follows(stmt: Store, behind: int, first: Store, facts: Facts) -> bool:

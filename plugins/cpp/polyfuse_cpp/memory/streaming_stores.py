@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.kit import KernelFacts
+from polyfuse.kit import Access, is_multiple
 from polyfuse.symbolic import coefficient, free_axes
-from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.scope import Weave
-from polyfuse_cpp.memory.address import static_multiple
 from polyfuse_cpp.tiling import Plan
 
 __all__ = ["streamed_stores"]
@@ -34,9 +33,9 @@ def streamed_stores(kernel: Kernel, facts: Facts, plan: Plan, woven: Mapping[int
     # a register is as wide as the lanes of four bytes
     if not plan.lane or plan.lanes * 4 != _LINE:
         return frozenset()
-    read = KernelFacts.of(kernel).aliases_of({a.buffer for a in facts.accesses if not a.is_store})
+    read = facts.aliases_of({a.buffer for a in facts.all_accesses if not a.is_store})
     return frozenset(
-        id(a.stmt) for a in facts.accesses if a.buffer not in read and _streams(a, facts, plan, woven)
+        id(a.stmt) for a in facts.all_accesses if a.buffer not in read and _streams(a, facts, plan, woven)
     )
 
 
@@ -44,7 +43,7 @@ def _streams(access: Access, facts: Facts, plan: Plan, woven: Mapping[int, Weave
     """Whether one store writes a large result, line by line."""
     size = facts.memory[access.buffer].itemsize
     masked = access.stmt.mask is not None
-    if access.mode != "set" or access.indirect or masked or size < 4 or access.buffer in facts.local_names:
+    if access.mode != "set" or access.indirect or masked or size < 4 or access.buffer in facts.row_buffers:
         return False
     along = plan.tile if access in plan.tiled else plan.lane
     weave = woven.get(id(access.stmt))
@@ -54,7 +53,7 @@ def _streams(access: Access, facts: Facts, plan: Plan, woven: Mapping[int, Weave
     elements = turns
     for name in free_axes(access.index):
         step = coefficient(access.index, name)
-        if name != along and (step is None or not static_multiple(step, _LINE // size)):
+        if name != along and (step is None or not is_multiple(step, _LINE // size)):
             return False
         elements *= facts.hints[name]
     first = access.index if isinstance(access.index, int) else access.index.const

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyfuse.kit import is_multiple
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.nest import CHEAP, emit_sections
 from polyfuse_cpp.loops.stage import StageText, blocks_text
-from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.memory.address import index_text, safe_name
 from polyfuse_cpp.memory.transposed_tiles import turn
 
 __all__ = ["TiledText"]
@@ -76,7 +77,7 @@ class TiledText(StageText):
         lane, side, lanes = safe_name(plan.lane), safe_name(plan.tile), plan.lanes
         tests = []
         for name, first, last in ((plan.lane, lane, f"{lane}_e"), (plan.tile, f"{side}_b", f"{side}_e")):
-            if not static_multiple(self.facts.sizes[name], lanes):
+            if not is_multiple(self.facts.sizes[name], lanes):
                 tests.append(f"{last} - {first} >= {lanes}")
         if not tests:
             self._whole(outside, hoisted)

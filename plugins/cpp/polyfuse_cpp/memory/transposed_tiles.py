@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from polyfuse.kit import Access
 from polyfuse.symbolic import coefficient
-from polyfuse_cpp.facts import Access
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.ops import vector_type
 from polyfuse_cpp.memory.address import index_text, safe_name

@@ -14,9 +14,9 @@ from polyfuse.plugin import Source
 from polyfuse.plugin.host import Constant, Operand
 from polyfuse.plugin.host_library import HostArgument, HostLibrary, HostResult, HostSymbol, SizeText
 from polyfuse_cpp.isa import Isa
-from polyfuse_cpp.loops.writer import quoted
 from polyfuse_cpp.native_host.model_requests import dtype_code, requests_text
 from polyfuse_cpp.native_host.model_sizes import SizePrinter
+from polyfuse_cpp.native_host.quoting import quoted
 from polyfuse_cpp.native_host.text import host_header, host_text
 
 __all__ = ["LIBRARY_LANGUAGE", "library_text", "public_headers"]
