@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
@@ -13,6 +14,7 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loop_estimate import loop_seconds
 from polyfuse_cpp.loops.kernel import KernelText, kernel_text
+from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.phases import planned
 from polyfuse_cpp.matmul.plans import configs_of, nearby_plans, plan_of, plan_seconds, product_plans
@@ -75,9 +77,12 @@ def estimate(kernel: Kernel, config: Config, isa: Isa) -> float:
 
 def text(kernel: Kernel, config: Config | None, isa: Isa) -> KernelText:
     """The text of a kernel, with its signature and the headers that it needs."""
-    if has_product(kernel):
-        product = product_of(kernel)
+    named = plainly_named(kernel)
+    if has_product(named):
+        product = product_of(named)
         plan = plan_of(config) if config else product_plans(product, isa)[0]
         return product_text(product, plan, isa)
     chosen = config or Config()
-    return kernel_text(kernel, isa.lanes, chosen.get("lane"), chosen.get("unroll"))
+    found = kernel_text(named, isa.lanes, chosen.get("lane"), chosen.get("unroll"))
+    pairs = zip(kernel.aliases, named.aliases, strict=True)
+    return replace(found, refused_aliases=tuple(old for old, new in pairs if new in found.refused_aliases))

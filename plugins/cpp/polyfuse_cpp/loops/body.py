@@ -17,7 +17,7 @@ from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.loops.ops import FUNCTION_OF, literal, unsupported_op
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.memory.access import MemoryScope
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index
 from polyfuse_cpp.prelude import features_for
 
@@ -110,7 +110,7 @@ class Frame(MemoryScope):
         if (vector and self.tail) or self._is_vector(*limits):
             return False
         self.features.add("check")
-        status = f"{safe_name(check.store.buffer)} + {index_text(check.store.index)}"
+        status = f"{check.store.buffer} + {index_text(check.store.index)}"
         texts = []
         for copy in self._spread(check.index):
             said = self._stored(check.store.value, vector, copy)

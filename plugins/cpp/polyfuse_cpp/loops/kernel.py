@@ -13,7 +13,7 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.phases import planned
 from polyfuse_cpp.loops.split_reductions import Scratch, Stage, refused_by_split, stages_of
 from polyfuse_cpp.loops.stage import StageText, parameters
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.tiles import TiledText
 from polyfuse_cpp.tiling import Split, choose_plan, choose_split
 
@@ -94,7 +94,7 @@ def _entry(
 
 def _launch(stage: StageText, out: Writer) -> None:
     plan, facts = stage.plan, stage.facts
-    passed = "".join(f"{safe_name(a.name)}, " for a in stage.kernel.args)
+    passed = "".join(f"{a.name}, " for a in stage.kernel.args)
     out.line(f"const i64 items = {stage.items_text()};")
     alone = f"{stage.name}({passed}0, items, true);"
     if plan.serial:

@@ -14,7 +14,7 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.reductions import BLOCK, Reducer
 from polyfuse_cpp.loops.scans import Scanner
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.transposed_tiles import turn
 from polyfuse_cpp.tiling import Plan
 
@@ -160,8 +160,7 @@ class _Looped:
             self._innermost(name, frame)
             return
         low, high = self._limits(name)
-        plain = safe_name(name)
-        with frame.out.block(f"for (i64 {plain} = {low}; {plain} < {high}; ++{plain})"):
+        with frame.out.block(f"for (i64 {name} = {low}; {name} < {high}; ++{name})"):
             inner = frame.child()
             self._at_level(depth + 1, inner)
             self._loop(depth + 1, inner)
@@ -176,7 +175,7 @@ class _Looped:
 
     def _innermost(self, name: str, frame: Frame) -> None:
         low, high = self._limits(name)
-        out, plain = frame.out, safe_name(name)
+        out = frame.out
         width = self.plan.lanes * self.unroll if self.plan.across else 1
         states = self.reducers.values()
         if not any(r.blocked or (r.buffered and not r.merges) for r in states):
@@ -189,36 +188,36 @@ class _Looped:
             for reducer in states:
                 reducer.flush(out, waiting)
             return
-        with out.block(f"for (i64 {plain}_b = {low}; {plain}_b < {high}; {plain}_b += {BLOCK * width})"):
-            out.line(f"const i64 {plain}_e = index_min({plain}_b + {BLOCK * width}, {high});")
-            self._steps(name, frame, f"{plain}_b", f"{plain}_e")
+        with out.block(f"for (i64 {name}_b = {low}; {name}_b < {high}; {name}_b += {BLOCK * width})"):
+            out.line(f"const i64 {name}_e = index_min({name}_b + {BLOCK * width}, {high});")
+            self._steps(name, frame, f"{name}_b", f"{name}_e")
             for reducer in states:
-                reducer.flush(out, f"({plain}_e - {plain}_b) / {width}")
+                reducer.flush(out, f"({name}_e - {name}_b) / {width}")
 
     def _steps(self, name: str, frame: Frame, low: str, high: str) -> None:
-        out, plain, plan = frame.out, safe_name(name), self.plan
+        out, plan = frame.out, self.plan
         turned = self._turned()
         if turned:
             self._tiles(name, frame, low, high, turned)
             return
         if not plan.across:
-            with out.block(f"for (i64 {plain} = {low}; {plain} < {high}; ++{plain})"):
-                self._body(frame.child(), f"{plain} - {low}")
+            with out.block(f"for (i64 {name} = {low}; {name} < {high}; ++{name})"):
+                self._body(frame.child(), f"{name} - {low}")
             return
         size, lanes, wide = self.facts.sizes[name], plan.lanes, plan.lanes * self.unroll
         # the part of an axis that a chunk has may end anywhere, whatever the size of the axis
         limited = any(n == name for n, _, _ in plan.limits)
-        out.line(f"i64 {plain} = {low};")
-        waiting = f"({plain} - {low}) / {wide}"
+        out.line(f"i64 {name} = {low};")
+        waiting = f"({name} - {low}) / {wide}"
         if not isinstance(size, int) or size >= wide:
-            with out.block(f"for (; {plain} + {wide} <= {high}; {plain} += {wide})"):
+            with out.block(f"for (; {name} + {wide} <= {high}; {name} += {wide})"):
                 self._body(frame.child(lane=name, copies=self.unroll), waiting)
         if self.unroll > 1 and (limited or not is_multiple(size, wide)):
-            with out.block(f"for (; {plain} + {lanes} <= {high}; {plain} += {lanes})"):
+            with out.block(f"for (; {name} + {lanes} <= {high}; {name} += {lanes})"):
                 self._body(frame.child(lane=name, copies=1), waiting)
         if limited or not is_multiple(size, lanes):
-            with out.block(f"if ({plain} < {high})"):
-                out.line(f"const i64 n = {high} - {plain};")
+            with out.block(f"if ({name} < {high})"):
+                out.line(f"const i64 n = {high} - {name};")
                 self._body(frame.child(lane=name, copies=1, tail="n"), waiting)
 
     # Accesses that run along the innermost loop, and jump along the lanes.
@@ -232,7 +231,7 @@ class _Looped:
         """The innermost loop in pieces of as many steps as a vector has lanes."""
         out, size, lanes = frame.out, self.facts.sizes[name], self.plan.lanes
         self.frame.features.add("tile")
-        base = f"{safe_name(name)}_t"
+        base = f"{name}_t"
         fixed = isinstance(size, int) and low == "0" and not any(n == name for n, _, _ in self.plan.limits)
         out.line(f"i64 {base} = {low};")
         if not fixed or size >= lanes:  # type: ignore[operator]
@@ -249,15 +248,15 @@ class _Looped:
 
     def _tile(self, name: str, frame: Frame, low: str, count: str, turned: Sequence[Access]) -> None:
         """One piece: `count` steps from the tile's base on."""
-        out, plain, lanes = frame.out, safe_name(name), str(self.plan.lanes)
+        out, lanes = frame.out, str(self.plan.lanes)
         first = count if count not in (lanes, "m") and not frame.tail else ""
         extent = f", {frame.tail or lanes}, {count}" if frame.tail or count == "m" else ""
-        tiles = turn(turned, frame, name, f"{plain}_t", extent, first)
+        tiles = turn(turned, frame, name, f"{name}_t", extent, first)
         if count != "m" and frame.copies == 1 and self.facts.cost_of(self.section.body) <= CHEAP:
             out.line(f"#pragma GCC unroll {lanes}")
         with out.block(f"for (int k = 0; k < {count}; ++k)"):
-            out.line(f"const i64 {plain} = {plain}_t + k;")
-            self._body(frame.child(tiles=tiles.tiles), f"{plain} - {low}")
+            out.line(f"const i64 {name} = {name}_t + k;")
+            self._body(frame.child(tiles=tiles.tiles), f"{name} - {low}")
         for line in tiles.after:
             out.line(line)
 

@@ -12,7 +12,7 @@ from polyfuse.kit import Writer
 from polyfuse.symbolic import IndexLike, axis, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.ops import scalar_type, vector_type
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.index_checks import IndexCheck
 
 __all__ = ["Scope", "Value", "Weave"]
@@ -159,8 +159,7 @@ class Scope:
             self.env[name] = Value(self.facts.dtypes[name], True, tuple(texts))
 
     def _name(self, name: str, copy: int) -> str:
-        plain = f"{safe_name(name)}" if name[:1].isalpha() else f"v{safe_name(name)}"
-        return plain if copy == 0 else f"{plain}_{copy}"
+        return name if copy == 0 else f"{name}_{copy}"
 
     def _note_index(self, stmt: Statement, index: IndexLike) -> None:
         self.env[stmt.targets[0]] = replace(self.env[stmt.targets[0]], index=index)

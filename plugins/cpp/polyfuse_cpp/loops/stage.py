@@ -13,7 +13,7 @@ from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.nest import emit_sections
 from polyfuse_cpp.loops.odometer import advance, start_at
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.index_checks import limit_checks
 from polyfuse_cpp.memory.interleave import woven_stores
 from polyfuse_cpp.memory.streaming_stores import streamed_stores
@@ -32,18 +32,17 @@ def parameters(kernel: Kernel) -> str:
     """The parameter list."""
     parts = []
     for argument in kernel.args:
-        name = safe_name(argument.name)
         if argument.kind == "size":
-            parts.append(f"i64 {name}")
+            parts.append(f"i64 {argument.name}")
         else:
             constant = "const " if argument.kind == "in" else ""
-            parts.append(f"{constant}{argument.dtype}* {name}")
+            parts.append(f"{constant}{argument.dtype}* {argument.name}")
     return ", ".join(parts)
 
 
 def _table(name: str) -> str:
     """The array that holds a value for each place of the lane axis."""
-    return f"table_{safe_name(name)}"
+    return f"table_{name}"
 
 
 def blocks_text(size: IndexLike, lanes: int) -> str:
@@ -108,7 +107,7 @@ class StageText:
         wide = self.plan.lanes * self.plan.unroll if self.plan.lane and not self.plan.across else 1
         heap = []
         for local in self.kernel.locals:
-            name, kind = safe_name(local.name), local.dtype
+            name, kind = local.name, local.dtype
             if isinstance(local.size, int) and local.size * wide * kind.itemsize <= _STACK_BYTES:
                 count = max(1, -(-local.size * wide // 16) * 16 + 16)
                 self.out.line(f"alignas(64) {kind} {name}[{count}];")
@@ -177,7 +176,7 @@ class StageText:
             return
         if all(self.facts.sizes[a] == 1 for a in outer):
             for name in outer:
-                out.line(f"const i64 {safe_name(name)} = 0;")
+                out.line(f"const i64 {name} = 0;")
             out.line(
                 f"const i64 from = begin * {plan.lanes}, "
                 f"to = index_min(end * {plan.lanes}, {index_text(size)});"
@@ -202,7 +201,7 @@ class StageText:
 
     def _fill_tables(self) -> None:
         """Compute what depends on the lane axis alone, for all rows."""
-        tables, out, lane = self.tables, self.out, safe_name(self.plan.lane)
+        tables, out, lane = self.tables, self.out, self.plan.lane
         if tables is None:
             return
         for name in tables.values:
@@ -243,14 +242,14 @@ class StageText:
         if not outer:
             self._piece()
             return
-        name = safe_name(outer[0])
+        name = outer[0]
         with out.block(f"for (i64 {name} = 0; {name} < {index_text(self.facts.sizes[outer[0]])}; ++{name})"):
             self._outer_loops(outer[1:])
 
     def _piece(self) -> None:
         """The lane axis from ``from`` to ``to``: whole steps, then what is left."""
         plan, out, facts = self.plan, self.out, self.facts
-        name, wide = safe_name(plan.lane), plan.lanes * plan.unroll
+        name, wide = plan.lane, plan.lanes * plan.unroll
         size = facts.sizes[plan.lane]
         outside = self._frame(plan.lane)
         hoisted = self._hoist(outside)

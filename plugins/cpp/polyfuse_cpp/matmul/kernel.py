@@ -29,7 +29,7 @@ from polyfuse_cpp.matmul.operand_a import LeftText
 from polyfuse_cpp.matmul.operand_b import RightText
 from polyfuse_cpp.matmul.plans import ProductPlan, Way
 from polyfuse_cpp.matmul.problem import Product
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["ProductText"]
 
@@ -95,7 +95,7 @@ class ProductText:
     def _entry(self) -> None:
         out, kernel, facts = self.out, self.product.kernel, self.facts
         head = f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({parameters(kernel)})'
-        passed = "".join(f"{safe_name(a.name)}, " for a in kernel.args)
+        passed = "".join(f"{a.name}, " for a in kernel.args)
         layout = 0
         if self.plan.way.packed:
             kinds = {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}
@@ -259,7 +259,7 @@ class ProductText:
         out, plan, left = self.out, self.plan, self.product.left
         wide = plan.vectors * self.lanes
         lane = self.product.right.axes[-1]
-        name, size = safe_name(lane), self.facts.sizes[lane]
+        name, size = lane, self.facts.sizes[lane]
         with out.block("for (i64 row = 0; row < rows_here; ++row)"):
             start_at(left.axes, self.facts.sizes, "row_from + row", out, fixed=True)
             out.line(f"const {self.product.dtype}* const sum_row = sum + row * {wide};")
@@ -295,7 +295,7 @@ class ProductText:
         names = []
         for copy, text in enumerate(sums):
             names.append(f"total_{copy}")
-            lane = safe_name(self.product.right.axes[-1])
+            lane = self.product.right.axes[-1]
             self.out.line(f"const auto total_{copy} = {text.format(lane)};")
         frame.env[self.product.accumulator] = Value(self.product.dtype, vector, tuple(names))
         for stmt in self.product.epilogue:

@@ -9,7 +9,7 @@ from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.matmul.plans import ProductPlan, Way
 from polyfuse_cpp.matmul.problem import Product
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["LeftText"]
 
@@ -171,7 +171,7 @@ class LeftText:
         out, facts, product = self.out, self.facts, self.product
         moving = [a for a in product.depth if facts.sizes[a] != 1]
         if len(moving) == 1 and self.lanes > 1:
-            name = safe_name(moving[0])
+            name = moving[0]
             self._still(moving)
             end = "depth_from + depth_here"
             out.line(f"i64 {name} = depth_from;")
@@ -206,7 +206,7 @@ class LeftText:
     def _still(self, moving: list[str]) -> None:
         for name in self.product.depth:
             if name not in moving:
-                self.out.line(f"const i64 {safe_name(name)} = 0;")
+                self.out.line(f"const i64 {name} = 0;")
 
     def _row_axes(self, position: str) -> None:
         start_at(self.product.left.axes, self.facts.sizes, position, self.out, fixed=True)
@@ -216,4 +216,4 @@ class LeftText:
         side = self.product.left
         assert side.index is not None
         names = {a: depth if self.facts.sizes[a] != 1 else "0" for a in self.product.depth}
-        return f"{safe_name(side.buffer)} + {index_text(side.index, names)}"
+        return f"{side.buffer} + {index_text(side.index, names)}"

@@ -9,7 +9,7 @@ from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.matmul.plans import ProductPlan, Way
 from polyfuse_cpp.matmul.problem import Product
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["RightText"]
 
@@ -73,7 +73,7 @@ class RightText:
         out.line(f"const {self.product.right.memory}* columns_at[{count}];")
         with out.block():
             self._axes_of("panel_a")
-            lane = safe_name(self.product.right.axes[-1])
+            lane = self.product.right.axes[-1]
             with out.block(f"for (i64 j = 0; j < {count}; ++j)"):
                 out.line(f"const i64 {lane} = index_min(column_from + j, column_count - 1);")
                 out.line(f"columns_at[j] = {self._address('0', lane)};")
@@ -137,7 +137,7 @@ class RightText:
     def _computed(self) -> None:
         """The values of a panel, statement by statement, in vectors along the columns."""
         out, facts, product = self.out, self.facts, self.product
-        name = safe_name(product.right.axes[-1])
+        name = product.right.axes[-1]
         start_at(product.depth, facts.sizes, "depth_from", out)
         with out.block("for (i64 k = 0; k < depth_here; ++k)"):
             if self.lanes == 1:
@@ -187,4 +187,4 @@ class RightText:
         assert side.index is not None
         names = {a: depth if self.facts.sizes[a] != 1 else "0" for a in self.product.depth}
         names[side.axes[-1]] = column
-        return f"{safe_name(side.buffer)} + {index_text(side.index, names)}"
+        return f"{side.buffer} + {index_text(side.index, names)}"

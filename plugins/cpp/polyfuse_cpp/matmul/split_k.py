@@ -15,7 +15,7 @@ from polyfuse_cpp.loops.stage import parameters
 from polyfuse_cpp.matmul.kernel import ProductText
 from polyfuse_cpp.matmul.plans import ProductPlan
 from polyfuse_cpp.matmul.problem import Product
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["product_text"]
 
@@ -77,7 +77,7 @@ class SlicedText(ProductText):
         self._join()
         out, kernel, plan, kind = self.out, self.product.kernel, self.plan, self.product.dtype
         head = f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({parameters(kernel)})'
-        passed = "".join(f"{safe_name(a.name)}, " for a in kernel.args) + "parts, "
+        passed = "".join(f"{a.name}, " for a in kernel.args) + "parts, "
         with out.block(head):
             self._extents()
             points = index_text(product_of_sizes(self.facts.sizes[a] for a in self.facts.axes))

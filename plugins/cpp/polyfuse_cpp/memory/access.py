@@ -10,7 +10,7 @@ from polyfuse.ir.statements import Load, Store
 from polyfuse.kit import fits_i32_throughout
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.loops.scope import Scope, Weave
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index, lane_offsets, lane_rise
 
 __all__ = ["MemoryScope"]
@@ -26,7 +26,7 @@ class MemoryScope(Scope):
         if not self._by_lane(buffer, index, indirect) and not (masked and self._is_vector(*extra)):
             texts = []
             for copy in self._spread(*stmt.args):
-                address = f"{safe_name(buffer)} + {self._plain(index, self._indirect_names(indirect, copy))}"
+                address = f"{buffer} + {self._plain(index, self._indirect_names(indirect, copy))}"
                 text = f"load<Sca>({address})"
                 if masked:
                     text = (
@@ -61,7 +61,7 @@ class MemoryScope(Scope):
     def _vector_load(self, stmt: Load, copy: int, mask_name: str | None) -> str:
         """A load into a vector; lanes where the mask (a vector) is false give zero."""
         buffer, index, indirect = stmt.buffer, stmt.index, stmt.indirect
-        pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
+        pointer, names = buffer, self._indirect_names(indirect, copy)
         mask = self._mask(mask_name, copy)
         if id(stmt) in self.tiles:
             return self.tiles[id(stmt)][copy]
@@ -110,7 +110,7 @@ class MemoryScope(Scope):
         rise = lane_rise(at, self.lane, self.lanes - 1)
         if rise is None or rise >= 2 * self.lanes:
             return ""
-        last = f"({safe_name(self.lane)} + {f'{self.tail} - 1' if self.tail else self.lanes - 1})"
+        last = f"({self.lane} + {f'{self.tail} - 1' if self.tail else self.lanes - 1})"
         return f"{index_text(at)}, {index_text(at, {self.lane: last})}"
 
     def _is_zero(self, name: str) -> bool:
@@ -171,7 +171,7 @@ class MemoryScope(Scope):
             if vector:
                 text = self._vector_store(stmt, copy, None if guard else mask)
             else:
-                address = f"{safe_name(buffer)} + {self._plain(index, self._indirect_names(indirect, copy))}"
+                address = f"{buffer} + {self._plain(index, self._indirect_names(indirect, copy))}"
                 text = self._store_text(stmt, address, self._stored(stmt.value, False, copy))
             self.out.line(guard + text)
 
@@ -186,7 +186,7 @@ class MemoryScope(Scope):
         vector = self._is_vector(value, mask)
         for copy in range(self.copies) if vector else self._spread(value, mask):
             said = self._stored(value, vector, copy)
-            status = f"{safe_name(stmt.buffer)} + {index_text(stmt.index)}"
+            status = f"{stmt.buffer} + {index_text(stmt.index)}"
             wrong = self._mask(mask, copy) if vector else self.text(mask, False, copy)
             self.out.line(f"check({status}, {said}, {wrong});")
 
@@ -197,7 +197,7 @@ class MemoryScope(Scope):
         turns = len(weave.stores)
         for copy in range(self.copies):
             values = ", ".join(self._stored(s.value, True, copy) for s in weave.stores)
-            address = f"{safe_name(buffer)} + {index_text(self.place(index, copy))}"
+            address = f"{buffer} + {index_text(self.place(index, copy))}"
             here = axis(self.lane or "", self.facts.sizes[self.lane or ""]) * turns
             if weave.end is not None:
                 count = index_text(weave.end - self.place(here, copy))
@@ -231,7 +231,7 @@ class MemoryScope(Scope):
 
     def _vector_store(self, stmt: Store, copy: int, mask_name: str | None) -> str:
         buffer, index, indirect, mode = stmt.buffer, stmt.index, stmt.indirect, stmt.mode
-        pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
+        pointer, names = buffer, self._indirect_names(indirect, copy)
         text = self._stored(stmt.value, True, copy)
         if id(stmt) in self.tiles:
             return f"{self.tiles[id(stmt)][copy]} = {text};"

@@ -9,7 +9,7 @@ from polyfuse.symbolic import product
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.nest import CHEAP, emit_sections
 from polyfuse_cpp.loops.stage import StageText, blocks_text
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.transposed_tiles import turn
 
 __all__ = ["TiledText"]
@@ -50,7 +50,7 @@ class TiledText(StageText):
         """Every item is a block of both axes; inside it, tiles as wide as a vector are turned over."""
         plan, out, facts = self.plan, self.out, self.facts
         self.features.add("tile")
-        lane, side, lanes = safe_name(plan.lane), safe_name(plan.tile), plan.lanes
+        lane, side, lanes = plan.lane, plan.tile, plan.lanes
         long, deep = self._block()
         sizes = {plan.tile: facts.sizes[plan.tile], plan.lane: facts.sizes[plan.lane]}
         out.line(f"const i64 down = {blocks_text(sizes[plan.tile], deep)};")
@@ -74,7 +74,7 @@ class TiledText(StageText):
     def _tile(self, outside: Frame, hoisted: frozenset[int]) -> None:
         """One tile: a whole one, or one at an edge."""
         plan, out = self.plan, self.out
-        lane, side, lanes = safe_name(plan.lane), safe_name(plan.tile), plan.lanes
+        lane, side, lanes = plan.lane, plan.tile, plan.lanes
         tests = []
         for name, first, last in ((plan.lane, lane, f"{lane}_e"), (plan.tile, f"{side}_b", f"{side}_e")):
             if not is_multiple(self.facts.sizes[name], lanes):
@@ -105,7 +105,7 @@ class TiledText(StageText):
         and `m` rows.
         """
         plan, out = self.plan, self.out
-        side = safe_name(plan.tile)
+        side = plan.tile
         extent, tail = (", n, m", "n") if edge else ("", None)
         turned = turn(plan.tiled, outside, plan.tile, f"{side}_b", extent)
         if unroll:

@@ -11,7 +11,7 @@ from polyfuse.kit import Access
 from polyfuse.symbolic import coefficient
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.ops import vector_type
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["Turned", "turn"]
 
@@ -52,7 +52,7 @@ def turn(
         for copy in range(frame.copies):
             name = f"tile{number}_{copy}" if copy else f"tile{number}"
             index = index_text(frame.place(access.index, copy), {along: base, **indirect})
-            place = f"{safe_name(access.buffer)} + {index}"
+            place = f"{access.buffer} + {index}"
             frame.out.line(f"{vector_type(frame.facts.memory[access.buffer])} {name}[{frame.lanes}];")
             if access.is_store:
                 streams = "<true>" if id(access.stmt) in frame.streams and not extent else part
