@@ -55,7 +55,7 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
     found = [Config()]
     if facts.raxes:
         found.extend(Config.of(unroll=count) for count in (1, 2, 4, 8))
-    lanes = lane_choices(kernel, facts)
+    lanes = lane_choices(facts)
     if len(lanes) > 1:
         found.extend(Config.of(lane=place) for place in lanes)
     return found if len(found) > 1 else ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.kit import Access, Machine, Work, seconds, work_of
 from polyfuse.symbolic import coefficient
 from polyfuse_cpp.facts import Facts
@@ -19,7 +18,7 @@ _NEAR = 4
 """Steps between lanes up to which these are put together from whole vectors of memory."""
 
 
-def loop_seconds(kernel: Kernel, facts: Facts, plan: Plan) -> float:
+def loop_seconds(facts: Facts, plan: Plan) -> float:
     """A guess for one thread."""
     points = steps = 1
     for name in facts.axes:
@@ -28,7 +27,7 @@ def loop_seconds(kernel: Kernel, facts: Facts, plan: Plan) -> float:
         steps *= max(1, facts.hints[name])
     accesses = {id(a.stmt): a for a in facts.all_accesses}
     total = 0.0
-    for section, beside in zip(kernel.sections, plan.unrolls):
+    for section, beside in zip(facts.kernel.sections, plan.unrolls):
         price = 0.0
         for stmt in section.body:
             if id(stmt) in facts.checking:
@@ -40,7 +39,7 @@ def loop_seconds(kernel: Kernel, facts: Facts, plan: Plan) -> float:
         # where lanes run along what is reduced, all else is done for one lane at a time
         wide = plan.lanes if not plan.across or section.looped else 1
         total += points * (steps if section.looped else 1) * price / wide
-    return seconds(Work(total, work_of(kernel).moved), _THREAD, 1)
+    return seconds(Work(total, work_of(facts.kernel).moved), _THREAD, 1)
 
 
 def _access(access: Access, plan: Plan, facts: Facts) -> float:

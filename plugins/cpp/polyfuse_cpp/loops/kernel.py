@@ -32,27 +32,30 @@ class KernelText:
 
 def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> KernelText:
     """The C++ function of a kernel, named `Source.SYMBOL`; choices are those of `tiling.choose_plan`."""
-    kernel, facts, plan = planned(kernel, lanes, lane_at, unroll)
-    split = choose_split(kernel, facts, plan)
+    facts, plan = planned(kernel, lanes, lane_at, unroll)
+    kernel = facts.kernel
+    split = choose_split(facts, plan)
     out = Writer("  ")
     features: set[str] = {"kernel", "omp"}
     out.line("namespace pf {")
     passes, scratch = [Stage(kernel)], list[Scratch]()
     if split is not None:
-        passes, scratch = stages_of(kernel, facts, split)
+        passes, scratch = stages_of(facts, split)
     stages: list[StageText] = []
     for number, single in enumerate(passes):
-        its_facts = facts if split is None else Facts.of(single.kernel)
-        its_plan = plan
+        its_facts, its_plan = facts, plan
         if split is not None:
-            its_plan = choose_plan(single.kernel, its_facts, lanes, without=single.without_lanes(lanes))
+            its_facts = Facts.of(single.kernel)
+            # the configuration is that of the loops that read the inputs
+            chosen = (plan.lane if lane_at else "", unroll) if single.limits else ("", 0)
+            its_plan = choose_plan(its_facts, lanes, *chosen, single.without_lanes(lanes))
         name = f"{Source.SYMBOL}_run{number if len(passes) > 1 else ''}"
         kind = TiledText if its_plan.tile else StageText
         stages.append(
-            kind(single.kernel, its_facts, replace(its_plan, limits=single.limits), out, features, name)
+            kind(its_facts, replace(its_plan, limits=single.limits), out, features, name)
         )
         stages[-1].emit()
-    _entry(kernel, facts, stages, scratch, split, out)
+    _entry(facts, stages, scratch, split, out)
     out.line("}  // namespace pf")
     out.line(f"using pf::{Source.SYMBOL};")
     signature = "".join("i" if a.kind == "size" else "p" for a in kernel.args)
@@ -64,7 +67,6 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
 
 
 def _entry(
-    kernel: Kernel,
     facts: Facts,
     stages: Sequence[StageText],
     scratch: Sequence[Scratch],
@@ -72,8 +74,8 @@ def _entry(
     out: Writer,
 ) -> None:
     """The function that callers see: it runs the stages, each with as many threads as it is worth."""
-    head = f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({parameters(kernel)})'
-    with out.block(head):
+    declared = f"{Source.SYMBOL}({parameters(facts.kernel)})"
+    with out.block(f'extern "C" __attribute__((visibility("default"))) void {declared}'):
         points = product(facts.sizes[a] for a in facts.axes)
         if not isinstance(points, int) or points == 0:
             out.line(f"if (({index_text(points)}) <= 0) return;")
@@ -94,7 +96,7 @@ def _entry(
 
 def _launch(stage: StageText, out: Writer) -> None:
     plan, facts = stage.plan, stage.facts
-    passed = "".join(f"{a.name}, " for a in stage.kernel.args)
+    passed = "".join(f"{a.name}, " for a in facts.kernel.args)
     out.line(f"const i64 items = {stage.items_text()};")
     alone = f"{stage.name}({passed}0, items, true);"
     if plan.serial:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.kernel import Section
 from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit import Access, is_multiple
@@ -27,9 +27,9 @@ _LONG = 256
 """Steps of a floating-point sum beyond which it is summed in blocks."""
 
 
-def emit_sections(kernel: Kernel, plan: Plan, frame: Frame, done: frozenset[int] = frozenset()) -> None:
+def emit_sections(plan: Plan, frame: Frame, done: frozenset[int] = frozenset()) -> None:
     """Write all sections of a point, except for statements (by identity) that were written further out."""
-    for section, unroll in zip(kernel.sections, plan.unrolls):
+    for section, unroll in zip(frame.facts.kernel.sections, plan.unrolls, strict=True):
         if section.looped and plan.raxes:
             _Looped(section, plan, frame, done, unroll if plan.across else 1).emit()
         else:

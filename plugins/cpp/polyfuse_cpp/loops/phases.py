@@ -37,29 +37,30 @@ _MOST_STATEMENTS = 400
 """Statements of all phases together, beyond which compiling them costs more than they save."""
 
 
-def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tuple[Kernel, Facts, Plan]:
-    """The kernel as it is run, in phases where that pays, and what is known of it; the choices are those of
-    `tiling.choose_plan`.
+def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tuple[Facts, Plan]:
+    """What is known of the kernel as it is run, in phases where that pays, and how it is run.
+
+    `lane_at` is the place of the lane axis (the first is 1); zero, and an `unroll` of zero, leave the choice
+    to `tiling.choose_plan`.
     """
-    kernel = moved_as_bits(kernel)
-    facts = Facts.of(kernel)
-    side = _side_by_side(kernel, facts, lanes) if lanes > 1 and not lane_at else None
+    facts = Facts.of(moved_as_bits(kernel))
+    side = _side_by_side(facts, lanes) if lanes > 1 and not lane_at else None
     if side is not None:
-        apart, place = side
-        its_facts = Facts.of(apart)
-        return apart, its_facts, choose_plan(apart, its_facts, lanes, place, unroll)
-    plan = choose_plan(kernel, facts, lanes, lane_at, unroll)
-    phased = _in_phases(kernel, facts, plan)
+        apart, lane = side
+        return apart, choose_plan(apart, lanes, lane, unroll)
+    lane = (*facts.axes, *facts.raxes)[lane_at - 1] if lane_at else ""
+    plan = choose_plan(facts, lanes, lane, unroll)
+    phased = _in_phases(facts, plan)
     if phased is not None:
-        its_facts = Facts.of(phased)
-        its_plan = choose_plan(phased, its_facts, lanes, facts.axes.index(plan.lane) + 1, unroll)
+        its_plan = choose_plan(phased, lanes, phased.axes[facts.axes.index(plan.lane)], unroll)
         if not its_plan.tile:
-            return phased, its_facts, its_plan
-    return kernel, facts, plan
+            return phased, its_plan
+    return facts, plan
 
 
-def _in_phases(kernel: Kernel, facts: Facts, plan: Plan) -> Kernel | None:
+def _in_phases(facts: Facts, plan: Plan) -> Facts | None:
     """The kernel with its lane axis cut into phases; None where nothing asks for it, or it cannot be done."""
+    kernel = facts.kernel
     if not plan.lane or plan.across or plan.tile or facts.raxes or kernel.locals:
         return None
     if facts.hints[plan.lane] < plan.lanes or not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
@@ -69,31 +70,30 @@ def _in_phases(kernel: Kernel, facts: Facts, plan: Plan) -> Kernel | None:
         return None
     if any(part.looped for part in kernel.sections):
         return None
-    stmts = [s for part in kernel.sections for s in part.body]
-    phases = _divisor(_indices(stmts), plan.lane)
-    if not 1 < phases <= MOST_PHASES or phases * len(stmts) > _MOST_STATEMENTS:
+    phases = _divisor(_indices(facts.statements), plan.lane)
+    if not 1 < phases <= MOST_PHASES or phases * len(facts.statements) > _MOST_STATEMENTS:
         return None
-    return _Cut(kernel, facts, plan.lane, phases).cut()
+    return _Cut(facts, plan.lane, phases).cut()
 
 
-def _side_by_side(kernel: Kernel, facts: Facts, lanes: int) -> tuple[Kernel, int] | None:
-    """The kernel with a short axis as phases, and the place of the axis (the first is 1) that lanes then run
-    along; None where there is no such axis.
+def _side_by_side(facts: Facts, lanes: int) -> tuple[Facts, str] | None:
+    """The kernel with a short axis as phases, and the axis that lanes then run along; None where there is
+    no such axis.
     """
+    kernel = facts.kernel
     if facts.raxes or kernel.locals or any(part.looped for part in kernel.sections):
         return None
     if not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
         return None
-    count = sum(len(part.body) for part in kernel.sections)
+    most = min(MOST_PHASES, _MOST_STATEMENTS // max(1, len(facts.statements)))
     for short in facts.axes:
         size = facts.sizes[short]
-        if not isinstance(size, int) or not 1 < size <= MOST_PHASES or size * count > _MOST_STATEMENTS:
+        if not isinstance(size, int) or not 1 < size <= most:
             continue
-        rest = [a for a in facts.axes if a != short]
-        for place, lane in enumerate(rest, 1):
-            if facts.hints[lane] >= lanes and _takes_turns(facts, short, size, lane):
-                made = _Cut(kernel, facts, short, size, whole=True).cut()
-                return (made, place) if made is not None else None
+        for lane in facts.axes:
+            if lane != short and facts.hints[lane] >= lanes and _takes_turns(facts, short, size, lane):
+                made = _Cut(facts, short, size, whole=True).cut()
+                return None if made is None else (made, lane)
     return None
 
 
@@ -145,7 +145,6 @@ def _divisor(indices: Iterable[IndexLike], lane: str) -> int:
 class _Cut:
     """One kernel being cut along an axis; `whole`: nothing of the axis is left."""
 
-    kernel: Kernel
     facts: Facts
     lane: str
     phases: int
@@ -162,9 +161,10 @@ class _Cut:
         self.axis = axis(f"{self.lane}q", steps)
         self.names: list[dict[str, str]] = [{} for _ in range(self.phases)]
 
-    def cut(self) -> Kernel | None:
+    def cut(self) -> Facts | None:
+        kernel = self.facts.kernel
         sections = []
-        for section in self.kernel.sections:
+        for section in kernel.sections:
             self.body = []
             stores: list[list[Statement]] = []
             for phase in range(self.phases):
@@ -176,11 +176,12 @@ class _Cut:
             return None
         hints = [self.facts.hints[a] for a in self.facts.axes]
         hints[self.place] = -(-hints[self.place] // self.phases)
-        axes = list(self.kernel.axes)
+        axes = list(kernel.axes)
         axes[self.place] = self.axis
         if self.whole:
             del hints[self.place], axes[self.place]
-        return replace(self.kernel, axes=tuple(axes), sections=tuple(sections), size_hints=tuple(hints))
+        made = replace(kernel, axes=tuple(axes), sections=tuple(sections), size_hints=tuple(hints))
+        return Facts.of(made)
 
     def _copy(self, stmt: Statement, phase: int) -> Statement | None:
         """Write a statement of one phase; a store is given back instead."""

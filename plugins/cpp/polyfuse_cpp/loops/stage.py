@@ -56,7 +56,6 @@ def blocks_text(size: IndexLike, lanes: int) -> str:
 class StageText:
     """The function that does a range of a kernel's items."""
 
-    kernel: Kernel
     facts: Facts
     plan: Plan
     out: Writer
@@ -64,16 +63,16 @@ class StageText:
     name: str
 
     def __post_init__(self) -> None:
-        self.woven = woven_stores(self.kernel, self.facts, self.plan)
-        self.streamed = streamed_stores(self.kernel, self.facts, self.plan, self.woven)
-        self.checks = limit_checks(self.kernel, self.facts)
-        self.tables = lane_tables(self.kernel, self.facts, self.plan)
+        self.woven = woven_stores(self.facts, self.plan)
+        self.streamed = streamed_stores(self.facts, self.plan, self.woven)
+        self.checks = limit_checks(self.facts)
+        self.tables = lane_tables(self.facts, self.plan)
 
     def emit(self) -> None:
         """Write the function."""
         head = (
-            f"static __attribute__((noinline)) void {self.name}({parameters(self.kernel)}"
-            f"{', ' if self.kernel.args else ''}i64 begin, i64 end, bool alone)"
+            f"static __attribute__((noinline)) void {self.name}({parameters(self.facts.kernel)}"
+            f"{', ' if self.facts.kernel.args else ''}i64 begin, i64 end, bool alone)"
         )
         with self.out.block(head):
             heap = self._scratch()
@@ -106,7 +105,7 @@ class StageText:
         """Declare locals; on the heap where they are big or of unknown size."""
         wide = self.plan.lanes * self.plan.unroll if self.plan.lane and not self.plan.across else 1
         heap = []
-        for local in self.kernel.locals:
+        for local in self.facts.kernel.locals:
             name, kind = local.name, local.dtype
             if isinstance(local.size, int) and local.size * wide * kind.itemsize <= _STACK_BYTES:
                 count = max(1, -(-local.size * wide // 16) * 16 + 16)
@@ -154,7 +153,7 @@ class StageText:
         self._odometer(axes, "begin")
         frame = self._frame(None)
         with self.out.block("for (i64 item = begin; item < end; ++item)"):
-            emit_sections(self.kernel, self.plan, frame)
+            emit_sections(self.plan, frame)
             self._advance(axes)
 
     def _odometer(self, axes: Sequence[str], start: str) -> None:
@@ -218,7 +217,7 @@ class StageText:
         if self.tables is not None:
             frame.read_tables({name: _table(name) for name in self.tables.values})
             hoisted |= self.tables.spared
-        emit_sections(self.kernel, self.plan, frame, hoisted)
+        emit_sections(self.plan, frame, hoisted)
 
     def _strips(self, outer: Sequence[str], size: IndexLike) -> None:
         """All rows of a share of the lane axis; where each lane stores to a row of its own, strip by strip,
@@ -274,14 +273,11 @@ class StageText:
     def _hoist(self, frame: Frame) -> frozenset[int]:
         """Write what no lane changes in front of the lane loop; the statements that are done with."""
         done: set[int] = set()
-        for section in self.kernel.sections:
-            for stmt in section.body:
-                depends = self.facts.depends_of(stmt)
-                if not stmt.targets or not self.facts.is_pure(stmt) or stmt.targets[0] in frame.env:
-                    continue
-                if depends & {self.plan.lane, self.plan.tile, *self.facts.raxes}:
-                    continue
-                if all(a in frame.env for a in stmt.args):
-                    frame.emit(stmt)
-                    done.add(id(stmt))
+        varying = {self.plan.lane, self.plan.tile, *self.facts.raxes}
+        for stmt in self.facts.statements:
+            if not self.facts.is_pure(stmt) or stmt.targets[0] in frame.env:
+                continue
+            if varying.isdisjoint(self.facts.depends_of(stmt)) and all(a in frame.env for a in stmt.args):
+                frame.emit(stmt)
+                done.add(id(stmt))
         return frozenset(done)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Compute, Constant, Statement, Store
 from polyfuse.ir.types import DType
@@ -27,13 +26,12 @@ class IndexCheck:
     size: str = ""
 
 
-def limit_checks(kernel: Kernel, facts: Facts) -> Mapping[str, IndexCheck]:
+def limit_checks(facts: Facts) -> Mapping[str, IndexCheck]:
     """The checks ``limited != index``, by the name of ``limited = minimum(maximum(index, 0), last)``."""
-    stmts = [s for section in kernel.sections for s in section.body]
-    made = {s.targets[0]: s for s in stmts if len(s.targets) == 1}
+    made = {s.targets[0]: s for s in facts.statements if len(s.targets) == 1}
     places = {name: place for place, name in enumerate(made)}
     found: dict[str, IndexCheck | None] = {}
-    for stmt in stmts:
+    for stmt in facts.statements:
         if not isinstance(stmt, Store) or stmt.mode != CHECK_MODE or stmt.indirect:
             continue
         for name, check in _limited(stmt, made):

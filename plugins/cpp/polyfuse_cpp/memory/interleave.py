@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.kernel import Section
 from polyfuse.ir.statements import IndexValue, Load, Statement, Store
 from polyfuse.symbolic import IndexLike, axis, bounds, coefficient, free_axes
 from polyfuse_cpp.facts import Facts
@@ -15,12 +15,12 @@ from polyfuse_cpp.tiling import Plan
 __all__ = ["woven_stores"]
 
 
-def woven_stores(kernel: Kernel, facts: Facts, plan: Plan) -> Mapping[int, Weave]:
+def woven_stores(facts: Facts, plan: Plan) -> Mapping[int, Weave]:
     """What every such store (by identity) belongs to."""
     if not plan.lane or plan.across or plan.tile:
         return {}
     found: dict[int, Weave] = {}
-    for section in kernel.sections:
+    for section in facts.kernel.sections:
         if section.looped and facts.raxes:
             continue
         for place, stmt in enumerate(section.body):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.kit import Access, is_multiple
 from polyfuse.symbolic import coefficient, free_axes
 from polyfuse_cpp.facts import Facts
@@ -28,7 +27,7 @@ _LARGE_IN_TILES = 4 << 20
 """The same where tiles are turned over."""
 
 
-def streamed_stores(kernel: Kernel, facts: Facts, plan: Plan, woven: Mapping[int, Weave]) -> frozenset[int]:
+def streamed_stores(facts: Facts, plan: Plan, woven: Mapping[int, Weave]) -> frozenset[int]:
     """The stores (by identity) that bypass the caches; what was read from there is in them already."""
     # a register is as wide as the lanes of four bytes
     if not plan.lane or plan.lanes * 4 != _LINE:

@@ -94,8 +94,7 @@ class TiledText(StageText):
         """A whole tile: its rows side by side where they are cheap, so that nothing of it goes through
         memory.
         """
-        stmts = (s for part in self.kernel.sections for s in part.body)
-        cost = self.facts.cost_of(s for s in stmts if id(s) not in hoisted)
+        cost = self.facts.cost_of(s for s in self.facts.statements if id(s) not in hoisted)
         self._turned(outside, hoisted, unroll=cost <= CHEAP)
 
     def _turned(
@@ -114,6 +113,6 @@ class TiledText(StageText):
             out.line(f"const i64 {side} = {side}_b + k;")
             frame = self._frame(plan.lane, 1, tail)
             frame.env, frame.tiles = dict(outside.env), turned.tiles
-            emit_sections(self.kernel, plan, frame, hoisted)
+            emit_sections(plan, frame, hoisted)
         for line in turned.after:
             out.line(line)
