@@ -50,7 +50,7 @@ class Plan:
         tile: a second axis along which some accesses are contiguous; empty: there is none worth turning tiles
             for.
         tiled: those accesses; where there is no second axis, accesses that are contiguous along the innermost
-            reduction axis, of which tiles are turned in its loop.
+            reduction axis, of which tiles are transposed in its loop.
     """
 
     lane: str
@@ -92,7 +92,7 @@ def choose_plan(
     apart = min((u for u, part in zip(unrolls, kernel.sections) if part.looped), default=1)
     plan = Plan(lane, across, axes, raxes, lanes if lane else 1, 1 if across else apart, unrolls)
     plan = _with_collisions(plan, facts, kernel.deterministic)
-    return _with_turned_loops(plan, facts) if facts.raxes else _with_tiles(plan, facts)
+    return _with_transposed_loops(plan, facts) if facts.raxes else _with_tiles(plan, facts)
 
 
 def lane_choices(facts: Facts) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ def _score(access: Access, lane: str, facts: Facts) -> float:
 
 
 def _score_in_loop(access: Access, lane: str, facts: Facts, lanes: int) -> float:
-    """The same in a loop: rows that do not fill a vector leave lanes idle, and are better turned over."""
+    """The same in a loop: rows that do not fill a vector leave lanes idle, and are better transposed."""
     score = _score(access, lane, facts)
     inner = facts.raxes[-1]
     filled = facts.hints[inner] / lanes
@@ -264,8 +264,8 @@ def _with_tiles(plan: Plan, facts: Facts) -> Plan:
     return replace(plan, tile=tile, tiled=best, axes=axes)
 
 
-def _with_turned_loops(plan: Plan, facts: Facts) -> Plan:
-    """Where lanes run along a parallel axis, turn tiles of what is contiguous along the innermost loop."""
+def _with_transposed_loops(plan: Plan, facts: Facts) -> Plan:
+    """Where lanes run along a parallel axis, transpose tiles of what runs along the innermost loop."""
     if not plan.lane or plan.across or plan.along or plan.serial:
         return plan
     name = plan.raxes[-1]

@@ -15,7 +15,7 @@ from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.reductions import BLOCK, Reducer
 from polyfuse_cpp.loops.scans import Scanner
 from polyfuse_cpp.memory.address import index_text
-from polyfuse_cpp.memory.transposed_tiles import turn
+from polyfuse_cpp.memory.register_transpose import transpose_tiles
 from polyfuse_cpp.tiling import Plan
 
 __all__ = ["CHEAP", "emit_sections"]
@@ -196,9 +196,9 @@ class _Looped:
 
     def _steps(self, name: str, frame: Frame, low: str, high: str) -> None:
         out, plan = frame.out, self.plan
-        turned = self._turned()
-        if turned:
-            self._tiles(name, frame, low, high, turned)
+        transposed = self._transposed()
+        if transposed:
+            self._tiles(name, frame, low, high, transposed)
             return
         if not plan.across:
             with out.block(f"for (i64 {name} = {low}; {name} < {high}; ++{name})"):
@@ -222,12 +222,12 @@ class _Looped:
 
     # Accesses that run along the innermost loop, and jump along the lanes.
 
-    def _turned(self) -> tuple[Access, ...]:
+    def _transposed(self) -> tuple[Access, ...]:
         """Those of this section."""
         own = {id(stmt) for stmt in self.section.body}
         return () if self.plan.tile else tuple(a for a in self.plan.tiled if id(a.stmt) in own)
 
-    def _tiles(self, name: str, frame: Frame, low: str, high: str, turned: Sequence[Access]) -> None:
+    def _tiles(self, name: str, frame: Frame, low: str, high: str, transposed: Sequence[Access]) -> None:
         """The innermost loop in pieces of as many steps as a vector has lanes."""
         out, size, lanes = frame.out, self.facts.sizes[name], self.plan.lanes
         self.frame.features.add("tile")
@@ -236,22 +236,22 @@ class _Looped:
         out.line(f"i64 {base} = {low};")
         if not fixed or size >= lanes:  # type: ignore[operator]
             with out.block(f"for (; {base} + {lanes} <= {high}; {base} += {lanes})"):
-                self._tile(name, frame, low, str(lanes), turned)
+                self._tile(name, frame, low, str(lanes), transposed)
         rest = size % lanes
         if fixed and rest != 0:
             with out.block():
-                self._tile(name, frame, low, str(rest), turned)
+                self._tile(name, frame, low, str(rest), transposed)
         elif not is_multiple(size, lanes) or not fixed:
             with out.block(f"if ({base} < {high})"):
                 out.line(f"const i64 m = {high} - {base};")
-                self._tile(name, frame, low, "m", turned)
+                self._tile(name, frame, low, "m", transposed)
 
-    def _tile(self, name: str, frame: Frame, low: str, count: str, turned: Sequence[Access]) -> None:
+    def _tile(self, name: str, frame: Frame, low: str, count: str, transposed: Sequence[Access]) -> None:
         """One piece: `count` steps from the tile's base on."""
         out, lanes = frame.out, str(self.plan.lanes)
         first = count if count not in (lanes, "m") and not frame.tail else ""
         extent = f", {frame.tail or lanes}, {count}" if frame.tail or count == "m" else ""
-        tiles = turn(turned, frame, name, f"{name}_t", extent, first)
+        tiles = transpose_tiles(transposed, frame, name, f"{name}_t", extent, first)
         if count != "m" and frame.copies == 1 and self.facts.cost_of(self.section.body) <= CHEAP:
             out.line(f"#pragma GCC unroll {lanes}")
         with out.block(f"for (int k = 0; k < {count}; ++k)"):

@@ -1,4 +1,4 @@
-"""One place in the loop nest, and the values known there."""
+"""One level of the loop nest, and the values known there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from polyfuse_cpp.loops.ops import scalar_type, vector_type
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.index_checks import IndexCheck
 
-__all__ = ["Scope", "Value", "Weave"]
+__all__ = ["Scope", "Value", "InterleavedStores"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Weave:
-    """Stores of one vector each that fill a piece of memory together.
+class InterleavedStores:
+    """Stores of one vector each that together fill contiguous memory.
 
     Attributes:
         stores: in the order of their elements.
@@ -61,20 +61,20 @@ class Weave:
 
 @dataclass
 class Scope:
-    """One place in the loop nest, and the values known there.
+    """One level of the loop nest, and the values known there.
 
     Attributes:
         lane: axis that lanes run along here; None where everything is scalar.
         lanes: lanes of a vector.
         copies: steps of the lane axis that are written side by side.
         tail: text of the number of valid lanes where it is fewer than all.
-        exclusive: stores (by position in the kernel) that no two threads do to one element.
+        exclusive: stores (by identity) that no two threads do to one element.
         local_lanes: lanes that one element of scratch spans: 1 unless lanes run along a parallel axis.
         features: headers that the text needs, collected.
         tiles: elements of the tiles that stand for a load or store (by identity), one for each copy.
-        streams: stores (by identity) that bypass the caches where a whole vector is written.
+        streaming: stores (by identity) that bypass the caches where a whole vector is written.
         checks: checks of indices by the name of the limited index.
-        woven: stores (by identity) whose elements take turns in memory, and those that they are woven with.
+        interleaved: stores (by identity) with the group that they are interleaved in.
     """
 
     facts: Facts
@@ -89,11 +89,11 @@ class Scope:
     env: dict[str, Value] = field(default_factory=dict)
     checks: Mapping[str, IndexCheck] = field(default_factory=dict)
     tiles: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    streams: frozenset[int] = frozenset()
-    woven: Mapping[int, Weave] = field(default_factory=dict)
+    streaming: frozenset[int] = frozenset()
+    interleaved: Mapping[int, InterleavedStores] = field(default_factory=dict)
 
     def child(self, **changes: object) -> Self:
-        """The same place one scope further in."""
+        """The same level, one scope further in."""
         values = dict(self.__dict__)
         values.update(changes)
         values["env"] = dict(self.env)

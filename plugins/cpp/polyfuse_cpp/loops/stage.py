@@ -5,39 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Statement
 from polyfuse.kit import Writer, is_multiple
 from polyfuse.symbolic import IndexLike, product
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
+from polyfuse_cpp.loops.entry import function
 from polyfuse_cpp.loops.nest import emit_sections
 from polyfuse_cpp.loops.odometer import advance, start_at
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.index_checks import limit_checks
-from polyfuse_cpp.memory.interleave import woven_stores
-from polyfuse_cpp.memory.streaming_stores import streamed_stores
+from polyfuse_cpp.memory.interleave import interleaved_stores
+from polyfuse_cpp.memory.streaming_stores import streaming_stores
 from polyfuse_cpp.memory.tables import lane_tables
 from polyfuse_cpp.tiling import Plan, is_apart
 
-__all__ = ["StageText", "blocks_text", "parameters"]
+__all__ = ["StageText", "blocks_text"]
 
 _STACK_BYTES = 16384
 
 _STRIP = 4
 """Vectors of a strip of the lane axis: whole cache lines of what is read, little of what is stored to."""
-
-
-def parameters(kernel: Kernel) -> str:
-    """The parameter list."""
-    parts = []
-    for argument in kernel.args:
-        if argument.kind == "size":
-            parts.append(f"i64 {argument.name}")
-        else:
-            constant = "const " if argument.kind == "in" else ""
-            parts.append(f"{constant}{argument.dtype}* {argument.name}")
-    return ", ".join(parts)
 
 
 def _table(name: str) -> str:
@@ -63,21 +51,17 @@ class StageText:
     name: str
 
     def __post_init__(self) -> None:
-        self.woven = woven_stores(self.facts, self.plan)
-        self.streamed = streamed_stores(self.facts, self.plan, self.woven)
+        self.interleaved = interleaved_stores(self.facts, self.plan)
+        self.streaming = streaming_stores(self.facts, self.plan, self.interleaved)
         self.checks = limit_checks(self.facts)
         self.tables = lane_tables(self.facts, self.plan)
 
     def emit(self) -> None:
         """Write the function."""
-        head = (
-            f"static __attribute__((noinline)) void {self.name}({parameters(self.facts.kernel)}"
-            f"{', ' if self.facts.kernel.args else ''}i64 begin, i64 end, bool alone)"
-        )
-        with self.out.block(head):
+        with function(self.facts.kernel, self.name, "i64 begin, i64 end, bool alone", self.out):
             heap = self._scratch()
             self._items()
-            if self.streamed:
+            if self.streaming:
                 self.features.add("stream")
                 self.out.line("stream_end();")
             for name in heap:
@@ -135,8 +119,8 @@ class StageText:
             exclusive=exclusive,
             local_lanes=self.plan.lanes * self.plan.unroll if apart else 1,
             features=self.features,
-            streams=self.streamed,
-            woven=self.woven,
+            streaming=self.streaming,
+            interleaved=self.interleaved,
             checks=self.checks,
         )
 
@@ -180,7 +164,7 @@ class StageText:
                 f"const i64 from = begin * {plan.lanes}, "
                 f"to = index_min(end * {plan.lanes}, {index_text(size)});"
             )
-            self._piece()
+            self._lane_range()
             return
         blocks = blocks_text(size, plan.lanes)
         out.line(f"const i64 blocks = {blocks};")
@@ -193,7 +177,7 @@ class StageText:
                 f"to = index_min(stop * {plan.lanes}, {index_text(size)});"
             )
             with out.block():
-                self._piece()
+                self._lane_range()
             out.line("item += stop - block;")
             out.line("block = 0;")
             self._advance(outer)
@@ -212,12 +196,12 @@ class StageText:
             for name in tables.values:
                 out.line(f"store({_table(name)} + {lane}, {frame.text(name, True)});")
 
-    def _rows(self, frame: Frame, hoisted: frozenset[int]) -> None:
+    def _rows(self, frame: Frame, invariant: frozenset[int]) -> None:
         """What is done at one place of the lane axis."""
         if self.tables is not None:
             frame.read_tables({name: _table(name) for name in self.tables.values})
-            hoisted |= self.tables.spared
-        emit_sections(self.plan, frame, hoisted)
+            invariant |= self.tables.spared
+        emit_sections(self.plan, frame, invariant)
 
     def _strips(self, outer: Sequence[str], size: IndexLike) -> None:
         """All rows of a share of the lane axis; where each lane stores to a row of its own, strip by strip,
@@ -239,24 +223,24 @@ class StageText:
     def _outer_loops(self, outer: Sequence[str]) -> None:
         out = self.out
         if not outer:
-            self._piece()
+            self._lane_range()
             return
         name = outer[0]
         with out.block(f"for (i64 {name} = 0; {name} < {index_text(self.facts.sizes[outer[0]])}; ++{name})"):
             self._outer_loops(outer[1:])
 
-    def _piece(self) -> None:
+    def _lane_range(self) -> None:
         """The lane axis from ``from`` to ``to``: whole steps, then what is left."""
         plan, out, facts = self.plan, self.out, self.facts
         name, wide = plan.lane, plan.lanes * plan.unroll
         size = facts.sizes[plan.lane]
         outside = self._frame(plan.lane)
-        hoisted = self._hoist(outside)
+        invariant = self._loop_invariants(outside)
         out.line(f"i64 {name} = from;")
         with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
             frame = self._frame(plan.lane, plan.unroll)
             frame.env = dict(outside.env)
-            self._rows(frame, hoisted)
+            self._rows(frame, invariant)
         if is_multiple(size, plan.lanes) and plan.unroll == 1:
             return
         with out.block(f"for (; {name} < to; {name} += {plan.lanes})"):
@@ -268,9 +252,9 @@ class StageText:
                 tail = "n"
             frame = self._frame(plan.lane, 1, tail)
             frame.env = dict(outside.env)
-            self._rows(frame, hoisted)
+            self._rows(frame, invariant)
 
-    def _hoist(self, frame: Frame) -> frozenset[int]:
+    def _loop_invariants(self, frame: Frame) -> frozenset[int]:
         """Write what no lane changes in front of the lane loop; the statements that are done with."""
         done: set[int] = set()
         varying = {self.plan.lane, self.plan.tile, *self.facts.raxes}

@@ -9,7 +9,7 @@ from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Load, Store
 from polyfuse.kit import fits_i32_throughout
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
-from polyfuse_cpp.loops.scope import Scope, Weave
+from polyfuse_cpp.loops.scope import InterleavedStores, Scope
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index, lane_offsets, lane_rise
 
@@ -155,9 +155,9 @@ class MemoryScope(Scope):
         return lane_index(at, self.lane or "", kind, names, vectors)
 
     def _store(self, stmt: Store) -> None:
-        if self.lane is not None and id(stmt) in self.woven:
-            if stmt is self.woven[id(stmt)].stores[-1]:
-                self._store_woven(self.woven[id(stmt)])
+        if self.lane is not None and id(stmt) in self.interleaved:
+            if stmt is self.interleaved[id(stmt)].stores[-1]:
+                self._store_interleaved(self.interleaved[id(stmt)])
             return
         if stmt.mode == CHECK_MODE:
             self._check(stmt)
@@ -190,7 +190,7 @@ class MemoryScope(Scope):
             wrong = self._mask(mask, copy) if vector else self.text(mask, False, copy)
             self.out.line(f"check({status}, {said}, {wrong});")
 
-    def _store_woven(self, weave: Weave) -> None:
+    def _store_interleaved(self, weave: InterleavedStores) -> None:
         """Write the vectors of several stores as the one piece of memory that they are."""
         self.features.add("weave")
         buffer, index = weave.stores[0].buffer, weave.stores[0].index
@@ -205,7 +205,7 @@ class MemoryScope(Scope):
             elif self.tail:
                 self.out.line(f"store_woven_n({address}, {turns} * {self.tail}, {values});")
             else:
-                whole = "stream" if id(weave.stores[0]) in self.streams else "store"
+                whole = "stream" if id(weave.stores[0]) in self.streaming else "store"
                 self.out.line(f"{whole}_woven({address}, {values});")
 
     def _stored(self, name: str, vector: bool, copy: int) -> str:
@@ -218,7 +218,7 @@ class MemoryScope(Scope):
 
     def _store_text(self, stmt: Store, address: str, value: str, count: str = "") -> str:
         if stmt.mode == "set":
-            whole = "stream" if id(stmt) in self.streams else "store"
+            whole = "stream" if id(stmt) in self.streaming else "store"
             return f"store_n({address}, {value}, {count});" if count else f"{whole}({address}, {value});"
         self.features.add("update")
         alone = self._alone(stmt)

@@ -19,7 +19,7 @@ __all__ = ["Tables", "lane_tables"]
 _MOST = 8
 """Tables of one kernel."""
 _BYTES = 32 << 10
-"""Bytes of all tables together: they lie on the stack, and should stay in the first cache."""
+"""Bytes of all tables together: they lie on the stack, and should stay in the L1 cache."""
 _ROWS = 64
 """Rows from which on a table is read often enough."""
 _CHEAP = 4

@@ -304,7 +304,7 @@ def _rows(kind: str, name: str, rows: Iterable[str]) -> str:
 
 
 def _lacking(isa: Isa, dots: Sequence[str]) -> Iterable[str]:
-    """The function that names what the processor lacks, and what makes the one that calls it run on any."""
+    """The function that names what the CPU lacks, and what makes the one that calls it run on any."""
     tested = [name for name in _NAMED if name in isa.cpu_flags]
     tested += [{"PF_DOT_BF16": "avx512bf16", "PF_DOT_BYTES": "avx512vnni"}[d] for d in dots if d != "PF_AMX"]
     plain = '__attribute__((noinline, target("no-avx")))' if tested else "__attribute__((noinline))"
