@@ -1,7 +1,7 @@
 """Writes what every launcher asks of the CUDA driver: run as a program, with a driver that notes each call.
 
-`build_driver` makes that driver; `python driver_calls.py SCENARIO` runs one of `SCENARIOS` and prints the calls, one a
-line, with all arguments that do not depend on where memory happens to be. It needs no GPU.
+`build_driver` makes that driver; `python driver_calls.py SCENARIO` runs one of `SCENARIOS` and prints
+the calls, one a line, with all arguments that do not depend on where memory happens to be. It needs no GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CODE = r"""
 typedef void* H;
 typedef unsigned long long U64;
 static char text[1 << 16], failing[64];
-static int used, status_of_failing, parameters, number_of_float32 = -1, words = 1, loads, maps, version = 13000;
+static int used, status_of_failing, parameters, number_of_float32 = -1, words = 1, loads, maps;
+static int version = 13000;
 static __thread H current;
 static void note(const char* format, ...) {
   va_list list;
@@ -78,8 +79,8 @@ static void note_parameters(void** p, void** extra) {
   for (int i = 1; i < words; ++i) note(", %llx", ((U64*)p[parameters - 1])[i]);
   note(") %p", extra);
 }
-int cuLaunchKernel(H f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   H stream, void** p, void** extra) {
+int cuLaunchKernel(H f, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, H stream, void** p, void** extra) {
   NOTE("%p %u,%u,%u %u,%u,%u %u %p", f, x, y, z, bx, by, bz, shared, stream);
   if (!current) { note(" no context\n"); return 201; }
   note_parameters(p, extra);
@@ -112,9 +113,9 @@ int cuMemsetD8Async(U64 at, unsigned char value, size_t count, H stream) {
   NOTE("%s %d %zu %p", at % 16 ? "unaligned" : "aligned", value, count, stream);
   DONE;
 }
-int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const U64* extents, const U64* strides,
-                           const unsigned* box, const unsigned* steps, int interleave, int swizzle, int promotion,
-                           int fill) {
+int cuTensorMapEncodeTiled(void* map, int type, unsigned rank, void* address, const U64* extents,
+                           const U64* strides, const unsigned* box, const unsigned* steps, int interleave,
+                           int swizzle, int promotion, int fill) {
   NOTE("%s %d %u %p", (U64)map % 64 ? "unaligned" : "aligned", type, rank, address);
   for (unsigned i = 0; i < rank; ++i) note(" %llu/%u/%u", extents[i], box[i], steps[i]);
   for (unsigned i = 0; i + 1 < rank; ++i) note(" +%llu", strides[i]);
@@ -250,7 +251,7 @@ def triton(notes: Notes, plain: bool, folder: Path) -> None:
         notes.attempt("no context", lambda: simple(*given))
     notes.library.fake_version(12020)
     notes.attempt("an old driver", lambda: kernel("old", launcher(), starts_early=True)(*given))
-    del simple, one
+    simple = None
 
 
 def cutlass(notes: Notes, folder: Path) -> None:

@@ -10,8 +10,9 @@ import pytest
 from cutlass_kernels import GELU, RESIDUAL, SCALED, generated_part, nvcc_options, product
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.plugin import Source
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.artifact import read_unit
-from polyfuse_cutlass.build.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import Tiling

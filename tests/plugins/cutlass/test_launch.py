@@ -13,6 +13,7 @@ import torch
 from cutlass_kernels import RESIDUAL, product
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
 from polyfuse.ir.kernel import Kernel
+from polyfuse_cuda.driver import Driver
 from polyfuse_cutlass.build.artifact import Artifact, write_unit
 from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.launch import driver as real
@@ -91,7 +92,7 @@ class FakeDriver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
     for module in (launching, real):
-        monkeypatch.setattr(module, "driver", lambda: fake)
+        monkeypatch.setattr(module, "driver", lambda: Driver(fake))
     monkeypatch.setattr(launching, "current_stream", lambda kind: lambda device: 0x5000 + device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(

@@ -15,14 +15,14 @@ from polyfuse.base.errors import (
 )
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Source
+from polyfuse_cuda import toolchain
 from polyfuse_cutlass.backend import CutlassBackend
-from polyfuse_cutlass.build import headers, toolchain
+from polyfuse_cutlass.build import headers
 from polyfuse_cutlass.build.artifact import write_unit
 from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.doctor import findings
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
-from polyfuse_cutlass.templates import build
 from polyfuse_cutlass.templates.ampere import AmpereTile
 from polyfuse_cutlass.templates.build import read_linked
 from polyfuse_cutlass.templates.candidates import is_library, library_configs, library_source
@@ -31,7 +31,7 @@ from polyfuse_cutlass.templates.meta import LinkedMeta
 from polyfuse_cutlass.templates.text import LANGUAGE
 from requirements import CUTLASS, needs_nvcc
 
-HOPPER, AMPERE = Target(), Target("sm_80")
+HOPPER, AMPERE = Target(), Target(80)
 COOPERATIVE, STREAM = Collective(), Collective(128, 128, 2, 1, "stream-K")
 CASES = {
     "collective_gelu": (product(512, 1024, 512, epilogue=GELU), COOPERATIVE.config, HOPPER),
@@ -278,13 +278,13 @@ def test_errors_come_with_command_and_output(tmp_path):
 @pytest.mark.parametrize(
     ("module", "source"),
     (
-        (toolchain, emit(product(64, 64, 64), None, HOPPER)),
-        (build, library_source(*CASES["ampere_gelu"], "4.2.0")),
+        ("polyfuse_cutlass.build.toolchain", emit(product(64, 64, 64), None, HOPPER)),
+        ("polyfuse_cutlass.templates.build", library_source(*CASES["ampere_gelu"], "4.2.0")),
     ),
     ids=("kernel of our own", "library"),
 )
 def test_a_compiler_that_takes_too_long_is_ended(tmp_path, monkeypatch, module, source):
-    monkeypatch.setattr(module, "_SECONDS", 0.3)
+    monkeypatch.setattr(f"{module}._SECONDS", 0.3)
     options = compile_options(tmp_path, "nvcc", "echo under way; sleep 60")
     with pytest.raises(KernelBuildError, match="took longer") as caught:
         build_in_worker([source], tmp_path, options)
@@ -308,7 +308,7 @@ def test_compiles_without_spills(tmp_path, name):
     kernel, config, target = CASES[name]
     source: Source = library_source(kernel, config, target, found.version)
     compiler = toolchain.find_compiler("nvcc")
-    options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": target.arch}
+    options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": target.name}
     build_in_worker([source], tmp_path, {**options, "include": found.folder})
     artifact = read_linked(tmp_path)[source.key]
     assert artifact.spilled == 0 and not artifact.serial

@@ -9,7 +9,9 @@ import pytest
 
 from cutlass_kernels import product
 from polyfuse.base.errors import BackendUnavailableError
-from polyfuse_cutlass.build import headers, toolchain
+from polyfuse_cuda.toolchain import find_compiler
+from polyfuse_cutlass.build import headers
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.templates.build import read_linked
@@ -74,9 +76,9 @@ def test_a_built_kernel_asks_for_what_was_planned(tmp_path):
     except BackendUnavailableError as error:
         pytest.skip(f"{CUTLASS}: {error.cause}")
     source = library_source(product(512, 512, 4096, batch=2), STREAM.config, Target(), found.version)
-    compiler = toolchain.find_compiler("nvcc")
+    compiler = find_compiler("nvcc")
     options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}
-    toolchain.build_in_worker([source], tmp_path, {**options, "include": found.folder})
+    build_in_worker([source], tmp_path, {**options, "include": found.folder})
     artifact = read_linked(tmp_path)[source.key]
     kernel = Linked(artifact, tmp_path / artifact.file)
     some = set()

@@ -14,8 +14,8 @@ from typing import Any
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import BackendUnavailableError, KernelLoadError
 from polyfuse.plugin import Source
+from polyfuse_cuda.toolchain import run_nvcc
 from polyfuse_cutlass.build.artifact import faults_in
-from polyfuse_cutlass.build.nvcc import run_nvcc
 from polyfuse_cutlass.templates.meta import LinkedMeta
 
 __all__ = ["LinkedArtifact", "build_linked", "read_linked"]

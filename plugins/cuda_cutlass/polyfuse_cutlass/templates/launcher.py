@@ -13,6 +13,7 @@ from typing import Any
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
 from polyfuse.runtime import record_function
 from polyfuse.runtime.launching import current_stream, profiler_flag
+from polyfuse_cuda.driver import EARLIER_ERROR
 from polyfuse_cutlass.templates.build import LinkedArtifact, read_linked
 from polyfuse_cutlass.templates.meta import LinkedMeta
 
@@ -155,5 +156,5 @@ class Linked:
             words = f"CUDA reports error {status - _CUDA_ERRORS}"
         raise KernelLaunchError(
             f"{what} kernel {self.artifact.name} failed: {words}",
-            "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause",
+            EARLIER_ERROR,
         )
