@@ -61,12 +61,12 @@ class Body:
     def reduce(self, kind: str, *args: str) -> Any:
         from polyfuse.ir.ops import REDUCTIONS
 
-        return self._add("reduce", args, self.kernel.types[args[0]], kind, REDUCTIONS[kind][1])
+        return self._add("reduce", args, self.kernel.types[args[0]], kind, REDUCTIONS[kind].results)
 
     def scan(self, kind: str, *args: str) -> Any:
         from polyfuse.ir.ops import SCANS
 
-        return self._add("scan", args, self.kernel.types[args[0]], kind, SCANS[kind][1])
+        return self._add("scan", args, self.kernel.types[args[0]], kind, SCANS[kind].results)
 
 
 class KernelBuilder:

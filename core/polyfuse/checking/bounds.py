@@ -256,7 +256,7 @@ class BoundedEvaluator(KernelEvaluator):
             if again is not None:
                 self._error_storage(name, storage)[again] = torch.inf
         else:
-            if mode in ("add", "mul", "fold_sum"):
+            if mode in ("add", "mul", "group_sum"):
                 self._ledger.combined(name, storage, place, value)
             errors = self._error_storage(name, storage)
             if error is not None:

@@ -111,7 +111,7 @@ class Backend(ABC):
     def fold_width(self, product: Reduction, kind: str, along: str) -> int:
         """Return how many neighbouring results of a product its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each
-        group beside its results (`ops.FOLD_MODES`), and a second kernel combines these. 0: none.
+        group beside its results (`ops.GROUP_MODES`), and a second kernel combines these. 0: none.
         """
         return 0
 

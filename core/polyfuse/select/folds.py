@@ -8,7 +8,7 @@ from dataclasses import replace
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import Graph
 from polyfuse.schedule import Decision, Launch, Schedule
-from polyfuse.schedule.reductions.gemm_reductions import is_fold, reduction_of
+from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken
@@ -23,7 +23,7 @@ def refused_folds(tuner: Tuner, schedule: Schedule, decisions: list[Decision]) -
     """
     found: dict[str, str] = {}
     for step in schedule.steps:
-        names = [reduction_of(n) for n in step.nodes if is_fold(n)] if isinstance(step, Launch) else []
+        names = [reduction_of(n) for n in step.nodes if is_group_store(n)] if isinstance(step, Launch) else []
         if not isinstance(step, Launch) or not names:
             continue
         try:

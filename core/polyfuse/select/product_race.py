@@ -15,7 +15,7 @@ from polyfuse.ir.nodes import View
 from polyfuse.plugin import Backend, Config
 from polyfuse.runtime.once import ONCE
 from polyfuse.schedule import Call, Decision, Launch, Schedule
-from polyfuse.schedule.reductions.gemm_reductions import is_fold, part_names
+from polyfuse.schedule.reductions.gemm_reductions import is_group_store, part_names
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken
@@ -338,7 +338,9 @@ def _contenders(
     for entry in offer.generated:
         part, product = segment(others[entry.name], own), entry.form.product.name
         main = next((s for s in part.steps if isinstance(s, Launch) and product in node_names(s)), None)
-        if entry.folds and (main is None or whole & set(entry.folds) or not any(map(is_fold, main.nodes))):
+        if entry.folds and (
+            main is None or whole & set(entry.folds) or not any(map(is_group_store, main.nodes))
+        ):
             continue  # the reductions do not fit into the kernel
         out.append(_Contender(entry.name, part, entry.backend, main))
     for alternative in offer.alternatives:

@@ -68,7 +68,7 @@ def _schedule(kind: str, rows: int, length: Any, layout: str, **hints: int) -> S
     dtype = _dtype(kind)
     stride = {"rows": (length, 1), "columns": (1, rows)}[layout]
     make.buffer("x", rows, length, stride=stride, dtype=dtype, kind="input")
-    names = [f"out{k}" for k in range(REDUCTIONS[kind][1])]
+    names = [f"out{k}" for k in range(REDUCTIONS[kind].results)]
     for k, name in enumerate(names):
         make.buffer(name, rows, dtype=DType.i64 if kind.startswith("arg") and k else dtype)
     (i,), (r,) = axes(rows), axes(length, prefix="r")

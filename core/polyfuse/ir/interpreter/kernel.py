@@ -58,10 +58,10 @@ def bind_operands(
 
 
 def begin_stores(kernel: Kernel, storages: Mapping[str, Tensor]) -> None:
-    """Fill what stores of `ops.FOLD_MODES` combine with."""
+    """Fill what stores of `ops.GROUP_MODES` combine with."""
     for stmt in (s for section in kernel.sections for s in section.body):
         if isinstance(stmt, Store) and stmt.buffer in storages:
-            semantics.begin_fold(storages[stmt.buffer], stmt.mode)
+            semantics.begin_group(storages[stmt.buffer], stmt.mode)
 
 
 def flat(tensor: Tensor, numel: int, dtype: DType) -> Tensor:

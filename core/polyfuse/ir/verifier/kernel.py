@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from polyfuse.base.errors import VerifyError
 from polyfuse.ir.aliasing import AliasRule
 from polyfuse.ir.kernel import Kernel, Section
-from polyfuse.ir.ops import CHECK_MODE, FOLD_MODES, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, GROUP_MODES, STORE_MODES
 from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.text.print import Printer
 from polyfuse.ir.types import DType
@@ -17,7 +17,7 @@ from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size
 _NEIGHBOURS = 4
 """Statements shown on either side of a faulty one."""
 
-_MODES = (*STORE_MODES, *FOLD_MODES, CHECK_MODE)
+_MODES = (*STORE_MODES, *GROUP_MODES, CHECK_MODE)
 
 
 def verify_kernel(kernel: Kernel) -> None:
@@ -174,7 +174,7 @@ class _Check:
             return f"the mask is {operands[-1]}, not bool"
         if name in self.buffers and name not in self.writable:
             return f"{name!r} is an input, and is stored to"
-        if mode not in FOLD_MODES:
+        if mode not in GROUP_MODES:
             self.readable.add(name)
         elif name in self.readable:
             return f"{name!r} is combined from nothing, and is read or stored to otherwise"

@@ -9,6 +9,7 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const, index_value, loads
 from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.ops import REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.numbers import size_number
@@ -35,11 +36,10 @@ def reduced_dims(dims: Any, rank: int) -> tuple[int, ...]:
 
 def identity(kind: str, dtype: DType) -> Expr:
     """What a reduction over nothing gives."""
-    if kind in ("sum", "any", "xor_sum"):
-        return const(0, dtype)
-    if kind in ("prod", "all"):
-        return const(1, dtype)
-    raise UnsupportedError(f"{kind} over no elements has no value")
+    row = REDUCTIONS[kind]
+    if not row.has_value_of_nothing:
+        raise UnsupportedError(f"{kind} over no elements has no value")
+    return const(row.identity(dtype), dtype)
 
 
 def reduce(

@@ -11,7 +11,7 @@ from polyfuse.ir.expr import Access, Expr, load, walk
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
 from polyfuse.ir.nodes import LoopNode, Node, Origin, Scatter
-from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, FOLD_MODES, REDUCTIONS, SCALAR_OPS, SCANS
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, GROUP_MODES, REDUCTIONS, SCALAR_OPS, SCANS
 from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, definition, indices, statement
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
@@ -28,7 +28,7 @@ from polyfuse.schedule.kernels.body import (
     result_type,
     top_down,
 )
-from polyfuse.schedule.reductions.gemm_reductions import is_fold
+from polyfuse.schedule.reductions.gemm_reductions import is_group_store
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, product, substitute, symbol
 
 _ROW = "%row"
@@ -75,7 +75,7 @@ def _loops(unit: Unit, context: KernelContext) -> tuple[Space, dict[str, IndexLi
         for index in indices_in(member.node.expressions()):
             indices.append(substitute(index, member.mapping))
         own = getattr(member.node, "index", None)
-        if is_fold(member.node):
+        if is_group_store(member.node):
             # its place counts in groups; what must stay a loop, or become one, is what the groups are of
             whole += [substitute(var, member.mapping) for var in member.node.axes]
         elif own is not None:
@@ -153,7 +153,7 @@ class _Layout:
         seen: dict[Expr, int] = {}
         for effect in self.effects:
             if effect.op == "scan":
-                for i in range(SCANS[effect.kind][1]):
+                for i in range(SCANS[effect.kind].results):
                     dtype = result_type(effect.kind, i, effect.exprs)
                     seen[carried("scan", effect.serial, i, dtype)] = effect.section
         stores = {
@@ -235,7 +235,7 @@ class _Layout:
             access = Access(effect.buffer, effect.index, effect.indirect, effect.masked)
             out.append(statement("store", (), args, effect.exprs[0].dtype, (access, effect.kind)))
             return
-        count = ({**REDUCTIONS, **CONTRACTIONS} if effect.op == "reduce" else SCANS)[effect.kind][1]
+        count = ({**REDUCTIONS, **CONTRACTIONS} if effect.op == "reduce" else SCANS)[effect.kind].results
         targets = tuple(self._name() for _ in range(count))
         pending: list[tuple[Expr, str]] = []
         for i, target in enumerate(targets):
@@ -322,7 +322,7 @@ def _finish(
             if isinstance(stmt, (Load, Store)) and stmt.buffer not in local_names:
                 kinds = use.setdefault(stmt.buffer, set())
                 kinds.add(stmt.op)
-                if isinstance(stmt, Store) and stmt.mode not in ("set", *FOLD_MODES):
+                if isinstance(stmt, Store) and stmt.mode not in ("set", *GROUP_MODES):
                     kinds.add("load")
     rename = {item.name: item.name.removeprefix("%") for item in locals_}
     locals_ = tuple(replace(item, name=rename[item.name]) for item in locals_)
@@ -366,8 +366,7 @@ def _finish(
         locals_,
         sections,
         hints,
-        deterministic=context.deterministic
-        and any(_collides(m.node) for m in unit.members),
+        deterministic=context.deterministic and any(_collides(m.node) for m in unit.members),
         numerics=context.numerics,
         origins=tuple(origins),
     )
@@ -376,7 +375,7 @@ def _finish(
 
 def _collides(node: Node) -> bool:
     """Whether points of a node may store to one place, and which of them comes last matters."""
-    return isinstance(node, Scatter) and not is_fold(node) and node.mode != CHECK_MODE
+    return isinstance(node, Scatter) and not is_group_store(node) and node.mode != CHECK_MODE
 
 
 def _extent(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from polyfuse.ir.expr import Expr, load, loads, moved, reindex, rewrite
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node, Pointwise, Reduction, Scatter
-from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES
+from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend
 from polyfuse.schedule.fusion.gemm_epilogues import has_product
@@ -26,13 +26,13 @@ __all__ = [
     "fold_results",
     "foldable",
     "folds_alone",
-    "is_fold",
+    "is_group_store",
     "part_names",
     "readers_of",
     "reduction_of",
 ]
 
-_MODES = {kind: mode for mode, kind in FOLD_MODES.items()}
+_MODES = {kind: mode for mode, kind in GROUP_MODES.items()}
 _PARTIAL = "_partial"
 
 
@@ -129,14 +129,14 @@ def folds_alone(units: Iterable[Unit]) -> Mapping[str, Decision]:
         name: Decision("declined", name, unit.backend, reason)
         for unit in units
         for member in unit.members
-        if is_fold(member.node) and not has_product(unit)
+        if is_group_store(member.node) and not has_product(unit)
         for name in (reduction_of(member.node),)
     }
 
 
-def is_fold(node: Node) -> bool:
+def is_group_store(node: Node) -> bool:
     """Whether a node combines groups of results of a product."""
-    return isinstance(node, Scatter) and node.mode in FOLD_MODES
+    return isinstance(node, Scatter) and node.mode in GROUP_MODES
 
 
 def reduction_of(node: Node) -> str:

@@ -324,25 +324,11 @@ def _cut(extent: IndexLike, wanted: int) -> tuple[int, IndexLike]:
 def _confined(kind: str, values: tuple[Expr, ...], inside: Expr) -> tuple[Expr, ...]:
     """`values` where `inside` holds; elsewhere what changes no result, and nothing is read."""
     first = guard(values[0], inside)
-    neutral = const(_neutral(kind, first.dtype), first.dtype)
+    neutral = const(REDUCTIONS[kind].identity(first.dtype), first.dtype)
     return (apply("where", inside, first, neutral), *(guard(value, inside) for value in values[1:]))
-
-
-def _neutral(kind: str, dtype: DType) -> bool | int | float:
-    if kind in ("sum", "any", "xor_sum"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    lowest = kind in ("max", "argmax", "online_softmax")
-    if dtype is DType.bool:
-        return not lowest
-    if dtype.is_float:
-        return float("-inf") if lowest else float("inf")
-    bits = dtype.itemsize * 8 - dtype.is_signed
-    return (-(1 << bits) if dtype.is_signed else 0) if lowest else (1 << bits) - 1
 
 
 def _result_types(kind: str, values: Sequence[Expr]) -> tuple[DType, ...]:
     if kind in ("argmin", "argmax"):
         return values[0].dtype, DType.i64
-    return (values[0].dtype,) * REDUCTIONS[kind][1]
+    return (values[0].dtype,) * REDUCTIONS[kind].results

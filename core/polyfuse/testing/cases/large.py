@@ -81,7 +81,7 @@ def _reduction(kind: str, row: str, m: int, n: int) -> Case:
         index = (axes[0] * n if axes else 0) + raxes[0]
         outer = m
     value = load("in0", index, F32)
-    operands = (value, index_value(raxes[0]))[: REDUCTIONS[kind][0]]
+    operands = (value, index_value(raxes[0]))[: REDUCTIONS[kind].operands]
     outputs = result_types("reduce", kind, tuple(e.dtype for e in operands))
     assert not isinstance(outputs, str)
     places = range(len(outputs))
@@ -102,7 +102,7 @@ def _scan(kind: str, m: int, n: int) -> Case:
     value = apply("mul", load("in0", index, F32), const(0.01, F32))
     if kind == "prod":
         value = apply("add", apply("mul", value, const(0.01, F32)), const(1.0, F32))
-    operands = (value, index_value(r))[: SCANS[kind][0]]
+    operands = (value, index_value(r))[: SCANS[kind].operands]
     outputs = result_types("scan", kind, tuple(e.dtype for e in operands))
     assert not isinstance(outputs, str)
     places = range(len(outputs))

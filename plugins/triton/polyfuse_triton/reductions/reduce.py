@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from polyfuse.ir.interpreter.semantics import identity
+from polyfuse.ir.ops import REDUCTIONS
 from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import literal, triton_type
@@ -79,9 +79,9 @@ def _neutral(kind: str, place: int, dtype: DType, narrow: bool) -> str:
     if kind == "welford":
         return ""
     if dtype is DType.bool:
-        return literal(int(bool(identity(kind, dtype))), _FLAGS)
+        return literal(int(REDUCTIONS[kind].identity(dtype)), _FLAGS)
     held = DType.i32 if narrow else dtype
-    return literal(identity(kind, held), held)
+    return literal(REDUCTIONS[kind].identity(held), held)
 
 
 # --- a row in one piece -------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class Accumulator:
             return [repr(_LOWEST[dtype]), "0.0"]
         if self._narrow and kind not in ("argmin", "argmax"):
             dtype = DType.i32
-        first = identity(kind, dtype)
+        first = REDUCTIONS[kind].identity(dtype)
         text = f'float("{first}")' if isinstance(first, float) else str(int(first))
         return [text, str(_LAST[self._narrow])][: len(self._names)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from polyfuse.ir.interpreter.semantics import identity
+from polyfuse.ir.ops import SCANS
 from polyfuse.ir.statements import Scan
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import triton_type
@@ -106,6 +106,6 @@ class ScanWriter:
     def _starts(self) -> list[str]:
         if self._kind == "logsumexp":
             return ['float("-inf")']
-        first = identity(self._kind, self._stmt.dtype)
+        first = SCANS[self._kind].identity(self._stmt.dtype)
         text = f'float("{first}")' if isinstance(first, float) else str(int(first))
         return [text, "0"][: len(self._carried)]
