@@ -14,9 +14,8 @@ from polyfuse.kit import Access
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis, axis_name, axis_size, coefficient
 from polyfuse_halide.codegen.device_plan import DevicePlan, choose_device_plan
-from polyfuse_halide.codegen.forward import forwarded
+from polyfuse_halide.codegen.forward import forwarded, with_plain_names
 from polyfuse_halide.codegen.kernel import Emitter, KernelText, Placed, check_sizes
-from polyfuse_halide.codegen.names import with_safe_names
 from polyfuse_halide.codegen.values import tuple_text
 from polyfuse_halide.schedules.pins import Pins, pinned, words
 
@@ -28,7 +27,7 @@ def device_kernel_text(
 ) -> KernelText:
     """The program of a kernel for a device with so many processors."""
     check_sizes(kernel)
-    plain = with_safe_names(forwarded(kernel))
+    plain = with_plain_names(forwarded(kernel))
     if not plain.axes:
         # blocks are counted along an axis
         hints = plain.size_hints and (1, *plain.size_hints)

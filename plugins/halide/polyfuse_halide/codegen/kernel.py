@@ -24,8 +24,7 @@ from polyfuse.symbolic import (
 )
 from polyfuse_halide.codegen.address import index_text, placement
 from polyfuse_halide.codegen.contracting import contracts
-from polyfuse_halide.codegen.forward import forwarded
-from polyfuse_halide.codegen.names import with_safe_names
+from polyfuse_halide.codegen.forward import forwarded, with_plain_names
 from polyfuse_halide.codegen.values import LIMIT, ValueEmitter, tuple_text
 from polyfuse_halide.schedules.pins import Pins, pinned, words
 from polyfuse_halide.schedules.plan import choose_plan
@@ -53,7 +52,7 @@ def kernel_text(
     before it is read or written.
     """
     check_sizes(kernel)
-    plain = with_safe_names(forwarded(kernel))
+    plain = with_plain_names(forwarded(kernel))
     plan = pinned(kernel, choose_plan(plain, lanes, config), pins or {})
     emitter = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn, extents=checked, checked=checked)
     if plan.kind != "points":

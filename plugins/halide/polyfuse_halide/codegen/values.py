@@ -63,7 +63,7 @@ class ValueEmitter:
         self.short: set[str] = set()
         self.placed: set[str] = set()
         self.kept: dict[str, str] = {}
-        self.shares = shares_of(kernel)
+        self.shares = shares_of(self.facts)
         self.side_by_side = 0
         self.turn = turn
         self.numbers: dict[str, float] = {}
@@ -115,7 +115,7 @@ class ValueEmitter:
                 place += 1
             elif isinstance(stmt, Store) and stmt.buffer in self.locals:
                 self._local(number, stmt)
-        again = needed_again(self.kernel, section, self.side_by_side) if reduces and self.side_by_side else ""
+        again = needed_again(self.facts, section, self.side_by_side) if reduces and self.side_by_side else ""
         if again:
             self._function(f"again{number}_of", number, [again], tuple_text([again]))
             self.lines.append(f'again{number} = p.row("again{number}", again{number}_of)')

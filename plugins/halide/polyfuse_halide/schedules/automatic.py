@@ -76,16 +76,15 @@ def automatic_fault(kernel: Kernel) -> str:
 
 def automatic_text(kernel: Kernel, scheduler: str, processors: int) -> KernelText:
     """The program of a kernel that a scheduler divides among so many processors."""
-    from polyfuse_halide.codegen.forward import forwarded
+    from polyfuse_halide.codegen.forward import forwarded, with_plain_names
     from polyfuse_halide.codegen.kernel import Emitter, check_sizes
-    from polyfuse_halide.codegen.names import with_safe_names
 
     fault = automatic_fault(kernel)
     if fault:
         raise UnsupportedError(f"no automatic schedule: {fault}", "leave out the option halide.autoscheduler")
     check_sizes(kernel)
     once = bool(kernel.aliases)
-    plain = with_safe_names(forwarded(kernel))
+    plain = with_plain_names(forwarded(kernel))
     call = f'p.scheduled_by("{scheduler}", {processors}, once={once})'
     found = Emitter(plain, call, extents=True).emit()
     facts = {**json.loads(found.meta), "automatic": scheduler}

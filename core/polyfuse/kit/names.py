@@ -1,9 +1,9 @@
-"""Kernels whose names can stand in generated programs as they are."""
+"""Kernels whose names can stand in generated text as they are."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from polyfuse.base.errors import UnsupportedError
@@ -13,37 +13,40 @@ from polyfuse.symbolic import IndexLike, atoms, axis, axis_name, axis_size, subs
 
 __all__ = ["with_safe_names"]
 
-_PLAIN = re.compile(r"[A-Za-z_]{1,4}[0-9]+")
-"""Names that are kept: no keyword and, but for those below, no name of the library is one."""
-_TAKEN = re.compile(r"log2|log10|exp2|atan2|(red|once|tile)[0-9]+")
-"""Of these, functions of the library and stages of generated programs."""
-_DERIVED = ("", "_n", "_of")
-"""What generated programs append to names: for positions in 32 bits, and for what fills a row buffer."""
 
+def with_safe_names(
+    kernel: Kernel, keep: re.Pattern[str], values: re.Pattern[str] | None = None, derived: Sequence[str] = ()
+) -> Kernel:
+    """The same kernel, where no two of its axes, buffers, sizes and values have one name; the kernel itself
+    where nothing has to be renamed.
 
-def with_safe_names(kernel: Kernel) -> Kernel:
-    """The same kernel, where no two of its axes, buffers, sizes and values have one name, and none a name
-    that Python or the library takes for something else.
+    Args:
+        keep: names that the target language and the generator's library leave free. Others become `v_` and
+            what of them is ASCII; a number follows where that is taken.
+        values: the same for values, where the generator tells these from axes and buffers itself.
+        derived: what the generator appends to names, so that results are no other names either.
     """
-    choose = _chooser()
-    renamed = {axis_name(a): choose(axis_name(a)) for a in (*kernel.axes, *kernel.raxes)}
-    buffers = {b.name: choose(b.name) for b in (*kernel.args, *kernel.locals)}
+    choose = _chooser(("", *derived))
+    choose_value = choose if values is None else _chooser(("", *derived))
+    axes = {axis_name(a): choose(axis_name(a), keep) for a in (*kernel.axes, *kernel.raxes)}
+    buffers = {b.name: choose(b.name, keep) for b in (*kernel.args, *kernel.locals)}
     targets = (t for section in kernel.sections for s in section.body for t in s.targets)
-    values = {name: choose(name) if name else name for name in targets}
-
+    named = {name: choose_value(name, values or keep) if name else name for name in targets}
+    if all(old == new for names in (axes, buffers, named) for old, new in names.items()):
+        return kernel
     sizes = {a.name for a in kernel.args if a.kind == "size"}
-    index = _index_renamer(kernel, renamed, {name: buffers[name] for name in sizes})
+    index = _index_renamer(kernel, axes, {name: buffers[name] for name in sizes})
 
     def statement(stmt: Statement) -> Statement:
-        stmt = with_names(stmt, tuple(values[t] for t in stmt.targets), [values[a] for a in stmt.args])
+        stmt = with_names(stmt, tuple(named[t] for t in stmt.targets), [named[a] for a in stmt.args])
         if isinstance(stmt, (Load, Store)):
             stmt = replace(stmt, buffer=buffers[stmt.buffer])
         return with_index(stmt, index)
 
     return replace(
         kernel,
-        axes=tuple(axis(renamed[axis_name(a)], index(axis_size(a))) for a in kernel.axes),
-        raxes=tuple(axis(renamed[axis_name(a)], index(axis_size(a))) for a in kernel.raxes),
+        axes=tuple(axis(axes[axis_name(a)], index(axis_size(a))) for a in kernel.axes),
+        raxes=tuple(axis(axes[axis_name(a)], index(axis_size(a))) for a in kernel.raxes),
         args=tuple(
             replace(a, name=buffers[a.name], numel=a.numel if a.numel is None else index(a.numel))
             for a in kernel.args
@@ -67,7 +70,7 @@ def _index_renamer(
     found += [atom.args[0] for index in found for atom in atoms(index) if atom.kind == "axis"]
     used = list(dict.fromkeys(atom for index in found for atom in atoms(index)))
     if any(atom.kind == "host" for atom in used):
-        raise UnsupportedError("a size that only the host can compute has a name of Python's", "rename it")
+        raise UnsupportedError("a size that the host computes is of one with an unusual name", "rename it")
     symbols: dict[str, IndexLike] = {
         atom.name: symbol(sizes[atom.name], atom.lo, atom.hi) for atom in used if atom.kind == "sym"
     }
@@ -80,19 +83,19 @@ def _index_renamer(
     return lambda index: substitute(index, {**symbols, **variables})
 
 
-def _chooser() -> Callable[[str], str]:
+def _chooser(suffixes: Sequence[str]) -> Callable[[str, re.Pattern[str]], str]:
     """Gives each name another one than all before."""
     taken: set[str] = set()
 
-    def choose(name: str) -> str:
+    def choose(name: str, keep: re.Pattern[str]) -> str:
         base = name
-        if not _PLAIN.fullmatch(name) or _TAKEN.fullmatch(name):
+        if not keep.fullmatch(name):
             base = "v_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
         found, number = base, 1
-        while not taken.isdisjoint(found + suffix for suffix in _DERIVED):
+        while not taken.isdisjoint(found + suffix for suffix in suffixes):
             number += 1
             found = f"{base}__{number}"
-        taken.update(found + suffix for suffix in _DERIVED)
+        taken.update(found + suffix for suffix in suffixes)
         return found
 
     return choose
