@@ -142,6 +142,8 @@ def identity_of(op: str, dtype: DType) -> bool | int | float:
     """
     if op in ("minimum", "maximum"):
         return dtype.highest if op == "minimum" else dtype.lowest
+    if op == "bitwise_and" and dtype is not DType.bool:
+        return -1 if dtype.is_signed else dtype.highest
     return {"add": 0, "bitwise_or": 0, "bitwise_xor": 0, "mul": 1, "bitwise_and": 1}[op]
 
 
@@ -241,3 +243,10 @@ GROUP_MODES: dict[str, str] = {"group_sum": "sum", "group_min": "min", "group_ma
 every run, and nothing else: what was there before does not count. By the reduction that each does. They stand
 apart from `STORE_MODES` because only kernels in which points that share an element lie side by side can have
 them, as results of a matrix product do; see `Backend.fold_width`."""
+
+
+def combining_op(mode: str) -> str:
+    """The scalar operation by which a store combines with what is there; empty where it overwrites."""
+    if mode in GROUP_MODES:
+        return REDUCTIONS[GROUP_MODES[mode]].combine
+    return STORE_MODES.get(mode, "")

@@ -1,6 +1,6 @@
 """What code generators share.
 
-`facts` (a kernel's accesses, definitions, dependences), `access`, `slices`, `spans` (bounds of values),
+`facts` (what is known of a kernel), made of `values` and `access`; `slices`, `spans` (bounds of values),
 `affine` (steps of indices), `aliasing`, `contraction` (matrix multiplications recognised), `names` (that
 generated text can use), `roofline` (estimates of time), `writer` (indented text), `device_clock`. No text of
 any target language.
@@ -11,10 +11,11 @@ from polyfuse.kit.affine import Affine, affine, fits_i32_throughout, is_multiple
 from polyfuse.kit.aliasing import memories, without_aliases
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.kit.device_clock import device_milliseconds
-from polyfuse.kit.facts import Definition, KernelFacts
+from polyfuse.kit.facts import KernelFacts
 from polyfuse.kit.names import with_safe_names
 from polyfuse.kit.roofline import Machine, Work, fill, rounds, seconds, work_of
 from polyfuse.kit.slices import backward_slice
+from polyfuse.kit.values import Definition
 from polyfuse.kit.writer import Writer
 
 __all__ = [

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
-from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, GROUP_MODES, REDUCTIONS, SCALAR_OPS, STORE_MODES
+from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES, REDUCTIONS, SCALAR_OPS, combining_op
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.ir.verifier.rules import accumulates
 
@@ -217,11 +217,12 @@ def begin_group(storage: Tensor, mode: str) -> None:
 
 def scatter(storage: Tensor, index: Tensor, value: Tensor, mode: str) -> None:
     """Store a flat list of values at a flat list of positions, combined with what is there as `mode` says."""
-    if mode in ("set", CHECK_MODE):
+    op = combining_op(mode)
+    if not op:
         _twin(storage)[index] = _twin(value)
         return
     # combined in NumPy one after the other, which wraps integers and propagates NaN like the IR's modes do
-    combine: Any = _NUMPY_OPS[STORE_MODES.get(mode) or REDUCTIONS[GROUP_MODES[mode]].combine]
+    combine: Any = _NUMPY_OPS[op]
     narrow = storage.dtype.is_floating_point and storage.dtype.itemsize < 4
     total = (storage.float() if narrow else storage).cpu().numpy().copy()
     added = (value.float() if narrow else value).cpu().numpy()

@@ -11,7 +11,7 @@ from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.loops.scope import Scope, Value
 
-__all__ = ["MemoryScope"]
+__all__ = ["ATOMIC_MODES", "MemoryScope"]
 
 _HARDWARE: dict[str, tuple[DType, ...]] = {
     "add": (DType.f32, DType.f64, DType.f16, DType.bf16, DType.i32, DType.i64, DType.u32, DType.u64),
@@ -19,6 +19,8 @@ _HARDWARE: dict[str, tuple[DType, ...]] = {
     "max": (DType.i32, DType.i64, DType.u32, DType.u64),
 }
 """Types that each kind of update has an instruction for."""
+ATOMIC_MODES = (*_HARDWARE, "mul")
+"""Stores that combine with what is there."""
 
 
 _FAILED = "an index is out of range"
