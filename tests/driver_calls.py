@@ -270,7 +270,7 @@ def cutlass(notes: Notes, folder: Path) -> None:
         source = emit(kernel, tiling.config, Target())
         meta = KernelMeta.parse(source.meta)
         (folder / "x.cubin").write_bytes(code)
-        write_unit(folder, [Artifact(source.key, "k", "k_gemm", "x.cubin", meta)], "none")
+        write_unit(folder, [Artifact(source.key, "k", "k_gemm", "x.cubin", source.meta)], "none")
         notes.library.fake_params(len(meta.maps) + 1)
         notes.library.fake_words(len(meta.args))
         return load_unit(folder)[source.key]

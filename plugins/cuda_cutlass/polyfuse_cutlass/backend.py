@@ -15,7 +15,6 @@ from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.artifact import read_unit
 from polyfuse_cutlass.build.headers import collectives_of, headers_for
 from polyfuse_cutlass.target import target_of
-from polyfuse_cutlass.templates.build import read_linked
 from polyfuse_cutlass.templates.candidates import is_library
 
 __all__ = ["CutlassBackend"]
@@ -117,7 +116,7 @@ class CutlassBackend(Backend):
 
     def review(self, folder: Path, key: str) -> Claim:
         """A kernel that keeps sums in memory, or whose products wait for each other, is slow."""
-        artifact = read_linked(folder).get(key) or read_unit(folder)[key]
+        artifact = read_unit(folder)[key]
         if artifact.spilled > _SPILLS_TAKEN:
             return No(f"each thread spills {artifact.spilled} bytes of registers")
         if artifact.serial:

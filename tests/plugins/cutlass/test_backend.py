@@ -15,7 +15,6 @@ from polyfuse.symbolic import axis
 from polyfuse_cuda import toolchain
 from polyfuse_cutlass.backend import CutlassBackend
 from polyfuse_cutlass.build.artifact import Artifact, write_unit
-from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.claims import claim_of
 from polyfuse_cutlass.doctor import findings
 from polyfuse_cutlass.manifest import polyfuse_manifest
@@ -84,7 +83,7 @@ def test_epilogues_are_claimed_unless_they_draw_numbers():
 
 def test_a_kernel_that_spills_is_found_wanting(compiler, tmp_path):
     backend = CutlassBackend(settings(target="sm_90"))
-    meta = KernelMeta.parse(backend.emit(product(64, 64, 64)).meta)
+    meta = backend.emit(product(64, 64, 64)).meta
     for key, spilled, serial in (("good", 0, False), ("spills", 400, False), ("waits", 0, True)):
         write_unit(tmp_path, [Artifact(key, key, key, "x", meta, spilled, serial)], "none")
         assert bool(backend.review(tmp_path, key)) == (key == "good")

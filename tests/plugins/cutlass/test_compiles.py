@@ -60,7 +60,7 @@ def test_compiles_without_spills(tmp_path, name):
     artifact = read_unit(tmp_path)[source.key]
     assert (tmp_path / artifact.file).stat().st_size > 1000
     assert artifact.spilled == 0 and not artifact.serial
-    assert artifact.meta.text() == source.meta and artifact.symbol == source.symbol
+    assert artifact.meta == source.meta and artifact.symbol == source.symbol
 
 
 @needs_nvcc

@@ -105,7 +105,7 @@ def loaded(kernel: Kernel, tiling: Tiling, driver: FakeDriver, folder: Any) -> l
     source = emit(kernel, tiling.config, Target())
     meta = KernelMeta.parse(source.meta)
     (folder / "x.cubin").write_bytes(b"code")
-    write_unit(folder, [Artifact(source.key, "k", source.symbol, "x.cubin", meta)], "none")
+    write_unit(folder, [Artifact(source.key, "k", source.symbol, "x.cubin", source.meta)], "none")
     driver.parameters, driver.described = len(kernel.args), len(meta.maps)
     return launching.load_unit(folder)[source.key]
 

@@ -17,7 +17,7 @@ from polyfuse_cuda.launch import DEPENDENT_LAUNCH, launch_config, parameters
 from polyfuse_cutlass.build.artifact import Artifact, read_unit
 from polyfuse_cutlass.build.meta import KernelMeta, TensorMap
 from polyfuse_cutlass.launch.driver import check, driver
-from polyfuse_cutlass.templates.launcher import Linked, load_linked
+from polyfuse_cutlass.templates.launcher import Linked
 
 __all__ = ["Kernel", "Sizes", "load_unit", "resolved"]
 
@@ -33,9 +33,13 @@ _KEPT = 1024
 
 def load_unit(folder: Path) -> Mapping[str, Kernel | Linked]:
     """The kernels of a built folder by key, ready on the current device."""
-    found: dict[str, Kernel | Linked] = {**load_linked(folder)}
+    found: dict[str, Kernel | Linked] = {}
     for key, artifact in read_unit(folder).items():
-        kernel = found[key] = Kernel(artifact, (folder / artifact.file).read_bytes())
+        file = folder / artifact.file
+        if file.suffix == ".so":
+            found[key] = Linked(artifact, file)
+            continue
+        kernel = found[key] = Kernel(artifact, file.read_bytes())
         kernel.prepare()
     return found
 
@@ -88,7 +92,7 @@ class Kernel:
 
     def __init__(self, artifact: Artifact, code: bytes) -> None:
         self.artifact = artifact
-        self.meta: KernelMeta = artifact.meta
+        self.meta = KernelMeta.parse(artifact.meta)
         self._code = code
         self._lock = threading.Lock()
         self._loaded: dict[int, _Loaded] = {}
