@@ -9,7 +9,7 @@ from polyfuse.ir.statements import Store
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
-from polyfuse_cutlass.build.toolchain import find_compiler
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 
 __all__ = ["folded", "generated_part", "nvcc_options", "product"]

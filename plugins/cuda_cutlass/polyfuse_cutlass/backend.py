@@ -11,11 +11,10 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.kit import device_milliseconds
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.artifact import read_unit
 from polyfuse_cutlass.build.headers import collectives_of, headers_for
-from polyfuse_cutlass.build.toolchain import find_compiler
 from polyfuse_cutlass.target import target_of
-from polyfuse_cutlass.templates.build import read_linked
 from polyfuse_cutlass.templates.candidates import is_library
 
 __all__ = ["CutlassBackend"]
@@ -105,7 +104,7 @@ class CutlassBackend(Backend):
             "compiler": self.compiler.kind,
             "path": self.compiler.path,
             "version": self.compiler.version,
-            "arch": self.target.arch,
+            "arch": self.target.name,
             "include": self.headers.folder if self.headers else "",
         }
 
@@ -117,7 +116,7 @@ class CutlassBackend(Backend):
 
     def review(self, folder: Path, key: str) -> Claim:
         """A kernel that keeps sums in memory, or whose products wait for each other, is slow."""
-        artifact = read_linked(folder).get(key) or read_unit(folder)[key]
+        artifact = read_unit(folder)[key]
         if artifact.spilled > _SPILLS_TAKEN:
             return No(f"each thread spills {artifact.spilled} bytes of registers")
         if artifact.serial:
@@ -136,12 +135,12 @@ class CutlassBackend(Backend):
 
     def machine(self) -> Mapping[str, str]:
         """The model of the GPU."""
-        return {"gpu": self.target.model or self.target.arch}
+        return {"gpu": self.target.model or self.target.name}
 
     def describe(self) -> Mapping[str, str]:
         """The compiler, the architecture, and this backend."""
         return {
             "compiler": f"{self.compiler.kind} {self.compiler.version}",
-            "arch": self.target.arch,
+            "arch": self.target.name,
             "generator": _VERSION,
         }

@@ -130,7 +130,7 @@ def _fitted(rows: int, columns: int, swap: bool, target: Target) -> Iterator[Til
     for blocks, consumers, turns in ((1, 1, False), (1, 2, False), (2, 2, False), (1, 2, True), (2, 2, True)):
         tall = -(-rows // Tiling(blocks, 64, consumers, turns).rows)
         for rounds in range(1, _MOST_ROUNDS + 1):
-            each = target.processors * rounds // tall
+            each = target.multiprocessors * rounds // tall
             if not each:
                 continue
             fit = -(-columns // each)
@@ -144,7 +144,7 @@ def _even(columns: int, swap: bool, rows: int, depth: int, target: Target) -> It
     """With tiles of as many rows as give each multiprocessor equally many, for memory decides."""
     for split in (1, 2, 4):
         for together in (1, 2):
-            used = _round_up(-(-rows * split // (target.processors * together)), 8)
+            used = _round_up(-(-rows * split // (target.multiprocessors * together)), 8)
             if not _LEAST_USED <= used <= 128 or used % 64 == 0 or split * 256 > max(depth, 256):
                 continue
             for across in (1, 2) if columns > 32 and split == 1 else (1,):
@@ -248,12 +248,12 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     size = problem.left.dtype.itemsize
     clusters = -(-rows // (tiling.taken * tiling.across)) * -(-columns // (tiling.columns * tiling.down))
     blocks = clusters * batch * tiling.cluster
-    room = target.processors * tiling.resident
+    room = target.multiprocessors * tiling.resident
     if tiling.cluster > 2:
         # a cluster does not cross groups of 16 or 18 multiprocessors
         room = room * 9 // 10
     waves = -(-blocks // (room // tiling.cluster * tiling.cluster))
-    beside = min(tiling.resident, -(-blocks // target.processors))
+    beside = min(tiling.resident, -(-blocks // target.multiprocessors))
     stages = -(-depth * size // 128) / tiling.split
     # groups take turns only where a block has several tiles
     turns = tiling.turns and waves > 1
@@ -269,7 +269,7 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     each = _together(products, fed) * beside + finish * (_TURNS if turns else 1.0)
     moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
     busiest = moved / blocks * waves * beside
-    streamed = max(moved / (_MEMORY_BYTES * target.processors), busiest / _MOST_MEMORY_BYTES)
+    streamed = max(moved / (_MEMORY_BYTES * target.multiprocessors), busiest / _MOST_MEMORY_BYTES)
     waited = waves * stages / tiling.stages * _LATENCY
     # blocks that split the depth do not stay for another tile
     starts = _START * waves + _EXCHANGE if tiling.split > 1 else _START

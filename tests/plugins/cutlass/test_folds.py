@@ -187,5 +187,5 @@ def test_how_many_are_combined(monkeypatch):
     backend.settings = Settings.resolve(None, {})
     backend.target = Target()
     assert [backend.fold_width(None, "max", along) for along in ("rows", "columns")] == [ROWS, COLUMNS]
-    backend.target = replace(Target(), arch="sm_80")
+    backend.target = replace(Target(), arch=80)
     assert backend.fold_width(None, "max", "rows") == (0 if backend.target.ampere else ROWS)

@@ -14,9 +14,10 @@ import pytest
 from polyfuse.ir.nodes import Buffer, TemplateCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Site
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.artifact import read_unit
 from polyfuse_cutlass.build.meta import KernelMeta
-from polyfuse_cutlass.build.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.codegen import grouped as module
 from polyfuse_cutlass.codegen.grouped import TILES, applies, configs, grouped, grouped_choices
 from polyfuse_cutlass.launch.launcher import resolved

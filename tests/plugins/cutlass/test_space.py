@@ -69,7 +69,7 @@ def test_what_the_hardware_cannot_take_is_refused(made, reason):
 def test_few_rows_are_shared_out_evenly():
     offered = [Tiling.of(config) for config in configs(product(16, 4096, 4096), TARGET)]
     tilings = [t for t in offered if t.used]
-    assert tilings and all(4096 / (t.used / t.split) <= 2 * TARGET.processors for t in tilings)
+    assert tilings and all(4096 / (t.used / t.split) <= 2 * TARGET.multiprocessors for t in tilings)
     meta = KernelMeta.parse(emit(product(16, 4096, 4096), tilings[0].config, TARGET).meta)
     assert meta.maps[0].box[1] == tilings[0].used
 

@@ -9,10 +9,12 @@ import pytest
 
 from cutlass_kernels import product
 from polyfuse.base.errors import BackendUnavailableError
-from polyfuse_cutlass.build import headers, toolchain
+from polyfuse_cuda.toolchain import find_compiler
+from polyfuse_cutlass.build import headers
+from polyfuse_cutlass.build.artifact import read_unit
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.target import Target
-from polyfuse_cutlass.templates.build import read_linked
 from polyfuse_cutlass.templates.candidates import library_source
 from polyfuse_cutlass.templates.collective import Collective
 from polyfuse_cutlass.templates.launcher import Linked
@@ -74,10 +76,10 @@ def test_a_built_kernel_asks_for_what_was_planned(tmp_path):
     except BackendUnavailableError as error:
         pytest.skip(f"{CUTLASS}: {error.cause}")
     source = library_source(product(512, 512, 4096, batch=2), STREAM.config, Target(), found.version)
-    compiler = toolchain.find_compiler("nvcc")
+    compiler = find_compiler("nvcc")
     options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}
-    toolchain.build_in_worker([source], tmp_path, {**options, "include": found.folder})
-    artifact = read_linked(tmp_path)[source.key]
+    build_in_worker([source], tmp_path, {**options, "include": found.folder})
+    artifact = read_unit(tmp_path)[source.key]
     kernel = Linked(artifact, tmp_path / artifact.file)
     some = set()
     for rows, columns, depth, batch, processors in pairs(

@@ -11,9 +11,10 @@ from requirements import TRITON
 
 pytest.importorskip("triton", reason=TRITON)
 
+from polyfuse_cuda.driver import has_dependent_launch
 from polyfuse_triton.build.artifact import read_unit
 from polyfuse_triton.build.toolchain import build
-from polyfuse_triton.launch.dependent_launch import driver_starts_early, is_waiting, waiting
+from polyfuse_triton.launch.dependent_launch import is_waiting, waiting
 from triton_sources import source
 
 PTX = """.version 8.7
@@ -70,4 +71,4 @@ def test_built_kernels_say_whether_they_wait(
 
 
 def test_without_a_driver_nothing_starts_early(tmp_path: Path) -> None:
-    assert not driver_starts_early(str(tmp_path / "no_such_library.so"))
+    assert not has_dependent_launch(str(tmp_path / "no_such_library.so"))

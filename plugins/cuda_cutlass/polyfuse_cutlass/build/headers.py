@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings, environment
-from polyfuse_cutlass.build.toolchain import Compiler
+from polyfuse_cuda.toolchain import Compiler
 from polyfuse_cutlass.target import Target
 
 __all__ = ["Headers", "collectives_of", "find_headers", "headers_for"]

@@ -14,11 +14,11 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.ops import GROUP_MODES, SCALAR_OPS
 from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store, indices
 from polyfuse.ir.types import DType
-from polyfuse.kit import KernelFacts
+from polyfuse.kit import KernelFacts, is_multiple
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
-from polyfuse_cutlass.problem import Problem, divides, extent
+from polyfuse_cutlass.problem import Problem, extent
 
 __all__ = [
     "Asked",
@@ -81,7 +81,7 @@ def vector_of(problem: Problem) -> Vector:
     first = next((s for s in stores if not is_group_store(s)), None)
     if first is None and stores:
         # what groups of results come to is all that is stored
-        return Vector(False, next(n for n in (_MOST, 4, 2, 1) if divides(n, extent(problem.columns))))
+        return Vector(False, next(n for n in (_MOST, 4, 2, 1) if is_multiple(extent(problem.columns), n)))
     if first is None:
         raise UnsupportedError("nothing is stored", "")
     for along_rows, one in ((False, problem.columns), (True, problem.rows)):
@@ -97,9 +97,9 @@ def vector_of(problem: Problem) -> Vector:
 def _lined_up(problem: Problem, buffer: str, index: IndexLike, one: Index, count: int) -> bool:
     """Whether `count` neighbours along an axis are one access, wherever a group of them begins."""
     arg = next(a for a in problem.kernel.args if a.name == buffer)
-    if not arg.aligned or coefficient(index, axis_name(one)) != 1 or not divides(count, extent(one)):
+    if not arg.aligned or coefficient(index, axis_name(one)) != 1 or not is_multiple(extent(one), count):
         return False
-    return divides(count, substitute(index, {axis_name(one): count * axis("group", extent(one))}))
+    return is_multiple(substitute(index, {axis_name(one): count * axis("group", extent(one))}), count)
 
 
 def folded_parameter(problem: Problem) -> str:

@@ -13,10 +13,11 @@ from types import MappingProxyType
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.plugin import Choice, Claim, Config, Made, No, Site, Source, Yes
 from polyfuse.symbolic import IndexLike
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
-from polyfuse_cutlass.problem import COPY_ALIGNMENT, divides
+from polyfuse_cutlass.problem import COPY_ALIGNMENT
 from polyfuse_cutlass.target import has_hopper
 from polyfuse_cutlass.templates.text import part
 from polyfuse_cutlass.tiling import SHARED_LIMIT
@@ -116,9 +117,9 @@ def applies(site: Site) -> Claim:
     if found.left.stride[1] != 1 or 1 not in found.right.stride[1:] or found.out.stride[1] != 1:
         return No("an operand or the result does not run along rows, columns or the depth")
     steps = [found.numbers[name] for name in ("left_step", "right_step", "group_step", "out_step")]
-    if not all(divides(_STEP, step) for step in steps):
+    if not all(is_multiple(step, _STEP) for step in steps):
         return No("rows may not begin at multiples of 16 bytes")
-    if not all(divides(_STEP, found.numbers[name]) for name in ("left_at", "right_at", "columns")):
+    if not all(is_multiple(found.numbers[name], _STEP) for name in ("left_at", "right_at", "columns")):
         return No("an operand may not begin, or the result's rows not end, at a multiple of 16 bytes")
     return Yes() if has_hopper() else No("no GPU here is a Hopper")
 

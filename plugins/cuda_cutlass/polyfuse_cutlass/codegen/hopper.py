@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, bounds, product, python_text
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
@@ -14,7 +15,7 @@ from polyfuse_cutlass.codegen.epilogue import Vector, epilogue_text, heavy, is_g
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.rounded import PAIR, ROWS_AT_ONCE, rounded_text, stored
 from polyfuse_cutlass.codegen.row_statistics import fold_fault, fold_text
-from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, divides, extent
+from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, extent
 from polyfuse_cutlass.templates.text import args_text, constants, part
 from polyfuse_cutlass.tiling import Tiling
 
@@ -58,10 +59,10 @@ def check(problem: Problem) -> None:
         if matrix.along and (matrix.row not in (0, 1) or dtype.itemsize != 2):
             raise UnsupportedError(f"an operand of {dtype} does not run along the depth", _REFUSED)
         step = COPY_ALIGNMENT // dtype.itemsize
-        if not matrix.arg.aligned or not divides(step, matrix.offset):
+        if not matrix.arg.aligned or not is_multiple(matrix.offset, step):
             raise UnsupportedError("an operand's address may not be a multiple of 16 bytes", _REFUSED)
         others = (matrix.depth if matrix.along else matrix.row, *matrix.batch)
-        if not all(divides(step, stride) for stride in others):
+        if not all(is_multiple(stride, step) for stride in others):
             raise UnsupportedError("an operand's rows may not begin at multiples of 16 bytes", _REFUSED)
         if len(matrix.batches) > MOST_BATCHES:
             raise UnsupportedError("an operand has too many batch axes", _REFUSED)

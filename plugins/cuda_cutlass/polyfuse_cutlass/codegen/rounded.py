@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from polyfuse.ir.statements import Load, Store
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.symbolic import axis_name, bounds, free_axes
 from polyfuse_cutlass.codegen.epilogue import Asked, Vector, Writer, folded_parameter, is_group_store, places
 from polyfuse_cutlass.codegen.ops import cast_text
-from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, divides, extent, strided
+from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, extent, strided
 
 __all__ = ["PAIR", "ROWS_AT_ONCE", "rounded_text", "stored"]
 
@@ -35,13 +36,13 @@ def stored(problem: Problem) -> Matrix | None:
     if not arg.aligned or arg.dtype not in (DType.bf16, DType.f16):
         return None
     found = strided(arg, store.index, problem.rows, problem.columns, problem.batch)
-    if found is None or found.along or not divides(PAIR.count, extent(problem.columns)):
+    if found is None or found.along or not is_multiple(extent(problem.columns), PAIR.count):
         return None
     steps, axes = (found.row, *found.batch), (problem.rows, *problem.batch)
     forward = all(
         (bounds(step)[0] or 0) > 0 for step, one in zip(steps, axes, strict=True) if one is not None
     )
-    lined_up = all(divides(COPY_ALIGNMENT // arg.dtype.itemsize, n) for n in (found.offset, *steps))
+    lined_up = all(is_multiple(n, COPY_ALIGNMENT // arg.dtype.itemsize) for n in (found.offset, *steps))
     if not forward or not lined_up or len(found.batches) > MOST_BATCHES:
         return None
     return found if _Rounded(problem, PAIR).takes() else None

@@ -8,11 +8,12 @@ from types import MappingProxyType
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.plugin import Config, Source
 from polyfuse.symbolic import bounds
 from polyfuse_cutlass.codegen.epilogue import Vector, epilogue_text, vector_of
 from polyfuse_cutlass.codegen.hopper import check
-from polyfuse_cutlass.problem import COPY_ALIGNMENT, Problem, divides, extent
+from polyfuse_cutlass.problem import COPY_ALIGNMENT, Problem, extent
 from polyfuse_cutlass.templates.meta import meta_of
 from polyfuse_cutlass.templates.text import LANGUAGE, args_text, constants, library_text, part
 
@@ -95,9 +96,8 @@ def _check(problem: Problem) -> None:
         raise UnsupportedError("CUTLASS takes one batch axis", _OTHERS)
     for matrix, rows in ((problem.left, problem.rows), (problem.right, problem.columns)):
         # it reads 16 bytes at a time, and does not look for an end within them
-        if not divides(
-            COPY_ALIGNMENT // matrix.dtype.itemsize, extent(rows if matrix.along else problem.depth)
-        ):
+        size = extent(rows if matrix.along else problem.depth)
+        if not is_multiple(size, COPY_ALIGNMENT // matrix.dtype.itemsize):
             raise UnsupportedError("an operand's rows may not end at multiples of 16 bytes", _OTHERS)
 
 

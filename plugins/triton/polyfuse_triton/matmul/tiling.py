@@ -171,7 +171,7 @@ class _Model:
         iterations = -(-depth // plan.k)
         loaded = (plan.m + plan.n) * plan.k * found.itemsize
         resident = self._resident(plan)
-        rounds = -(-tiles // target.processors)
+        rounds = -(-tiles // target.multiprocessors)
         together = min(resident, rounds)
         compute = 2.0 * plan.m * plan.n * plan.k * iterations / (self._rate() * self._efficiency(plan))
         inflight = together * max(1, plan.stages - 1) * loaded
@@ -183,7 +183,7 @@ class _Model:
         stored = batch * rows * columns * max(2, found.itemsize)
         # the last cache alone keeps up with few bytes on the way
         slow = max(1.0, _ON_THE_WAY / inflight) ** 0.5
-        from_device = (unique * slow + stored) / (_DELIVERED * target.processors)
+        from_device = (unique * slow + stored) / (_DELIVERED * target.multiprocessors)
         start = -(-rounds // resident) * _LAUNCH
         return max(on_one, from_device) + start
 

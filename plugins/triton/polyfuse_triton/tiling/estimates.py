@@ -55,9 +55,9 @@ def loop_seconds(kernel: Kernel, plan: Plan, target: Target) -> float | None:
     tiles *= prod(hints[name] for name in plan.grid)
     programs = max(1, min(_WARPS // max(1, plan.num_warps), _PROGRAMS))
     machine = Machine(
-        operations=target.processors * _LANES * _CLOCK,
-        moved=target.processors * _DELIVERED,
-        units=target.processors * programs,
+        operations=target.multiprocessors * _LANES * _CLOCK,
+        moved=target.multiprocessors * _DELIVERED,
+        units=target.multiprocessors * programs,
         start=_START,
     )
     each = plan.elements / (plan.num_warps * target.warp)

@@ -55,7 +55,7 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, s
         count = min(count, _OF_WINDOWS)
     points = facts.points(facts.axes)
     warps, block = 4, 4 * _WARP * count
-    while block > 4 * _WARP and points < _BUSY * target.processors * block:
+    while block > 4 * _WARP and points < _BUSY * target.multiprocessors * block:
         block //= 2
     extent = facts.points(group)
     tiles: list[Dim] = []
@@ -179,7 +179,7 @@ def _square(facts: Facts, leads: tuple[str, ...], target: Target) -> Plan:
     widest = max(a.itemsize for a in facts.accesses)
     side = 16 if len(leads) > 2 else 64 if widest <= 4 else 32
     points = facts.points(facts.axes)
-    if len(leads) == 2 and side == 64 and points < _BUSY * target.processors * side * side:
+    if len(leads) == 2 and side == 64 and points < _BUSY * target.multiprocessors * side * side:
         side = 32
     blocks = [min(side, power_of_two(facts.hints[a])) for a in leads]
     # where one axis is short, the others make up for it

@@ -139,7 +139,7 @@ class _Shape:
     def _chunks(self, points: int) -> Plan:
         """A chunk of a row for each program."""
         facts = self.facts
-        each = power_of_two(points // (2 * self.target.processors))
+        each = power_of_two(points // (2 * self.target.multiprocessors))
         block = max(_SHORTEST_CHUNK, min(_CHUNK, each))
         reduced = Dim("r", facts.raxes, product(facts.sizes[r] for r in facts.raxes), block)
         warps = self._warps(block // (_WARP * _MANY), block)
@@ -168,8 +168,8 @@ class _Shape:
         if not self.rows.rereads or self.rounds != 1 or facts.registers > _VALUES:
             return False
         programs = facts.points(facts.axes) * facts.points(facts.raxes) // _CLUSTER_CHUNKS[0]
-        under_way = _RESIDENT // _LARGEST * target.processors * self._row_bytes()
-        return programs >= _PROGRAMS * target.processors and under_way > target.l2_bytes
+        under_way = _RESIDENT // _LARGEST * target.multiprocessors * self._row_bytes()
+        return programs >= _PROGRAMS * target.multiprocessors and under_way > target.l2_bytes
 
     def _row_bytes(self) -> int:
         """Bytes of a row of everything that loops access."""
@@ -191,7 +191,7 @@ class _Shape:
         block = power_of_two(max(1, length))
         count = facts.points(facts.axes)
         side = 1 if self.groups is not None else max(1, _TILE // block)
-        while side > 1 and count < 2 * self.target.processors * side:
+        while side > 1 and count < 2 * self.target.multiprocessors * side:
             side //= 2
         reduced = Dim("r", facts.raxes, length, block)
         tiles, grid = self._tile_of_rows(side)
@@ -212,7 +212,7 @@ class _Shape:
         if narrow >= 4 and not self.positions:
             return _FEW
         points = self.facts.points((*self.facts.axes, *self.facts.raxes))
-        busy = points >= 2 * _PROGRAMS * self.target.processors * elements
+        busy = points >= 2 * _PROGRAMS * self.target.multiprocessors * elements
         return _MANY if busy and _MANY * self.facts.registers <= REGISTERS * 3 // 4 else _FEW
 
     def _warps(self, count: int, elements: int) -> int:
@@ -241,7 +241,7 @@ class _Shape:
         block = min(wanted, power_of_two(max(1, extent)))
         side = 1
         count = facts.points(facts.axes)
-        while side * block < wanted and count >= 4 * self.target.processors * side:
+        while side * block < wanted and count >= 4 * self.target.multiprocessors * side:
             side *= 2
         tiles, grid = self._tile_of_rows(side)
         reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)
@@ -259,12 +259,13 @@ class _Shape:
         threads = _THREADS // 2
         if self.scans:
             return threads
-        while threads < _LARGEST and 2 * threads * count <= _RESIDENT * target.processors:
+        while threads < _LARGEST and 2 * threads * count <= _RESIDENT * target.multiprocessors:
             threads *= 2
         size = self._row_bytes()
-        if not self.rows.rereads or 2 * size * target.processors > target.l2_bytes:
+        if not self.rows.rereads or 2 * size * target.multiprocessors > target.l2_bytes:
             return threads
-        while threads < _LARGEST and _RESIDENT // threads * target.processors * size > target.l2_bytes // 2:
+        bytes_at_once = target.multiprocessors * size
+        while threads < _LARGEST and _RESIDENT // threads * bytes_at_once > target.l2_bytes // 2:
             threads *= 2
         return threads
 
@@ -291,7 +292,7 @@ class _Shape:
         extent = facts.points(parts)
         side = min(side, power_of_two(max(1, extent)))
         least = max(8, 32 // widest)
-        while side > least and facts.points(facts.axes) < 2 * self.target.processors * side:
+        while side > least and facts.points(facts.axes) < 2 * self.target.multiprocessors * side:
             side //= 2
         length = product(facts.sizes[r] for r in facts.raxes)
         whole = power_of_two(length) if isinstance(length, int) else 0

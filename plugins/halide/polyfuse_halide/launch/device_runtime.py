@@ -1,4 +1,4 @@
-"""What objects for a GPU call: Halide's functions for devices, as far as kernels need them.
+"""What objects for a GPU call: the functions of Halide's runtime, as far as kernels need them.
 
 Tensors are on the device already and stay there, the stream is torch's, and nothing is copied. So all that is
 left of Halide's runtime is to load code and to start kernels. The instructions that start one are written
@@ -12,22 +12,18 @@ import struct
 import threading
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
-from polyfuse.base.errors import KernelLoadError
+from polyfuse_cuda.driver import MAX_DYNAMIC_SHARED, USUAL_SHARED, Driver
 from polyfuse_halide.launch.executable_memory import Code, address_of, executable, writable
 
-__all__ = ["Driver", "driver"]
+__all__ = ["HalideRuntime", "runtime"]
 
 _TABLE = 4096
 """Bytes of a table of kernels: pairs of the address of a name and a function, until a name is zero."""
-_MAX_DYNAMIC_SHARED = 8
-_USUAL_SHARED = 48 * 1024
-_SHARED_PER_BLOCK = 97
 
 
-class Driver:
-    """The driver's functions, and addresses of what kernels call.
+class HalideRuntime:
+    """Addresses of what kernels call, made of the driver's functions.
 
     Attributes:
         symbols: addresses by name.
@@ -36,14 +32,14 @@ class Driver:
             to launch; 0: none failed. Halide's own code does not pass it on.
     """
 
-    def __init__(self, library: Any) -> None:
-        self.library = library
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
         address, memory = writable(64)
         self._cells, self.stream = memory, address
         self.status = address + 8
         self._tables: dict[int, ctypes.c_void_p] = {}
         self._lock = threading.RLock()
-        self.trouble = ""
+        self._error = ""
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
         self._load = kind(self._load_module)
         self._find = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(self._find_kernel)
@@ -65,7 +61,8 @@ class Driver:
         code.tail_call(address_of(self._load))
         code.label("loaded").raw("31c0 c3")
         begin("halide_cuda_run")
-        _run(code, self.stream, self.status, address_of(self._find), address_of(self.library.cuLaunchKernel))
+        launch = address_of(self.driver.library.cuLaunchKernel)
+        _run(code, self.stream, self.status, address_of(self._find), launch)
         address = executable(code.finished())
         return {name: address + start for name, start in starts.items()}
 
@@ -75,34 +72,31 @@ class Driver:
         """Load an object's code; 0 where it worked."""
         try:
             self.enter_context()
-            module = ctypes.c_void_p()
             # Halide's text ends with a zero
-            status = self.library.cuModuleLoadData(ctypes.byref(module), ctypes.c_void_p(text))
+            status, module = self.driver.load_module(ctypes.c_void_p(text))
             if status:
-                self.trouble = f"its code could not be loaded: {self.why(status)}"
+                self._error = f"its code could not be loaded: {self.driver.words(status)}"
                 return 1
             table, _ = writable(_TABLE)
             with self._lock:
                 self._tables[table] = module
             ctypes.c_uint64.from_address(state).value = table
         except Exception as error:
-            self.trouble = str(error)
+            self._error = str(error)
             return 1
         return 0
 
     def _find_kernel(self, slot: int, name: bytes) -> int:
         """The function of a name that a table lacks; 0 where there is none."""
-        module = self._tables[slot & ~(_TABLE - 1)]
-        function, device, most = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-        status = self.library.cuModuleGetFunction(ctypes.byref(function), module, name)
+        driver = self.driver
+        status, function = driver.function(self._tables[slot & ~(_TABLE - 1)], name)
         if status:
-            self.trouble = f"it has no kernel {name.decode()}: {self.why(status)}"
+            self._error = f"it has no kernel {name.decode()}: {driver.words(status)}"
             return 0
-        self.library.cuCtxGetDevice(ctypes.byref(device))
-        self.library.cuDeviceGetAttribute(ctypes.byref(most), _SHARED_PER_BLOCK, device)
-        if most.value > _USUAL_SHARED:
-            self.library.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, most)
-        return int(function.value or 0)
+        most = driver.shared_limit(driver.device())
+        if most > USUAL_SHARED:
+            driver.set_attribute(function, MAX_DYNAMIC_SHARED, most)
+        return function.value or 0
 
     # --- called by launchers --------------------------------------------------------------------------------
 
@@ -110,17 +104,8 @@ class Driver:
         """Make the current device's own context current, where this thread has none."""
         import torch
 
-        context, device, library = ctypes.c_void_p(), ctypes.c_int(), self.library
-        if not self.lacks_context():
-            return
-        status = (
-            library.cuInit(0)
-            or library.cuDeviceGet(ctypes.byref(device), torch.cuda.current_device())
-            or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-            or library.cuCtxSetCurrent(context)
-        )
-        if status:
-            raise KernelLoadError(f"no context of the GPU: {self.why(status)}", "check `nvidia-smi`")
+        if not self.driver.has_context():
+            self.driver.enter_context(torch.cuda.current_device())
 
     def streamed(
         self, call: Callable[..., None], current: Callable[[int], int], index: int
@@ -135,24 +120,12 @@ class Driver:
 
         return launch
 
-    def lacks_context(self) -> bool:
-        """Whether this thread has no context, in which launches fail."""
-        context = ctypes.c_void_p()
-        return bool(self.library.cuCtxGetCurrent(ctypes.byref(context)) or not context.value)
-
     def reason(self) -> str:
         """Why the last launch failed."""
         (status,) = struct.unpack_from("<i", self._cells, 8)
         struct.pack_into("<i", self._cells, 8, 0)
-        words, self.trouble = self.trouble or self.why(status), ""
+        words, self._error = self._error or self.driver.words(status), ""
         return words
-
-    def why(self, status: int) -> str:
-        """The driver's words for an error."""
-        name, words = ctypes.c_char_p(), ctypes.c_char_p()
-        self.library.cuGetErrorName(status, ctypes.byref(name))
-        self.library.cuGetErrorString(status, ctypes.byref(words))
-        return f"{(words.value or b'no reason').decode()} ({(name.value or b'unknown error').decode()})"
 
 
 def _run(code: Code, stream: int, status: int, find: int, launch: int) -> None:
@@ -193,11 +166,6 @@ def _run(code: Code, stream: int, status: int, find: int, launch: int) -> None:
 
 
 @lru_cache(maxsize=1)
-def driver() -> Driver:
-    """The driver of this process."""
-    try:
-        return Driver(ctypes.CDLL("libcuda.so.1"))
-    except OSError as error:
-        raise KernelLoadError(
-            f"the driver of the GPU cannot be used ({error})", "install the driver of the GPU"
-        ) from error
+def runtime() -> HalideRuntime:
+    """That of this process."""
+    return HalideRuntime(Driver.open())
