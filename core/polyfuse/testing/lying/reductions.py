@@ -80,11 +80,11 @@ def _last_of_equals(stmt: Statement, planter: Planter) -> bool:
     if not planter.is_free(stmt):
         return False
     zero = planter.const(0, DType.i64)
-    turned = replace(stmt, args=(value, planter.add("sub", zero, position)))
-    best, place = planter.renamed(turned)
+    negated = replace(stmt, args=(value, planter.add("sub", zero, position)))
+    best, position = planter.renamed(negated)
     planter.afterwards()
     planter.add("where", planter.const(1, DType.bool), best, best, to=stmt.targets[:1])
-    planter.add("neg", place, to=stmt.targets[1:])
+    planter.add("neg", position, to=stmt.targets[1:])
     return True
 
 
