@@ -73,7 +73,7 @@ def test_no_two_things_share_a_name() -> None:
     for names in BATCHES:
         kernel = mixed((*names, "one", "two", "three"))
         named = plainly_named(kernel)
-        found = [a.name for a in named.args] + [b.name for b in named.locals]
+        found = [a.name for a in named.args] + [b.name for b in named.row_buffers]
         found += [t for part in named.sections for s in part.body for t in s.targets]
         assert len(found) == len(set(found))
         assert all(name.isascii() and name.isidentifier() and len(name) < 16 for name in found)

@@ -28,7 +28,7 @@ def plainly_named(kernel: Kernel) -> Kernel:
     stmts = [s for section in kernel.sections for s in section.body]
     names = {
         "arg": _names("arg", (a.name for a in kernel.args)),
-        "row": _names("row", (b.name for b in kernel.locals)),
+        "row": _names("row", (b.name for b in kernel.row_buffers)),
         "axis": _names("axis", map(axis_name, (*kernel.axes, *kernel.raxes))),
         "val": _names("val", (t for s in stmts for t in s.targets)),
     }
@@ -68,7 +68,7 @@ class _Renaming:
 
     def _indices(self) -> Iterator[IndexLike]:
         kernel = self.kernel
-        yield from (*kernel.sizes, *kernel.rsizes, *(b.size for b in kernel.locals))
+        yield from (*kernel.sizes, *kernel.rsizes, *(b.size for b in kernel.row_buffers))
         for section in kernel.sections:
             for stmt in section.body:
                 yield from indices(stmt)
@@ -87,8 +87,8 @@ class _Renaming:
             axes=tuple(map(self._axis, kernel.axes)),
             raxes=tuple(map(self._axis, kernel.raxes)),
             args=tuple(replace(a, name=self.memory[a.name]) for a in kernel.args),
-            locals=tuple(
-                replace(b, name=self.memory[b.name], size=self._index(b.size)) for b in kernel.locals
+            row_buffers=tuple(
+                replace(b, name=self.memory[b.name], size=self._index(b.size)) for b in kernel.row_buffers
             ),
             sections=tuple(Section(p.looped, tuple(map(self._statement, p.body))) for p in kernel.sections),
             aliases=tuple(Alias(self.memory[a.output], self.memory[a.input]) for a in kernel.aliases),

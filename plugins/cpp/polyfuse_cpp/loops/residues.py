@@ -61,7 +61,7 @@ def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tu
 def _by_residue(facts: Facts, plan: Plan) -> Facts | None:
     """The kernel with its lane axis split by remainder; None where that is not needed, or not possible."""
     kernel = facts.kernel
-    if not plan.lane or plan.across or plan.tile or facts.raxes or kernel.locals:
+    if not plan.lane or plan.across or plan.tile or facts.raxes or kernel.row_buffers:
         return None
     if facts.hints[plan.lane] < plan.lanes or not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
         return None
@@ -81,7 +81,7 @@ def _side_by_side(facts: Facts, lanes: int) -> tuple[Facts, str] | None:
     no such axis.
     """
     kernel = facts.kernel
-    if facts.raxes or kernel.locals or any(part.looped for part in kernel.sections):
+    if facts.raxes or kernel.row_buffers or any(part.looped for part in kernel.sections):
         return None
     if not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
         return None
