@@ -130,7 +130,7 @@ def match(kernel: Kernel) -> Contraction | None:
 def _only_product(kernel: Kernel) -> tuple[int, Reduce] | None:
     """The one loop's section and its product; None where the kernel is made otherwise."""
     looped = [i for i, section in enumerate(kernel.sections) if section.looped]
-    if len(looped) != 1 or kernel.locals:
+    if len(looped) != 1 or kernel.row_buffers:
         return None
     carried = [s for s in kernel.sections[looped[0]].body if isinstance(s, (Reduce, Scan))]
     match carried:

@@ -38,7 +38,7 @@ class KernelFacts(ValueFacts):
     def memory(self) -> Mapping[str, DType]:
         """Element type of every argument that is a buffer, and of every row buffer."""
         found = {a.name: a.dtype for a in self.kernel.args if a.kind != "size"}
-        return found | {b.name: b.dtype for b in self.kernel.locals}
+        return found | {b.name: b.dtype for b in self.kernel.row_buffers}
 
     @cached_property
     def all_accesses(self) -> tuple[Access, ...]:

@@ -29,7 +29,7 @@ def with_safe_names(
     choose = _chooser(("", *derived))
     choose_value = choose if values is None else _chooser(("", *derived))
     axes = {axis_name(a): choose(axis_name(a), keep) for a in (*kernel.axes, *kernel.raxes)}
-    buffers = {b.name: choose(b.name, keep) for b in (*kernel.args, *kernel.locals)}
+    buffers = {b.name: choose(b.name, keep) for b in (*kernel.args, *kernel.row_buffers)}
     targets = (t for section in kernel.sections for s in section.body for t in s.targets)
     named = {name: choose_value(name, values or keep) if name else name for name in targets}
     if all(old == new for names in (axes, buffers, named) for old, new in names.items()):
@@ -51,7 +51,7 @@ def with_safe_names(
             replace(a, name=buffers[a.name], numel=a.numel if a.numel is None else index(a.numel))
             for a in kernel.args
         ),
-        locals=tuple(replace(b, name=buffers[b.name], size=index(b.size)) for b in kernel.locals),
+        row_buffers=tuple(replace(b, name=buffers[b.name], size=index(b.size)) for b in kernel.row_buffers),
         sections=tuple(replace(s, body=tuple(map(statement, s.body))) for s in kernel.sections),
         aliases=tuple(replace(a, output=buffers[a.output], input=buffers[a.input]) for a in kernel.aliases),
     )
@@ -64,7 +64,7 @@ def _index_renamer(
     if all(old == new for names in (axes, sizes) for old, new in names.items()):
         return lambda index: index
     found: list[IndexLike] = [*kernel.axes, *kernel.raxes, *kernel.sizes, *kernel.rsizes]
-    found += [b.size for b in kernel.locals]
+    found += [b.size for b in kernel.row_buffers]
     found += [a.numel for a in kernel.args if a.numel is not None]
     found += [i for section in kernel.sections for s in section.body for i in indices(s)]
     found += [atom.args[0] for index in found for atom in atoms(index) if atom.kind == "axis"]

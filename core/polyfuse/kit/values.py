@@ -137,7 +137,7 @@ class ValueFacts:
     @cached_property
     def row_buffers(self) -> frozenset[str]:
         """Names of the kernel's row buffers."""
-        return frozenset(b.name for b in self.kernel.locals)
+        return frozenset(b.name for b in self.kernel.row_buffers)
 
     # --- dependences -------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import platform
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -69,16 +69,6 @@ class Backend(ABC):
     def can_fuse(self, first: Sequence[Node], second: Sequence[Node]) -> Claim:
         """Say whether two groups of nodes may share a kernel here. As far as data flow goes, they may."""
         return Yes()
-
-    def pair_priority(self, first: Sequence[Node], second: Sequence[Node]) -> int:
-        """Grade a fusion: smaller is sooner, and of all legal pairs only those of the best grade are fused in
-        one round. By default all are equal, and memory traffic decides.
-        """
-        return 0
-
-    def group(self, node: Node) -> Hashable:
-        """Return a key; nodes may share a kernel only if theirs are equal. By default, all are."""
-        return None
 
     def target_info(self, device: str) -> TargetInfo:
         """Return what the scheduler should know of a device, `"cpu"` or `"name:index"`. Asked once for each

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polyfuse.base.settings import Settings
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
+from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.statements import Cast, Compute, IndexValue, Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.kernel import verify_kernel
@@ -61,7 +61,7 @@ def strange(names: tuple[str, ...], dynamic: bool = False) -> Kernel:
     args.append(KernelArg(out, "out", F32, rows))
     if dynamic:
         args.append(KernelArg(size, "size", DType.i64, hint=ROWS))
-    hints, rows_of = (ROWS, COLUMNS), (Local(row, F32, COLUMNS),)
+    hints, rows_of = (ROWS, COLUMNS), (RowBuffer(row, F32, COLUMNS),)
     found = Kernel("strange", "cpu", (i,), (r,), tuple(args), rows_of, sections, hints)
     verify_kernel(found)
     return found
@@ -70,7 +70,7 @@ def strange(names: tuple[str, ...], dynamic: bool = False) -> Kernel:
 def all_names(kernel: Kernel) -> list[str]:
     made = [t for section in kernel.sections for s in section.body for t in s.targets]
     axes = [str(a) for a in (*kernel.axes, *kernel.raxes)]
-    return [*axes, *(b.name for b in (*kernel.args, *kernel.locals)), *made]
+    return [*axes, *(b.name for b in (*kernel.args, *kernel.row_buffers)), *made]
 
 
 def test_every_name_is_another_one():

@@ -23,8 +23,8 @@ kernel k on cpu {
   out out1: f32[8*s0]
   size s0: i64 ~100
   ALIASES
-  local row0: f32[16]
-  local row1: f32[16]
+  row_buffer row0: f32[16]
+  row_buffer row1: f32[16]
   once {
     v0 = load i64 in2[i0]
     v1 = const f32 2.0

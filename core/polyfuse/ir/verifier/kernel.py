@@ -40,7 +40,7 @@ def verify_kernel(kernel: Kernel) -> None:
 
 
 def _head_fault(kernel: Kernel) -> str:
-    names = [a.name for a in kernel.args] + [local.name for local in kernel.locals]
+    names = [a.name for a in kernel.args] + [row.name for row in kernel.row_buffers]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         return f"the name {twice[0]!r} is declared twice"
@@ -75,8 +75,8 @@ def _declared(kernel: Kernel) -> Iterator[IndexLike]:
     for arg in kernel.args:
         if arg.numel is not None:
             yield arg.numel
-    for local in kernel.locals:
-        yield local.size
+    for row in kernel.row_buffers:
+        yield row.size
 
 
 class _Check:
@@ -88,10 +88,10 @@ class _Check:
         self.buffers: dict[str, tuple[DType, IndexLike]] = {
             a.name: (a.dtype, a.numel) for a in kernel.args if a.numel is not None
         }
-        self.buffers.update({local.name: (local.dtype, local.size) for local in kernel.locals})
+        self.buffers.update({row.name: (row.dtype, row.size) for row in kernel.row_buffers})
         self.readable = {a.name for a in kernel.args if a.kind in ("in", "inout")}
         self.writable = {a.name for a in kernel.args if a.kind in ("out", "inout")}
-        self.writable |= {local.name for local in kernel.locals}
+        self.writable |= {row.name for row in kernel.row_buffers}
         self.defined: set[str] = set()
         self.visible: dict[str, DType] = {}
 

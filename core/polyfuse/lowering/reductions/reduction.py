@@ -419,7 +419,7 @@ def log_softmax(
 ) -> TensorValue:
     shifted, total, axes = _softmax_parts(ctx, node, value, dim)
     logarithm = make("log", total)
-    if value.rank and not ctx.target_info(value.device).hoists:
+    if value.rank and not ctx.target_info(value.device).licm:
         # one for each row, so that whoever reads the result computes none
         row = [1 if d == wrap(dim, value.rank) else n for d, n in enumerate(value.size)]
         kept = ctx.temporary(logarithm.dtype, value.device, row)

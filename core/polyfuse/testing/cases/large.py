@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
-from polyfuse.ir.kernel import Local
+from polyfuse.ir.kernel import RowBuffer
 from polyfuse.ir.ops import REDUCTIONS, SCANS
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import result_types
@@ -120,13 +120,13 @@ def _scan(kind: str, m: int, n: int) -> Case:
 def _softmax(m: int, n: int) -> Case:
     i, r = axis("i0", m), axis("r0", n)
     args = (reads("in0", F32, m * n), writes("out0", F32, m * n))
-    builder = Builder("large_softmax", (i,), (r,), args, (Local("row", F32, n),))
+    builder = Builder("large_softmax", (i,), (r,), args, (RowBuffer("row", F32, n),))
     value = load("in0", i * n + r, F32)
     builder.loop(Store("row", r, value), Carry(("m", "s"), "online_softmax", (value,)))
     shifted = apply("exp", apply("sub", load("row", r, F32), result("m", F32)))
     builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
     run = fresh(ordinary(F32, m * n), zeros(F32, m * n))
-    return one_case(builder, _GROUP, "softmax with a local", "f32", (run,), hints=(m, n))
+    return one_case(builder, _GROUP, "softmax with a row buffer", "f32", (run,), hints=(m, n))
 
 
 def _scatter() -> Case:

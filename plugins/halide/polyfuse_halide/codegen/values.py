@@ -52,7 +52,7 @@ class ValueEmitter:
         self.kernel, self.checked = kernel, checked
         self.facts = KernelFacts.of(kernel)
         self.args: dict[str, KernelArg] = {a.name: a for a in kernel.args}
-        self.locals = {b.name: b for b in kernel.locals}
+        self.row_buffers = {b.name: b for b in kernel.row_buffers}
         self.axes = [axis_name(a) for a in kernel.axes]
         self.raxes = [axis_name(a) for a in kernel.raxes]
         self.lines: list[str] = []
@@ -113,7 +113,7 @@ class ValueEmitter:
                 self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
                 self.lines.append(f'{name} = p.scan("{name}", "{stmt.kind}", {name}_of)')
                 place += 1
-            elif isinstance(stmt, Store) and stmt.buffer in self.locals:
+            elif isinstance(stmt, Store) and stmt.buffer in self.row_buffers:
                 self._local(number, stmt)
         again = needed_again(self.facts, section, self.side_by_side) if reduces and self.side_by_side else ""
         if again:
@@ -165,7 +165,7 @@ class ValueEmitter:
         self._function(f"{buffer}_of", number, stmt.args, tuple_text(stmt.args))
         self.lines.append(f'{buffer} = p.row("{buffer}", {buffer}_of)')
         value = stmt.value
-        same = self.dtypes[value] is self.locals[buffer].dtype
+        same = self.dtypes[value] is self.row_buffers[buffer].dtype
         if same and self.facts.definitions[value].section == number:
             # what needs the value from now on reads it there instead of computing it again
             self.kept.setdefault(value, buffer)
@@ -284,7 +284,7 @@ class ValueEmitter:
 
     def _load(self, stmt: Load, args: Sequence[str]) -> str:
         buffer, index, count, masked = stmt.payload
-        if buffer in self.locals:
+        if buffer in self.row_buffers:
             return f"{buffer}({', '.join([*self.axes, *self.raxes])})"
         parts = [self._place(buffer, index, args[:count], args[count] if masked else "None")]
         if self.turn >= 0 and _is_turned(stmt, self.kernel.axes[-1], self.kernel.axes[self.turn]):

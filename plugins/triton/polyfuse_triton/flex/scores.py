@@ -80,7 +80,7 @@ class Scores:
             axes=place_axes((problem.batch, problem.heads, problem.queries, problem.keys)),
             raxes=(),
             args=tuple(KernelArg(a.name, "in", a.dtype) for a in problem.captured),
-            locals=(),
+            row_buffers=(),
             sections=(Section(False, (*_STAND_INS, *self._statements)),),
         )
         tiles = tuple(

@@ -48,7 +48,7 @@ def renamed(kernel: Kernel, plan: Plan, facts: KernelFacts) -> Kernel:
             return stmt
         return with_index(stmt, lambda index: substitute(index, mapping))
 
-    local_names = {local.name for local in kernel.locals}
+    local_names = {local.name for local in kernel.row_buffers}
     sections = tuple(Section(s.looped, tuple(moved(stmt) for stmt in s.body)) for s in kernel.sections)
     return replace(kernel, sections=sections)
 

@@ -49,7 +49,7 @@ def kept_rows(facts: KernelFacts) -> Rows:
 
 def has_effect(section: Section, kernel: Kernel) -> bool:
     """Whether a loop does anything but fill rows, which are computed again where they are needed."""
-    rows = {local.name for local in kernel.locals}
+    rows = {local.name for local in kernel.row_buffers}
     return any(
         isinstance(s, (Reduce, Scan)) or (isinstance(s, Store) and s.buffer not in rows) for s in section.body
     )

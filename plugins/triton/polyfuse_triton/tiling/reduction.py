@@ -131,7 +131,7 @@ class _Shape:
         if persistent and isinstance(length, int):
             return self._whole_rows(length)
         count, points = facts.points(facts.axes), facts.points(facts.raxes)
-        if self.looks_back and target_info_of(self.target).stretches(count, points):
+        if self.looks_back and target_info_of(self.target).splits(count, points):
             return self._pieces(count * points)
         together = self.joined(_JOINED_PIECES[:1]) if unsaid and self._gains_by_joining() else None
         return together or self._walked_rows()

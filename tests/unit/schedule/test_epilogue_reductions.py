@@ -166,13 +166,13 @@ def test_a_refusal_has_its_reason(monkeypatch, tmp_path):
     run = decided(monkeypatch, tmp_path, {"library": 1.0})
     assert reasons(run(*_flat("largest of a row")))["interpreter"] == "it knows no maximum"
     found = reasons(run(*_flat("sum of columns")))["interpreter"]
-    assert found == "it combines no results of a product along its rows"
+    assert found == "it combines no results of a GEMM along its rows"
 
 
 REASONS = {
     "of a batch": "not over all rows or all columns",
     "of parts of a row": "not over all rows or all columns",
-    "positions": "argmax of f32 is not begun with a product",
+    "positions": "argmax of f32 is not begun in a GEMM",
 }
 
 
