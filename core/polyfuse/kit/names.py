@@ -29,7 +29,8 @@ def with_safe_names(
     choose = _chooser(("", *derived))
     choose_value = choose if values is None else _chooser(("", *derived))
     axes = {axis_name(a): choose(axis_name(a), keep) for a in (*kernel.axes, *kernel.raxes)}
-    buffers = {b.name: choose(b.name, keep) for b in (*kernel.args, *kernel.row_buffers)}
+    names = [*(a.name for a in kernel.args), *(b.name for b in kernel.row_buffers)]
+    buffers = {name: choose(name, keep) for name in names}
     targets = (t for section in kernel.sections for s in section.body for t in s.targets)
     named = {name: choose_value(name, values or keep) if name else name for name in targets}
     if all(old == new for names in (axes, buffers, named) for old, new in names.items()):

@@ -355,3 +355,23 @@ def test_chunks_of_any_length_in_every_configuration(layers: int, isa: str) -> N
         assert torch.equal(copy, a + a), config
         torch.testing.assert_close(left_, a[:, :, :from_].sum((0, 2)), rtol=1e-4, atol=1e-4)
         assert torch.equal(high_, a.amax((0, 2))), config
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_stages_of_a_split_reduction_follow_the_configuration(isa: str) -> None:
+    k = KernelBuilder({}, {"r0": 3, "r1": 100_000})
+    k.arg("a"), k.out("o"), k.out("p")
+    s = k.section(True)
+    i = k["r0"] * 100_000 + k["r1"]
+    high, place = s.reduce("argmax", s.load("a", i), s.index(i))
+    s = k.section()
+    s.store("o", 0, high), s.store("p", 0, s.cast(place, f32))
+    kernel = k.build()
+    configs = [*(Config.of(unroll=count) for count in (1, 2, 4, 8)), Config.of(lane=2)]
+    texts = {backend(isa).emit(kernel, config).text for config in configs[:4]}
+    assert len(texts) == 4
+    build_together(kernel, configs, isa)
+    a, o, p = torch.randn(300_000), torch.empty(1), torch.empty(1)
+    for config in configs:
+        compiled(kernel, isa, config)(a, o, p)
+        assert o[0] == a.max() and p[0] == a.argmax()

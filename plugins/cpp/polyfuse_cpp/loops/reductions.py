@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
+from polyfuse.kit import Writer
 from polyfuse_cpp.loops.body import Frame, Value
 from polyfuse_cpp.loops.ops import literal, scalar_type, vector_type
-from polyfuse_cpp.loops.writer import Writer
 
 __all__ = ["BLOCK", "Reducer", "combine_text", "identity"]
 
@@ -203,7 +203,7 @@ class Reducer:
             for step in (4, 2, 1):
                 for copy in range(step):
                     if copy + step < count:
-                        self._join(out, copy, copy + step)
+                        self._combine(out, copy, copy + step)
             count = 1
         results: list[list[str]] = []
         for copy in range(count):
@@ -243,7 +243,7 @@ class Reducer:
             vector = self.vector and not self.across
             frame.env[target] = Value(frame.facts.dtypes[target], vector, tuple(texts))
 
-    def _join(self, out: Writer, left: int, right: int) -> None:
+    def _combine(self, out: Writer, left: int, right: int) -> None:
         name = "all" if self.buffered or self.blocked else "acc"
         a, b = self._name(name, left), self._name(name, right)
         if self.kind in ("welford", "welford_merge"):

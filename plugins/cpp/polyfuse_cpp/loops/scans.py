@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.statements import Scan
 from polyfuse.ir.types import DType
+from polyfuse.kit import Writer
 from polyfuse_cpp.loops.body import Frame, Value
 from polyfuse_cpp.loops.ops import scalar_type, vector_type
 from polyfuse_cpp.loops.reductions import combine_text, identity
-from polyfuse_cpp.loops.writer import Writer
 
 __all__ = ["Scanner", "scans_across"]
 

@@ -1,4 +1,4 @@
-"""Matrix products in kernels: which operand runs along the lanes, and how both lie in memory."""
+"""Matmuls in kernels: which operand runs along the lanes, and how both lie in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from polyfuse.ir.statements import Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
-from polyfuse_cpp.facts import Facts, analyse
+from polyfuse_cpp.facts import Facts
 
-__all__ = ["Product", "Side", "has_product", "product_of"]
+__all__ = ["Matmul", "MatrixOperand", "has_matmul", "matmul_of"]
 
 
 @dataclass(frozen=True)
-class Side:
+class MatrixOperand:
     """One operand and the parallel axes of its own.
 
     Attributes:
@@ -43,7 +43,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """A contraction, seen from the registers: `right` runs along the lanes, `left` is spread over them.
 
     Attributes:
@@ -59,8 +59,8 @@ class Product:
     kernel: Kernel
     facts: Facts
     batch: tuple[str, ...]
-    left: Side
-    right: Side
+    a: MatrixOperand
+    b: MatrixOperand
     depth: tuple[str, ...]
     dtype: DType
     accumulator: str
@@ -68,8 +68,8 @@ class Product:
 
     @property
     def rows_touch(self) -> bool:
-        """Whether the rows of the left operand are contiguous at each step."""
-        side = self.left
+        """Whether the rows of operand A are contiguous at each step."""
+        side = self.a
         moving = [a for a in side.axes if self.facts.sizes[a] != 1]
         return side.step is not None and side.apart == 1 and moving == list(side.axes[-1:])
 
@@ -81,13 +81,13 @@ class Product:
         return points
 
 
-def has_product(kernel: Kernel) -> bool:
+def has_matmul(kernel: Kernel) -> bool:
     """Whether a kernel holds a reduction of products."""
     stmts = (s for part in kernel.sections for s in part.body)
     return any(isinstance(s, Reduce) and s.kind in CONTRACTIONS for s in stmts)
 
 
-def product_of(kernel: Kernel) -> Product:
+def matmul_of(kernel: Kernel) -> Matmul:
     """The product of a kernel.
 
     Raises:
@@ -98,7 +98,7 @@ def product_of(kernel: Kernel) -> Product:
         raise UnsupportedError(
             "the loop holds more than one product", "let the library compute it, or split the kernel"
         )
-    facts = analyse(kernel)
+    facts = Facts.of(kernel)
     _check(found, facts)
     rows, columns = _names(found.rows), _names(found.columns)
     accesses = _accesses(found.epilogue)
@@ -111,12 +111,12 @@ def product_of(kernel: Kernel) -> Product:
     columns = (*(name for name in columns if name != last), last)
     depth = _names(found.depth)
     left, right = (found.right, found.left) if swapped else (found.left, found.right)
-    return Product(
+    return Matmul(
         kernel,
         facts,
         _names(found.batch),
         _side(left, rows, depth, facts),
-        _in_panels(_side(right, columns, depth, facts), facts),
+        _prepacked(_side(right, columns, depth, facts), facts),
         depth,
         found.dtype,
         found.accumulator,
@@ -148,18 +148,18 @@ def _score(names: Sequence[str], accesses: Sequence[tuple[IndexLike, float]]) ->
     return sum(w for index, w in accesses if any(coefficient(index, name) == 1 for name in names))
 
 
-def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts: Facts) -> Side:
+def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts: Facts) -> MatrixOperand:
     plain = operand.plain
     if plain is None:
-        return Side(operand, axes, None, "", operand.dtype, None, None)
+        return MatrixOperand(operand, axes, None, "", operand.dtype, None, None)
     index = plain.index
     moving = [name for name in depth if facts.sizes[name] != 1]
     step = _factor(index, moving[0]) if len(moving) == 1 else None
     apart = _factor(index, axes[-1]) if axes else None
-    return Side(operand, axes, index, plain.buffer, facts.memory[plain.buffer], step, apart)
+    return MatrixOperand(operand, axes, index, plain.buffer, facts.memory[plain.buffer], step, apart)
 
 
-def _in_panels(side: Side, facts: Facts) -> Side:
+def _prepacked(side: MatrixOperand, facts: Facts) -> MatrixOperand:
     """The operand along the lanes, with its panels, if it lies in some."""
     if side.index is None or side.apart is not None or side.step is None:
         return side

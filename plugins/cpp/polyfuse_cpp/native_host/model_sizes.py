@@ -57,7 +57,7 @@ class SizePrinter:
         """A size or a condition.
 
         Raises:
-            UnsupportedError: there is something in it that has no form in whole numbers.
+            UnsupportedError: there is something in it that has no form in integers.
         """
         if isinstance(size, int):
             return _number(size)

@@ -1,4 +1,4 @@
-"""Scans as Triton text: of a whole row at once, or of its pieces, joined with what came before."""
+"""Scans as Triton text: of a whole row at once, or of its chunks, joined with what came before."""
 
 from __future__ import annotations
 

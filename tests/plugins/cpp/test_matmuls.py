@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from cpp_kernels import Body, KernelBuilder, backend, build_together, compiled
-from cpp_products import Matmul, widened
+from cpp_matmuls import Matmul, widened
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
 from polyfuse.symbolic import symbol
 from polyfuse_cpp.isa import detect_isa
-from polyfuse_cpp.matmul.plans import Way
+from polyfuse_cpp.matmul.plans import OperandPath
 from requirements import ONE_ISA
 
 f32, f64, bf16, f16, i8, u8, i32, i64 = (
@@ -309,7 +309,7 @@ def test_panels_laid_out_before(shape: tuple[int, int, int], panel: int, dtype: 
     for isa in ("", "avx2"):
         mm = Matmul(m, n, k, dtype=dtype, right="kn", panel=panel, bias=True)
         configs = backend(isa).configs(mm.kernel())
-        assert {config.get("way") for config in configs} == {Way.KEPT}
+        assert {config.get("path") for config in configs} == {OperandPath.PREPACKED}
         assert all(panel % (config.get("vectors") * backend(isa).isa.lanes) == 0 for config in configs)
         check(mm, isa)
     check(Matmul(m, n, k, dtype=dtype, right="kn", panel=panel, left="bkm", dynamic="m", residual=True))
@@ -317,7 +317,7 @@ def test_panels_laid_out_before(shape: tuple[int, int, int], panel: int, dtype: 
 
 def test_panels_of_another_type_are_laid_out_again() -> None:
     mm = Matmul(9, 128, 37, dtype=bf16, right="kn", panel=64, out_dtype=bf16)
-    assert {config.get("way") for config in backend().configs(mm.kernel())} == {Way.PACKED}
+    assert {config.get("path") for config in backend().configs(mm.kernel())} == {OperandPath.PACKED}
     check(mm)
     check(Matmul(9, 128, 37, right="kn", panel=64), "scalar")
 
@@ -356,7 +356,8 @@ def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_p
         monkeypatch.setattr(f"polyfuse_cpp.{module}.dot_instructions", lambda: every)
     kernels = [Matmul(m, n, 100, dtype=bf16, right="bnk").kernel() for m in (8, 40) for n in (16, 50)]
     made = backend()
-    tiles = [next(c for c in made.configs(kernel) if c.get("way") == Way.TILES) for kernel in kernels]
+    found = [made.configs(kernel) for kernel in kernels]
+    tiles = [next(c for c in configs if c.get("path") == OperandPath.TILES) for configs in found]
     sources = [made.emit(kernel, config) for kernel, config in zip(kernels, tiles, strict=True)]
     assert any("matrix_tile<2, 2" in source.text for source in sources)
     made.build(sources, tmp_path)

@@ -7,17 +7,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from polyfuse.kit import Access
 from polyfuse.symbolic import coefficient
-from polyfuse_cpp.facts import Access
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.ops import vector_type
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["Turned", "turn"]
+__all__ = ["TransposedTiles", "transpose_tiles"]
 
 
 @dataclass(frozen=True)
-class Turned:
+class TransposedTiles:
     """Accesses whose values are in tiles.
 
     Attributes:
@@ -29,9 +29,9 @@ class Turned:
     after: tuple[str, ...]
 
 
-def turn(
+def transpose_tiles(
     accesses: Sequence[Access], frame: Frame, along: str, base: str, extent: str = "", first: str = ""
-) -> Turned:
+) -> TransposedTiles:
     """Declare a tile for each access and fill those that are loaded.
 
     Args:
@@ -52,13 +52,13 @@ def turn(
         for copy in range(frame.copies):
             name = f"tile{number}_{copy}" if copy else f"tile{number}"
             index = index_text(frame.place(access.index, copy), {along: base, **indirect})
-            place = f"{safe_name(access.buffer)} + {index}"
+            place = f"{access.buffer} + {index}"
             frame.out.line(f"{vector_type(frame.facts.memory[access.buffer])} {name}[{frame.lanes}];")
             if access.is_store:
-                streams = "<true>" if id(access.stmt) in frame.streams and not extent else part
-                after.append(f"tile_store{streams}({place}, {name}, {index_text(step)}{extent});")
+                streaming = "<true>" if id(access.stmt) in frame.streaming and not extent else part
+                after.append(f"tile_store{streaming}({place}, {name}, {index_text(step)}{extent});")
             else:
                 frame.out.line(f"tile_load{part}({name}, {place}, {index_text(step)}{extent});")
             names.append(f"{name}[k]")
         tiles[id(access.stmt)] = tuple(names)
-    return Turned(tiles, tuple(after))
+    return TransposedTiles(tiles, tuple(after))

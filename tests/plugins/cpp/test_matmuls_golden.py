@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cpp_kernels import backend
-from cpp_products import Matmul
+from cpp_matmuls import Matmul
 from polyfuse.ir.types import DType
 
 KERNELS = {

@@ -1,4 +1,4 @@
-"""Long rows whose pieces are programs that run side by side: interpreted, and compiled."""
+"""Long rows whose chunks are programs that run side by side: interpreted, and compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triton_interpreted import in_interpreter, run_text
 
 ROWS, LENGTH = 3, 5003
 JOINED = Config.of(rows=3, r=512)
-"""Ten pieces of each row, the last of them short."""
+"""Ten chunks of each row, the last of them short."""
 TARGET = known_target("sm_90")
 
 
@@ -92,13 +92,13 @@ def numbers(dtype: str, count: int = ROWS * LENGTH) -> torch.Tensor:
 
 def outcome(made: str, operands: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     found, wanted, written = in_interpreter(run_text, made, JOINED, operands)
-    assert "heard(" in written
+    assert "wait_for(" in written
     return found, wanted
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", ["sum", "min", "max", "argmin", "argmax"])
-def test_pieces_give_what_the_row_gives(kind, dtype):
+def test_chunks_give_what_the_row_gives(kind, dtype):
     given = numbers(dtype)
     places = [torch.zeros(ROWS, dtype=torch.int64)] if kind in ("argmin", "argmax") else []
     found, wanted = outcome(reduced(kind, dtype), [given, torch.zeros_like(given), *places])
@@ -130,11 +130,11 @@ def test_normalised_rows_whose_first_piece_has_nan():
 
 
 @pytest.mark.parametrize(
-    "case", ["random", "a piece of minus infinity", "all minus infinity", "infinity", "nan"]
+    "case", ["random", "a chunk of minus infinity", "all minus infinity", "infinity", "nan"]
 )
 def test_softmax(case):
     given = torch.randn(ROWS, LENGTH) * 10
-    if case == "a piece of minus infinity":
+    if case == "a chunk of minus infinity":
         given[:, 512:1024] = -torch.inf
     elif case == "all minus infinity":
         given[1] = -torch.inf
@@ -237,7 +237,7 @@ def test_rows_that_are_held_together_without_tuning(body, rows, length, joined):
     more = f"in in1: f32[{rows * length}] aligned\n"
     made = text(body, rows=rows, length=length).replace("out out0", more + "out out0")
     plan = choose_plan(parse(made), TARGET)
-    assert plan.joins == joined and (not joined or plan.pieces <= 8)
+    assert plan.joins == joined and (not joined or plan.chunks <= 8)
     assert not choose_plan(parse(made), known_target("sm_80")).joins
     assert configs(parse(made), TARGET)[0].get("rows") == (3 if joined else configs_rows(plan))
 

@@ -14,7 +14,7 @@ pytest.importorskip("triton", reason=TRITON)
 
 from polyfuse.plugin import Config
 from polyfuse_triton.codegen import configs, emit, neighbours
-from polyfuse_triton.matmul.plan import ProductPlan, product_of
+from polyfuse_triton.matmul.plan import MatmulPlan, matmul_of
 from polyfuse_triton.matmul.tiling import is_possible
 from polyfuse_triton.target import known_target
 from triton_interpreted import in_interpreter, run_text
@@ -127,13 +127,13 @@ def test_any_tiles_give_the_same():
 @pytest.mark.parametrize("case", [Case(4096, 4096, 4096), Case(16, 4096, 4096), Case(256, 512, 64, 96)])
 def test_candidates_are_possible_and_few(case, arch):
     target, kernel = known_target(f"sm_{arch}"), kernel_of(case)
-    product = product_of(kernel)
+    product = matmul_of(kernel)
     assert product is not None
     offered = configs(kernel, target)
     assert 4 <= len(offered) == len(set(offered)) <= 16
     assert emit(kernel, None, target).text == emit(kernel, offered[0], target).text
     for config in (*offered, *neighbours(kernel, offered[0], target)):
-        assert is_possible(product, target, ProductPlan.of(config))
+        assert is_possible(product, target, MatmulPlan.of(config))
 
 
 def test_masks_are_left_out_where_sizes_divide():

@@ -1,8 +1,8 @@
-"""Long rows that several programs reduce together, so that each keeps its piece in registers.
+"""Long rows that several programs reduce together, so that each keeps its chunk in registers.
 
 The programs of a row are started as one cluster: the device runs them side by side or not at all, so they may
-wait for each other. Each tells the others what it found of its piece, waits until all have, and joins what
-they found in the order of the pieces: every program of a row has the same result, and every call.
+wait for each other. Each publishes what it found of its chunk, waits until all have, and joins what
+they found in the order of the chunks: every program of a row has the same result, and every call.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ __all__ = ["Join"]
 
 
 class Join:
-    """What the pieces of a row tell each other in one kernel."""
+    """What the chunks of a row exchange in one kernel."""
 
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._words = SharedWords()
-        self._count = scope.plan.pieces
+        self._count = scope.plan.chunks
         self._size = power_of_two(self._count)
 
     def of(self, found: Sequence[str], neutral: Sequence[str]) -> list[str]:
-        """Each number that this piece found as a vector of those of all pieces; `neutral` fills its end."""
+        """Each number that this chunk found as a vector of those of all chunks; `neutral` fills its end."""
         scope, out = self._scope, self._scope.out
         places = [self._words.place() for _ in found]
         for place, name in zip(places, found, strict=True):
-            out.line(f"tell({place} + program, programs, {name})")
+            out.line(f"publish({place} + program, programs, {name})")
         at = self._numbers()
         vectors = [scope.name() for _ in found]
         for vector, place, name, nothing in zip(vectors, places, found, neutral, strict=True):
             first = f"{place} + (program - rb)"
-            text = f"heard({first} + {at}, {at} < {self._count}, programs, {name})"
+            text = f"wait_for({first} + {at}, {at} < {self._count}, programs, {name})"
             if self._count < self._size:
                 text = f"tl.where({at} < {self._count}, {text}, {nothing})"
             out.line(f"{vector} = {text}")
         return vectors
 
     def points(self, dtype: DType) -> str:
-        """How many points this piece has, as a number of a type."""
+        """How many points this chunk has, as a number of a type."""
         extent, block, constant = self._extent()
         if extent % block == 0:
             return literal(float(block), dtype)
         return f"tl.minimum({extent} - r0, {constant}).to({triton_type(dtype)})"
 
     def points_of_all(self, dtype: DType) -> str:
-        """How many points each piece has, as a vector; none where there is no piece."""
+        """How many points each chunk has, as a vector; none where there is no chunk."""
         extent, _, constant = self._extent()
         left = f"tl.maximum({extent} - {self._numbers()} * {constant}, 0)"
         return f"tl.minimum({left}, {constant}).to({triton_type(dtype)})"
 
     def _numbers(self) -> str:
-        """The numbers of the pieces, and as many more as make a vector."""
+        """The numbers of the chunks, and as many more as make a vector."""
         scope = self._scope
-        key = ("pieces", self._size)
+        key = ("chunks", self._size)
         if key not in scope.done:
             scope.define(f"tl.arange(0, {self._size})", Value("", DType.i32), key)
         return scope.done[key].text

@@ -1,4 +1,4 @@
-"""Long scans of few rows, whose pieces are programs that wait for each other: interpreted, and compiled."""
+"""Long scans of few rows, whose chunks are programs that wait for each other: interpreted, and compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from triton_interpreted import in_interpreter, run_in_groups
 
 ROWS, LENGTH = 2, 40003
 PIECES = Config.of(r=2048, warps=4)
-"""Twenty pieces of each row, of which four are a group where these tests interpret."""
+"""Twenty chunks of each row, of which four are a group where these tests interpret."""
 
 
 def text(kind: str, dtype: str, rows: int = ROWS, size: str = str(LENGTH), more: str = "") -> str:
@@ -60,13 +60,13 @@ def torch_type(dtype: str) -> torch.dtype:
 
 
 @pytest.mark.parametrize(("kind", "dtype"), CASES)
-def test_pieces_give_what_the_row_gives(kind, dtype):
+def test_chunks_give_what_the_row_gives(kind, dtype):
     kind_of = torch_type(dtype)
     given = numbers(kind_of, kind)
     places = [torch.zeros(given.shape, dtype=torch.int64)] if kind in ("min", "max") else []
     operands = [given, torch.zeros(given.shape, dtype=kind_of), *places]
     found, wanted, made = in_interpreter(run_in_groups, 4, text(kind, dtype), PIECES, operands)
-    assert "heard(" in made
+    assert "wait_for(" in made
     for got, true in zip(found[1:], wanted[1:], strict=True):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-3)
 
@@ -88,7 +88,7 @@ def test_lengths_that_only_a_call_knows(length):
     given = numbers(torch.int64, "sum", ROWS * length)
     operands = [given, torch.zeros_like(given), length]
     found, wanted, made = in_interpreter(run_in_groups, 4, text("sum", "i64", size="s0"), PIECES, operands)
-    assert "heard(" in made and torch.equal(found[1], wanted[1])
+    assert "wait_for(" in made and torch.equal(found[1], wanted[1])
 
 
 def test_two_scans_of_which_one_continues_the_other():
@@ -103,13 +103,13 @@ def test_two_scans_of_which_one_continues_the_other():
 
 def test_rows_of_which_there_are_many_are_walked():
     source = emit(parse(text("sum", "f32", rows=4096)), None, known_target("sm_90"))
-    assert "heard(" not in source.text and KernelMeta.parse(source.meta).zeroed == 0
+    assert "wait_for(" not in source.text and KernelMeta.parse(source.meta).zeroed == 0
 
 
 def test_what_another_piece_reads_keeps_the_row_together():
     more = "  v7 = load f32 in0[40003*p0]\n  v8 = add f32 (v7, v3)\n  store f32 set in0[40003*p0 + r0] = v8\n"
     made = text("sum", "f32", more=more).replace("in in0", "inout in0")
-    assert "heard(" not in emit(parse(made), None, known_target("sm_90")).text
+    assert "wait_for(" not in emit(parse(made), None, known_target("sm_90")).text
 
 
 def test_what_is_stored_once_for_each_row():
@@ -118,11 +118,11 @@ def test_what_is_stored_once_for_each_row():
     given = numbers(torch.float32, "sum")
     operands = [given, torch.zeros_like(given), torch.zeros(ROWS)]
     found, wanted, written = in_interpreter(run_in_groups, 4, made, PIECES, operands)
-    assert "heard(" in written and torch.equal(found[2], wanted[2])
+    assert "wait_for(" in written and torch.equal(found[2], wanted[2])
     torch.testing.assert_close(found[1], wanted[1], rtol=1e-4, atol=1e-3)
-    # what adds for each row may not do so for each piece
+    # what adds for each row may not do so for each chunk
     added = made.replace("store f32 set out1", "store f32 add out1").replace("out out1", "inout out1")
-    assert "heard(" not in emit(parse(added), None, known_target("sm_90")).text
+    assert "wait_for(" not in emit(parse(added), None, known_target("sm_90")).text
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])

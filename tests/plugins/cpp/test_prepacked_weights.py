@@ -46,7 +46,7 @@ def test_laid_out_once_and_again_after_a_change(
 ) -> None:
     report = run(function, *args, freezing=True, change=weight, dynamic=dynamic)
     assert report.calls == (LAYS_OUT,) and report.kernels == 1
-    assert any(name.startswith("cpp+panels way=5") for name in reasons(report))
+    assert any(name.startswith("cpp+panels path=5") for name in reasons(report))
 
 
 def test_two_layers_have_panels_of_their_own(run: Run) -> None:

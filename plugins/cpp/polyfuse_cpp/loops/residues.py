@@ -1,14 +1,14 @@
-"""Phases: copies of a kernel's statements, side by side, for points that take turns in memory.
+"""Copies of a kernel's statements for points whose elements are interleaved in memory.
 
-A lane axis that indices divide by a small number is cut into as many phases: points with one remainder each.
+Where indices divide the lane axis by a small number, it is split by remainder: a copy for each residue.
 
-The gradient of a pooling with stride 2 reads ``in[(p + 1) // 2]`` and asks ``(p + 1) % 2 < 1``; resampling,
-interleaved channels and repeated elements do the like. Lane by lane that is a window of memory under a mask
-that flickers. With ``p = 2*q + r`` the lanes run along q: each of the two phases reads memory as it lies,
-questions about remainders are answered here, and what all phases store is woven together (`weave`).
+The gradient of a pooling with stride 2 loads ``in[(p + 1) // 2]`` where ``(p + 1) % 2 < 1``; resampling,
+interleaved channels and repeated elements are alike. Lane by lane that is a masked window of memory. With
+``p = 2*q + r`` lanes run along q: each of the two residues loads contiguous memory, comparisons of remainders
+are decided here, and the stores of all residues are interleaved in registers (`memory.interleave`).
 
-A short axis whose elements lie side by side, such as the colours of a picture, becomes phases too: lanes run
-along the axis outside it, and every phase reads or writes each so many elements of one piece of memory.
+A short axis of neighbouring elements, such as the colours of an image, is copied too: lanes run along the
+axis outside it, and each copy loads or stores every n-th element.
 """
 
 from __future__ import annotations
@@ -22,92 +22,92 @@ from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Load, Statement, Store, indices, statement, with_index, with_names
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.symbolic import IndexLike, atoms, axis, bounds, coefficient, free_axes, substitute
-from polyfuse_cpp.facts import Facts, analyse
-from polyfuse_cpp.memory.address import static_multiple
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.memory.copies import moved_as_bits
 from polyfuse_cpp.tiling import Plan, choose_plan
 
-__all__ = ["MOST_PHASES", "planned"]
+__all__ = ["MOST_RESIDUES", "planned"]
 
-MOST_PHASES = 4
+MOST_RESIDUES = 4
 """Phases into which an axis is cut at most: each is a copy of the kernel's statements."""
 
 _MOST_STATEMENTS = 400
-"""Statements of all phases together, beyond which compiling them costs more than they save."""
+"""Statements of all residues together, beyond which compiling them costs more than they save."""
 
 
-def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tuple[Kernel, Facts, Plan]:
-    """The kernel as it is run, in phases where that pays, and what is known of it; the choices are those of
-    `tiling.choose_plan`.
+def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tuple[Facts, Plan]:
+    """What is known of the kernel as it is run, in residues where that pays, and how it is run.
+
+    `lane_at` is the place of the lane axis (the first is 1); zero, and an `unroll` of zero, leave the choice
+    to `tiling.choose_plan`.
     """
-    kernel = moved_as_bits(kernel)
-    facts = analyse(kernel)
-    side = _side_by_side(kernel, facts, lanes) if lanes > 1 and not lane_at else None
+    facts = Facts.of(moved_as_bits(kernel))
+    side = _side_by_side(facts, lanes) if lanes > 1 and not lane_at else None
     if side is not None:
-        apart, place = side
-        its_facts = analyse(apart)
-        return apart, its_facts, choose_plan(apart, its_facts, lanes, place, unroll)
-    plan = choose_plan(kernel, facts, lanes, lane_at, unroll)
-    phased = _in_phases(kernel, facts, plan)
-    if phased is not None:
-        its_facts = analyse(phased)
-        its_plan = choose_plan(phased, its_facts, lanes, facts.axes.index(plan.lane) + 1, unroll)
+        apart, lane = side
+        return apart, choose_plan(apart, lanes, lane, unroll)
+    lane = (*facts.axes, *facts.raxes)[lane_at - 1] if lane_at else ""
+    plan = choose_plan(facts, lanes, lane, unroll)
+    by_residue = _by_residue(facts, plan)
+    if by_residue is not None:
+        its_plan = choose_plan(by_residue, lanes, by_residue.axes[facts.axes.index(plan.lane)], unroll)
         if not its_plan.tile:
-            return phased, its_facts, its_plan
-    return kernel, facts, plan
+            return by_residue, its_plan
+    return facts, plan
 
 
-def _in_phases(kernel: Kernel, facts: Facts, plan: Plan) -> Kernel | None:
-    """The kernel with its lane axis cut into phases; None where nothing asks for it, or it cannot be done."""
+def _by_residue(facts: Facts, plan: Plan) -> Facts | None:
+    """The kernel with its lane axis split by remainder; None where that is not needed, or not possible."""
+    kernel = facts.kernel
     if not plan.lane or plan.across or plan.tile or facts.raxes or kernel.row_buffers:
         return None
-    if facts.hints[plan.lane] < plan.lanes or not all(_is_plain(a.stmt, facts) for a in facts.accesses):
+    if facts.hints[plan.lane] < plan.lanes or not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
         return None
-    stores = [a for a in facts.accesses if a.is_store and a.mode != CHECK_MODE]
+    stores = [a for a in facts.all_accesses if a.is_store and a.mode != CHECK_MODE]
     if any(coefficient(a.index, plan.lane) != 1 for a in stores):
         return None
     if any(part.looped for part in kernel.sections):
         return None
-    stmts = [s for part in kernel.sections for s in part.body]
-    phases = _divisor(_indices(stmts), plan.lane)
-    if not 1 < phases <= MOST_PHASES or phases * len(stmts) > _MOST_STATEMENTS:
+    residues = _divisor(_indices(facts.statements), plan.lane)
+    if not 1 < residues <= MOST_RESIDUES or residues * len(facts.statements) > _MOST_STATEMENTS:
         return None
-    return _Cut(kernel, facts, plan.lane, phases).cut()
+    return _Cut(facts, plan.lane, residues).cut()
 
 
-def _side_by_side(kernel: Kernel, facts: Facts, lanes: int) -> tuple[Kernel, int] | None:
-    """The kernel with a short axis as phases, and the place of the axis (the first is 1) that lanes then run
-    along; None where there is no such axis.
+def _side_by_side(facts: Facts, lanes: int) -> tuple[Facts, str] | None:
+    """The kernel with a short axis as residues, and the axis that lanes then run along; None where there is
+    no such axis.
     """
+    kernel = facts.kernel
     if facts.raxes or kernel.row_buffers or any(part.looped for part in kernel.sections):
         return None
-    if not all(_is_plain(a.stmt, facts) for a in facts.accesses):
+    if not all(_is_plain(a.stmt, facts) for a in facts.all_accesses):
         return None
-    count = sum(len(part.body) for part in kernel.sections)
+    most = min(MOST_RESIDUES, _MOST_STATEMENTS // max(1, len(facts.statements)))
     for short in facts.axes:
         size = facts.sizes[short]
-        if not isinstance(size, int) or not 1 < size <= MOST_PHASES or size * count > _MOST_STATEMENTS:
+        if not isinstance(size, int) or not 1 < size <= most:
             continue
-        rest = [a for a in facts.axes if a != short]
-        for place, lane in enumerate(rest, 1):
-            if facts.hints[lane] >= lanes and _takes_turns(facts, short, size, lane):
-                made = _Cut(kernel, facts, short, size, whole=True).cut()
-                return (made, place) if made is not None else None
+        for lane in facts.axes:
+            if lane != short and facts.hints[lane] >= lanes and _is_interleaved(facts, short, size, lane):
+                made = _Cut(facts, short, size, whole=True).cut()
+                return None if made is None else (made, lane)
     return None
 
 
-def _takes_turns(facts: Facts, short: str, size: int, lane: str) -> bool:
-    """Whether the elements of an axis take turns along the lanes: where everything is stored, or in some load
-    while nothing jumps along the lanes.
+def _is_interleaved(facts: Facts, short: str, size: int, lane: str) -> bool:
+    """Whether the elements of an axis are interleaved along the lanes: in all stores, or in some load while
+    nothing jumps along the lanes.
     """
     stores, loads = list[bool](), list[bool]()
     near = True
-    for access in (a for a in facts.accesses if a.mode != CHECK_MODE):
+    for access in (a for a in facts.all_accesses if a.mode != CHECK_MODE):
         step = coefficient(access.index, lane)
-        turns = step == size and coefficient(access.index, short) == 1
-        (stores if access.is_store else loads).append(turns)
-        if any(lane in facts.depends[v] for v in access.indirect) or not (turns or step in (0, 1)):
+        interleaved = step == size and coefficient(access.index, short) == 1
+        (stores if access.is_store else loads).append(interleaved)
+        if any(lane in facts.depends[v] for v in access.indirect) or not (interleaved or step in (0, 1)):
             near = False
         if access.is_store and step == 0:
             return False
@@ -145,10 +145,9 @@ def _divisor(indices: Iterable[IndexLike], lane: str) -> int:
 class _Cut:
     """One kernel being cut along an axis; `whole`: nothing of the axis is left."""
 
-    kernel: Kernel
     facts: Facts
     lane: str
-    phases: int
+    residues: int
     whole: bool = False
     body: list[Statement] = field(default_factory=list)
     made: dict[tuple[object, ...], str] = field(default_factory=dict)
@@ -158,64 +157,66 @@ class _Cut:
     def __post_init__(self) -> None:
         self.place = self.facts.axes.index(self.lane)
         self.size = self.facts.sizes[self.lane]
-        steps = (self.size + self.phases - 1) // self.phases
+        steps = (self.size + self.residues - 1) // self.residues
         self.axis = axis(f"{self.lane}q", steps)
-        self.names: list[dict[str, str]] = [{} for _ in range(self.phases)]
+        self.names: list[dict[str, str]] = [{} for _ in range(self.residues)]
 
-    def cut(self) -> Kernel | None:
+    def cut(self) -> Facts | None:
+        kernel = self.facts.kernel
         sections = []
-        for section in self.kernel.sections:
+        for section in kernel.sections:
             self.body = []
             stores: list[list[Statement]] = []
-            for phase in range(self.phases):
-                stores.append([s for s in (self._copy(s, phase) for s in section.body) if s is not None])
-            woven = [phased[k] for k in range(len(stores[0])) for phased in stores]
-            sections.append(Section(section.looped, (*self.body, *woven)))
+            for residue in range(self.residues):
+                stores.append([s for s in (self._copy(s, residue) for s in section.body) if s is not None])
+            interleaved = [by_residue[k] for k in range(len(stores[0])) for by_residue in stores]
+            sections.append(Section(section.looped, (*self.body, *interleaved)))
         stmts = [s for part in sections for s in part.body]
         if _divisor(_indices(stmts), f"{self.lane}q") != 1:
             return None
         hints = [self.facts.hints[a] for a in self.facts.axes]
-        hints[self.place] = -(-hints[self.place] // self.phases)
-        axes = list(self.kernel.axes)
+        hints[self.place] = -(-hints[self.place] // self.residues)
+        axes = list(kernel.axes)
         axes[self.place] = self.axis
         if self.whole:
             del hints[self.place], axes[self.place]
-        return replace(self.kernel, axes=tuple(axes), sections=tuple(sections), size_hints=tuple(hints))
+        made = replace(kernel, axes=tuple(axes), sections=tuple(sections), size_hints=tuple(hints))
+        return Facts.of(made)
 
-    def _copy(self, stmt: Statement, phase: int) -> Statement | None:
-        """Write a statement of one phase; a store is given back instead."""
-        names = self.names[phase]
+    def _copy(self, stmt: Statement, residue: int) -> Statement | None:
+        """Write a statement of one residue; a store is given back instead."""
+        names = self.names[residue]
         args = tuple(names[a] for a in stmt.args)
-        copy = with_index(with_names(stmt, stmt.targets, args), lambda index: self._at(index, phase))
+        copy = with_index(with_names(stmt, stmt.targets, args), lambda index: self._at(index, residue))
         if isinstance(copy, Store):
-            inside = self._inside(phase)
+            inside = self._inside(residue)
             if inside and copy.mask is not None:
                 inside = self._value("bitwise_and", (copy.mask, inside), DType.bool)
             return replace(copy, mask=inside or copy.mask)
         if isinstance(copy, Load):
-            name = self._load(copy, phase)
+            name = self._load(copy, residue)
         else:
             name = self._value(copy.op, args, copy.dtype, copy.payload)
         names[stmt.targets[0]] = name
         return None
 
-    def _at(self, index: IndexLike, phase: int) -> IndexLike:
-        return substitute(index, {self.lane: phase if self.whole else self.axis * self.phases + phase})
+    def _at(self, index: IndexLike, residue: int) -> IndexLike:
+        return substitute(index, {self.lane: residue if self.whole else self.axis * self.residues + residue})
 
-    def _inside(self, phase: int) -> str:
-        """The name of whether a point of a phase lies on the axis; empty where all do."""
-        if self.whole or phase == 0 or static_multiple(self.size, self.phases):
+    def _inside(self, residue: int) -> str:
+        """The name of whether a point of a residue lies on the axis; empty where all do."""
+        if self.whole or residue == 0 or is_multiple(self.size, self.residues):
             return ""
-        if isinstance(self.size, int) and phase < self.size % self.phases:
+        if isinstance(self.size, int) and residue < self.size % self.residues:
             return ""
-        here = self._value("index", (), DType.i64, self.axis * self.phases + phase)
+        here = self._value("index", (), DType.i64, self.axis * self.residues + residue)
         end = self._value("index", (), DType.i64, self.size)
         return self._value("lt", (here, end), DType.bool)
 
-    def _load(self, stmt: Load, phase: int) -> str:
-        """A load of one phase: nothing beyond the axis, and no condition that is known."""
+    def _load(self, stmt: Load, residue: int) -> str:
+        """A load of one residue: nothing beyond the axis, and no condition that is known."""
         place, mask, other = stmt.indirect, stmt.mask or "", stmt.other or ""
-        inside = self._inside(phase) if self._varies(stmt.index, place) else ""
+        inside = self._inside(residue) if self._varies(stmt.index, place) else ""
         if inside:
             mask = self._value("bitwise_and", (mask, inside), DType.bool) if mask else inside
             other = other or self._constant(0, stmt.dtype)
