@@ -15,7 +15,7 @@ _SIMPLE = frozenset(("const", "index", "size", "load", "cast", "bitcast"))
 
 
 def claim_of(node: Node) -> Claim:
-    """Matrix multiplications of types that the hardware takes, pointwise loops of operations that CUDA has."""
+    """GEMMs of types that the hardware takes; pointwise loops of operations that CUDA has."""
     if not isinstance(node, LoopNode):
         return No(f"{type(node).__name__} is not a loop")
     if isinstance(node, Reduction):

@@ -100,7 +100,7 @@ def test_it_is_offered_on_nvidia_gpus():
 def test_text(golden):
     made = grouped(site(along=True), None)
     start = made.source.text.index("namespace in_")
-    body = made.source.text[start : made.source.text.index("// Products of groups")]
+    body = made.source.text[start : made.source.text.index("// GEMMs of groups")]
     golden("cutlass/grouped.txt", body + made.source.meta + f"\n{made.operands}")
 
 
