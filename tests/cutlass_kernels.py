@@ -1,4 +1,4 @@
-"""Matrix products as IR text, for tests of the CUTLASS plugin."""
+"""Matrix multiplications as IR text, for tests of the CUTLASS plugin."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def folded(kernel: Kernel, mode: str, along: str) -> Kernel:
 
 
 def generated_part(source: Source) -> str:
-    """What is written for one kernel alone: its text before the fixed parts, and its meta."""
+    """What is written for one kernel alone: its text before the fixed text, and its meta."""
     start, end = source.text.index("namespace in_"), source.text.index("// The kernel:")
     return source.text[start:end] + source.meta
 

@@ -1,4 +1,4 @@
-"""What `polyfuse doctor` says of the GPU and the compiler of matrix products."""
+"""What `polyfuse doctor` says of the GPU and the compiler of matrix multiplications."""
 
 from __future__ import annotations
 

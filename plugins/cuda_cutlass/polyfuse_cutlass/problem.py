@@ -125,7 +125,7 @@ def problem_of(kernel: Kernel) -> Problem:
     kernel = with_safe_names(kernel, _KEPT, _KEPT_VALUES)
     found = match(kernel)
     if found is None:
-        raise UnsupportedError(f"{kernel.name} is no matrix product", "another backend computes it")
+        raise UnsupportedError(f"{kernel.name} is no matrix multiplication", "another backend computes it")
     if len(found.depth) != 1:
         raise UnsupportedError(f"{kernel.name} adds up over {len(found.depth)} axes", _OTHERS)
     rows, row = _innermost(found, found.rows, found.left)

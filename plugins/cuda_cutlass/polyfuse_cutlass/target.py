@@ -59,7 +59,7 @@ def _present() -> Target:
     if not hopper + ampere:
         raise BackendUnavailableError(
             "no GPU here is a Hopper or an Ampere (compute capability 9.0 or 8)",
-            "other backends compute matrix products on others",
+            "other backends compute matrix multiplications on others",
         )
     return Target(**vars((hopper + ampere)[0]))
 

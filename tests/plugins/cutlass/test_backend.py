@@ -52,7 +52,7 @@ def test_products_are_claimed(dtype):
     (
         (dot(DType.f32), "torch does not allow"),
         (dot(DType.f64), "take no f64"),
-        (dot(DType.f32, "sum"), "no matrix product"),
+        (dot(DType.f32, "sum"), "no matrix multiplication"),
     ),
 )
 def test_other_reductions_are_refused(node, reason):

@@ -45,7 +45,7 @@ CASES = {
         HOPPER,
     ),
     "ampere_gelu": (product(512, 1024, 512, epilogue=GELU), AmpereTile().config, AMPERE),
-    "ampere_whole_numbers": (product(64, 131, 64, dtype="i8", out="f32"), None, AMPERE),
+    "ampere_integers": (product(64, 131, 64, dtype="i8", out="f32"), None, AMPERE),
 }
 
 
@@ -53,7 +53,7 @@ CASES = {
 def test_text(name, golden):
     kernel, config, target = CASES[name]
     source = library_source(kernel, config, target, "4.2.0")
-    start, end = source.text.index("namespace in_"), source.text.index("// A product by CUTLASS")
+    start, end = source.text.index("namespace in_"), source.text.index("// A GEMM by CUTLASS")
     golden(f"cutlass/{name}.txt", source.text[:80] + "\n...\n" + source.text[start:end] + source.meta)
     assert source.language == LANGUAGE and LinkedMeta.parse(source.meta).text() == source.meta
 

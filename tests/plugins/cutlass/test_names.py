@@ -1,4 +1,4 @@
-"""Matrix products with names that generated text could take for something else, or for one another."""
+"""Matrix multiplications with names that generated text could take for something else, or for one another."""
 
 from __future__ import annotations
 

@@ -28,11 +28,11 @@ KERNELS = {
     "gelu": (product(512, 1024, 512, epilogue=GELU), Tiling(1, 256, across=2)),
     "residual": (
         product(512, 1000, 512, epilogue=RESIDUAL, right="columns"),
-        Tiling(2, 128, turns=True, stages=6, piece=64),
+        Tiling(2, 128, pingpong=True, stages=6, fragment=64),
     ),
     "split": (product(13, 1024, 4096), Tiling(1, 16, consumers=1, split=4, stages=8, swap=True)),
     "dynamic": (product(100, 72, 64, batch=3, shared=True, dynamic=True), Tiling(1, 64, stages=4)),
-    "whole numbers": (product(128, 128, 128, dtype="i8", out="f32"), Tiling(1, 128)),
+    "integers": (product(128, 128, 128, dtype="i8", out="f32"), Tiling(1, 128)),
     "narrow floats": (product(512, 1024, 512, dtype="f8e4m3"), Tiling(1, 256, across=2)),
 }
 

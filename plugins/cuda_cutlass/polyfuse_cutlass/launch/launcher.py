@@ -100,7 +100,7 @@ class Kernel:
         self._profiler: tuple[Mapping[str, Any], str] = profiler_flag() or ({}, "")
         self._launches: dict[tuple[int, ...], _Launch] = {}
         self._start = driver().library.cuLaunchKernelEx
-        early = self.meta.starts_early and driver().has_dependent_launch()
+        early = self.meta.dependent_launch and driver().has_dependent_launch()
         self._attributes = ((DEPENDENT_LAUNCH, (1,)),) if early else ()
 
     def prepare(self) -> None:
@@ -152,7 +152,7 @@ class Kernel:
         sizes = resolved(meta, tuple(v for v, arg in zip(values, meta.args, strict=True) if not arg.pointer))
         loaded = self._here()
         clusters = max(0, sizes.tiles)
-        if meta.lasting:
+        if meta.read_only:
             clusters = min(clusters, loaded.clusters)
         maps = []
         for one, extents, strides, offset in zip(
@@ -187,8 +187,8 @@ class Kernel:
         status, function = driver().load_function(self._code, self.artifact.symbol, [shared])
         check(status, f"loading kernel {self.artifact.name}", True)
         device = torch.cuda.current_device()
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        clusters = processors * self.meta.resident // self.meta.cluster
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        clusters = multiprocessors * self.meta.resident // self.meta.cluster
         if self.meta.cluster > 1:
             clusters = min(clusters, self._clusters_at_once(function) or clusters)
         self._loaded[context] = _Loaded(function, device, max(1, clusters))

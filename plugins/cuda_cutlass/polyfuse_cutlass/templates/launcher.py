@@ -137,9 +137,9 @@ class Linked:
         ]
         packed = (ctypes.c_uint64 * len(values))(*(v & _WORD for v in values))
         told = (ctypes.c_int64 * len(numbers))(*numbers)
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         address, scratch = ctypes.c_void_p(), ctypes.c_longlong(0)
-        status = self._prepare(packed, told, processors, ctypes.byref(address), ctypes.byref(scratch))
+        status = self._prepare(packed, told, multiprocessors, ctypes.byref(address), ctypes.byref(scratch))
         self._check(status, "preparing")
         return _Ready(address.value or 0, scratch.value, self._forget)
 

@@ -26,12 +26,12 @@ struct Total {
   float both(float a, float b) { return a + b; }
   void store(const Args&, int, int x, int y, float value) { keep(total[x / 16][y], value); }
 };
-template <class Piece> void fold_all(const Args& args, int batch, const Piece& piece) {
-  piece.template fold<Largest, 0>(args, batch);
-  piece.template fold<Total, 1>(args, batch);
+template <class Fragment> void reduce_all(const Args& args, int batch, const Fragment& fragment) {
+  fragment.template reduce<Largest, 0>(args, batch);
+  fragment.template reduce<Total, 1>(args, batch);
 }
-template <int N> void fold_units(const Args&, int, int, int, int, int, const Folded (&)[N]);
-static bool folds_wrong() {
+template <int N> void reduce_units(const Args&, int, int, int, int, int, const Reduced (&)[N]);
+static bool reductions_wrong() {
   for (int x = 0; x < BLOCKS * 64; ++x)
     for (int y = 0; y < TILES * BY; ++y) {
       if (x % 16 == 0) {

@@ -1,8 +1,8 @@
-// What is combined of a piece of 16 rows and CHUNK columns: a thread has units of VEC neighbouring columns.
-struct FoldedUnits {
-  const Folded (&of)[EACH];
-  int piece, x0, y0, end;
-  template <class F, int K> PF_INLINE void fold(const Args& args, int batch) const {
+// What is combined of a fragment of 16 rows and CHUNK columns: a thread has units of VEC neighbouring columns.
+struct ReducedUnits {
+  const Reduced (&of)[EACH];
+  int fragment, x0, y0, end;
+  template <class F, int K> PF_INLINE void reduce(const Args& args, int batch) const {
     constexpr int ACROSS = CHUNK / VEC;  // units of a row
     const int lane = threadIdx.x % 32;
     f32 column[VEC];
@@ -10,7 +10,7 @@ struct FoldedUnits {
     for (int v = 0; v < VEC; ++v) column[v] = F().nothing();
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-      const Unit unit(args, piece, i, x0, y0, end);
+      const Unit unit(args, fragment, i, x0, y0, end);
       f32 row = F().nothing();
 #pragma unroll
       for (int v = 0; v < VEC; ++v) {
@@ -25,8 +25,8 @@ struct FoldedUnits {
       }
     }
     if constexpr (F::OVER_ROWS) {
-      const int first = share_out<F, VEC, 16, ACROSS>(column, lane);
-      const Unit unit(args, piece, 0, x0, y0, end);
+      const int first = reduce_scatter<F, VEC, 16, ACROSS>(column, lane);
+      const Unit unit(args, fragment, 0, x0, y0, end);
       const int x = unit.x - unit.row, y = unit.y + first;
 #pragma unroll
       for (int v = 0; v < CHUNK / 32; ++v)
@@ -35,6 +35,6 @@ struct FoldedUnits {
   }
 };
 template <int N>
-PF_INLINE void fold_units(const Args& args, int batch, int piece, int x0, int y0, int end, const Folded (&of)[N]) {
-  fold_all(args, batch, FoldedUnits{of, piece, x0, y0, end});
+PF_INLINE void reduce_units(const Args& args, int batch, int fragment, int x0, int y0, int end, const Reduced (&of)[N]) {
+  reduce_all(args, batch, ReducedUnits{of, fragment, x0, y0, end});
 }

@@ -1,4 +1,4 @@
-"""How results leave registers, with threads of the processor in place of a warp's."""
+"""How results leave registers, with threads of the CPU in place of a warp's."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from requirements import needs_gxx
 pytestmark = needs_gxx
 
 HEADER = Path(__file__).parents[2] / "cutlass_warp.h"
-FOLDS = HEADER.with_name("cutlass_folds.h")
-WORDS = {"ROUNDED": "rounded.cuh", "FOLDED": "folds.cuh"}
+REDUCTIONS = HEADER.with_name("cutlass_reductions.h")
+WORDS = {"ROUNDED": "rounded.cuh", "REDUCED": "epilogue_reductions.cuh"}
 DEVICE = Path(polyfuse_cutlass.__file__).parent / "device"
 VALUE = r"PF_ACC_IN\((.*?)\)"
 TILES = """
@@ -29,9 +29,9 @@ static void tiles() {
       for (int i = 0; i < BY / 2; ++i)
         sum[m][i] = number(m * 64 + warp * 16 + lane / 4 + i % 4 / 2 * 8,
                            tile * BY + i / 4 * 8 + lane % 4 * 2 + i % 2);
-    Ahead ahead;
-    ahead.ask(Args(), 0, 0, tile * BY, extent_x(Args()));
-    finish_tile(Args(), staging, ahead, sum, 0, 0, tile * BY, extent_x(Args()));
+    Prefetched prefetched;
+    prefetched.load(Args(), 0, 0, tile * BY, extent_x(Args()));
+    finish_tile(Args(), staging, prefetched, sum, 0, 0, tile * BY, extent_x(Args()));
   }
   staging.done();
 }
@@ -51,11 +51,14 @@ def without_assembly(name: str) -> str:
 
 
 def arrives_once(names: tuple[str, ...], numbers: Mapping[str, int], along_rows: bool, folder: Path) -> bool:
-    """Whether each result arrives at its place, once, and what groups come to, if parts combine them."""
+    """Whether each result arrives at its index, once, and what groups come to, if they are reduced."""
     constants = [f"constexpr int {key} = {value};" for key, value in numbers.items()]
     constants.append(f"constexpr bool VEC_X = {str(along_rows).lower()};")
     constants += [f"#define {word}" for word, part in WORDS.items() if part in names]
-    headers = [f'#include "{header}"' for header in (HEADER, *([FOLDS] if "folds.cuh" in names else ()))]
+    headers = [
+        f'#include "{header}"'
+        for header in (HEADER, *([REDUCTIONS] if "epilogue_reductions.cuh" in names else ()))
+    ]
     source, program = folder / "leaving.cpp", folder / "leaving"
     source.write_text("\n".join([*constants, *headers, *map(without_assembly, names), TILES]))
     command = ["g++", "-std=gnu++20", "-O1", "-pthread", "-w", str(source), "-o", str(program)]
@@ -66,8 +69,8 @@ def arrives_once(names: tuple[str, ...], numbers: Mapping[str, int], along_rows:
 @pytest.mark.parametrize(
     ("columns", "chunk", "blocks", "count", "along_rows", "buffers", "fetched"),
     (
-        (256, 32, 1, 8, False, 2, 8),  # what a result needs besides is asked for a piece ahead
-        (128, 32, 2, 8, False, 1, 80),  # with the piece
+        (256, 32, 1, 8, False, 2, 8),  # what a result needs besides is asked for a fragment ahead
+        (128, 32, 2, 8, False, 1, 80),  # with the fragment
         (256, 64, 1, 8, False, 1, 48),
         (128, 64, 2, 8, False, 2, 8),
         (64, 64, 1, 4, False, 1, 0),  # when it is there
@@ -80,7 +83,7 @@ def arrives_once(names: tuple[str, ...], numbers: Mapping[str, int], along_rows:
 )
 def test_each_result_arrives_once(tmp_path, columns, chunk, blocks, count, along_rows, buffers, fetched):
     numbers = {"BY": columns, "CHUNK": chunk, "BLOCKS": blocks, "VEC": count, "BUFFERS": buffers}
-    assert arrives_once(("turned.cuh",), {**numbers, "FETCHED": fetched}, along_rows, tmp_path)
+    assert arrives_once(("transposed.cuh",), {**numbers, "FETCHED": fetched}, along_rows, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_each_result_arrives_once(tmp_path, columns, chunk, blocks, count, along
     ((256, 1, 2), (128, 2, 3), (176, 1, 1), (192, 1, 2), (72, 1, 4), (64, 1, 2)),
 )
 def test_rounded_results_arrive_through_the_copy_engine(tmp_path, columns, blocks, buffers):
-    """Tile after tile, while it reads pieces late, and with a last piece that overlaps the one before."""
+    """Tile after tile, while it reads fragments late, and with a last one that overlaps the one before."""
     numbers = {"BY": columns, "BLOCKS": blocks, "VEC": 2, "STAGING": buffers * 2048}
     assert arrives_once(("rounded.cuh",), numbers, False, tmp_path)
 
@@ -113,10 +116,14 @@ def test_groups_of_sums_are_combined(tmp_path, columns, chunk, blocks, count, bu
         "BUFFERS": buffers,
         "FETCHED": 8,
     }
-    assert arrives_once(("turned.cuh", "folds.cuh", "folded_turned.cuh"), numbers, False, tmp_path)
+    assert arrives_once(
+        ("transposed.cuh", "epilogue_reductions.cuh", "transposed_reductions.cuh"), numbers, False, tmp_path
+    )
 
 
 @pytest.mark.parametrize(("columns", "blocks"), ((256, 1), (128, 2), (160, 1), (96, 2), (64, 1)))
 def test_groups_of_rounded_results_are_combined(tmp_path, columns, blocks):
     numbers = {"BY": columns, "BLOCKS": blocks, "VEC": 2, "STAGING": 4096}
-    assert arrives_once(("folds.cuh", "folded_rounded.cuh", "rounded.cuh"), numbers, False, tmp_path)
+    assert arrives_once(
+        ("epilogue_reductions.cuh", "rounded_reductions.cuh", "rounded.cuh"), numbers, False, tmp_path
+    )

@@ -1,9 +1,9 @@
-// What is combined of a piece of 16 rows and 64 columns: a thread has pairs of neighbouring columns, a pair in every
+// What is combined of a fragment of 16 rows and 64 columns: a thread has pairs of neighbouring columns, a pair in every
 // eight columns, in two rows of sixteen. `end`: where the rows of use end.
-struct FoldedPiece {
-  const Folded (&of)[8][2];
+struct ReducedFragment {
+  const Reduced (&of)[8][2];
   int x, y, end;
-  template <class F, int K> PF_INLINE void fold(const Args& args, int batch) const {
+  template <class F, int K> PF_INLINE void reduce(const Args& args, int batch) const {
     const int lane = thread_here() % 32, row = x + lane / 4, column = y + lane % 4 * 2;
     if constexpr (F::OVER_ROWS) {
       f32 value[16];
@@ -13,7 +13,7 @@ struct FoldedPiece {
         const f32 second = row + 8 < end ? of[i / 2][1].of[K][i % 2] : F().nothing();
         value[i] = F().both(first, second);
       }
-      const int at = column + share_out<F, 16, 16, 4>(value, lane) / 2 * 8;
+      const int at = column + reduce_scatter<F, 16, 16, 4>(value, lane) / 2 * 8;
 #pragma unroll
       for (int v = 0; v < 2; ++v)
         if (at + v < extent_y(args)) F().store(args, batch, x, at + v, value[v]);

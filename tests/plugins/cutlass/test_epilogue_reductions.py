@@ -41,7 +41,7 @@ CASES = {
     "row_maximum": (folded(product(512, 1024, 512, epilogue=GELU), "group_max", "columns"), Tiling(1, 256)),
     "column_sum": (
         folded(product(500, 1000, 512, epilogue=RESIDUAL), "group_sum", "rows"),
-        Tiling(2, 128, turns=True, stages=5),
+        Tiling(2, 128, pingpong=True, stages=5),
     ),
 }
 
