@@ -64,7 +64,7 @@ inline f32 value_of(f8e4m3 x) {
   return x.bits & 0x80 ? -a : a;
 }
 template <class T, int N> struct Pack { T item[N]; };
-template <int N, bool LASTING, class T> void read(const T* p, Pack<T, N>& into) {
+template <int N, bool READ_ONLY, class T> void read(const T* p, Pack<T, N>& into) {
   if ((u64)p % (N * sizeof(T) < 16 ? N * sizeof(T) : 16)) __builtin_trap();
   memcpy(&into, p, sizeof into);
 }
@@ -72,9 +72,9 @@ template <int N, class T> void write(T* p, const Pack<T, N>& from) {
   if ((u64)p % (N * sizeof(T) < 16 ? N * sizeof(T) : 16)) __builtin_trap();
   memcpy(p, &from, sizeof from);
 }
-template <class T> T lasting(const T* p) { return *p; }
-template <class T, int N> struct Held {
+template <class T> T read_only(const T* p) { return *p; }
+template <class T, int N> struct PackedWords {
   Pack<T, N> held;
   Pack<T, N> pack() const { return held; }
 };
-template <int N, class T> void hold(const T* p, Held<T, N>& into) { read<N, true>(p, into.held); }
+template <int N, class T> void load_words(const T* p, PackedWords<T, N>& into) { read<N, true>(p, into.held); }

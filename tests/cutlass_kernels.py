@@ -1,4 +1,4 @@
-"""Matrix products as IR text, for tests of the CUTLASS plugin."""
+"""Matrix multiplications as IR text, for tests of the CUTLASS plugin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from polyfuse.ir.statements import Store
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
-from polyfuse_cutlass.build.toolchain import find_compiler
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 
 __all__ = ["folded", "generated_part", "nvcc_options", "product"]
@@ -136,7 +136,7 @@ def folded(kernel: Kernel, mode: str, along: str) -> Kernel:
 
 
 def generated_part(source: Source) -> str:
-    """What is written for one kernel alone: its text before the fixed parts, and its meta."""
+    """What is written for one kernel alone: its text before the fixed text, and its meta."""
     start, end = source.text.index("namespace in_"), source.text.index("// The kernel:")
     return source.text[start:end] + source.meta
 

@@ -1,4 +1,4 @@
-// A warp of threads of the processor, with shared memory that checks alignment, for tests of `finish_tile`. With
+// A warp of threads of the CPU, with shared memory that checks alignment, for tests of `finish_tile`. With
 // ROUNDED the results leave by a copy engine that reads what a warp laid out as late as it may.
 #include <barrier>
 #include <cstdlib>
@@ -35,16 +35,16 @@ static int min(int a, int b) { return a < b ? a : b; }
 constexpr int UNROLL = 4;
 constexpr bool PROMOTES = false;
 typedef Acc Results[BLOCKS][BY / 2];
-#ifdef FOLDED
-#define PF_FOLD(...) __VA_ARGS__
-struct Folded { f32 of[2][VEC]; };
-static bool folds_wrong();
+#ifdef REDUCED
+#define PF_REDUCE(...) __VA_ARGS__
+struct Reduced { f32 of[2][VEC]; };
+static bool reductions_wrong();
 #else
-#define PF_FOLD(...)
+#define PF_REDUCE(...)
 #endif
 static int extent_x(const Args&) { return BLOCKS * 64 - 3; }
 #ifdef ROUNDED
-constexpr int TILES = 2, PARTS = 1, FETCHED = 4, FETCHED_OF_ROW = 4, RESULT_BATCHES = 1;
+constexpr int TILES = 2, ACCUMULATOR_SPLITS = 1, FETCHED = 4, FETCHED_OF_ROW = 4, RESULT_BATCHES = 1;
 static int extent_y(const Args&) { return TILES * BY - 10; }
 #else
 constexpr int TILES = 1;
@@ -64,9 +64,9 @@ static void fetch_columns(const Args& args, int, int y, OfColumns& of) {
   of.y = y;
 }
 static void finish(const Args& args, int, int x, int y, const Acc (&v)[VEC], const OfRow& row, const OfColumns& columns,
-                   float (&to)[VEC] PF_FOLD(, Folded& folded)) {
+                   float (&to)[VEC] PF_REDUCE(, Reduced& reduced)) {
   if (row.x != min(x, extent_x(args) - 1) || columns.y != min(y, extent_y(args) - 2)) abort();
-  for (int i = 0; i < VEC; ++i) to[i] = v[i] PF_FOLD(, folded.of[0][i] = folded.of[1][i] = v[i]);
+  for (int i = 0; i < VEC; ++i) to[i] = v[i] PF_REDUCE(, reduced.of[0][i] = reduced.of[1][i] = v[i]);
 }
 struct Result {};
 template <class T> u32 pair_of(float first, float second) { return (u32)first | (u32)second << 16; }
@@ -105,21 +105,21 @@ template <int LEFT> void stores_wait() {
 #else
 struct Fetched { int x, y; };
 static void fetch(const Args&, int, int x, int y, Fetched& fetched) { fetched.x = x, fetched.y = y; }
-static void finish(const Args&, int, int x, int y, const Acc (&v)[VEC] PF_FOLD(, Folded& folded)) {
+static void finish(const Args&, int, int x, int y, const Acc (&v)[VEC] PF_REDUCE(, Reduced& reduced)) {
   for (int i = 0; i < VEC; ++i)
-    results[x + (VEC_X ? i : 0)][y + (VEC_X ? 0 : i)] += v[i] PF_FOLD(, folded.of[0][i] = folded.of[1][i] = v[i]);
+    results[x + (VEC_X ? i : 0)][y + (VEC_X ? 0 : i)] += v[i] PF_REDUCE(, reduced.of[0][i] = reduced.of[1][i] = v[i]);
 }
-// What was asked for ahead is for this place.
+// What was loaded ahead is for this element.
 static void finish(const Args& args, int, int x, int y, const Acc (&v)[VEC], const Fetched& fetched
-                   PF_FOLD(, Folded& folded)) {
+                   PF_REDUCE(, Reduced& reduced)) {
   if (fetched.x != x || fetched.y != y) abort();
-  finish(args, 0, x, y, v PF_FOLD(, folded));
+  finish(args, 0, x, y, v PF_REDUCE(, reduced));
 }
 #endif
 static void tiles();
 static float number(int x, int y) { return x * TILES * BY + y + 1; }
 
-// Each result once, at its place: returns 0.
+// Each result once, at its index: returns 0.
 int main() {
   for (int warp = 0; warp < 4; ++warp) {
     std::barrier<> together(32);
@@ -137,6 +137,6 @@ int main() {
       const bool inside = (VEC_X ? x / VEC * VEC : x) < extent_x(Args()) && y < extent_y(Args());
       if (results[x][y] != (inside ? number(x, y) : 0)) return 1;
     }
-  PF_FOLD(if (folds_wrong()) return 2;)
+  PF_REDUCE(if (reductions_wrong()) return 2;)
   return 0;
 }

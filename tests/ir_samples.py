@@ -25,7 +25,7 @@ F, I = DType.f32, DType.i64
 
 
 def softmax_kernel() -> Kernel:
-    """Three rows of five: a looped section with a row buffer and an online softmax, then one reads it."""
+    """Three rows of five: a loop with a row buffer and an online softmax, then one that reads it."""
     i, r = axis("i0", 3), axis("r0", 5)
     first = (
         Load("v0", "in0", 5 * i + r, F),

@@ -86,7 +86,7 @@ def _launcher(text: str, meta: KernelMeta) -> Launchable:
             if all(grid) and meta.cluster > 1:
                 # One program after the other: none waits, and what all have told is known the next time. What
                 # follows from it takes once more.
-                for _ in range(text.count("heard(")):
+                for _ in range(text.count("wait_for(")):
                     trial = [o.clone() if isinstance(o, torch.Tensor) else o for o in operands]
                     with _without_waiting():
                         names[symbol][programs](*trial, **shared, **constants)
@@ -381,7 +381,7 @@ def run_text(text: str, config: object, operands: Sequence[Any]) -> tuple[list[A
 def run_in_groups(
     size: int, text: str, config: object, operands: Sequence[Any]
 ) -> tuple[list[Any], list[Any], str]:
-    """`run_text`, with scans that look back at so many pieces at a time."""
+    """`run_text`, with scans that look back at so many chunks at a time."""
     from polyfuse_triton.reductions import lookback
 
     usual, lookback._GROUP = lookback._GROUP, size

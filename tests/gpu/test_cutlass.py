@@ -1,4 +1,4 @@
-"""Matrix products of the CUTLASS plugin on a Hopper GPU, against the reference interpreter and eager mode."""
+"""GEMM kernels of the CUTLASS plugin on a Hopper GPU, against the reference interpreter and eager mode."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ pytestmark = [
 TILINGS = {
     "wide": Tiling(1, 256, stages=4),
     "tall": Tiling(2, 128, stages=4),
-    "turns": Tiling(2, 128, turns=True, stages=5),
-    "whole lines": Tiling(1, 256, stages=4, piece=64),
-    "turns, whole lines": Tiling(2, 128, turns=True, stages=5, piece=64),
-    "turns across": Tiling(1, 256, turns=True, across=2, stages=5),
+    "pingpong": Tiling(2, 128, pingpong=True, stages=5),
+    "whole lines": Tiling(1, 256, stages=4, fragment=64),
+    "pingpong, whole lines": Tiling(2, 128, pingpong=True, stages=5, fragment=64),
+    "pingpong across": Tiling(1, 256, pingpong=True, across=2, stages=5),
     "across": Tiling(1, 128, across=2, stages=4),
     "down": Tiling(2, 128, down=2, stages=4),
     "square": Tiling(1, 256, across=2, down=2, stages=4),
@@ -96,10 +96,10 @@ def test_layouts(backend, tmp_path, tiling, left, right):
 
 
 ROUNDED = {
-    **{name: TILINGS[name] for name in ("wide", "tall", "turns", "whole lines", "across", "square")},
-    "three pieces": Tiling(1, 192, stages=4),
-    "overlapping pieces": Tiling(1, 176, stages=4),
-    "little more than a piece": Tiling(1, 72, stages=4),
+    **{name: TILINGS[name] for name in ("wide", "tall", "pingpong", "whole lines", "across", "square")},
+    "three fragments": Tiling(1, 192, stages=4),
+    "overlapping fragments": Tiling(1, 176, stages=4),
+    "little more than a fragment": Tiling(1, 72, stages=4),
     "one group": Tiling(1, 64, consumers=1, stages=4),
     "changed places": Tiling(1, 64, stages=4, swap=True),
 }
@@ -109,12 +109,12 @@ ROUNDED = {
 @pytest.mark.parametrize("tiling", ROUNDED)
 @pytest.mark.parametrize("shape", ((136, 264, 200), (700, 1000, 72), (300, 64, 64), (3, 8, 8)))
 def test_rounded_results(backend, tmp_path, tiling, shape):
-    """What varies with rows and with columns, edges within tiles and pieces, and rows that are not dense."""
+    """What varies with rows and columns, edges within tiles and fragments, and rows that are not dense."""
     one, (rows, columns, _) = ROUNDED[tiling], shape
     place = f"{rows}*i1 + i0" if one.swap and rows % 8 == 0 else ""
     kernel = product(*shape, epilogue=SCALED, place=place, pitch=0 if place else columns + 16)
     text = backend.emit(kernel, one.config).text
-    assert ("put_matrices(piece" in text) == (not one.swap or bool(place))
+    assert ("put_matrices(fragment" in text) == (not one.swap or bool(place))
     compare(backend, kernel, one, rows, tmp_path)
 
 
@@ -124,18 +124,18 @@ def test_rounded_results(backend, tmp_path, tiling, shape):
 @pytest.mark.parametrize("batch", (0, 3))
 def test_rounded_types_and_batches(backend, tmp_path, dtype, out, batch):
     kernel = product(328, 400, 208, dtype=dtype, out=out, batch=batch, epilogue=SCALED)
-    assert "put_matrices(piece" in backend.emit(kernel, Tiling(1, 176, stages=4).config).text
+    assert "put_matrices(fragment" in backend.emit(kernel, Tiling(1, 176, stages=4).config).text
     compare(backend, kernel, Tiling(1, 176, stages=4), 328, tmp_path)
 
 
 @pytest.mark.parametrize("rows", (1, 63, 129))
 def test_rounded_rows_known_at_run_time(backend, tmp_path, rows):
     kernel = product(300, 136, 64, dynamic=True, epilogue=SCALED, batch=2)
-    assert "put_matrices(piece" in backend.emit(kernel, Tiling(1, 64, stages=4).config).text
+    assert "put_matrices(fragment" in backend.emit(kernel, Tiling(1, 64, stages=4).config).text
     compare(backend, kernel, Tiling(1, 64, stages=4), rows, tmp_path)
 
 
-@pytest.mark.parametrize("tiling", ("wide", "turns", "three pieces", "overlapping pieces"))
+@pytest.mark.parametrize("tiling", ("wide", "pingpong", "three fragments", "overlapping fragments"))
 def test_rounded_results_over_many_rounds(backend, tmp_path, tiling):
     """Pieces wait for the copy engine while the next tiles are multiplied."""
     x, w = (torch.randn(n, 264, device="cuda").bfloat16() for n in (8000, 8200))
@@ -177,14 +177,14 @@ def test_types(backend, tmp_path, dtype, out):
     "tiling",
     (
         Tiling(1, 192, across=2, stages=5),
-        Tiling(1, 128, turns=True, stages=8),
+        Tiling(1, 128, pingpong=True, stages=8),
         Tiling(1, 64, split=2, stages=6),
         Tiling(1, 256, across=2, stages=4),
         Tiling(2, 128, stages=4),
-        Tiling(1, 256, stages=4, piece=64),
+        Tiling(1, 256, stages=4, fragment=64),
         Tiling(2, 128, stages=2),
     ),
-    ids=("wide", "turns", "split", "two parts", "tall", "whole lines", "short ring"),
+    ids=("wide", "pingpong", "split", "two splits", "tall", "whole lines", "short ring"),
 )
 @pytest.mark.parametrize("depth", (64, 144, 528, 1184))
 @pytest.mark.parametrize("kind", ("dot", "dot_fast"))
@@ -214,7 +214,7 @@ def test_scaled_products_are_as_accurate_as_the_librarys(fast):
 
 @pytest.mark.parametrize("shared", (False, True))
 @pytest.mark.parametrize("epilogue", (PLAIN, RESIDUAL), ids=("plain", "residual"))
-@pytest.mark.parametrize("tiling", ("few", "wide", "turns, whole lines"))
+@pytest.mark.parametrize("tiling", ("few", "wide", "pingpong, whole lines"))
 def test_batches(backend, tmp_path, shared, epilogue, tiling):
     kernel = product(72, 136, 64, batch=5, shared=shared, epilogue=epilogue)
     compare(backend, kernel, TILINGS[tiling], 72, tmp_path)
@@ -229,7 +229,7 @@ def test_tiles_in_turn_over_many_rounds(backend, tmp_path):
     """More tiles than multiprocessors, and a depth that is no multiple of the ring."""
     x, w = (torch.randn(n, 520, device="cuda").bfloat16() for n in (4000, 4096))
     kernel = product(4000, 4096, 520)
-    for number, name in enumerate(("turns", "turns across")):
+    for number, name in enumerate(("pingpong", "pingpong across")):
         folder = tmp_path / str(number)
         folder.mkdir()
         source = backend.emit(kernel, TILINGS[name].config)
@@ -307,7 +307,7 @@ def test_through_the_compiler():
 
 FOLDING = {
     **{name: one for name, one in ROUNDED.items() if not one.swap and one.columns % COLUMNS == 0},
-    "half a piece more": Tiling(1, 96, stages=4),
+    "half a fragment more": Tiling(1, 96, stages=4),
 }
 """Tilings whose tiles hold whole groups of rows and of columns."""
 
@@ -319,10 +319,10 @@ FOLDING = {
     (("group_max", "columns", (136, 264, 200)), ("group_sum", "rows", (700, 1000, 72))),
 )
 def test_groups_of_results(backend, tmp_path, tiling, epilogue, mode, along, shape):
-    """Edges within groups, and groups of pieces that overlap."""
+    """Edges within groups, and groups of fragments that overlap."""
     kernel = folded(product(*shape, epilogue=epilogue), mode, along)
     text = backend.emit(kernel, FOLDING[tiling].config).text
-    assert ("put_matrices(piece" in text) == (epilogue == SCALED)
+    assert ("put_matrices(fragment" in text) == (epilogue == SCALED)
     compare(backend, kernel, FOLDING[tiling], shape[0], tmp_path)
 
 

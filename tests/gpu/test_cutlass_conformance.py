@@ -1,4 +1,4 @@
-"""The CUTLASS backend through the kit's matrix products, on the device."""
+"""The CUTLASS backend through the kit's matrix multiplications, on the device."""
 
 from __future__ import annotations
 

@@ -15,8 +15,9 @@ from polyfuse.ir.nodes import Buffer, TemplateCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import CallSite, Config
 from polyfuse.symbolic import evaluate
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.headers import find_headers
-from polyfuse_cutlass.build.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.codegen.grouped import applies, grouped
 from polyfuse_cutlass.codegen.grouped import configs as grouped_configs
 from polyfuse_cutlass.launch.launcher import load_unit
@@ -71,7 +72,7 @@ def compare(kernel, config: Config, target: Target, folder) -> None:
         pytest.skip(f"{CUTLASS}: {error.cause}")
     source = library_source(kernel, config, target, headers.version)
     compiler = find_compiler("nvcc")
-    options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": target.arch}
+    options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": target.name}
     build_in_worker([source], folder, {**options, "include": headers.folder})
     launch = load_unit(folder)[source.key]
     given: list[torch.Tensor | int] = []
@@ -113,7 +114,7 @@ def test_collectives(tmp_path, name):
 def test_templates_for_ampere(tmp_path, name):
     """Newer GPUs translate what is compiled for an Ampere."""
     kernel, tile = AMPERE[name]
-    compare(kernel, tile.config, Target("sm_80"), tmp_path)
+    compare(kernel, tile.config, Target(80), tmp_path)
 
 
 @pytest.mark.parametrize("ends", ([100, 100, 356, 700], [0, 0, 0, 1], [256, 512, 600, 601]), ids=str)

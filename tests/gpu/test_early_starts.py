@@ -1,6 +1,6 @@
 """What kernels write is there for those that started while they ran, and is not overwritten too early.
 
-On the processor, tests/plugins/triton/test_early.py and test_launcher.py look at code and launches.
+On the CPU, tests/plugins/triton/test_dependent_launch.py and test_launcher.py check code and launches.
 """
 
 from __future__ import annotations

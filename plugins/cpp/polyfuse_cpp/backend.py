@@ -28,7 +28,7 @@ KERNEL_LANGUAGE = "c++"
 
 
 class CppBackend(Backend):
-    """Kernels for the processor in C++."""
+    """Kernels for the CPU in C++."""
 
     autotunes_gemm = True
 
@@ -41,7 +41,7 @@ class CppBackend(Backend):
         )
 
     def claims(self, node: Node) -> Claim:
-        """All loop nodes on values of the IR's types; anything else is somebody else's."""
+        """All loop nodes on values of the IR's types; anything else is another backend's."""
         from polyfuse_cpp import generator
 
         return generator.claim(node)
@@ -53,7 +53,7 @@ class CppBackend(Backend):
         return generator.configs(kernel, self.isa)
 
     def neighbours(self, kernel: Kernel, config: Config) -> Sequence[Config]:
-        """Other tiles and depths of a product of matrices."""
+        """Other tiles and depths of a matmul."""
         from polyfuse_cpp import generator
 
         return generator.neighbours(kernel, config, self.isa)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, SCANS
 from polyfuse.plugin import Claim, Config, No, Yes
-from polyfuse_cpp.facts import analyse
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loop_estimate import loop_seconds
-from polyfuse_cpp.loops.kernel import KernelText, kernel_text
+from polyfuse_cpp.loops.entry import KernelText
+from polyfuse_cpp.loops.kernel import kernel_text
+from polyfuse_cpp.loops.names import plainly_named
 from polyfuse_cpp.loops.ops import unsupported_op
-from polyfuse_cpp.loops.phases import planned
 from polyfuse_cpp.loops.reductions import KINDS
-from polyfuse_cpp.matmul.plans import configs_of, nearby_plans, plan_of, plan_seconds, product_plans
-from polyfuse_cpp.matmul.problem import has_product, product_of
-from polyfuse_cpp.matmul.split_k import product_text
+from polyfuse_cpp.loops.residues import planned
+from polyfuse_cpp.matmul.plans import configs_of, matmul_plans, nearby_plans, plan_of, plan_seconds
+from polyfuse_cpp.matmul.problem import has_matmul, matmul_of
+from polyfuse_cpp.matmul.split_k import matmul_text
 from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
@@ -26,7 +29,7 @@ __all__ = ["claim", "configs", "estimate", "neighbours", "text"]
 
 
 def claim(node: Node) -> Claim:
-    """All loop nodes on values of the IR's types; anything else is somebody else's."""
+    """All loop nodes on values of the IR's types; anything else is another backend's."""
     if not isinstance(node, LoopNode):
         return No(f"{type(node).__name__} is not a loop")
     if isinstance(node, Reduction) and node.kind not in (*KINDS, *CONTRACTIONS):
@@ -45,41 +48,44 @@ def claim(node: Node) -> Claim:
 
 def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
     """Other lane axes and, where something is accumulated, other numbers of vectors side by side; for a
-    product of matrices, other tiles and other ways to read its operands.
+    matmul, other tiles and other ways to read its operands.
     """
-    if has_product(kernel):
-        return configs_of(product_plans(product_of(kernel), isa))
+    if has_matmul(kernel):
+        return configs_of(matmul_plans(matmul_of(kernel), isa))
     if isa.lanes == 1:
         return ()
-    facts = analyse(kernel)
+    facts = Facts.of(kernel)
     found = [Config()]
     if facts.raxes:
         found.extend(Config.of(unroll=count) for count in (1, 2, 4, 8))
-    lanes = lane_choices(kernel, facts)
+    lanes = lane_choices(facts)
     if len(lanes) > 1:
         found.extend(Config.of(lane=place) for place in lanes)
     return found if len(found) > 1 else ()
 
 
 def neighbours(kernel: Kernel, config: Config, isa: Isa) -> Sequence[Config]:
-    """Other tiles and depths of a product of matrices."""
-    if not has_product(kernel):
+    """Other tiles and depths of a matmul."""
+    if not has_matmul(kernel):
         return ()
-    return configs_of(nearby_plans(product_of(kernel), isa, plan_of(config)))
+    return configs_of(nearby_plans(matmul_of(kernel), isa, plan_of(config)))
 
 
 def estimate(kernel: Kernel, config: Config, isa: Isa) -> float:
-    """Seconds, roughly: by tiles and layouts for a product, by the reach of the lanes for other loops."""
-    if has_product(kernel):
-        return plan_seconds(product_of(kernel), isa, plan_of(config))
+    """Seconds, roughly: by tiles and layouts for a matmul, by the reach of the lanes for other loops."""
+    if has_matmul(kernel):
+        return plan_seconds(matmul_of(kernel), isa, plan_of(config))
     return loop_seconds(*planned(kernel, isa.lanes, config.get("lane"), config.get("unroll")))
 
 
 def text(kernel: Kernel, config: Config | None, isa: Isa) -> KernelText:
     """The text of a kernel, with its signature and the headers that it needs."""
-    if has_product(kernel):
-        product = product_of(kernel)
-        plan = plan_of(config) if config else product_plans(product, isa)[0]
-        return product_text(product, plan, isa)
+    named = plainly_named(kernel)
+    if has_matmul(named):
+        matmul = matmul_of(named)
+        plan = plan_of(config) if config else matmul_plans(matmul, isa)[0]
+        return matmul_text(matmul, plan, isa)
     chosen = config or Config()
-    return kernel_text(kernel, isa.lanes, chosen.get("lane"), chosen.get("unroll"))
+    found = kernel_text(named, isa.lanes, chosen.get("lane"), chosen.get("unroll"))
+    pairs = zip(kernel.aliases, named.aliases, strict=True)
+    return replace(found, refused_aliases=tuple(old for old, new in pairs if new in found.refused_aliases))

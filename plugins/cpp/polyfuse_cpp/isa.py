@@ -96,7 +96,7 @@ def dot_instructions() -> tuple[str, ...]:
 
 
 def _matrix_tiles_allowed() -> bool:
-    """Whether the system lets this process use the processor's matrix registers (Linux wants to be asked)."""
+    """Whether the system lets this process use the CPU's matrix registers (Linux wants to be asked)."""
     if platform.system() != "Linux":
         return False
     arch_prctl, request, tile_data = 158, 0x1023, 18

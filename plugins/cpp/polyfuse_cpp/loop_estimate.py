@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from polyfuse.ir.kernel import Kernel
-from polyfuse.kit import Machine, Work, seconds, work_of
+from polyfuse.kit import Access, Machine, Work, seconds, work_of
 from polyfuse.symbolic import coefficient
-from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.tiling import Plan
 
@@ -19,18 +18,20 @@ _NEAR = 4
 """Steps between lanes up to which these are put together from whole vectors of memory."""
 
 
-def loop_seconds(kernel: Kernel, facts: Facts, plan: Plan) -> float:
+def loop_seconds(facts: Facts, plan: Plan) -> float:
     """A guess for one thread."""
     points = steps = 1
     for name in facts.axes:
         points *= max(1, facts.hints[name])
     for name in facts.raxes:
         steps *= max(1, facts.hints[name])
-    accesses = {id(a.stmt): a for a in facts.accesses}
+    accesses = {id(a.stmt): a for a in facts.all_accesses}
     total = 0.0
-    for section, beside in zip(kernel.sections, plan.unrolls):
+    for section, beside in zip(facts.kernel.sections, plan.unrolls):
         price = 0.0
         for stmt in section.body:
+            if id(stmt) in facts.checking:
+                continue
             access = accesses.get(id(stmt))
             price += cost_of(stmt.op) if access is None else _access(access, plan, facts)
         if any(s.op == "reduce" for s in section.body):
@@ -38,12 +39,12 @@ def loop_seconds(kernel: Kernel, facts: Facts, plan: Plan) -> float:
         # where lanes run along what is reduced, all else is done for one lane at a time
         wide = plan.lanes if not plan.across or section.looped else 1
         total += points * (steps if section.looped else 1) * price / wide
-    return seconds(Work(total, work_of(kernel).moved), _THREAD, 1)
+    return seconds(Work(total, work_of(facts.kernel).moved), _THREAD, 1)
 
 
 def _access(access: Access, plan: Plan, facts: Facts) -> float:
     """The price of an access for a vector, in vector operations."""
-    if not plan.lane or access.buffer in facts.local_names:
+    if not plan.lane or access.buffer in facts.row_buffers:
         return 1.0
     if access.stmt in [a.stmt for a in plan.tiled]:
         return 3.0

@@ -34,7 +34,7 @@ def polyfuse_manifest() -> Manifest:
             "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",
             "compiler": "Command of the C++ compiler; empty: CXX of the environment, or the first one found.",
         },
-        summary="Vectorised, multithreaded C++ for the processor, built by the compiler of the system",
+        summary="Vectorised, multithreaded C++ for the CPU, built by the compiler of the system",
     )
 
 

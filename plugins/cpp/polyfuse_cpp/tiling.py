@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.kernel import Section
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Reduce, Scan, Store
+from polyfuse.kit import Access, is_multiple
 from polyfuse.symbolic import coefficient, free_axes
-from polyfuse_cpp.facts import Access, Facts
-from polyfuse_cpp.loops.ops import cost_of
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.scans import scans_across
-from polyfuse_cpp.memory.address import index_text, static_multiple
+from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["Plan", "Split", "choose_plan", "choose_split", "is_apart", "lane_choices"]
 
@@ -50,7 +50,7 @@ class Plan:
         tile: a second axis along which some accesses are contiguous; empty: there is none worth turning tiles
             for.
         tiled: those accesses; where there is no second axis, accesses that are contiguous along the innermost
-            reduction axis, of which tiles are turned in its loop.
+            reduction axis, of which tiles are transposed in its loop.
     """
 
     lane: str
@@ -68,27 +68,22 @@ class Plan:
 
 
 def choose_plan(
-    kernel: Kernel,
-    facts: Facts,
-    lanes: int,
-    lane_at: int = 0,
-    unroll: int = 0,
-    without: Collection[str] = (),
+    facts: Facts, lanes: int, lane: str = "", unroll: int = 0, without: Collection[str] = ()
 ) -> Plan:
     """The plan for a kernel on a machine with vectors of `lanes` lanes.
 
-    `lane_at` names the lane axis by its place (the first is 1) and `unroll` the vectors side by side; zero
-    leaves the choice here. Lanes do not run along the axes `without`.
+    `lane` names the lane axis and `unroll` says how many vectors stand side by side; an empty name and zero
+    leave the choice here. Lanes do not run along the axes `without`.
     """
-    scans = any(isinstance(s, Scan) and not scans_across(s) for part in kernel.sections for s in part.body)
-    lane = "" if lanes == 1 else _lane(kernel, facts, scans, lanes, without)
-    if lane and lane_at:
-        lane = (*facts.axes, *facts.raxes)[lane_at - 1]
+    kernel = facts.kernel
+    scans = any(isinstance(s, Scan) and not scans_across(s) for s in facts.statements)
+    best = "" if lanes == 1 else _lane(facts, scans, lanes, without)
+    lane = lane if best and lane and lane not in without else best
     across = lane in facts.raxes
     axes = tuple(a for a in facts.axes if a != lane) + ((lane,) if lane and not across else ())
     raxes = tuple(a for a in facts.raxes if a != lane) + ((lane,) if across else ())
     steps = -(-facts.hints[lane] // lanes) if lane else 1
-    unrolls = tuple(_unroll(part, steps, across) if lane else 1 for part in kernel.sections)
+    unrolls = tuple(_unroll(part, steps, across, facts) if lane else 1 for part in kernel.sections)
     if unroll:
         unrolls = tuple(
             unroll if old > 1 or (_may_unroll(part, across) and lane) else 1
@@ -97,18 +92,19 @@ def choose_plan(
     apart = min((u for u, part in zip(unrolls, kernel.sections) if part.looped), default=1)
     plan = Plan(lane, across, axes, raxes, lanes if lane else 1, 1 if across else apart, unrolls)
     plan = _with_collisions(plan, facts, kernel.deterministic)
-    return _with_turned_loops(plan, kernel, facts) if facts.raxes else _with_tiles(plan, kernel, facts)
+    return _with_transposed_loops(plan, facts) if facts.raxes else _with_tiles(plan, facts)
 
 
-def lane_choices(kernel: Kernel, facts: Facts) -> tuple[int, ...]:
+def lane_choices(facts: Facts) -> tuple[int, ...]:
     """Places of the axes that lanes could run along."""
-    scans = any(s.op == "scan" for part in kernel.sections for s in part.body)
+    scans = any(s.op == "scan" for s in facts.statements)
     names = (*facts.axes, *(() if scans else facts.raxes))
     return tuple(place for place, name in enumerate(names, 1) if facts.hints[name] >= 2 * _FEW)
 
 
-def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
+def choose_split(facts: Facts, plan: Plan) -> Split | None:
     """Whether, and where, a long reduction is cut into chunks."""
+    kernel = facts.kernel
     looped = [part for part in kernel.sections if part.looped]
     stmts = [s for part in looped for s in part.body]
     if (
@@ -120,15 +116,11 @@ def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
     collide = any(isinstance(s, Store) and s.mode not in ("set", CHECK_MODE) for s in stmts)
     if collide or any(isinstance(s, Scan) for s in stmts) or not looped:
         return None
-    before = (a for a in facts.accesses if not a.is_store and not kernel.sections[a.section].looped)
+    before = (a for a in facts.all_accesses if not a.is_store and not a.looped)
     if any(a.buffer in facts.written for a in before):
         # such a value would be loaded again by a later pass, when it is another one
         return None
-    length = points = 1
-    for name in facts.raxes:
-        length *= facts.hints[name]
-    for name in facts.axes:
-        points *= facts.hints[name]
+    length, points = facts.points(facts.raxes), facts.points(facts.axes)
     name = max(plan.raxes, key=lambda r: facts.hints[r])
     inner = length // max(1, facts.hints[name])
     if plan.across or not plan.lane:
@@ -147,7 +139,7 @@ def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
     return Split(name, size, index_text(facts.sizes[name]), count) if count >= 2 else None
 
 
-def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int, without: Collection[str]) -> str:
+def _lane(facts: Facts, scans: bool, lanes: int, without: Collection[str]) -> str:
     """The axis along which most memory is contiguous; the innermost parallel one where several are equal."""
     candidates = [*reversed(facts.axes), *(() if scans else reversed(facts.raxes))]
     best, best_score = "", float("-inf")
@@ -156,8 +148,8 @@ def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int, without: Collec
         if name in without or (extent < _FEW and facts.sizes[name] == extent):
             continue
         score = -place * 0.01
-        for access in facts.accesses:
-            if facts.raxes and kernel.sections[access.section].looped:
+        for access in facts.all_accesses:
+            if facts.raxes and access.looped:
                 score += 8 * _score_in_loop(access, name, facts, lanes)
             else:
                 score += _score(access, name, facts)
@@ -170,7 +162,7 @@ def _lane(kernel: Kernel, facts: Facts, scans: bool, lanes: int, without: Collec
 
 def _score(access: Access, lane: str, facts: Facts) -> float:
     """How well one access suits lanes along an axis."""
-    if access.buffer in facts.local_names:
+    if access.buffer in facts.row_buffers:
         return 0.5
     weight = _share(access, facts)
     if any(lane in facts.depends[v] for v in access.indirect):
@@ -187,7 +179,7 @@ def _score(access: Access, lane: str, facts: Facts) -> float:
 
 
 def _score_in_loop(access: Access, lane: str, facts: Facts, lanes: int) -> float:
-    """The same in a loop: rows that do not fill a vector leave lanes idle, and are better turned over."""
+    """The same in a loop: rows that do not fill a vector leave lanes idle, and are better transposed."""
     score = _score(access, lane, facts)
     inner = facts.raxes[-1]
     filled = facts.hints[inner] / lanes
@@ -207,21 +199,20 @@ def _share(access: Access, facts: Facts) -> float:
     if access.indirect:
         return 1.0
     own = total = 1.0
-    depends = free_axes(access.index)
     for name in (*facts.axes, *facts.raxes):
         total *= max(1, facts.hints[name])
-        if name in depends:
+        if name in access.strides:
             own *= max(1, facts.hints[name])
     return max(0.05, own / total)
 
 
-def _unroll(part: Section, steps: int, across: bool) -> int:
+def _unroll(part: Section, steps: int, across: bool, facts: Facts) -> int:
     """Vectors side by side: enough to hide the latency of an accumulation, few where the body is long
     anyway.
     """
     if not _may_unroll(part, across):
         return 1
-    cost = sum(cost_of(s.op) for s in part.body)
+    cost = facts.cost_of(part.body)
     limit = 4 if not across or cost <= 12 else 2 if cost <= 16 else 1
     while limit > 1 and limit > steps:
         limit //= 2
@@ -242,7 +233,7 @@ def _with_collisions(plan: Plan, facts: Facts, deterministic: bool) -> Plan:
     """
     updates = [
         a
-        for a in facts.accesses
+        for a in facts.all_accesses
         if a.is_store and (a.mode not in ("set", CHECK_MODE) or (deterministic and a.indirect))
     ]
     if not updates:
@@ -253,9 +244,9 @@ def _with_collisions(plan: Plan, facts: Facts, deterministic: bool) -> Plan:
     return replace(plan, serial=True) if deterministic else plan
 
 
-def _with_tiles(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
+def _with_tiles(plan: Plan, facts: Facts) -> Plan:
     """Where some accesses run along the lane axis and others along a second one, work on square tiles."""
-    if not plan.lane or kernel.row_buffers or plan.along or plan.serial:
+    if not plan.lane or facts.kernel.row_buffers or plan.along or plan.serial:
         return plan
     if facts.hints[plan.lane] < plan.lanes // 2:
         return plan
@@ -264,7 +255,7 @@ def _with_tiles(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
     for name in plan.axes[:-1]:
         if facts.hints[name] < plan.lanes // 2:
             continue
-        found = tuple(a for a in facts.accesses if _runs_along(a, name, plan.lane, facts))
+        found = tuple(a for a in facts.all_accesses if _runs_along(a, name, plan.lane, facts))
         if len(found) > len(best):
             best, tile = found, name
     if not best:
@@ -273,18 +264,18 @@ def _with_tiles(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
     return replace(plan, tile=tile, tiled=best, axes=axes)
 
 
-def _with_turned_loops(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
-    """Where lanes run along a parallel axis, turn tiles of what is contiguous along the innermost loop."""
+def _with_transposed_loops(plan: Plan, facts: Facts) -> Plan:
+    """Where lanes run along a parallel axis, transpose tiles of what runs along the innermost loop."""
     if not plan.lane or plan.across or plan.along or plan.serial:
         return plan
     name = plan.raxes[-1]
     if facts.hints[plan.lane] < plan.lanes // 2 or facts.hints[name] <= _FEW:
         return plan
-    read = {a.buffer for a in facts.accesses if not a.is_store}
+    read = {a.buffer for a in facts.all_accesses if not a.is_store}
     found = tuple(
         a
-        for a in facts.accesses
-        if kernel.sections[a.section].looped
+        for a in facts.all_accesses
+        if a.looped
         and _runs_along(a, name, plan.lane, facts)
         and not (a.is_store and a.buffer in read)
     )
@@ -322,7 +313,7 @@ def is_apart(access: Access, name: str, facts: Facts) -> bool:
             continue
         span = step * size
         if isinstance(span, int):
-            if not static_multiple(factor, span):
+            if not is_multiple(factor, span):
                 return False
         elif factor != span and not (not isinstance(factor, int) and factor % span == 0):
             return False

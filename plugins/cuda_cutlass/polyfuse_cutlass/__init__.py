@@ -1,1 +1,1 @@
-"""Matrix products on NVIDIA GPUs from generated CUDA C++, as a Polyfuse backend."""
+"""Matrix multiplications on NVIDIA GPUs from generated CUDA C++, as a Polyfuse backend."""

@@ -1,4 +1,4 @@
-"""The generator of matrix products as a backend. Thin: each method hands over to the module that does it."""
+"""The generator of GEMM kernels as a backend. Thin: each method hands over to the module that does it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.kit import device_milliseconds
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.artifact import read_unit
 from polyfuse_cutlass.build.headers import collectives_of, headers_for
-from polyfuse_cutlass.build.toolchain import find_compiler
 from polyfuse_cutlass.target import target_of
-from polyfuse_cutlass.templates.build import read_linked
 from polyfuse_cutlass.templates.candidates import is_library
 
 __all__ = ["CutlassBackend"]
@@ -25,7 +24,7 @@ _SPILLS_TAKEN = 64
 
 
 class CutlassBackend(Backend):
-    """Matrix products for Hopper GPUs."""
+    """Matrix multiplications for Hopper GPUs."""
 
     spawns_compiler = False
     worker = "polyfuse_cutlass.build.toolchain:build_in_worker"
@@ -41,7 +40,7 @@ class CutlassBackend(Backend):
         self.headers = headers_for(self.compiler, self.target, self.collectives)
 
     def claims(self, node: Node) -> Claim:
-        """Matrix products, and what can be done with their results."""
+        """Matrix multiplications, and what can be done with their results."""
         from polyfuse_cutlass.claims import claim_of
 
         return claim_of(node)
@@ -58,7 +57,7 @@ class CutlassBackend(Backend):
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""
-        from polyfuse_cutlass.codegen.row_statistics import has_folds
+        from polyfuse_cutlass.codegen.row_statistics import has_reductions
         from polyfuse_cutlass.space import configs
         from polyfuse_cutlass.templates.candidates import library_configs
 
@@ -66,7 +65,7 @@ class CutlassBackend(Backend):
             return library_configs(kernel, self.target, self.collectives)
         # those of CUTLASS take long to build: last, so that nothing waits for them that does not ask for all
         found = tuple(configs(kernel, self.target))
-        if not self.headers or has_folds(kernel):
+        if not self.headers or has_reductions(kernel):
             return found
         return found + library_configs(kernel, self.target, self.collectives)
 
@@ -105,7 +104,7 @@ class CutlassBackend(Backend):
             "compiler": self.compiler.kind,
             "path": self.compiler.path,
             "version": self.compiler.version,
-            "arch": self.target.arch,
+            "arch": self.target.name,
             "include": self.headers.folder if self.headers else "",
         }
 
@@ -116,12 +115,12 @@ class CutlassBackend(Backend):
         return load_unit(folder)
 
     def review(self, folder: Path, key: str) -> Claim:
-        """A kernel that keeps sums in memory, or whose products wait for each other, is slow."""
-        artifact = read_linked(folder).get(key) or read_unit(folder)[key]
+        """A kernel that keeps sums in memory, or whose matrix instructions wait for each other, is slow."""
+        artifact = read_unit(folder)[key]
         if artifact.spilled > _SPILLS_TAKEN:
             return No(f"each thread spills {artifact.spilled} bytes of registers")
         if artifact.serial:
-            return No("its products wait for each other")
+            return No("its matrix instructions wait for each other")
         return Yes()
 
     def synchronize(self) -> None:
@@ -136,12 +135,12 @@ class CutlassBackend(Backend):
 
     def machine(self) -> Mapping[str, str]:
         """The model of the GPU."""
-        return {"gpu": self.target.model or self.target.arch}
+        return {"gpu": self.target.model or self.target.name}
 
     def describe(self) -> Mapping[str, str]:
         """The compiler, the architecture, and this backend."""
         return {
             "compiler": f"{self.compiler.kind} {self.compiler.version}",
-            "arch": self.target.arch,
+            "arch": self.target.name,
             "generator": _VERSION,
         }

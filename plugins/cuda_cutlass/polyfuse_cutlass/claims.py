@@ -1,4 +1,4 @@
-"""What the code generator can compute: matrix products, and loops that can be their epilogues."""
+"""What the code generator can compute: matrix multiplications, and loops that can be their epilogues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SIMPLE = frozenset(("const", "index", "size", "load", "cast", "bitcast"))
 
 
 def claim_of(node: Node) -> Claim:
-    """Products of types that the multipliers take, and pointwise loops of operations that CUDA has."""
+    """GEMMs of types that the hardware takes; pointwise loops of operations that CUDA has."""
     if not isinstance(node, LoopNode):
         return No(f"{type(node).__name__} is not a loop")
     if isinstance(node, Reduction):
@@ -24,7 +24,7 @@ def claim_of(node: Node) -> Claim:
         if node.value.dtype is not DType.f32:
             return No(f"groups of results are combined as f32, not as {node.value.dtype}")
     elif not isinstance(node, Pointwise):
-        return No("only matrix products are generated, with what is done to each of their results")
+        return No("only matrix multiplications are generated, with what is done to each of their results")
     for expr in walk(*node.expressions()):
         if expr.op not in _SIMPLE and expr.op not in SCALAR_OPS:
             return No(f"{expr.op} is not computed in an epilogue")
@@ -37,7 +37,7 @@ def claim_of(node: Node) -> Claim:
 
 def _product(node: Reduction) -> Claim:
     if node.kind not in CONTRACTIONS:
-        return No(f"{node.kind} is no matrix product")
+        return No(f"{node.kind} is no matrix multiplication")
     if len(node.raxes) != 1:
         return No(f"it adds up over {len(node.raxes)} axes")
     for value in node.values:

@@ -1,12 +1,12 @@
-"""What `polyfuse doctor` says of the GPU and the compiler of matrix products."""
+"""What `polyfuse doctor` says of the GPU and the compiler of matrix multiplications."""
 
 from __future__ import annotations
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Finding
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.headers import find_headers
-from polyfuse_cutlass.build.toolchain import find_compiler
 from polyfuse_cutlass.target import target_of
 
 __all__ = ["findings"]
@@ -17,7 +17,7 @@ def findings(settings: Settings) -> list[Finding]:
     found: list[Finding] = []
     try:
         target = target_of(settings)
-        found.append(Finding("target", True, f"{target.arch} ({target.model or 'no GPU'})"))
+        found.append(Finding("target", True, f"{target.name} ({target.model or 'no GPU'})"))
     except PolyfuseError as error:
         # not having such a GPU is a fact about the machine, not an illness
         found.append(Finding("target", True, error.cause, error.fix))

@@ -27,16 +27,16 @@ def polyfuse_manifest() -> Manifest:
         device_types=("cuda",),
         load="polyfuse_cutlass.backend:CutlassBackend",
         loader="polyfuse_cutlass.loading:load_packaged",
-        # behind those that compute everything: it is asked for what they leave, and for matrix products
+        # behind those that compute everything: it takes what they leave, and matrix multiplications
         priority={"cuda": 50},
         offers=(Offer.KERNELS, Offer.CHOICES),
         options={
             "target": "Architecture to compile for: `sm_90` or `sm_80`; empty: that of the machine's GPUs.",
-            "collectives": "How many candidates of CUTLASS's own a race builds for each product; each "
-            "takes half a minute of a processor, nvcc, and CUTLASS's headers. 0: none.",
+            "collectives": "How many candidates of CUTLASS's own autotuning builds for each GEMM; each "
+            "takes half a minute of a CPU core, nvcc, and CUTLASS's headers. 0: none.",
             "compiler": "`nvcc` or `nvrtc`, the compiler of kernels; empty: nvcc where there is one.",
         },
-        summary="Matrix products for Hopper GPUs, generated as CUDA C++",
+        summary="Matrix multiplications for Hopper GPUs, generated as CUDA C++",
     )
 
 

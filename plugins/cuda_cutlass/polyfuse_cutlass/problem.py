@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,11 +10,16 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.statements import Statement
 from polyfuse.ir.types import DType
+from polyfuse.kit import affine, with_safe_names
 from polyfuse.kit.contraction import Contraction, Operand, match
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, free_axes
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size
 
-__all__ = ["Matrix", "Problem", "divides", "extent", "problem_of", "strided"]
+__all__ = ["Matrix", "Problem", "extent", "problem_of", "strided"]
 
+_KEPT = re.compile(r"[a-z]{1,4}[0-9]+")
+"""Names of arguments that are no keyword, function or macro."""
+_KEPT_VALUES = re.compile(r"[A-Za-z0-9_]+")
+"""Names of values: what they are called in the text begins with a letter of its own."""
 COPY_ALIGNMENT = 16
 """Bytes of which the copy engine wants addresses and strides to be multiples."""
 MOST_BATCHES = 3
@@ -114,18 +120,12 @@ class Problem:
         return batch, rows, columns, self.hints[axis_name(self.depth)]
 
 
-def divides(number: int, index: IndexLike) -> bool:
-    """Whether every value of `index` is a multiple of `number`, as far as its factors show."""
-    if isinstance(index, int):
-        return index % number == 0
-    return index.const % number == 0 and all(factor % number == 0 for _, factor in index.terms)
-
-
 def problem_of(kernel: Kernel) -> Problem:
     """`kernel` as a problem; raises `UnsupportedError` where it is none."""
+    kernel = with_safe_names(kernel, _KEPT, _KEPT_VALUES)
     found = match(kernel)
     if found is None:
-        raise UnsupportedError(f"{kernel.name} is no matrix product", "another backend computes it")
+        raise UnsupportedError(f"{kernel.name} is no matrix multiplication", "another backend computes it")
     if len(found.depth) != 1:
         raise UnsupportedError(f"{kernel.name} adds up over {len(found.depth)} axes", _OTHERS)
     rows, row = _innermost(found, found.rows, found.left)
@@ -184,16 +184,12 @@ def strided(
     arg: KernelArg, index: IndexLike, row: Index | None, depth: Index, batch: tuple[Index, ...]
 ) -> Matrix | None:
     """What lies at `index` as a matrix, or None where an axis takes uneven steps."""
-    rest: IndexLike = index
-    steps: list[IndexLike] = []
-    for one in (row, depth, *batch):
-        step: IndexLike | None = 0 if one is None else coefficient(index, axis_name(one))
-        if step is None or free_axes(step):
-            return None
-        steps.append(step)
-        if one is not None:
-            rest = rest - step * one
-    return None if free_axes(rest) else Matrix(arg, arg.dtype, rest, steps[0], steps[1], tuple(steps[2:]))
+    axes = [one for one in (row, depth, *batch) if one is not None]
+    found = affine(index, axes)
+    if found is None:
+        return None
+    step, *steps = found.strides if row is not None else (0, *found.strides)
+    return Matrix(arg, arg.dtype, found.offset, step, steps[0], tuple(steps[1:]))
 
 
 def extent(axis: Index | None) -> IndexLike:

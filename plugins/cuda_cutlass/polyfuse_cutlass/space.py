@@ -11,7 +11,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
 from polyfuse_cutlass.codegen.epilogue import refusal, vector_of
 from polyfuse_cutlass.codegen.hopper import check, fault_of, hopper_source
-from polyfuse_cutlass.codegen.row_statistics import fold_refusal
+from polyfuse_cutlass.codegen.row_statistics import reduction_refusal
 from polyfuse_cutlass.problem import Problem, problem_of
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import MULTIPROCESSOR_SHARED, RESERVED, SHARED_LIMIT, Tiling
@@ -52,7 +52,7 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, 
     problem, tiling = _accepted(kernel), Tiling.of(config)
     changed = [replace(tiling, raster=n) for n in (tiling.raster // 2, tiling.raster * 2) if n]
     changed.append(replace(tiling, stages=tiling.stages - 1))
-    changed.append(replace(tiling, piece=96 - tiling.piece))
+    changed.append(replace(tiling, fragment=96 - tiling.fragment))
     if tiling.split > 1:
         changed += [replace(tiling, split=tiling.split * 2), replace(tiling, split=tiling.split // 2)]
     for across, down in ((1, 1), (2, 1), (1, 2), (2, 2)):
@@ -63,7 +63,7 @@ def neighbours(kernel: Kernel, config: Config, target: Target) -> tuple[Config, 
 
 def _accepted(kernel: Kernel) -> Problem:
     problem = problem_of(kernel)
-    reason = refusal(problem.epilogue, folds=True) or fold_refusal(problem)
+    reason = refusal(problem.epilogue, reductions=True) or reduction_refusal(problem)
     if reason:
         raise UnsupportedError(reason, "another backend computes it")
     check(problem)
@@ -72,7 +72,7 @@ def _accepted(kernel: Kernel) -> Problem:
 
 def _fault(problem: Problem, tiling: Tiling) -> str:
     if tiling.stages < 2 or tiling.split > 8:
-        return "too few stages, or too many parts"
+        return "too few stages, or too many splits"
     return fault_of(problem.swapped if tiling.swap else problem, tiling)
 
 
@@ -120,31 +120,37 @@ def _candidates(problem: Problem, target: Target) -> Iterator[Tiling]:
 
 def _whole_lines(tiling: Tiling) -> Tiling:
     """Such that whole lines are stored, where that costs no stage."""
-    longer = replace(tiling, piece=64)
+    longer = replace(tiling, fragment=64)
     fits = tiling.consumers > 1 and tiling.columns % 64 == 0 and tiling.split == 1
     return longer if fits and longer.shared_bytes <= SHARED_LIMIT else tiling
 
 
 def _fitted(rows: int, columns: int, swap: bool, target: Target) -> Iterator[Tiling]:
     """With tiles of as many columns as make a number of tiles that multiprocessors share without a rest."""
-    for blocks, consumers, turns in ((1, 1, False), (1, 2, False), (2, 2, False), (1, 2, True), (2, 2, True)):
-        tall = -(-rows // Tiling(blocks, 64, consumers, turns).rows)
+    for blocks, consumers, pingpong in (
+        (1, 1, False),
+        (1, 2, False),
+        (2, 2, False),
+        (1, 2, True),
+        (2, 2, True),
+    ):
+        tall = -(-rows // Tiling(blocks, 64, consumers, pingpong).rows)
         for rounds in range(1, _MOST_ROUNDS + 1):
-            each = target.processors * rounds // tall
+            each = target.multiprocessors * rounds // tall
             if not each:
                 continue
             fit = -(-columns // each)
             fit = _round_up(fit, 8 if fit <= 64 else 16)
             if fit >= 16 and fit * blocks <= 256:
                 for across, down in ((1, 1), (2, 1), (1, 2)):
-                    yield Tiling(blocks, fit, consumers, turns, across=across, down=down, swap=swap)
+                    yield Tiling(blocks, fit, consumers, pingpong, across=across, down=down, swap=swap)
 
 
 def _even(columns: int, swap: bool, rows: int, depth: int, target: Target) -> Iterator[Tiling]:
     """With tiles of as many rows as give each multiprocessor equally many, for memory decides."""
     for split in (1, 2, 4):
         for together in (1, 2):
-            used = _round_up(-(-rows * split // (target.processors * together)), 8)
+            used = _round_up(-(-rows * split // (target.multiprocessors * together)), 8)
             if not _LEAST_USED <= used <= 128 or used % 64 == 0 or split * 256 > max(depth, 256):
                 continue
             for across in (1, 2) if columns > 32 and split == 1 else (1,):
@@ -173,18 +179,18 @@ def _wide(swap: bool) -> Iterator[Tiling]:
     for across, down in ((2, 2), (1, 2)):
         yield Tiling(1, 64, across=across, down=down, swap=swap)
         yield Tiling(1, 128, across=across, down=down, swap=swap)
-        yield Tiling(2, 128, turns=True, across=across, down=down, swap=swap)
+        yield Tiling(2, 128, pingpong=True, across=across, down=down, swap=swap)
     yield Tiling(1, 256, across=2, swap=swap)
     yield Tiling(1, 256, swap=swap)
     yield Tiling(2, 128, down=2, swap=swap)
     yield Tiling(2, 128, across=2, swap=swap)
     for across in (2, 1):
-        yield Tiling(2, 128, turns=True, across=across, swap=swap)
-        yield Tiling(1, 256, turns=True, across=across, swap=swap)
+        yield Tiling(2, 128, pingpong=True, across=across, swap=swap)
+        yield Tiling(1, 256, pingpong=True, across=across, swap=swap)
         yield Tiling(1, 192, across=across, swap=swap)
         yield Tiling(1, 176, across=across, swap=swap)
         yield Tiling(1, 128, across=across, swap=swap)
-        yield Tiling(1, 128, turns=True, across=across, swap=swap)
+        yield Tiling(1, 128, pingpong=True, across=across, swap=swap)
     for split in (2, 4):
         for across, down in ((1, 1), (2, 1), (1, 2)):
             yield Tiling(1, 128, across=across, down=down, split=split, swap=swap)
@@ -209,9 +215,9 @@ def _round_up(number: int, step: int) -> int:
 # The numbers are those with which what was measured on an H200, of all tilings of 22 sizes, is ordered best.
 
 _MULTIPLIES = 2048
-"""16-bit products of a multiprocessor in a cycle."""
-_LEAST_PRODUCT = 20
-"""Cycles that a product of 64 rows takes at least, however few its columns."""
+"""16-bit multiplications of a multiprocessor in a cycle."""
+_LEAST_MMA = 20
+"""Cycles that an MMA of 64 rows takes at least, however few its columns."""
 _CACHE_BYTES = 87
 _MEMORY_BYTES = 11
 _MOST_MEMORY_BYTES = 40
@@ -225,8 +231,8 @@ _SIGNALS_DOWN = 18
 rows."""
 _START = 8600
 _EXCHANGE = 2450
-_TURNS = 0.03
-"""Part of finishing that is not hidden where groups take turns."""
+_ALTERNATING = 0.03
+"""Part of finishing that is not hidden where groups alternate."""
 _BESIDE = 0.14
 """Part of the shorter of two things at a time that is not hidden behind the longer."""
 _ALONE = 1.4
@@ -248,28 +254,28 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     size = problem.left.dtype.itemsize
     clusters = -(-rows // (tiling.taken * tiling.across)) * -(-columns // (tiling.columns * tiling.down))
     blocks = clusters * batch * tiling.cluster
-    room = target.processors * tiling.resident
+    room = target.multiprocessors * tiling.resident
     if tiling.cluster > 2:
         # a cluster does not cross groups of 16 or 18 multiprocessors
         room = room * 9 // 10
     waves = -(-blocks // (room // tiling.cluster * tiling.cluster))
-    beside = min(tiling.resident, -(-blocks // target.processors))
+    beside = min(tiling.resident, -(-blocks // target.multiprocessors))
     stages = -(-depth * size // 128) / tiling.split
-    # groups take turns only where a block has several tiles
-    turns = tiling.turns and waves > 1
-    per_product = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_PRODUCT)
-    signals = (_SIGNALS + (_SIGNALS_DOWN if tiling.down > 1 else 0)) / (4 if turns else 1)
-    products = stages * (4 * (tiling.rows // 64) * per_product + signals)
-    if tiling.turns and problem.promotes:
+    # groups alternate only where a block has several tiles
+    alternate = tiling.pingpong and waves > 1
+    per_mma = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_MMA)
+    signals = (_SIGNALS + (_SIGNALS_DOWN if tiling.down > 1 else 0)) / (4 if alternate else 1)
+    products = stages * (4 * (tiling.rows // 64) * per_mma + signals)
+    if tiling.pingpong and problem.promotes:
         products *= _ALONE  # nobody multiplies while a group takes its sums out
-    if tiling.parts(problem) > 1:
+    if tiling.accumulator_splits(problem) > 1:
         products *= _PARTED
     fed = stages * 128 * (tiling.taken / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
     finish = tiling.taken * tiling.columns / _FINISHED / tiling.split
-    each = _together(products, fed) * beside + finish * (_TURNS if turns else 1.0)
+    each = _together(products, fed) * beside + finish * (_ALTERNATING if alternate else 1.0)
     moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
     busiest = moved / blocks * waves * beside
-    streamed = max(moved / (_MEMORY_BYTES * target.processors), busiest / _MOST_MEMORY_BYTES)
+    streamed = max(moved / (_MEMORY_BYTES * target.multiprocessors), busiest / _MOST_MEMORY_BYTES)
     waited = waves * stages / tiling.stages * _LATENCY
     # blocks that split the depth do not stay for another tile
     starts = _START * waves + _EXCHANGE if tiling.split > 1 else _START

@@ -6,33 +6,31 @@ from dataclasses import dataclass
 
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings
+from polyfuse_cuda.gpu import Gpu, known_gpu, present_gpus
 
 __all__ = ["Target", "has_hopper", "target_of"]
 
-_HOPPER = (9, 0)
-_AMPERE = 8
+_HOPPER = 90
 
 
 @dataclass(frozen=True)
-class Target:
-    """One kind of GPU.
+class Target(Gpu):
+    """One kind of GPU, as CUTLASS compiles for it: a Hopper, or an Ampere, of which all are taken for 8.0."""
 
-    Attributes:
-        arch: as the compiler spells it.
-        processors: number of streaming multiprocessors.
-        l2_bytes: size of the last cache.
-        model: the chip's name; empty where none is at hand.
-    """
-
-    arch: str = "sm_90a"
-    processors: int = 132
+    arch: int = _HOPPER
+    multiprocessors: int = 132
+    shared_bytes: int = 232448
     l2_bytes: int = 50 << 20
-    model: str = ""
+
+    @property
+    def name(self) -> str:
+        """As compilers spell it."""
+        return "sm_80" if self.ampere else "sm_90a"
 
     @property
     def ampere(self) -> bool:
         """Whether only CUTLASS's templates for Ampere make code for it."""
-        return self.arch == "sm_80"
+        return self.arch < _HOPPER
 
 
 def target_of(settings: Settings) -> Target:
@@ -44,7 +42,7 @@ def target_of(settings: Settings) -> Target:
     named = str(settings.plugin_option("cutlass", "target", "") or "").strip()
     if named:
         if named == "sm_80":
-            return Target("sm_80", 108, 40 << 20)
+            return Target(**vars(known_gpu(80)))
         if named not in ("sm_90", "sm_90a"):
             raise InvalidOptionError(
                 f"option 'cutlass.target' has {named!r}, for which there are no kernels",
@@ -55,26 +53,15 @@ def target_of(settings: Settings) -> Target:
 
 
 def _present() -> Target:
-    import torch
-
-    if torch.version.cuda is None:
-        raise BackendUnavailableError("this torch is built without CUDA", "install one that is built with it")
-    if not torch.cuda.is_available():
+    every = present_gpus()
+    hopper = [gpu for gpu in every if gpu.arch == _HOPPER]
+    ampere = [gpu for gpu in every if gpu.arch // 10 == 8]
+    if not hopper + ampere:
         raise BackendUnavailableError(
-            "no NVIDIA GPU can be used here", "check `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+            "no GPU here is a Hopper or an Ampere (compute capability 9.0 or 8)",
+            "other backends compute matrix multiplications on others",
         )
-    every = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    for arch, fits in (
-        ("sm_90a", lambda facts: (facts.major, facts.minor) == _HOPPER),
-        ("sm_80", lambda facts: facts.major == _AMPERE),
-    ):
-        for facts in filter(fits, every):
-            cache = int(getattr(facts, "L2_cache_size", Target.l2_bytes))
-            return Target(arch, facts.multi_processor_count, cache, str(facts.name))
-    raise BackendUnavailableError(
-        "no GPU here is a Hopper or an Ampere (compute capability 9.0 or 8)",
-        "other backends compute matrix products on others",
-    )
+    return Target(**vars((hopper + ampere)[0]))
 
 
 def has_hopper() -> bool:
@@ -82,4 +69,4 @@ def has_hopper() -> bool:
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return any(torch.cuda.get_device_capability(index) == _HOPPER for index in range(count))
+    return any(torch.cuda.get_device_capability(index) == (9, 0) for index in range(count))

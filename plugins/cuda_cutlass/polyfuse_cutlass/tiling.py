@@ -19,7 +19,7 @@ _SUMS_TWICE = 192
 """Columns of 64 rows of which a thread can hold two copies of its sums."""
 _ROUNDED = 64
 _ROUNDED_BYTES = 16 * _ROUNDED * 2
-"""Columns of a piece of 16 rows that is rounded before it leaves a thread, and its bytes."""
+"""Columns of a fragment of 16 rows that is rounded before it leaves a thread, and its bytes."""
 _SUMMED = 2
 """Stages of 8-bit floats that multipliers may sum alone. For a depth of 8192 and results in bf16, the mean
 error is then 1.02 times that of rounding exact sums; with one stage, as the library has it, 1.01, and with
@@ -32,55 +32,55 @@ class Tiling:
     """One way.
 
     Attributes:
-        blocks: pieces of 64 rows that a group of warps multiplies at once.
+        blocks: of 64 rows, that a group of warps multiplies at once.
         columns: of a tile.
         consumers: groups of warps that multiply.
-        turns: whether the groups take tiles in turn, one multiplying while the other finishes; else they
-            share each tile.
+        pingpong: whether the groups alternate over tiles, one multiplying while the other finishes; else
+            they share each tile.
         stages: of the ring.
         across, down: blocks of a cluster along rows and along columns; they share operands.
-        split: blocks of a cluster that each add up a part of the depth.
+        split: blocks of a cluster that each add up a range of the depth (split-K).
         raster: tiles along the rows that are taken before the next column.
-        swap: whether rows and columns change places: the columns of a tile may be few.
-        piece: columns that a warp turns round at once at most, 32 or 64: it stores 64 or 128 bytes of 16-bit
-            results of a row together.
+        swap: whether rows and columns are exchanged: the columns of a tile may be few.
+        fragment: columns that a warp transposes at once at most, 32 or 64: it stores 64 or 128 bytes of
+            16-bit results of a row together.
         used: rows of a tile that are of use, where that shares out few tiles evenly; 0: all.
     """
 
     blocks: int = 1
     columns: int = 256
     consumers: int = 2
-    turns: bool = False
+    pingpong: bool = False
     stages: int = 4
     across: int = 1
     down: int = 1
     split: int = 1
     raster: int = 8
     swap: bool = False
-    piece: int = 32
+    fragment: int = 32
     used: int = 0
 
     @property
     def rows(self) -> int:
         """Rows of a tile."""
-        return 64 * self.blocks * (1 if self.turns else self.consumers)
+        return 64 * self.blocks * (1 if self.pingpong else self.consumers)
 
     @property
     def taken(self) -> int:
         """Rows of a tile that are fetched and stored."""
         return self.used or self.rows
 
-    def parts(self, problem: Problem) -> int:
-        """Into how many parts the columns are divided where sums are taken out of the multipliers: a thread
+    def accumulator_splits(self, problem: Problem) -> int:
+        """Into how many ranges the columns are divided where sums are taken out of the multipliers: a thread
         may have no room for a second copy of all its sums.
         """
         return 2 if problem.promotes and self.blocks * self.columns > _SUMS_TWICE else 1
 
     def interval(self, problem: Problem) -> int:
         """How many stages are summed in the multipliers before these sums are taken out. Where that is done
-        in parts, the stages stay in the ring meanwhile.
+        range by range, the stages stay in the ring meanwhile.
         """
-        return 1 if self.parts(problem) > 1 and self.stages <= _SUMMED else _SUMMED
+        return 1 if self.accumulator_splits(problem) > 1 and self.stages <= _SUMMED else _SUMMED
 
     @property
     def cluster(self) -> int:
@@ -94,13 +94,13 @@ class Tiling:
 
     @property
     def may_round(self) -> bool:
-        """Whether results may be rounded before they leave a thread: pieces of whole rows of 64 columns."""
+        """Whether results may be rounded before they leave a thread: in fragments of rows of 64 columns."""
         return self.split == 1 and not self.used and self.columns >= _ROUNDED
 
     @property
     def chunk(self) -> int:
-        """Columns that a warp turns round at once."""
-        return next(n for n in (self.piece, 32, 16, 8) if self.columns % n == 0)
+        """Columns that a warp transposes at once."""
+        return next(n for n in (self.fragment, 32, 16, 8) if self.columns % n == 0)
 
     @property
     def stage_bytes(self) -> int:
@@ -119,10 +119,10 @@ class Tiling:
 
     @property
     def buffers(self) -> int:
-        """Buffers in which a warp turns its results round: two where there is room and nobody multiplies
+        """Buffers in which a warp transposes its results: two where there is room and nobody multiplies
         meanwhile.
         """
-        return 2 if not self.turns and self.split == 1 and self._shared(2) <= SHARED_LIMIT else 1
+        return 2 if not self.pingpong and self.split == 1 and self._shared(2) <= SHARED_LIMIT else 1
 
     @property
     def staging_bytes(self) -> int:
@@ -133,13 +133,13 @@ class Tiling:
         if self.split > 1:
             return 0
         row = self.chunk if self.chunk >= 32 else self.chunk + 4
-        piece = 16 * row * 4
-        return buffers * (max(piece, _ROUNDED_BYTES) if self.columns >= _ROUNDED else piece)
+        fragment = 16 * row * 4
+        return buffers * (max(fragment, _ROUNDED_BYTES) if self.columns >= _ROUNDED else fragment)
 
     def _shared(self, buffers: int) -> int:
         staging = self.consumers * 4 * self._staging(buffers)
-        turns = 16 if self.turns else 0
-        return 1024 + self.stages * self.stage_bytes + staging + turns
+        order = 16 if self.pingpong else 0
+        return 1024 + self.stages * self.stage_bytes + staging + order
 
     @property
     def resident(self) -> int:
@@ -156,14 +156,14 @@ class Tiling:
             blocks=self.blocks,
             columns=self.columns,
             consumers=self.consumers,
-            turns=int(self.turns),
+            pingpong=int(self.pingpong),
             stages=self.stages,
             across=self.across,
             down=self.down,
             split=self.split,
             raster=self.raster,
             swap=int(self.swap),
-            piece=self.piece,
+            fragment=self.fragment,
             used=self.used,
         )
 
@@ -172,7 +172,7 @@ class Tiling:
         """What `config` wrote."""
         values: dict[str, Any] = dict(config.values)
         return Tiling(
-            **{name: bool(value) if name in ("turns", "swap") else value for name, value in values.items()}
+            **{name: bool(value) if name in ("pingpong", "swap") else value for name, value in values.items()}
         )
 
     def fault(self, problem: Problem) -> str:
@@ -180,11 +180,13 @@ class Tiling:
         along = problem.left.along, problem.right.along
         if self.shared_bytes > SHARED_LIMIT:
             return f"{self.shared_bytes} bytes of shared memory are more than {SHARED_LIMIT}"
-        if self.blocks * self.columns > 256 or self.columns % (8 * self.parts(problem)):
+        if self.blocks * self.columns > 256 or self.columns % (8 * self.accumulator_splits(problem)):
             return "a thread would hold too many sums"
-        if self.piece not in (32, 64) or (self.piece == 64 and (self.columns % 64 or self.split > 1)):
-            return "no such piece is turned round"
-        if self.used and (self.used % 8 or self.used > self.rows or self.turns or self.down > 1 or along[0]):
+        if self.fragment not in (32, 64) or (self.fragment == 64 and (self.columns % 64 or self.split > 1)):
+            return "no such fragment is transposed"
+        if self.used and (
+            self.used % 8 or self.used > self.rows or self.pingpong or self.down > 1 or along[0]
+        ):
             return f"of {self.rows} rows, the first {self.used} cannot be taken alone"
         if (self.rows - self.taken) > self.stages * self.columns:
             return "what is multiplied in vain would not lie in shared memory"
@@ -195,9 +197,9 @@ class Tiling:
         if self.taken // self.down > 256 or self.columns // self.across > 256:
             return "a copy moves at most 256 rows"
         if self.split > 1 and (
-            self.turns
+            self.pingpong
             or self.cluster > 8
             or self.rows * (self.columns + 4) * 4 > self.stages * (self.taken + self.columns) * 128
         ):
-            return "parts of sums have no room"
+            return "partial sums have no room"
         return ""

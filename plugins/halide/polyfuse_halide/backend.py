@@ -13,8 +13,9 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node
 from polyfuse.kit import without_aliases
 from polyfuse.plugin import Backend, Claim, Config, Launchable, Source, TargetInfo
+from polyfuse_cuda.gpu import Gpu
 from polyfuse_halide.claims import claim_of
-from polyfuse_halide.gpu import Gpu, gpu_of
+from polyfuse_halide.gpu import gpu_of
 from polyfuse_halide.host import Host, host
 from polyfuse_halide.launch.executable_memory import supported
 from polyfuse_halide.loading import load_folder
@@ -30,11 +31,11 @@ _VERSION = "1"
 def device_target_info(gpu: Gpu) -> TargetInfo:
     """The shape of a GPU: hundreds of blocks at once, rows in their own memory, launches that are dear."""
     return TargetInfo(
-        blocks=4 * gpu.processors,
+        blocks=4 * gpu.multiprocessors,
         lanes=64,
         split_chunk=8192,
         row_bytes=32 << 10,
-        few_rows=gpu.processors,
+        few_rows=gpu.multiprocessors,
         long_row=16 << 10,
         two_pass_row=16 << 10,
         licm=False,
@@ -150,8 +151,8 @@ class HalideBackend(Backend):
         if fault:
             raise UnsupportedError(fault, "use another backend")
         if config is not None and config.get("auto"):
-            return self._emit_automatic(kernel, config, self.gpu.processors)
-        found = device_kernel_text(kernel, self.gpu.processors, config, self._pins)
+            return self._emit_automatic(kernel, config, self.gpu.multiprocessors)
+        found = device_kernel_text(kernel, self.gpu.multiprocessors, config, self._pins)
         return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 
     def build(self, sources: Sequence[Source], folder: Path) -> None:
@@ -162,7 +163,7 @@ class HalideBackend(Backend):
 
     def worker_options(self) -> Mapping[str, object]:
         """What to compile for, and whether to keep what Halide made of each kernel."""
-        capability = self.gpu.capability if self.gpu is not None else 0
+        capability = self.gpu.arch if self.gpu is not None else 0
         return {"target": self._target, "keep": self._keep, "capability": capability}
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:

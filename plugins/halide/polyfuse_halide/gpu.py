@@ -1,40 +1,17 @@
-"""The GPU that kernels are compiled for."""
+"""The GPU that kernels are compiled for: its `arch` is what Halide is told, its other facts are its own."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
+from polyfuse_cuda.gpu import OLDEST, Gpu, known_gpu, present_gpus
 
-__all__ = ["OLDEST", "Gpu", "gpu_of"]
+__all__ = ["gpu_of"]
 
-OLDEST = 80
-"""The oldest compute capability that kernels are made for."""
 _NEWEST = 86
-"""The newest one that Halide knows; later GPUs' drivers translate its code."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A kind of GPU.
-
-    Attributes:
-        capability: what Halide compiles for, as a number: 80 for 8.0.
-        processors: number of streaming multiprocessors.
-        l2_bytes: size of the last cache.
-        model: the chip's name; empty where none is at hand.
-    """
-
-    capability: int
-    processors: int = 108
-    l2_bytes: int = 40 << 20
-    model: str = ""
-
-    @property
-    def name(self) -> str:
-        """As the assembler spells it."""
-        return f"sm_{self.capability}"
+"""The newest compute capability that Halide knows; later GPUs' drivers translate its code."""
 
 
 def gpu_of(settings: Settings) -> Gpu | None:
@@ -46,22 +23,17 @@ def gpu_of(settings: Settings) -> Gpu | None:
             raise BackendUnavailableError(
                 f"the option halide.gpu says {named!r}, which Halide does not know", "write 80 or 86"
             )
-        return Gpu(int(digits))
+        return replace(known_gpu(OLDEST), arch=int(digits))
     return _present()
 
 
 def _present() -> Gpu | None:
     import torch
 
-    if torch.version.cuda is None or not torch.cuda.is_available():
+    try:
+        gpu = present_gpus()[torch.cuda.current_device()]
+    except BackendUnavailableError:
         return None
-    facts = torch.cuda.get_device_properties(torch.cuda.current_device())
-    arch = facts.major * 10 + facts.minor
-    if arch < OLDEST:
+    if gpu.arch < OLDEST:
         return None
-    return Gpu(
-        _NEWEST if arch >= _NEWEST else OLDEST,
-        facts.multi_processor_count,
-        int(getattr(facts, "L2_cache_size", 40 << 20)),
-        str(facts.name),
-    )
+    return replace(gpu, arch=_NEWEST if gpu.arch >= _NEWEST else OLDEST)

@@ -12,7 +12,7 @@ from typing import Any
 
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.plugin import Source
-from polyfuse_halide.gpu import OLDEST
+from polyfuse_cuda.gpu import OLDEST
 from polyfuse_halide.schedules.autoschedule import SECONDS, apart, autoschedule
 
 __all__ = ["KEYS", "build", "build_in_worker", "check_memory", "program_of", "warm_up"]

@@ -12,7 +12,7 @@ from polyfuse.ir.nodes import Node
 from polyfuse.kit import device_milliseconds
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, TargetInfo, Yes
 from polyfuse_triton.build.artifact import read_unit
-from polyfuse_triton.build.meta import is_product
+from polyfuse_triton.build.meta import is_matmul
 from polyfuse_triton.launch.launcher import LauncherSource
 from polyfuse_triton.launch.loading import LAUNCHER
 from polyfuse_triton.target import Target, driver_major, targets_of
@@ -117,7 +117,7 @@ class TritonBackend(Backend):
         """A kernel that keeps values in memory for want of registers is slow."""
         found = read_unit(folder)[key]
         spilled = max((v.spilled_bytes for v in found.variants), default=0)
-        if spilled > (_SPILLS_BESIDE_SUMS if is_product(found.meta) else _SPILLS_TAKEN):
+        if spilled > (_SPILLS_BESIDE_SUMS if is_matmul(found.meta) else _SPILLS_TAKEN):
             return No(f"each thread spills {spilled} bytes of registers")
         return Yes()
 

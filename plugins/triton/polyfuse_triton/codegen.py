@@ -15,9 +15,9 @@ from polyfuse_triton.claims import claim_of
 from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.loops.aliases import refused_aliases
 from polyfuse_triton.loops.kernel import KernelText, kernel_text
-from polyfuse_triton.matmul.kernel import product_text
+from polyfuse_triton.matmul.kernel import matmul_text
 from polyfuse_triton.matmul.multiply_add import as_sums
-from polyfuse_triton.matmul.plan import ProductPlan, is_tile, product_of
+from polyfuse_triton.matmul.plan import MatmulPlan, is_tile, matmul_of
 from polyfuse_triton.matmul.tiling import around, best_plans, is_possible, prefers_sums
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling import choice
@@ -37,7 +37,7 @@ def claims(node: Node, target: Target) -> Claim:
 
 def configs(kernel: Kernel, target: Target) -> Sequence[Config]:
     """Tilings, the best guess first."""
-    product = product_of(kernel)
+    product = matmul_of(kernel)
     if product is None:
         return candidates(as_sums(kernel), target)
     tiles = [plan.config() for plan in best_plans(product, target)]
@@ -48,19 +48,19 @@ def configs(kernel: Kernel, target: Target) -> Sequence[Config]:
 
 def neighbours(kernel: Kernel, config: Config, target: Target) -> Sequence[Config]:
     """Tilings that differ from one in one thing."""
-    product = product_of(kernel)
+    product = matmul_of(kernel)
     if product is None or not is_tile(config):
         return choice.neighbours(as_sums(kernel), target, config)
-    plans = around(ProductPlan.of(config))
+    plans = around(MatmulPlan.of(config))
     return [plan.config() for plan in plans if is_possible(product, target, plan)]
 
 
 def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:
     """The kernel as a Triton function, and how to launch it."""
-    product = product_of(kernel) if config is None or is_tile(config) else None
+    product = matmul_of(kernel) if config is None or is_tile(config) else None
     if product is not None and (config is not None or not prefers_sums(product)):
-        tiles = ProductPlan.of(config) if config is not None else best_plans(product, target)[0]
-        return _source(kernel, product_text(kernel, product, tiles), tiles.warps, tiles.stages)
+        tiles = MatmulPlan.of(config) if config is not None else best_plans(product, target)[0]
+        return _source(kernel, matmul_text(kernel, product, tiles), tiles.warps, tiles.stages)
     kernel = as_sums(kernel)
     plan = choose_plan(kernel, target, config)
     refused = refused_aliases(kernel, plan)

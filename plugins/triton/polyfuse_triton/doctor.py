@@ -36,7 +36,9 @@ def findings(settings: Settings) -> list[Finding]:
     except PolyfuseError as error:
         # not having a GPU is a fact about the machine, not an illness
         return [*found, Finding("targets", True, error.cause, error.fix)]
-    names = ", ".join(f"{t.name} ({t.model or 'no GPU'}, {t.processors} multiprocessors)" for t in targets)
+    names = ", ".join(
+        f"{t.name} ({t.model or 'no GPU'}, {t.multiprocessors} multiprocessors)" for t in targets
+    )
     found.append(Finding("targets", True, names))
     return [*found, *_assemblers(targets, driver), _trial_build(targets, driver), _launcher(settings)]
 

@@ -50,7 +50,7 @@ def pointer_type(dtype: DType) -> str:
 def inline_literal(value: bool | int | float, dtype: DType) -> str | None:
     """A constant as a plain number, which takes the type of the operand beside it; None where it cannot.
 
-    Infinities, NaN and the negative zero have no such text, and whole numbers beyond 32 bits would not fit
+    Infinities, NaN and the negative zero have no such text, and integers beyond 32 bits would not fit
     beside a value that is held in 32.
     """
     if dtype is DType.bool:

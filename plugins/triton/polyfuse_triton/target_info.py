@@ -18,11 +18,11 @@ _MULTIPLIED = 4e12
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:
     """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
     return TargetInfo(
-        blocks=_BLOCKS * target.processors,
+        blocks=_BLOCKS * target.multiprocessors,
         lanes=64,
         split_chunk=8192,
         row_bytes=64 << 10,
-        few_rows=target.processors,
+        few_rows=target.multiprocessors,
         long_row=16 << 10,
         two_pass_row=16 << 10,
         licm=False,
@@ -32,6 +32,6 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         channels_last=True,
         separate_gemm_add=True,
         scans_look_back=True,
-        bandwidth=_DELIVERED * target.processors,
-        operations=_MULTIPLIED * target.processors,
+        bandwidth=_DELIVERED * target.multiprocessors,
+        operations=_MULTIPLIED * target.multiprocessors,
     )

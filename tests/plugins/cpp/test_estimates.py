@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from cpp_kernels import KernelBuilder, backend
-from cpp_products import Matmul
+from cpp_matmuls import Matmul
 from polyfuse.autotune.pruning import worth_building
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
-from polyfuse_cpp.matmul.plans import Way
+from polyfuse_cpp.matmul.plans import OperandPath
 
 
 def best(kernel: Kernel) -> float:
@@ -25,22 +25,22 @@ def test_larger_products_take_longer():
     assert best(Matmul(64, 256, 256, b=4).kernel()) > 1.5 * base
 
 
-def guesses(kernel: Kernel) -> dict[Way, float]:
+def guesses(kernel: Kernel) -> dict[OperandPath, float]:
     made = backend()
-    found: dict[Way, float] = {}
+    found: dict[OperandPath, float] = {}
     for config in made.configs(kernel):
-        way, guess = Way(config.get("way")), made.estimate(kernel, config)
+        path, guess = OperandPath(config.get("path")), made.estimate(kernel, config)
         assert guess > 0
-        found[way] = min(found.get(way, guess), guess)
+        found[path] = min(found.get(path, guess), guess)
     return found
 
 
 def test_few_rows_do_not_pay_for_a_layout_and_many_do():
     for right in ("bkn", "bnk"):
         few, many = (guesses(Matmul(m, 512, 512, right=right).kernel()) for m in (4, 512))
-        other = [way for way in few if not way.packed]
-        assert min(few[way] for way in other) < few.get(Way.PACKED, float("inf"))
-        assert many[Way.PACKED] <= 1.2 * min(many.values())
+        other = [path for path in few if not path.packed]
+        assert min(few[path] for path in other) < few.get(OperandPath.PACKED, float("inf"))
+        assert many[OperandPath.PACKED] <= 1.2 * min(many.values())
 
 
 def test_a_tile_of_one_row_is_slow_for_many_rows():
@@ -55,9 +55,9 @@ def test_around_the_best_guess_nothing_is_tried():
     best, *others = made.configs(kernel)
     assert not made.neighbours(kernel, best)
     near = [
-        c for other in others if other.get("way") == best.get("way") for c in made.neighbours(kernel, other)
+        c for other in others if other.get("path") == best.get("path") for c in made.neighbours(kernel, other)
     ]
-    assert near and all(c.get("way") == best.get("way") for c in near)
+    assert near and all(c.get("path") == best.get("path") for c in near)
 
 
 def copy(order: str) -> Kernel:
@@ -94,22 +94,22 @@ def test_one_sum_at_a_time_waits_for_itself():
     assert one > four
 
 
-def ways(rows: int, dtype: DType) -> set[int]:
+def paths(rows: int, dtype: DType) -> set[int]:
     kernel = Matmul(rows, 64, 256, dtype=dtype, right="bnk").kernel()
-    return {config.get("way") for config in backend().configs(kernel)}
+    return {config.get("path") for config in backend().configs(kernel)}
 
 
 @pytest.mark.parametrize(
     ("rows", "dtype", "taken"), [(96, "f32", True), (128, "f32", False), (128, "i8", True)]
 )
 def test_many_rows_of_wide_numbers_are_not_worth_reading_in_place(rows: int, dtype: str, taken: bool) -> None:
-    assert (Way.DOTS in ways(rows, DType(dtype))) is taken
+    assert (OperandPath.DOTS in paths(rows, DType(dtype))) is taken
 
 
 def test_around_packed_panels_only_shorter_passes_are_tried() -> None:
     kernel = Matmul(300, 640, 3072, right="bnk").kernel()
     first, *others = backend().configs(kernel)
-    config = next(c for c in others if c.get("way") == Way.PACKED)
+    config = next(c for c in others if c.get("path") == OperandPath.PACKED)
     depths = {
         c.get("depth") for c in backend().neighbours(kernel, config) if c.get("rows") == config.get("rows")
     }

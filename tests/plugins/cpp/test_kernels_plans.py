@@ -127,15 +127,15 @@ def test_large_results_of_tiles_bypass_the_caches(dtype: DType, offset: int, isa
     """Where the machine can; and a result that does not begin at a cache line is written like any other."""
     m, n = 1000, 1056
     k = KernelBuilder({"x0": m, "x1": n})
-    k.arg("a", dtype), k.arg("b", dtype), k.out("o", dtype), k.out("p", dtype)
+    k.arg("in0", dtype), k.arg("in1", dtype), k.out("out0", dtype), k.out("out1", dtype)
     i, j = k["x0"] * n + k["x1"], k["x1"] * 1024 + k["x0"]
     s = k.section()
-    value = s.op("add", s.load("a", j), s.load("b", i))
-    s.store("o", i, value), s.store("p", j, s.op("neg", value))
+    value = s.op("add", s.load("in0", j), s.load("in1", i))
+    s.store("out0", i, value), s.store("out1", j, s.op("neg", value))
     kernel = k.build()
     text = backend(isa).emit(kernel).text
     streams = isa == "" and backend().isa.lanes * 4 == 64
-    assert ("stream(o" in text, "tile_store<true>(p" in text) == (streams, streams)
+    assert ("stream(out0" in text, "tile_store<true>(out1" in text) == (streams, streams)
     a, b = ((torch.randn(n, size) * 99).to(dtype.torch) for size in (1024, m))
     b = b.reshape(m, n)
     buffers = [torch.zeros(m * n + 16, dtype=dtype.torch), torch.zeros(n * 1024 + 16, dtype=dtype.torch)]
@@ -355,3 +355,23 @@ def test_chunks_of_any_length_in_every_configuration(layers: int, isa: str) -> N
         assert torch.equal(copy, a + a), config
         torch.testing.assert_close(left_, a[:, :, :from_].sum((0, 2)), rtol=1e-4, atol=1e-4)
         assert torch.equal(high_, a.amax((0, 2))), config
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_stages_of_a_split_reduction_follow_the_configuration(isa: str) -> None:
+    k = KernelBuilder({}, {"r0": 3, "r1": 100_000})
+    k.arg("a"), k.out("o"), k.out("p")
+    s = k.section(True)
+    i = k["r0"] * 100_000 + k["r1"]
+    high, place = s.reduce("argmax", s.load("a", i), s.index(i))
+    s = k.section()
+    s.store("o", 0, high), s.store("p", 0, s.cast(place, f32))
+    kernel = k.build()
+    configs = [*(Config.of(unroll=count) for count in (1, 2, 4, 8)), Config.of(lane=2)]
+    texts = {backend(isa).emit(kernel, config).text for config in configs[:4]}
+    assert len(texts) == 4
+    build_together(kernel, configs, isa)
+    a, o, p = torch.randn(300_000), torch.empty(1), torch.empty(1)
+    for config in configs:
+        compiled(kernel, isa, config)(a, o, p)
+        assert o[0] == a.max() and p[0] == a.argmax()

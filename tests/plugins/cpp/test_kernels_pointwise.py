@@ -8,7 +8,7 @@ import torch
 from cpp_kernels import KernelBuilder, compiled
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import symbol
-from polyfuse_cpp.facts import analyse
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.tiling import choose_plan
 
 f32, i64, boolean = DType.f32, DType.i64, DType.bool
@@ -180,7 +180,7 @@ def test_scatter_with_a_place_for_each_element(columns: int) -> None:
     s.store("o", axis("@0", 10) * columns + k["x1"], s.load("v", flat), s.load("ids", flat), mode="add")
     kernel = k.build()
     # however rows collide, columns never do: with enough of them threads need no atomic operations
-    assert choose_plan(kernel, analyse(kernel), 16).along is (columns >= 32)
+    assert choose_plan(Facts.of(kernel), 16).along is (columns >= 32)
     v, ids, o = torch.rand(rows, columns), torch.randint(0, 10, (rows, columns)), torch.ones(10, columns)
     want = o.double().scatter_add(0, ids, v.double()).float()
     with_threads(2, lambda: compiled(kernel)(v, ids, o))

@@ -12,10 +12,9 @@ from polyfuse.ir.nodes import Pointwise, Reduction
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim
 from polyfuse.symbolic import axis
+from polyfuse_cuda import toolchain
 from polyfuse_cutlass.backend import CutlassBackend
-from polyfuse_cutlass.build import toolchain
 from polyfuse_cutlass.build.artifact import Artifact, write_unit
-from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.claims import claim_of
 from polyfuse_cutlass.doctor import findings
 from polyfuse_cutlass.manifest import polyfuse_manifest
@@ -53,7 +52,7 @@ def test_products_are_claimed(dtype):
     (
         (dot(DType.f32), "torch does not allow"),
         (dot(DType.f64), "take no f64"),
-        (dot(DType.f32, "sum"), "no matrix product"),
+        (dot(DType.f32, "sum"), "no matrix multiplication"),
     ),
 )
 def test_other_reductions_are_refused(node, reason):
@@ -84,7 +83,7 @@ def test_epilogues_are_claimed_unless_they_draw_numbers():
 
 def test_a_kernel_that_spills_is_found_wanting(compiler, tmp_path):
     backend = CutlassBackend(settings(target="sm_90"))
-    meta = KernelMeta.parse(backend.emit(product(64, 64, 64)).meta)
+    meta = backend.emit(product(64, 64, 64)).meta
     for key, spilled, serial in (("good", 0, False), ("spills", 400, False), ("waits", 0, True)):
         write_unit(tmp_path, [Artifact(key, key, key, "x", meta, spilled, serial)], "none")
         assert bool(backend.review(tmp_path, key)) == (key == "good")
@@ -105,7 +104,7 @@ def test_other_architectures_are_refused():
 
 def test_without_a_compiler_it_says_so_in_one_sentence(monkeypatch):
     monkeypatch.setattr(toolchain, "_nvcc", lambda: None)
-    monkeypatch.setattr("polyfuse_cutlass.build.nvrtc.version", lambda: "")
+    monkeypatch.setattr("polyfuse_cuda.nvrtc.version", lambda: "")
     with pytest.raises(BackendUnavailableError, match="neither nvcc nor NVRTC was found"):
         toolchain.find_compiler()
     (_, compiler, _) = findings(settings(target="sm_90"))
@@ -114,7 +113,7 @@ def test_without_a_compiler_it_says_so_in_one_sentence(monkeypatch):
 
 def test_the_library_takes_the_place_of_a_missing_nvcc(monkeypatch):
     monkeypatch.setattr(toolchain, "_nvcc", lambda: None)
-    monkeypatch.setattr("polyfuse_cutlass.build.nvrtc.version", lambda: "13.0")
+    monkeypatch.setattr("polyfuse_cuda.nvrtc.version", lambda: "13.0")
     assert toolchain.find_compiler() == toolchain.Compiler("nvrtc", "", "13.0")
     with pytest.raises(BackendUnavailableError, match="nvcc was not found"):
         toolchain.find_compiler("nvcc")

@@ -10,8 +10,9 @@ import pytest
 from cutlass_kernels import GELU, RESIDUAL, SCALED, generated_part, nvcc_options, product
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.plugin import Source
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.artifact import read_unit
-from polyfuse_cutlass.build.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import Tiling
@@ -19,16 +20,16 @@ from requirements import needs_nvcc
 
 CASES = {
     "wide_gelu": (product(512, 1024, 512, epilogue=GELU), Tiling(1, 256, across=2)),
-    "turns_residual": (
+    "pingpong_residual": (
         product(512, 1000, 512, epilogue=RESIDUAL, right="columns"),
-        Tiling(2, 128, turns=True, stages=6, piece=64),
+        Tiling(2, 128, pingpong=True, stages=6, fragment=64),
     ),
     "few_rows_split": (
         product(13, 1024, 4096),
         Tiling(1, 16, consumers=1, split=4, stages=8, swap=True),
     ),
     "dynamic_batch": (product(100, 72, 64, batch=3, shared=True, dynamic=True), Tiling(1, 64, stages=4)),
-    "whole_numbers": (product(128, 128, 128, dtype="i8", out="f32"), Tiling(1, 128)),
+    "integers": (product(128, 128, 128, dtype="i8", out="f32"), Tiling(1, 128)),
     "even_shares": (
         product(16, 14336, 4096, epilogue=GELU),
         Tiling(2, 16, consumers=1, stages=12, swap=True, used=112),
@@ -59,12 +60,12 @@ def test_compiles_without_spills(tmp_path, name):
     artifact = read_unit(tmp_path)[source.key]
     assert (tmp_path / artifact.file).stat().st_size > 1000
     assert artifact.spilled == 0 and not artifact.serial
-    assert artifact.meta.text() == source.meta and artifact.symbol == source.symbol
+    assert artifact.meta == source.meta and artifact.symbol == source.symbol
 
 
 @needs_nvcc
 @pytest.mark.parametrize(
-    "tiling", (Tiling(2, 128, turns=True, stages=6), Tiling(1, 256)), ids=("turns", "wide")
+    "tiling", (Tiling(2, 128, pingpong=True, stages=6), Tiling(1, 256)), ids=("pingpong", "wide")
 )
 def test_products_do_not_wait_for_each_other_where_the_depth_is_a_symbol(tmp_path, tiling):
     source = emit(product(512, 1024, 512, deep=True), tiling.config, Target())

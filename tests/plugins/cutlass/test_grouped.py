@@ -14,14 +14,15 @@ import pytest
 from polyfuse.ir.nodes import Buffer, TemplateCall, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import CallSite
+from polyfuse_cuda.toolchain import find_compiler
 from polyfuse_cutlass.build.artifact import read_unit
 from polyfuse_cutlass.build.meta import KernelMeta
-from polyfuse_cutlass.build.toolchain import build_in_worker, find_compiler
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.codegen import grouped as module
 from polyfuse_cutlass.codegen.grouped import TILES, applies, configs, grouped, grouped_choices
 from polyfuse_cutlass.launch.launcher import resolved
 from polyfuse_cutlass.manifest import polyfuse_choices
-from polyfuse_cutlass.templates.text import part
+from polyfuse_cutlass.templates.text import device_text
 from requirements import GXX, needs_nvcc
 
 ROWS, DEPTH, COLUMNS, GROUPS = 512, 256, 320, 8
@@ -99,7 +100,7 @@ def test_it_is_offered_on_nvidia_gpus():
 def test_text(golden):
     made = grouped(site(along=True), None)
     start = made.source.text.index("namespace in_")
-    body = made.source.text[start : made.source.text.index("// Products of groups")]
+    body = made.source.text[start : made.source.text.index("// GEMMs of groups")]
     golden("cutlass/grouped.txt", body + made.source.meta + f"\n{made.operands}")
 
 
@@ -141,7 +142,7 @@ typedef long long i64; typedef int i32;
 constexpr int ROWS = 128, COLUMNS = 192;
 struct Args { i64 rows, columns, groups, ends_at; const i32* ends; };
 struct Place { int x; } blockIdx, gridDim;
-template <class T> T lasting(const T* p) { return *p; }
+template <class T> T read_only(const T* p) { return *p; }
 TILES
 int main(int n, char** given) {
   i32 ends[64];
@@ -161,7 +162,7 @@ def walk(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip(GXX)
     folder = tmp_path_factory.mktemp("walk")
-    text = part("grouped.cuh")
+    text = device_text("grouped.cuh")
     tiles = text[text.index("struct Tiles {") : text.index("PF_INLINE void produce")]
     (folder / "walk.cpp").write_text(WALK.replace("TILES", tiles))
     subprocess.run(["g++", "-std=c++17", "-o", str(folder / "walk"), str(folder / "walk.cpp")], check=True)

@@ -13,6 +13,7 @@ import torch
 from cutlass_kernels import RESIDUAL, product
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
 from polyfuse.ir.kernel import Kernel
+from polyfuse_cuda.driver import Driver
 from polyfuse_cutlass.build.artifact import Artifact, write_unit
 from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.launch import driver as real
@@ -91,7 +92,7 @@ class FakeDriver:
 def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
     for module in (launching, real):
-        monkeypatch.setattr(module, "driver", lambda: fake)
+        monkeypatch.setattr(module, "driver", lambda: Driver(fake))
     monkeypatch.setattr(launching, "current_stream", lambda kind: lambda device: 0x5000 + device)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(
@@ -104,7 +105,7 @@ def loaded(kernel: Kernel, tiling: Tiling, driver: FakeDriver, folder: Any) -> l
     source = emit(kernel, tiling.config, Target())
     meta = KernelMeta.parse(source.meta)
     (folder / "x.cubin").write_bytes(b"code")
-    write_unit(folder, [Artifact(source.key, "k", source.symbol, "x.cubin", meta)], "none")
+    write_unit(folder, [Artifact(source.key, "k", source.symbol, "x.cubin", source.meta)], "none")
     driver.parameters, driver.described = len(kernel.args), len(meta.maps)
     return launching.load_unit(folder)[source.key]
 

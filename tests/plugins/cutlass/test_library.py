@@ -15,23 +15,22 @@ from polyfuse.base.errors import (
 )
 from polyfuse.base.settings import Settings
 from polyfuse.plugin import Source
+from polyfuse_cuda import toolchain
 from polyfuse_cutlass.backend import CutlassBackend
-from polyfuse_cutlass.build import headers, toolchain
-from polyfuse_cutlass.build.artifact import write_unit
+from polyfuse_cutlass.build import headers
+from polyfuse_cutlass.build.artifact import read_unit
 from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.doctor import findings
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
-from polyfuse_cutlass.templates import build
 from polyfuse_cutlass.templates.ampere import AmpereTile
-from polyfuse_cutlass.templates.build import read_linked
 from polyfuse_cutlass.templates.candidates import is_library, library_configs, library_source
 from polyfuse_cutlass.templates.collective import Collective
 from polyfuse_cutlass.templates.meta import LinkedMeta
 from polyfuse_cutlass.templates.text import LANGUAGE
 from requirements import CUTLASS, needs_nvcc
 
-HOPPER, AMPERE = Target(), Target("sm_80")
+HOPPER, AMPERE = Target(), Target(80)
 COOPERATIVE, STREAM = Collective(), Collective(128, 128, 2, 1, "stream-K")
 CASES = {
     "collective_gelu": (product(512, 1024, 512, epilogue=GELU), COOPERATIVE.config, HOPPER),
@@ -46,7 +45,7 @@ CASES = {
         HOPPER,
     ),
     "ampere_gelu": (product(512, 1024, 512, epilogue=GELU), AmpereTile().config, AMPERE),
-    "ampere_whole_numbers": (product(64, 131, 64, dtype="i8", out="f32"), None, AMPERE),
+    "ampere_integers": (product(64, 131, 64, dtype="i8", out="f32"), None, AMPERE),
 }
 
 
@@ -54,7 +53,7 @@ CASES = {
 def test_text(name, golden):
     kernel, config, target = CASES[name]
     source = library_source(kernel, config, target, "4.2.0")
-    start, end = source.text.index("namespace in_"), source.text.index("// A product by CUTLASS")
+    start, end = source.text.index("namespace in_"), source.text.index("// A GEMM by CUTLASS")
     golden(f"cutlass/{name}.txt", source.text[:80] + "\n...\n" + source.text[start:end] + source.meta)
     assert source.language == LANGUAGE and LinkedMeta.parse(source.meta).text() == source.meta
 
@@ -257,7 +256,7 @@ def test_what_is_built_is_listed_with_its_faults(tmp_path, nvcc):
     folder = tmp_path / "unit"
     folder.mkdir()
     build_in_worker([source, source], folder, compile_options(tmp_path, "nvcc", said))
-    (artifact,) = read_linked(folder).values()
+    (artifact,) = read_unit(folder).values()
     assert artifact.key == source.key and artifact.spilled == 80 and not artifact.serial
     told = (folder / "said").read_text()
     assert "code=sm_80" in told and "code=compute_80" in told and "-I/headers" in told and "-shared" in told
@@ -276,24 +275,19 @@ def test_errors_come_with_command_and_output(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "source"),
+    ("limit", "source"),
     (
-        (toolchain, emit(product(64, 64, 64), None, HOPPER)),
-        (build, library_source(*CASES["ampere_gelu"], "4.2.0")),
+        ("_SECONDS", emit(product(64, 64, 64), None, HOPPER)),
+        ("_LIBRARY_SECONDS", library_source(*CASES["ampere_gelu"], "4.2.0")),
     ),
     ids=("kernel of our own", "library"),
 )
-def test_a_compiler_that_takes_too_long_is_ended(tmp_path, monkeypatch, module, source):
-    monkeypatch.setattr(module, "_SECONDS", 0.3)
+def test_a_compiler_that_takes_too_long_is_ended(tmp_path, monkeypatch, limit, source):
+    monkeypatch.setattr(f"polyfuse_cutlass.build.toolchain.{limit}", 0.3)
     options = compile_options(tmp_path, "nvcc", "echo under way; sleep 60")
     with pytest.raises(KernelBuildError, match="took longer") as caught:
         build_in_worker([source], tmp_path, options)
     assert "under way" in caught.value.output and caught.value.command[0] == options["path"]
-
-
-def test_units_without_shared_objects_have_none(tmp_path):
-    write_unit(tmp_path, [], "none")
-    assert read_linked(tmp_path) == {}
 
 
 @pytest.mark.slow
@@ -308,8 +302,8 @@ def test_compiles_without_spills(tmp_path, name):
     kernel, config, target = CASES[name]
     source: Source = library_source(kernel, config, target, found.version)
     compiler = toolchain.find_compiler("nvcc")
-    options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": target.arch}
+    options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": target.name}
     build_in_worker([source], tmp_path, {**options, "include": found.folder})
-    artifact = read_linked(tmp_path)[source.key]
+    artifact = read_unit(tmp_path)[source.key]
     assert artifact.spilled == 0 and not artifact.serial
     assert (tmp_path / artifact.file).stat().st_size > 100_000

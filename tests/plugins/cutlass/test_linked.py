@@ -58,8 +58,7 @@ def unit(folder: Path, kernel: Kernel) -> tuple[launcher.Linked, ctypes.CDLL]:
     command = ["gcc", "-shared", "-fPIC", "-o", str(folder / "code.so"), str(folder / "code.c")]
     subprocess.run(command, check=True)
     item = {"key": source.key, "name": "k", "symbol": source.symbol, "file": "code.so", "meta": source.meta}
-    (folder / "libraries.json").write_text(stable_json({"libraries": [item]}))
-    (folder / "kernels.json").write_text('{"compiler": "", "kernels": []}')
+    (folder / "kernels.json").write_text(stable_json({"compiler": "", "kernels": [item]}))
     made = load_unit(folder)[source.key]
     assert isinstance(made, launcher.Linked)
     return made, ctypes.CDLL(str(folder / "code.so"))
@@ -176,11 +175,10 @@ def test_missing_arguments_are_reported(tmp_path, device):
 def test_damaged_units_are_reported(tmp_path, device):
     unit(tmp_path, product(72, 64, 128, epilogue=RESIDUAL))
     (tmp_path / "broken").mkdir()
-    for name in ("libraries.json", "kernels.json"):
-        shutil.copy(tmp_path / name, tmp_path / "broken" / name)
+    shutil.copy(tmp_path / "kernels.json", tmp_path / "broken" / "kernels.json")
     (tmp_path / "broken" / "code.so").write_text("nothing")
     with pytest.raises(KernelLoadError, match="cannot be loaded"):
         load_unit(tmp_path / "broken")
-    (tmp_path / "broken" / "libraries.json").write_text("{")
+    (tmp_path / "broken" / "kernels.json").write_text("{")
     with pytest.raises(KernelLoadError, match="is damaged"):
         load_unit(tmp_path / "broken")

@@ -14,10 +14,11 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.plugin import Source
 from polyfuse.workers import BuildPool
+from polyfuse_cuda import nvrtc
+from polyfuse_cuda.toolchain import Compiler, find_compiler
 from polyfuse_cutlass.backend import CutlassBackend
-from polyfuse_cutlass.build import nvrtc
 from polyfuse_cutlass.build.artifact import Artifact, read_unit
-from polyfuse_cutlass.build.toolchain import Compiler, build_in_worker, find_compiler
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.space import emit
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import Tiling
@@ -27,11 +28,11 @@ KERNELS = {
     "gelu": (product(512, 1024, 512, epilogue=GELU), Tiling(1, 256, across=2)),
     "residual": (
         product(512, 1000, 512, epilogue=RESIDUAL, right="columns"),
-        Tiling(2, 128, turns=True, stages=6, piece=64),
+        Tiling(2, 128, pingpong=True, stages=6, fragment=64),
     ),
     "split": (product(13, 1024, 4096), Tiling(1, 16, consumers=1, split=4, stages=8, swap=True)),
     "dynamic": (product(100, 72, 64, batch=3, shared=True, dynamic=True), Tiling(1, 64, stages=4)),
-    "whole numbers": (product(128, 128, 128, dtype="i8", out="f32"), Tiling(1, 128)),
+    "integers": (product(128, 128, 128, dtype="i8", out="f32"), Tiling(1, 128)),
     "narrow floats": (product(512, 1024, 512, dtype="f8e4m3"), Tiling(1, 256, across=2)),
 }
 
@@ -66,7 +67,7 @@ def test_every_kind_of_kernel_compiles(library, tmp_path, name):
     mark, _, machine, _ = facts(code)
     assert mark == b"\x7fELF" and machine == 190  # EM_CUDA
     assert artifact.symbol == source.symbol and artifact.symbol.encode() + b"\0" in code
-    assert artifact.meta.text() == source.meta
+    assert artifact.meta == source.meta
     assert artifact.spilled == 0 and not artifact.serial
 
 

@@ -32,7 +32,7 @@ def rounded(kernel: Kernel, tiling: Tiling) -> bool:
     if not tiling.fault(problem):
         source = emit(kernel, tiling.config, Target())
         maps = KernelMeta.parse(source.meta).maps
-        assert found == (len(maps) == 3) == ("put_matrices(piece" in source.text)
+        assert found == (len(maps) == 3) == ("put_matrices(fragment" in source.text)
     return found
 
 
@@ -89,8 +89,8 @@ def test_tilings_whose_results_leave_as_sums(tiling):
 
 
 def test_much_arithmetic_that_products_hide_is_done_in_a_loop():
-    turns = Tiling(1, 64, turns=True, stages=4)
-    assert [rounded(product(64, 64, 64, epilogue=e), turns) for e in (SCALED, GELU)] == [True, False]
+    pingpong = Tiling(1, 64, pingpong=True, stages=4)
+    assert [rounded(product(64, 64, 64, epilogue=e), pingpong) for e in (SCALED, GELU)] == [True, False]
 
 
 def test_the_copy_engine_sees_the_result():

@@ -69,7 +69,7 @@ def test_what_the_hardware_cannot_take_is_refused(made, reason):
 def test_few_rows_are_shared_out_evenly():
     offered = [Tiling.of(config) for config in configs(product(16, 4096, 4096), TARGET)]
     tilings = [t for t in offered if t.used]
-    assert tilings and all(4096 / (t.used / t.split) <= 2 * TARGET.processors for t in tilings)
+    assert tilings and all(4096 / (t.used / t.split) <= 2 * TARGET.multiprocessors for t in tilings)
     meta = KernelMeta.parse(emit(product(16, 4096, 4096), tilings[0].config, TARGET).meta)
     assert meta.maps[0].box[1] == tilings[0].used
 
@@ -80,8 +80,8 @@ def test_few_rows_are_shared_out_evenly():
         Tiling(1, 16, consumers=1, swap=True, used=20),
         Tiling(1, 16, consumers=1, swap=True, used=72),
         Tiling(1, 16, consumers=1, stages=2, swap=True, used=16),
-        Tiling(1, 64, turns=True, swap=True, used=32),
-        Tiling(1, 96, piece=64),
+        Tiling(1, 64, pingpong=True, swap=True, used=32),
+        Tiling(1, 96, fragment=64),
     ),
 )
 def test_a_part_of_a_tile_that_cannot_be_taken_alone_is_refused(tiling):
@@ -93,7 +93,7 @@ def test_tiles_fit_the_number_of_multiprocessors():
     """256 x 14336 in tiles of 128 x 256 would leave 20 of 132 without work."""
     tilings = [Tiling.of(config) for config in configs(product(256, 14336, 4096), TARGET)]
     assert any(128 <= -(-256 // t.rows) * -(-14336 // t.columns) <= 132 for t in tilings)
-    alike = [(t.blocks, t.columns, t.consumers, t.turns, t.split, t.swap) for t in tilings]
+    alike = [(t.blocks, t.columns, t.consumers, t.pingpong, t.split, t.swap) for t in tilings]
     assert max(map(alike.count, alike)) == 3
 
 
@@ -102,12 +102,12 @@ FASTEST = (
     ((4096, 14336, 4096), "f8e4m3", 0, Tiling(1, 176, across=2)),
     ((8192, 8192, 8192), "f8e4m3", 0, Tiling(1, 192, across=2)),
     ((1024, 14336, 4096), "f8e4m3", 0, Tiling(1, 176, across=2)),
-    ((4096, 4096, 4096), "bf16", 0, Tiling(2, 128, turns=True, across=2)),
-    ((1024, 14336, 4096), "bf16", 0, Tiling(2, 128, turns=True, across=2)),
+    ((4096, 4096, 4096), "bf16", 0, Tiling(2, 128, pingpong=True, across=2)),
+    ((1024, 14336, 4096), "bf16", 0, Tiling(2, 128, pingpong=True, across=2)),
     ((2048, 2048, 128), "bf16", 32, Tiling(1, 256, across=2)),
-    ((512, 512, 64), "bf16", 96, Tiling(2, 128, turns=True)),
-    ((256, 4096, 14336), "bf16", 0, Tiling(1, 128, turns=True)),
-    ((256, 6144, 4096), "bf16", 0, Tiling(1, 192, turns=True)),
+    ((512, 512, 64), "bf16", 96, Tiling(2, 128, pingpong=True)),
+    ((256, 4096, 14336), "bf16", 0, Tiling(1, 128, pingpong=True)),
+    ((256, 6144, 4096), "bf16", 0, Tiling(1, 192, pingpong=True)),
     ((512, 4096, 4096), "bf16", 0, Tiling(1, 128)),
     ((512, 512, 512), "bf16", 0, Tiling(1, 16, across=2)),
     ((64, 14336, 4096), "bf16", 0, Tiling(1, 64, swap=True, used=112)),
@@ -119,25 +119,28 @@ FASTEST = (
 @pytest.mark.parametrize(("shape", "dtype", "batch", "fastest"), FASTEST)
 def test_what_was_fastest_is_offered(shape, dtype, batch, fastest):
     offered = [Tiling.of(c) for c in configs(product(*shape, dtype=dtype, batch=batch), TARGET)]
-    assert fastest in [replace(t, stages=fastest.stages, piece=fastest.piece) for t in offered]
+    assert fastest in [replace(t, stages=fastest.stages, fragment=fastest.fragment) for t in offered]
 
 
 def test_whole_lines_are_stored_where_that_costs_no_stage():
     tilings = [Tiling.of(config) for config in configs(product(4096, 4096, 4096), TARGET)]
-    assert any(t.piece == 64 for t in tilings)
+    assert any(t.fragment == 64 for t in tilings)
     for t in tilings:
-        deeper, longer = replace(t, piece=32, stages=t.stages + 1), replace(t, piece=64)
-        assert t.piece == 32 or deeper.shared_bytes > SHARED_LIMIT
-        assert t.piece == 64 or t.consumers == 1 or t.columns % 64 or longer.shared_bytes > SHARED_LIMIT
+        deeper, longer = replace(t, fragment=32, stages=t.stages + 1), replace(t, fragment=64)
+        assert t.fragment == 32 or deeper.shared_bytes > SHARED_LIMIT
+        assert t.fragment == 64 or t.consumers == 1 or t.columns % 64 or longer.shared_bytes > SHARED_LIMIT
     near = [Tiling.of(c) for c in neighbours(product(4096, 4096, 4096), tilings[0].config, TARGET)]
-    assert {t.piece for t in near} == {32, 64}
+    assert {t.fragment for t in near} == {32, 64}
 
 
 def test_sums_of_narrow_floats_are_taken_out_in_two_parts_where_a_tile_is_wide():
     kernel = product(512, 512, 512, dtype="f8e4m3")
-    assert "constexpr int PARTS = 2;" in emit(kernel, Tiling(1, 256).config, TARGET).text
-    assert "constexpr int PARTS = 1;" in emit(kernel, Tiling(1, 192).config, TARGET).text
-    assert "constexpr int PARTS = 1;" in emit(product(512, 512, 512), Tiling(1, 256).config, TARGET).text
+    assert "constexpr int ACCUMULATOR_SPLITS = 2;" in emit(kernel, Tiling(1, 256).config, TARGET).text
+    assert "constexpr int ACCUMULATOR_SPLITS = 1;" in emit(kernel, Tiling(1, 192).config, TARGET).text
+    assert (
+        "constexpr int ACCUMULATOR_SPLITS = 1;"
+        in emit(product(512, 512, 512), Tiling(1, 256).config, TARGET).text
+    )
 
 
 def test_stages_that_are_multiplied_twice_leave_room_in_the_ring():
@@ -151,7 +154,7 @@ def test_stages_that_are_multiplied_twice_leave_room_in_the_ring():
 def test_sums_of_narrow_floats_stay_in_the_multipliers_where_few_bits_are_enough():
     kernel = product(512, 512, 512, dtype="f8e4m3", kind="dot_fast")
     text = emit(kernel, Tiling(1, 256).config, TARGET).text
-    assert "constexpr bool PROMOTES = false;" in text and "constexpr int PARTS = 1;" in text
+    assert "constexpr bool PROMOTES = false;" in text and "constexpr int ACCUMULATOR_SPLITS = 1;" in text
     accurate = emit(product(512, 512, 512, dtype="f8e4m3"), Tiling(1, 256).config, TARGET).text
     assert "constexpr bool PROMOTES = true;" in accurate
 
@@ -204,5 +207,5 @@ def test_estimates_order_sizes_and_tiles():
     for sizes in ((8192, 4096, 4096), (4096, 8192, 4096), (4096, 4096, 8192)):
         assert cycles(product(*sizes), found[0], TARGET) > 1.5 * guesses[0]
     # small tiles read their operands again and again
-    small = replace(Tiling.of(found[0]), blocks=1, columns=64, consumers=1, turns=False, across=1, down=1)
+    small = replace(Tiling.of(found[0]), blocks=1, columns=64, consumers=1, pingpong=False, across=1, down=1)
     assert cycles(kernel, small.config, TARGET) > 1.2 * guesses[0]

@@ -9,10 +9,12 @@ import pytest
 
 from cutlass_kernels import product
 from polyfuse.base.errors import BackendUnavailableError
-from polyfuse_cutlass.build import headers, toolchain
+from polyfuse_cuda.toolchain import find_compiler
+from polyfuse_cutlass.build import headers
+from polyfuse_cutlass.build.artifact import read_unit
+from polyfuse_cutlass.build.toolchain import build_in_worker
 from polyfuse_cutlass.problem import problem_of
 from polyfuse_cutlass.target import Target
-from polyfuse_cutlass.templates.build import read_linked
 from polyfuse_cutlass.templates.candidates import library_source
 from polyfuse_cutlass.templates.collective import Collective
 from polyfuse_cutlass.templates.launcher import Linked
@@ -24,9 +26,9 @@ TILE, CLUSTER = (128, 128, 64), (2, 1)
 EACH = 128 * 128 * 4
 
 
-def planned(rows: int, columns: int, depth: int, processors: int = 132, **changes: object) -> int:
+def planned(rows: int, columns: int, depth: int, multiprocessors: int = 132, **changes: object) -> int:
     problem = problem_of(product(rows, columns, depth, **changes))
-    return scratch_bytes(problem, TILE, CLUSTER, processors)
+    return scratch_bytes(problem, TILE, CLUSTER, multiprocessors)
 
 
 def asked(tiles: int) -> int:
@@ -51,7 +53,7 @@ def test_what_is_left_of_a_wave_is_shared_with_a_whole_one(rows, columns, depth,
 
 
 def test_waves_are_those_of_the_gpu():
-    assert planned(2048, 2048, 4096, processors=110) == asked(256 - 110)
+    assert planned(2048, 2048, 4096, multiprocessors=110) == asked(256 - 110)
 
 
 def test_sizes_that_are_not_known_share_at_most_a_wave_and_a_half():
@@ -74,29 +76,29 @@ def test_a_built_kernel_asks_for_what_was_planned(tmp_path):
     except BackendUnavailableError as error:
         pytest.skip(f"{CUTLASS}: {error.cause}")
     source = library_source(product(512, 512, 4096, batch=2), STREAM.config, Target(), found.version)
-    compiler = toolchain.find_compiler("nvcc")
+    compiler = find_compiler("nvcc")
     options = {"compiler": "nvcc", "path": compiler.path, "version": compiler.version, "arch": "sm_90a"}
-    toolchain.build_in_worker([source], tmp_path, {**options, "include": found.folder})
-    artifact = read_linked(tmp_path)[source.key]
+    build_in_worker([source], tmp_path, {**options, "include": found.folder})
+    artifact = read_unit(tmp_path)[source.key]
     kernel = Linked(artifact, tmp_path / artifact.file)
     some = set()
-    for rows, columns, depth, batch, processors in pairs(
+    for rows, columns, depth, batch, multiprocessors in pairs(
         (128, 640, 1024, 4096), (256, 1152, 2048), (512, 576, 4096), (1, 2), (132, 114, 78, 100)
     ):
         problem = problem_of(product(rows, columns, depth, batch=batch if batch > 1 else 0))
-        wanted = scratch_bytes(problem, TILE, CLUSTER, processors)
-        assert _asks(kernel, (rows, columns, depth, batch), processors) == wanted
+        wanted = scratch_bytes(problem, TILE, CLUSTER, multiprocessors)
+        assert _asks(kernel, (rows, columns, depth, batch), multiprocessors) == wanted
         some.add(wanted)
     assert len(some) > 5
 
 
-def _asks(kernel: Linked, sizes: tuple[int, int, int, int], processors: int) -> int:
+def _asks(kernel: Linked, sizes: tuple[int, int, int, int], multiprocessors: int) -> int:
     """Bytes that the entry point asks for; without a GPU, what would follow fails where it asks for none."""
     rows, columns, depth, _ = sizes
     steps = (1 << 20, depth, 1, rows * depth, 1 << 30, depth, 1, columns * depth)
     arguments, numbers = (ctypes.c_uint64 * 3)(*[1 << 20] * 3), (ctypes.c_int64 * 12)(*sizes, *steps)
     ready, scratch = ctypes.c_void_p(), ctypes.c_longlong(-1)
-    status = kernel._prepare(arguments, numbers, processors, ctypes.byref(ready), ctypes.byref(scratch))
+    status = kernel._prepare(arguments, numbers, multiprocessors, ctypes.byref(ready), ctypes.byref(scratch))
     if not status:
         kernel._forget(ready)  # type: ignore[arg-type]
     return scratch.value

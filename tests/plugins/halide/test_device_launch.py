@@ -22,9 +22,10 @@ from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
 
+from polyfuse_cuda.driver import Driver
 from polyfuse_halide.backend import HalideBackend
 from polyfuse_halide.launch import device_launcher
-from polyfuse_halide.launch.driver import Driver
+from polyfuse_halide.launch.device_runtime import HalideRuntime
 from polyfuse_halide.launch.executable_memory import address_of
 from polyfuse_halide.launch.launcher import DeviceCall, make_launcher
 from polyfuse_halide.launch.objects import link
@@ -94,22 +95,22 @@ def doubled(size: Any) -> Kernel:
     return replace(builder.kernel((1000,)), device="cuda")
 
 
-def launcher(kernel: Kernel, folder: Path, fake: FakeDriver) -> tuple[Any, Driver]:
+def launcher(kernel: Kernel, folder: Path, fake: FakeDriver) -> tuple[Any, HalideRuntime]:
     backend = HalideBackend(Settings.resolve(options={"halide.gpu": "80"}))
     source = backend.emit(kernel)
     backend.build([source], folder)
-    driver = Driver(fake)
+    runtime = HalideRuntime(Driver(fake))
     data = (folder / f"{source.key}.o").read_bytes()
-    function = link([data], [source.symbol], driver.symbols)[source.symbol]
+    function = link([data], [source.symbol], runtime.symbols)[source.symbol]
 
     def current(index: int, cell: int) -> int:
         ctypes.c_uint64.from_address(cell).value = 4000 + index
         return 0
 
     stream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)(current)
-    device = DeviceCall(3, driver.stream, address_of(stream), 4096, driver.status)
+    device = DeviceCall(3, runtime.stream, address_of(stream), 4096, runtime.status)
     call = make_launcher(source.symbol, function, source.meta, None, device)
-    return (call, stream), driver
+    return (call, stream), runtime
 
 
 def pointed(address: int) -> int:
@@ -144,16 +145,16 @@ def test_sizes_decide_on_the_grid_and_an_empty_one_is_not_launched(tmp_path):
 def test_a_launch_that_fails_says_why(tmp_path):
     fake = FakeDriver()
     fake.answer = 9
-    (call, _), driver = launcher(doubled(1000), tmp_path, fake)
+    (call, _), runtime = launcher(doubled(1000), tmp_path, fake)
     with pytest.raises(RuntimeError):
         call(torch.ones(1000), torch.empty(1000))
-    assert not driver.lacks_context()
-    assert "no patience left" in driver.reason()
+    assert runtime.driver.has_context()
+    assert "no patience left" in runtime.reason()
 
 
 def test_the_first_launch_is_done_before_another_thread_begins(monkeypatch):
     """It loads the code, which lets other threads run before its tensors' addresses are used."""
-    monkeypatch.setattr(device_launcher, "driver", lambda: Driver(FakeDriver()))
+    monkeypatch.setattr(device_launcher, "runtime", lambda: HalideRuntime(Driver(FakeDriver())))
     seen: list[tuple[str, int]] = []
     inside, going_on = threading.Event(), threading.Event()
 
@@ -181,7 +182,7 @@ def test_the_first_launch_is_done_before_another_thread_begins(monkeypatch):
 
 def test_a_first_launch_that_fails_is_tried_again(monkeypatch):
     fake = FakeDriver()
-    monkeypatch.setattr(device_launcher, "driver", lambda: Driver(fake))
+    monkeypatch.setattr(device_launcher, "runtime", lambda: HalideRuntime(Driver(fake)))
     found = device_launcher._Launcher("kernel", b"", "{}", None)
     answers = [RuntimeError("no"), None]
 
@@ -199,16 +200,16 @@ def test_a_first_launch_that_fails_is_tried_again(monkeypatch):
 
 def test_what_failed_in_another_thread_is_no_answer(tmp_path):
     fake = FakeDriver()
-    (call, _), driver = launcher(doubled(1000), tmp_path, fake)
+    (call, _), runtime = launcher(doubled(1000), tmp_path, fake)
     x, y = torch.ones(1000), torch.empty(1000)
-    ctypes.c_int.from_address(driver.status).value = 201
+    ctypes.c_int.from_address(runtime.status).value = 201
     call(x, y)
     assert len(fake.launches) == 1
 
 
 def test_a_thread_without_a_context_gets_one(monkeypatch):
     fake = FakeDriver()
-    monkeypatch.setattr(device_launcher, "driver", lambda: Driver(fake))
+    monkeypatch.setattr(device_launcher, "runtime", lambda: HalideRuntime(Driver(fake)))
     found = device_launcher._Launcher("kernel", b"", "{}", None)
     entered: list[int] = []
 
@@ -217,7 +218,7 @@ def test_a_thread_without_a_context_gets_one(monkeypatch):
             raise RuntimeError("no context")
 
     monkeypatch.setattr(found, "_make", lambda index: call)
-    monkeypatch.setattr(found._driver, "lacks_context", lambda: not entered)
-    monkeypatch.setattr(found._driver, "enter_context", lambda: entered.append(1))
+    monkeypatch.setattr(found._runtime.driver, "has_context", lambda: bool(entered))
+    monkeypatch.setattr(found._runtime, "enter_context", lambda: entered.append(1))
     found.only()
     assert entered == [1]

@@ -60,7 +60,7 @@ def test_every_candidate_compiles(name):
 
 
 @pytest.mark.parametrize("name", ["softmax", "rms_norm", "bias_gelu", "transpose", "sum_rows", "sum_columns"])
-def test_memory_is_accessed_in_wide_pieces(name):
+def test_memory_is_accessed_in_wide_chunks(name):
     ptx = compiled(name, 90).ptx
     accesses = re.findall(r"(?:ld|st)\.global\S*", ptx)
     wide = [a for a in accesses if ".v4." in a or ".b128" in a]

@@ -121,7 +121,7 @@ def test_more_elements_than_32_bits_count(text, arch):
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_aligned_arguments_are_accessed_in_wide_pieces_and_others_are_not(arch):
+def test_aligned_arguments_are_accessed_in_wide_chunks_and_others_are_not(arch):
     wide = re.compile(r"(?:ld|st)\.global\S*\.(?:v4\.b32|v2\.b64|b128)")
     text = FAR.replace("3000000000", "1048576")
     assert wide.search(made_of(text, arch)[1].ptx)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,12 +22,13 @@ from polyfuse.base.settings import Settings, child_environment
 from polyfuse.ir.types import DType
 from polyfuse.plugin import PluginManager, Source, State
 from polyfuse.workers.process import WorkerProcess
+from polyfuse_cuda.gpu import known_gpu
 from polyfuse_triton.backend import TritonBackend
 from polyfuse_triton.build.artifact import Artifact, Variant, entry_name, read_unit, write_unit
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
 from polyfuse_triton.doctor import findings
 from polyfuse_triton.dtypes import pointer_type
-from polyfuse_triton.target import known_target, shared_limit, targets_of
+from polyfuse_triton.target import known_target, targets_of
 from requirements import HAS_GPU, TRITON
 from triton_sources import ADD_ONE, META, source
 
@@ -139,8 +141,9 @@ def test_more_shared_memory_than_there_is(tmp_path, monkeypatch):
     one = source(MATMUL, constexprs=(("XBLOCK", 64),))
     toolchain.build([one], tmp_path, options(80))
     needed = read_unit(tmp_path)[one.key].variants[0].shared_bytes
-    assert 0 < needed < shared_limit(80)
-    monkeypatch.setattr(toolchain, "shared_limit", lambda arch: needed - 1)
+    assert 0 < needed < known_gpu(80).shared_bytes
+    small = replace(known_gpu(80), shared_bytes=needed - 1)
+    monkeypatch.setattr(toolchain, "known_gpu", lambda arch: small)
     with pytest.raises(KernelBuildError, match=rf"needs {needed} bytes of shared memory, and sm_80 has"):
         toolchain.build([one], tmp_path, options(80))
 
@@ -241,7 +244,8 @@ def test_meta_is_text_and_back():
 
 
 def test_shared_memory_of_unknown_chips_is_that_of_the_nearest():
-    assert shared_limit(87) == shared_limit(86) and shared_limit(91) == shared_limit(90)
+    for arch, nearest in ((87, 86), (91, 90)):
+        assert known_gpu(arch).shared_bytes == known_gpu(nearest).shared_bytes
 
 
 def test_pointer_types_are_those_of_triton(tmp_path):
@@ -258,7 +262,7 @@ def test_pointer_types_are_those_of_triton(tmp_path):
 
 class TestTargets:
     def test_names_are_read(self):
-        assert known_target(" SM_90a ").arch == 90 and known_target("sm_80").processors == 108
+        assert known_target(" SM_90a ").arch == 90 and known_target("sm_80").multiprocessors == 108
         settings = Settings.resolve(None, {"triton.target": "sm_80, sm_90,sm_80"})
         assert [target.name for target in targets_of(settings)] == ["sm_80", "sm_90"]
 
@@ -292,7 +296,7 @@ class TestTargets:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: len(chips))
         monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
         found = targets_of(Settings())
-        assert [(t.arch, t.processors, t.model) for t in found] == [(90, 100, "H200"), (86, 101, "A40")]
+        assert [(t.arch, t.multiprocessors, t.model) for t in found] == [(90, 100, "H200"), (86, 101, "A40")]
         chips[:] = [(7, 5, "T4")]
         with pytest.raises(BackendUnavailableError, match=r"older than compute capability 8\.0"):
             targets_of(Settings())

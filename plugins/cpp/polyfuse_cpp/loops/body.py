@@ -7,16 +7,17 @@ written once; the others are vectors, one copy for each step of an unrolled loop
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store
 from polyfuse.ir.types import DType
+from polyfuse.kit import fits_i32_throughout, is_multiple
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
 from polyfuse_cpp.loops.ops import FUNCTION_OF, literal, unsupported_op
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.memory.access import MemoryScope
-from polyfuse_cpp.memory.address import fits_deep, index_text, static_multiple
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index
 from polyfuse_cpp.prelude import features_for
 
@@ -69,7 +70,7 @@ class Frame(MemoryScope):
             return None
         if op in ("le", "gt"):
             op, index = {"le": "lt", "gt": "ge"}[op], index - 1
-        if not static_multiple(index - axis(self.lane, self.facts.sizes[self.lane]), self.lanes):
+        if not is_multiple(index - axis(self.lane, self.facts.sizes[self.lane]), self.lanes):
             return None
         sign = "<" if op == "lt" else ">="
         return [f"{index_text(self.place(index, c))} {sign} 0" for c in range(self.copies)]
@@ -80,8 +81,6 @@ class Frame(MemoryScope):
         if reason:
             raise UnsupportedError(reason, "let another backend take the node")
         self.features.update(features_for(stmt.op, str(first)))
-        if stmt.op == "ne" and first is DType.i64:
-            self.compared[stmt.targets[0]] = stmt.args
         vector = self._is_vector(*stmt.args)
         uniform = self._uniform_test(stmt) if vector else None
         if uniform is not None:
@@ -89,8 +88,10 @@ class Frame(MemoryScope):
             return
         operands = stmt.args[1:] if stmt.op == "where" else stmt.args
         all_narrow = all(self.env[a].narrow or self._small_const(a) for a in operands)
-        result = stmt.op in _NARROW_OPS and stmt.targets[0] in self.facts.ranges and all_narrow
+        result = stmt.op in _NARROW_OPS and self.facts.fits_i32(stmt.targets[0]) and all_narrow
         narrow = first is DType.i64 and all_narrow and (result or stmt.op in _COMPARISONS)
+        if stmt.targets[0] in self.checks and not narrow and self._limit_checked(stmt):
+            return
         texts = []
         for copy in self._spread(*stmt.args):
             arguments = []
@@ -101,9 +102,27 @@ class Frame(MemoryScope):
             texts.append(f"{FUNCTION_OF[stmt.op]}({', '.join(arguments)})")
         self._bind(stmt, vector, texts, narrow=result and first is DType.i64)
 
+    def _limit_checked(self, stmt: Statement) -> bool:
+        """Limit an index and check it in one step, unless a part of a vector is left out."""
+        check = self.checks[stmt.targets[0]]
+        vector = self.env[check.index].vector
+        limits = [name for name in (check.last, check.size) if name]
+        if (vector and self.tail) or self._is_vector(*limits):
+            return False
+        self.features.add("check")
+        status = f"{check.store.buffer} + {index_text(check.store.index)}"
+        texts = []
+        for copy in self._spread(check.index):
+            said = self._stored(check.store.value, vector, copy)
+            numbers = [self.text(check.index, vector, copy), *(self.text(name, False) for name in limits)]
+            texts.append(f"limit_checked({status}, {said}, {', '.join(numbers)})")
+        self._bind(stmt, vector, texts)
+        self.env[stmt.targets[0]] = replace(self.env[stmt.targets[0]], checked=True)
+        return True
+
     def _small_const(self, name: str) -> bool:
         found = self.env[name]
-        return found.dtype is DType.i64 and name in self.facts.ranges and found.texts[0].startswith("i64(")
+        return self.facts.fits_i32(name) and found.texts[0].startswith("i64(")
 
     def _operand(self, name: str, vector: bool, copy: int, narrow: bool) -> str:
         if narrow and not self.env[name].narrow:
@@ -140,14 +159,14 @@ class Frame(MemoryScope):
             texts = [self.text(stmt.arg, vector, c) for c in copies]
             self._bind(stmt, vector, texts, declare=not source.rounded)
             return
-        narrow = stmt.dtype is DType.i64 and stmt.target in self.facts.ranges
+        narrow = stmt.dtype is DType.i64 and self.facts.fits_i32(stmt.target)
         kind = "i32" if narrow else stmt.dtype.value
         texts = [f"cast<{kind}>({self.text(stmt.arg, vector, c, narrow=True)})" for c in copies]
         self._bind(stmt, vector, texts, narrow=narrow)
 
     def _index(self, stmt: IndexValue) -> None:
         index = stmt.index
-        narrow = stmt.target in self.facts.ranges
+        narrow = self.facts.fits_i32(stmt.target)
         vector = self.lane is not None and self.lane in free_axes(index)
         if not vector:
             text = index_text(index)
@@ -160,6 +179,6 @@ class Frame(MemoryScope):
 
     def _lane_values(self, index: IndexLike, kind: str) -> str:
         self.features.add("kernel")
-        if kind == "i32" and not fits_deep(index):
+        if kind == "i32" and not fits_i32_throughout(index):
             return f"cast<i32>({lane_index(index, self.lane or '', 'i64', {})})"
         return lane_index(index, self.lane or "", kind, {})

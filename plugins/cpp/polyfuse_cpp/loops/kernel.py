@@ -3,68 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from polyfuse.ir.kernel import Alias, Kernel
+from polyfuse.ir.kernel import Kernel
+from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 from polyfuse.symbolic import product
-from polyfuse_cpp.facts import Facts, analyse
-from polyfuse_cpp.loops.phases import planned
+from polyfuse_cpp.facts import Facts
+from polyfuse_cpp.loops.entry import KernelText, arguments, entry, in_parallel, kernel_unit
+from polyfuse_cpp.loops.residues import planned
 from polyfuse_cpp.loops.split_reductions import Scratch, Stage, refused_by_split, stages_of
-from polyfuse_cpp.loops.stage import StageText, parameters
-from polyfuse_cpp.loops.writer import Writer
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.loops.stage import StageText
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.tiles import TiledText
 from polyfuse_cpp.tiling import Split, choose_plan, choose_split
 
-__all__ = ["KernelText", "kernel_text"]
-
-
-@dataclass(frozen=True)
-class KernelText:
-    """The text of one kernel, and the headers of the vector layer that it needs."""
-
-    text: str
-    features: tuple[str, ...]
-    signature: str
-    refused_aliases: tuple[Alias, ...] = ()
+__all__ = ["kernel_text"]
 
 
 def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> KernelText:
     """The C++ function of a kernel, named `Source.SYMBOL`; choices are those of `tiling.choose_plan`."""
-    kernel, facts, plan = planned(kernel, lanes, lane_at, unroll)
-    split = choose_split(kernel, facts, plan)
-    out = Writer()
+    facts, plan = planned(kernel, lanes, lane_at, unroll)
+    kernel = facts.kernel
+    split = choose_split(facts, plan)
+    out = Writer("  ")
     features: set[str] = {"kernel", "omp"}
-    out.line("namespace pf {")
     passes, scratch = [Stage(kernel)], list[Scratch]()
     if split is not None:
-        passes, scratch = stages_of(kernel, facts, split)
+        passes, scratch = stages_of(facts, split)
     stages: list[StageText] = []
     for number, single in enumerate(passes):
-        its_facts = facts if split is None else analyse(single.kernel)
-        its_plan = plan
+        its_facts, its_plan = facts, plan
         if split is not None:
-            its_plan = choose_plan(single.kernel, its_facts, lanes, without=single.without_lanes(lanes))
+            its_facts = Facts.of(single.kernel)
+            # the configuration is that of the loops that read the inputs
+            chosen = (plan.lane if lane_at else "", unroll) if single.limits else ("", 0)
+            its_plan = choose_plan(its_facts, lanes, *chosen, single.without_lanes(lanes))
         name = f"{Source.SYMBOL}_run{number if len(passes) > 1 else ''}"
         kind = TiledText if its_plan.tile else StageText
         stages.append(
-            kind(single.kernel, its_facts, replace(its_plan, limits=single.limits), out, features, name)
+            kind(its_facts, replace(its_plan, limits=single.limits), out, features, name)
         )
         stages[-1].emit()
-    _entry(kernel, facts, stages, scratch, split, out)
-    out.line("}  // namespace pf")
-    out.line(f"using pf::{Source.SYMBOL};")
-    signature = "".join("i" if a.kind == "size" else "p" for a in kernel.args)
-    text = out.text()
-    if "floor_div(" in text or "remainder(" in text:
-        features.add("divide")  # addresses divide too, not only values
-    refused = () if split is None else refused_by_split(kernel)
-    return KernelText(text, tuple(sorted(features)), signature, refused)
+    _entry(facts, stages, scratch, split, out)
+    return kernel_unit(kernel, out, features, () if split is None else refused_by_split(kernel))
 
 
 def _entry(
-    kernel: Kernel,
     facts: Facts,
     stages: Sequence[StageText],
     scratch: Sequence[Scratch],
@@ -72,29 +57,28 @@ def _entry(
     out: Writer,
 ) -> None:
     """The function that callers see: it runs the stages, each with as many threads as it is worth."""
-    head = f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({parameters(kernel)})'
-    with out.block(head):
+    with entry(facts.kernel, out):
         points = product(facts.sizes[a] for a in facts.axes)
         if not isinstance(points, int) or points == 0:
             out.line(f"if (({index_text(points)}) <= 0) return;")
         if split is not None:
             out.line(f"const i64 chunks = index_max(1, ({split.extent} + {split.size - 1}) / {split.size});")
-        for piece in scratch:
-            size = f"({index_text(piece.size)}) * {piece.dtype.itemsize} + 64"
-            out.line(f"{piece.dtype}* const {piece.name} = ({piece.dtype}*)scratch_new({size});")
+        for buffer in scratch:
+            size = f"({index_text(buffer.size)}) * {buffer.dtype.itemsize} + 64"
+            out.line(f"{buffer.dtype}* const {buffer.name} = ({buffer.dtype}*)scratch_new({size});")
         for stage in stages:
             if len(stages) == 1:
                 _launch(stage, out)
                 continue
             with out.block():
                 _launch(stage, out)
-        for piece in scratch:
-            out.line(f"scratch_free({piece.name});")
+        for buffer in scratch:
+            out.line(f"scratch_free({buffer.name});")
 
 
 def _launch(stage: StageText, out: Writer) -> None:
     plan, facts = stage.plan, stage.facts
-    passed = "".join(f"{safe_name(a.name)}, " for a in stage.kernel.args)
+    passed = arguments(stage.facts.kernel)
     out.line(f"const i64 items = {stage.items_text()};")
     alone = f"{stage.name}({passed}0, items, true);"
     if plan.serial:
@@ -105,8 +89,6 @@ def _launch(stage: StageText, out: Writer) -> None:
     out.line(f"const int team = team_for(items, ({index_text(total)}) * {facts.cost});")
     with out.block("if (team == 1)", "} else {"):
         out.line(alone)
-    out.line("  #pragma omp parallel num_threads(team)")
-    with out.block("  "):
-        out.line("const i64 at = omp_get_thread_num(), of = omp_get_num_threads();")
-        out.line(f"{stage.name}({passed}items * at / of, items * (at + 1) / of, {str(plan.along).lower()});")
+    share = f"items * at / of, items * (at + 1) / of, {str(plan.along).lower()}"
+    in_parallel(out, f"{stage.name}({passed}{share});", indent="  ")
     out.line("}")

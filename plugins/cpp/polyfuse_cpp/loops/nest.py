@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.kernel import Section
 from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
+from polyfuse.kit import Access, is_multiple
 from polyfuse.symbolic import IndexLike, coefficient, free_axes
-from polyfuse_cpp.facts import Access, Facts
+from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
-from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.loops.reductions import BLOCK, Reducer
 from polyfuse_cpp.loops.scans import Scanner
-from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
-from polyfuse_cpp.memory.transposed_tiles import turn
+from polyfuse_cpp.memory.address import index_text
+from polyfuse_cpp.memory.register_transpose import transpose_tiles
 from polyfuse_cpp.tiling import Plan
 
 __all__ = ["CHEAP", "emit_sections"]
@@ -27,9 +27,9 @@ _LONG = 256
 """Steps of a floating-point sum beyond which it is summed in blocks."""
 
 
-def emit_sections(kernel: Kernel, plan: Plan, frame: Frame, done: frozenset[int] = frozenset()) -> None:
+def emit_sections(plan: Plan, frame: Frame, done: frozenset[int] = frozenset()) -> None:
     """Write all sections of a point, except for statements (by identity) that were written further out."""
-    for section, unroll in zip(kernel.sections, plan.unrolls):
+    for section, unroll in zip(frame.facts.kernel.sections, plan.unrolls, strict=True):
         if section.looped and plan.raxes:
             _Looped(section, plan, frame, done, unroll if plan.across else 1).emit()
         else:
@@ -79,7 +79,7 @@ class _Looped:
     def _is_index(self, name: str) -> bool:
         """Whether a value is that of an index expression and held in 32 bits."""
         made = any(s.targets[:1] == (name,) and s.op == "index" for s in self.section.body)
-        return made and name in self.facts.ranges
+        return made and self.facts.fits_i32(name)
 
     def _ordered(self, stmt: Reduce) -> bool:
         """Whether the positions that an arg-reduction sees start at zero and grow in the order of the
@@ -117,7 +117,7 @@ class _Looped:
         """Write the loops, and the results after them."""
         out = self.frame.out
         if self.reducers:
-            self.frame.features.update(("reduce", "fold"))
+            self.frame.features.update(("reduce", "block_reduce"))
         for scanner in self.scanners.values():
             scanner.declare(out)
         for state in self.reducers.values():
@@ -160,8 +160,7 @@ class _Looped:
             self._innermost(name, frame)
             return
         low, high = self._limits(name)
-        plain = safe_name(name)
-        with frame.out.block(f"for (i64 {plain} = {low}; {plain} < {high}; ++{plain})"):
+        with frame.out.block(f"for (i64 {name} = {low}; {name} < {high}; ++{name})"):
             inner = frame.child()
             self._at_level(depth + 1, inner)
             self._loop(depth + 1, inner)
@@ -176,7 +175,7 @@ class _Looped:
 
     def _innermost(self, name: str, frame: Frame) -> None:
         low, high = self._limits(name)
-        out, plain = frame.out, safe_name(name)
+        out = frame.out
         width = self.plan.lanes * self.unroll if self.plan.across else 1
         states = self.reducers.values()
         if not any(r.blocked or (r.buffered and not r.merges) for r in states):
@@ -189,75 +188,75 @@ class _Looped:
             for reducer in states:
                 reducer.flush(out, waiting)
             return
-        with out.block(f"for (i64 {plain}_b = {low}; {plain}_b < {high}; {plain}_b += {BLOCK * width})"):
-            out.line(f"const i64 {plain}_e = index_min({plain}_b + {BLOCK * width}, {high});")
-            self._steps(name, frame, f"{plain}_b", f"{plain}_e")
+        with out.block(f"for (i64 {name}_b = {low}; {name}_b < {high}; {name}_b += {BLOCK * width})"):
+            out.line(f"const i64 {name}_e = index_min({name}_b + {BLOCK * width}, {high});")
+            self._steps(name, frame, f"{name}_b", f"{name}_e")
             for reducer in states:
-                reducer.flush(out, f"({plain}_e - {plain}_b) / {width}")
+                reducer.flush(out, f"({name}_e - {name}_b) / {width}")
 
     def _steps(self, name: str, frame: Frame, low: str, high: str) -> None:
-        out, plain, plan = frame.out, safe_name(name), self.plan
-        turned = self._turned()
-        if turned:
-            self._tiles(name, frame, low, high, turned)
+        out, plan = frame.out, self.plan
+        transposed = self._transposed()
+        if transposed:
+            self._tiles(name, frame, low, high, transposed)
             return
         if not plan.across:
-            with out.block(f"for (i64 {plain} = {low}; {plain} < {high}; ++{plain})"):
-                self._body(frame.child(), f"{plain} - {low}")
+            with out.block(f"for (i64 {name} = {low}; {name} < {high}; ++{name})"):
+                self._body(frame.child(), f"{name} - {low}")
             return
         size, lanes, wide = self.facts.sizes[name], plan.lanes, plan.lanes * self.unroll
         # the part of an axis that a chunk has may end anywhere, whatever the size of the axis
         limited = any(n == name for n, _, _ in plan.limits)
-        out.line(f"i64 {plain} = {low};")
-        waiting = f"({plain} - {low}) / {wide}"
+        out.line(f"i64 {name} = {low};")
+        waiting = f"({name} - {low}) / {wide}"
         if not isinstance(size, int) or size >= wide:
-            with out.block(f"for (; {plain} + {wide} <= {high}; {plain} += {wide})"):
+            with out.block(f"for (; {name} + {wide} <= {high}; {name} += {wide})"):
                 self._body(frame.child(lane=name, copies=self.unroll), waiting)
-        if self.unroll > 1 and (limited or not static_multiple(size, wide)):
-            with out.block(f"for (; {plain} + {lanes} <= {high}; {plain} += {lanes})"):
+        if self.unroll > 1 and (limited or not is_multiple(size, wide)):
+            with out.block(f"for (; {name} + {lanes} <= {high}; {name} += {lanes})"):
                 self._body(frame.child(lane=name, copies=1), waiting)
-        if limited or not static_multiple(size, lanes):
-            with out.block(f"if ({plain} < {high})"):
-                out.line(f"const i64 n = {high} - {plain};")
+        if limited or not is_multiple(size, lanes):
+            with out.block(f"if ({name} < {high})"):
+                out.line(f"const i64 n = {high} - {name};")
                 self._body(frame.child(lane=name, copies=1, tail="n"), waiting)
 
     # Accesses that run along the innermost loop, and jump along the lanes.
 
-    def _turned(self) -> tuple[Access, ...]:
+    def _transposed(self) -> tuple[Access, ...]:
         """Those of this section."""
         own = {id(stmt) for stmt in self.section.body}
         return () if self.plan.tile else tuple(a for a in self.plan.tiled if id(a.stmt) in own)
 
-    def _tiles(self, name: str, frame: Frame, low: str, high: str, turned: Sequence[Access]) -> None:
+    def _tiles(self, name: str, frame: Frame, low: str, high: str, transposed: Sequence[Access]) -> None:
         """The innermost loop in pieces of as many steps as a vector has lanes."""
         out, size, lanes = frame.out, self.facts.sizes[name], self.plan.lanes
         self.frame.features.add("tile")
-        base = f"{safe_name(name)}_t"
+        base = f"{name}_t"
         fixed = isinstance(size, int) and low == "0" and not any(n == name for n, _, _ in self.plan.limits)
         out.line(f"i64 {base} = {low};")
         if not fixed or size >= lanes:  # type: ignore[operator]
             with out.block(f"for (; {base} + {lanes} <= {high}; {base} += {lanes})"):
-                self._tile(name, frame, low, str(lanes), turned)
+                self._tile(name, frame, low, str(lanes), transposed)
         rest = size % lanes
         if fixed and rest != 0:
             with out.block():
-                self._tile(name, frame, low, str(rest), turned)
-        elif not static_multiple(size, lanes) or not fixed:
+                self._tile(name, frame, low, str(rest), transposed)
+        elif not is_multiple(size, lanes) or not fixed:
             with out.block(f"if ({base} < {high})"):
                 out.line(f"const i64 m = {high} - {base};")
-                self._tile(name, frame, low, "m", turned)
+                self._tile(name, frame, low, "m", transposed)
 
-    def _tile(self, name: str, frame: Frame, low: str, count: str, turned: Sequence[Access]) -> None:
+    def _tile(self, name: str, frame: Frame, low: str, count: str, transposed: Sequence[Access]) -> None:
         """One piece: `count` steps from the tile's base on."""
-        out, plain, lanes = frame.out, safe_name(name), str(self.plan.lanes)
+        out, lanes = frame.out, str(self.plan.lanes)
         first = count if count not in (lanes, "m") and not frame.tail else ""
         extent = f", {frame.tail or lanes}, {count}" if frame.tail or count == "m" else ""
-        tiles = turn(turned, frame, name, f"{plain}_t", extent, first)
-        if count != "m" and frame.copies == 1 and sum(cost_of(s.op) for s in self.section.body) <= CHEAP:
+        tiles = transpose_tiles(transposed, frame, name, f"{name}_t", extent, first)
+        if count != "m" and frame.copies == 1 and self.facts.cost_of(self.section.body) <= CHEAP:
             out.line(f"#pragma GCC unroll {lanes}")
         with out.block(f"for (int k = 0; k < {count}; ++k)"):
-            out.line(f"const i64 {plain} = {plain}_t + k;")
-            self._body(frame.child(tiles=tiles.tiles), f"{plain} - {low}")
+            out.line(f"const i64 {name} = {name}_t + k;")
+            self._body(frame.child(tiles=tiles.tiles), f"{name} - {low}")
         for line in tiles.after:
             out.line(line)
 

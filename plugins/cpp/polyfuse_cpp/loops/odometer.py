@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from polyfuse.kit import Writer
 from polyfuse.symbolic import IndexLike
-from polyfuse_cpp.loops.writer import Writer
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
 
 __all__ = ["advance", "start_at"]
 
@@ -19,20 +19,20 @@ def start_at(
     moving = [a for a in axes if sizes[a] != 1]
     for name in axes:
         if name not in moving:
-            out.line(f"const i64 {safe_name(name)} = 0;")
+            out.line(f"const i64 {name} = 0;")
     if not moving:
         return
     if len(moving) == 1:
-        out.line(f"{kind} {safe_name(moving[0])} = {position};")
+        out.line(f"{kind} {moving[0]} = {position};")
         return
-    rest = f"{safe_name(moving[0])}_rest"
+    rest = f"{moving[0]}_rest"
     out.line(f"i64 {rest} = {position};")
     for name in reversed(moving[1:]):
         size = index_text(sizes[name])
         plain = size if size.isidentifier() or size.isdigit() else f"({size})"
-        out.line(f"{kind} {safe_name(name)} = {rest} % {plain};")
+        out.line(f"{kind} {name} = {rest} % {plain};")
         out.line(f"{rest} /= {plain};")
-    out.line(f"{kind} {safe_name(moving[0])} = {rest};")
+    out.line(f"{kind} {moving[0]} = {rest};")
 
 
 def advance(axes: Sequence[str], sizes: Mapping[str, IndexLike], out: Writer) -> None:
@@ -40,8 +40,7 @@ def advance(axes: Sequence[str], sizes: Mapping[str, IndexLike], out: Writer) ->
     moving = [a for a in axes if sizes[a] != 1]
     if not moving:
         return
-    text = f"++{safe_name(moving[0])};"
+    text = f"++{moving[0]};"
     for name in moving[1:]:
-        plain = safe_name(name)
-        text = f"if (++{plain} == {index_text(sizes[name])}) {{ {plain} = 0; {text} }}"
+        text = f"if (++{name} == {index_text(sizes[name])}) {{ {name} = 0; {text} }}"
     out.line(text)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.statements import Scan
 from polyfuse.ir.types import DType
+from polyfuse.kit import Writer
 from polyfuse_cpp.loops.body import Frame, Value
 from polyfuse_cpp.loops.ops import scalar_type, vector_type
 from polyfuse_cpp.loops.reductions import combine_text, identity
-from polyfuse_cpp.loops.writer import Writer
 
 __all__ = ["Scanner", "scans_across"]
 
@@ -72,11 +72,11 @@ class Scanner:
                 out.line(f"{run} = {combine_text(self.kind, run, value)};")
                 results.append([run])
             elif self.kind == "logsumexp":
-                frame.features.update(("fold", f"math_{self.stmt.dtype}"))
+                frame.features.update(("block_reduce", f"math_{self.stmt.dtype}"))
                 out.line(f"{run} = log_add({run}, {value});")
                 results.append([run])
             elif self.kind in ("min", "max"):
-                frame.features.add("fold")
+                frame.features.add("block_reduce")
                 position, at = self._name("pos", copy), frame.text(self.stmt.args[1], self.vector, copy)
                 out.line(f"later_{self.kind}({run}, {position}, {value}, {at});")
                 results.append([run, position])

@@ -1,4 +1,4 @@
-"""One place in the loop nest, and the values known there."""
+"""One level of the loop nest, and the values known there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Self
 
 from polyfuse.ir.statements import Statement, Store
 from polyfuse.ir.types import DType
+from polyfuse.kit import Writer
 from polyfuse.symbolic import IndexLike, axis, free_axes, substitute
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.ops import scalar_type, vector_type
-from polyfuse_cpp.loops.writer import Writer
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.memory.address import index_text
+from polyfuse_cpp.memory.index_checks import IndexCheck
 
-__all__ = ["Scope", "Value", "Weave"]
+__all__ = ["Scope", "Value", "InterleavedStores"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Value:
         texts: C++ text, one per copy.
         narrow: whether an i64 is held in 32 bits.
         rounded: whether a half float has been rounded to its precision.
+        checked: whether it is an index that was checked where it was limited.
         index: the index expression it is the value of, if it is.
     """
 
@@ -37,6 +39,7 @@ class Value:
     narrow: bool = False
     rounded: bool = True
     index: IndexLike | None = None
+    checked: bool = False
 
     def at(self, copy: int) -> str:
         """The text for one copy."""
@@ -44,8 +47,8 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Weave:
-    """Stores of one vector each that fill a piece of memory together.
+class InterleavedStores:
+    """Stores of one vector each that together fill contiguous memory.
 
     Attributes:
         stores: in the order of their elements.
@@ -58,20 +61,20 @@ class Weave:
 
 @dataclass
 class Scope:
-    """One place in the loop nest, and the values known there.
+    """One level of the loop nest, and the values known there.
 
     Attributes:
         lane: axis that lanes run along here; None where everything is scalar.
         lanes: lanes of a vector.
         copies: steps of the lane axis that are written side by side.
         tail: text of the number of valid lanes where it is fewer than all.
-        exclusive: stores (by position in the kernel) that no two threads do to one element.
+        exclusive: stores (by identity) that no two threads do to one element.
         local_lanes: lanes that one element of scratch spans: 1 unless lanes run along a parallel axis.
         features: headers that the text needs, collected.
         tiles: elements of the tiles that stand for a load or store (by identity), one for each copy.
-        streams: stores (by identity) that bypass the caches where a whole vector is written.
-        compared: operands of each `ne` of integers.
-        woven: stores (by identity) whose elements take turns in memory, and those that they are woven with.
+        streaming: stores (by identity) that bypass the caches where a whole vector is written.
+        checks: checks of indices by the name of the limited index.
+        interleaved: stores (by identity) with the group that they are interleaved in.
     """
 
     facts: Facts
@@ -84,13 +87,13 @@ class Scope:
     local_lanes: int = 1
     features: set[str] = field(default_factory=set)
     env: dict[str, Value] = field(default_factory=dict)
-    compared: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    checks: Mapping[str, IndexCheck] = field(default_factory=dict)
     tiles: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    streams: frozenset[int] = frozenset()
-    woven: Mapping[int, Weave] = field(default_factory=dict)
+    streaming: frozenset[int] = frozenset()
+    interleaved: Mapping[int, InterleavedStores] = field(default_factory=dict)
 
     def child(self, **changes: object) -> Self:
-        """The same place one scope further in."""
+        """The same level, one scope further in."""
         values = dict(self.__dict__)
         values.update(changes)
         values["env"] = dict(self.env)
@@ -156,8 +159,7 @@ class Scope:
             self.env[name] = Value(self.facts.dtypes[name], True, tuple(texts))
 
     def _name(self, name: str, copy: int) -> str:
-        plain = f"{safe_name(name)}" if name[:1].isalpha() else f"v{safe_name(name)}"
-        return plain if copy == 0 else f"{plain}_{copy}"
+        return name if copy == 0 else f"{name}_{copy}"
 
     def _note_index(self, stmt: Statement, index: IndexLike) -> None:
         self.env[stmt.targets[0]] = replace(self.env[stmt.targets[0]], index=index)

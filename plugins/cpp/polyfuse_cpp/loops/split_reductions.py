@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from polyfuse.ir.kernel import Alias, Kernel, KernelArg, Section
 from polyfuse.ir.statements import Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import Index, IndexLike, axis, product, symbol
+from polyfuse.kit import row_major
+from polyfuse.symbolic import IndexLike, axis, product, symbol
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.tiling import Split
 
@@ -53,9 +54,9 @@ class Stage:
         return (self.one_by_one, *limited)
 
 
-def stages_of(kernel: Kernel, facts: Facts, split: Split) -> tuple[list[Stage], list[Scratch]]:
+def stages_of(facts: Facts, split: Split) -> tuple[list[Stage], list[Scratch]]:
     """The stages of a kernel that is cut along `split`, and their scratch memory."""
-    return _Cutter(kernel, facts, split).cut()
+    return _Cutter(facts, split).cut()
 
 
 def refused_by_split(kernel: Kernel) -> tuple[Alias, ...]:
@@ -75,21 +76,15 @@ def refused_by_split(kernel: Kernel) -> tuple[Alias, ...]:
 
 
 class _Cutter:
-    def __init__(self, kernel: Kernel, facts: Facts, split: Split) -> None:
-        self.kernel, self.facts, self.split = kernel, facts, split
+    def __init__(self, facts: Facts, split: Split) -> None:
+        self.kernel, self.facts, self.split = facts.kernel, facts, split
         self.chunks = symbol("chunks", 1)
         self.chunk = axis("chunk", self.chunks)
-        self.points = product(kernel.sizes)
-        self.point = self._flat(kernel.axes)
+        self.points = product(self.kernel.sizes)
+        self.point = row_major(self.kernel.axes)
         self.scratch: list[Scratch] = []
         self.prefix: list[Statement] = []
         self.results: dict[str, Statement] = {}
-
-    def _flat(self, axes: Iterable[Index]) -> IndexLike:
-        place: IndexLike = 0
-        for variable in axes:
-            place = place * variable.terms[0][0][0].args[0] + variable
-        return place
 
     def cut(self) -> tuple[list[Stage], list[Scratch]]:
         stages: list[Stage] = []

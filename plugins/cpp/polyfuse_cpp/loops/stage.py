@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Statement
+from polyfuse.kit import Writer, is_multiple
 from polyfuse.symbolic import IndexLike, product
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.body import Frame
+from polyfuse_cpp.loops.entry import function
 from polyfuse_cpp.loops.nest import emit_sections
 from polyfuse_cpp.loops.odometer import advance, start_at
-from polyfuse_cpp.loops.writer import Writer
-from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
-from polyfuse_cpp.memory.interleave import woven_stores
-from polyfuse_cpp.memory.streaming_stores import streamed_stores
+from polyfuse_cpp.memory.address import index_text
+from polyfuse_cpp.memory.index_checks import limit_checks
+from polyfuse_cpp.memory.interleave import interleaved_stores
+from polyfuse_cpp.memory.streaming_stores import streaming_stores
 from polyfuse_cpp.memory.tables import lane_tables
 from polyfuse_cpp.tiling import Plan, is_apart
 
-__all__ = ["StageText", "blocks_text", "parameters"]
+__all__ = ["StageText", "blocks_text"]
 
 _STACK_BYTES = 16384
 
@@ -27,22 +28,9 @@ _STRIP = 4
 """Vectors of a strip of the lane axis: whole cache lines of what is read, little of what is stored to."""
 
 
-def parameters(kernel: Kernel) -> str:
-    """The parameter list."""
-    parts = []
-    for argument in kernel.args:
-        name = safe_name(argument.name)
-        if argument.kind == "size":
-            parts.append(f"i64 {name}")
-        else:
-            constant = "const " if argument.kind == "in" else ""
-            parts.append(f"{constant}{argument.dtype}* {name}")
-    return ", ".join(parts)
-
-
 def _table(name: str) -> str:
     """The array that holds a value for each place of the lane axis."""
-    return f"table_{safe_name(name)}"
+    return f"table_{name}"
 
 
 def blocks_text(size: IndexLike, lanes: int) -> str:
@@ -56,7 +44,6 @@ def blocks_text(size: IndexLike, lanes: int) -> str:
 class StageText:
     """The function that does a range of a kernel's items."""
 
-    kernel: Kernel
     facts: Facts
     plan: Plan
     out: Writer
@@ -64,20 +51,17 @@ class StageText:
     name: str
 
     def __post_init__(self) -> None:
-        self.woven = woven_stores(self.kernel, self.facts, self.plan)
-        self.streamed = streamed_stores(self.kernel, self.facts, self.plan, self.woven)
-        self.tables = lane_tables(self.kernel, self.facts, self.plan)
+        self.interleaved = interleaved_stores(self.facts, self.plan)
+        self.streaming = streaming_stores(self.facts, self.plan, self.interleaved)
+        self.checks = limit_checks(self.facts)
+        self.tables = lane_tables(self.facts, self.plan)
 
     def emit(self) -> None:
         """Write the function."""
-        head = (
-            f"static __attribute__((noinline)) void {self.name}({parameters(self.kernel)}"
-            f"{', ' if self.kernel.args else ''}i64 begin, i64 end, bool alone)"
-        )
-        with self.out.block(head):
+        with function(self.facts.kernel, self.name, "i64 begin, i64 end, bool alone", self.out):
             heap = self._scratch()
             self._items()
-            if self.streamed:
+            if self.streaming:
                 self.features.add("stream")
                 self.out.line("stream_end();")
             for name in heap:
@@ -105,8 +89,8 @@ class StageText:
         """Declare locals; on the heap where they are big or of unknown size."""
         wide = self.plan.lanes * self.plan.unroll if self.plan.lane and not self.plan.across else 1
         heap = []
-        for local in self.kernel.row_buffers:
-            name, kind = safe_name(local.name), local.dtype
+        for local in self.facts.kernel.row_buffers:
+            name, kind = local.name, local.dtype
             if isinstance(local.size, int) and local.size * wide * kind.itemsize <= _STACK_BYTES:
                 count = max(1, -(-local.size * wide // 16) * 16 + 16)
                 self.out.line(f"alignas(64) {kind} {name}[{count}];")
@@ -120,7 +104,7 @@ class StageText:
         apart = bool(self.plan.lane and not self.plan.across)
         exclusive = frozenset(
             id(a.stmt)
-            for a in self.facts.accesses
+            for a in self.facts.all_accesses
             if a.is_store
             and a.mode != "set"
             and (self.plan.serial or self.plan.along or self._never_collides(a.stmt))
@@ -135,12 +119,13 @@ class StageText:
             exclusive=exclusive,
             local_lanes=self.plan.lanes * self.plan.unroll if apart else 1,
             features=self.features,
-            streams=self.streamed,
-            woven=self.woven,
+            streaming=self.streaming,
+            interleaved=self.interleaved,
+            checks=self.checks,
         )
 
     def _never_collides(self, stmt: Statement) -> bool:
-        access = next(a for a in self.facts.accesses if a.stmt is stmt)
+        access = next(a for a in self.facts.all_accesses if a.stmt is stmt)
         if any(self.facts.hints[a] != 1 or self.facts.sizes[a] != 1 for a in self.facts.raxes):
             return False
         return all(is_apart(access, a, self.facts) for a in self.facts.axes)
@@ -152,7 +137,7 @@ class StageText:
         self._odometer(axes, "begin")
         frame = self._frame(None)
         with self.out.block("for (i64 item = begin; item < end; ++item)"):
-            emit_sections(self.kernel, self.plan, frame)
+            emit_sections(self.plan, frame)
             self._advance(axes)
 
     def _odometer(self, axes: Sequence[str], start: str) -> None:
@@ -174,12 +159,12 @@ class StageText:
             return
         if all(self.facts.sizes[a] == 1 for a in outer):
             for name in outer:
-                out.line(f"const i64 {safe_name(name)} = 0;")
+                out.line(f"const i64 {name} = 0;")
             out.line(
                 f"const i64 from = begin * {plan.lanes}, "
                 f"to = index_min(end * {plan.lanes}, {index_text(size)});"
             )
-            self._piece()
+            self._lane_range()
             return
         blocks = blocks_text(size, plan.lanes)
         out.line(f"const i64 blocks = {blocks};")
@@ -192,14 +177,14 @@ class StageText:
                 f"to = index_min(stop * {plan.lanes}, {index_text(size)});"
             )
             with out.block():
-                self._piece()
+                self._lane_range()
             out.line("item += stop - block;")
             out.line("block = 0;")
             self._advance(outer)
 
     def _fill_tables(self) -> None:
         """Compute what depends on the lane axis alone, for all rows."""
-        tables, out, lane = self.tables, self.out, safe_name(self.plan.lane)
+        tables, out, lane = self.tables, self.out, self.plan.lane
         if tables is None:
             return
         for name in tables.values:
@@ -211,19 +196,19 @@ class StageText:
             for name in tables.values:
                 out.line(f"store({_table(name)} + {lane}, {frame.text(name, True)});")
 
-    def _rows(self, frame: Frame, hoisted: frozenset[int]) -> None:
+    def _rows(self, frame: Frame, invariant: frozenset[int]) -> None:
         """What is done at one place of the lane axis."""
         if self.tables is not None:
             frame.read_tables({name: _table(name) for name in self.tables.values})
-            hoisted |= self.tables.spared
-        emit_sections(self.kernel, self.plan, frame, hoisted)
+            invariant |= self.tables.spared
+        emit_sections(self.plan, frame, invariant)
 
     def _strips(self, outer: Sequence[str], size: IndexLike) -> None:
         """All rows of a share of the lane axis; where each lane stores to a row of its own, strip by strip,
         so that what is stored to stays in the caches.
         """
         lanes, out, facts = self.plan.lanes, self.out, self.facts
-        scattered = (v for a in facts.accesses if a.is_store for v in a.indirect)
+        scattered = (v for a in facts.all_accesses if a.is_store for v in a.indirect)
         if not any(self.plan.lane in facts.depends[v] for v in scattered):
             out.line(f"const i64 from = begin * {lanes}, to = index_min(end * {lanes}, {index_text(size)});")
             self._outer_loops(outer)
@@ -238,48 +223,45 @@ class StageText:
     def _outer_loops(self, outer: Sequence[str]) -> None:
         out = self.out
         if not outer:
-            self._piece()
+            self._lane_range()
             return
-        name = safe_name(outer[0])
+        name = outer[0]
         with out.block(f"for (i64 {name} = 0; {name} < {index_text(self.facts.sizes[outer[0]])}; ++{name})"):
             self._outer_loops(outer[1:])
 
-    def _piece(self) -> None:
+    def _lane_range(self) -> None:
         """The lane axis from ``from`` to ``to``: whole steps, then what is left."""
         plan, out, facts = self.plan, self.out, self.facts
-        name, wide = safe_name(plan.lane), plan.lanes * plan.unroll
+        name, wide = plan.lane, plan.lanes * plan.unroll
         size = facts.sizes[plan.lane]
         outside = self._frame(plan.lane)
-        hoisted = self._hoist(outside)
+        invariant = self._loop_invariants(outside)
         out.line(f"i64 {name} = from;")
         with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
             frame = self._frame(plan.lane, plan.unroll)
             frame.env = dict(outside.env)
-            self._rows(frame, hoisted)
-        if static_multiple(size, plan.lanes) and plan.unroll == 1:
+            self._rows(frame, invariant)
+        if is_multiple(size, plan.lanes) and plan.unroll == 1:
             return
         with out.block(f"for (; {name} < to; {name} += {plan.lanes})"):
             tail = None
-            if not static_multiple(size, plan.lanes):
+            if not is_multiple(size, plan.lanes):
                 # known where nothing but the end of a row is left
                 rest = size % plan.lanes if plan.unroll == 1 and isinstance(size, int) else ""
                 out.line(f"const i64 n = {rest or f'index_min({plan.lanes}, to - {name})'};")
                 tail = "n"
             frame = self._frame(plan.lane, 1, tail)
             frame.env = dict(outside.env)
-            self._rows(frame, hoisted)
+            self._rows(frame, invariant)
 
-    def _hoist(self, frame: Frame) -> frozenset[int]:
+    def _loop_invariants(self, frame: Frame) -> frozenset[int]:
         """Write what no lane changes in front of the lane loop; the statements that are done with."""
         done: set[int] = set()
-        for section in self.kernel.sections:
-            for stmt in section.body:
-                depends = self.facts.depends_of(stmt)
-                if not stmt.targets or not self.facts.is_pure(stmt) or stmt.targets[0] in frame.env:
-                    continue
-                if depends & {self.plan.lane, self.plan.tile, *self.facts.raxes}:
-                    continue
-                if all(a in frame.env for a in stmt.args):
-                    frame.emit(stmt)
-                    done.add(id(stmt))
+        varying = {self.plan.lane, self.plan.tile, *self.facts.raxes}
+        for stmt in self.facts.statements:
+            if not self.facts.is_pure(stmt) or stmt.targets[0] in frame.env:
+                continue
+            if varying.isdisjoint(self.facts.depends_of(stmt)) and all(a in frame.env for a in stmt.args):
+                frame.emit(stmt)
+                done.add(id(stmt))
         return frozenset(done)

@@ -1,1 +1,1 @@
-"""Matrix products as C++: operands packed or read in place, register tiles, split-K."""
+"""Matmuls as C++: operands packed or read in place, register tiles, split-K."""

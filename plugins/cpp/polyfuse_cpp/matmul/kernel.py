@@ -1,14 +1,14 @@
-"""Matrix products as C++ text: loops over blocks of results, and what is done with each of them.
+"""Matmuls as C++ text: loops over blocks of results, and what is done with each of them.
 
     for every part of the results that a thread has            (`_parts`)
-      for a block of panels of columns, for a block of tiles of rows
+      for a block of blocks of columns, for a block of tiles of rows
         for every pass over a part of the depth
-          lay out the panels                                   (`RightText`)
+          lay out the blocks                                   (`OperandBText`)
           for every tile of rows
-            lay out its rows                                   (`LeftText`)
-            for every panel: add up the tile, and after the last pass finish it
+            lay out its rows                                   (`OperandAText`)
+            for every block: add up the tile, and after the last pass finish it
 
-The tiles themselves are functions of the vector layer (``prelude/product.h``).
+The tiles themselves are functions of the vector layer (``prelude/matmul.h``).
 """
 
 from __future__ import annotations
@@ -16,152 +16,132 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyfuse.ir.statements import Statement
+from polyfuse.kit import Writer, is_multiple
 from polyfuse.plugin import Source
-from polyfuse.symbolic import product as product_of_sizes
+from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
 from polyfuse_cpp.loops.body import Frame
-from polyfuse_cpp.loops.kernel import KernelText
+from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parallel, kernel_unit
 from polyfuse_cpp.loops.odometer import start_at
 from polyfuse_cpp.loops.scope import Value
-from polyfuse_cpp.loops.stage import parameters
-from polyfuse_cpp.loops.writer import Writer
-from polyfuse_cpp.matmul.operand_a import LeftText
-from polyfuse_cpp.matmul.operand_b import RightText
-from polyfuse_cpp.matmul.plans import ProductPlan, Way
-from polyfuse_cpp.matmul.problem import Product
-from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
+from polyfuse_cpp.matmul.operand_a import OperandAText
+from polyfuse_cpp.matmul.operand_b import OperandBText
+from polyfuse_cpp.matmul.plans import MatmulPlan, OperandPath
+from polyfuse_cpp.matmul.problem import Matmul
+from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["ProductText"]
+__all__ = ["MatmulText"]
 
 _TILES = 64
 """Tiles of rows whose sums wait in memory where the depth is cut."""
 
 _LAYOUT_ALONG, _LAYOUT_ACROSS, _LAYOUT_ANY = 3, 12, 48
-"""What laying out a panel costs, in sixteenths of a tile: copied, turned over, computed."""
+"""What laying out a block costs, in sixteenths of a tile: copied, transposed, computed."""
 
 
 @dataclass
-class ProductText:
-    """The C++ function of a kernel that is a product, named `Source.SYMBOL`."""
+class MatmulText:
+    """The C++ function of a kernel that is a matmul, named `Source.SYMBOL`."""
 
-    product: Product
-    plan: ProductPlan
+    matmul: Matmul
+    plan: MatmulPlan
     isa: Isa
 
     def __post_init__(self) -> None:
-        self.out = Writer()
-        self.features = {"kernel", "omp", "product"}
-        if self.plan.way.paired:
+        self.out = Writer("  ")
+        self.features = {"kernel", "omp", "matmul"}
+        if self.plan.path.paired:
             self.features.add("pairs")
-        self.facts = self.product.facts
+        self.facts = self.matmul.facts
         self.lanes = self.isa.lanes
-        self.left = LeftText(self.product, self.plan, self.lanes, self.out, self.features)
-        self.right = RightText(self.product, self.plan, self.lanes, self.out, self.features)
+        self.a = OperandAText(self.matmul, self.plan, self.lanes, self.out, self.features)
+        self.b = OperandBText(self.matmul, self.plan, self.lanes, self.out, self.features)
 
     def text(self) -> KernelText:
         """Both functions: the part of one thread, and the one that callers see."""
-        out, kernel = self.out, self.product.kernel
-        out.line("namespace pf {")
         self._thread()
         self._entry()
-        out.line("}  // namespace pf")
-        out.line(f"using pf::{Source.SYMBOL};")
-        text = out.text()
-        if "floor_div(" in text or "remainder(" in text:
-            self.features.add("divide")
-        signature = "".join("i" if a.kind == "size" else "p" for a in kernel.args)
-        return KernelText(text, tuple(sorted(self.features)), signature)
+        return kernel_unit(self.matmul.kernel, self.out, self.features)
 
     # Extents as text.
 
     def _size(self, axes: tuple[str, ...]) -> str:
-        return index_text(product_of_sizes(self.facts.sizes[a] for a in axes))
+        return index_text(product(self.facts.sizes[a] for a in axes))
 
     def _extents(self) -> None:
-        """Declare the extents in elements, tiles and panels."""
-        plan, out, right = self.plan, self.out, self.product.right
-        out.line(f"const i64 row_count = {self._size(self.product.left.axes)};")
+        """Declare the extents in elements, tiles and blocks."""
+        plan, out, right = self.plan, self.out, self.matmul.b
+        out.line(f"const i64 row_count = {self._size(self.matmul.a.axes)};")
         out.line(f"const i64 column_count = {index_text(self.facts.sizes[right.axes[-1]])};")
-        out.line(f"const i64 depth_count = {self._size(self.product.depth)};")
+        out.line(f"const i64 depth_count = {self._size(self.matmul.depth)};")
         out.line(f"const i64 tile_count = (row_count + {plan.rows - 1}) / {plan.rows};")
         wide = plan.vectors * self.lanes
         out.line(f"const i64 across_count = (column_count + {wide - 1}) / {wide};")
         outer = self._size(right.axes[:-1])
-        out.line(f"const i64 panel_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
-        out.line(f"const i64 batch_count = {self._size(self.product.batch)};")
+        out.line(f"const i64 block_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
+        out.line(f"const i64 batch_count = {self._size(self.matmul.batch)};")
 
     # The function that callers see.
 
     def _entry(self) -> None:
-        out, kernel, facts = self.out, self.product.kernel, self.facts
-        head = f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({parameters(kernel)})'
-        passed = "".join(f"{safe_name(a.name)}, " for a in kernel.args)
+        out, kernel, facts = self.out, self.matmul.kernel, self.facts
+        passed = arguments(kernel)
         layout = 0
-        if self.plan.way.packed:
+        if self.plan.path.packed:
             kinds = {"along": _LAYOUT_ALONG, "across": _LAYOUT_ACROSS}
-            layout = kinds.get(self.right.layout, _LAYOUT_ANY)
-        with out.block(head):
+            layout = kinds.get(self.b.layout, _LAYOUT_ANY)
+        with entry(kernel, out):
             self._extents()
-            points = index_text(product_of_sizes(facts.sizes[a] for a in facts.axes))
+            points = index_text(product(facts.sizes[a] for a in facts.axes))
             out.line(f"if (({points}) <= 0) return;")
             work = f"({points}) * index_max(depth_count, 8)"
-            out.line(f"const int team = team_for(batch_count * tile_count * panel_count, {work});")
+            out.line(f"const int team = team_for(batch_count * tile_count * block_count, {work});")
             with out.block("if (team == 1)"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, 1, 1);")
                 out.line("return;")
-            counts = "batch_count, tile_count, panel_count"
-            out.line(f"const product_parts parts = product_share({counts}, team, {layout});")
+            counts = "batch_count, tile_count, block_count"
+            out.line(f"const matmul_parts parts = matmul_share({counts}, team, {layout});")
             out.line("const i64 items = batch_count * parts.down * parts.over;")
-            out.line("#pragma omp parallel num_threads(team)")
-            with out.block():
-                out.line("const i64 at = omp_get_thread_num(), of = omp_get_num_threads();")
-                out.line(
-                    f"{Source.SYMBOL}_run({passed}items * at / of, items * (at + 1) / of, "
-                    "parts.down, parts.over);"
-                )
+            share = "items * at / of, items * (at + 1) / of, parts.down, parts.over"
+            in_parallel(out, f"{Source.SYMBOL}_run({passed}{share});")
 
     # The part of one thread.
 
     def _thread(self) -> None:
-        out, kernel, plan = self.out, self.product.kernel, self.plan
-        comma = ", " if kernel.args else ""
-        head = (
-            f"static __attribute__((noinline)) void {Source.SYMBOL}_run({parameters(kernel)}{comma}"
-            f"{self._shares()})"
-        )
-        kind = self.product.dtype
-        with out.block(head):
+        out, kernel, plan = self.out, self.matmul.kernel, self.plan
+        kind = self.matmul.dtype
+        with function(kernel, f"{Source.SYMBOL}_run", self._shares(), out):
             self._extents()
             out.line(
                 f"const i64 pass_depth = depth_count <= {plan.depth} ? depth_count : "
-                f"product_pass(depth_count, {plan.depth});"
+                f"matmul_pass(depth_count, {plan.depth});"
             )
             out.line(
                 "const i64 pass_count = depth_count <= pass_depth ? 1 : "
                 "(depth_count + pass_depth - 1) / pass_depth;"
             )
             tile = self._tile_size()
-            right, left = self.right.room(), self.left.room()
-            sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.panels}) * {tile}"
+            room_b, room_a = self.b.room(), self.a.room()
+            sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.blocks}) * {tile}"
             out.line(
-                f"{kind}* const right_room = "
-                f"({kind}*)product_scratch((({right}) + ({left}) + {sums}) * {kind.itemsize});"
+                f"{kind}* const packed_b = "
+                f"({kind}*)matmul_scratch((({room_b}) + ({room_a}) + {sums}) * {kind.itemsize});"
             )
-            out.line(f"{kind}* const left_room = right_room + {right};")
-            out.line(f"{kind}* const sums = left_room + {left};")
-            if plan.way is Way.TILES:
+            out.line(f"{kind}* const packed_a = packed_b + {room_b};")
+            out.line(f"{kind}* const sums = packed_a + {room_a};")
+            if plan.path is OperandPath.TILES:
                 out.line("matrix_begin();")
             with out.block("for (i64 item = first_item; item < end_item; ++item)"):
                 self._item()
-            if plan.way is Way.TILES:
+            if plan.path is OperandPath.TILES:
                 out.line("matrix_end();")
 
     def _item(self) -> None:
         out, plan = self.out, self.plan
         self._place()
-        self.left.before_item()
-        with out.block(f"for (i64 panel_a = panel_from; panel_a < panel_to; panel_a += {plan.panels})"):
-            out.line(f"const i64 panel_e = index_min(panel_to, panel_a + {plan.panels});")
+        self.a.before_item()
+        with out.block(f"for (i64 block_a = block_from; block_a < block_to; block_a += {plan.blocks})"):
+            out.line(f"const i64 block_e = index_min(block_to, block_a + {plan.blocks});")
             with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
                 out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
                 with out.block("for (i64 pass = pass_from; pass < pass_to; ++pass)"):
@@ -174,14 +154,14 @@ class ProductText:
         return "i64 first_item, i64 end_item, i64 down, i64 over"
 
     def _place(self) -> None:
-        """Declare the place of an item: some tiles of rows and panels of columns, over the whole depth."""
+        """Declare the place of an item: some tiles of rows and blocks of columns, over the whole depth."""
         out = self.out
-        start_at(self.product.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
+        start_at(self.matmul.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
         out.line("const i64 down_at = item / over % down, over_at = item % over;")
         out.line("const i64 tile_from = tile_count * down_at / down;")
         out.line("const i64 tile_to = tile_count * (down_at + 1) / down;")
-        out.line("const i64 panel_from = panel_count * over_at / over;")
-        out.line("const i64 panel_to = panel_count * (over_at + 1) / over;")
+        out.line("const i64 block_from = block_count * over_at / over;")
+        out.line("const i64 block_to = block_count * (over_at + 1) / over;")
         out.line("const i64 pass_from = 0, pass_to = pass_count;")
 
     def _tile_size(self) -> int:
@@ -189,7 +169,7 @@ class ProductText:
 
     def _sums(self) -> str:
         """Where the sums of the tile at hand are: they wait for the next pass if there is one."""
-        waiting = f"((tile - tile_a) * {self.plan.panels} + panel - panel_a) * {self._tile_size()}"
+        waiting = f"((tile - tile_a) * {self.plan.blocks} + block - block_a) * {self._tile_size()}"
         return f"sums + (pass_count == 1 ? 0 : {waiting})"
 
     def _after_tile(self) -> None:
@@ -201,83 +181,84 @@ class ProductText:
         out, plan = self.out, self.plan
         out.line("const i64 depth_from = pass * pass_depth;")
         out.line("const i64 depth_here = index_min(pass_depth, depth_count - depth_from);")
-        self.right.before_pass()
+        self.b.before_pass()
         with out.block("for (i64 tile = tile_a; tile < tile_e; ++tile)"):
             out.line(f"const i64 row_from = tile * {plan.rows};")
             out.line(f"const i64 rows_here = index_min({plan.rows}, row_count - row_from);")
-            self.left.before_tile()
-            with out.block("for (i64 panel = panel_a; panel < panel_e; ++panel)"):
+            self.a.before_tile()
+            with out.block("for (i64 block = block_a; block < block_e; ++block)"):
                 self._tile()
 
     def _tile(self) -> None:
         out, plan = self.out, self.plan
-        self.right.place_of_panel()
-        out.line(f"{self.product.dtype}* const sum = {self._sums()};")
-        if plan.way is Way.DOTS:
+        self.b.column_block_index()
+        out.line(f"{self.matmul.dtype}* const sum = {self._sums()};")
+        if plan.path is OperandPath.DOTS:
             self._dots()
-        elif plan.way.paired:
-            right, _ = self.right.operand()
-            name, rows = ("matrix", plan.rows // 16) if plan.way is Way.TILES else ("pair", plan.rows)
+        elif plan.path.paired:
+            columns, _ = self.b.columns_at()
+            tiles = plan.path is OperandPath.TILES
+            name, rows = ("matrix", plan.rows // 16) if tiles else ("pair", plan.rows)
             out.line(
-                f"{name}_tile<{rows}, {plan.vectors}, {self.left.row}>"
-                f"({self.left.operand()}, {right}, depth_here, sum, pass == pass_from);"
+                f"{name}_tile<{rows}, {plan.vectors}, {self.a.row}>"
+                f"({self.a.rows_at()}, {columns}, depth_here, sum, pass == pass_from);"
             )
         else:
-            right, following = self.right.operand()
-            row, step = self.left.layout_steps()
-            once = plan.way is Way.KEPT and self._one_tile()
-            ahead = "true" if once or plan.way is Way.DIRECT else "false"
+            columns, following = self.b.columns_at()
+            row, step = self.a.layout_steps()
+            fetched_once = plan.path is OperandPath.PREPACKED and self._is_one_tile()
+            ahead = "true" if fetched_once or plan.path is OperandPath.DIRECT else "false"
             out.line(
-                f"product_tile<{plan.rows}, {plan.vectors}, {self.product.dtype}, {row}, {step}, {ahead}>"
-                f"({self.left.operand()}, {right}, {following}, depth_here, sum, pass == pass_from);"
+                f"matmul_tile<{plan.rows}, {plan.vectors}, {self.matmul.dtype}, {row}, {step}, {ahead}>"
+                f"({self.a.rows_at()}, {columns}, {following}, depth_here, sum, pass == pass_from);"
             )
         self._after_tile()
 
     def _dots(self) -> None:
         plan, out = self.plan, self.out
         wide = plan.vectors * self.lanes
-        kinds = f"{self.product.dtype}, {self.left.element()}, {self.product.right.memory}"
+        kinds = f"{self.matmul.dtype}, {self.a.element()}, {self.matmul.b.memory}"
         with out.block(
             f"for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {plan.columns})"
         ):
             passed = f"(rows_at, columns_at + j, depth_from, depth_here, sum + j, {wide}, pass == pass_from);"
-            name = f"product_dots<{plan.rows}, {plan.columns}, {kinds}"
-            if self._one_tile():
+            name = f"matmul_dots<{plan.rows}, {plan.columns}, {kinds}"
+            if self._is_one_tile():
                 out.line(f"{name}, true>{passed}")
             else:
                 # the first tile of rows fetches the columns for all
                 out.line(f"(tile == tile_a ? {name}, true> : {name}, false>){passed}")
 
-    def _one_tile(self) -> bool:
+    def _is_one_tile(self) -> bool:
         """Whether one tile holds all rows."""
-        rows = product_of_sizes(self.facts.sizes[a] for a in self.product.left.axes)
+        rows = product(self.facts.sizes[a] for a in self.matmul.a.axes)
         return isinstance(rows, int) and rows <= self.plan.rows
 
     # What is done with the sums of a tile.
 
     def _finish(self) -> None:
-        out, plan, left = self.out, self.plan, self.product.left
+        out, plan, left = self.out, self.plan, self.matmul.a
         wide = plan.vectors * self.lanes
-        lane = self.product.right.axes[-1]
-        name, size = safe_name(lane), self.facts.sizes[lane]
+        lane = self.matmul.b.axes[-1]
+        name, size = lane, self.facts.sizes[lane]
         with out.block("for (i64 row = 0; row < rows_here; ++row)"):
             start_at(left.axes, self.facts.sizes, "row_from + row", out, fixed=True)
-            out.line(f"const {self.product.dtype}* const sum_row = sum + row * {wide};")
+            out.line(f"const {self.matmul.dtype}* const sum_row = sum + row * {wide};")
             outside = self._frame(lane)
-            hoisted = self._hoist(outside, lane)
+            invariant = self._loop_invariants(outside, lane)
             if self.lanes == 1:
                 end = f"index_min(column_count, column_from + {wide})"
                 with out.block(f"for (i64 {name} = column_from; {name} < {end}; ++{name})"):
                     self._columns(
-                        self._frame(None), outside, hoisted, ["load<Sca>(sum_row + {} - column_from)"]
+                        self._frame(None), outside, invariant, ["load<Sca>(sum_row + {} - column_from)"]
                     )
                 return
-            whole = static_multiple(size, wide)
+            whole = is_multiple(size, wide)
             test = "" if whole else f"if (column_from + {wide} <= column_count)"
             with out.block(test, "}" if whole else "} else {"):
                 out.line(f"const i64 {name} = column_from;")
                 parts = [f"load<Vec>(sum_row + {j * self.lanes})" for j in range(plan.vectors)]
-                self._columns(self._frame(lane, plan.vectors), outside, hoisted, parts)
+                self._columns(self._frame(lane, plan.vectors), outside, invariant, parts)
             if whole:
                 return
             with out.block(
@@ -285,21 +266,21 @@ class ProductText:
             ):
                 out.line(f"const i64 n = index_min({self.lanes}, column_count - {name});")
                 parts = [f"load<Vec>(sum_row + {name} - column_from)"]
-                self._columns(self._frame(lane, 1, "n"), outside, hoisted, parts)
+                self._columns(self._frame(lane, 1, "n"), outside, invariant, parts)
             out.line("}")
 
-    def _columns(self, frame: Frame, outside: Frame, hoisted: frozenset[int], sums: list[str]) -> None:
+    def _columns(self, frame: Frame, outside: Frame, invariant: frozenset[int], sums: list[str]) -> None:
         """The statements for some columns, whose sums are `sums`."""
         frame.env = dict(outside.env)
         vector = frame.lane is not None
         names = []
         for copy, text in enumerate(sums):
             names.append(f"total_{copy}")
-            lane = safe_name(self.product.right.axes[-1])
+            lane = self.matmul.b.axes[-1]
             self.out.line(f"const auto total_{copy} = {text.format(lane)};")
-        frame.env[self.product.accumulator] = Value(self.product.dtype, vector, tuple(names))
-        for stmt in self.product.epilogue:
-            if id(stmt) not in hoisted:
+        frame.env[self.matmul.accumulator] = Value(self.matmul.dtype, vector, tuple(names))
+        for stmt in self.matmul.epilogue:
+            if id(stmt) not in invariant:
                 frame.emit(stmt)
 
     def _frame(self, lane: str | None, copies: int = 1, tail: str | None = None) -> Frame:
@@ -313,10 +294,10 @@ class ProductText:
             features=self.features,
         )
 
-    def _hoist(self, frame: Frame, lane: str) -> frozenset[int]:
+    def _loop_invariants(self, frame: Frame, lane: str) -> frozenset[int]:
         """Write what no column changes in front of the loop; the statements that are done with."""
         done: set[int] = set()
-        for stmt in self.product.epilogue:
+        for stmt in self.matmul.epilogue:
             if not stmt.targets or not self.facts.is_pure(stmt) or lane in self._depends(stmt):
                 continue
             if all(a in frame.env for a in stmt.args):

@@ -1,32 +1,25 @@
-"""The right operand of a product as C++ text: panels of columns, laid out or read where they are."""
+"""Operand B of a matmul as C++ text: blocks of columns, packed or read in place."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse_cpp.loops.body import Frame
-from polyfuse_cpp.loops.odometer import advance, start_at
-from polyfuse_cpp.loops.writer import Writer
-from polyfuse_cpp.matmul.plans import ProductPlan, Way
-from polyfuse_cpp.matmul.problem import Product
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.loops.odometer import advance
+from polyfuse_cpp.matmul.operand import OperandText
+from polyfuse_cpp.matmul.plans import OperandPath
+from polyfuse_cpp.matmul.problem import MatrixOperand
+from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["RightText"]
+__all__ = ["OperandBText"]
 
 
 @dataclass
-class RightText:
-    """The right operand. `layout` says how panels are made: copied, turned over, or computed."""
-
-    product: Product
-    plan: ProductPlan
-    lanes: int
-    out: Writer
-    features: set[str]
+class OperandBText(OperandText):
+    """Operand B. `layout` says how a block of columns is packed: copied, transposed, or computed."""
 
     def __post_init__(self) -> None:
-        side = self.product.right
-        self.facts = self.product.facts
+        super().__post_init__()
+        side = self.operand
         self.wide = self.plan.vectors * self.lanes
         plain = side.index is not None and side.step is not None and side.apart is not None
         if plain and side.apart == 1:
@@ -35,126 +28,133 @@ class RightText:
             self.layout = "across" if plain and side.step == 1 else "any"
 
     @property
-    def panel(self) -> int:
-        """Elements of a panel that is laid out."""
+    def operand(self) -> MatrixOperand:
+        """Operand B."""
+        return self.matmul.b
+
+    @property
+    def packed_block(self) -> int:
+        """Elements of a packed block."""
         return self.plan.depth * self.wide
 
     def room(self) -> str:
         """Elements to keep, as text."""
-        return "0" if self.plan.way in (Way.DOTS, Way.KEPT) else str(self.plan.panels * self.panel)
+        if self.plan.path in (OperandPath.DOTS, OperandPath.PREPACKED):
+            return "0"
+        return str(self.plan.blocks * self.packed_block)
 
     @property
     def element(self) -> str:
-        """The type of the elements that are laid out."""
-        return "bf16" if self.plan.way.paired else str(self.product.dtype)
+        """The type of packed elements."""
+        return "bf16" if self.paired else str(self.matmul.dtype)
 
-    def _panel_at(self) -> str:
-        room = "(bf16*)right_room" if self.plan.way.paired else "right_room"
-        return f"{room} + (panel - panel_a) * {self.panel}"
+    def _block_at(self) -> str:
+        room = "(bf16*)packed_b" if self.paired else "packed_b"
+        return f"{room} + (block - block_a) * {self.packed_block}"
 
-    # Text at its places.
+    # Parts of the loop nest.
 
     def before_pass(self) -> None:
-        """Lay out the panels of a block, or say where its one panel is."""
-        out, way = self.out, self.plan.way
+        """Pack the blocks of columns, or declare where the only one is."""
+        out, way = self.out, self.plan.path
         if way.packed:
-            with out.block("for (i64 panel = panel_a; panel < panel_e; ++panel)"):
-                self._axes_of("panel")
-                out.line(f"{self.element}* const to = {self._panel_at()};")
-                self._lay_out()
+            with out.block("for (i64 block = block_a; block < block_e; ++block)"):
+                self._axes_of("block")
+                out.line(f"{self.element}* const to = {self._block_at()};")
+                self._pack()
             return
-        if way is Way.KEPT:
+        if way is OperandPath.PREPACKED:
             return
-        if way is Way.DIRECT:
+        if way is OperandPath.DIRECT:
             self._in_place()
             return
-        # with those after the panel, which are fetched ahead
+        # with those after the block, which are fetched ahead
         count = self.wide + self.plan.columns
-        out.line(f"const {self.product.right.memory}* columns_at[{count}];")
+        out.line(f"const {self.operand.memory}* columns_at[{count}];")
         with out.block():
-            self._axes_of("panel_a")
-            lane = safe_name(self.product.right.axes[-1])
+            self._axes_of("block_a")
+            lane = self.operand.axes[-1]
             with out.block(f"for (i64 j = 0; j < {count}; ++j)"):
                 out.line(f"const i64 {lane} = index_min(column_from + j, column_count - 1);")
                 out.line(f"columns_at[j] = {self._address('0', lane)};")
 
-    def place_of_panel(self) -> None:
-        """Declare the places of the outer axes and the first column of the panel at hand."""
-        self._axes_of("panel")
+    def column_block_index(self) -> None:
+        """Declare the indices of the outer axes and the first column of the current block."""
+        self._axes_of("block")
 
-    def operand(self) -> tuple[str, str]:
-        """Where the panel at hand lies, and how far apart its steps are."""
-        if self.plan.way is Way.DIRECT:
-            return "panel_at", "panel_step"
-        if self.plan.way is Way.KEPT:
-            step = self.product.right.step
+    def columns_at(self) -> tuple[str, str]:
+        """Where the current block is, and elements between steps of its depth."""
+        if self.plan.path is OperandPath.DIRECT:
+            return "block_at", "block_step"
+        if self.plan.path is OperandPath.PREPACKED:
+            step = self.operand.step
             assert step is not None
             return self._address("depth_from", "column_from"), index_text(step)
-        return self._panel_at(), str(self.wide)
+        return self._block_at(), str(self.wide)
 
     # Layouts.
 
-    def _axes_of(self, panel: str) -> None:
-        outer = self.product.right.axes[:-1]
+    def _axes_of(self, block: str) -> None:
+        outer = self.operand.axes[:-1]
         if all(self.facts.sizes[a] == 1 for a in outer):
-            start_at(outer, self.facts.sizes, "0", self.out, fixed=True)
-            self.out.line(f"const i64 column_from = {panel} * {self.wide};")
+            self._start(outer, "0")
+            self.out.line(f"const i64 column_from = {block} * {self.wide};")
             return
-        start_at(outer, self.facts.sizes, f"{panel} / across_count", self.out, fixed=True)
-        self.out.line(f"const i64 column_from = {panel} % across_count * {self.wide};")
+        self._start(outer, f"{block} / across_count")
+        self.out.line(f"const i64 column_from = {block} % across_count * {self.wide};")
 
-    def _lay_out(self) -> None:
-        """One panel, for one pass."""
-        side, vectors = self.product.right, self.plan.vectors
+    def _pack(self) -> None:
+        """Pack one block, for one pass."""
+        side, vectors = self.matmul.b, self.plan.vectors
         if self.layout == "any":
             self._computed()
             return
         function, distance = ("along", side.step) if self.layout == "along" else ("across", side.apart)
         assert distance is not None
-        family = "pair" if self.plan.way.paired else "product"
+        family = "pair" if self.paired else "matmul"
         self.out.line(
             f"{family}_{function}<{vectors}>(to, {self._address('depth_from', 'column_from')}, "
             f"{index_text(distance)}, depth_here, column_count - column_from);"
         )
 
     def _in_place(self) -> None:
-        """Where the panel is; one at the edge is laid out, for nothing may be read behind it."""
-        out, step = self.out, self.product.right.step
+        """Where the block is; one at the edge is packed, for nothing may be read past its end."""
+        out, step = self.out, self.operand.step
         assert step is not None
-        kind = self.product.dtype
-        out.line(f"const {kind}* panel_at = right_room;")
-        out.line(f"i64 panel_step = {self.wide};")
+        kind = self.matmul.dtype
+        out.line(f"const {kind}* block_at = packed_b;")
+        out.line(f"i64 block_step = {self.wide};")
         with out.block():
-            self._axes_of("panel_a")
+            self._axes_of("block_a")
             with out.block(f"if (column_from + {self.wide} <= column_count)", "} else {"):
-                out.line(f"panel_at = {self._address('depth_from', 'column_from')};")
-                out.line(f"panel_step = {index_text(step)};")
+                out.line(f"block_at = {self._address('depth_from', 'column_from')};")
+                out.line(f"block_step = {index_text(step)};")
             with out.block("  "):
-                out.line(f"{kind}* const to = right_room;")
-                self._lay_out()
+                out.line(f"{kind}* const to = packed_b;")
+                self._pack()
             out.line("}")
 
     def _computed(self) -> None:
-        """The values of a panel, statement by statement, in vectors along the columns."""
-        out, facts, product = self.out, self.facts, self.product
-        name = safe_name(product.right.axes[-1])
-        start_at(product.depth, facts.sizes, "depth_from", out)
+        """The values of a block, statement by statement, in vectors along the columns."""
+        out, facts, matmul = self.out, self.facts, self.matmul
+        name = matmul.b.axes[-1]
+        self._start(matmul.depth, "depth_from", fixed=False)
         with out.block("for (i64 k = 0; k < depth_here; ++k)"):
             if self.lanes == 1:
                 with out.block(f"for (i64 {name} = column_from, j = 0; j < {self.wide}; ++{name}, ++j)"):
-                    out.line(f"to[k * {self.wide} + j] = {product.dtype}(0);")
+                    out.line(f"to[k * {self.wide} + j] = {matmul.dtype}(0);")
                     out.line(f"if ({name} >= column_count) continue;")
-                    out.line(f"to[k * {self.wide} + j] = {self._values(None, 1, None)[0]};")
+                    out.line(f"to[k * {self.wide} + j] = {self._values(None)[0]};")
             else:
                 self._vectors(name)
-            advance(product.depth, facts.sizes, out)
+            advance(matmul.depth, facts.sizes, out)
 
     def _vectors(self, name: str) -> None:
-        out, vectors, kind = self.out, self.plan.vectors, self.product.dtype
-        lane = self.product.right.axes[-1]
+        out, vectors, kind = self.out, self.plan.vectors, self.matmul.dtype
+        lane = self.operand.axes[-1]
         with out.block(f"if (column_from + {self.wide} <= column_count)", "} else {"):
             out.line(f"const i64 {name} = column_from;")
-            for copy, text in enumerate(self._values(lane, vectors, None)):
+            for copy, text in enumerate(self._values(lane, vectors)):
                 out.line(f"store(to + k * {self.wide} + {copy * self.lanes}, {text});")
         steps = f"{name} += {self.lanes}, j += {self.lanes}"
         with out.block(f"  for (i64 {name} = column_from, j = 0; j < {self.wide}; {steps})"):
@@ -163,28 +163,3 @@ class RightText:
             out.line(f"const i64 n = index_min({self.lanes}, column_count - {name});")
             out.line(f"store(to + k * {self.wide} + j, {self._values(lane, 1, 'n')[0]});")
         out.line("}")
-
-    def _values(self, lane: str | None, copies: int, tail: str | None) -> list[str]:
-        """Text of the operand's values, in the type of the sums."""
-        operand, kind = self.product.right.operand, self.product.dtype
-        frame = Frame(
-            facts=self.facts,
-            out=self.out,
-            lane=lane,
-            lanes=self.lanes,
-            copies=copies,
-            tail=tail,
-            features=self.features,
-        )
-        for stmt in operand.body:
-            frame.emit(stmt)
-        texts = [frame.text(operand.value, lane is not None, copy) for copy in range(copies)]
-        return texts if operand.dtype.compute is kind else [f"cast<{kind}>({t})" for t in texts]
-
-    def _address(self, depth: str, column: str) -> str:
-        """Where the operand is at some step and column; for one that is a plain load."""
-        side = self.product.right
-        assert side.index is not None
-        names = {a: depth if self.facts.sizes[a] != 1 else "0" for a in self.product.depth}
-        names[side.axes[-1]] = column
-        return f"{safe_name(side.buffer)} + {index_text(side.index, names)}"

@@ -1,4 +1,4 @@
-"""Matrix products in kernels: which operand runs along the lanes, and how both lie in memory."""
+"""Matmuls in kernels: which operand runs along the lanes, and how both lie in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from polyfuse.ir.statements import Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
-from polyfuse_cpp.facts import Facts, analyse
+from polyfuse_cpp.facts import Facts
 
-__all__ = ["Product", "Side", "has_product", "product_of"]
+__all__ = ["Matmul", "MatrixOperand", "has_matmul", "matmul_of"]
 
 
 @dataclass(frozen=True)
-class Side:
+class MatrixOperand:
     """One operand and the parallel axes of its own.
 
     Attributes:
@@ -28,8 +28,8 @@ class Side:
         buffer: the buffer of that load.
         memory: the type of its elements there; otherwise that of the value.
         step: elements from one step of the depth to the next, where that is one number for all.
-        apart: the same for the last axis; within a panel, where there are panels.
-        panel: columns that stand side by side, where the operand was laid out in panels; else 0.
+        apart: the same for the last axis; within a block, where there are blocks.
+        packed_width: columns of a block, where the operand is packed in blocks already; else 0.
     """
 
     operand: Operand
@@ -39,11 +39,11 @@ class Side:
     memory: DType
     step: IndexLike | None
     apart: IndexLike | None
-    panel: int = 0
+    packed_width: int = 0
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """A contraction, seen from the registers: `right` runs along the lanes, `left` is spread over them.
 
     Attributes:
@@ -59,8 +59,8 @@ class Product:
     kernel: Kernel
     facts: Facts
     batch: tuple[str, ...]
-    left: Side
-    right: Side
+    a: MatrixOperand
+    b: MatrixOperand
     depth: tuple[str, ...]
     dtype: DType
     accumulator: str
@@ -68,8 +68,8 @@ class Product:
 
     @property
     def rows_touch(self) -> bool:
-        """Whether the rows of the left operand are contiguous at each step."""
-        side = self.left
+        """Whether the rows of operand A are contiguous at each step."""
+        side = self.a
         moving = [a for a in side.axes if self.facts.sizes[a] != 1]
         return side.step is not None and side.apart == 1 and moving == list(side.axes[-1:])
 
@@ -81,14 +81,14 @@ class Product:
         return points
 
 
-def has_product(kernel: Kernel) -> bool:
-    """Whether a kernel holds a reduction of products."""
+def has_matmul(kernel: Kernel) -> bool:
+    """Whether a kernel holds a matmul."""
     stmts = (s for part in kernel.sections for s in part.body)
     return any(isinstance(s, Reduce) and s.kind in CONTRACTIONS for s in stmts)
 
 
-def product_of(kernel: Kernel) -> Product:
-    """The product of a kernel.
+def matmul_of(kernel: Kernel) -> Matmul:
+    """The matmul of a kernel.
 
     Raises:
         UnsupportedError: the kernel holds one, but is made otherwise than the generator can do.
@@ -96,9 +96,9 @@ def product_of(kernel: Kernel) -> Product:
     found = match(kernel)
     if found is None:
         raise UnsupportedError(
-            "the loop holds more than one product", "let the library compute it, or split the kernel"
+            "the loop holds more than one matmul", "let the library compute it, or split the kernel"
         )
-    facts = analyse(kernel)
+    facts = Facts.of(kernel)
     _check(found, facts)
     rows, columns = _names(found.rows), _names(found.columns)
     accesses = _accesses(found.epilogue)
@@ -106,17 +106,17 @@ def product_of(kernel: Kernel) -> Product:
     if swapped:
         rows, columns = columns, rows
     if not columns:
-        raise UnsupportedError("the product has neither rows nor columns", "let the library compute it")
+        raise UnsupportedError("the matmul has neither rows nor columns", "let the library compute it")
     last = max(reversed(columns), key=lambda name: (_score((name,), accesses), facts.hints[name] >= 8))
     columns = (*(name for name in columns if name != last), last)
     depth = _names(found.depth)
     left, right = (found.right, found.left) if swapped else (found.left, found.right)
-    return Product(
+    return Matmul(
         kernel,
         facts,
         _names(found.batch),
         _side(left, rows, depth, facts),
-        _in_panels(_side(right, columns, depth, facts), facts),
+        _prepacked(_side(right, columns, depth, facts), facts),
         depth,
         found.dtype,
         found.accumulator,
@@ -128,9 +128,9 @@ def _check(found: Contraction, facts: Facts) -> None:
     operands = (*found.left.body, *found.right.body)
     read = {s.buffer for s in operands if isinstance(s, Load)}
     if read & facts.written:
-        raise UnsupportedError("a result is written over an operand", "let the library compute the product")
+        raise UnsupportedError("a result is written over an operand", "let the library compute the matmul")
     if any(isinstance(s, Store) and s.mode != "set" for s in found.epilogue):
-        raise UnsupportedError("results of the product are added to memory", "split the kernel")
+        raise UnsupportedError("results of the matmul are added to memory", "split the kernel")
 
 
 def _names(axes: Sequence[Index]) -> tuple[str, ...]:
@@ -148,19 +148,19 @@ def _score(names: Sequence[str], accesses: Sequence[tuple[IndexLike, float]]) ->
     return sum(w for index, w in accesses if any(coefficient(index, name) == 1 for name in names))
 
 
-def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts: Facts) -> Side:
+def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts: Facts) -> MatrixOperand:
     plain = operand.plain
     if plain is None:
-        return Side(operand, axes, None, "", operand.dtype, None, None)
+        return MatrixOperand(operand, axes, None, "", operand.dtype, None, None)
     index = plain.index
     moving = [name for name in depth if facts.sizes[name] != 1]
     step = _factor(index, moving[0]) if len(moving) == 1 else None
     apart = _factor(index, axes[-1]) if axes else None
-    return Side(operand, axes, index, plain.buffer, facts.memory[plain.buffer], step, apart)
+    return MatrixOperand(operand, axes, index, plain.buffer, facts.memory[plain.buffer], step, apart)
 
 
-def _in_panels(side: Side, facts: Facts) -> Side:
-    """The operand along the lanes, with its panels, if it lies in some."""
+def _prepacked(side: MatrixOperand, facts: Facts) -> MatrixOperand:
+    """The operand along the lanes, with its blocks, if it lies in some."""
     if side.index is None or side.apart is not None or side.step is None:
         return side
     name = side.axes[-1]
@@ -169,9 +169,9 @@ def _in_panels(side: Side, facts: Facts) -> Side:
         width = atom.args[1] if atom.kind == "mod" else 0
         if not isinstance(width, int) or not isinstance(size, int) or not width or size % width:
             continue
-        place = substitute(side.index, {name: axis("panel", size // width) * width + axis("column", width)})
+        place = substitute(side.index, {name: axis("block", size // width) * width + axis("column", width)})
         if coefficient(place, "column") == 1:
-            return replace(side, apart=1, panel=width)
+            return replace(side, apart=1, packed_width=width)
     return side
 
 

@@ -7,43 +7,42 @@ either.
 from __future__ import annotations
 
 from polyfuse.plugin import Source
-from polyfuse.symbolic import product as product_of_sizes
+from polyfuse.symbolic import product
 from polyfuse_cpp.isa import Isa
-from polyfuse_cpp.loops.kernel import KernelText
+from polyfuse_cpp.loops.entry import KernelText, arguments, entry, function, in_parallel
 from polyfuse_cpp.loops.odometer import start_at
-from polyfuse_cpp.loops.stage import parameters
-from polyfuse_cpp.matmul.kernel import ProductText
-from polyfuse_cpp.matmul.plans import ProductPlan
-from polyfuse_cpp.matmul.problem import Product
-from polyfuse_cpp.memory.address import index_text, safe_name
+from polyfuse_cpp.matmul.kernel import MatmulText
+from polyfuse_cpp.matmul.plans import MatmulPlan
+from polyfuse_cpp.matmul.problem import Matmul
+from polyfuse_cpp.memory.address import index_text
 
-__all__ = ["product_text"]
-
-
-def product_text(product: Product, plan: ProductPlan, isa: Isa) -> KernelText:
-    """The C++ function of a kernel that is a product, named `Source.SYMBOL`."""
-    return (SlicedText if plan.slices > 1 else ProductText)(product, plan, isa).text()
+__all__ = ["matmul_text"]
 
 
-class SlicedText(ProductText):
-    """A product whose depth is cut into slices; an item is one slice of one tile."""
+def matmul_text(matmul: Matmul, plan: MatmulPlan, isa: Isa) -> KernelText:
+    """The C++ function of a kernel that is a matmul, named `Source.SYMBOL`."""
+    return (SplitKText if plan.slices > 1 else MatmulText)(matmul, plan, isa).text()
+
+
+class SplitKText(MatmulText):
+    """A matmul whose depth is cut into slices; an item is one slice of one tile."""
 
     def _shares(self) -> str:
-        return f"{self.product.dtype}* parts, i64 first_item, i64 end_item"
+        return f"{self.matmul.dtype}* parts, i64 first_item, i64 end_item"
 
     def _place(self) -> None:
         out, slices = self.out, self.plan.slices
-        out.line("const i64 unit_count = batch_count * tile_count * panel_count;")
+        out.line("const i64 unit_count = batch_count * tile_count * block_count;")
         out.line(f"const i64 slice = item % {slices}, unit = item / {slices};")
         self._unit()
-        out.line("const i64 tile_from = unit / panel_count % tile_count, tile_to = tile_from + 1;")
-        out.line("const i64 panel_from = unit % panel_count, panel_to = panel_from + 1;")
+        out.line("const i64 tile_from = unit / block_count % tile_count, tile_to = tile_from + 1;")
+        out.line("const i64 block_from = unit % block_count, block_to = block_from + 1;")
         out.line(f"const i64 pass_from = pass_count * slice / {slices};")
         out.line(f"const i64 pass_to = pass_count * (slice + 1) / {slices};")
 
     def _unit(self) -> None:
-        axes, sizes = self.product.batch, self.facts.sizes
-        start_at(axes, sizes, "unit / (tile_count * panel_count)", self.out, fixed=True)
+        axes, sizes = self.matmul.batch, self.facts.sizes
+        start_at(axes, sizes, "unit / (tile_count * block_count)", self.out, fixed=True)
 
     def _sums(self) -> str:
         return f"parts + (slice * unit_count + unit) * {self._tile_size()}"
@@ -51,38 +50,33 @@ class SlicedText(ProductText):
     def _after_tile(self) -> None:
         """Nothing yet: other slices are missing."""
 
-    def _join(self) -> None:
+    def _combine(self) -> None:
         """The function that adds up the slices of some tiles and finishes these."""
-        out, kernel, plan, kind = self.out, self.product.kernel, self.plan, self.product.dtype
-        comma = ", " if kernel.args else ""
-        head = (
-            f"static __attribute__((noinline)) void {Source.SYMBOL}_join({parameters(kernel)}{comma}"
-            f"{kind}* parts, i64 first_unit, i64 end_unit)"
-        )
-        with out.block(head):
+        out, kernel, plan, kind = self.out, self.matmul.kernel, self.plan, self.matmul.dtype
+        shares = f"{kind}* parts, i64 first_unit, i64 end_unit"
+        with function(kernel, f"{Source.SYMBOL}_join", shares, out):
             self._extents()
-            out.line("const i64 unit_count = batch_count * tile_count * panel_count;")
+            out.line("const i64 unit_count = batch_count * tile_count * block_count;")
             with out.block("for (i64 unit = first_unit; unit < end_unit; ++unit)"):
                 self._unit()
-                out.line("const i64 tile = unit / panel_count % tile_count, panel = unit % panel_count;")
+                out.line("const i64 tile = unit / block_count % tile_count, block = unit % block_count;")
                 out.line(f"const i64 row_from = tile * {plan.rows};")
                 out.line(f"const i64 rows_here = index_min({plan.rows}, row_count - row_from);")
-                self.right.place_of_panel()
+                self.b.column_block_index()
                 size = self._tile_size()
                 out.line(f"{kind}* const sum = parts + unit * {size};")
-                out.line(f"product_join<{plan.slices}>(sum, unit_count * {size}, {size});")
+                out.line(f"matmul_join<{plan.slices}>(sum, unit_count * {size}, {size});")
                 self._finish()
 
     def _entry(self) -> None:
-        self._join()
-        out, kernel, plan, kind = self.out, self.product.kernel, self.plan, self.product.dtype
-        head = f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({parameters(kernel)})'
-        passed = "".join(f"{safe_name(a.name)}, " for a in kernel.args) + "parts, "
-        with out.block(head):
+        self._combine()
+        out, kernel, plan, kind = self.out, self.matmul.kernel, self.plan, self.matmul.dtype
+        passed = arguments(kernel) + "parts, "
+        with entry(kernel, out):
             self._extents()
-            points = index_text(product_of_sizes(self.facts.sizes[a] for a in self.facts.axes))
+            points = index_text(product(self.facts.sizes[a] for a in self.facts.axes))
             out.line(f"if (({points}) <= 0) return;")
-            out.line("const i64 units = batch_count * tile_count * panel_count;")
+            out.line("const i64 units = batch_count * tile_count * block_count;")
             out.line(f"const i64 items = units * {plan.slices}, room = items * {self._tile_size()};")
             out.line(f"{kind}* const parts = ({kind}*)scratch_new(room * {kind.itemsize});")
             # a slice may have nothing to add up
@@ -91,11 +85,12 @@ class SlicedText(ProductText):
             with out.block("if (team == 1)", "} else {"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, items);")
                 out.line(f"{Source.SYMBOL}_join({passed}0, units);")
-            out.line("  #pragma omp parallel num_threads(team)")
-            with out.block("  "):
-                out.line("const i64 at = omp_get_thread_num(), of = omp_get_num_threads();")
-                out.line(f"{Source.SYMBOL}_run({passed}items * at / of, items * (at + 1) / of);")
-                out.line("#pragma omp barrier")
-                out.line(f"{Source.SYMBOL}_join({passed}units * at / of, units * (at + 1) / of);")
+            in_parallel(
+                out,
+                f"{Source.SYMBOL}_run({passed}items * at / of, items * (at + 1) / of);",
+                "#pragma omp barrier",
+                f"{Source.SYMBOL}_join({passed}units * at / of, units * (at + 1) / of);",
+                indent="  ",
+            )
             out.line("}")
             out.line("scratch_free(parts);")

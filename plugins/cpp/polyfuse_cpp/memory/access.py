@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Load, Store
+from polyfuse.kit import fits_i32_throughout
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
-from polyfuse_cpp.loops.scope import Scope, Weave
-from polyfuse_cpp.memory.address import fits_deep, index_text, safe_name
+from polyfuse_cpp.loops.scope import InterleavedStores, Scope
+from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.lanes import lane_index, lane_offsets, lane_rise
 
 __all__ = ["MemoryScope"]
@@ -25,7 +26,7 @@ class MemoryScope(Scope):
         if not self._by_lane(buffer, index, indirect) and not (masked and self._is_vector(*extra)):
             texts = []
             for copy in self._spread(*stmt.args):
-                address = f"{safe_name(buffer)} + {self._plain(index, self._indirect_names(indirect, copy))}"
+                address = f"{buffer} + {self._plain(index, self._indirect_names(indirect, copy))}"
                 text = f"load<Sca>({address})"
                 if masked:
                     text = (
@@ -55,12 +56,12 @@ class MemoryScope(Scope):
 
     def _is_local(self, buffer: str) -> bool:
         """Whether a buffer is scratch that has an element for every lane."""
-        return buffer in self.facts.local_names and self.local_lanes > 1
+        return buffer in self.facts.row_buffers and self.local_lanes > 1
 
     def _vector_load(self, stmt: Load, copy: int, mask_name: str | None) -> str:
         """A load into a vector; lanes where the mask (a vector) is false give zero."""
         buffer, index, indirect = stmt.buffer, stmt.index, stmt.indirect
-        pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
+        pointer, names = buffer, self._indirect_names(indirect, copy)
         mask = self._mask(mask_name, copy)
         if id(stmt) in self.tiles:
             return self.tiles[id(stmt)][copy]
@@ -109,7 +110,7 @@ class MemoryScope(Scope):
         rise = lane_rise(at, self.lane, self.lanes - 1)
         if rise is None or rise >= 2 * self.lanes:
             return ""
-        last = f"({safe_name(self.lane)} + {f'{self.tail} - 1' if self.tail else self.lanes - 1})"
+        last = f"({self.lane} + {f'{self.tail} - 1' if self.tail else self.lanes - 1})"
         return f"{index_text(at)}, {index_text(at, {self.lane: last})}"
 
     def _is_zero(self, name: str) -> bool:
@@ -141,7 +142,7 @@ class MemoryScope(Scope):
         return coefficient(index, self.lane or "")
 
     def _gather_index(self, at: IndexLike, indirect: Sequence[str], copy: int) -> str:
-        kind = "i32" if fits_deep(at) else "i64"
+        kind = "i32" if fits_i32_throughout(at) else "i64"
         names = self._indirect_names(indirect, copy)
         for k, name in enumerate(indirect):
             found = self.env[name]
@@ -154,9 +155,9 @@ class MemoryScope(Scope):
         return lane_index(at, self.lane or "", kind, names, vectors)
 
     def _store(self, stmt: Store) -> None:
-        if self.lane is not None and id(stmt) in self.woven:
-            if stmt is self.woven[id(stmt)].stores[-1]:
-                self._store_woven(self.woven[id(stmt)])
+        if self.lane is not None and id(stmt) in self.interleaved:
+            if stmt is self.interleaved[id(stmt)].stores[-1]:
+                self._store_interleaved(self.interleaved[id(stmt)])
             return
         if stmt.mode == CHECK_MODE:
             self._check(stmt)
@@ -170,44 +171,42 @@ class MemoryScope(Scope):
             if vector:
                 text = self._vector_store(stmt, copy, None if guard else mask)
             else:
-                address = f"{safe_name(buffer)} + {self._plain(index, self._indirect_names(indirect, copy))}"
+                address = f"{buffer} + {self._plain(index, self._indirect_names(indirect, copy))}"
                 text = self._store_text(stmt, address, self._stored(stmt.value, False, copy))
             self.out.line(guard + text)
 
     def _check(self, stmt: Store) -> None:
         """A store to a status: whether any lane makes it is asked first, and hardly ever true."""
+        limited = (name for name, check in self.checks.items() if check.store is stmt and name in self.env)
+        if any(self.env[name].checked for name in limited):
+            return
         self.features.add("check")
         assert stmt.mask is not None
         value, mask = stmt.value, stmt.mask
         vector = self._is_vector(value, mask)
         for copy in range(self.copies) if vector else self._spread(value, mask):
             said = self._stored(value, vector, copy)
-            status = f"{safe_name(stmt.buffer)} + {index_text(stmt.index)}"
-            sides = self.compared.get(mask)
-            if vector and sides and not self.tail:
-                a, b = (self.text(name, True, copy) for name in sides)
-                self.out.line(f"check_equal({status}, {said}, {a}, {b});")
-                continue
+            status = f"{stmt.buffer} + {index_text(stmt.index)}"
             wrong = self._mask(mask, copy) if vector else self.text(mask, False, copy)
             self.out.line(f"check({status}, {said}, {wrong});")
 
-    def _store_woven(self, weave: Weave) -> None:
+    def _store_interleaved(self, group: InterleavedStores) -> None:
         """Write the vectors of several stores as the one piece of memory that they are."""
-        self.features.add("weave")
-        buffer, index = weave.stores[0].buffer, weave.stores[0].index
-        turns = len(weave.stores)
+        self.features.add("interleave")
+        buffer, index = group.stores[0].buffer, group.stores[0].index
+        count = len(group.stores)
         for copy in range(self.copies):
-            values = ", ".join(self._stored(s.value, True, copy) for s in weave.stores)
-            address = f"{safe_name(buffer)} + {index_text(self.place(index, copy))}"
-            here = axis(self.lane or "", self.facts.sizes[self.lane or ""]) * turns
-            if weave.end is not None:
-                count = index_text(weave.end - self.place(here, copy))
-                self.out.line(f"store_woven_n({address}, {count}, {values});")
+            values = ", ".join(self._stored(s.value, True, copy) for s in group.stores)
+            address = f"{buffer} + {index_text(self.place(index, copy))}"
+            here = axis(self.lane or "", self.facts.sizes[self.lane or ""]) * count
+            if group.end is not None:
+                rest = index_text(group.end - self.place(here, copy))
+                self.out.line(f"store_interleaved_n({address}, {rest}, {values});")
             elif self.tail:
-                self.out.line(f"store_woven_n({address}, {turns} * {self.tail}, {values});")
+                self.out.line(f"store_interleaved_n({address}, {count} * {self.tail}, {values});")
             else:
-                whole = "stream" if id(weave.stores[0]) in self.streams else "store"
-                self.out.line(f"{whole}_woven({address}, {values});")
+                whole = "stream" if id(group.stores[0]) in self.streaming else "store"
+                self.out.line(f"{whole}_interleaved({address}, {values});")
 
     def _stored(self, name: str, vector: bool, copy: int) -> str:
         """A value on its way to memory: a half float is not rounded first, for the store does it."""
@@ -219,7 +218,7 @@ class MemoryScope(Scope):
 
     def _store_text(self, stmt: Store, address: str, value: str, count: str = "") -> str:
         if stmt.mode == "set":
-            whole = "stream" if id(stmt) in self.streams else "store"
+            whole = "stream" if id(stmt) in self.streaming else "store"
             return f"store_n({address}, {value}, {count});" if count else f"{whole}({address}, {value});"
         self.features.add("update")
         alone = self._alone(stmt)
@@ -232,7 +231,7 @@ class MemoryScope(Scope):
 
     def _vector_store(self, stmt: Store, copy: int, mask_name: str | None) -> str:
         buffer, index, indirect, mode = stmt.buffer, stmt.index, stmt.indirect, stmt.mode
-        pointer, names = safe_name(buffer), self._indirect_names(indirect, copy)
+        pointer, names = buffer, self._indirect_names(indirect, copy)
         text = self._stored(stmt.value, True, copy)
         if id(stmt) in self.tiles:
             return f"{self.tiles[id(stmt)][copy]} = {text};"

@@ -5,155 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.kit.spans import fits_i32, known_range
 from polyfuse.symbolic import IndexLike, is_nonnegative
 from polyfuse.symbolic.index import Atom
 
 __all__ = [
-    "fits_deep",
     "index_text",
     "is_power_of_two",
-    "safe_name",
-    "static_multiple",
 ]
-
-_PLAIN = ("axis", "sym", "host")
-_RESERVED = frozenset(
-    [
-        "add",
-        "sub",
-        "mul",
-        "div",
-        "neg",
-        "abs",
-        "sign",
-        "pow",
-        "exp",
-        "log",
-        "sin",
-        "cos",
-        "tan",
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "where",
-        "cast",
-        "load",
-        "store",
-        "lane",
-        "any",
-        "all",
-        "fill",
-        "splat",
-        "iota",
-        "gather",
-        "scatter",
-        "with",
-        "tr",
-        "shape",
-        "policy",
-        "same",
-        "Sca",
-        "Vec",
-        "begin",
-        "end",
-        "item",
-        "alone",
-        "strip",
-        "at",
-        "of",
-        "row",
-        "tile",
-        "panel",
-        "pass",
-        "sum",
-        "sums",
-        "to",
-        "j",
-        "k",
-        "int",
-        "float",
-        "double",
-        "bool",
-        "char",
-        "short",
-        "long",
-        "signed",
-        "unsigned",
-        "if",
-        "else",
-        "for",
-        "while",
-        "do",
-        "switch",
-        "case",
-        "default",
-        "break",
-        "continue",
-        "return",
-        "goto",
-        "new",
-        "delete",
-        "class",
-        "struct",
-        "union",
-        "enum",
-        "template",
-        "typename",
-        "namespace",
-        "using",
-        "static",
-        "const",
-        "auto",
-        "void",
-        "this",
-        "and",
-        "or",
-        "not",
-        "xor",
-        "true",
-        "false",
-        "try",
-        "catch",
-        "throw",
-        "operator",
-        "public",
-        "private",
-        "protected",
-        "inline",
-        "extern",
-        "register",
-        "volatile",
-        "sizeof",
-        "typedef",
-        "asm",
-        "i8",
-        "i16",
-        "i32",
-        "i64",
-        "u8",
-        "u16",
-        "u32",
-        "u64",
-        "f16",
-        "bf16",
-        "f8e4m3",
-        "f8e5m2",
-        "f8e4m3fnuz",
-        "f8e5m2fnuz",
-        "f32",
-        "f64",
-        "n",
-    ]
-)
-
-
-def safe_name(name: str) -> str:
-    """`name` as a C++ identifier that hides nothing of the vector layer."""
-    text = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-    return f"{text}_" if text in _RESERVED or not text or text[0].isdigit() else text
-
 
 def index_text(index: IndexLike, names: Mapping[str, str] | None = None) -> str:
     """`index` as a C++ expression of type i64; `names` gives the text of a variable where it is not its own
@@ -181,7 +39,7 @@ def _number(value: int) -> str:
 
 def _atom_text(atom: Atom, names: Mapping[str, str]) -> str:
     if atom.kind in ("axis", "sym"):
-        return names.get(atom.name, safe_name(atom.name))
+        return names.get(atom.name, atom.name)
     if atom.kind == "host":
         raise UnsupportedError(
             f"the size {atom.name} can only be computed by the host", "pass it to the kernel as an argument"
@@ -204,25 +62,6 @@ def _atom_text(atom: Atom, names: Mapping[str, str]) -> str:
     return text
 
 
-def fits_deep(index: IndexLike) -> bool:
-    """Whether an index, and every index inside its divisions, is a 32-bit integer."""
-    if not fits_i32(known_range(index)):
-        return False
-    if isinstance(index, int):
-        return True
-    inside = (
-        a for monomial, _ in index.terms for atom in monomial if atom.kind not in _PLAIN for a in atom.args
-    )
-    return all(fits_deep(a) for a in inside)
-
-
 def is_power_of_two(value: IndexLike) -> bool:
     """Whether `value` is a known positive power of two."""
     return isinstance(value, int) and value > 0 and value & (value - 1) == 0
-
-
-def static_multiple(value: IndexLike, of: int) -> bool:
-    """Whether `value` is known to be divisible by `of`."""
-    if isinstance(value, int):
-        return value % of == 0
-    return value.const % of == 0 and all(factor % of == 0 for _, factor in value.terms)

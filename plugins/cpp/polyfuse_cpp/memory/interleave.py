@@ -1,33 +1,33 @@
-"""Stores whose elements take turns in memory, as real and imaginary parts do: woven together in registers."""
+"""Stores interleaved in memory, as of real and imaginary parts: their vectors are interleaved too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from polyfuse.ir.kernel import Kernel, Section
+from polyfuse.ir.kernel import Section
 from polyfuse.ir.statements import IndexValue, Load, Statement, Store
 from polyfuse.symbolic import IndexLike, axis, bounds, coefficient, free_axes
 from polyfuse_cpp.facts import Facts
-from polyfuse_cpp.loops.phases import MOST_PHASES
-from polyfuse_cpp.loops.scope import Weave
+from polyfuse_cpp.loops.residues import MOST_RESIDUES
+from polyfuse_cpp.loops.scope import InterleavedStores
 from polyfuse_cpp.tiling import Plan
 
-__all__ = ["woven_stores"]
+__all__ = ["interleaved_stores"]
 
 
-def woven_stores(kernel: Kernel, facts: Facts, plan: Plan) -> Mapping[int, Weave]:
+def interleaved_stores(facts: Facts, plan: Plan) -> Mapping[int, InterleavedStores]:
     """What every such store (by identity) belongs to."""
     if not plan.lane or plan.across or plan.tile:
         return {}
-    found: dict[int, Weave] = {}
-    for section in kernel.sections:
+    found: dict[int, InterleavedStores] = {}
+    for section in facts.kernel.sections:
         if section.looped and facts.raxes:
             continue
         for place, stmt in enumerate(section.body):
             if not isinstance(stmt, Store) or id(stmt) in found or not _may(stmt, facts):
                 continue
             count = coefficient(stmt.index, plan.lane)
-            if not isinstance(count, int) or not 1 < count <= MOST_PHASES:
+            if not isinstance(count, int) or not 1 < count <= MOST_RESIDUES:
                 continue
             stores = _next_stores(section.body[place:], stmt.buffer, count)
             if len(stores) < count or not all(_follows(s, k, stmt, facts) for k, s in enumerate(stores)):
@@ -38,7 +38,7 @@ def woven_stores(kernel: Kernel, facts: Facts, plan: Plan) -> Mapping[int, Weave
             end = next((e for e in ends if e != 0), None)
             if end is not None and not _meets(ends, end, count, facts.sizes[plan.lane]):
                 continue
-            found.update(dict.fromkeys(map(id, stores), Weave(stores, end)))
+            found.update(dict.fromkeys(map(id, stores), InterleavedStores(stores, end)))
     return found
 
 
@@ -56,7 +56,7 @@ def _next_stores(body: Sequence[Statement], buffer: str, count: int) -> tuple[St
 
 
 def _may(stmt: Store, facts: Facts) -> bool:
-    return stmt.buffer not in facts.local_names and stmt.mode == "set" and not stmt.indirect
+    return stmt.buffer not in facts.row_buffers and stmt.mode == "set" and not stmt.indirect
 
 
 def _follows(stmt: Store, behind: int, first: Store, facts: Facts) -> bool:

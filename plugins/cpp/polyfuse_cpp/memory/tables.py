@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Statement
 from polyfuse.ir.types import DType
 from polyfuse_cpp.facts import Facts
@@ -20,7 +19,7 @@ __all__ = ["Tables", "lane_tables"]
 _MOST = 8
 """Tables of one kernel."""
 _BYTES = 32 << 10
-"""Bytes of all tables together: they lie on the stack, and should stay in the first cache."""
+"""Bytes of all tables together: they lie on the stack, and should stay in the L1 cache."""
 _ROWS = 64
 """Rows from which on a table is read often enough."""
 _CHEAP = 4
@@ -44,7 +43,7 @@ class Tables:
     length: int
 
 
-def lane_tables(kernel: Kernel, facts: Facts, plan: Plan) -> Tables | None:
+def lane_tables(facts: Facts, plan: Plan) -> Tables | None:
     """The tables of a kernel; None where none is worth it."""
     if not plan.lane or plan.across or plan.tile or facts.raxes:
         return None
@@ -53,12 +52,11 @@ def lane_tables(kernel: Kernel, facts: Facts, plan: Plan) -> Tables | None:
         rows *= facts.hints[name]
     if not isinstance(size, int) or rows < _ROWS:
         return None
-    stmts = [s for part in kernel.sections for s in part.body]
     own: dict[str, Statement] = {}
-    for stmt in stmts:
+    for stmt in facts.statements:
         if _is_own(stmt, facts, plan.lane) and all(a in own for a in stmt.args):
             own[stmt.targets[0]] = stmt
-    outside = [s for s in stmts if id(s) not in set(map(id, own.values()))]
+    outside = [s for s in facts.statements if id(s) not in set(map(id, own.values()))]
     prices = {
         name: sum(cost_of(s.op) for s in _closure([name], own) if s.op not in ("const", "index", "size"))
         for name in dict.fromkeys(a for s in outside for a in s.args)

@@ -1,16 +1,16 @@
-"""A stage whose accesses run along two different axes: square tiles of both, turned over in registers."""
+"""A stage whose accesses run along two different axes: square tiles of both, transposed in registers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyfuse.kit import is_multiple
 from polyfuse.symbolic import product
 from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.nest import CHEAP, emit_sections
-from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.loops.stage import StageText, blocks_text
-from polyfuse_cpp.memory.address import index_text, safe_name, static_multiple
-from polyfuse_cpp.memory.transposed_tiles import turn
+from polyfuse_cpp.memory.address import index_text
+from polyfuse_cpp.memory.register_transpose import transpose_tiles
 
 __all__ = ["TiledText"]
 
@@ -44,13 +44,13 @@ class TiledText(StageText):
         """
         smallest = min(self.facts.memory[a.buffer].itemsize for a in self.plan.tiled)
         deep = max(self.plan.lanes, _LINE // smallest)
-        return (_STREAMED_LONG, max(deep, _STREAMED_DEEP)) if self.streamed else (_LONG, deep)
+        return (_STREAMED_LONG, max(deep, _STREAMED_DEEP)) if self.streaming else (_LONG, deep)
 
     def _items(self) -> None:
-        """Every item is a block of both axes; inside it, tiles as wide as a vector are turned over."""
+        """Every item is a block of both axes; inside it, tiles as wide as a vector are transposed."""
         plan, out, facts = self.plan, self.out, self.facts
         self.features.add("tile")
-        lane, side, lanes = safe_name(plan.lane), safe_name(plan.tile), plan.lanes
+        lane, side, lanes = plan.lane, plan.tile, plan.lanes
         long, deep = self._block()
         sizes = {plan.tile: facts.sizes[plan.tile], plan.lane: facts.sizes[plan.lane]}
         out.line(f"const i64 down = {blocks_text(sizes[plan.tile], deep)};")
@@ -62,58 +62,57 @@ class TiledText(StageText):
             out.line(f"const i64 {lane}_e = index_min({lane}_a + {long}, {index_text(sizes[plan.lane])});")
             self._odometer(plan.axes[:-2], "item / over / down")
             outside = self._frame(plan.lane)
-            hoisted = self._hoist(outside)
+            invariant = self._loop_invariants(outside)
             loops = [
                 f"for (i64 {side}_b = {side}_a; {side}_b < {side}_e; {side}_b += {lanes})",
                 f"for (i64 {lane} = {lane}_a; {lane} < {lane}_e; {lane} += {lanes})",
             ]
-            outer, inner = reversed(loops) if self.streamed else loops
+            outer, inner = reversed(loops) if self.streaming else loops
             with out.block(outer), out.block(inner):
-                self._tile(outside, hoisted)
+                self._tile(outside, invariant)
 
-    def _tile(self, outside: Frame, hoisted: frozenset[int]) -> None:
+    def _tile(self, outside: Frame, invariant: frozenset[int]) -> None:
         """One tile: a whole one, or one at an edge."""
         plan, out = self.plan, self.out
-        lane, side, lanes = safe_name(plan.lane), safe_name(plan.tile), plan.lanes
+        lane, side, lanes = plan.lane, plan.tile, plan.lanes
         tests = []
         for name, first, last in ((plan.lane, lane, f"{lane}_e"), (plan.tile, f"{side}_b", f"{side}_e")):
-            if not static_multiple(self.facts.sizes[name], lanes):
+            if not is_multiple(self.facts.sizes[name], lanes):
                 tests.append(f"{last} - {first} >= {lanes}")
         if not tests:
-            self._whole(outside, hoisted)
+            self._whole(outside, invariant)
             return
         with out.block(f"if ({' && '.join(tests)})", "} else {"):
-            self._whole(outside, hoisted)
+            self._whole(outside, invariant)
         with out.block("  "):
             out.line(f"const i64 m = index_min({lanes}, {side}_e - {side}_b);")
             out.line(f"const i64 n = index_min({lanes}, {lane}_e - {lane});")
-            self._turned(outside, hoisted, edge=True)
+            self._transposed(outside, invariant, edge=True)
         out.line("}")
 
-    def _whole(self, outside: Frame, hoisted: frozenset[int]) -> None:
+    def _whole(self, outside: Frame, invariant: frozenset[int]) -> None:
         """A whole tile: its rows side by side where they are cheap, so that nothing of it goes through
         memory.
         """
-        stmts = (s for part in self.kernel.sections for s in part.body)
-        cost = sum(cost_of(s.op) for s in stmts if id(s) not in hoisted)
-        self._turned(outside, hoisted, unroll=cost <= CHEAP)
+        cost = self.facts.cost_of(s for s in self.facts.statements if id(s) not in invariant)
+        self._transposed(outside, invariant, unroll=cost <= CHEAP)
 
-    def _turned(
-        self, outside: Frame, hoisted: frozenset[int], *, unroll: bool = False, edge: bool = False
+    def _transposed(
+        self, outside: Frame, invariant: frozenset[int], *, unroll: bool = False, edge: bool = False
     ) -> None:
-        """Loads are turned, every row is computed, stores are turned back; of a tile at an edge, `n` lanes
-        and `m` rows.
+        """Transpose what is loaded, compute every row, transpose what is stored; of a tile at an edge, `n`
+        lanes and `m` rows.
         """
         plan, out = self.plan, self.out
-        side = safe_name(plan.tile)
+        side = plan.tile
         extent, tail = (", n, m", "n") if edge else ("", None)
-        turned = turn(plan.tiled, outside, plan.tile, f"{side}_b", extent)
+        transposed = transpose_tiles(plan.tiled, outside, plan.tile, f"{side}_b", extent)
         if unroll:
             out.line(f"#pragma GCC unroll {plan.lanes}")
         with out.block(f"for (int k = 0; k < {'m' if edge else plan.lanes}; ++k)"):
             out.line(f"const i64 {side} = {side}_b + k;")
             frame = self._frame(plan.lane, 1, tail)
-            frame.env, frame.tiles = dict(outside.env), turned.tiles
-            emit_sections(self.kernel, plan, frame, hoisted)
-        for line in turned.after:
+            frame.env, frame.tiles = dict(outside.env), transposed.tiles
+            emit_sections(plan, frame, invariant)
+        for line in transposed.after:
             out.line(line)

@@ -10,7 +10,7 @@ import torch
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.plugin.host import Constant, HostProgram, Operand, Request
-from polyfuse_cpp.loops.writer import quoted
+from polyfuse_cpp.native_host.quoting import quoted
 
 __all__ = ["DTYPES", "dtype_code", "requests_text"]
 

@@ -14,9 +14,9 @@ from polyfuse.plugin import Source
 from polyfuse.plugin.host import Constant, Operand
 from polyfuse.plugin.host_library import HostArgument, HostLibrary, HostResult, HostSymbol, SizeText
 from polyfuse_cpp.isa import Isa
-from polyfuse_cpp.loops.writer import quoted
 from polyfuse_cpp.native_host.model_requests import dtype_code, requests_text
 from polyfuse_cpp.native_host.model_sizes import SizePrinter
+from polyfuse_cpp.native_host.quoting import quoted
 from polyfuse_cpp.native_host.text import host_header, host_text
 
 __all__ = ["LIBRARY_LANGUAGE", "library_text", "public_headers"]
@@ -304,7 +304,7 @@ def _rows(kind: str, name: str, rows: Iterable[str]) -> str:
 
 
 def _lacking(isa: Isa, dots: Sequence[str]) -> Iterable[str]:
-    """The function that names what the processor lacks, and what makes the one that calls it run on any."""
+    """The function that names what the CPU lacks, and what makes the one that calls it run on any."""
     tested = [name for name in _NAMED if name in isa.cpu_flags]
     tested += [{"PF_DOT_BF16": "avx512bf16", "PF_DOT_BYTES": "avx512vnni"}[d] for d in dots if d != "PF_AMX"]
     plain = '__attribute__((noinline, target("no-avx")))' if tested else "__attribute__((noinline))"

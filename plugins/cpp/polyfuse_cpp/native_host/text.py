@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 
+from polyfuse.base.names import Names
 from polyfuse.plugin import HostProgram, Source
 from polyfuse.plugin.host import (
     Address,
@@ -48,8 +49,7 @@ class _Printer:
     def __init__(self, program: HostProgram) -> None:
         self.program = program
         self.lines: list[str] = []
-        self.names: dict[tuple[str, str], str] = {}
-        self.taken: set[str] = set()
+        self.names = Names()
         self.owned: dict[str, None] = {}
         self.addresses: dict[str, None] = {}
         self.reserved: dict[str, None] = {}
@@ -100,15 +100,7 @@ class _Printer:
     # Names: what is a reference, an address, memory or a number has names of its own.
 
     def _name(self, kind: str, name: str) -> str:
-        found = self.names.get((kind, name))
-        if found is None:
-            plain = f"{kind}_" + "".join(c if c.isalnum() else "_" for c in name)
-            found = plain
-            while found in self.taken:
-                found += "_"
-            self.taken.add(found)
-            self.names[kind, name] = found
-        return found
+        return self.names.of((kind, name), f"{kind}_{name}")
 
     def _owner(self, name: str) -> str:
         found = self._name("r", name)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError
 from polyfuse.base.settings import Settings, environment
-from polyfuse_cutlass.build.toolchain import Compiler
+from polyfuse_cuda.toolchain import Compiler
 from polyfuse_cutlass.target import Target
 
 __all__ = ["Headers", "collectives_of", "find_headers", "headers_for"]
@@ -68,7 +68,7 @@ def _version(folder: Path) -> tuple[int, ...]:
 
 
 def collectives_of(settings: Settings) -> int:
-    """How many candidates of CUTLASS's own a race builds for a product: the option `cutlass.collectives`."""
+    """How many candidates of CUTLASS's own autotuning builds for a GEMM: the option `cutlass.collectives`."""
     value = settings.plugin_option("cutlass", "collectives", 0)
     try:
         number = int(str(value or 0))
@@ -80,7 +80,7 @@ def collectives_of(settings: Settings) -> int:
 
 
 def headers_for(compiler: Compiler, target: Target, collectives: int) -> Headers | None:
-    """The headers, if they are asked for and can be used.
+    """The headers, if they are wanted and can be used.
 
     Raises `BackendUnavailableError` where a GPU has no kernels without them.
     """
@@ -94,8 +94,8 @@ def headers_for(compiler: Compiler, target: Target, collectives: int) -> Headers
             reason = error.cause
     if target.ampere:
         raise BackendUnavailableError(
-            "on an Ampere, matrix products are made by CUTLASS's templates only, and "
-            + (reason or "these are not asked for"),
+            "on an Ampere, matrix multiplications are made by CUTLASS's templates only, and "
+            + (reason or "these are not wanted"),
             "set the option cutlass.collectives to how many are tried, such as 4",
         )
     return None

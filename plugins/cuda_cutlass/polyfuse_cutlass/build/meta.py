@@ -48,24 +48,24 @@ class KernelMeta:
         maps: the tensor maps that come before them.
         tiles: clusters that all work needs, as an expression; none: nothing is launched.
         cluster: blocks of each.
-        lasting: whether blocks take one tile after another; else there is a cluster for each tile.
+        read_only: whether blocks take one tile after another; else there is a cluster for each tile.
         resident: blocks that a multiprocessor holds at once.
         threads, shared: of a block, in threads and bytes.
         fuse: whether products and sums may be contracted.
-        starts_early: whether it may start while the kernel before it in its stream ends, and waits itself for
-            what that writes.
+        dependent_launch: whether it may start while the kernel before it in its stream ends, and waits itself
+            for what that writes.
     """
 
     args: tuple[MetaArg, ...]
     maps: tuple[TensorMap, ...]
     tiles: str
     cluster: int
-    lasting: bool
+    read_only: bool
     threads: int
     shared: int
     resident: int = 1
     fuse: bool = True
-    starts_early: bool = False
+    dependent_launch: bool = False
 
     def text(self) -> str:
         """The canonical text, from which `parse` makes an equal value."""

@@ -14,22 +14,22 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.ops import GROUP_MODES, SCALAR_OPS
 from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store, indices
 from polyfuse.ir.types import DType
-from polyfuse.kit import KernelFacts
+from polyfuse.kit import KernelFacts, is_multiple
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
-from polyfuse_cutlass.problem import Problem, divides, extent
+from polyfuse_cutlass.problem import Problem, extent
 
 __all__ = [
-    "Asked",
+    "Prefetch",
     "Vector",
-    "Writer",
+    "EpilogueWriter",
     "epilogue_text",
-    "folded_parameter",
+    "reduced_parameter",
     "heavy",
     "is_group_store",
     "names_of",
-    "places",
+    "axis_values",
     "refusal",
     "vector_of",
 ]
@@ -52,12 +52,12 @@ def is_group_store(stmt: Statement) -> TypeGuard[Store]:
     return isinstance(stmt, Store) and stmt.mode in GROUP_MODES
 
 
-def refusal(statements: Iterable[Statement], folds: bool = False) -> str:
-    """Why an epilogue cannot be expressed, or an empty text. `folds`: it may combine groups of results."""
+def refusal(statements: Iterable[Statement], reductions: bool = False) -> str:
+    """Why an epilogue cannot be expressed, or an empty text. `reductions`: it may reduce groups."""
     types: dict[str, DType] = {}
     for stmt in statements:
         if isinstance(stmt, Store):
-            if stmt.mode != "set" and not (folds and is_group_store(stmt)):
+            if stmt.mode != "set" and not (reductions and is_group_store(stmt)):
                 return f"a store combines with what is there ({stmt.mode})"
         elif stmt.op in SCALAR_OPS:
             reason = unsupported_op(stmt.op, types.get(stmt.args[-1], stmt.dtype))
@@ -81,7 +81,7 @@ def vector_of(problem: Problem) -> Vector:
     first = next((s for s in stores if not is_group_store(s)), None)
     if first is None and stores:
         # what groups of results come to is all that is stored
-        return Vector(False, next(n for n in (_MOST, 4, 2, 1) if divides(n, extent(problem.columns))))
+        return Vector(False, next(n for n in (_MOST, 4, 2, 1) if is_multiple(extent(problem.columns), n)))
     if first is None:
         raise UnsupportedError("nothing is stored", "")
     for along_rows, one in ((False, problem.columns), (True, problem.rows)):
@@ -97,43 +97,43 @@ def vector_of(problem: Problem) -> Vector:
 def _lined_up(problem: Problem, buffer: str, index: IndexLike, one: Index, count: int) -> bool:
     """Whether `count` neighbours along an axis are one access, wherever a group of them begins."""
     arg = next(a for a in problem.kernel.args if a.name == buffer)
-    if not arg.aligned or coefficient(index, axis_name(one)) != 1 or not divides(count, extent(one)):
+    if not arg.aligned or coefficient(index, axis_name(one)) != 1 or not is_multiple(extent(one), count):
         return False
-    return divides(count, substitute(index, {axis_name(one): count * axis("group", extent(one))}))
+    return is_multiple(substitute(index, {axis_name(one): count * axis("group", extent(one))}), count)
 
 
-def folded_parameter(problem: Problem) -> str:
+def reduced_parameter(problem: Problem) -> str:
     """The last parameter of `finish`, by which it hands out what is combined over points; empty without."""
-    return ", Folded& folded" if any(map(is_group_store, problem.epilogue)) else ""
+    return ", Reduced& reduced" if any(map(is_group_store, problem.epilogue)) else ""
 
 
 def epilogue_text(problem: Problem, vector: Vector) -> str:
     """The function `finish`, and `fetch` for what it needs from memory besides the sums, wherever that can be
-    asked for before they are there. The first may be called without the second.
+    prefetched for before they are there. The first may be called without the second.
     """
-    folded = folded_parameter(problem)
-    writer = Writer(problem, vector)
+    reduced = reduced_parameter(problem)
+    writer = EpilogueWriter(problem, vector)
     for stmt in problem.epilogue:
         writer.statement(stmt)
     return "\n".join(
         [
-            f"constexpr int FETCHED = {writer.asked.bytes};  // bytes",
-            *writer.asked.text(problem, "Fetched", "fetch", "xy"),
+            f"constexpr int FETCHED = {writer.prefetched.bytes};  // bytes",
+            *writer.prefetched.text(problem, "Fetched", "fetch", "xy"),
             "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC], "
-            f"const Fetched& fetched{folded}) {{",
-            *(f"  {line}" for line in (*places(problem), *writer.lines)),
+            f"const Fetched& fetched{reduced}) {{",
+            *(f"  {line}" for line in (*axis_values(problem), *writer.lines)),
             "}",
             "PF_INLINE void finish(const Args& args, int batch, int x, int y, "
-            f"const Acc (&sum)[VEC]{folded}) {{",
+            f"const Acc (&sum)[VEC]{reduced}) {{",
             "  Fetched fetched;",
             "  fetch(args, batch, x, y, fetched);",
-            f"  finish(args, batch, x, y, sum, fetched{', folded' if folded else ''});",
+            f"  finish(args, batch, x, y, sum, fetched{', reduced' if reduced else ''});",
             "}",
         ]
     )
 
 
-def places(problem: Problem, known: str = "xy") -> list[str]:
+def axis_values(problem: Problem, known: str = "xy") -> list[str]:
     """The axes' values, from the numbers of batch, row (`x`) and column (`y`), as far as they are known."""
     lines = ["i64 rest = batch;"] if problem.batch else []
     names = sizes(problem)
@@ -143,9 +143,9 @@ def places(problem: Problem, known: str = "xy") -> list[str]:
         lines.append(f"const i64 {name} = {'rest' if last else f'rest % ({size})'};")
         if not last:
             lines.append(f"rest /= {size};")
-    for place, tiled in (("x", problem.rows), ("y", problem.columns)):
-        if tiled is not None and place in known:
-            lines.append(f"const i64 a_{axis_name(tiled)} = {place};")
+    for value, tiled in (("x", problem.rows), ("y", problem.columns)):
+        if tiled is not None and value in known:
+            lines.append(f"const i64 a_{axis_name(tiled)} = {value};")
     return lines
 
 
@@ -161,8 +161,8 @@ def sizes(problem: Problem) -> dict[str, str]:
 
 
 @dataclass
-class Asked:
-    """What is asked of memory before sums are there.
+class Prefetch:
+    """What is prefetched of memory before sums are there.
 
     Attributes:
         name: what a structure of it is called where it is used.
@@ -178,34 +178,34 @@ class Asked:
 
     def text(self, problem: Problem, structure: str, function: str, known: str) -> list[str]:
         """The structure, and the function that fills it, which is told the batch and what else is `known`."""
-        given = "".join(f"int {place}, " for place in known)
+        given = "".join(f"int {name}, " for name in known)
         return [
             f"struct {structure} {{",
             *(f"  {one};" for one in self.fields),
             "};",
             f"PF_INLINE void {function}(const Args& args, int batch, {given}{structure}& {self.name}) {{",
-            *(f"  {line}" for line in (*places(problem, known), *self.lines) if self.lines),
+            *(f"  {line}" for line in (*axis_values(problem, known), *self.lines) if self.lines),
             "}",
         ]
 
 
 @dataclass
-class Writer:
+class EpilogueWriter:
     """What becomes of statements.
 
     Attributes:
         lines: of `finish`.
-        asked: what is asked for beforehand.
-        folds: how many stores combine groups of results.
+        prefetched: what is prefetched for beforehand.
+        reductions: how many stores combine groups of results.
     """
 
     problem: Problem
     vector: Vector
     lines: list[str] = field(default_factory=list)
-    asked: Asked = field(default_factory=lambda: Asked("fetched"))
+    prefetched: Prefetch = field(default_factory=lambda: Prefetch("fetched"))
     types: dict[str, DType] = field(default_factory=dict)
     varies: dict[str, bool] = field(default_factory=dict)
-    folds: int = 0
+    reductions: int = 0
 
     def __post_init__(self) -> None:
         problem = self.problem
@@ -218,7 +218,7 @@ class Writer:
         self.names = names_of(problem)
         self.changed = KernelFacts.of(problem.kernel).may_change
 
-    def lasts(self, buffer: str) -> bool:
+    def is_read_only(self, buffer: str) -> bool:
         """Whether nothing writes to a buffer while the kernel runs."""
         return self.args[buffer].kind == "in" and buffer not in self.changed
 
@@ -228,7 +228,7 @@ class Writer:
             return "sum[j]"
         return f"v_{name}[j]" if self.varies[name] else f"v_{name}"
 
-    def place(self, index: IndexLike, indirect: tuple[str, ...], each: bool) -> str:
+    def index(self, index: IndexLike, indirect: tuple[str, ...], each: bool) -> str:
         """An index at neighbour `j`, or at the first of them."""
         names: Mapping[str, str] = self.names
         if each and self.along:
@@ -242,9 +242,9 @@ class Writer:
             value = cast_text(self.value(stmt.value), self.types[stmt.value], DType.f32)
             self.lines += [
                 "#pragma unroll",
-                f"for (int j = 0; j < VEC; ++j) folded.of[{self.folds}][j] = {value};",
+                f"for (int j = 0; j < VEC; ++j) reduced.of[{self.reductions}][j] = {value};",
             ]
-            self.folds += 1
+            self.reductions += 1
             return
         if isinstance(stmt, Store):
             self.store(stmt)
@@ -258,10 +258,10 @@ class Writer:
             return
         if isinstance(stmt, Load) and varies and self.packed(stmt):
             kind = self.args[stmt.buffer].dtype.value
-            lasting = str(self.lasts(stmt.buffer)).lower()
-            at = self.place(stmt.index, (), False)
+            read_only = str(self.is_read_only(stmt.buffer)).lower()
+            at = self.index(stmt.index, (), False)
             self.lines.append(f"Pack<{kind}, VEC> p_{target};")
-            self.lines.append(f"read<VEC, {lasting}>(args.{stmt.buffer} + ({at}), p_{target});")
+            self.lines.append(f"read<VEC, {read_only}>(args.{stmt.buffer} + ({at}), p_{target});")
             self._define(target, stmt.dtype, True, f"p_{target}.item[j]")
             return
         self._define(target, stmt.dtype, varies, self._text(stmt))
@@ -272,26 +272,30 @@ class Writer:
         if stmt.args or self.args[buffer].kind != "in" or (varies and not self.packed(stmt)):
             return False
         kind = self.args[buffer].dtype
-        at = self.place(stmt.index, (), False)
-        asked = self.asked_with(varies)
+        at = self.index(stmt.index, (), False)
+        prefetched = self.prefetch_for(varies)
         if varies:
-            asked.fields.append(f"Held<{kind.value}, VEC> p_{target}")
-            lasting = "" if self.lasts(buffer) else ", false"
-            asked.lines.append(f"hold<VEC{lasting}>(args.{buffer} + ({at}), {asked.name}.p_{target});")
-            self.lines.append(f"const Pack<{kind.value}, VEC> p_{target} = {asked.name}.p_{target}.pack();")
+            prefetched.fields.append(f"PackedWords<{kind.value}, VEC> p_{target}")
+            read_only = "" if self.is_read_only(buffer) else ", false"
+            prefetched.lines.append(
+                f"load_words<VEC{read_only}>(args.{buffer} + ({at}), {prefetched.name}.p_{target});"
+            )
+            self.lines.append(
+                f"const Pack<{kind.value}, VEC> p_{target} = {prefetched.name}.p_{target}.pack();"
+            )
             self._define(target, stmt.dtype, True, f"p_{target}.item[j]")
         else:
-            asked.fields.append(f"{kind.value} v_{target}")
+            prefetched.fields.append(f"{kind.value} v_{target}")
             element = f"args.{buffer}[{at}]"
-            read = f"lasting(&{element})" if self.lasts(buffer) else element
-            asked.lines.append(f"{asked.name}.v_{target} = {read};")
-            self._define(target, stmt.dtype, False, f"{asked.name}.v_{target}")
-        asked.bytes += max(_REGISTER, kind.itemsize * (self.vector.count if varies else 1))
+            read = f"read_only(&{element})" if self.is_read_only(buffer) else element
+            prefetched.lines.append(f"{prefetched.name}.v_{target} = {read};")
+            self._define(target, stmt.dtype, False, f"{prefetched.name}.v_{target}")
+        prefetched.bytes += max(_REGISTER, kind.itemsize * (self.vector.count if varies else 1))
         return True
 
-    def asked_with(self, varies: bool) -> Asked:
-        """With what a value is asked for that varies among neighbours, or does not."""
-        return self.asked
+    def prefetch_for(self, varies: bool) -> Prefetch:
+        """With what a value is prefetched for that varies among neighbours, or does not."""
+        return self.prefetched
 
     def _define(self, target: str, dtype: DType, varies: bool, text: str) -> None:
         if varies:
@@ -309,14 +313,14 @@ class Writer:
             case Constant():
                 return literal(stmt.value, stmt.dtype)
             case IndexValue():
-                return self.place(stmt.index, (), True)
+                return self.index(stmt.index, (), True)
             case Cast(bitwise=True):
                 return f"same_bits<{stmt.dtype.value}>({values[0]})"
             case Cast():
                 return cast_text(values[0], self.types[stmt.arg], stmt.dtype)
             case Load():
-                at = f"args.{stmt.buffer}[{self.place(stmt.index, stmt.indirect, True)}]"
-                read = f"lasting(&{at})" if self.lasts(stmt.buffer) else at
+                at = f"args.{stmt.buffer}[{self.index(stmt.index, stmt.indirect, True)}]"
+                read = f"read_only(&{at})" if self.is_read_only(stmt.buffer) else at
                 return read if stmt.mask is None else f"{values[-2]} ? {read} : {values[-1]}"
         return operation_text(stmt.op, self.types[stmt.args[-1]], values)
 
@@ -337,11 +341,11 @@ class Writer:
                 f"  Pack<{kind.value}, VEC> p;",
                 "#pragma unroll",
                 f"  for (int j = 0; j < VEC; ++j) p.item[j] = {value};",
-                f"  write<VEC>(args.{buffer} + ({self.place(stmt.index, (), False)}), p);",
+                f"  write<VEC>(args.{buffer} + ({self.index(stmt.index, (), False)}), p);",
                 "}",
             ]
             return
-        at = self.place(stmt.index, stmt.indirect, True)
+        at = self.index(stmt.index, stmt.indirect, True)
         condition = "" if stmt.mask is None else f"if ({self.value(stmt.mask)}) "
         self.lines += [
             "#pragma unroll",

@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own (`torch._grouped_mm`), as a choice.
+"""GEMMs of groups of rows, each with a matrix of its own (`torch._grouped_mm`), as a choice.
 
 Where the groups end stands in memory, so the kernel finds its tiles itself: nothing waits for the host, and
 launches can be recorded.
@@ -13,12 +13,13 @@ from types import MappingProxyType
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.plugin import CallSite, Choice, Claim, Config, No, Source, TemplateSource, Yes
 from polyfuse.symbolic import IndexLike
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
-from polyfuse_cutlass.problem import COPY_ALIGNMENT, divides
+from polyfuse_cutlass.problem import COPY_ALIGNMENT
 from polyfuse_cutlass.target import has_hopper
-from polyfuse_cutlass.templates.text import part
+from polyfuse_cutlass.templates.text import device_text
 from polyfuse_cutlass.tiling import SHARED_LIMIT
 
 __all__ = ["TILES", "GroupedTile", "applies", "configs", "grouped", "grouped_choices"]
@@ -26,7 +27,7 @@ __all__ = ["TILES", "GroupedTile", "applies", "configs", "grouped", "grouped_cho
 LANGUAGE = "cuda"
 _TYPES: Mapping[DType, tuple[str, int]] = MappingProxyType({DType.bf16: ("bf16", 9), DType.f16: ("f16", 6)})
 """What the multiplier and the driver call types."""
-_ITEM, _STEP, _PIECE = 2, 8, 16 * 32 * 4
+_ITEM, _STEP, _FRAGMENT = 2, 8, 16 * 32 * 4
 _MOST_STAGES = 8
 
 
@@ -50,14 +51,14 @@ class GroupedTile:
     @property
     def stages(self) -> int:
         """Stages of the ring: as many as there is room for."""
-        room = SHARED_LIMIT - 1024 - self.consumers * 4 * _PIECE
+        room = SHARED_LIMIT - 1024 - self.consumers * 4 * _FRAGMENT
         return min(_MOST_STAGES, room // ((self.rows + self.columns) * 128 + 16))
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory of a block."""
         each = (self.rows + self.columns) * 128 + 16
-        return 1024 + self.stages * each + self.consumers * 4 * _PIECE
+        return 1024 + self.stages * each + self.consumers * 4 * _FRAGMENT
 
 
 TILES = (GroupedTile(2, 192), GroupedTile(2, 128), GroupedTile(1, 192), GroupedTile(1, 128))
@@ -80,7 +81,7 @@ class _Grouped:
 
     @property
     def numbers(self) -> dict[str, IndexLike]:
-        """What the kernel is told of sizes, steps and places, in elements. Its text holds none of them."""
+        """What the kernel is told of sizes, steps and offsets, in elements. Its text holds none of them."""
         return {
             "rows": self.left.size[0],
             "columns": self.right.size[2],
@@ -116,9 +117,9 @@ def applies(site: CallSite) -> Claim:
     if found.left.stride[1] != 1 or 1 not in found.right.stride[1:] or found.out.stride[1] != 1:
         return No("an operand or the result does not run along rows, columns or the depth")
     steps = [found.numbers[name] for name in ("left_step", "right_step", "group_step", "out_step")]
-    if not all(divides(_STEP, step) for step in steps):
+    if not all(is_multiple(step, _STEP) for step in steps):
         return No("rows may not begin at multiples of 16 bytes")
-    if not all(divides(_STEP, found.numbers[name]) for name in ("left_at", "right_at", "columns")):
+    if not all(is_multiple(found.numbers[name], _STEP) for name in ("left_at", "right_at", "columns")):
         return No("an operand may not begin, or the result's rows not end, at a multiple of 16 bytes")
     return Yes() if has_hopper() else No("no GPU here is a Hopper")
 
@@ -153,19 +154,19 @@ def grouped(site: CallSite, config: Config | None) -> TemplateSource:
     constants = f"CONSUMERS = {tile.consumers}, COLUMNS = {tile.columns}, STAGES = {tile.stages}"
     text = "\n".join(
         [
-            *(part(one) for one in ("types.cuh", "math.cuh", "hopper.cuh")),
+            *(device_text(one) for one in ("types.cuh", "math.cuh", "hopper.cuh")),
             f"namespace in_{Source.SYMBOL} {{",
             f"constexpr int {constants};",
             f"constexpr bool ALONG = {str(found.along).lower()};",
             f"typedef {name} Result;",
             *_args(found),
-            _product(name, tile.columns, found.along),
-            part("grouped.cuh"),
+            _mma(name, tile.columns, found.along),
+            device_text("grouped.cuh"),
             "}",
             "",
         ]
     )
-    source = Source("grouped_product", text, LANGUAGE, meta=_meta(found, tile).text())
+    source = Source("grouped_gemm", text, LANGUAGE, meta=_meta(found, tile).text())
     buffers = (found.left.buffer, found.right.buffer, found.ends.buffer, found.out.buffer)
     return TemplateSource(source, (*buffers, *found.numbers.values()))
 
@@ -183,13 +184,13 @@ def _args(found: _Grouped) -> list[str]:
     ]
 
 
-def _product(name: str, columns: int, along: bool) -> str:
-    """The function `product`: one instruction on a tile of 64 rows."""
+def _mma(name: str, columns: int, along: bool) -> str:
+    """The function `mma`: one instruction on a tile of 64 rows."""
     count = columns // 2
     sums = ", ".join(f"%{i}" for i in range(count))
     operands = ", ".join(f'"+f"(d[{i}])' for i in range(count))
     return f"""// d += a * b, or d = a * b where not `more`
-PF_INLINE void product(f32 (&d)[{count}], u64 a, u64 b, int more) {{
+PF_INLINE void mma(f32 (&d)[{count}], u64 a, u64 b, int more) {{
   asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{count + 2}, 0;\\n"
                "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{name}.{name} {{{sums}}}, "
                "%{count}, %{count + 1}, more, 1, 1, 0, {int(along)};\\n}}"
@@ -223,8 +224,8 @@ def _meta(found: _Grouped, tile: GroupedTile) -> KernelMeta:
         # at most: each group may begin a tile of its own
         tiles=f"(-(-rows // {tile.rows}) + groups) * -(-columns // {tile.columns}) if rows else 0",
         cluster=1,
-        lasting=True,
+        read_only=True,
         threads=128 * (tile.consumers + 1),
         shared=tile.shared,
-        starts_early=True,
+        dependent_launch=True,
     )

@@ -1,4 +1,4 @@
-"""The Hopper kernel of a problem as text: constants, the products' instructions, and the fixed parts."""
+"""The Hopper kernel of a problem as text: constants, the MMA instructions, and the fixed text."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from types import MappingProxyType
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, bounds, product, python_text
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
 from polyfuse_cutlass.codegen.epilogue import Vector, epilogue_text, heavy, is_group_store, sizes, vector_of
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.rounded import PAIR, ROWS_AT_ONCE, rounded_text, stored
-from polyfuse_cutlass.codegen.row_statistics import fold_fault, fold_text
-from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, divides, extent
-from polyfuse_cutlass.templates.text import args_text, constants, part
+from polyfuse_cutlass.codegen.row_statistics import reduction_fault, reduction_text
+from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, extent
+from polyfuse_cutlass.templates.text import args_text, constants, device_text
 from polyfuse_cutlass.tiling import Tiling
 
 __all__ = ["LANGUAGE", "check", "fault_of", "hopper_source", "result_of"]
 
 LANGUAGE = "cuda"
-_PARTS = ("types.cuh", "math.cuh", "hopper.cuh")
+_HEADERS = ("types.cuh", "math.cuh", "hopper.cuh")
 _MAP_TYPES: Mapping[DType, int] = MappingProxyType(
     {
         DType.bf16: 9,
@@ -33,7 +34,7 @@ _MAP_TYPES: Mapping[DType, int] = MappingProxyType(
         DType.f8e5m2: 0,
     }
 )
-_PRODUCT_TYPES: Mapping[DType, str] = MappingProxyType(
+_MMA_TYPES: Mapping[DType, str] = MappingProxyType(
     {
         DType.bf16: "bf16",
         DType.f16: "f16",
@@ -53,15 +54,15 @@ def check(problem: Problem) -> None:
     """Raise `UnsupportedError` where the hardware cannot take the operands as they lie."""
     for matrix in (problem.left, problem.right):
         dtype = matrix.dtype
-        if dtype not in _PRODUCT_TYPES or (dtype is DType.f32 and problem.kind != "dot_tf32"):
+        if dtype not in _MMA_TYPES or (dtype is DType.f32 and problem.kind != "dot_tf32"):
             raise UnsupportedError(f"the multipliers take no {dtype} operands", _REFUSED)
         if matrix.along and (matrix.row not in (0, 1) or dtype.itemsize != 2):
             raise UnsupportedError(f"an operand of {dtype} does not run along the depth", _REFUSED)
         step = COPY_ALIGNMENT // dtype.itemsize
-        if not matrix.arg.aligned or not divides(step, matrix.offset):
+        if not matrix.arg.aligned or not is_multiple(matrix.offset, step):
             raise UnsupportedError("an operand's address may not be a multiple of 16 bytes", _REFUSED)
         others = (matrix.depth if matrix.along else matrix.row, *matrix.batch)
-        if not all(divides(step, stride) for stride in others):
+        if not all(is_multiple(stride, step) for stride in others):
             raise UnsupportedError("an operand's rows may not begin at multiples of 16 bytes", _REFUSED)
         if len(matrix.batches) > MOST_BATCHES:
             raise UnsupportedError("an operand has too many batch axes", _REFUSED)
@@ -81,22 +82,25 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
     vector = PAIR if result else vector_of(problem)
     text = "\n".join(
         [
-            *(part(name) for name in _PARTS),
+            *(device_text(name) for name in _HEADERS),
             f"namespace in_{Source.SYMBOL} {{",
             *_constants(problem, tiling, vector, result),
             args_text(problem),
             _extents(problem, result),
-            _product(problem, tiling.columns // tiling.parts(problem)),
-            *fold_text(problem),
+            _mma(problem, tiling.columns // tiling.accumulator_splits(problem)),
+            *reduction_text(problem),
             rounded_text(problem) if result else epilogue_text(problem, vector),
-            part("gemm.cuh"),
-            *(part(name) for name in _ends(tiling, result, any(map(is_group_store, problem.epilogue)))),
-            part("block.cuh"),
+            device_text("gemm.cuh"),
+            *(
+                device_text(name)
+                for name in _ends(tiling, result, any(map(is_group_store, problem.epilogue)))
+            ),
+            device_text("block.cuh"),
             "}",
             "#undef PF_CLUSTER",
             "#undef PF_RESULT_MAP",
-            "#undef PF_RESULT_PLACE",
-            "#undef PF_FOLD",
+            "#undef PF_RESULT_ADDRESS",
+            "#undef PF_REDUCE",
             "#undef PF_ACC_OPERAND",
             "#undef PF_ACC_IN",
             "#undef PF_ACC_OUT",
@@ -111,24 +115,32 @@ def fault_of(problem: Problem, tiling: Tiling) -> str:
     fault = tiling.fault(problem)
     if fault or not any(map(is_group_store, problem.epilogue)):
         return fault
-    return fold_fault(problem, tiling, PAIR if result_of(problem, tiling) else vector_of(problem))
+    return reduction_fault(problem, tiling, PAIR if result_of(problem, tiling) else vector_of(problem))
 
 
 def result_of(problem: Problem, tiling: Tiling) -> Matrix | None:
     """Where results lie that are rounded before they leave a thread, or None where they leave as sums.
 
-    Much arithmetic that another group's products hide is better done in a loop, which rounding is not.
+    Much arithmetic that another group's MMAs hide is better done in a loop, which rounding is not.
     """
-    return stored(problem) if tiling.may_round and not (tiling.turns and heavy(problem)) else None
+    return stored(problem) if tiling.may_round and not (tiling.pingpong and heavy(problem)) else None
 
 
-def _ends(tiling: Tiling, result: Matrix | None, folds: bool) -> tuple[str, ...]:
-    """The fixed parts that say what becomes of sums."""
+def _ends(tiling: Tiling, result: Matrix | None, reduces: bool) -> tuple[str, ...]:
+    """The headers that say what becomes of sums."""
     if tiling.split > 1:
-        return ("parts.cuh",)
+        return ("split_k.cuh",)
     if result:
-        return *(("folds.cuh", "folded_rounded.cuh") if folds else ()), "rounded.cuh", "tiles.cuh"
-    return "turned.cuh", *(("folds.cuh", "folded_turned.cuh") if folds else ()), "tiles.cuh"
+        return (
+            *(("epilogue_reductions.cuh", "rounded_reductions.cuh") if reduces else ()),
+            "rounded.cuh",
+            "tiles.cuh",
+        )
+    return (
+        "transposed.cuh",
+        *(("epilogue_reductions.cuh", "transposed_reductions.cuh") if reduces else ()),
+        "tiles.cuh",
+    )
 
 
 def _constants(problem: Problem, tiling: Tiling, vector: Vector, result: Matrix | None) -> list[str]:
@@ -136,7 +148,7 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector, result: Matrix 
         "BLOCKS": tiling.blocks,
         "BY": tiling.columns,
         "TAKEN": tiling.taken,
-        "PARTS": tiling.parts(problem),
+        "ACCUMULATOR_SPLITS": tiling.accumulator_splits(problem),
         "INTERVAL": tiling.interval(problem),
         "CONSUMERS": tiling.consumers,
         "STAGES": tiling.stages,
@@ -156,7 +168,7 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector, result: Matrix 
         "RESIDENT": tiling.resident,
     }
     truths = {
-        "PINGPONG": tiling.turns,
+        "PINGPONG": tiling.pingpong,
         "X_ALONG": problem.left.along,
         "Y_ALONG": problem.right.along,
         "VEC_X": vector.along_rows,
@@ -172,13 +184,13 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector, result: Matrix 
         f'#define PF_ACC_OUT(a) "={letter}"(a)',
         f"#define PF_CLUSTER {cluster}".rstrip(),
         f"#define PF_RESULT_MAP{' const __grid_constant__ TensorMap map_result,' if result else ''}",
-        f"#define PF_RESULT_PLACE {'&map_result' if result else '0'}",
-        f"#define PF_FOLD(...){' __VA_ARGS__' if any(map(is_group_store, problem.epilogue)) else ''}",
+        f"#define PF_RESULT_ADDRESS {'&map_result' if result else '0'}",
+        f"#define PF_REDUCE(...){' __VA_ARGS__' if any(map(is_group_store, problem.epilogue)) else ''}",
     ]
 
 
 def _unrolled(problem: Problem) -> int:
-    """Copies of an epilogue's text: one for each value that is kept to be combined with others."""
+    """Copies of an epilogue's text: one for each value that is combined with others."""
     if any(map(is_group_store, problem.epilogue)):
         return _ALL
     return 1 if heavy(problem) else 4
@@ -212,23 +224,23 @@ def _extents(problem: Problem, result: Matrix | None) -> str:
 
 
 def _batches(problem: Problem, matrices: Mapping[str, Matrix]) -> list[str]:
-    """Takes the number of a batch apart, into the places of matrices along their batch axes."""
+    """Takes the number of a batch apart, into the indices of matrices along their batch axes."""
     names = sizes(problem)
     lines = [f"  {' = '.join(f'{name}[0]' for name in matrices)} = 0;"]
     for number in reversed(range(len(problem.batch))):
         size = f"(int)({index_text(extent(problem.batch[number]), names)})"
         for name, matrix in matrices.items():
             if number in matrix.batches:
-                place = tuple(reversed(matrix.batches)).index(number)
-                lines.append(f"  {name}[{place}] = batch % {size};")
+                position = tuple(reversed(matrix.batches)).index(number)
+                lines.append(f"  {name}[{position}] = batch % {size};")
         lines.append(f"  batch /= {size};")
     return lines
 
 
-def _product(problem: Problem, columns: int) -> str:
-    """The function `product`: one instruction on a tile of 64 rows."""
+def _mma(problem: Problem, columns: int) -> str:
+    """The function `mma`: one instruction on a tile of 64 rows."""
     count = columns // 2
-    left, right = (_PRODUCT_TYPES[m.dtype] for m in (problem.left, problem.right))
+    left, right = (_MMA_TYPES[m.dtype] for m in (problem.left, problem.right))
     result = "s32" if problem.dtype.is_integer else "f32"
     depth = 32 // problem.left.dtype.itemsize
     rest = f"%{count}, %{count + 1}, more"
@@ -240,7 +252,7 @@ def _product(problem: Problem, columns: int) -> str:
     operands = ", ".join(f"PF_ACC_OPERAND(d[{i}])" for i in range(count))
     shape = f"m64n{columns}k{depth}.{result}.{left}.{right}"
     return f"""// d += a * b, or d = a * b where not `more`
-PF_INLINE void product(Acc (&d)[{count}], u64 a, u64 b, int more) {{
+PF_INLINE void mma(Acc (&d)[{count}], u64 a, u64 b, int more) {{
   asm volatile("{{\\n.reg .pred more;\\nsetp.ne.b32 more, %{count + 2}, 0;\\n"
                "wgmma.mma_async.sync.aligned.{shape} {{{sums}}}, {rest};\\n}}"
                : {operands} : "l"(a), "l"(b), "r"(more));
@@ -285,10 +297,10 @@ def _meta(problem: Problem, tiling: Tiling, result: Matrix | None) -> KernelMeta
         maps=tuple(maps),
         tiles=f"{tiles[0]} * {tiles[1]} * ({batch})",
         cluster=tiling.cluster,
-        lasting=tiling.split == 1,
+        read_only=tiling.split == 1,
         resident=tiling.resident,
         threads=tiling.threads,
         shared=tiling.shared_bytes,
         fuse=problem.kernel.numerics != "eager",
-        starts_early=True,
+        dependent_launch=True,
     )

@@ -97,7 +97,7 @@ def cast_text(text: str, source: DType, target: DType) -> str:
     if target is DType.bool:
         return f"{text} != 0"
     if source.is_float and target.is_integer and target.itemsize < 4:
-        # through a wider whole number, so that what does not fit wraps
+        # through a wider integer, so that what does not fit wraps
         text = f"({'i32' if target.is_signed else 'i64'}){text}"
     return f"({target.value}){text}"
 

@@ -1,7 +1,7 @@
 """The epilogue where results of 16 bits are rounded as the multiplier left them, for the copy engine.
 
 A thread then holds pairs of neighbours, of many columns and few rows. So what varies with the row and what
-varies with the column are asked for apart, and nothing that is loaded may vary with both.
+varies with the column are loaded separately, and nothing that is loaded may vary with both.
 """
 
 from __future__ import annotations
@@ -10,10 +10,18 @@ from dataclasses import dataclass, field
 
 from polyfuse.ir.statements import Load, Store
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.symbolic import axis_name, bounds, free_axes
-from polyfuse_cutlass.codegen.epilogue import Asked, Vector, Writer, folded_parameter, is_group_store, places
+from polyfuse_cutlass.codegen.epilogue import (
+    EpilogueWriter,
+    Prefetch,
+    Vector,
+    axis_values,
+    is_group_store,
+    reduced_parameter,
+)
 from polyfuse_cutlass.codegen.ops import cast_text
-from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, divides, extent, strided
+from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, extent, strided
 
 __all__ = ["PAIR", "ROWS_AT_ONCE", "rounded_text", "stored"]
 
@@ -35,13 +43,13 @@ def stored(problem: Problem) -> Matrix | None:
     if not arg.aligned or arg.dtype not in (DType.bf16, DType.f16):
         return None
     found = strided(arg, store.index, problem.rows, problem.columns, problem.batch)
-    if found is None or found.along or not divides(PAIR.count, extent(problem.columns)):
+    if found is None or found.along or not is_multiple(extent(problem.columns), PAIR.count):
         return None
     steps, axes = (found.row, *found.batch), (problem.rows, *problem.batch)
     forward = all(
         (bounds(step)[0] or 0) > 0 for step, one in zip(steps, axes, strict=True) if one is not None
     )
-    lined_up = all(divides(COPY_ALIGNMENT // arg.dtype.itemsize, n) for n in (found.offset, *steps))
+    lined_up = all(is_multiple(n, COPY_ALIGNMENT // arg.dtype.itemsize) for n in (found.offset, *steps))
     if not forward or not lined_up or len(found.batches) > MOST_BATCHES:
         return None
     return found if _Rounded(problem, PAIR).takes() else None
@@ -51,35 +59,36 @@ def rounded_text(problem: Problem) -> str:
     """The function `finish`, which computes two neighbours before they are rounded, and `fetch_row` and
     `fetch_columns` for what it needs besides the sums.
     """
-    folded = folded_parameter(problem)
+    reduced = reduced_parameter(problem)
     writer = _Rounded(problem, PAIR)
     for stmt in problem.epilogue:
         writer.statement(stmt)
     return "\n".join(
         [
             f"typedef {writer.result.value} Result;",
-            f"constexpr int FETCHED = {writer.asked.bytes}, FETCHED_OF_ROW = {writer.rows.bytes};  // bytes",
+            f"constexpr int FETCHED = {writer.prefetched.bytes};  // bytes",
+            f"constexpr int FETCHED_OF_ROW = {writer.rows.bytes};",
             *writer.rows.text(problem, "OfRow", "fetch_row", "x"),
-            *writer.asked.text(problem, "OfColumns", "fetch_columns", "y"),
+            *writer.prefetched.text(problem, "OfColumns", "fetch_columns", "y"),
             "PF_INLINE void finish(const Args& args, int batch, int x, int y, const Acc (&sum)[VEC], "
-            f"const OfRow& of_row, const OfColumns& of_columns, f32 (&to)[VEC]{folded}) {{",
-            *(f"  {line}" for line in (*places(problem), *writer.lines)),
+            f"const OfRow& of_row, const OfColumns& of_columns, f32 (&to)[VEC]{reduced}) {{",
+            *(f"  {line}" for line in (*axis_values(problem), *writer.lines)),
             "}",
         ]
     )
 
 
 @dataclass
-class _Rounded(Writer):
+class _Rounded(EpilogueWriter):
     """Statements of an epilogue whose results are rounded later.
 
     Attributes:
-        rows: what is asked for each row; `asked` is what is asked for each pair of columns.
+        rows: what is loaded ahead for each row; `prefetched` is that for each pair of columns.
         result: the type to which results are rounded.
     """
 
-    asked: Asked = field(default_factory=lambda: Asked("of_columns"))
-    rows: Asked = field(default_factory=lambda: Asked("of_row"))
+    prefetched: Prefetch = field(default_factory=lambda: Prefetch("of_columns"))
+    rows: Prefetch = field(default_factory=lambda: Prefetch("of_row"))
     result: DType = DType.bf16
 
     def takes(self) -> bool:
@@ -95,9 +104,9 @@ class _Rounded(Writer):
                 return False
         return True
 
-    def asked_with(self, varies: bool) -> Asked:
+    def prefetch_for(self, varies: bool) -> Prefetch:
         """Apart for rows and for columns."""
-        return self.asked if varies else self.rows
+        return self.prefetched if varies else self.rows
 
     def store(self, stmt: Store) -> None:
         """The value before it is rounded to what is stored, as the interpreter would round it."""

@@ -1,6 +1,6 @@
 """Stores that combine groups of results: the beginning of a sum, a minimum or a maximum over rows or columns.
 
-A warp finishes pieces of 16 rows and 32 or 64 columns. Its threads combine groups of 16 rows, or of 32
+A warp finishes fragments of 16 rows and 32 or 64 columns. Its threads combine groups of 16 rows, or of 32
 columns, and store what each group comes to beside the results.
 """
 
@@ -12,13 +12,22 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
-from polyfuse_cutlass.codegen.epilogue import Vector, is_group_store, names_of, places
+from polyfuse_cutlass.codegen.epilogue import Vector, axis_values, is_group_store, names_of
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import literal, operation_text
 from polyfuse_cutlass.problem import Problem, extent
 from polyfuse_cutlass.tiling import Tiling
 
-__all__ = ["COLUMNS", "ROWS", "Fold", "fold_fault", "fold_refusal", "fold_text", "folds_of", "has_folds"]
+__all__ = [
+    "COLUMNS",
+    "ROWS",
+    "EpilogueReduction",
+    "reduction_fault",
+    "reduction_refusal",
+    "reduction_text",
+    "reductions_of",
+    "has_reductions",
+]
 
 ROWS, COLUMNS = 16, 32
 """Neighbouring rows, and neighbouring columns, that are combined."""
@@ -28,25 +37,25 @@ _NOTHING = {"group_sum": 0.0, "group_min": float("inf"), "group_max": float("-in
 
 
 @dataclass(frozen=True)
-class Fold:
+class EpilogueReduction:
     """A store of what groups of results come to. `over_rows`: a group is of rows, not of columns."""
 
     stmt: Store
     over_rows: bool
 
 
-def has_folds(kernel: Kernel) -> bool:
+def has_reductions(kernel: Kernel) -> bool:
     """Whether a kernel combines results before it stores them."""
     return any(is_group_store(stmt) for section in kernel.sections for stmt in section.body)
 
 
-def folds_of(problem: Problem) -> tuple[Fold, ...]:
-    """The stores of a problem that combine results, in order, where `fold_refusal` does not refuse them."""
+def reductions_of(problem: Problem) -> tuple[EpilogueReduction, ...]:
+    """The stores of a problem that combine results, in order, where `reduction_refusal` is empty."""
     found = (stmt for stmt in problem.epilogue if is_group_store(stmt))
-    return tuple(Fold(stmt, _is_shared(stmt.index, problem.rows, ROWS)) for stmt in found)
+    return tuple(EpilogueReduction(stmt, _is_shared(stmt.index, problem.rows, ROWS)) for stmt in found)
 
 
-def fold_refusal(problem: Problem) -> str:
+def reduction_refusal(problem: Problem) -> str:
     """Why results cannot be combined as an epilogue has it, or an empty text."""
     for stmt in problem.epilogue:
         if not is_group_store(stmt):
@@ -59,13 +68,13 @@ def fold_refusal(problem: Problem) -> str:
     return ""
 
 
-def fold_fault(problem: Problem, tiling: Tiling, vector: Vector) -> str:
+def reduction_fault(problem: Problem, tiling: Tiling, vector: Vector) -> str:
     """What keeps a tiling from combining groups of results as an epilogue has it, or an empty text."""
     if tiling.split > 1 or tiling.used or tiling.columns % COLUMNS:
         return f"groups of {ROWS} rows and {COLUMNS} columns do not fit its tiles"
     if vector.along_rows or tiling.chunk // vector.count > _WARP:
         return "neighbours in memory are not neighbouring columns of it"
-    return fold_refusal(problem)
+    return reduction_refusal(problem)
 
 
 def _is_shared(index: IndexLike, along: Index | None, width: int) -> bool:
@@ -76,35 +85,38 @@ def _is_shared(index: IndexLike, along: Index | None, width: int) -> bool:
         size = extent(along)
         return isinstance(size, int) and size <= width
     group, inside = axis("group", extent(along)), axis("inside", width)
-    place = substitute(index, {axis_name(along): width * group + inside})
-    return "inside" not in free_axes(place) and coefficient(place, "group") not in (None, 0)
+    moved = substitute(index, {axis_name(along): width * group + inside})
+    return "inside" not in free_axes(moved) and coefficient(moved, "group") not in (None, 0)
 
 
-def fold_text(problem: Problem) -> list[str]:
-    """What is combined of results, how, where it is stored, and a function that does all that for a piece."""
-    found = folds_of(problem)
+def reduction_text(problem: Problem) -> list[str]:
+    """What is combined of results, how, where it is stored, and a function that does it for a fragment."""
+    found = reductions_of(problem)
     if not found:
         return []
-    lines = [f"struct Folded {{ f32 of[{len(found)}][VEC]; }};"]
-    for number, fold in enumerate(found):
-        buffer, index, mode = fold.stmt.buffer, fold.stmt.index, fold.stmt.mode
+    lines = [f"struct Reduced {{ f32 of[{len(found)}][VEC]; }};"]
+    for number, one in enumerate(found):
+        buffer, index, mode = one.stmt.buffer, one.stmt.index, one.stmt.mode
         both = operation_text(_COMBINED[mode], DType.f32, ("a", "b"))
         lines += [
-            f"struct Fold{number} {{",
-            f"  static constexpr bool OVER_ROWS = {str(fold.over_rows).lower()};",
+            f"struct Reduction{number} {{",
+            f"  static constexpr bool OVER_ROWS = {str(one.over_rows).lower()};",
             f"  PF_INLINE f32 nothing() {{ return {literal(_NOTHING[mode], DType.f32)}; }}",
             f"  PF_INLINE f32 both(f32 a, f32 b) {{ return {both}; }}",
             "  PF_INLINE void store(const Args& args, int batch, int x, int y, f32 value) {",
-            *(f"    {line}" for line in places(problem)),
+            *(f"    {line}" for line in axis_values(problem)),
             f"    args.{buffer}[{index_text(index, names_of(problem))}] = value;",
             "  }",
             "};",
         ]
     return [
         *lines,
-        "template <class Piece> PF_INLINE void fold_all(const Args& args, int batch, const Piece& piece) {",
-        *(f"  piece.template fold<Fold{number}, {number}>(args, batch);" for number in range(len(found))),
+        "template <class F> PF_INLINE void reduce_all(const Args& args, int batch, const F& fragment) {",
+        *(
+            f"  fragment.template reduce<Reduction{number}, {number}>(args, batch);"
+            for number in range(len(found))
+        ),
         "}",
-        "template <int N> PF_INLINE void fold_units(const Args& args, int batch, int piece, int x0, int y0, "
-        "int end, const Folded (&of)[N]);",
+        "template <int N> PF_INLINE void reduce_units(const Args& args, int batch, int fragment, int x0, "
+        "int y0, int end, const Reduced (&of)[N]);",
     ]

@@ -1,13 +1,13 @@
-// A product by CUTLASS's collectives for Hopper. What is done with the results is an epilogue of our own: a class
+// A GEMM by CUTLASS's collectives for Hopper. What is done with the results is an epilogue of our own: a class
 // whose only work is the generated function `finish`, where CUTLASS would store a tile.
 //
 // In terms of the result, x are the rows and y the columns of what the multiplier makes.
 
-// Each warp turns its results round in shared memory, 32 columns of 16 rows at a time, so that each thread finishes
-// VEC neighbours in memory. Pieces of 16 bytes change places in each row: neither rows of pairs nor pieces of rows
+// Each warp transposes its results in shared memory, 32 columns of 16 rows at a time, so that each thread finishes
+// VEC neighbours in memory. Pieces of 16 bytes change coordinates in each row: neither rows of pairs nor fragments of rows
 // meet in a bank.
-constexpr int CHUNK = 32, PIECE = 16 * CHUNK;
-PF_INLINE int turned(int row, int column) {
+constexpr int CHUNK = 32, FRAGMENT = 16 * CHUNK;
+PF_INLINE int transposed(int row, int column) {
   return row * CHUNK + (column / 4 ^ ((row & 3) << 1 | (row & 1))) * 4 + column % 4;
 }
 
@@ -21,7 +21,7 @@ struct Finish {
     static constexpr int kCount = 1;
   };
   struct SharedStorage {
-    alignas(16) Acc piece[WARPS][PIECE];
+    alignas(16) Acc fragment[WARPS][FRAGMENT];
   };
   typedef SharedStorage TensorStorage;
   typedef Args Arguments;
@@ -40,21 +40,21 @@ struct Finish {
   const Params& args;
   CUTLASS_HOST_DEVICE Finish(const Params& params) : args(params) {}
 
-  template <class Shape, class Tile, class Place, class Engine, class Layout, class Multiply, class Rest>
-  CUTLASS_DEVICE void operator()(Shape shape, Tile tile, Place place, const cute::Tensor<Engine, Layout>& sum,
+  template <class Shape, class Tile, class Coordinate, class Engine, class Layout, class Multiply, class Rest>
+  CUTLASS_DEVICE void operator()(Shape shape, Tile tile, Coordinate coordinate, const cute::Tensor<Engine, Layout>& sum,
                                  Multiply multiply, Rest, int thread, char* shared) {
     const int rows = cute::get<0>(shape), columns = cute::get<1>(shape);
-    const int x0 = cute::get<0>(place) * int(cute::size<0>(tile)), y0 = cute::get<1>(place) * int(cute::size<1>(tile));
-    const int batch = cute::get<3>(place), lane = threadIdx.x % 32;
-    Acc* piece = ((SharedStorage*)shared)->piece[threadIdx.x / 32 % WARPS];
-    auto places = multiply.get_thread_slice(thread).partition_C(
+    const int x0 = cute::get<0>(coordinate) * int(cute::size<0>(tile)), y0 = cute::get<1>(coordinate) * int(cute::size<1>(tile));
+    const int batch = cute::get<3>(coordinate), lane = threadIdx.x % 32;
+    Acc* fragment = ((SharedStorage*)shared)->fragment[threadIdx.x / 32 % WARPS];
+    auto coordinates = multiply.get_thread_slice(thread).partition_C(
         cute::make_identity_tensor(cute::make_shape(cute::size<0>(tile), cute::size<1>(tile))));
-    constexpr int COLUMNS = 8 * cute::size<0, 2>(Layout{}), UNITS = PIECE / VEC;
+    constexpr int COLUMNS = 8 * cute::size<0, 2>(Layout{}), UNITS = FRAGMENT / VEC;
     CUTLASS_PRAGMA_UNROLL
     for (int m = 0; m < cute::size<1>(Layout{}); ++m) {
       CUTLASS_PRAGMA_UNROLL
       for (int n = 0; n < cute::size<2>(Layout{}); ++n) {
-        const auto first = places(0, m, n);
+        const auto first = coordinates(0, m, n);
         const int row = x0 + int(cute::get<0>(first)) - lane / 4, column = y0 + int(cute::get<1>(first)) - lane % 4 * 2;
         CUTLASS_PRAGMA_UNROLL
         for (int chunk = 0; chunk < COLUMNS / CHUNK; ++chunk) {
@@ -62,7 +62,7 @@ struct Finish {
           for (int j = 0; j < CHUNK / 8; ++j) {
             CUTLASS_PRAGMA_UNROLL
             for (int i = 0; i < 4; ++i)
-              piece[turned(lane / 4 + i / 2 * 8, j * 8 + lane % 4 * 2 + i % 2)] =
+              fragment[transposed(lane / 4 + i / 2 * 8, j * 8 + lane % 4 * 2 + i % 2)] =
                   sum(cute::make_coord(i % 2, i / 2, chunk * (CHUNK / 8) + j), m, n);
           }
           __syncwarp();
@@ -74,7 +74,7 @@ struct Finish {
             if (x < rows && y < columns) {
               Acc value[VEC];
 #pragma unroll
-              for (int v = 0; v < VEC; ++v) value[v] = piece[turned(dx + (VEC_X ? v : 0), dy + (VEC_X ? 0 : v))];
+              for (int v = 0; v < VEC; ++v) value[v] = fragment[transposed(dx + (VEC_X ? v : 0), dy + (VEC_X ? 0 : v))];
               finish(args, batch, x, y, value);
             }
           }
@@ -94,7 +94,7 @@ typedef typename cutlass::gemm::collective::CollectiveBuilder<
     cutlass::gemm::collective::StageCountAutoCarveout<int(sizeof(typename Epilogue::SharedStorage))>,
     Schedule>::CollectiveOp Mainloop;
 typedef cutlass::gemm::kernel::GemmUniversal<cute::Shape<int, int, int, int>, Mainloop, Epilogue, Scheduler> Kernel;
-typedef cutlass::gemm::device::GemmUniversalAdapter<Kernel> Product;
+typedef cutlass::gemm::device::GemmUniversalAdapter<Kernel> Gemm;
 
 // Steps of an operand between rows, depths and matrices; one of the first two is one.
 template <class Steps> Steps steps(i64 row, i64 depth, i64 batch) {
@@ -107,8 +107,8 @@ template <class Steps> Steps steps(i64 row, i64 depth, i64 batch) {
 
 // `numbers`: rows, columns, depth, batches; address of the left operand, its steps between rows, depths and matrices;
 // the same of the right one.
-static typename Product::Arguments arguments_of(const Args& args, const i64* numbers, int processors) {
-  typename Product::Arguments result{};
+static typename Gemm::Arguments arguments_of(const Args& args, const i64* numbers, int multiprocessors) {
+  typename Gemm::Arguments result{};
   result.mode = cutlass::gemm::GemmUniversalMode::kGemm;
   result.problem_shape = {int(numbers[0]), int(numbers[1]), int(numbers[2]), int(numbers[3])};
   result.mainloop.ptr_A = (const Left*)numbers[4];
@@ -116,8 +116,8 @@ static typename Product::Arguments arguments_of(const Args& args, const i64* num
   result.mainloop.ptr_B = (const Right*)numbers[8];
   result.mainloop.dB = steps<typename Kernel::StrideB>(numbers[9], numbers[10], numbers[11]);
   result.epilogue = args;
-  result.hw_info.sm_count = processors;
+  result.hw_info.sm_count = multiprocessors;
   result.scheduler.max_swizzle_size = 8;
   return result;
 }
-static int accepts(const typename Product::Arguments& arguments) { return int(Product::can_implement(arguments)); }
+static int accepts(const typename Gemm::Arguments& arguments) { return int(Gemm::can_implement(arguments)); }

@@ -8,16 +8,16 @@ constexpr int BX = PINGPONG ? GROUP_ROWS : GROUP_ROWS * CONSUMERS;  // rows of a
 constexpr int DEPTH = 128 / BYTES;                                    // of a stage
 // Of the rows that are multiplied, the first TAKEN are of use: only these are in memory, stored, and stepped over.
 constexpr int X_BYTES = TAKEN * 128, Y_BYTES = BY * 128;
-constexpr int STEPS = 4;                                              // products in a stage, of 32 bytes each
+constexpr int STEPS = 4;                                              // MMA instructions in a stage, of 32 bytes each
 constexpr int CLUSTER = CX * CY * SPLIT;
 constexpr int SHARERS = CX + CY - 1;
-constexpr int LAYER = CX * CY;  // blocks that share operands; a cluster has one such layer for each part of the depth
-constexpr bool TURNS = CONSUMERS > 1 && PINGPONG;
+constexpr int LAYER = CX * CY;  // blocks that share operands; a cluster has one such layer for each split of the depth
+constexpr bool ALTERNATES = CONSUMERS > 1 && PINGPONG;
 
 struct Ring {
-  u32 full, empty, turn, x, y;  // addresses: barriers, tiles
+  u32 full, empty, order, x, y;  // addresses: barriers, tiles
   int stage = 0;
-  u32 phase = 0, turn_phase = 0;
+  u32 phase = 0, order_phase = 0;
   PF_INLINE void next() {
     if (++stage == STAGES) stage = 0, phase ^= 1;
   }
@@ -41,14 +41,14 @@ struct Tiles {
     down = (extent_y(args) + BY * CY - 1) / (BY * CY);
     count = across * down * batches(args);
     at = blockIdx.x / CLUSTER;
-    place();
+    locate();
   }
   PF_INLINE bool valid() const { return at < count; }
   PF_INLINE void next() {
     at += gridDim.x / CLUSTER;
-    place();
+    locate();
   }
-  PF_INLINE void place() {
+  PF_INLINE void locate() {
     const int each = across * down, width = RASTER * down;
     batch = at / each;
     const int rest = at - batch * each, group = rest / width, in = rest - group * width;
@@ -58,7 +58,7 @@ struct Tiles {
   }
 };
 
-// Copies one operand's part of a stage: rows `first` to `first + COUNT` of the tile at `tile`.
+// Copies what a stage holds of one operand: rows `first` to `first + COUNT` of the tile at `tile`.
 template <bool ALONG, int COUNT, int B>
 PF_INLINE void feed(u32 tile, const TensorMap* map, u32 bar, u16 others, int first, int row, int k, const int (&b)[B]) {
   if constexpr (ALONG) {
@@ -104,7 +104,7 @@ PF_INLINE void release(u32 bar, u32 block) {
 }
 
 typedef Acc Results[BLOCKS][BY / 2];
-typedef Acc Part[BLOCKS][BY / PARTS / 2];
+typedef Acc PartialSum[BLOCKS][BY / ACCUMULATOR_SPLITS / 2];
 
 template <int N> PF_INLINE void keep(Acc (&r)[BLOCKS][N]) {
 #pragma unroll
@@ -113,24 +113,24 @@ template <int N> PF_INLINE void keep(Acc (&r)[BLOCKS][N]) {
     for (int i = 0; i < N; ++i) asm volatile("" : PF_ACC_OPERAND(r[m][i])::"memory");
 }
 
-// Starts the products of a stage with the columns from `column`. `more`: they are added to what is in `sum`.
-PF_INLINE void issue(const Ring& ring, Part& sum, int row, int column, bool more) {
-  const u64 x = tile_place<X_ALONG, DEPTH>(ring.x_tile() + row * 128);
-  const u64 y = tile_place<Y_ALONG, DEPTH>(ring.y_tile() + column * 128);
-  products_fence();
+// Starts the MMA instructions of a stage with the columns from `column`. `more`: they are added to what is in `sum`.
+PF_INLINE void issue(const Ring& ring, PartialSum& sum, int row, int column, bool more) {
+  const u64 x = tile_descriptor<X_ALONG, DEPTH>(ring.x_tile() + row * 128);
+  const u64 y = tile_descriptor<Y_ALONG, DEPTH>(ring.y_tile() + column * 128);
+  wgmma_fence();
 #pragma unroll
   for (int s = 0; s < STEPS; ++s)
 #pragma unroll
     for (int m = 0; m < BLOCKS; ++m)
-      product(sum[m], x + m * (64 * 128 / 16) + s * (X_ALONG ? 128 : 2), y + s * (Y_ALONG ? 128 : 2), s > 0 || more);
-  products_commit();
+      mma(sum[m], x + m * (64 * 128 / 16) + s * (X_ALONG ? 128 : 2), y + s * (Y_ALONG ? 128 : 2), s > 0 || more);
+  wgmma_commit();
 }
 
 // The sum over the stages of a tile. `row`: the group's first row within the tile; `done`: a barrier that learns
 // that all stages were there.
 PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block, u32 done) {
   if (MAY_BE_EMPTY && stages <= 0) {
-    if (TURNS && threadIdx.x % 128 == 0) barrier_arrive(done);
+    if (ALTERNATES && threadIdx.x % 128 == 0) barrier_arrive(done);
 #pragma unroll
     for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
@@ -140,7 +140,7 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
   u32 last = 0;
   if constexpr (PROMOTES) {
     // the multipliers add narrow floats up with fewer bits than f32 has: not for long
-    Part part;
+    PartialSum partial;
 #pragma unroll
     for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
@@ -148,27 +148,27 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
     for (int k = 0; k < stages; k += INTERVAL) {
       const int count = min(INTERVAL, stages - k);
 #pragma unroll
-      for (int p = 0; p < PARTS; ++p) {
+      for (int p = 0; p < ACCUMULATOR_SPLITS; ++p) {
         Ring at = ring;
-        keep(part);
+        keep(partial);
         for (int i = 0; i < count; ++i, at.next()) {
           if (p == 0) barrier_wait(at.full_bar(), at.phase);
-          issue(at, part, row, p * (BY / PARTS), i > 0);
-          if (PARTS == 1 && i > 0) products_wait<1>(), release(last, block);
+          issue(at, partial, row, p * (BY / ACCUMULATOR_SPLITS), i > 0);
+          if (ACCUMULATOR_SPLITS == 1 && i > 0) wgmma_wait<1>(), release(last, block);
           last = at.empty_bar();
         }
-        if (TURNS && p + 1 == PARTS && k + count == stages && threadIdx.x % 128 == 0) barrier_arrive(done);
-        products_wait<0>();
-        keep(part);
-        if (p + 1 == PARTS) {
-          for (; PARTS > 1 && ring.stage != at.stage; ring.next()) release(ring.empty_bar(), block);
-          if (PARTS == 1) release(last, block);
+        if (ALTERNATES && p + 1 == ACCUMULATOR_SPLITS && k + count == stages && threadIdx.x % 128 == 0) barrier_arrive(done);
+        wgmma_wait<0>();
+        keep(partial);
+        if (p + 1 == ACCUMULATOR_SPLITS) {
+          for (; ACCUMULATOR_SPLITS > 1 && ring.stage != at.stage; ring.next()) release(ring.empty_bar(), block);
+          if (ACCUMULATOR_SPLITS == 1) release(last, block);
           ring = at;
         }
 #pragma unroll
         for (int m = 0; m < BLOCKS; ++m)
 #pragma unroll
-          for (int i = 0; i < BY / PARTS / 2; ++i) sum[m][p * (BY / PARTS / 2) + i] += part[m][i];
+          for (int i = 0; i < BY / ACCUMULATOR_SPLITS / 2; ++i) sum[m][p * (BY / ACCUMULATOR_SPLITS / 2) + i] += partial[m][i];
       }
     }
     return;
@@ -176,16 +176,16 @@ PF_INLINE void multiply(Ring& ring, Results& sum, int stages, int row, u32 block
   keep(sum);
   for (int k = 0; k < stages; ++k) {
     barrier_wait(ring.full_bar(), ring.phase);
-    issue(ring, (Part&)sum, row, 0, k > 0);  // one part is all
+    issue(ring, (PartialSum&)sum, row, 0, k > 0);  // without splits
     if (k > 0) {
-      products_wait<1>();
+      wgmma_wait<1>();
       release(last, block);
     }
     last = ring.empty_bar();
     ring.next();
   }
-  if (TURNS && threadIdx.x % 128 == 0) barrier_arrive(done);
-  products_wait<0>();
+  if (ALTERNATES && threadIdx.x % 128 == 0) barrier_arrive(done);
+  wgmma_wait<0>();
   keep(sum);
   release(last, block);
 }

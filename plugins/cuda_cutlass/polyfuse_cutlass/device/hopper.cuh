@@ -1,9 +1,9 @@
-// What Hopper has for matrix products: barriers in shared memory, the copy engine, and groups of four warps that
+// What Hopper has for matrix multiplications: barriers in shared memory, the copy engine, and groups of four warps that
 // multiply. Addresses of shared memory are numbers of 32 bits.
 #ifndef PF_HOPPER
 #define PF_HOPPER
 PF_INLINE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-// The number of this thread, asked for anew: what follows from it takes no registers before.
+// The number of this thread, read anew: what follows from it takes no registers before.
 PF_INLINE u32 thread_here() {
   u32 r;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
@@ -52,7 +52,7 @@ template <int COUNT> PF_INLINE void more_registers() {
 
 // This kernel may have started while the one before it in its stream ran: until that is done, nothing that it writes
 // or reads may be touched.
-PF_INLINE void await_earlier() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+PF_INLINE void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 PF_INLINE void map_prefetch(const TensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"((u64)map) : "memory");
@@ -113,14 +113,14 @@ PF_INLINE void put_matrices(u32 to, u32 a, u32 b, u32 c, u32 d) {
                "r"(d) : "memory");
 }
 
-PF_INLINE void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-PF_INLINE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int LEFT> PF_INLINE void products_wait() {
+PF_INLINE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+PF_INLINE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int LEFT> PF_INLINE void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 // Where a tile lies for the multiplier: rows of 128 bytes, swizzled. `ALONG` says that a row runs along rows or
 // columns of the result instead of the depth; such rows are in slabs of `DEPTH` rows.
-template <bool ALONG, int DEPTH> PF_INLINE u64 tile_place(u32 address) {
+template <bool ALONG, int DEPTH> PF_INLINE u64 tile_descriptor(u32 address) {
   constexpr u64 SLAB = ALONG ? DEPTH * 128 / 16 : 1;
   return (u64)((address & 0x3ffff) >> 4) | SLAB << 16 | (u64)(1024 / 16) << 32 | (u64)1 << 62;
 }

@@ -15,16 +15,16 @@ template <> struct is_float<f64> { static constexpr bool value = true; };
 PF_INLINE f32 op_fmod(f32 a, f32 b) { return fmodf(a, b); }
 PF_INLINE f64 op_fmod(f64 a, f64 b) { return fmod(a, b); }
 // The lowest number divided by minus one wraps; a divisor of zero gives anything.
-template <class T> PF_INLINE T whole_quotient(T a, T b) {
+template <class T> PF_INLINE T integer_quotient(T a, T b) {
   if constexpr (T(-1) < T(0)) {
     if (b == T(-1)) return T(0 - a);
   }
   return b == 0 ? a : T(a / b);
 }
-template <class T> PF_INLINE T op_fmod(T a, T b) { return T(a - whole_quotient(a, b) * b); }
+template <class T> PF_INLINE T op_fmod(T a, T b) { return T(a - integer_quotient(a, b) * b); }
 template <class T> PF_INLINE T op_trunc_div(T a, T b) {
   if constexpr (is_float<T>::value) return trunc(a / b);
-  else return whole_quotient(a, b);
+  else return integer_quotient(a, b);
 }
 template <class T> PF_INLINE T op_remainder(T a, T b) {
   const T r = op_fmod(a, b);
@@ -41,7 +41,7 @@ template <class T> PF_INLINE T op_floor_div(T a, T b) {
     if (q == 0) down = copysign(T(0), plain);
     return b == 0 ? plain : down;
   } else {
-    const T q = whole_quotient(a, b);
+    const T q = integer_quotient(a, b);
     if constexpr (T(-1) < T(0)) {
       const T r = T(a - q * b);
       return r != 0 && (r < 0) != (b < 0) ? T(q - 1) : q;
@@ -72,9 +72,9 @@ PF_INLINE f64 op_digamma(f64 x) {
   if (x == 0) return copysign((f64)__int_as_float(0x7f800000), -x);
   f64 r = 0;
   if (x < 0) {
-    const f64 part = x - trunc(x);
-    if (part == 0) return (f64)__int_as_float(0x7fc00000);
-    r = -3.141592653589793 / tan(3.141592653589793 * part);
+    const f64 fraction = x - trunc(x);
+    if (fraction == 0) return (f64)__int_as_float(0x7fc00000);
+    r = -3.141592653589793 / tan(3.141592653589793 * fraction);
     x = 1 - x;
   }
   if (op_isinf(x)) return x;

@@ -1,20 +1,20 @@
 // What a block does that takes tile after tile.
 PF_INLINE void consume(Ring ring, const Args& args, u32 block, Staging staging, int stages) {
-  const int group = threadIdx.x / 128 - 1, row = TURNS ? 0 : group * GROUP_ROWS;
+  const int group = threadIdx.x / 128 - 1, row = ALTERNATES ? 0 : group * GROUP_ROWS;
   const int rx = block % CX, ry = block / CX % CY;
   Tiles tiles(args);
-  if (TURNS && group) tiles.next(), ring.skip(stages);
+  if (ALTERNATES && group) tiles.next(), ring.skip(stages);
   for (; tiles.valid(); tiles.next()) {
     const int x = (tiles.x * CX + rx) * TAKEN, y = (tiles.y * CY + ry) * BY, end = min(extent_x(args), x + TAKEN);
     Results sum;
-    Ahead ahead;
-    if (EARLY) ahead.ask(args, tiles.batch, x + row, y, end);
+    Prefetched prefetched;
+    if (PREFETCHES) prefetched.load(args, tiles.batch, x + row, y, end);
     // a barrier tells a round from the one before, not from those before that: begin only when it is time
-    if (TURNS) barrier_wait(ring.turn + 8 * group, ring.turn_phase), ring.turn_phase ^= 1;
-    multiply(ring, sum, stages, row, block, ring.turn + 8 * (group ^ 1));
-    if (!EARLY) ahead.ask(args, tiles.batch, x + row, y, end);
-    finish_tile(args, staging, ahead, sum, tiles.batch, x + row, y, end);
-    if (TURNS) tiles.next(), ring.skip(stages);
+    if (ALTERNATES) barrier_wait(ring.order + 8 * group, ring.order_phase), ring.order_phase ^= 1;
+    multiply(ring, sum, stages, row, block, ring.order + 8 * (group ^ 1));
+    if (!PREFETCHES) prefetched.load(args, tiles.batch, x + row, y, end);
+    finish_tile(args, staging, prefetched, sum, tiles.batch, x + row, y, end);
+    if (ALTERNATES) tiles.next(), ring.skip(stages);
   }
   staging.done();
 }

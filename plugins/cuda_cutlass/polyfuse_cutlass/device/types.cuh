@@ -36,7 +36,7 @@ PF_INLINE f32 value_of(f8e4m3 x) { return value_of(f16{(u16)halves_of(x.bits, tr
 PF_INLINE f32 value_of(f8e5m2 x) { return value_of(f16{(u16)halves_of(x.bits, false)}); }
 PF_INLINE bool value_of(bool x) { return x; }
 
-// A value as it is kept in memory.
+// A value as it is own in memory.
 template <class T> struct memory_form {
   template <class V> static PF_INLINE T of(V x) { return (T)x; }
 };
@@ -54,7 +54,7 @@ template <> struct memory_form<f16> {
     return {r};
   }
 };
-// Two neighbours as they are kept in memory.
+// Two neighbours as they are own in memory.
 template <class T> PF_INLINE u32 pair_of(f32 first, f32 second);
 template <> PF_INLINE u32 pair_of<bf16>(f32 first, f32 second) {
   u32 r;
@@ -92,47 +92,47 @@ template <> struct Words<2> { typedef u16 type; };
 template <> struct Words<4> { typedef u32 type; };
 template <> struct Words<8> { typedef uint2 type; };
 template <> struct Words<16> { typedef uint4 type; };
-// In its place among other accesses: a compiler that sees that nothing changes there would ask for all at once.
-PF_INLINE u8 ask(const u8* p) {
+// Volatile: a compiler that sees that nothing changes there would load all at once.
+PF_INLINE u8 load_global(const u8* p) {
   u32 r;
   asm volatile("ld.global.nc.u8 %0, [%1];" : "=r"(r) : "l"(p));
   return (u8)r;
 }
-PF_INLINE u16 ask(const u16* p) {
+PF_INLINE u16 load_global(const u16* p) {
   u16 r;
   asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(r) : "l"(p));
   return r;
 }
-PF_INLINE u32 ask(const u32* p) {
+PF_INLINE u32 load_global(const u32* p) {
   u32 r;
   asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(r) : "l"(p));
   return r;
 }
-PF_INLINE uint2 ask(const uint2* p) {
+PF_INLINE uint2 load_global(const uint2* p) {
   uint2 r;
   asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "l"(p));
   return r;
 }
-PF_INLINE uint4 ask(const uint4* p) {
+PF_INLINE uint4 load_global(const uint4* p) {
   uint4 r;
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p));
   return r;
 }
-template <bool LASTING, class W> PF_INLINE W read_word(const W* p) {
-  if constexpr (LASTING) return ask(p);
+template <bool READ_ONLY, class W> PF_INLINE W read_word(const W* p) {
+  if constexpr (READ_ONLY) return load_global(p);
   else return *p;
 }
-// LASTING: nothing writes there while the kernel runs.
-template <int N, bool LASTING, class T> PF_INLINE void read(const T* p, Pack<T, N>& into) {
+// READ_ONLY: nothing writes there while the kernel runs.
+template <int N, bool READ_ONLY, class T> PF_INLINE void read(const T* p, Pack<T, N>& into) {
   constexpr int BYTES = N * sizeof(T), STEP = BYTES < 16 ? BYTES : 16;
   typedef typename Words<STEP>::type W;
   union Both { Pack<T, N> pack; W word[BYTES / STEP]; PF_INLINE Both() {} } both;
 #pragma unroll
-  for (int i = 0; i < BYTES / STEP; ++i) both.word[i] = read_word<LASTING>((const W*)p + i);
+  for (int i = 0; i < BYTES / STEP; ++i) both.word[i] = read_word<READ_ONLY>((const W*)p + i);
   into = both.pack;
 }
 // The same as words, to be taken apart later: elements of their own would need more registers.
-template <class T, int N> struct Held {
+template <class T, int N> struct PackedWords {
   static constexpr int BYTES = N * sizeof(T), STEP = BYTES < 16 ? BYTES : 16;
   typename Words<STEP>::type word[BYTES / STEP];
   PF_INLINE Pack<T, N> pack() const {
@@ -142,11 +142,11 @@ template <class T, int N> struct Held {
     return both.pack;
   }
 };
-// LASTING: as above; otherwise only this thread writes there, after it has read.
-template <int N, bool LASTING = true, class T> PF_INLINE void hold(const T* p, Held<T, N>& into) {
+// READ_ONLY: as above; otherwise only this thread writes there, after it has read.
+template <int N, bool READ_ONLY = true, class T> PF_INLINE void load_words(const T* p, PackedWords<T, N>& into) {
 #pragma unroll
-  for (int i = 0; i < Held<T, N>::BYTES / Held<T, N>::STEP; ++i)
-    into.word[i] = read_word<LASTING>((const typename Words<Held<T, N>::STEP>::type*)p + i);
+  for (int i = 0; i < PackedWords<T, N>::BYTES / PackedWords<T, N>::STEP; ++i)
+    into.word[i] = read_word<READ_ONLY>((const typename Words<PackedWords<T, N>::STEP>::type*)p + i);
 }
 // An assignment of such a word may become several stores of four bytes, as it did for batches.
 template <class W> PF_INLINE void write_word(W* p, W word) { *p = word; }
@@ -166,7 +166,7 @@ template <int N, class T> PF_INLINE void write(T* p, const Pack<T, N>& from) {
   for (int i = 0; i < BYTES / STEP; ++i) write_word((W*)p + i, both.word[i]);
 }
 // One element that nothing writes while the kernel runs.
-template <class T> PF_INLINE T lasting(const T* p) {
+template <class T> PF_INLINE T read_only(const T* p) {
   Pack<T, 1> one;
   read<1, true>(p, one);
   return one.item[0];

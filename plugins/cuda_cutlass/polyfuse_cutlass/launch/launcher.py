@@ -12,15 +12,15 @@ from typing import Any
 from polyfuse.base.errors import KernelLaunchError
 from polyfuse.runtime import record_function
 from polyfuse.runtime.launching import current_stream, profiler_flag
+from polyfuse_cuda.driver import MAX_DYNAMIC_SHARED
+from polyfuse_cuda.launch import DEPENDENT_LAUNCH, launch_config, parameters
 from polyfuse_cutlass.build.artifact import Artifact, read_unit
 from polyfuse_cutlass.build.meta import KernelMeta, TensorMap
-from polyfuse_cutlass.launch.driver import check, driver, starts_early
-from polyfuse_cutlass.templates.launcher import Linked, load_linked
+from polyfuse_cutlass.launch.driver import check, driver
+from polyfuse_cutlass.templates.launcher import Linked
 
 __all__ = ["Kernel", "Sizes", "load_unit", "resolved"]
 
-_MAX_DYNAMIC_SHARED = 8
-_PROGRAMMATIC_STREAM_SERIALIZATION = 6
 _SWIZZLE_128B = 3
 _PROMOTE_256B = 3
 _MAP_BYTES = 128
@@ -33,9 +33,13 @@ _KEPT = 1024
 
 def load_unit(folder: Path) -> Mapping[str, Kernel | Linked]:
     """The kernels of a built folder by key, ready on the current device."""
-    found: dict[str, Kernel | Linked] = {**load_linked(folder)}
+    found: dict[str, Kernel | Linked] = {}
     for key, artifact in read_unit(folder).items():
-        kernel = found[key] = Kernel(artifact, (folder / artifact.file).read_bytes())
+        file = folder / artifact.file
+        if file.suffix == ".so":
+            found[key] = Linked(artifact, file)
+            continue
+        kernel = found[key] = Kernel(artifact, file.read_bytes())
         kernel.prepare()
     return found
 
@@ -83,43 +87,21 @@ class _Launch:
     configs: dict[int, Any]
 
 
-class _Attribute(ctypes.Structure):
-    """`CUlaunchAttribute`; of values, the longest is as long as this one."""
-
-    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
-
-
-class _Config(ctypes.Structure):
-    """`CUlaunchConfig`."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", ctypes.c_uint),
-    )
-
-
-_EARLY = (_Attribute * 1)(_Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,)))
-"""The kernel may start before the one before it in its stream is done."""
-
-
 class Kernel:
     """A built kernel: called with the kernel's arguments, it launches on the current device and stream."""
 
     def __init__(self, artifact: Artifact, code: bytes) -> None:
         self.artifact = artifact
-        self.meta: KernelMeta = artifact.meta
+        self.meta = KernelMeta.parse(artifact.meta)
         self._code = code
         self._lock = threading.Lock()
         self._loaded: dict[int, _Loaded] = {}
         self._stream: Callable[[int], int] = current_stream("cuda")
         self._profiler: tuple[Mapping[str, Any], str] = profiler_flag() or ({}, "")
         self._launches: dict[tuple[int, ...], _Launch] = {}
-        self._start = driver().cuLaunchKernelEx
-        self._early = int(self.meta.starts_early and starts_early())
+        self._start = driver().library.cuLaunchKernelEx
+        early = self.meta.dependent_launch and driver().has_dependent_launch()
+        self._attributes = ((DEPENDENT_LAUNCH, (1,)),) if early else ()
 
     def prepare(self) -> None:
         """Load the code into the current device, so that a damaged file shows now."""
@@ -152,8 +134,9 @@ class Kernel:
         stream = self._stream(launch.loaded.device)
         config = launch.configs.get(stream)
         if config is None:
-            grid, block = (launch.blocks, 1, 1), (self.meta.threads, 1, 1)
-            config = ctypes.pointer(_Config(grid, block, self.meta.shared, stream, _EARLY, self._early))
+            grid, meta = (launch.blocks, 1, 1), self.meta
+            made = launch_config(grid, meta.threads, meta.shared, stream, self._attributes)
+            config = ctypes.pointer(made)
             if len(launch.configs) >= _KEPT:
                 launch.configs.clear()
             launch.configs[stream] = config
@@ -169,7 +152,7 @@ class Kernel:
         sizes = resolved(meta, tuple(v for v, arg in zip(values, meta.args, strict=True) if not arg.pointer))
         loaded = self._here()
         clusters = max(0, sizes.tiles)
-        if meta.lasting:
+        if meta.read_only:
             clusters = min(clusters, loaded.clusters)
         maps = []
         for one, extents, strides, offset in zip(
@@ -178,9 +161,8 @@ class Kernel:
             if clusters:
                 maps.append(encoded(one, values[one.arg] + offset, extents, strides, self.artifact.name))
         packed = (ctypes.c_uint64 * len(values))(*(v & _WORD for v in values))
-        addresses = [*(address for address, _ in maps), ctypes.addressof(packed)]
-        parameters = (ctypes.c_void_p * len(addresses))(*addresses)
-        launch = _Launch(loaded, clusters * meta.cluster, parameters, (packed, maps), {})
+        given = parameters([*(address for address, _ in maps), ctypes.addressof(packed)])
+        launch = _Launch(loaded, clusters * meta.cluster, given, (packed, maps), {})
         if len(self._launches) >= _KEPT:
             self._launches.clear()
         self._launches[values] = launch
@@ -188,29 +170,25 @@ class Kernel:
 
     def _here(self) -> _Loaded:
         """The kernel in the current context."""
-        context = ctypes.c_void_p()
-        check(driver().cuCtxGetCurrent(ctypes.byref(context)), "asking for the current device")
-        if not context.value:
+        context = _context()
+        if not context:
             _enter()
-            check(driver().cuCtxGetCurrent(ctypes.byref(context)), "asking for the current device")
-        found = self._loaded.get(context.value or 0)
+            context = _context()
+        found = self._loaded.get(context)
         if found is None:
             with self._lock:
-                found = self._loaded.get(context.value or 0) or self._load(context.value or 0)
+                found = self._loaded.get(context) or self._load(context)
         return found
 
     def _load(self, context: int) -> _Loaded:
         import torch
 
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        what = f"loading kernel {self.artifact.name}"
-        check(driver().cuModuleLoadData(ctypes.byref(module), self._code), what, True)
-        symbol = self.artifact.symbol.encode()
-        check(driver().cuModuleGetFunction(ctypes.byref(function), module, symbol), what, True)
-        check(driver().cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, self.meta.shared), what, True)
+        shared = (MAX_DYNAMIC_SHARED, self.meta.shared)
+        status, function = driver().load_function(self._code, self.artifact.symbol, [shared])
+        check(status, f"loading kernel {self.artifact.name}", True)
         device = torch.cuda.current_device()
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        clusters = processors * self.meta.resident // self.meta.cluster
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        clusters = multiprocessors * self.meta.resident // self.meta.cluster
         if self.meta.cluster > 1:
             clusters = min(clusters, self._clusters_at_once(function) or clusters)
         self._loaded[context] = _Loaded(function, device, max(1, clusters))
@@ -218,12 +196,17 @@ class Kernel:
 
     def _clusters_at_once(self, function: ctypes.c_void_p) -> int:
         """How many clusters run at once: none crosses a group of multiprocessors. 0: nobody knows."""
-        config = _Config(
-            (self.meta.cluster, 1, 1), (self.meta.threads, 1, 1), self.meta.shared, None, None, 0
-        )
-        found = ctypes.c_int(0)
-        status = driver().cuOccupancyMaxActiveClusters(ctypes.byref(found), function, ctypes.byref(config))
+        config = launch_config((self.meta.cluster, 1, 1), self.meta.threads, self.meta.shared, None)
+        found, library = ctypes.c_int(0), driver().library
+        status = library.cuOccupancyMaxActiveClusters(ctypes.byref(found), function, ctypes.byref(config))
         return 0 if status else found.value
+
+
+def _context() -> int:
+    """This thread's context; 0 for none."""
+    status, context = driver().context()
+    check(status, "asking for the current device")
+    return context
 
 
 def _enter() -> None:
@@ -242,7 +225,7 @@ def encoded(
     memory = ctypes.create_string_buffer(_MAP_BYTES + _MAP_ALIGNMENT)
     place = -(-ctypes.addressof(memory) // _MAP_ALIGNMENT) * _MAP_ALIGNMENT
     rank = len(extents)
-    status = driver().cuTensorMapEncodeTiled(
+    status = driver().library.cuTensorMapEncodeTiled(
         ctypes.c_void_p(place),
         one.type,
         rank,

@@ -1,4 +1,4 @@
-"""A product by CUTLASS's templates for Ampere, as text: types, the tile, the epilogue, fixed parts."""
+"""A GEMM by CUTLASS's templates for Ampere, as text: types, the tile, the epilogue, fixed text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from types import MappingProxyType
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.types import DType
+from polyfuse.kit import is_multiple
 from polyfuse.plugin import Config, Source
 from polyfuse.symbolic import bounds
 from polyfuse_cutlass.codegen.epilogue import Vector, epilogue_text, vector_of
 from polyfuse_cutlass.codegen.hopper import check
-from polyfuse_cutlass.problem import COPY_ALIGNMENT, Problem, divides, extent
+from polyfuse_cutlass.problem import COPY_ALIGNMENT, Problem, extent
 from polyfuse_cutlass.templates.meta import meta_of
-from polyfuse_cutlass.templates.text import LANGUAGE, args_text, constants, library_text, part
+from polyfuse_cutlass.templates.text import LANGUAGE, args_text, constants, device_text, library_text
 
 __all__ = ["AmpereTile", "ampere_source", "oriented"]
 
@@ -90,14 +91,13 @@ def _check(problem: Problem) -> None:
         )
     depth = bounds(extent(problem.depth))[1]
     if problem.dtype.is_integer and (depth is None or depth > _DEPTHS[problem.left.dtype]):
-        raise UnsupportedError("sums of so many whole numbers may not fit", _OTHERS)
+        raise UnsupportedError("sums of so many integers may not fit", _OTHERS)
     if len(problem.batch) > 1:
         raise UnsupportedError("CUTLASS takes one batch axis", _OTHERS)
     for matrix, rows in ((problem.left, problem.rows), (problem.right, problem.columns)):
         # it reads 16 bytes at a time, and does not look for an end within them
-        if not divides(
-            COPY_ALIGNMENT // matrix.dtype.itemsize, extent(rows if matrix.along else problem.depth)
-        ):
+        size = extent(rows if matrix.along else problem.depth)
+        if not is_multiple(size, COPY_ALIGNMENT // matrix.dtype.itemsize):
             raise UnsupportedError("an operand's rows may not end at multiples of 16 bytes", _OTHERS)
 
 
@@ -139,7 +139,7 @@ def ampere_source(problem: Problem, tile: AmpereTile, version: str) -> Source:
         *constants(numbers, truths, types),
         args_text(problem),
         epilogue_text(problem, vector),
-        part("ampere.cuh"),
+        device_text("ampere.cuh"),
     ]
     text = library_text(version, _HEADERS, body)
     return Source(problem.kernel.name, text, LANGUAGE, meta=meta_of(problem, ("80+",)).text())

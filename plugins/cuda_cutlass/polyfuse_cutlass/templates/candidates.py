@@ -61,7 +61,7 @@ def library_source(kernel: Kernel, config: Config | None, target: Target, versio
         config = library_configs(kernel, target, 1)[0]
     if config.get("ampere"):
         return ampere_source(problem, AmpereTile.of(config), version)
-    return collective_source(problem, Collective.of(config), version, target.processors)
+    return collective_source(problem, Collective.of(config), version, target.multiprocessors)
 
 
 def library_configs(kernel: Kernel, target: Target, most: int) -> tuple[Config, ...]:
@@ -104,9 +104,9 @@ def _hopper_work(problem: Problem, one: Collective, target: Target) -> float:
     if one.swap:
         rows, columns = columns, rows
     tiles = batch * _tiles(rows, one.rows, one.across) * _tiles(columns, one.columns, one.down)
-    rounds = tiles / target.processors
+    rounds = tiles / target.multiprocessors
     if one.schedule != "stream-K":
-        rounds = float(-(-tiles // target.processors))
+        rounds = float(-(-tiles // target.multiprocessors))
     elif rounds < _LEAST_SHARE:
         rounds = _LEAST_SHARE
     each = _products(one.rows, one.columns) * depth
@@ -120,9 +120,9 @@ def _hopper_work(problem: Problem, one: Collective, target: Target) -> float:
 def _ampere_work(problem: Problem, one: AmpereTile, target: Target) -> float:
     batch, rows, columns, depth = problem.shape
     tiles = batch * _tiles(rows, one.rows, 1) * _tiles(columns, one.columns, 1)
-    at_once = target.processors * (2 if one.rows * one.columns <= _WIDE * _WIDE else 1)
+    at_once = target.multiprocessors * (2 if one.rows * one.columns <= _WIDE * _WIDE else 1)
     each = _products(one.rows, one.columns) * depth + _FINISHED * one.rows * one.columns
-    return -(-tiles // at_once) * at_once / target.processors * each
+    return -(-tiles // at_once) * at_once / target.multiprocessors * each
 
 
 def _products(rows: int, columns: int) -> float:

@@ -1,4 +1,4 @@
-"""A product by CUTLASS's collectives for Hopper, as text: types, the tile, the epilogue, fixed parts."""
+"""A GEMM by CUTLASS's collectives for Hopper, as text: types, the tile, the epilogue, fixed text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyfuse_cutlass.codegen.hopper import check
 from polyfuse_cutlass.problem import Problem
 from polyfuse_cutlass.templates.meta import meta_of
 from polyfuse_cutlass.templates.stream_k import scratch_bytes
-from polyfuse_cutlass.templates.text import LANGUAGE, args_text, constants, library_text, part
+from polyfuse_cutlass.templates.text import LANGUAGE, args_text, constants, device_text, library_text
 
 __all__ = ["SCHEDULES", "Collective", "collective_source", "fault"]
 
@@ -115,7 +115,7 @@ def _accuracy(problem: Problem) -> str:
     return "FP8FastAccum" if problem.kind == "dot_fast" else ""
 
 
-def collective_source(problem: Problem, collective: Collective, version: str, processors: int) -> Source:
+def collective_source(problem: Problem, collective: Collective, version: str, multiprocessors: int) -> Source:
     """The kernel of `problem` cut by `collective`, for CUTLASS of a version and so many multiprocessors."""
     if collective.swap:
         problem = problem.swapped
@@ -149,10 +149,10 @@ def collective_source(problem: Problem, collective: Collective, version: str, pr
         *constants(numbers, {"VEC_X": vector.along_rows}, types),
         args_text(problem),
         epilogue_text(problem, vector),
-        part("collective.cuh"),
+        device_text("collective.cuh"),
     ]
     text = library_text(version, _HEADERS, body)
     tile, cluster = (collective.rows, collective.columns), (collective.across, collective.down)
-    scratch = scratch_bytes(problem, (*tile, numbers["DEPTH"]), cluster, processors) if shares else 0
+    scratch = scratch_bytes(problem, (*tile, numbers["DEPTH"]), cluster, multiprocessors) if shares else 0
     meta = meta_of(problem, ("90a",)).text()
     return Source(problem.kernel.name, text, LANGUAGE, meta=meta, scratch=scratch)

@@ -13,20 +13,16 @@ from typing import Any
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
 from polyfuse.runtime import record_function
 from polyfuse.runtime.launching import current_stream, profiler_flag
-from polyfuse_cutlass.templates.build import LinkedArtifact, read_linked
+from polyfuse_cuda.driver import EARLIER_ERROR
+from polyfuse_cutlass.build.artifact import Artifact
 from polyfuse_cutlass.templates.meta import LinkedMeta
 
-__all__ = ["Linked", "load_linked"]
+__all__ = ["Linked"]
 
 _KEPT = 1024
 """Launches that a kernel keeps for arguments that come again."""
 _WORD = (1 << 64) - 1
 _CUDA_ERRORS = 1000
-
-
-def load_linked(folder: Path) -> Mapping[str, Linked]:
-    """The kernels of a built folder by key."""
-    return {key: Linked(artifact, folder / artifact.file) for key, artifact in read_linked(folder).items()}
 
 
 @cache
@@ -60,7 +56,7 @@ class Linked:
     Behind them may stand memory to use meanwhile. Where that is missing, or too little, torch lends it.
     """
 
-    def __init__(self, artifact: LinkedArtifact, path: Path) -> None:
+    def __init__(self, artifact: Artifact, path: Path) -> None:
         self.artifact = artifact
         self.meta = LinkedMeta.parse(artifact.meta)
         try:
@@ -141,9 +137,9 @@ class Linked:
         ]
         packed = (ctypes.c_uint64 * len(values))(*(v & _WORD for v in values))
         told = (ctypes.c_int64 * len(numbers))(*numbers)
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         address, scratch = ctypes.c_void_p(), ctypes.c_longlong(0)
-        status = self._prepare(packed, told, processors, ctypes.byref(address), ctypes.byref(scratch))
+        status = self._prepare(packed, told, multiprocessors, ctypes.byref(address), ctypes.byref(scratch))
         self._check(status, "preparing")
         return _Ready(address.value or 0, scratch.value, self._forget)
 
@@ -155,5 +151,5 @@ class Linked:
             words = f"CUDA reports error {status - _CUDA_ERRORS}"
         raise KernelLaunchError(
             f"{what} kernel {self.artifact.name} failed: {words}",
-            "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause",
+            EARLIER_ERROR,
         )

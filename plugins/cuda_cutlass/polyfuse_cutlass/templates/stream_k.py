@@ -23,7 +23,7 @@ _BARRIER_BYTES = 2 * 4
 
 
 def scratch_bytes(
-    problem: Problem, tile: tuple[int, int, int], cluster: tuple[int, int], processors: int
+    problem: Problem, tile: tuple[int, int, int], cluster: tuple[int, int], multiprocessors: int
 ) -> int:
     """Bytes for a launch with any of the sizes that `problem` allows.
 
@@ -31,9 +31,9 @@ def scratch_bytes(
         problem: with the rows and columns of the tiles.
         tile: rows, columns and depth.
         cluster: blocks along the rows and along the columns.
-        processors: multiprocessors of the GPU.
+        multiprocessors: multiprocessors of the GPU.
     """
-    wave = _at_once(cluster[0] * cluster[1], processors)
+    wave = _at_once(cluster[0] * cluster[1], multiprocessors)
     batch = product(extent(axis) for axis in problem.batch)
     rows, columns, depth = extent(problem.rows), extent(problem.columns), extent(problem.depth)
     if isinstance(depth, int) and -(-depth // tile[2]) <= _LEAST_STAGES:
@@ -45,12 +45,15 @@ def scratch_bytes(
     return _whole_lines(sums) + _whole_lines(barriers)
 
 
-def _at_once(cluster: int, processors: int) -> int:
+def _at_once(cluster: int, multiprocessors: int) -> int:
     """Blocks that CUTLASS takes to run at once in clusters of so many."""
     if cluster == 1:
-        return processors
-    groups, rest = max(1, processors // _GROUP), processors % _GROUP if processors >= _GROUP else 0
-    return min(processors, groups * (_GROUP - _GROUP % cluster) + rest - rest % cluster)
+        return multiprocessors
+    groups, rest = (
+        max(1, multiprocessors // _GROUP),
+        multiprocessors % _GROUP if multiprocessors >= _GROUP else 0,
+    )
+    return min(multiprocessors, groups * (_GROUP - _GROUP % cluster) + rest - rest % cluster)
 
 
 def _tiles(rows: int, columns: int, tile: tuple[int, int, int], cluster: tuple[int, int]) -> int:

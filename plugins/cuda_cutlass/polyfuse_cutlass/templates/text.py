@@ -9,14 +9,14 @@ from pathlib import Path
 from polyfuse.plugin import Source
 from polyfuse_cutlass.problem import Problem
 
-__all__ = ["LANGUAGE", "args_text", "constants", "library_text", "part"]
+__all__ = ["LANGUAGE", "args_text", "constants", "device_text", "library_text"]
 
 LANGUAGE = "cutlass"
 
 
 @cache
-def part(name: str) -> str:
-    """A fixed part."""
+def device_text(name: str) -> str:
+    """A file of the folder `device`."""
     return (Path(__file__).parents[1] / "device" / name).read_text(encoding="utf-8").rstrip()
 
 
@@ -41,7 +41,7 @@ def args_text(problem: Problem) -> str:
 
 
 def library_text(version: str, headers: Sequence[str], body: Sequence[str]) -> str:
-    """A translation unit: headers, our types and functions, the kernel's own parts, and entry points.
+    """A translation unit: headers, our types and functions, the kernel's own text, and entry points.
 
     The version of CUTLASS is part of it, since what is built depends on it.
     """
@@ -49,15 +49,15 @@ def library_text(version: str, headers: Sequence[str], body: Sequence[str]) -> s
         [
             f"// CUTLASS {version}",
             *(f"#include <{name}>" for name in headers),
-            "namespace polyfuse_parts {",
-            part("types.cuh"),
-            part("math.cuh"),
+            "namespace polyfuse_device {",
+            device_text("types.cuh"),
+            device_text("math.cuh"),
             "}",
             f"namespace in_{Source.SYMBOL} {{",
-            "using namespace polyfuse_parts;",
+            "using namespace polyfuse_device;",
             *body,
             "}",
-            part("entry.cuh"),
+            device_text("entry.cuh"),
             "",
         ]
     )

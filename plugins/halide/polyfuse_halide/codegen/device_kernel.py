@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Load
+from polyfuse.kit import Access
 from polyfuse.plugin import Config
-from polyfuse.symbolic import IndexLike, axis, axis_name, axis_size, coefficient
-from polyfuse_halide.codegen.address import affine, index_text
+from polyfuse.symbolic import axis, axis_name, axis_size, coefficient
 from polyfuse_halide.codegen.device_plan import DevicePlan, choose_device_plan
-from polyfuse_halide.codegen.forward import forwarded
-from polyfuse_halide.codegen.kernel import Emitter, KernelText, PlacedStore, check_sizes
+from polyfuse_halide.codegen.forward import forwarded, with_plain_names
+from polyfuse_halide.codegen.kernel import Emitter, KernelText, Placed, check_sizes
 from polyfuse_halide.codegen.values import tuple_text
 from polyfuse_halide.schedules.pins import Pins, pinned, words
 
 __all__ = ["device_kernel_text"]
-
-_Placed = tuple[PlacedStore, IndexLike, tuple[IndexLike, ...]]
 
 
 def device_kernel_text(
@@ -28,7 +27,7 @@ def device_kernel_text(
 ) -> KernelText:
     """The program of a kernel for a device with so many processors."""
     check_sizes(kernel)
-    plain = forwarded(kernel)
+    plain = with_plain_names(forwarded(kernel))
     if not plain.axes:
         # blocks are counted along an axis
         hints = plain.size_hints and (1, *plain.size_hints)
@@ -58,53 +57,45 @@ class _DeviceEmitter(Emitter):
         name = self.tiles.setdefault(found, f"tile{len(self.tiles)}")
         return f"{name}({', '.join(self.axes)})"
 
-    def _stores(self, stores: Sequence[PlacedStore]) -> None:
-        plain: list[_Placed] = []
-        odd: list[PlacedStore] = []
-        for store in stores:
-            plainly = store.stmt.mode == "set" and len(store.stmt.args) == 1
-            found = affine(store.stmt.index, self._space(store)) if plainly else None
-            if found is None:
-                odd.append(store)
-            else:
-                plain.append((store, *found))
-        self._mind_aliases(stores, odd, 1 if plain else 0)
-        # what is stored at computed places first: it only reads what plain stores may overwrite
-        for k, store in enumerate(odd):
+    def _stores(self, stores: Sequence[Access]) -> None:
+        placed, scatters = self._by_place(stores)
+        self._mind_aliases(stores, scatters, 1 if placed else 0)
+        # scatters first: they only read what other stores may overwrite
+        for k, store in enumerate(scatters):
             self._scatter(f"scatter{k}", store)
-        if plain:
-            self._stage(plain)
+        if placed:
+            self._stage(placed)
 
-    def _stage(self, group: Sequence[_Placed]) -> None:
+    def _stage(self, group: Sequence[Placed]) -> None:
         """One launch: values known before the loops are stored in them besides, each time at one place."""
-        looped = any(store.looped for store, _, _ in group)
+        looped = any(one.store.looped for one in group)
         raxes = self.kernel.raxes if looped else ()
         places = [*self.axes, *(self.raxes if looped else ())]
         calls: list[str] = []
-        ordered = sorted(group, key=lambda item: item[0].number)
-        for number in sorted({store.number for store, _, _ in group}):
-            within = [s for s, _, _ in ordered if s.number == number]
-            roots = list(dict.fromkeys(s.stmt.value for s in within))
+        ordered = sorted(group, key=lambda one: one.store.section)
+        for number, part in groupby(ordered, key=lambda one: one.store.section):
+            values = [one.value for one in part]
+            roots = list(dict.fromkeys(values))
             name, point = f"out_of{number}", places
             self._function(name, number, roots, tuple_text(roots))
-            if looped and not within[0].looped:
+            if looped and not self.kernel.sections[number].looped:
                 point = list(self.axes)
                 self.lines.append(f'once{number} = p.once("once{number}", {name})')
                 name = f"once{number}"
-            calls += [f"{name}({', '.join(point)})[{roots.index(s.stmt.value)}]" for s in within]
-        steps_of = [(*steps, *((0,) * len(raxes) if not store.looped else ())) for store, _, steps in ordered]
-        strides = ", ".join("[" + ", ".join(index_text(step) for step in steps) + "]" for steps in steps_of)
-        self.lines.append(f"def out_all({', '.join(places)}):")
-        self.lines.append(f"    return ({''.join(call + ', ' for call in calls)})")
-        for text, name in self.tiles.items():
-            self.lines.append(f'{name} = p.tile("{name}", lambda {", ".join(self.axes)}: ({text}, ))')
-        self.lines.append(f'p.store("out", {looped}, [{strides}], out_all)')
+            calls += [f"{name}({', '.join(point)})[{roots.index(value)}]" for value in values]
+        still = (0,) * len(raxes)
+        strides = [(*one.at.strides, *(() if one.store.looped else still)) for one in ordered]
+        self._store_stage("out", ", ".join(places), calls, looped, strides)
         extents = [axis_size(a) for a in (*self.kernel.axes, *raxes)]
-        for (store, offset, _), steps in zip(ordered, steps_of, strict=True):
-            self._output(store.buffer, offset, list(zip(extents, steps, strict=True)))
+        for one, steps in zip(ordered, strides, strict=True):
+            self._output(one.store.buffer, one.at.offset, list(zip(extents, steps, strict=True)))
 
-    def _scatter(self, name: str, store: PlacedStore) -> None:
-        arg, mode = self.args[store.buffer], store.stmt.mode
+    def _tile_lines(self) -> list[str]:
+        axes = ", ".join(self.axes)
+        return [f'{name} = p.tile("{name}", lambda {axes}: ({text}, ))' for text, name in self.tiles.items()]
+
+    def _scatter(self, name: str, store: Access) -> None:
+        arg, mode = self.args[store.buffer], store.mode
         if mode != "set":
             # other combinations become loops that may look at an outdated copy of the memory
             if mode != "add" or arg.dtype.itemsize < 4:

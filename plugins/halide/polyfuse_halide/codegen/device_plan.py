@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Store
+from polyfuse.ir.statements import Scan
+from polyfuse.kit import KernelFacts
 from polyfuse.plugin import Config
-from polyfuse.symbolic import axis_name, axis_size, substitute
-from polyfuse_halide.schedules.plan import access_kind, axis_hints, turned_axis
+from polyfuse.symbolic import substitute
+from polyfuse_halide.schedules.plan import access_kind, example_sizes, turned_axis
 
 __all__ = ["DEVICE_CHOICES", "DevicePlan", "choose_device_plan"]
 
@@ -50,41 +52,29 @@ class DevicePlan:
 
 def choose_device_plan(kernel: Kernel, processors: int, config: Config | None) -> DevicePlan:
     """The schedule of a kernel for a device with so many processors; `config` overrules single choices."""
-    chosen = config or Config()
-    hints = axis_hints(kernel)
-    axes = tuple(axis_name(a) for a in kernel.axes)
-    raxes = tuple(axis_name(a) for a in kernel.raxes)
-    points, steps = _product(hints, axes), _product(hints, raxes)
-    if not raxes:
-        plan = _pointwise(kernel, axes, hints, points, processors)
+    facts = KernelFacts.of(kernel)
+    points, steps = (prod(example_sizes(facts, axes)) for axes in (facts.axes, facts.raxes))
+    if not facts.raxes:
+        plan = _pointwise(facts, points, processors)
     else:
-        across = access_kind(kernel, axes, raxes, hints) == "columns"
-        plan = _looped(kernel, hints[axes[-1]], points, steps, across, processors)
-    return plan.changed(dict(chosen.values)) if chosen.values else plan
+        plan = _looped(facts, points, steps, access_kind(facts) == "columns", processors)
+    return plan.changed(dict(config.values)) if config and config.values else plan
 
 
-def _product(hints: dict[str, int], names: tuple[str, ...]) -> int:
-    found = 1
-    for name in names:
-        found *= max(hints[name], 1)
-    return found
-
-
-def _pointwise(
-    kernel: Kernel, axes: tuple[str, ...], hints: dict[str, int], points: int, processors: int
-) -> DevicePlan:
-    turn = turned_axis(kernel, axes, hints)
+def _pointwise(facts: KernelFacts, points: int, processors: int) -> DevicePlan:
+    kernel = facts.kernel
+    turn = turned_axis(facts)
     if turn >= 0:
         return DevicePlan(turn=turn)
     enough = points >= 8 * _BLOCK * processors
-    last = axis_size(kernel.axes[-1])
+    last = kernel.sizes[-1]
     even = isinstance(last, int) and last % 4 == 0
-    flat = len(axes) == 1 or hints[axes[-1]] < _LONG_AXIS
+    flat = len(facts.axes) == 1 or facts.hints[facts.axes[-1]] < _LONG_AXIS
     each = 4
-    if isinstance(last, int) and last % 8 == 0 and _wide(kernel) <= 2 and _aligned(kernel, 8):
+    if isinstance(last, int) and last % 8 == 0 and _wide(kernel) <= 2 and _aligned(facts, 8):
         each = 8
     return DevicePlan(
-        each=each if enough else 1, vector=enough and even and _aligned(kernel, each), flat=flat
+        each=each if enough else 1, vector=enough and even and _aligned(facts, each), flat=flat
     )
 
 
@@ -95,18 +85,22 @@ def _wide(kernel: Kernel) -> int:
     return max((width for numel, width in sizes if numel == most), default=4)
 
 
-def _aligned(kernel: Kernel, count: int) -> bool:
-    """Whether so many neighbours may be moved as one: Halide takes every tensor to begin at such a place."""
-    stores = [s for part in kernel.sections for s in part.body if isinstance(s, Store)]
-    spots = (substitute(s.index, {axis_name(a): 0 for a in kernel.axes}) for s in stores)
-    return all(a.aligned for a in kernel.args if a.kind != "size") and all(
-        isinstance(spot, int) and spot % count == 0 for spot in spots
+def _aligned(facts: KernelFacts, count: int) -> bool:
+    """Whether so many neighbours may be moved as one: for Halide every tensor begins at such an address."""
+    starts = (
+        substitute(access.index, dict.fromkeys(facts.axes, 0))
+        for access in facts.all_accesses
+        if access.is_store
+    )
+    return all(a.aligned for a in facts.kernel.args if a.kind != "size") and all(
+        isinstance(start, int) and start % count == 0 for start in starts
     )
 
 
-def _looped(kernel: Kernel, last: int, points: int, steps: int, across: bool, processors: int) -> DevicePlan:
-    scans = any(s.op == "scan" for part in kernel.sections for s in part.body)
-    static = all(isinstance(axis_size(a), int) for a in kernel.raxes)
+def _looped(facts: KernelFacts, points: int, steps: int, across: bool, processors: int) -> DevicePlan:
+    last = facts.hints[facts.axes[-1]]
+    scans = any(isinstance(stmt, Scan) for stmt in facts.statements)
+    static = all(isinstance(size, int) for size in facts.kernel.rsizes)
     if across:
         wide = 32 if last > 16 else 16
         lanes = 1

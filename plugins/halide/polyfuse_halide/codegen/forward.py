@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from polyfuse.ir.kernel import Kernel, RowBuffer, Section
 from polyfuse.ir.statements import Load, Statement, Store, with_names
+from polyfuse.kit import KernelFacts, row_major, with_safe_names
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, product
 
-__all__ = ["forwarded"]
+__all__ = ["forwarded", "with_plain_names"]
+
+_KEPT = re.compile(r"(?!log2$|log10$|exp2$|atan2$|(red|once|tile)[0-9]+$)[A-Za-z_]{1,4}[0-9]+")
+"""Names that are no functions of the library, and no stages of generated programs."""
+_DERIVED = ("_n", "_of")
+"""What generated programs append to names: for positions in 32 bits, and for what fills a row buffer."""
 
 _Place = tuple[str, IndexLike]
 
@@ -20,12 +27,16 @@ def forwarded(kernel: Kernel) -> Kernel:
 
     Halide orders stages by the values that flow between them, and knows nothing of two that meet in memory.
     """
-    written = [s.buffer for part in kernel.sections for s in part.body if isinstance(s, Store)]
-    read = {s.buffer for part in kernel.sections for s in part.body if isinstance(s, Load)}
-    local = {b.name for b in kernel.row_buffers}
-    if len(set(written)) == len(written) and not (read & set(written)) - local:
+    facts = KernelFacts.of(kernel)
+    local = set(facts.row_buffers)
+    if all(len(facts.writes(b)) == 1 and (b in local or not facts.reads(b)) for b in facts.written):
         return kernel
     return _without_dead_stores(_with_rows(_with_values(kernel, local), local))
+
+
+def with_plain_names(kernel: Kernel) -> Kernel:
+    """The kernel with names that hide nothing of the library, and that generated programs can use."""
+    return with_safe_names(kernel, _KEPT, derived=_DERIVED)
 
 
 def _with_values(kernel: Kernel, local: set[str]) -> Kernel:
@@ -56,9 +67,7 @@ def _with_values(kernel: Kernel, local: set[str]) -> Kernel:
 
 def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
     """Loads in a loop of what an earlier loop stored at the same place, from scratch instead."""
-    place: IndexLike = 0
-    for variable in kernel.raxes:
-        place = place * axis_size(variable) + variable
+    place = row_major(kernel.raxes)
     kept: dict[_Place, tuple[int, Store]] = {}
     rows: dict[int, tuple[RowBuffer, int, Store]] = {}
     sections: list[Section] = []

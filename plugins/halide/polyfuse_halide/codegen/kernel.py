@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel, KernelArg
 from polyfuse.ir.ops import CHECK_MODE
-from polyfuse.ir.statements import IndexValue, Load, Store
+from polyfuse.ir.statements import Store
+from polyfuse.kit import Access, Affine
 from polyfuse.plugin import Config, Source
 from polyfuse.symbolic import (
     Index,
@@ -17,18 +19,17 @@ from polyfuse.symbolic import (
     axis_name,
     axis_size,
     coefficient,
-    free_axes,
     product,
     python_text,
 )
-from polyfuse_halide.codegen.address import affine, index_text, safe_name
+from polyfuse_halide.codegen.address import index_text, placement
 from polyfuse_halide.codegen.contracting import contracts
-from polyfuse_halide.codegen.forward import forwarded
+from polyfuse_halide.codegen.forward import forwarded, with_plain_names
 from polyfuse_halide.codegen.values import LIMIT, ValueEmitter, tuple_text
 from polyfuse_halide.schedules.pins import Pins, pinned, words
 from polyfuse_halide.schedules.plan import choose_plan
 
-__all__ = ["Emitter", "KernelText", "PlacedStore", "check_sizes", "kernel_text"]
+__all__ = ["Emitter", "KernelText", "Placed", "check_sizes", "kernel_text"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def kernel_text(
     before it is read or written.
     """
     check_sizes(kernel)
-    plain = forwarded(kernel)
+    plain = with_plain_names(forwarded(kernel))
     plan = pinned(kernel, choose_plan(plain, lanes, config), pins or {})
     emitter = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn, extents=checked, checked=checked)
     if plan.kind != "points":
@@ -70,16 +71,16 @@ def check_sizes(kernel: Kernel) -> None:
 
 
 @dataclass(frozen=True)
-class PlacedStore:
-    """One store and where it stands."""
+class Placed:
+    """A store of plain values whose elements are affine in the axes."""
 
-    number: int
-    looped: bool
-    stmt: Store
+    store: Access
+    at: Affine
 
     @property
-    def buffer(self) -> str:
-        return self.stmt.buffer
+    def value(self) -> str:
+        """What is stored."""
+        return self.store.stmt.args[0]
 
 
 class Emitter(ValueEmitter):
@@ -108,30 +109,25 @@ class Emitter(ValueEmitter):
 
     def emit(self) -> KernelText:
         kernel, out = self.kernel, self.lines
-        stores = [
-            PlacedStore(number, section.looped, stmt)
-            for number, section in enumerate(kernel.sections)
-            for stmt in section.body
-            if isinstance(stmt, Store) and stmt.buffer not in self.row_buffers
-        ]
+        stores = [access for access in self.facts.accesses if access.is_store]
         self._check_order(stores)
         out.append(self.schedule)
         for arg in kernel.args:
             if arg.kind == "size":
-                out.append(f'{safe_name(arg.name)} = p.size("{safe_name(arg.name)}")')
-        loads = [s for part in kernel.sections for s in part.body if isinstance(s, Load)]
-        read = {s.buffer for s in loads} - set(self.row_buffers)
-        turned = {s.buffer for s in loads if self._backwards(s.index)}
+                out.append(f'{arg.name} = p.size("{arg.name}")')
+        loads = [access for access in self.facts.accesses if not access.is_store]
+        read = {access.buffer for access in loads}
+        backwards = {access.buffer for access in loads if self._backwards(access.index)}
         for arg in kernel.args:
             if arg.name in read:
                 extent = f", {_extent(arg)}" if self.extents else ""
-                extent += ", backwards=True" if arg.name in turned else ""
-                out.append(f'{safe_name(arg.name)} = p.input("{safe_name(arg.name)}", "{arg.dtype}"{extent})')
+                extent += ", backwards=True" if arg.name in backwards else ""
+                out.append(f'{arg.name} = p.input("{arg.name}", "{arg.dtype}"{extent})')
                 self.loaded.append(arg.name)
         for variable in kernel.axes:
-            out.append(f'p.axis("{safe_name(axis_name(variable))}", {index_text(axis_size(variable))})')
+            out.append(f'p.axis("{axis_name(variable)}", {index_text(axis_size(variable))})')
         for variable in kernel.raxes:
-            out.append(f'p.loop("{safe_name(axis_name(variable))}", {index_text(axis_size(variable))})')
+            out.append(f'p.loop("{axis_name(variable)}", {index_text(axis_size(variable))})')
         for number, section in enumerate(kernel.sections):
             self._section(number, section)
         self._stores(stores)
@@ -140,109 +136,118 @@ class Emitter(ValueEmitter):
 
     # --- stores ---------------------------------------------------------------------------------------------
 
-    def _check_order(self, stores: Sequence[PlacedStore]) -> None:
+    def _check_order(self, stores: Sequence[Access]) -> None:
         """Stages run one after the other: what one stores, no later one may still read as it was."""
-        written: dict[str, list[PlacedStore]] = {}
-        for store in stores:
-            written.setdefault(store.buffer, []).append(store)
-        stages = {s.number if s.looped else -1 for s in stores}
-        for number, section in enumerate(self.kernel.sections):
-            for stmt in section.body:
-                if not isinstance(stmt, Load):
-                    continue
-                for store in written.get(stmt.buffer, ()):
-                    safe = (
-                        # of a point's own element, everything is computed before anything is stored
-                        (len(stages) == 1 or not store.looped)
-                        and store.number >= number
-                        and len(written[store.buffer]) == 1
-                        and store.stmt.mode == "set"
-                        and store.stmt.index == stmt.index
-                        and section.looped == store.looped
+        stages = {s.section if s.looped else -1 for s in stores}
+        written = {store.buffer: self.facts.writes(store.buffer) for store in stores}
+        for access in self.facts.accesses:
+            for store in () if access.is_store else written.get(access.buffer, ()):
+                safe = (
+                    # of a point's own element, everything is computed before anything is stored
+                    (len(stages) == 1 or not store.looped)
+                    and store.section >= access.section
+                    and len(written[store.buffer]) == 1
+                    and store.mode == "set"
+                    and store.index == access.index
+                    and access.looped == store.looped
+                )
+                if not safe:
+                    raise UnsupportedError(
+                        f"buffer {store.buffer} is read and written in several stages",
+                        "use another backend for this kernel",
                     )
-                    if not safe:
-                        raise UnsupportedError(
-                            f"buffer {store.buffer} is read and written in several stages",
-                            "use another backend for this kernel",
-                        )
         for several in written.values():
-            first = several[0]
-            if len(several) > 1 and any(
-                (s.number, s.looped) != (first.number, first.looped) for s in several
-            ):
+            if len({store.section for store in several}) > 1:
                 raise UnsupportedError(
-                    f"buffer {first.buffer} is written in several stages",
+                    f"buffer {several[0].buffer} is written in several stages",
                     "use another backend for this kernel",
                 )
 
-    def _stores(self, stores: Sequence[PlacedStore]) -> None:
-        plain: dict[int, list[tuple[PlacedStore, IndexLike, tuple[IndexLike, ...]]]] = {}
-        odd: list[PlacedStore] = []
-        for store in stores:
-            plainly = store.stmt.mode == "set" and len(store.stmt.args) == 1
-            found = affine(store.stmt.index, self._space(store)) if plainly else None
-            if found is None:
-                odd.append(store)
-            else:
-                plain.setdefault(store.number if store.looped else -1, []).append((store, *found))
-        self._mind_aliases(stores, odd, len(plain))
-        # what is stored at computed places first: it only reads what plain stores may overwrite
-        for k, store in enumerate(odd):
+    def _stores(self, stores: Sequence[Access]) -> None:
+        placed, scatters = self._by_place(stores)
+        stages: dict[int, list[Placed]] = {}
+        for one in placed:
+            stages.setdefault(one.store.section if one.store.looped else -1, []).append(one)
+        self._mind_aliases(stores, scatters, len(stages))
+        # scatters first: they only read what other stores may overwrite
+        for k, store in enumerate(scatters):
             self._scatter(f"scatter{k}", store)
-        for key, group in sorted(plain.items()):
+        for key, group in sorted(stages.items()):
             self._plain_stage(f"out{key}" if key >= 0 else "points", group)
 
-    def _mind_aliases(self, stores: Sequence[PlacedStore], odd: Sequence[PlacedStore], stages: int) -> None:
-        """Where an output is an input, or may lie over one, all is computed before anything is stored."""
-        read = {s.buffer for part in self.kernel.sections for s in part.body if isinstance(s, Load)}
+    def _by_place(self, stores: Sequence[Access]) -> tuple[list[Placed], list[Access]]:
+        """Stores of plain values at elements that are affine in the axes, and all others."""
+        placed: list[Placed] = []
+        scatters: list[Access] = []
+        for store in stores:
+            plain = store.mode == "set" and len(store.stmt.args) == 1
+            found = placement(store.index, self._space(store)) if plain else None
+            if found is None:
+                scatters.append(store)
+            else:
+                placed.append(Placed(store, found))
+        return placed, scatters
+
+    def _mind_aliases(self, stores: Sequence[Access], scatters: Sequence[Access], stages: int) -> None:
+        """Where an output is an input, or may alias one, all is computed before anything is stored."""
         risky = {alias.output for alias in self.kernel.aliases}
-        risky |= read & {store.buffer for store in stores}
+        risky |= {store.buffer for store in stores if self.facts.reads(store.buffer)}
         if not risky or len(stores) == 1:
             return
-        apart = bool(odd) or not self.axes
-        if any(store.buffer in risky for store in odd) or (apart and stages > 1):
+        apart = bool(scatters) or not self.axes
+        if any(store.buffer in risky for store in scatters) or (apart and stages > 1):
             raise UnsupportedError(
-                "an output may lie where an input does, and several stages store", "use another backend"
+                "an output may alias an input, and several stages store", "use another backend"
             )
         self.lines.append("p.careful = True")
 
-    def _plain_stage(
-        self, name: str, group: Sequence[tuple[PlacedStore, IndexLike, tuple[IndexLike, ...]]]
-    ) -> None:
-        looped = group[0][0].looped
-        places = [*self.axes, *(self.raxes if looped else ())]
+    def _plain_stage(self, name: str, group: Sequence[Placed]) -> None:
+        store = group[0].store
+        places = ", ".join([*self.axes, *(self.raxes if store.looped else ())])
         calls: list[str] = []
-        for number in sorted({store.number for store, _, _ in group}):
-            roots = list(dict.fromkeys(s.stmt.value for s, _, _ in group if s.number == number))
+        ordered = sorted(group, key=lambda one: one.store.section)
+        for number, part in groupby(ordered, key=lambda one: one.store.section):
+            values = [one.value for one in part]
+            roots = list(dict.fromkeys(values))
             self._function(f"{name}_of{number}", number, roots, tuple_text(roots))
-            calls += [
-                f"{name}_of{number}({', '.join(places)})[{roots.index(s.stmt.value)}]"
-                for s, _, _ in group
-                if s.number == number
-            ]
-        ordered = sorted(group, key=lambda item: item[0].number)
-        strides = ", ".join(
-            "[" + ", ".join(index_text(step) for step in steps) + "]" for _, _, steps in ordered
-        )
-        self.lines.append(f"def {name}_all({', '.join(places)}):")
-        self.lines.append(f"    return ({''.join(call + ', ' for call in calls)})")
-        self.lines.append(f'{name} = p.store("{name}", {looped}, [{strides}], {name}_all)')
-        extents = [axis_size(a) for a in self._space(group[0][0])]
-        for store, offset, steps in ordered:
-            self._output(store.buffer, offset, list(zip(extents, steps)))
+            calls += [f"{name}_of{number}({places})[{roots.index(value)}]" for value in values]
+        self._store_stage(name, places, calls, store.looped, [one.at.strides for one in ordered])
+        extents = [axis_size(a) for a in self._space(store)]
+        for one in ordered:
+            self._output(one.store.buffer, one.at.offset, list(zip(extents, one.at.strides)))
 
-    def _scatter(self, name: str, store: PlacedStore) -> None:
+    def _store_stage(
+        self,
+        name: str,
+        places: str,
+        calls: Sequence[str],
+        looped: bool,
+        strides: Sequence[Sequence[IndexLike]],
+    ) -> None:
+        """The lines of a stage that stores results of calls."""
+        steps = ", ".join(f"[{', '.join(map(index_text, of_one))}]" for of_one in strides)
+        self.lines.append(f"def {name}_all({places}):")
+        self.lines.append(f"    return ({''.join(call + ', ' for call in calls)})")
+        self.lines += self._tile_lines()
+        self.lines.append(f'p.store("{name}", {looped}, [{steps}], {name}_all)')
+
+    def _tile_lines(self) -> list[str]:
+        """Lines of stages that the store reads."""
+        return []
+
+    def _scatter(self, name: str, store: Access) -> None:
         stmt = store.stmt
+        assert isinstance(stmt, Store)
         mode = "set" if stmt.mode == CHECK_MODE else stmt.mode  # any one of what collides
-        args = [safe_name(a) for a in stmt.args]
+        args = list(stmt.args)
         mask = "None" if stmt.mask is None else args[-1]
         place = self._place(store.buffer, stmt.index, args[1 : 1 + len(stmt.indirect)], mask)
-        self._function(f"{name}_of", store.number, stmt.args, f"({place}, {args[0]}, {mask})")
+        self._function(f"{name}_of", store.section, stmt.args, f"({place}, {args[0]}, {mask})")
         lane = self._scatter_lane(store)
         arg = self.args[store.buffer]
         extent = _extent(arg)
         disjoint = mode == "set" and (
-            bool(stmt.indirect) or stmt.mask is None or affine(stmt.index, self._space(store)) is not None
+            bool(stmt.indirect) or stmt.mask is None or placement(stmt.index, self._space(store)) is not None
         )
         self.lines.append(
             f'p.scatter("{name}", "{arg.dtype}", {store.looped}, "{mode}", {extent}, {name}_of, '
@@ -250,37 +255,17 @@ class Emitter(ValueEmitter):
         )
         self._output(store.buffer, 0, [(arg.numel if arg.numel is not None else 1, 1)])
 
-    def _space(self, store: PlacedStore) -> tuple[Index, ...]:
+    def _space(self, store: Access) -> tuple[Index, ...]:
         return (*self.kernel.axes, *(self.kernel.raxes if store.looped else ()))
 
-    def _scatter_lane(self, store: PlacedStore) -> str:
-        """An axis along which places differ whatever the indirect values are."""
-        index = store.stmt.index
-        for variable in reversed(self._space(store)):
-            name = axis_name(variable)
-            step = coefficient(index, name)
-            if not isinstance(step, int) or step == 0:
-                continue
-            if not self._depends(store, store.stmt.indirect, name):
-                return safe_name(name)
+    def _scatter_lane(self, store: Access) -> str:
+        """An axis along which elements differ whatever the indirect values are."""
+        for name in map(axis_name, reversed(self._space(store))):
+            step = coefficient(store.index, name)
+            moves = isinstance(step, int) and step != 0
+            if moves and all(self.facts.uniform(value, (name,)) for value in store.indirect):
+                return name
         return ""
-
-    def _depends(self, store: PlacedStore, names: Iterable[str], axis: str) -> bool:
-        """Whether values change along an axis."""
-        waiting = set(names)
-        seen: set[str] = set()
-        while waiting:
-            name = waiting.pop()
-            seen.add(name)
-            for part in self.kernel.sections:
-                for stmt in part.body:
-                    if name not in stmt.targets:
-                        continue
-                    where = stmt.index if isinstance(stmt, (Load, IndexValue)) else 0
-                    if axis in free_axes(where) or stmt.op == "scan":
-                        return True
-                    waiting.update(a for a in stmt.args if a not in seen)
-        return False
 
     # --- what the launch needs ------------------------------------------------------------------------------
 

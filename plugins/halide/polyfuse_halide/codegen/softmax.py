@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Load, Reduce, Statement, Store, key
+from polyfuse.kit import KernelFacts
 
 __all__ = ["Shares", "shares_of"]
 
@@ -25,20 +24,20 @@ class Shares:
     parts: frozenset[str] = frozenset()
 
 
-def shares_of(kernel: Kernel) -> Shares:
+def shares_of(facts: KernelFacts) -> Shares:
     """The shares of a kernel's softmaxes."""
-    made = {t: s for part in kernel.sections for s in part.body for t in s.targets}
+    made = {name: found.stmt for name, found in facts.definitions.items()}
     largest = {t: s.args[0] for t, s in made.items() if isinstance(s, Reduce) and s.kind == "max"}
     if not largest:
         return Shares()
-    same = _Same(kernel, made)
+    same = _Same(facts)
     powers: set[str] = set()
     for name, stmt in made.items():
         inner = made[stmt.args[0]] if stmt.op == "exp" else stmt
         if stmt.op == "exp" and inner.op == "sub" and inner.args[1] in largest:
             if same.of(inner.args[0]) == same.of(largest[inner.args[1]]):
                 powers.add(name)
-    uses = [s for part in kernel.sections for s in part.body if powers & set(s.args)]
+    uses = [s for s in facts.statements if powers & set(s.args)]
     sums = {s.targets[0]: s.args[0] for s in uses if isinstance(s, Reduce) and s.kind == "sum"}
     needed = {a for s in uses if not (s.targets and s.targets[0] in sums) for a in s.args}
     quotients = (s for s in made.values() if s.op == "div" and s.args[1] in sums)
@@ -49,33 +48,29 @@ def shares_of(kernel: Kernel) -> Shares:
 class _Same:
     """Numbers for values: equal ones for those that are made in the same way from the same elements."""
 
-    def __init__(self, kernel: Kernel, made: Mapping[str, Statement]) -> None:
-        self._made = made
+    def __init__(self, facts: KernelFacts) -> None:
+        self._facts = facts
         self._numbers: dict[tuple[object, ...], int] = {}
         self._known: dict[str, int] = {}
-        local = {b.name for b in kernel.row_buffers}
-        stores = [s for part in kernel.sections for s in part.body if isinstance(s, Store)]
-        self._written = {s.buffer for s in stores}
-        self._rows = {
-            (s.buffer, s.index): s
-            for s in stores
-            if s.buffer in local and sum(o.buffer == s.buffer for o in stores) == 1
-        }
 
     def of(self, name: str) -> int:
         """The number of a value."""
         if name not in self._known:
-            stmt = self._made[name]
-            row = None
-            if isinstance(stmt, Load) and not stmt.args:
-                row = self._rows.get((stmt.buffer, stmt.index))
+            stmt = self._facts.definition(name)
+            row = self._row(stmt) if isinstance(stmt, Load) and not stmt.args else None
             if row is not None and row.dtype is stmt.dtype:
                 self._known[name] = self.of(row.value)
             else:
                 self._known[name] = self._numbers.setdefault(self._key(name, stmt), len(self._numbers))
         return self._known[name]
 
+    def _row(self, stmt: Load) -> Store | None:
+        """The one store to the element of a row buffer that is loaded."""
+        stores = self._facts.writes(stmt.buffer) if stmt.buffer in self._facts.row_buffers else ()
+        found = stores[0].stmt if len(stores) == 1 else None
+        return found if isinstance(found, Store) and found.index == stmt.index else None
+
     def _key(self, name: str, stmt: Statement) -> tuple[object, ...]:
-        if len(stmt.targets) != 1 or (isinstance(stmt, Load) and stmt.buffer in self._written):
+        if len(stmt.targets) != 1 or (isinstance(stmt, Load) and stmt.buffer in self._facts.written):
             return (name,)
         return (key(stmt), *map(self.of, stmt.args))

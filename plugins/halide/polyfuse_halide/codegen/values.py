@@ -19,9 +19,9 @@ from polyfuse.ir.statements import (
     indices,
 )
 from polyfuse.ir.types import DType, e4m3_saturates
-from polyfuse.ir.verifier.rules import result_types
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, free_axes, python_text
-from polyfuse_halide.codegen.address import affine, fits_i32, index_text, indirect_axes, safe_name
+from polyfuse.kit import KernelFacts, fits_i32_throughout
+from polyfuse.symbolic import Index, IndexLike, axis_name, coefficient, free_axes, python_text
+from polyfuse_halide.codegen.address import index_text, indirect_axes, placement
 from polyfuse_halide.codegen.ops import call_text, constant_text
 from polyfuse_halide.codegen.recompute import needed_again
 from polyfuse_halide.codegen.softmax import shares_of
@@ -50,20 +50,20 @@ class ValueEmitter:
 
     def __init__(self, kernel: Kernel, turn: int = -1, checked: bool = False) -> None:
         self.kernel, self.checked = kernel, checked
+        self.facts = KernelFacts.of(kernel)
         self.args: dict[str, KernelArg] = {a.name: a for a in kernel.args}
         self.row_buffers = {b.name: b for b in kernel.row_buffers}
-        self.axes = [safe_name(axis_name(a)) for a in kernel.axes]
-        self.raxes = [safe_name(axis_name(a)) for a in kernel.raxes]
+        self.axes = [axis_name(a) for a in kernel.axes]
+        self.raxes = [axis_name(a) for a in kernel.raxes]
         self.lines: list[str] = []
-        self.dtypes: dict[str, DType] = {}
-        self.home: dict[str, int] = {}
+        self.dtypes = self.facts.dtypes
         self.reduced: dict[str, tuple[int, int, int]] = {}
         self.scanned: dict[str, tuple[str, int]] = {}
         self.narrow: set[str] = set()
         self.short: set[str] = set()
         self.placed: set[str] = set()
         self.kept: dict[str, str] = {}
-        self.shares = shares_of(kernel)
+        self.shares = shares_of(self.facts)
         self.side_by_side = 0
         self.turn = turn
         self.numbers: dict[str, float] = {}
@@ -73,10 +73,7 @@ class ValueEmitter:
         for number, section in enumerate(self.kernel.sections):
             place = reduces = 0
             for stmt in section.body:
-                types = self._types(stmt)
                 for k, target in enumerate(stmt.targets):
-                    self.dtypes[target] = types[k]
-                    self.home[target] = number
                     if stmt.op == "reduce":
                         self.reduced[target] = (number, reduces, k)
                         if k == 1 and len(stmt.args) > 1 and stmt.args[1] in self.narrow:
@@ -89,27 +86,20 @@ class ValueEmitter:
                 if stmt.op in _BY_PLACE and self.placed.issuperset(stmt.args):
                     self.placed.update(stmt.targets)
                 match stmt:
-                    case IndexValue(op="index") if fits_i32(stmt.index):
+                    case IndexValue(op="index") if fits_i32_throughout(stmt.index):
                         self.narrow.add(stmt.target)
                     case Constant() if stmt.dtype.is_float:
                         self.numbers[stmt.target] = float(stmt.value)
                     case Constant(dtype=DType.i64) if abs(stmt.value) < LIMIT:
                         self.narrow.add(stmt.target)
 
-    def _types(self, stmt: Statement) -> tuple[DType, ...]:
-        if isinstance(stmt, (Reduce, Scan)):
-            found = result_types(stmt.op, stmt.kind, tuple(self.dtypes[a] for a in stmt.args))
-            if not isinstance(found, str):
-                return tuple(found)
-        return (stmt.dtype,) * max(1, len(stmt.targets))
-
     # --- sections -------------------------------------------------------------------------------------------
 
     def _section(self, number: int, section: Section) -> None:
         if not section.looped:
-            wanted = self._exported(number, section)
+            wanted = self._exported(number)
             if wanted:
-                names = ", ".join(map(safe_name, wanted))
+                names = ", ".join(wanted)
                 self._function(f"section{number}", number, wanted, f"({names},)", memo=True)
             return
         place = 0
@@ -125,7 +115,7 @@ class ValueEmitter:
                 place += 1
             elif isinstance(stmt, Store) and stmt.buffer in self.row_buffers:
                 self._local(number, stmt)
-        again = needed_again(self.kernel, section, self.side_by_side) if reduces and self.side_by_side else ""
+        again = needed_again(self.facts, section, self.side_by_side) if reduces and self.side_by_side else ""
         if again:
             self._function(f"again{number}_of", number, [again], tuple_text([again]))
             self.lines.append(f'again{number} = p.row("again{number}", again{number}_of)')
@@ -146,7 +136,7 @@ class ValueEmitter:
         loop has to mention it.
         """
         name = stmt.args[place]
-        text = f"{safe_name(name)}_n" if place == 1 and name in self.narrow else safe_name(name)
+        text = f"{name}_n" if place == 1 and name in self.narrow else name
         if place or any(self._moves(number, a) for a in stmt.args):
             return text
         return f"at_each({text}, {self.raxes[-1]})"
@@ -167,35 +157,28 @@ class ValueEmitter:
 
     def _local(self, number: int, stmt: Store) -> None:
         buffer, index = stmt.buffer, stmt.index
-        stmts = [s for part in self.kernel.sections for s in part.body]
-        stores = [s for s in stmts if isinstance(s, Store) and s.buffer == buffer]
-        found = affine(index, self.kernel.raxes)
-        if len(stores) > 1 or len(stmt.args) > 1 or stmt.mode != "set" or found is None:
+        several = len(self.facts.writes(buffer)) > 1
+        if several or len(stmt.args) > 1 or stmt.mode != "set" or not placement(index, self.kernel.raxes):
             raise UnsupportedError(
                 f"scratch {buffer} is not filled by one plain store", "use another backend for this kernel"
             )
-        name = safe_name(buffer)
-        self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
-        self.lines.append(f'{name} = p.row("{name}", {name}_of)')
+        self._function(f"{buffer}_of", number, stmt.args, tuple_text(stmt.args))
+        self.lines.append(f'{buffer} = p.row("{buffer}", {buffer}_of)')
         value = stmt.value
-        if self.home[value] == number and self.dtypes[value] is self.row_buffers[buffer].dtype:
+        same = self.dtypes[value] is self.row_buffers[buffer].dtype
+        if same and self.facts.definitions[value].section == number:
             # what needs the value from now on reads it there instead of computing it again
-            self.kept.setdefault(value, name)
-        for other in stmts:
-            if isinstance(other, Load) and other.buffer == buffer and other.index != index:
-                raise UnsupportedError(
-                    f"scratch {buffer} is read in another order than it is written",
-                    "use another backend for this kernel",
-                )
+            self.kept.setdefault(value, buffer)
+        if any(read.index != index for read in self.facts.reads(buffer)):
+            raise UnsupportedError(
+                f"scratch {buffer} is read in another order than it is written",
+                "use another backend for this kernel",
+            )
 
-    def _exported(self, number: int, section: Section) -> list[str]:
+    def _exported(self, number: int) -> list[str]:
         """Values of an unlooped section that later sections use."""
-        used: dict[str, None] = {}
-        for other, part in enumerate(self.kernel.sections):
-            for stmt in part.body:
-                if other != number:
-                    used.update((a, None) for a in stmt.args if self.home[a] == number)
-        return [t for s in section.body for t in s.targets if t in used and s.op not in _REPEATED]
+        values = self.facts.live_out(number)
+        return [name for name in values if self.facts.definition(name).op not in _REPEATED]
 
     # --- functions over one section -------------------------------------------------------------------------
 
@@ -238,34 +221,33 @@ class ValueEmitter:
         for name in names:
             if name in self.kept:
                 places = ", ".join([*self.axes, *self.raxes])
-                lines.append(f"{safe_name(name)} = {self.kept[name]}({places})")
+                lines.append(f"{name} = {self.kept[name]}({places})")
                 continue
             if name in self.reduced:
                 section, place, result = self.reduced[name]
                 found = f"red{section}({point})[{place}][{result}]"
                 if name in self.short:
                     found = f"as_i64({found})"
-                lines.append(f"{safe_name(name)} = {found}")
+                lines.append(f"{name} = {found}")
                 continue
-            section = self.home[name]
-            made = next((s for s in self.kernel.sections[section].body if name in s.targets), None)
-            if made is not None and made.op in _REPEATED:
+            section, made = self.facts.definitions[name].section, self.facts.definition(name)
+            if made.op in _REPEATED:
                 lines += self._statement(made)
                 continue
-            exported = self._exported(section, self.kernel.sections[section])
-            lines.append(f"{safe_name(name)} = section{section}({point})[{exported.index(name)}]")
+            exported = self._exported(section)
+            lines.append(f"{name} = section{section}({point})[{exported.index(name)}]")
         return lines
 
     def _statement(self, stmt: Statement) -> list[str]:
-        args = [safe_name(a) for a in stmt.args]
+        args = list(stmt.args)
         if stmt.op == "scan":
             places = ", ".join([*self.axes, *self.raxes])
             return [
-                f"{safe_name(t)} = {self.scanned[t][0]}({places})[{self.scanned[t][1]}]"
+                f"{t} = {self.scanned[t][0]}({places})[{self.scanned[t][1]}]"
                 for t in stmt.targets
                 if t
             ]
-        target = safe_name(stmt.targets[0])
+        target = stmt.targets[0]
         match stmt:
             case IndexValue():
                 if stmt.target in self.narrow:
@@ -303,30 +285,27 @@ class ValueEmitter:
     def _load(self, stmt: Load, args: Sequence[str]) -> str:
         buffer, index, count, masked = stmt.payload
         if buffer in self.row_buffers:
-            return f"{safe_name(buffer)}({', '.join([*self.axes, *self.raxes])})"
+            return f"{buffer}({', '.join([*self.axes, *self.raxes])})"
         parts = [self._place(buffer, index, args[:count], args[count] if masked else "None")]
         if self.turn >= 0 and _is_turned(stmt, self.kernel.axes[-1], self.kernel.axes[self.turn]):
-            return f'p.turned("{stmt.target}", {safe_name(buffer)}, {parts[0]}, {", ".join(self.axes)})'
+            return f'p.turned("{stmt.target}", {buffer}, {parts[0]}, {", ".join(self.axes)})'
         if not masked:
-            return f"{safe_name(buffer)}({parts[0]})"
+            return f"{buffer}({parts[0]})"
         parts += args[count : count + 2]
         extent = self.args[buffer].numel
         near = "" if count or extent is None else f".within({index_text(extent)})"
-        return f"{safe_name(buffer)}{near}({', '.join(parts)})"
+        return f"{buffer}{near}({', '.join(parts)})"
 
     def _place(self, buffer: str, index: IndexLike, indirect: Sequence[str], mask: str) -> str:
         """The text of an index whose `@k` are values."""
-        text = index_text(index)
-        if not indirect or isinstance(index, int):
-            return text
-        for variable in indirect_axes(index):
-            extent, number = index_text(axis_size(variable)), int(axis_name(variable)[1:])
-            found = f"at({indirect[number]}, {extent})"
+        names: dict[str, str] = {}
+        for name, size in indirect_axes(index).items():
+            value, extent = indirect[int(name[1:])], index_text(size)
+            names[name] = f"at({value}, {extent})"
             if self.checked:
-                words = f"is no position in {buffer}, which has 0 to {python_text(axis_size(variable) - 1)}"
-                found = f'checked_at({indirect[number]}, {extent}, "{words}", {mask})'
-            text = text.replace(safe_name(axis_name(variable)), found)
-        return text
+                words = f"is no position in {buffer}, which has 0 to {python_text(size - 1)}"
+                names[name] = f'checked_at({value}, {extent}, "{words}", {mask})'
+        return index_text(index, names=names)
 
 
 def _converted_to(dtype: DType) -> str:
@@ -336,7 +315,7 @@ def _converted_to(dtype: DType) -> str:
 
 
 def tuple_text(names: Iterable[str]) -> str:
-    return "(" + "".join(f"{safe_name(n)}, " for n in names) + ")"
+    return "(" + "".join(f"{n}, " for n in names) + ")"
 
 
 def _is_turned(stmt: Load, lane: Index, other: Index) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from polyfuse.base.errors import KernelLaunchError
-from polyfuse_halide.launch.driver import Driver, driver
+from polyfuse_cuda.driver import EARLIER_ERROR
+from polyfuse_halide.launch.device_runtime import HalideRuntime, runtime
 from polyfuse_halide.launch.launcher import DeviceCall, make_launcher, nothing
 from polyfuse_halide.launch.objects import link
 
@@ -34,7 +35,7 @@ class _Launcher:
         self._ready: dict[int, Callable[..., None]] = {}
         self._spare: dict[int, Any] = {}
         self._lock = threading.Lock()
-        self._driver: Driver = driver()
+        self._runtime: HalideRuntime = runtime()
 
     def only(self, *operands: Any) -> None:
         """Launch on the one device of this machine."""
@@ -73,17 +74,17 @@ class _Launcher:
 
     def _again(self, call: Callable[..., None], operands: tuple[Any, ...]) -> None:
         """A thread that has launched nothing before has no context yet."""
-        if self._driver.lacks_context():
-            self._driver.reason()
-            self._driver.enter_context()
+        if not self._runtime.driver.has_context():
+            self._runtime.reason()
+            self._runtime.enter_context()
             try:
                 call(*operands)
                 return
             except RuntimeError:
                 pass
         raise KernelLaunchError(
-            f"kernel {self._symbol} could not be launched: {self._driver.reason()}",
-            "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause",
+            f"kernel {self._symbol} could not be launched: {self._runtime.reason()}",
+            EARLIER_ERROR,
         ) from None
 
     def _make(self, index: int) -> Callable[..., None]:
@@ -93,16 +94,16 @@ class _Launcher:
 
         # what kernels may look at where a tensor has no elements
         spare = torch.zeros(256, dtype=torch.uint8, device=torch.device("cuda", index))
-        functions: Mapping[str, int] = link([self._data], [self._symbol], self._driver.symbols)
+        functions: Mapping[str, int] = link([self._data], [self._symbol], self._runtime.symbols)
         device = DeviceCall(
             index,
-            self._driver.stream,
+            self._runtime.stream,
             current_stream_address("cuda") or 0,
             spare.data_ptr(),
-            self._driver.status,
+            self._runtime.status,
         )
         call = make_launcher(self._symbol, functions[self._symbol], self._meta, self._data_ptr, device)
         if not device.stream_function:
-            call = self._driver.streamed(call, current_stream("cuda"), index)
+            call = self._runtime.streamed(call, current_stream("cuda"), index)
         self._spare[index] = spare
         return call

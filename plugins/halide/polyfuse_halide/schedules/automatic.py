@@ -16,7 +16,7 @@ from polyfuse.ir.statements import Load, Store
 from polyfuse.kit import without_aliases
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_size
-from polyfuse_halide.codegen.address import affine
+from polyfuse_halide.codegen.address import placement
 
 if TYPE_CHECKING:
     from polyfuse_halide.codegen.kernel import KernelText
@@ -63,7 +63,7 @@ def automatic_fault(kernel: Kernel) -> str:
     stores = [(section, s) for section, s in stmts if isinstance(s, Store) and s.buffer not in local]
     for section, stmt in stores:
         space = (*kernel.axes, *(kernel.raxes if section.looped else ()))
-        if stmt.indirect or stmt.mask or stmt.mode != "set" or affine(stmt.index, space) is None:
+        if stmt.indirect or stmt.mask or stmt.mode != "set" or placement(stmt.index, space) is None:
             return "it stores at computed places, or adds to what is there"
         if stmt.buffer in loaded:
             return "it reads what it overwrites"
@@ -76,7 +76,7 @@ def automatic_fault(kernel: Kernel) -> str:
 
 def automatic_text(kernel: Kernel, scheduler: str, processors: int) -> KernelText:
     """The program of a kernel that a scheduler divides among so many processors."""
-    from polyfuse_halide.codegen.forward import forwarded
+    from polyfuse_halide.codegen.forward import forwarded, with_plain_names
     from polyfuse_halide.codegen.kernel import Emitter, check_sizes
 
     fault = automatic_fault(kernel)
@@ -84,7 +84,7 @@ def automatic_text(kernel: Kernel, scheduler: str, processors: int) -> KernelTex
         raise UnsupportedError(f"no automatic schedule: {fault}", "leave out the option halide.autoscheduler")
     check_sizes(kernel)
     once = bool(kernel.aliases)
-    plain = forwarded(kernel)
+    plain = with_plain_names(forwarded(kernel))
     call = f'p.scheduled_by("{scheduler}", {processors}, once={once})'
     found = Emitter(plain, call, extents=True).emit()
     facts = {**json.loads(found.meta), "automatic": scheduler}

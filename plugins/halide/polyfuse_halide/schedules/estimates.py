@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.kit import Machine, seconds, work_of
+from polyfuse.ir.statements import Reduce
+from polyfuse.kit import KernelFacts, Machine, seconds, work_of
 from polyfuse.plugin import Config
-from polyfuse.symbolic import axis_name
 from polyfuse_halide.codegen.ops import COST, MATH
-from polyfuse_halide.schedules.plan import axis_hints
+from polyfuse_halide.schedules.plan import example_sizes
 
 __all__ = ["estimate"]
 
@@ -26,15 +26,14 @@ _LATENCY = 4
 
 def estimate(kernel: Kernel, config: Config, lanes: int) -> float:
     """Seconds, roughly, on a processor whose vectors have so many lanes."""
-    hints = axis_hints(kernel)
-    points = prod(max(1, hints[axis_name(a)]) for a in (*kernel.axes, *kernel.raxes))
+    facts = KernelFacts.of(kernel)
+    points = prod(example_sizes(facts, facts.sizes))
     wide = config.get("lanes", lanes)
     work = work_of(kernel, lambda op: COST.get(op, 24.0 if op in MATH else 1.0))
     # wider than the machine's, vectors are two; narrower, they leave lanes idle
     used = min(1.0, wide / lanes)
     price = 1.0 / (lanes * used)
-    sums = any(s.op == "reduce" for part in kernel.sections for s in part.body)
-    if sums:
+    if any(isinstance(stmt, Reduce) for stmt in facts.statements):
         price *= max(1.0, _LATENCY / config.get("unroll", 4))
     grain = config.get("grain", _GRAIN)
     tiles = 1 if config.get("serial") else max(1, -(-points // grain))

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import prod
 
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Load, Statement, Store
+from polyfuse.ir.statements import Scan, Statement
+from polyfuse.kit import KernelFacts
 from polyfuse.plugin import Config
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient
 from polyfuse_halide.codegen.ops import COST, MATH
 
 __all__ = [
     "CHOICES",
     "Plan",
     "access_kind",
-    "axis_hints",
     "choose_plan",
+    "example_sizes",
     "pinned_choices",
     "turned_axis",
 ]
@@ -69,37 +71,28 @@ def pinned_choices(text: str) -> Config | None:
 
 def choose_plan(kernel: Kernel, lanes: int, config: Config | None) -> Plan:
     """The schedule of a kernel; `config` overrules single choices."""
-    chosen = config or Config()
-    hints = axis_hints(kernel)
-    axes = tuple(axis_name(a) for a in kernel.axes)
-    raxes = tuple(axis_name(a) for a in kernel.raxes)
-    kind = access_kind(kernel, axes, raxes, hints)
-    plan = Plan(kind, lanes=chosen.get("lanes", lanes), shift=not _in_place(kernel))
+    chosen, facts = config or Config(), KernelFacts.of(kernel)
+    kind = access_kind(facts)
+    plan = Plan(kind, lanes=chosen.get("lanes", lanes), shift=not _in_place(facts))
     if kind == "points":
-        plan = replace(plan, turn=turned_axis(kernel, axes, hints))
-    points = 1
-    for name in axes:
-        points *= max(hints[name], 1)
-    steps = 1
-    for name in raxes:
-        steps *= max(hints[name], 1)
-    cost = max(1, sum(_price(s) for part in kernel.sections for s in part.body))
+        plan = replace(plan, turn=turned_axis(facts))
+    sizes = example_sizes(facts, facts.axes)
+    steps = prod(example_sizes(facts, facts.raxes))
+    cost = max(1, sum(map(_price, facts.statements)))
     unroll = 1 if kind == "points" else 4
     plan = replace(plan, unroll=chosen.get("unroll", unroll))
-    static = all(isinstance(axis_size(a), int) for a in (*kernel.axes, *kernel.raxes))
-    if (static and points * steps * cost < _SERIAL) or chosen.get("serial"):
+    static = all(isinstance(size, int) for size in facts.sizes.values())
+    if (static and prod(sizes) * steps * cost < _SERIAL) or chosen.get("serial"):
         return plan
-    if kind == "points" and not axes:
+    if kind == "points" and not sizes:
         return plan
-    return _shared(plan, kernel, axes, [hints[a] for a in axes], steps, chosen)
+    return _shared(plan, sizes, steps, chosen)
 
 
-def _shared(
-    plan: Plan, kernel: Kernel, axes: tuple[str, ...], sizes: list[int], steps: int, chosen: Config
-) -> Plan:
+def _shared(plan: Plan, sizes: list[int], steps: int, chosen: Config) -> Plan:
     """The plan with threads: which axes they share, and how much each takes."""
     grain = chosen.get("grain", _GRAIN)
-    if not axes:
+    if not sizes:
         # all that is left is what is stored in loops
         return replace(plan, fuse=1, piece=grain)
     if plan.kind == "rows":
@@ -116,7 +109,7 @@ def _shared(
     if (
         plan.kind == "points"
         and plan.turn < 0
-        and (not outer or (rest >= 2 * grain and _product(outer) < _TASKS))
+        and (not outer or (rest >= 2 * grain and prod(outer) < _TASKS))
     ):
         piece = grain
         outer.append(-(-rest // grain))
@@ -125,82 +118,56 @@ def _shared(
     while fuse < len(outer) and tasks < _TASKS:
         tasks *= max(outer[fuse], 1)
         fuse += 1
-    each = rest * _product(outer[fuse:])
+    each = rest * prod(outer[fuse:])
     return replace(plan, fuse=fuse, group=max(1, min(grain // max(each, 1), max(1, tasks // 4))), piece=piece)
-
-
-def _product(values: list[int]) -> int:
-    found = 1
-    for value in values:
-        found *= max(value, 1)
-    return found
 
 
 def _price(stmt: Statement) -> int:
     return COST.get(stmt.op, 24 if stmt.op in MATH else 1)
 
 
-def axis_hints(kernel: Kernel) -> dict[str, int]:
-    """The extent of each axis, or an example of it."""
-    found: dict[str, int] = {}
-    for place, variable in enumerate((*kernel.axes, *kernel.raxes)):
-        size = axis_size(variable)
-        given = kernel.size_hints[place] if place < len(kernel.size_hints) else 512
-        found[axis_name(variable)] = size if isinstance(size, int) else given
-    return found
+def example_sizes(facts: KernelFacts, axes: Iterable[str]) -> list[int]:
+    """The extent of each axis, or an example of it; at least one."""
+    return [max(facts.hints[axis], 1) for axis in axes]
 
 
-def _in_place(kernel: Kernel) -> bool:
-    """Whether a buffer is read and written, so that no place may be written twice."""
-    local = {b.name for b in kernel.row_buffers}
-    stmts = [s for part in kernel.sections for s in part.body]
-    written = {s.buffer for s in stmts if isinstance(s, Store)} - local
-    read = (s.buffer for s in stmts if isinstance(s, Load))
-    return bool(kernel.aliases) or any(buffer in written for buffer in read)
+def _in_place(facts: KernelFacts) -> bool:
+    """Whether a buffer is read and written, so that no element may be written twice."""
+    read = {access.buffer for access in facts.accesses if not access.is_store}
+    return bool(facts.kernel.aliases) or not read.isdisjoint(facts.written)
 
 
-def access_kind(kernel: Kernel, axes: tuple[str, ...], raxes: tuple[str, ...], hints: dict[str, int]) -> str:
+def access_kind(facts: KernelFacts) -> str:
     """Where neighbours in memory lie: along the last loop (`rows`), or along the last axis (`columns`)."""
-    if not raxes:
+    if not facts.raxes:
         return "points"
-    if not axes:
+    if not facts.axes:
         return "rows"
-    along = _unit_accesses(kernel, raxes[-1], axes[-1])
-    apart = _unit_accesses(kernel, axes[-1], raxes[-1])
-    if any(s.op == "scan" for part in kernel.sections for s in part.body):
+    axis, raxis = facts.axes[-1], facts.raxes[-1]
+    along, apart = _contiguous_accesses(facts, raxis, axis), _contiguous_accesses(facts, axis, raxis)
+    if any(isinstance(stmt, Scan) for stmt in facts.statements):
         return "columns" if apart > along else "rows"
-    if apart > along or (hints[raxes[-1]] < 12 and hints[axes[-1]] >= 16 and apart + along > 0):
+    if apart > along or (facts.hints[raxis] < 12 and facts.hints[axis] >= 16 and apart + along > 0):
         return "columns"
     return "rows"
 
 
-def turned_axis(kernel: Kernel, axes: tuple[str, ...], hints: dict[str, int]) -> int:
+def turned_axis(facts: KernelFacts) -> int:
     """The axis along which something is contiguous that is not so along the last one; -1 if there is none."""
-    if len(axes) < 2 or hints[axes[-1]] < TILE:
+    if len(facts.axes) < 2 or facts.hints[facts.axes[-1]] < TILE:
         return -1
-    for section in kernel.sections:
-        for stmt in section.body:
-            if not isinstance(stmt, (Load, Store)) or _step(stmt.index, axes[-1]) in (0, 1, None):
-                continue
-            for place, name in enumerate(axes[:-1]):
-                if _step(stmt.index, name) == 1 and hints[name] >= TILE:
-                    return place
+    for access in facts.all_accesses:
+        if access.strides.get(facts.axes[-1], 0) in (0, 1, None):
+            continue
+        for number, name in enumerate(facts.axes[:-1]):
+            if access.is_contiguous(name) and facts.hints[name] >= TILE:
+                return number
     return -1
 
 
-def _unit_accesses(kernel: Kernel, name: str, other: str) -> int:
+def _contiguous_accesses(facts: KernelFacts, axis: str, other: str) -> int:
     """Accesses in loops that are contiguous along an axis; those that do not move along the other one, and
     so are few, count little.
     """
-    found = 0
-    for section in kernel.sections:
-        if not section.looped:
-            continue
-        for stmt in section.body:
-            if isinstance(stmt, (Load, Store)) and _step(stmt.index, name) == 1:
-                found += 1 if _step(stmt.index, other) == 0 else 4
-    return found
-
-
-def _step(index: IndexLike | Index, name: str) -> IndexLike | None:
-    return coefficient(index, name)
+    found = (access for access in facts.all_accesses if access.looped and access.is_contiguous(axis))
+    return sum(4 if other in access.strides else 1 for access in found)

@@ -7,15 +7,13 @@ one that knows the architecture. Only build workers import this: it imports Trit
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.base.process import run_program
-from polyfuse.base.settings import environment
+from polyfuse_cuda.toolchain import programs
 
 __all__ = ["choose_assembler", "own_assembler"]
 
@@ -52,14 +50,13 @@ def choose_assembler(arch: int, driver: int) -> Any:
 
 
 def _others() -> Iterator[Any]:
-    """Every assembler there is: Triton's, that of an installed CUDA, and the one on the search path."""
+    """Every assembler there is: Triton's, and those of installed toolkits."""
     from triton import knobs
 
     yield knobs.nvidia.ptxas
     yield knobs.nvidia.ptxas_blackwell
-    home = environment("CUDA_HOME", "/usr/local/cuda")
-    for path in (str(Path(home) / "bin" / "ptxas"), shutil.which("ptxas")):
-        tool = knobs.NvidiaTool.from_path(path) if path else None
+    for path in programs("ptxas"):
+        tool = knobs.NvidiaTool.from_path(path)
         if tool is not None:
             yield tool
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from polyfuse.base.digest import stable_json
 
-__all__ = ["PRODUCT", "WORKSPACE", "Extent", "KernelMeta", "MetaArg", "is_product"]
+__all__ = ["PRODUCT", "WORKSPACE", "Extent", "KernelMeta", "MetaArg", "is_matmul"]
 
 Extent = int | str
-"""A whole number, or a Python expression over names of size arguments: integers with + - * // % ( ), and
+"""An integer, or a Python expression over names of size arguments: integers with + - * // % ( ), and
 calls of `min` and `max`."""
 
 
@@ -95,6 +95,6 @@ class KernelMeta:
         )
 
 
-def is_product(meta: KernelMeta) -> bool:
+def is_matmul(meta: KernelMeta) -> bool:
     """Whether a kernel is a matrix product."""
     return any(name == PRODUCT for name, _ in meta.constexprs)

@@ -12,9 +12,9 @@ from typing import Any
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.base.settings import environment
 from polyfuse.plugin import Source
+from polyfuse_cuda.gpu import known_gpu
 from polyfuse_triton.build.artifact import Artifact, Variant, entry_name, write_unit
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
-from polyfuse_triton.target import shared_limit
 
 __all__ = ["build", "build_in_worker", "warm_up"]
 
@@ -84,7 +84,7 @@ def _build_one(source: Source, folder: Path, options: Mapping[str, Any]) -> Arti
             raise
         except Exception as error:
             raise _as_build_error(error, source, arch) from error
-        limit = shared_limit(arch)
+        limit = known_gpu(arch).shared_bytes
         if made.shared_bytes > limit:
             raise KernelBuildError(
                 f"kernel {source.name} needs {made.shared_bytes} bytes of shared memory, and sm_{arch} has "

@@ -1,4 +1,4 @@
-"""Device functions by which programs that run at the same time tell each other what they found.
+"""Device functions by which programs that run at the same time exchange what they found.
 
 A word says by itself whether it is there: its upper half is a mark, its lower half the bits of a number. So
 no order among stores and loads has to be kept, and a number of 64 bits takes two words.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-__all__ = ["heard", "tell"]
+__all__ = ["wait_for", "publish"]
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def _put(place: tl.tensor, half: tl.tensor) -> None:
 
 
 @triton.jit
-def tell(place: tl.tensor, apart: tl.tensor, value: tl.tensor) -> None:
+def publish(place: tl.tensor, apart: tl.tensor, value: tl.tensor) -> None:
     """Put a number at a place, its upper half, where it has one, so many words behind."""
     if value.dtype.primitive_bitwidth == 64:
         bits = value.to(tl.int64, bitcast=True)
@@ -44,7 +44,7 @@ def _awaited(places: tl.tensor, mask: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def heard(places: tl.tensor, mask: tl.tensor, apart: tl.tensor, like: tl.tensor) -> tl.tensor:
+def wait_for(places: tl.tensor, mask: tl.tensor, apart: tl.tensor, like: tl.tensor) -> tl.tensor:
     """The numbers at several places, of the type of another number, when all have been put there; where
     `mask` is false, any.
     """

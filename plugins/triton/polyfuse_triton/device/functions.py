@@ -11,7 +11,7 @@ import triton.language as tl
 
 from polyfuse_triton.device import combine
 from polyfuse_triton.device.atomics import atomic_update
-from polyfuse_triton.device.chains import heard, tell
+from polyfuse_triton.device.chains import publish, wait_for
 from polyfuse_triton.device.combine import *  # noqa: F403
 from polyfuse_triton.device.libdevice import anywhere, libdevice, quick_exp2
 from polyfuse_triton.device.philox import random_bits, random_normal, random_uniform
@@ -27,7 +27,7 @@ __all__ = [
     "divide_scaled",
     "float_floor_div",
     "float_remainder",
-    "heard",
+    "wait_for",
     "index_div",
     "index_mod",
     "int_floor_div",
@@ -46,7 +46,7 @@ __all__ = [
     "sigmoid",
     "sign",
     "sort_key",
-    "tell",
+    "publish",
     "to_f8e4m3",
     "to_f8e4m3_nan",
     "to_f8e5m2",

@@ -97,7 +97,7 @@ class _Kernel:
         source = Source(name, self.out.text(), "triton", meta=meta.text())
         return Written(source, tuple(a.name for a in self.arrays), tuple(self.symbols.values()))
 
-    # --- pieces of text --------------------------------------------------------------------------------
+    # --- parts of the text --------------------------------------------------------------------------------
 
     def at(self, array: Array, *places: str) -> str:
         """The address of an element, or of several; scalars should have 64 bits."""
@@ -142,16 +142,16 @@ class _Kernel:
             self.line(f"nmt = n0 + nt < {size}")
         self.line("n64 = tl.cast(n0, tl.int64)")
 
-    def masks(self, name: str, turned: bool = False) -> str:
-        """The name of the mask of queries (`m`) or keys (`n`, turned: down the rows); empty where tiles are
-        full.
+    def masks(self, name: str, transposed: bool = False) -> str:
+        """The name of the mask of queries (`m`) or keys (`n`; transposed: down the rows); empty for full
+        tiles.
         """
         size, block = {
             "m": (self.problem.queries, self.tiles.queries),
             "n": (self.problem.keys, self.tiles.keys),
         }[name]
         full = isinstance(size, int) and size % block == 0
-        return "" if full else f"{name}m" + ("t" if turned else "")
+        return "" if full else f"{name}m" + ("t" if transposed else "")
 
     def depth_masks(self) -> dict[str, str]:
         """Names of the masks of columns and rows of operands, empty where they are full."""
@@ -178,20 +178,20 @@ class _Kernel:
         return masks
 
     def begin_list(self, item: Blocks, row: str, step: int, block: int, limit: str) -> str:
-        """Define where a list is, and give the head of the loop over it in pieces of `step`."""
+        """Define where a list is, and give the head of the loop over it in steps of `step`."""
         p = self.problem
         batch = "0" if p.mask_batch == 1 else "b64"
         head = "0" if p.mask_heads == 1 else "h64"
         self.line(f"count = tl.load({self.at(item.count, batch, head, row)})")
         self.line(f"places = {self.at(item.index, batch, head, row, '0')}")
         many = block // step
-        pieces = "count" if many == 1 else f"count * {many}"
+        blocks = "count" if many == 1 else f"count * {many}"
         # a block may be longer than all there is
-        short = f"tl.minimum(tl.minimum(count, {limit}) * {many}, {limit})" if many > 1 else pieces
-        return f"for i in range(0, {short if block >= 1 << 24 else pieces}):"
+        short = f"tl.minimum(tl.minimum(count, {limit}) * {many}, {limit})" if many > 1 else blocks
+        return f"for i in range(0, {short if block >= 1 << 24 else blocks}):"
 
     def step_list(self, item: Blocks, name: str, step: int, block: int) -> None:
-        """Define where the next piece begins."""
+        """Define where the next block begins."""
         many, stride = block // step, _text(item.index.stride[3])
         place = "i" if many == 1 else f"i // {many}"
         inside = "" if many == 1 else f" + i % {many} * {step}"
@@ -312,9 +312,9 @@ def query_gradient_source(
                 kernel.step_list(item, "n", tiles.keys, problem.key_block)
                 kernel.place_keys()
                 key, value = _shared(kernel, k, "n64"), _shared(kernel, v, "n64")
-                turned = kernel.masks("n", True)
-                line(f"kn = {kernel.load(k, key, 'nt', 'dc', (turned, masks['dc']))}")
-                line(f"vn = {kernel.load(v, value, 'nt', 'vc', (turned, masks['vc']))}")
+                transposed = kernel.masks("n", True)
+                line(f"kn = {kernel.load(k, key, 'nt', 'dc', (transposed, masks['dc']))}")
+                line(f"vn = {kernel.load(v, value, 'nt', 'vc', (transposed, masks['vc']))}")
                 line("kt = tl.trans(kn)")
                 line("vt = tl.trans(vn)")
                 _gradients(kernel, scores, item.whole, False)
@@ -375,11 +375,11 @@ def key_gradient_source(
                         scores.add(added, "keep" if kernel.counted(item.whole, True) else "")
                     line(f"dv = tl.dot(tl.trans(p).to({kind}), gt, dv{kernel.precision})")
                     line(f"dk = tl.dot(tl.trans(ds).to({kind}), qt, dk{kernel.precision})")
-        turned = kernel.masks("n", True)
+        transposed = kernel.masks("n", True)
         for result, name, columns in ((to_keys, f"dk * {p.scale!r}", "dc"), (to_values, "dv", "vc")):
             first = kernel.at(result, "kb64", "kh64", "n64", "0")
             place = f"nt * {_text(result.stride[2])} + {columns} * {_text(result.stride[3])}"
-            mask = " & ".join(m for m in (turned, masks[columns]) if m)
+            mask = " & ".join(m for m in (transposed, masks[columns]) if m)
             given = f", mask={mask}" if mask else ""
             line(f"tl.store({first} + ({place}), ({name}).to({triton_type(result.dtype)}){given})")
 
@@ -457,7 +457,7 @@ def _store_row(kernel: _Kernel, array: Array, text: str) -> None:
 
 
 def _limit(kernel: _Kernel, name: str) -> str:
-    """The number of pieces that there are at all."""
+    """The number of blocks that there are at all."""
     p = kernel.problem
     text = kernel.counts("NBLOCK", p.keys) if name == "n" else kernel.counts("MBLOCK", p.queries)
     return f"tl.cast({text}, tl.int32)"

@@ -41,7 +41,7 @@ _LONGEST_DEPTH = 256
 _SHARED_OF_LARGE = 200_000
 """Shared memory above which the largest tiles fit."""
 _LISTS, _QUERY_LISTS = (2, 6), (6, 10)
-"""Places of lists of keys, and of lists of queries, in a block mask."""
+"""Coordinates of lists of keys, and of lists of queries, in a block mask."""
 
 
 def flex_attention(

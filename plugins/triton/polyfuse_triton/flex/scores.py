@@ -32,7 +32,7 @@ _STAND_INS = tuple(Load(name, name, 0, DType.f32) for name in (SCORE, GRADIENT))
 """What defines the names that the kernel's own values take."""
 
 
-class _Places:
+class _Coordinates:
     """Where the functions are computed: a tile of queries by keys of one batch and head."""
 
     def __init__(self, problem: Problem, blocks: tuple[int, int]) -> None:
@@ -88,9 +88,11 @@ class Scores:
             for name, size, block in zip("mn", (problem.queries, problem.keys), blocks, strict=True)
         )
         plan = Plan(tiles, None, ("b", "h"), (), False, 4, 1)
-        self.places = _Places(problem, blocks)
+        self.coordinates = _Coordinates(problem, blocks)
         self._out, self._arguments = out, arguments
-        self._scope = MemoryScope(kernel, KernelFacts.of(kernel), plan, self.places, out, arguments, prefix)
+        self._scope = MemoryScope(
+            kernel, KernelFacts.of(kernel), plan, self.coordinates, out, arguments, prefix
+        )
 
     def before(self, *varying: str) -> None:
         """Write what does not change in a loop, which changes the axes `varying` and all scores."""
@@ -131,7 +133,7 @@ class Scores:
         ]
         place = " + ".join(terms) if terms else "0"
         shape = f"tl.zeros([{', '.join(f'{n.upper()}BLOCK' if n in dims else '1' for n in 'mn')}], tl.int64)"
-        masks = [scope.typed(inside), *self.places.mask(dims)]
+        masks = [scope.typed(inside), *self.coordinates.mask(dims)]
         target = f"{self._arguments[item.array.name]} + ({shape} + {place})"
         out.line(f'tl.atomic_add({target}, {text}, mask={" & ".join(masks)}, sem="relaxed")')
 

@@ -10,14 +10,10 @@ from __future__ import annotations
 
 import re
 
-from polyfuse_triton.launch.services import driver_version
-
-__all__ = ["OLDEST", "driver_starts_early", "is_waiting", "waiting"]
+__all__ = ["OLDEST", "is_waiting", "waiting"]
 
 OLDEST = 90
 """The oldest architecture that can."""
-_DRIVER = 12030
-"""The driver's version of CUDA since which such launches can be recorded in graphs."""
 _ENTRY = re.compile(r"^\.visible \.entry [^{]*\{\n", re.MULTILINE)
 _BEFORE_CODE = re.compile(r"\s*(\.|//|\$?\w+:|$)")
 _WAIT = "\tgriddepcontrol.wait;\n"
@@ -39,8 +35,3 @@ def waiting(ptx: str) -> str:
 def is_waiting(ptx: str) -> bool:
     """Whether that was done to a program."""
     return _WAIT in ptx
-
-
-def driver_starts_early(library: str) -> bool:
-    """Whether the driver, named or by its path, takes launches of that kind in streams and in graphs."""
-    return driver_version(library) >= _DRIVER

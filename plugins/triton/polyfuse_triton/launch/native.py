@@ -15,9 +15,9 @@ from polyfuse.base.files import publish_folder, scratch_folder
 from polyfuse.base.process import run_program
 from polyfuse.base.settings import environment
 from polyfuse.plugin import Launchable
+from polyfuse_cuda.driver import has_dependent_launch
 from polyfuse_triton.build.artifact import Artifact
 from polyfuse_triton.build.meta import KernelMeta
-from polyfuse_triton.launch.dependent_launch import driver_starts_early
 from polyfuse_triton.launch.expressions import postfix
 from polyfuse_triton.launch.services import Services
 
@@ -123,7 +123,7 @@ class NativeLauncher:
             raise KernelLoadError(
                 f"the driver cannot be used ({missing.decode()})", "install the driver of the GPU"
             )
-        self._starts_early = driver_starts_early(services.driver)
+        self._dependent_launch = has_dependent_launch(services.driver)
         self._make = self._library.pf_kernel
         self._make.restype = ctypes.py_object
         self._make.argtypes = [ctypes.POINTER(_Spec)]
@@ -148,7 +148,7 @@ class NativeLauncher:
                 v.num_warps * 32,
                 v.scratch_bytes,
                 v.scratch_align,
-                int(v.starts_early and self._starts_early),
+                int(v.starts_early and self._dependent_launch),
                 b"",
                 0,
             )

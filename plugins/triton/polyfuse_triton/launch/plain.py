@@ -10,38 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polyfuse.base.errors import KernelLoadError
 from polyfuse.plugin import Launchable
+from polyfuse_cuda.driver import EARLIER_ERROR, MAX_DYNAMIC_SHARED, NON_PORTABLE_CLUSTER, USUAL_SHARED, Driver
+from polyfuse_cuda.launch import (
+    CLUSTER_DIMENSION,
+    CLUSTER_SCHEDULING,
+    COOPERATIVE,
+    DEPENDENT_LAUNCH,
+    launch,
+    parameters,
+)
 from polyfuse_triton.build.artifact import Artifact, Variant
-from polyfuse_triton.launch.dependent_launch import driver_starts_early
 from polyfuse_triton.launch.expressions import evaluate, postfix
 from polyfuse_triton.launch.native import letters
 from polyfuse_triton.launch.services import Services
 
 __all__ = ["PlainLauncher"]
 
-_MAJOR, _MINOR = 75, 76
-_MAX_DYNAMIC_SHARED, _NON_PORTABLE_CLUSTER = 8, 14
-_COOPERATIVE, _CLUSTER_DIMENSION, _CLUSTER_SCHEDULING = 2, 4, 5
-_PROGRAMMATIC_STREAM_SERIALIZATION = 6
-_USUAL_SHARED = 48 * 1024
+_NEEDED = ("cuGetErrorName", "cuGetErrorString", "cuLaunchKernel", "cuModuleLoadData")
 _WORDS_ALIGN = 16
 _LARGEST = (2**31 - 1, 65535, 65535)
-
-
-class _Attribute(ctypes.Structure):
-    _fields_ = (("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_int * 16))
-
-
-class _Config(ctypes.Structure):
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("count", ctypes.c_uint),
-    )
 
 
 @dataclass(frozen=True)
@@ -58,15 +46,8 @@ class PlainLauncher:
 
     def __init__(self, services: Services) -> None:
         self.services = services
-        try:
-            self.driver = ctypes.CDLL(services.driver)
-            for name in ("cuGetErrorName", "cuGetErrorString", "cuLaunchKernel", "cuModuleLoadData"):
-                getattr(self.driver, name)
-        except (OSError, AttributeError) as error:
-            raise KernelLoadError(
-                f"the driver cannot be used ({error})", "install the driver of the GPU"
-            ) from error
-        self.starts_early = driver_starts_early(services.driver)
+        self.driver = Driver.open(services.driver, _NEEDED)
+        self.has_dependent_launch = self.driver.has_dependent_launch()
 
     def kernel(self, artifact: Artifact, folder: Path) -> Launchable:
         """A callable that launches the kernel on the current device and stream."""
@@ -77,28 +58,12 @@ class PlainLauncher:
         assert isinstance(kernel, _Kernel)
         kernel.loaded()
 
-    def why(self, status: int) -> str:
-        """The driver's words for an error."""
-        name, words = ctypes.c_char_p(), ctypes.c_char_p()
-        self.driver.cuGetErrorName(status, ctypes.byref(name))
-        self.driver.cuGetErrorString(status, ctypes.byref(words))
-        return f"{(words.value or b'no reason').decode()} ({(name.value or b'unknown error').decode()})"
-
-    def enter_context(self) -> ctypes.c_void_p:
+    def enter_context(self) -> int:
         """The current context, or the current device's own one, made current."""
-        context = ctypes.c_void_p()
-        if self.driver.cuCtxGetCurrent(ctypes.byref(context)) == 0 and context.value:
+        status, context = self.driver.context()
+        if status == 0 and context:
             return context
-        index, device = self.services.current_device(), ctypes.c_int()
-        status = (
-            self.driver.cuInit(0)
-            or self.driver.cuDeviceGet(ctypes.byref(device), index)
-            or self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
-            or self.driver.cuCtxSetCurrent(context)
-        )
-        if status:
-            raise self.services.load_error(self.why(status), "check `nvidia-smi`")
-        return context
+        return self.driver.enter_context(self.services.current_device())
 
 
 class _Kernel:
@@ -145,41 +110,33 @@ class _Kernel:
         """The kernel in the current context."""
         context = self._launcher.enter_context()
         with self._lock:
-            key = context.value or 0
-            if key not in self._contexts:
-                self._contexts[key] = self._load()
-            return self._contexts[key]
+            if context not in self._contexts:
+                self._contexts[context] = self._load()
+            return self._contexts[context]
 
     def _load(self) -> _Loaded:
-        driver, error = self._launcher.driver, self._launcher.services.load_error
-        device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
-        driver.cuCtxGetDevice(ctypes.byref(device))
-        driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
-        driver.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
-        variant = self._artifact.variant_for(major.value * 10 + minor.value)
+        driver, error, artifact = self._launcher.driver, self._launcher.services.load_error, self._artifact
+        device = driver.device()
+        major, minor = driver.capability(device)
+        variant = artifact.variant_for(major * 10 + minor)
         if variant is None:
             raise error(
-                f"kernel {self._artifact.name} has no code for device {device.value}, of compute capability "
-                f"{major.value}.{minor.value}",
+                f"kernel {artifact.name} has no code for device {device}, of compute capability "
+                f"{major}.{minor}",
                 "name its architecture in the option `triton.target`, or leave it empty",
             )
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        status = driver.cuModuleLoadData(ctypes.byref(module), self._code[variant.file])
-        if not status:
-            symbol = self._artifact.symbol.encode()
-            status = driver.cuModuleGetFunction(ctypes.byref(function), module, symbol)
-            if not status and variant.shared_bytes > _USUAL_SHARED:
-                status = driver.cuFuncSetAttribute(function, _MAX_DYNAMIC_SHARED, variant.shared_bytes)
-            if not status and self._artifact.meta.blocks > 8:
-                status = driver.cuFuncSetAttribute(function, _NON_PORTABLE_CLUSTER, 1)
-            if status:
-                driver.cuModuleUnload(module)
+        attributes = []
+        if variant.shared_bytes > USUAL_SHARED:
+            attributes.append((MAX_DYNAMIC_SHARED, variant.shared_bytes))
+        if artifact.meta.blocks > 8:
+            attributes.append((NON_PORTABLE_CLUSTER, 1))
+        status, function = driver.load_function(self._code[variant.file], artifact.symbol, attributes)
         if status:
             raise error(
-                f"kernel {self._artifact.name} could not be loaded: {self._launcher.why(status)}",
+                f"kernel {artifact.name} could not be loaded: {driver.words(status)}",
                 "delete it from the cache and compile again",
             )
-        return _Loaded(function, device.value, variant)
+        return _Loaded(function, device, variant)
 
     def _start(self, loaded: _Loaded, grid: Sequence[int], values: list[Any], words: int) -> None:
         services, variant = self._launcher.services, loaded.variant
@@ -191,7 +148,7 @@ class _Kernel:
             memory, address = self._memory(words * 8, _WORDS_ALIGN)
             held.append(memory)
             status = int(
-                self._launcher.driver.cuMemsetD8Async(
+                self._launcher.driver.library.cuMemsetD8Async(
                     ctypes.c_uint64(address.value or 0), 0, ctypes.c_size_t(words * 8), stream
                 )
             )
@@ -201,14 +158,12 @@ class _Kernel:
             memory, scratch = self._memory(programs * variant.scratch_bytes, variant.scratch_align)
             held.append(memory)
         values = [*values, scratch, ctypes.c_void_p(0)]
-        pointers = (ctypes.c_void_p * len(values))(
-            *(ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values)
-        )
-        status = status or self._launch(loaded, grid, stream, pointers)
+        packed = parameters(ctypes.addressof(value) for value in values)
+        status = status or self._launch(loaded, grid, stream, packed)
         if status:
             raise services.launch_error(
-                f"kernel {self._artifact.name} could not be launched: {self._launcher.why(status)}",
-                "with POLYFUSE_DEBUG_SYNC=1 an error of an earlier kernel shows at its cause",
+                f"kernel {self._artifact.name} could not be launched: {self._launcher.driver.words(status)}",
+                EARLIER_ERROR,
             )
 
     def _memory(self, size: int, align: int) -> tuple[Any, ctypes.c_void_p]:
@@ -216,34 +171,25 @@ class _Kernel:
         memory = self._launcher.services.allocate(size + align)
         return memory, ctypes.c_void_p(-(-memory.data_ptr() // align) * align)
 
-    def _launch(self, loaded: _Loaded, grid: Sequence[int], stream: Any, pointers: Any) -> int:
-        driver, meta, variant = self._launcher.driver, self._artifact.meta, loaded.variant
-        shape = (grid[0] * meta.blocks, *grid[1:])
-        threads, shared = variant.num_warps * 32, variant.shared_bytes
-        early = variant.starts_early and self._launcher.starts_early
-        if meta.blocks == 1 and not meta.cooperative and not early:
-            return int(
-                driver.cuLaunchKernel(
-                    loaded.function,
-                    *(ctypes.c_uint(n) for n in (*shape, threads, 1, 1, shared)),
-                    stream,
-                    pointers,
-                    None,
-                )
-            )
-        wanted: list[tuple[int, tuple[int, ...]]] = []
+    def _launch(self, loaded: _Loaded, grid: Sequence[int], stream: ctypes.c_void_p, packed: Any) -> int:
+        meta, variant = self._artifact.meta, loaded.variant
+        attributes: list[tuple[int, tuple[int, ...]]] = []
         if meta.cooperative:
-            wanted.append((_COOPERATIVE, (1,)))
+            attributes.append((COOPERATIVE, (1,)))
         if meta.blocks > 1:
-            wanted += [(_CLUSTER_DIMENSION, (meta.blocks, 1, 1)), (_CLUSTER_SCHEDULING, (1,))]
-        if early:
-            wanted.append((_PROGRAMMATIC_STREAM_SERIALIZATION, (1,)))
-        count = len(wanted)
-        attributes = (_Attribute * count)(*(_Attribute(number, 0, values) for number, values in wanted))
-        config = _Config(
-            (ctypes.c_uint * 3)(*shape), (ctypes.c_uint * 3)(threads, 1, 1), shared, stream, attributes, count
+            attributes += [(CLUSTER_DIMENSION, (meta.blocks, 1, 1)), (CLUSTER_SCHEDULING, (1,))]
+        if variant.starts_early and self._launcher.has_dependent_launch:
+            attributes.append((DEPENDENT_LAUNCH, (1,)))
+        return launch(
+            self._launcher.driver,
+            loaded.function,
+            (grid[0] * meta.blocks, grid[1], grid[2]),
+            variant.num_warps * 32,
+            variant.shared_bytes,
+            stream,
+            packed,
+            attributes,
         )
-        return int(driver.cuLaunchKernelEx(ctypes.byref(config), loaded.function, pointers, None))
 
     def _convert(self, place: int, given: Any) -> Any:
         letter = self._letters[place]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,10 +9,9 @@ from functools import cache
 from typing import Any
 
 from polyfuse.base.errors import KernelLaunchError, KernelLoadError
+from polyfuse_cuda.driver import DRIVER
 
-__all__ = ["DRIVER", "Services", "driver_version", "torch_services"]
-
-DRIVER = "libcuda.so.1"
+__all__ = ["Services", "torch_services"]
 
 
 @dataclass(frozen=True)
@@ -42,19 +40,6 @@ class Services:
     annotate: Callable[[str], AbstractContextManager[Any]]
     load_error: type[Exception] = KernelLoadError
     launch_error: type[Exception] = KernelLaunchError
-
-
-def driver_version(library: str = DRIVER) -> int:
-    """The version of CUDA that a driver supports, 12030 for 12.3; 0 without a driver.
-
-    Asking this does not initialise the driver.
-    """
-    found = ctypes.c_int(0)
-    try:
-        status = ctypes.CDLL(library).cuDriverGetVersion(ctypes.byref(found))
-    except (OSError, AttributeError):
-        return 0
-    return found.value if status == 0 else 0
 
 
 @cache

@@ -16,7 +16,7 @@ from polyfuse_triton.loops.indexing import Indexer, Variable
 from polyfuse_triton.reductions.row_splits import ticket
 from polyfuse_triton.tiling.plan import Dim, Plan
 
-__all__ = ["Places", "Surroundings", "host_text", "needed", "renamed"]
+__all__ = ["Coordinates", "Position", "host_text", "needed", "renamed"]
 
 _WIDE = 16
 """Elements of the widest access."""
@@ -61,7 +61,7 @@ class _Step:
     count: IndexLike
 
 
-class Surroundings(Protocol):
+class Position(Protocol):
     """What statements ask of the place where they stand."""
 
     def variable(self, name: str) -> Variable:
@@ -89,7 +89,7 @@ def needed(definitions: Mapping[str, str], texts: Iterable[str]) -> list[str]:
     return found[::-1]
 
 
-class Places:
+class Coordinates:
     """Axes as names, and the lines that define them.
 
     Which lines are needed is only known once the statements that use them have been written: `lines` gives
@@ -129,7 +129,7 @@ class Places:
         A mask whose border may lie anywhere keeps accesses from being wide; without one they are.
         """
         dims = self.plan.dims
-        if len(dims) != 1 or dims[0] not in self.plan.placed or dims[0].is_full or dims[0].is_one:
+        if len(dims) != 1 or dims[0] not in self.plan.program_dims or dims[0].is_full or dims[0].is_one:
             return False
         return not (isinstance(dims[0].extent, int) and dims[0].extent % _WIDE == 0)
 
@@ -198,7 +198,7 @@ class Places:
     def _steps(self) -> Sequence[_Step]:
         """What the number of a program counts, fastest first."""
         steps = []
-        for dim in reversed(self.plan.placed):
+        for dim in reversed(self.plan.program_dims):
             count: IndexLike = 1 if dim.is_one else (dim.extent + (dim.block - 1)) // dim.block
             if isinstance(dim.extent, int) and dim.extent == 0:
                 count = 0
@@ -255,7 +255,7 @@ class Places:
         wide = not is_less(dim.extent, (1 << 31) - dim.block)
         dims = frozenset((n,))
         looped = dim is self.plan.reduced and self.plan.walks
-        if dim.is_one or (dim not in self.plan.placed and not looped):
+        if dim.is_one or (dim not in self.plan.program_dims and not looped):
             self._definitions[n] = arange
             self._definitions[f"{n}m"] = f"{n} < {self.extent(dim.extent)}"
             self._variables[n] = Variable(n, dims, "", n, dim.block)

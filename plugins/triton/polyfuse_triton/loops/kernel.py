@@ -11,10 +11,10 @@ from polyfuse.kit import KernelFacts, Writer
 from polyfuse.plugin import Source
 from polyfuse_triton.build.meta import WORKSPACE
 from polyfuse_triton.loops.aliases import with_late_stores
-from polyfuse_triton.loops.coordinates import Places, renamed
+from polyfuse_triton.loops.coordinates import Coordinates, renamed
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
-from polyfuse_triton.reductions.joining import Join
+from polyfuse_triton.reductions.cluster import Join
 from polyfuse_triton.reductions.lookback import LookBack
 from polyfuse_triton.reductions.passes import with_fewer_passes
 from polyfuse_triton.reductions.reduce import Accumulator, reduce_whole
@@ -54,7 +54,7 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
         kernel = with_late_stores(with_fewer_passes(kernel))
     arguments = parameter_names(kernel)
     facts = KernelFacts.of(kernel)
-    places = Places(plan, facts, arguments)
+    coordinates = Coordinates(plan, facts, arguments)
     moved = renamed(kernel, plan, facts)
     out = Writer()
     constants = tuple((dim.constant, dim.block) for dim in plan.dims)
@@ -62,17 +62,17 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     parameters = [*arguments.values(), *shared, *(f"{name}: tl.constexpr" for name, _ in constants)]
 
     def write(prefix: str) -> None:
-        scope = MemoryScope(moved, KernelFacts.of(moved), plan, places, out, arguments, prefix)
-        sections = _Sections(moved, scope, places)
+        scope = MemoryScope(moved, KernelFacts.of(moved), plan, coordinates, out, arguments, prefix)
+        sections = _Sections(moved, scope, coordinates)
         if plan.groups is None:
             sections.write()
         else:
             sections.write_group()
 
     with out.indented(), out.detached() as lines:
-        if places.worth_two_ways:
-            out.line(f"if {places.is_inside()}:")
-            with out.indented(), places.without_masks():
+        if coordinates.worth_two_ways:
+            out.line(f"if {coordinates.is_inside()}:")
+            with out.indented(), coordinates.without_masks():
                 write("w")
             out.line("else:")
             with out.indented():
@@ -82,25 +82,25 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     out.line("@triton.jit")
     out.line(f"def {Source.SYMBOL}({', '.join(parameters)}):")
     with out.indented():
-        for line in places.lines(lines):
+        for line in coordinates.lines(lines):
             out.line(line)
         if not lines:
             out.line("pass")
     out.add(lines)
-    grid = places.grid()
+    grid = coordinates.grid()
     programs = grid
     if plan.joins:
-        programs = grid * plan.pieces if isinstance(grid, int) else f"({grid}) * {plan.pieces}"
+        programs = grid * plan.chunks if isinstance(grid, int) else f"({grid}) * {plan.chunks}"
     zeroed = words(kernel, programs) if plan.is_shared else 0
-    return KernelText(out.text(), tuple(arguments.values()), constants, grid, zeroed, plan.pieces)
+    return KernelText(out.text(), tuple(arguments.values()), constants, grid, zeroed, plan.chunks)
 
 
 class _Sections:
     """Writes the sections of a kernel in order."""
 
-    def __init__(self, kernel: Kernel, scope: MemoryScope, places: Places) -> None:
+    def __init__(self, kernel: Kernel, scope: MemoryScope, coordinates: Coordinates) -> None:
         self._kernel = kernel
-        self._places = places
+        self._coordinates = coordinates
         self._scope = scope
         self._plan = scope.plan
         self._looping = scope.plan.walks or bool(scope.plan.serial)
@@ -119,7 +119,7 @@ class _Sections:
     def write_group(self) -> None:
         """All sections for one row of a group after the other, and the sums that they leave."""
         scope, out = self._scope, self._scope.out
-        head, inside, behind = self._places.group_lines()
+        head, inside, behind = self._coordinates.group_lines()
         with out.detached() as body, out.indented(1):
             self.write()
         for line in scope.sums.begin():
@@ -154,7 +154,7 @@ class _Sections:
         self._scope.values.update(zip(stmt.targets, found, strict=True))
 
     def _loop(self, number: int, section: Section) -> None:
-        """A section as a loop over pieces of its reduction axes."""
+        """A section as a loop over chunks of its reduction axes."""
         scope, out = self._scope, self._scope.out
         scope.before_loop(section.body)
         self._note_reads(number)
@@ -186,11 +186,11 @@ class _Sections:
         scope, plan = self._scope, self._plan
         heads = []
         for number, name in enumerate(plan.serial):
-            size = scope.places.extent(scope.facts.sizes[name])
+            size = scope.coordinates.extent(scope.facts.sizes[name])
             heads.append(f"for q{number} in range(0, {size}):")
         if plan.walks:
             assert plan.reduced is not None
-            extent = scope.places.extent(plan.reduced.extent)
+            extent = scope.coordinates.extent(plan.reduced.extent)
             heads.append(f"for r0 in range(0, {extent}, {plan.reduced.constant}):")
         return heads
 
@@ -200,7 +200,7 @@ class _Sections:
             with out.indented(depth):
                 out.line(head)
         with out.indented(len(heads)):
-            for line in self._places.loop_lines(body):
+            for line in self._coordinates.loop_lines(body):
                 out.line(line)
             if not body:
                 out.line("pass")

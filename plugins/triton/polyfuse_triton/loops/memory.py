@@ -85,7 +85,7 @@ class MemoryScope(Scope):
             alone = self._by_one_thread(dims)
             self._loaded.setdefault(self._memory(buffer), set()).add((index, alone))
         pointer = self.spread(address.of(self.arguments[buffer]), address.dims, dims)
-        masks = list(self.places.mask(dims))
+        masks = list(self.coordinates.mask(dims))
         extra = self.elsewhere(dims, stmt.dtype) if masks else ""
         if masked:
             masks.insert(0, self.typed(operands[count]))
@@ -162,7 +162,7 @@ class MemoryScope(Scope):
         dims = address.dims.union(value.dims, *(m.dims for m in mask))
         if stmt.mode == CHECK_MODE and self.kernel.device != "cpu":
             # the host cannot look at the status without waiting: the device stops by itself
-            wrong = " & ".join((self.typed(operands[-1]), *self.places.mask(operands[-1].dims)))
+            wrong = " & ".join((self.typed(operands[-1]), *self.coordinates.mask(operands[-1].dims)))
             self.out.line(f'tl.device_assert({wrong} == 0, "{_FAILED}")')
             return
         if stmt.mode not in ("set", CHECK_MODE):
@@ -171,7 +171,7 @@ class MemoryScope(Scope):
             self._update(stmt, address, value, mask, dims)
             return
         pointer = self.spread(address.of(self.arguments[buffer]), address.dims, dims)
-        masks = [*(self.typed(m) for m in mask), *self.places.mask(dims)]
+        masks = [*(self.typed(m) for m in mask), *self.coordinates.mask(dims)]
         text = f", mask={' & '.join(masks)}" if masks else ""
         self.out.line(f"tl.store({pointer}, {self.typed(value)}{text})")
         if not masked and not count:
@@ -186,7 +186,7 @@ class MemoryScope(Scope):
         """Add what a program has summed up to places that are its own."""
         address = self.indexer().address(stmt.index)
         pointer = self.spread(address.of(self.arguments[stmt.buffer]), address.dims, self._everywhere)
-        masks = self.places.mask(self._everywhere)
+        masks = self.coordinates.mask(self._everywhere)
         mask = f", mask={' & '.join(masks)}" if masks else ""
         self.out.line(f"tl.store({pointer}, tl.load({pointer}{mask}) + {total}{mask})")
 
@@ -208,7 +208,7 @@ class MemoryScope(Scope):
                 f"kernel {self.kernel.name} adds to one place from several threads, in any order",
                 "switch deterministic algorithms off, or let eager mode do it",
             )
-        masks = [*(self.typed(m) for m in mask), *self.places.mask(dims)]
+        masks = [*(self.typed(m) for m in mask), *self.coordinates.mask(dims)]
         if stmt.dtype in _HARDWARE.get(mode, ()):
             pointer = self.spread(address.of(self.arguments[buffer]), address.dims, dims)
             text = f", mask={' & '.join(masks)}" if masks else ""
@@ -217,6 +217,8 @@ class MemoryScope(Scope):
         offset = self.spread(address.text(), address.dims, dims)
         values = self.spread(self.typed(value), value.dims, dims)
         condition = " & ".join(masks) if masks else "tl.full((), True, tl.int1)"
-        had = frozenset[str]().union(*(m.dims for m in mask), (d for d in dims if self.places.mask((d,))))
+        had = frozenset[str]().union(
+            *(m.dims for m in mask), (d for d in dims if self.coordinates.mask((d,)))
+        )
         condition = self.spread(condition, had, dims)
         self.out.line(f'atomic_update({self.arguments[buffer]}, {offset}, {values}, {condition}, "{mode}")')

@@ -147,7 +147,7 @@ def _steps(source: DType, target: DType) -> tuple[DType, ...]:
     if target.is_float and target.itemsize < 4:
         return (target,) if source is DType.f32 else (DType.f32, target)
     if source.is_float and target.is_integer and target.itemsize < 4:
-        # through a wider whole number, so that what does not fit wraps
+        # through a wider integer, so that what does not fit wraps
         return (DType.i32 if target.is_signed else DType.i64, target)
     return (target,)
 

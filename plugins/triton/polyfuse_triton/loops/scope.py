@@ -26,7 +26,7 @@ from polyfuse.kit import KernelFacts, Writer
 from polyfuse.kit.spans import Span, fits_i32, span_of
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.dtypes import inline_literal, literal, triton_type
-from polyfuse_triton.loops.coordinates import Surroundings
+from polyfuse_triton.loops.coordinates import Position
 from polyfuse_triton.loops.indexing import Indexer, Variable
 from polyfuse_triton.loops.ops import cast_text, is_infix, operation_text
 from polyfuse_triton.loops.quotients import quotient_by, stores_halves
@@ -34,7 +34,7 @@ from polyfuse_triton.tiling.plan import Plan
 
 __all__ = ["Scope", "Value"]
 
-_KEPT_TYPES = (DType.f32, DType.f64, DType.i32, DType.i64)
+_NARROWED_TYPES = (DType.f32, DType.f64, DType.i32, DType.i64)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Scope:
         kernel: Kernel,
         facts: KernelFacts,
         plan: Plan,
-        places: Surroundings,
+        coordinates: Position,
         out: Writer,
         arguments: dict[str, str],
         prefix: str = "v",
@@ -77,7 +77,7 @@ class Scope:
         self.kernel = kernel
         self.facts = facts
         self.plan = plan
-        self.places = places
+        self.coordinates = coordinates
         self.out = out
         self.arguments = arguments
         self.values: dict[str, Value] = {}
@@ -193,7 +193,7 @@ class Scope:
             if stmt.dtype is DType.i32:
                 return replace(operand, dtype=DType.i32, narrow=False)
             return self.define(cast_text(operand.text, source, stmt.dtype), plain)
-        if stmt.dtype is DType.i64 and fits_i32(plain.span) and operand.dtype in _KEPT_TYPES:
+        if stmt.dtype is DType.i64 and fits_i32(plain.span) and operand.dtype in _NARROWED_TYPES:
             text = self.typed(operand)
             if operand.dtype is not DType.i32:
                 return self.define(cast_text(text, operand.dtype, DType.i32), replace(plain, narrow=True))
@@ -255,7 +255,7 @@ class Scope:
     def _any_narrow(values: Sequence[Value]) -> bool:
         return any(v.narrow for v in values)
 
-    # --- places ----------------------------------------------------------------------------------------
+    # --- coordinates ----------------------------------------------------------------------------------------
 
     def indexer(self, indirect: Sequence[Value] = ()) -> Indexer:
         """Text of indices here; `@k` stands for the k-th indirect value."""
@@ -265,7 +265,7 @@ class Scope:
                 value = indirect[int(name[1:])]
                 text = self.typed(value) if value.constant is not None else value.text
                 return Variable(text, value.dims, wide=not value.narrow)
-            return self.places.variable(name)
+            return self.coordinates.variable(name)
 
         return Indexer(find, self.arguments)
 

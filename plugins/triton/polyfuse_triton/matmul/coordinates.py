@@ -12,16 +12,16 @@ from collections.abc import Iterable, Mapping
 from polyfuse.symbolic import IndexLike, is_less
 from polyfuse_triton.loops.coordinates import host_text, needed
 from polyfuse_triton.loops.indexing import Indexer, Variable
-from polyfuse_triton.matmul.plan import Product, ProductPlan
+from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Dim
 
-__all__ = ["ProductPlaces", "TilePlaces"]
+__all__ = ["MatmulCoordinates", "TileCoordinates"]
 
 
-class ProductPlaces:
+class MatmulCoordinates:
     """Lines that find a program's tile, and the names that they define."""
 
-    def __init__(self, found: Product, plan: ProductPlan, arguments: Mapping[str, str]) -> None:
+    def __init__(self, found: Matmul, plan: MatmulPlan, arguments: Mapping[str, str]) -> None:
         self._found = found
         self._plan = plan
         self._arguments = arguments
@@ -109,10 +109,10 @@ class ProductPlaces:
         return f"{name}_count"
 
 
-class TilePlaces:
+class TileCoordinates:
     """The names of axes in one of the tiles: what its statements ask for."""
 
-    def __init__(self, program: ProductPlaces, names: str, letter: str) -> None:
+    def __init__(self, program: MatmulCoordinates, names: str, letter: str) -> None:
         self._program = program
         self._masks: dict[str, str] = {}
         self._variables = dict(program.batch)

@@ -18,11 +18,11 @@ from polyfuse_triton.loops.coordinates import renamed
 from polyfuse_triton.loops.kernel import KernelText, parameter_names
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
-from polyfuse_triton.matmul.coordinates import ProductPlaces, TilePlaces
-from polyfuse_triton.matmul.plan import Product, ProductPlan
+from polyfuse_triton.matmul.coordinates import MatmulCoordinates, TileCoordinates
+from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.tiling.plan import Plan
 
-__all__ = ["product_text"]
+__all__ = ["matmul_text"]
 
 _ACCURATE = 128
 """Products of 8-bit numbers that Hopper may add up with few bits, as libraries have it."""
@@ -33,7 +33,7 @@ _LONGEST = 1 << 20
 """Longest rows whose steps, as many as a tile has, surely fit in 32 bits."""
 
 
-def product_text(kernel: Kernel, found: Product, plan: ProductPlan) -> KernelText:
+def matmul_text(kernel: Kernel, found: Matmul, plan: MatmulPlan) -> KernelText:
     """The function of a product, named `Source.SYMBOL`."""
     writing = _Writing(kernel, found, plan)
     strides = sizes_in_strides(kernel)
@@ -43,12 +43,12 @@ def product_text(kernel: Kernel, found: Product, plan: ProductPlan) -> KernelTex
         rest = _Writing(kernel, found, slow).function(_UNALIGNED)
         text = writing.function(_ALIGNED) + rest + _two_ways(writing, strides, slow)
     names = tuple(writing.arguments.values())
-    return KernelText(text, names, writing.constants, writing.places.grid())
+    return KernelText(text, names, writing.constants, writing.coordinates.grid())
 
 
-def _two_ways(writing: _Writing, strides: Mapping[str, bool], slow: ProductPlan) -> str:
+def _two_ways(writing: _Writing, strides: Mapping[str, bool], slow: MatmulPlan) -> str:
     """The function that looks at its sizes: rows that begin at multiples of 16 elements are copied in wide
-    pieces. Others take little at a time, because every element has an address of its own.
+    chunks. Others take little at a time, because every element has an address of its own.
     """
     out, given = Writer(), writing.arguments
     names = [given[name] for name in strides]
@@ -97,13 +97,13 @@ class _OperandScope(MemoryScope):
 
 
 class _Writing:
-    def __init__(self, kernel: Kernel, found: Product, plan: ProductPlan) -> None:
+    def __init__(self, kernel: Kernel, found: Matmul, plan: MatmulPlan) -> None:
         self._kernel = kernel
         self._found = found
         self._plan = plan
         self.arguments = parameter_names(kernel)
-        self.places = ProductPlaces(found, plan, self.arguments)
-        dims = ((dim.constant, dim.block) for dim in self.places.dims.values())
+        self.coordinates = MatmulCoordinates(found, plan, self.arguments)
+        dims = ((dim.constant, dim.block) for dim in self.coordinates.dims.values())
         self.constants = (*dims, (PRODUCT, plan.group))
         self._out = Writer()
         # every tile has its axes under the same names
@@ -139,7 +139,7 @@ class _Writing:
         out.line("@triton.jit")
         out.line(self.head(name))
         with out.indented():
-            for line in self.places.lines(lines):
+            for line in self.coordinates.lines(lines):
                 out.line(line)
         out.add(lines)
         return out.text()
@@ -154,13 +154,13 @@ class _Writing:
                     scope.values[stmt.targets[0]] = scope.evaluate(self._moved_statement[id(stmt)])
         kind = triton_type(found.dtype)
         out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
-        out.line(f"for k0 in range(0, {self.places.extent(self.places.dims['k'].extent)}, KBLOCK):")
+        out.line(f"for k0 in range(0, {self.coordinates.extent(self.coordinates.dims['k'].extent)}, KBLOCK):")
         with out.indented():
             with out.detached() as body:
                 a = self._operand(left, found.left, "mk")
                 b = self._operand(right, found.right, "kn")
                 out.line(f"acc = tl.dot({a}, {b}, acc{self._precision()})")
-            for line in self.places.loop_lines(body):
+            for line in self.coordinates.loop_lines(body):
                 out.line(line)
             out.add(body)
 
@@ -168,7 +168,7 @@ class _Writing:
         """The text of a whole tile of an operand."""
         value = scope.value(operand.value)
         text, had = scope.typed(value), value.dims
-        masks = scope.places.mask("k")
+        masks = scope.coordinates.mask("k")
         if masks and not self._zero_beyond(operand):
             # what is computed of nothing need not be nothing
             zero = f"tl.full((), 0, {triton_type(operand.dtype)})"
@@ -199,8 +199,8 @@ class _Writing:
 
     def _scope(self, kind: type[MemoryScope], names: str, letter: str) -> MemoryScope:
         plan: Plan = self._plan.plan(self._found, *names)
-        places = TilePlaces(self.places, names, letter)
-        return kind(self._moved, self._facts, plan, places, self._out, self.arguments, letter)
+        coordinates = TileCoordinates(self.coordinates, names, letter)
+        return kind(self._moved, self._facts, plan, coordinates, self._out, self.arguments, letter)
 
 
 def _names(stmt: Statement) -> set[str]:

@@ -18,12 +18,12 @@ __all__ = ["as_sums"]
 
 def as_sums(kernel: Kernel) -> Kernel:
     """The kernel with every product as a multiplication and a sum; itself where it has none."""
-    if not any(_is_product(stmt) for section in kernel.sections for stmt in section.body):
+    if not any(_is_contraction(stmt) for section in kernel.sections for stmt in section.body):
         return kernel
     types = {t: stmt.dtype for section in kernel.sections for stmt in section.body for t in stmt.targets}
 
     def rewritten(stmt: Statement) -> Iterator[Statement]:
-        if not _is_product(stmt):
+        if not _is_contraction(stmt):
             yield stmt
             return
         result, operands = stmt.targets[0], []
@@ -43,5 +43,5 @@ def as_sums(kernel: Kernel) -> Kernel:
     return replace(kernel, sections=sections)
 
 
-def _is_product(stmt: Statement) -> bool:
+def _is_contraction(stmt: Statement) -> bool:
     return isinstance(stmt, Reduce) and stmt.kind in CONTRACTIONS

@@ -13,14 +13,14 @@ from polyfuse.plugin import Config
 from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, product
 from polyfuse_triton.tiling.plan import Dim, Plan
 
-__all__ = ["Product", "ProductPlan", "is_tile", "product_of"]
+__all__ = ["Matmul", "MatmulPlan", "is_tile", "matmul_of"]
 
 _ALIKE = (DType.f16, DType.bf16, DType.f32, DType.f64, DType.i8)
 """Types of which both operands of a matrix instruction have the same."""
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """What tilings of a product depend on.
 
     Attributes:
@@ -60,7 +60,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class ProductPlan:
+class MatmulPlan:
     """One way to compute a product.
 
     Attributes:
@@ -81,12 +81,12 @@ class ProductPlan:
         return Config.of(m=self.m, n=self.n, k=self.k, group=self.group, warps=self.warps, stages=self.stages)
 
     @staticmethod
-    def of(config: Config) -> ProductPlan:
+    def of(config: Config) -> MatmulPlan:
         """What a configuration says."""
         m, n, k, group, warps, stages = (config.get(f) for f in ("m", "n", "k", "group", "warps", "stages"))
-        return ProductPlan(m, n, k, group, warps, stages)
+        return MatmulPlan(m, n, k, group, warps, stages)
 
-    def dims(self, found: Product) -> tuple[Dim, Dim, Dim]:
+    def dims(self, found: Matmul) -> tuple[Dim, Dim, Dim]:
         """Tile dimensions over rows, columns and depth."""
         return (
             Dim("m", found.rows, found.extent(found.rows), self.m),
@@ -94,7 +94,7 @@ class ProductPlan:
             Dim("k", found.depth, found.extent(found.depth), self.k),
         )
 
-    def plan(self, found: Product, *names: str) -> Plan:
+    def plan(self, found: Matmul, *names: str) -> Plan:
         """As a plan for those who write statements: the tile has the dimensions of some names."""
         dims = {dim.name: dim for dim in self.dims(found)}
         tiles = tuple(dims[name] for name in names)
@@ -102,11 +102,11 @@ class ProductPlan:
 
 
 def is_tile(config: Config) -> bool:
-    """Whether a configuration is one of a `ProductPlan`."""
+    """Whether a configuration is one of a `MatmulPlan`."""
     return config.get("m") > 0
 
 
-def product_of(kernel: Kernel) -> Product | None:
+def matmul_of(kernel: Kernel) -> Matmul | None:
     """The product that a kernel is; None where it is none, or one without a matrix instruction."""
     found = match(kernel)
     if found is None or not _has_instruction(found.left.dtype, found.right.dtype):
@@ -114,7 +114,7 @@ def product_of(kernel: Kernel) -> Product | None:
     groups = (found.batch, found.rows, found.columns, found.depth)
     sizes = {axis_name(a): axis_size(a) for axes in groups for a in axes}
     batch, rows, columns = (tuple(axis_name(a) for a in axes) for axes in groups[:3])
-    return Product(found, batch, rows, columns, _in_memory_order(found), sizes, found.left.dtype.itemsize)
+    return Matmul(found, batch, rows, columns, _in_memory_order(found), sizes, found.left.dtype.itemsize)
 
 
 def _has_instruction(left: DType, right: DType) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from polyfuse_triton.matmul.plan import Product, ProductPlan
+from polyfuse_triton.matmul.plan import Matmul, MatmulPlan
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import power_of_two
 
@@ -47,7 +47,7 @@ _LAUNCH = 2e-6
 """Seconds in which a program begins and ends."""
 
 
-def prefers_sums(found: Product) -> bool:
+def prefers_sums(found: Matmul) -> bool:
     """Whether ordinary loops may be as fast: with one row or column no value is used twice, and with
     little depth there is little to multiply.
     """
@@ -55,17 +55,17 @@ def prefers_sums(found: Product) -> bool:
     return min(rows, columns) == 1 or depth < found.shortest_depth // 2
 
 
-def best_plans(found: Product, target: Target) -> tuple[ProductPlan, ...]:
+def best_plans(found: Matmul, target: Target) -> tuple[MatmulPlan, ...]:
     """Plans worth a try, the one that is expected to be the fastest first."""
     model = _Model(found, target)
 
-    def rank(plan: ProductPlan) -> tuple[float, ...]:
+    def rank(plan: MatmulPlan) -> tuple[float, ...]:
         # the estimate does not tell apart what differs by little
         coarse = round(math.log(max(model.seconds(plan), 1e-9)) / _TOLD_APART)
         good = _GOOD_DEPTH * (1 if min(plan.m, plan.n) >= 64 else 2)
         return coarse, abs(plan.k * found.itemsize - good), abs(plan.warps - 4), -plan.stages
 
-    chosen: list[ProductPlan] = []
+    chosen: list[MatmulPlan] = []
     for plan in sorted(_all(found, target), key=rank):
         # of each size of tile, a few ways to run it
         alike = [p for p in chosen if (p.m, p.n) == (plan.m, plan.n)]
@@ -76,12 +76,12 @@ def best_plans(found: Product, target: Target) -> tuple[ProductPlan, ...]:
     return tuple(chosen)
 
 
-def plan_seconds(found: Product, target: Target, plan: ProductPlan) -> float:
+def plan_seconds(found: Matmul, target: Target, plan: MatmulPlan) -> float:
     """A guess of how long a plan takes."""
     return _Model(found, target).seconds(plan)
 
 
-def around(plan: ProductPlan) -> Iterator[ProductPlan]:
+def around(plan: MatmulPlan) -> Iterator[MatmulPlan]:
     """Plans that differ from one in one thing."""
     for name in ("m", "n", "k"):
         value = getattr(plan, name)
@@ -91,7 +91,7 @@ def around(plan: ProductPlan) -> Iterator[ProductPlan]:
     yield from (replace(plan, group=group) for group in (1, 4, 8, 16) if group != plan.group)
 
 
-def is_possible(found: Product, target: Target, plan: ProductPlan) -> bool:
+def is_possible(found: Matmul, target: Target, plan: MatmulPlan) -> bool:
     """Whether a plan can be built, as far as that is known beforehand."""
     if min(plan.m, plan.n) < 16 or max(plan.m, plan.n, plan.k) > 256 or plan.k < found.shortest_depth:
         return False
@@ -107,7 +107,7 @@ def is_possible(found: Product, target: Target, plan: ProductPlan) -> bool:
     return _shared(found, plan) + _RESERVED <= target.shared_bytes
 
 
-def _registers(found: Product, plan: ProductPlan) -> int:
+def _registers(found: Matmul, plan: MatmulPlan) -> int:
     """An estimate of a thread's registers: results, and where operands are loaded from."""
     threads = 32 * plan.warps
     held = plan.m * plan.n // threads * max(4, found.contraction.dtype.itemsize) // 4
@@ -120,12 +120,12 @@ def _registers(found: Product, plan: ProductPlan) -> int:
     return held + copies + 40
 
 
-def _all(found: Product, target: Target) -> Iterator[ProductPlan]:
+def _all(found: Matmul, target: Target) -> Iterator[MatmulPlan]:
     """Every plan that makes sense for the sizes."""
     _, rows, columns, depth = found.shape
     most = [power_of_two(max(16, size)) for size in (rows, columns)]
     deepest = max(found.shortest_depth, power_of_two(depth))
-    # where few turns are made, shorter ones overlap
+    # where few iterations are made, shorter ones overlap
     least = min(
         deepest, _GOOD_DEPTH // found.itemsize // (2 if depth * found.itemsize <= 2 * _GOOD_DEPTH else 1)
     )
@@ -139,19 +139,19 @@ def _all(found: Product, target: Target) -> Iterator[ProductPlan]:
                     for stages in (2, 3, 4, 5):
                         if (stages - 1) * k >= 2 * deepest:
                             continue
-                        plan = ProductPlan(m, n, k, _GROUP, warps, stages)
+                        plan = MatmulPlan(m, n, k, _GROUP, warps, stages)
                         if is_possible(found, target, plan):
                             yield plan
 
 
-def _most_held(found: Product) -> int:
+def _most_held(found: Matmul) -> int:
     """Most results of a thread."""
     if found.is_exact:
         return 32
     return _ACCUMULATOR * 4 // max(4, found.contraction.dtype.itemsize)
 
 
-def _shared(found: Product, plan: ProductPlan) -> int:
+def _shared(found: Matmul, plan: MatmulPlan) -> int:
     """Bytes of shared memory that the operands of all stages take."""
     return plan.stages * (plan.m + plan.n) * plan.k * found.itemsize
 
@@ -160,34 +160,34 @@ def _shared(found: Product, plan: ProductPlan) -> int:
 class _Model:
     """An estimate of a plan's time from what a multiprocessor computes and what memory delivers."""
 
-    found: Product
+    found: Matmul
     target: Target
 
-    def seconds(self, plan: ProductPlan) -> float:
+    def seconds(self, plan: MatmulPlan) -> float:
         """Expected duration."""
         found, target = self.found, self.target
         batch, rows, columns, depth = found.shape
         tiles = batch * -(-rows // plan.m) * -(-columns // plan.n)
-        turns = -(-depth // plan.k)
+        iterations = -(-depth // plan.k)
         loaded = (plan.m + plan.n) * plan.k * found.itemsize
         resident = self._resident(plan)
-        rounds = -(-tiles // target.processors)
+        rounds = -(-tiles // target.multiprocessors)
         together = min(resident, rounds)
-        compute = 2.0 * plan.m * plan.n * plan.k * turns / (self._rate() * self._efficiency(plan))
+        compute = 2.0 * plan.m * plan.n * plan.k * iterations / (self._rate() * self._efficiency(plan))
         inflight = together * max(1, plan.stages - 1) * loaded
         delivered = min(inflight / _LATENCY, 64.0 * _CLOCK)
-        memory = turns * loaded / delivered
-        step = turns * _STEP / together
+        memory = iterations * loaded / delivered
+        step = iterations * _STEP / together
         on_one = rounds * (max(compute, memory) + step)
         unique = batch * (rows * depth + depth * columns) * found.itemsize
         stored = batch * rows * columns * max(2, found.itemsize)
         # the last cache alone keeps up with few bytes on the way
         slow = max(1.0, _ON_THE_WAY / inflight) ** 0.5
-        from_device = (unique * slow + stored) / (_DELIVERED * target.processors)
+        from_device = (unique * slow + stored) / (_DELIVERED * target.multiprocessors)
         start = -(-rounds // resident) * _LAUNCH
         return max(on_one, from_device) + start
 
-    def _resident(self, plan: ProductPlan) -> int:
+    def _resident(self, plan: MatmulPlan) -> int:
         """Programs of one multiprocessor at a time."""
         by_registers = 65536 // (_registers(self.found, plan) * 32 * plan.warps)
         by_shared = self.target.shared_bytes // (_shared(self.found, plan) + _RESERVED)
@@ -203,7 +203,7 @@ class _Model:
         newer = self.target.arch >= 90
         return (4096 if newer else 2048) * _CLOCK * 2 / found.itemsize
 
-    def _efficiency(self, plan: ProductPlan) -> float:
+    def _efficiency(self, plan: MatmulPlan) -> float:
         """How much of that a tile gets: little of small ones, whose operands are read again and again."""
         shared = plan.m * plan.n / (plan.m + plan.n)
         good = shared / (shared + 24)

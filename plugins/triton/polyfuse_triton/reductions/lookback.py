@@ -1,7 +1,7 @@
-"""Long scans of few rows: each piece of a row is a program, which waits for the total of what comes before.
+"""Long scans of few rows: each chunk of a row is a program, which waits for the total of what comes before.
 
-Every program tells the others the total of its piece, and then looks back at those of the pieces before it.
-Pieces are grouped: what comes before a group is told by the last program of the group before, so that a
+Every program publishes the total of its chunk, and then looks back at those of the chunks before it.
+Chunks are grouped: what comes before a group is published by the last program of the group before, so that a
 program waits for the totals of its own group and for one number. Which numbers are added, and in which order,
 does not depend on which program is faster, so the result is the same at every call.
 
@@ -18,7 +18,7 @@ from polyfuse_triton.reductions.row_splits import SharedWords
 __all__ = ["LookBack"]
 
 _GROUP = 256
-"""Pieces that are looked at together."""
+"""Chunks that are looked at together."""
 
 
 class LookBack:
@@ -29,12 +29,12 @@ class LookBack:
         self._words = SharedWords()
 
     def carry(self, names: Sequence[str], totals: Sequence[str], function: str) -> None:
-        """Join a scanned piece, held by `names`, with what comes before it."""
+        """Join a scanned chunk, held by `names`, with what comes before it."""
         scope, out = self._scope, self._scope.out
         own = [self._words.place() for _ in names]
         whole = [self._words.place() for _ in names]
         for place, total in zip(own, totals, strict=True):
-            out.line(f"tell({place} + program, programs, {total})")
+            out.line(f"publish({place} + program, programs, {total})")
         out.line("if rb > 0:")
         with out.indented():
             window, before = [scope.name() for _ in names], [scope.name() for _ in names]
@@ -43,7 +43,7 @@ class LookBack:
             out.line(f"{at} = tl.arange(0, {_GROUP})")
             for name, place, total in zip(window, own, totals, strict=True):
                 first = f"{place} + (program - rb + {start})"
-                out.line(f"{name} = heard({first} + {at}, {at} < rb - {start}, programs, {total})")
+                out.line(f"{name} = wait_for({first} + {at}, {at} < rb - {start}, programs, {total})")
             given = f"({', '.join(window)})" if len(window) > 1 else window[0]
             out.line(f"{', '.join(window)} = tl.associative_scan({given}, 0, {function})")
             for name, found in zip(before, window, strict=True):
@@ -55,11 +55,11 @@ class LookBack:
                 out.line(f"{one} = tl.arange(0, 1)")
                 for name, place, total in zip(earlier, whole, totals, strict=True):
                     first = f"{place} + (program - rb + {start} - 1)"
-                    out.line(f"{name} = tl.sum(heard({first} + {one}, {one} == 0, programs, {total}), 0)")
+                    out.line(f"{name} = tl.sum(wait_for({first} + {one}, {one} == 0, programs, {total}), 0)")
                 out.line(f"{', '.join(before)} = {function}({', '.join([*earlier, *before])})")
             out.line(f"{', '.join(totals)} = {function}({', '.join([*before, *totals])})")
             out.line(f"{', '.join(names)} = {function}({', '.join([*before, *names])})")
         out.line(f"if (rb + 1) % {_GROUP} == 0:")
         with out.indented():
             for place, total in zip(whole, totals, strict=True):
-                out.line(f"tell({place} + program, programs, {total})")
+                out.line(f"publish({place} + program, programs, {total})")

@@ -1,4 +1,4 @@
-"""Reductions as Triton text: of a whole row at once, or piece by piece into accumulators."""
+"""Reductions as Triton text: of a whole row at once, or chunk by chunk into accumulators."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from polyfuse.ir import ops
+from polyfuse.ir.ops import identity
 from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import literal, triton_type
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
-from polyfuse_triton.reductions.joining import Join
+from polyfuse_triton.reductions.cluster import Join
 
 __all__ = ["REDUCTIONS", "Accumulator", "reduce_whole", "reduced_types"]
 
@@ -57,7 +57,7 @@ class _Operand:
 def _operands(scope: MemoryScope, stmt: Reduce, values: Sequence[Value]) -> list[_Operand]:
     kind = stmt.kind
     full = frozenset(d.name for d in scope.plan.dims)
-    masks = scope.places.mask(("r",))
+    masks = scope.coordinates.mask(("r",))
     found = []
     for place, value in enumerate(values):
         narrow = value.narrow
@@ -81,16 +81,16 @@ def _neutral(kind: str, place: int, dtype: DType, narrow: bool) -> str:
     if kind == "welford":
         return ""
     if dtype is DType.bool:
-        return literal(int(ops.REDUCTIONS[kind].identity(dtype)), _FLAGS)
+        return literal(int(identity(kind, dtype)), _FLAGS)
     held = DType.i32 if narrow else dtype
-    return literal(ops.REDUCTIONS[kind].identity(held), held)
+    return literal(identity(kind, held), held)
 
 
-# --- a row in one piece -------------------------------------------------------------------------------------
+# --- a row in one chunk -------------------------------------------------------------------------------------
 
 
 def reduce_whole(scope: MemoryScope, stmt: Reduce, join: Join | None = None) -> tuple[Value, ...]:
-    """Reduce a tile that holds all points, or the piece of a row that is joined with others."""
+    """Reduce a tile that holds all points, or the chunk of a row that is joined with others."""
     kind = stmt.kind
     values = [scope.value(name) for name in stmt.args]
     operands = _operands(scope, stmt, values)
@@ -137,7 +137,7 @@ def _finish(scope: MemoryScope, stmt: Reduce, texts: Sequence[str], narrow: bool
 
 def _sum(text: str, axis: int, keep: str, dtype: DType) -> str:
     total = f"tl.sum({text}, {axis}{keep})"
-    # short whole numbers are added up in 32 bits
+    # short integers are added up in 32 bits
     return f"{total}.to({triton_type(dtype)})" if dtype.is_integer and dtype.itemsize < 4 else total
 
 
@@ -167,7 +167,7 @@ def _count(scope: MemoryScope, dtype: DType) -> str:
         if isinstance(size, int):
             total *= size
         else:
-            texts.append(f"({scope.places.extent(size)})")
+            texts.append(f"({scope.coordinates.extent(size)})")
     if not texts:
         return literal(float(total), dtype)
     text = " * ".join([*texts, str(total)])
@@ -179,7 +179,7 @@ def _moments(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> 
     axis, keep = _axis(scope), _keep(scope)
     dims = frozenset(d.name for d in scope.plan.tiles)
     plain = Value("", stmt.dtype, dims)
-    masks = scope.places.mask(("r",))
+    masks = scope.coordinates.mask(("r",))
     row = scope.define(text, plain)
 
     def inside(what: str) -> str:
@@ -201,7 +201,7 @@ def _softmax(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> 
     """Maximum and sum of exponentials of a row in registers."""
     axis, keep = _axis(scope), _keep(scope)
     plain = Value("", stmt.dtype, frozenset(d.name for d in scope.plan.tiles))
-    masks = scope.places.mask(("r",))
+    masks = scope.coordinates.mask(("r",))
     row = scope.define(text, plain)
     largest = scope.define(f"tl.reduce({row.text}, {axis}, combine_max{keep})", plain)
     if join is not None:
@@ -217,7 +217,7 @@ def _softmax(scope: MemoryScope, stmt: Reduce, text: str, join: Join | None) -> 
     return largest, total
 
 
-# --- piece by piece -----------------------------------------------------------------------------------------
+# --- chunk by chunk -----------------------------------------------------------------------------------------
 
 
 class Accumulator:
@@ -258,7 +258,7 @@ class Accumulator:
         """A step that leaves points beyond the end alone."""
         scope = self._scope
         mean, squares, count = self._names
-        masks = scope.places.mask(("r",))
+        masks = scope.coordinates.mask(("r",))
         fresh = [scope.name() for _ in self._names[: 2 if self._evenly else 3]]
         if self._evenly:
             scope.out.line(f"{count} = {count} + 1.0")
@@ -298,7 +298,7 @@ class Accumulator:
             return [repr(_LOWEST[dtype]), "0.0"]
         if self._narrow and kind not in ("argmin", "argmax"):
             dtype = DType.i32
-        first = ops.REDUCTIONS[kind].identity(dtype)
+        first = identity(kind, dtype)
         text = f'float("{first}")' if isinstance(first, float) else str(int(first))
         return [text, str(_LAST[self._narrow])][: len(self._names)]
 
@@ -336,7 +336,7 @@ class Accumulator:
         assert reduced is not None
         text, had = count, frozenset[str]()
         if not reduced.is_full:
-            last = scope.places.extent((reduced.extent - 1) % reduced.block + 1)
+            last = scope.coordinates.extent((reduced.extent - 1) % reduced.block + 1)
             text, had = f"tl.where(rl < {last}, {count}, {count} - 1.0)", frozenset(("r",))
         return scope.spread(text, had, frozenset(d.name for d in scope.plan.dims))
 

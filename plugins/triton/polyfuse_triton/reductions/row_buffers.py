@@ -14,7 +14,7 @@ from polyfuse.ir.statements import Load, Reduce, Scan, Store
 from polyfuse.kit import KernelFacts
 from polyfuse_triton.reductions.passes import with_fewer_passes
 
-__all__ = ["Rows", "buffers_read", "has_effect", "kept_rows"]
+__all__ = ["Rows", "buffers_read", "has_effect", "row_use"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Rows:
     rereads: bool
 
 
-def kept_rows(facts: KernelFacts) -> Rows:
+def row_use(facts: KernelFacts) -> Rows:
     """What a kernel keeps."""
     kernel = facts.kernel
     must_stay = any(

@@ -1,4 +1,4 @@
-"""Rows whose pieces are programs of their own: which kernels allow it, and what such programs share."""
+"""Rows whose chunks are programs of their own: which kernels allow it, and what such programs share."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from polyfuse_triton.build.meta import WORKSPACE
 __all__ = ["HEAD", "WORDS", "SharedWords", "can_join", "can_look_back", "ticket", "words"]
 
 HEAD = 2
-"""Shared words in front of those that programs tell: the counter, and one that keeps what follows aligned."""
+"""Shared words before those that programs publish: the counter, and one that aligns what follows."""
 WORDS = 2
 """Words that a number takes at most."""
-_TOLD = (DType.f32, DType.f64, DType.i32, DType.i64)
-"""Types of results that programs tell each other."""
+_PUBLISHED = (DType.f32, DType.f64, DType.i32, DType.i64)
+"""Types of results that programs publish."""
 _JOINED = frozenset({"sum", "prod", "min", "max", "argmin", "argmax", "welford", "online_softmax"})
 """Kinds of reductions whose parts are joined."""
 
 
 class SharedWords:
-    """Where the programs of a kernel put what they tell."""
+    """Where the programs of a kernel put what they publish."""
 
     def __init__(self) -> None:
         self._used = 0
@@ -34,7 +34,7 @@ class SharedWords:
 
 
 def can_look_back(kernel: Kernel, facts: KernelFacts) -> bool:
-    """Whether pieces of a kernel's rows may be programs of their own: nothing but scans looks beyond one
+    """Whether chunks of a kernel's rows may be programs of their own: nothing but scans looks beyond one
     point, and nothing is written that another program reads.
     """
     ops = {stmt.op for section in kernel.sections for stmt in section.body}
@@ -47,17 +47,17 @@ def can_join(kernel: Kernel, facts: KernelFacts) -> bool:
     reductions = [stmt for stmt in statements if isinstance(stmt, Reduce)]
     if not reductions or any(stmt.op == "scan" for stmt in statements):
         return False
-    if any(stmt.dtype not in _TOLD or stmt.kind not in _JOINED for stmt in reductions):
+    if any(stmt.dtype not in _PUBLISHED or stmt.kind not in _JOINED for stmt in reductions):
         return False
     return _writes_apart(facts)
 
 
 def _writes_apart(facts: KernelFacts) -> bool:
-    """Whether no piece of a row minds what the others write."""
+    """Whether no chunk of a row depends on what the others write."""
     for buffer in facts.written:
         here = [a for a in facts.accesses if a.buffer == buffer]
         if not all(a.looped for a in here) and any(a.mode not in ("set", CHECK_MODE) for a in here):
-            # every piece of a row would do it
+            # every chunk of a row would do it
             return False
         alone = len({a.index for a in here}) == 1 and not any(a.indirect for a in here)
         if not alone and not all(a.is_store for a in here):
@@ -66,12 +66,12 @@ def _writes_apart(facts: KernelFacts) -> bool:
 
 
 def words(kernel: Kernel, programs: int | str) -> int | str:
-    """Words of memory that a kernel's programs share: of each scan a program tells its own total, and that up
-    to its end, and of each reduction what it found.
+    """Words of memory that a kernel's programs share: of each scan a program publishes its own total and that
+    up to its end, of each reduction its result.
     """
-    told = {"scan": 2, "reduce": 1}
+    published = {"scan": 2, "reduce": 1}
     count = WORDS * sum(
-        told.get(stmt.op, 0) * len(stmt.targets) for section in kernel.sections for stmt in section.body
+        published.get(stmt.op, 0) * len(stmt.targets) for section in kernel.sections for stmt in section.body
     )
     return HEAD + count * programs if isinstance(programs, int) else f"{HEAD} + {count} * ({programs})"
 

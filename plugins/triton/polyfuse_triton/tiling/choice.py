@@ -9,7 +9,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.kit import without_aliases
 from polyfuse.plugin import Config
-from polyfuse_triton.reductions.row_buffers import kept_rows
+from polyfuse_triton.reductions.row_buffers import row_use
 from polyfuse_triton.reductions.row_groups import row_groups
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
@@ -36,7 +36,7 @@ def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) ->
     if not any(section.looped for section in kernel.sections):
         split = config is not None and bool(config.get("y"))
         return _overridden(pointwise_plan(facts, target, row_groups(kernel, facts), split), facts, config)
-    rows = kept_rows(facts)
+    rows = row_use(facts)
     wanted = (config or Config()).get("rows")
     persistent = None if wanted == 0 else wanted == _PERSISTENT
     if wanted == _JOINED:

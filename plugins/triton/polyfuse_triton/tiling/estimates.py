@@ -9,7 +9,7 @@ from polyfuse.kit import Machine, fill, seconds, work_of
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis_name
 from polyfuse_triton.matmul.multiply_add import as_sums
-from polyfuse_triton.matmul.plan import ProductPlan, product_of
+from polyfuse_triton.matmul.plan import MatmulPlan, matmul_of
 from polyfuse_triton.matmul.tiling import plan_seconds, prefers_sums
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.choice import choose_plan
@@ -35,10 +35,10 @@ _FEW = 4
 
 def estimate(kernel: Kernel, config: Config, target: Target) -> float | None:
     """Seconds, roughly; None where nothing is known."""
-    product = product_of(kernel)
+    product = matmul_of(kernel)
     if product is not None:
         # sums and tiles of one product are guessed in ways that do not compare
-        return None if prefers_sums(product) else plan_seconds(product, target, ProductPlan.of(config))
+        return None if prefers_sums(product) else plan_seconds(product, target, MatmulPlan.of(config))
     loops = as_sums(kernel)
     return loop_seconds(loops, choose_plan(loops, target, config), target)
 
@@ -51,13 +51,13 @@ def loop_seconds(kernel: Kernel, plan: Plan, target: Target) -> float | None:
     if len(hints) < len(kernel.axes) + len(kernel.raxes):
         return None
     sides = [(prod(hints[name] for name in dim.axes), dim.block) for dim in plan.dims]
-    tiles = prod(-(-extent // block) for extent, block in sides[: len(plan.placed)])
+    tiles = prod(-(-extent // block) for extent, block in sides[: len(plan.program_dims)])
     tiles *= prod(hints[name] for name in plan.grid)
     programs = max(1, min(_WARPS // max(1, plan.num_warps), _PROGRAMS))
     machine = Machine(
-        operations=target.processors * _LANES * _CLOCK,
-        moved=target.processors * _DELIVERED,
-        units=target.processors * programs,
+        operations=target.multiprocessors * _LANES * _CLOCK,
+        moved=target.multiprocessors * _DELIVERED,
+        units=target.multiprocessors * programs,
         start=_START,
     )
     each = plan.elements / (plan.num_warps * target.warp)

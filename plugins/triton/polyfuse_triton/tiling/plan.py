@@ -61,9 +61,9 @@ class Plan:
         persistent: whether a tile holds all that is reduced; else a program loops over it.
         num_warps, num_stages: for Triton's compiler.
         groups: rows that one program takes one after the other; None where it takes those of its tile.
-        looks_back: whether each piece of the reduced tile dimension is a program of its own, for scans that
+        looks_back: whether each chunk of the reduced tile dimension is a program of its own, for scans that
             continue from one to the next.
-        joins: the same for reductions: programs of one row run side by side, and tell each other what they
+        joins: the same for reductions: programs of one row run side by side, and exchange what they
             found.
     """
 
@@ -80,19 +80,19 @@ class Plan:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the pieces of a row are programs of their own."""
+        """Whether the chunks of a row are programs of their own."""
         return self.looks_back or self.joins
 
     @property
-    def pieces(self) -> int:
+    def chunks(self) -> int:
         """Programs of one row that run side by side."""
         if not self.joins or self.reduced is None or not isinstance(self.reduced.extent, int):
             return 1
         return max(1, -(-self.reduced.extent // self.reduced.block))
 
     @property
-    def placed(self) -> tuple[Dim, ...]:
-        """The tile dimensions of which a program has one piece, outermost first."""
+    def program_dims(self) -> tuple[Dim, ...]:
+        """The tile dimensions of which a program has one chunk, outermost first."""
         return self.dims if self.is_shared else self.tiles
 
     @property
@@ -102,7 +102,7 @@ class Plan:
 
     @property
     def walks(self) -> bool:
-        """Whether a program loops over pieces of the reduced tile dimension."""
+        """Whether a program loops over chunks of the reduced tile dimension."""
         if self.reduced is None or self.persistent or self.is_shared:
             return False
         return not self.reduced.is_one

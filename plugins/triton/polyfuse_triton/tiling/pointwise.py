@@ -30,7 +30,7 @@ _TURNED = 8
 REGISTERS = 96
 """Registers of a thread that the values of its points may take."""
 _WINDOW, _OF_WINDOWS = 4, 4
-"""Places of a buffer that make a window, and points for each thread where windows are read."""
+"""Coordinates of a buffer that make a window, and points for each thread where windows are read."""
 _BUSY = 4
 """Programs for each multiprocessor, below which smaller tiles are better."""
 
@@ -55,7 +55,7 @@ def pointwise_plan(facts: Facts, target: Target, groups: Groups | None = None, s
         count = min(count, _OF_WINDOWS)
     points = facts.points(facts.axes)
     warps, block = 4, 4 * _WARP * count
-    while block > 4 * _WARP and points < _BUSY * target.processors * block:
+    while block > 4 * _WARP and points < _BUSY * target.multiprocessors * block:
         block //= 2
     extent = facts.points(group)
     tiles: list[Dim] = []
@@ -81,7 +81,7 @@ def _reads_windows(facts: Facts, lead: str) -> bool:
 
 
 def _columns_of_groups(facts: Facts, groups: Groups) -> Plan:
-    """A piece of a group's rows for each program."""
+    """A chunk of a group's rows for each program."""
     columns = tuple(a for a in facts.axes if a != groups.axis)
     block = min(4 * _WARP * per_thread(facts.accesses, facts), power_of_two(max(1, facts.points(columns))))
     tile = Dim("x", columns, product(facts.sizes[a] for a in columns), block)
@@ -90,7 +90,7 @@ def _columns_of_groups(facts: Facts, groups: Groups) -> Plan:
 
 def can_split(facts: Facts, group: Sequence[str]) -> bool:
     """Whether axes that run through one dimension may take two, so that what is computed of one axis alone is
-    computed less often. That wastes the end of each row and writes memory in shorter pieces, and has lost
+    computed less often. That wastes the end of each row and writes memory in shorter chunks, and has lost
     wherever it was measured; tuning may try it.
     """
     return len(group) > 1 and not facts.nonlinear_axes.isdisjoint(group)
@@ -179,7 +179,7 @@ def _square(facts: Facts, leads: tuple[str, ...], target: Target) -> Plan:
     widest = max(a.itemsize for a in facts.accesses)
     side = 16 if len(leads) > 2 else 64 if widest <= 4 else 32
     points = facts.points(facts.axes)
-    if len(leads) == 2 and side == 64 and points < _BUSY * target.processors * side * side:
+    if len(leads) == 2 and side == 64 and points < _BUSY * target.multiprocessors * side * side:
         side = 32
     blocks = [min(side, power_of_two(facts.hints[a])) for a in leads]
     # where one axis is short, the others make up for it

@@ -1,8 +1,8 @@
 """Tiles of kernels with loops.
 
 Where memory is contiguous along what is reduced, a program has one row or a few short ones; where it is
-contiguous along a parallel axis, a tile covers a piece of that axis too, so that loads read whole lines. Rows
-that fit in registers are loaded once (`persistent`); longer ones are walked in pieces, again in each section.
+contiguous along a parallel axis, a tile covers a chunk of that axis too, so that loads read whole lines. Rows
+that fit in registers are loaded once (`persistent`); longer ones are walked in chunks, again in each section.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _ROW_FORCED = 65536
 """The same where nothing else is possible."""
 _TILE = 2048
 """Points of a tile of several short rows."""
-_PIECE, _SHORTEST_PIECE = 4096, 1024
-"""Points of a row's piece that is a program of its own."""
-_JOINED_PIECES = (8192, 16384)
-"""Points of a piece that a program of a cluster keeps in registers."""
+_CHUNK, _SHORTEST_CHUNK = 4096, 1024
+"""Points of a row's chunk that is a program of its own."""
+_CLUSTER_CHUNKS = (8192, 16384)
+"""Points of a chunk that a program of a cluster keeps in registers."""
 _CLUSTER, _LARGEST_CLUSTER = 8, 16
 """Programs of a cluster that every device has room for, and the most of any."""
 _KEPT = 32
-"""Points of such a piece for each thread."""
+"""Points of such a chunk for each thread."""
 _VALUES = 4
 """Values of such a point that fit in registers."""
 _COLUMNS_KEPT = 64
@@ -66,16 +66,16 @@ def reduction_plan(
     return shape.rows_of(persistent)
 
 
-def joined_plan(kernel: Kernel, facts: Facts, target: Target, rows: Rows, piece: int = 0) -> Plan:
-    """The plan of a kernel with rows that several programs hold together, in pieces of so many points.
+def joined_plan(kernel: Kernel, facts: Facts, target: Target, rows: Rows, chunk: int = 0) -> Plan:
+    """The plan of a kernel with rows that several programs hold together, in chunks of so many points.
 
     Raises `UnsupportedError` where that is impossible.
     """
     shape = _shape(kernel, facts, target, rows)
     plan = None
     if shape.lead() in facts.raxes:
-        pieces = (power_of_two(piece),) if piece else _JOINED_PIECES
-        plan = shape.joined(pieces) or shape.joined(pieces, _LARGEST_CLUSTER)
+        chunks = (power_of_two(chunk),) if chunk else _CLUSTER_CHUNKS
+        plan = shape.joined(chunks) or shape.joined(chunks, _LARGEST_CLUSTER)
     if plan is None:
         raise UnsupportedError(
             f"kernel {kernel.name} has no rows that a cluster of programs could hold",
@@ -132,28 +132,28 @@ class _Shape:
             return self._whole_rows(length)
         count, points = facts.points(facts.axes), facts.points(facts.raxes)
         if self.looks_back and target_info_of(self.target).splits(count, points):
-            return self._pieces(count * points)
-        together = self.joined(_JOINED_PIECES[:1]) if unsaid and self._gains_by_joining() else None
+            return self._chunks(count * points)
+        together = self.joined(_CLUSTER_CHUNKS[:1]) if unsaid and self._gains_by_joining() else None
         return together or self._walked_rows()
 
-    def _pieces(self, points: int) -> Plan:
-        """A piece of a row for each program."""
+    def _chunks(self, points: int) -> Plan:
+        """A chunk of a row for each program."""
         facts = self.facts
-        each = power_of_two(points // (2 * self.target.processors))
-        block = max(_SHORTEST_PIECE, min(_PIECE, each))
+        each = power_of_two(points // (2 * self.target.multiprocessors))
+        block = max(_SHORTEST_CHUNK, min(_CHUNK, each))
         reduced = Dim("r", facts.raxes, product(facts.sizes[r] for r in facts.raxes), block)
         warps = self._warps(block // (_WARP * _MANY), block)
         return Plan((), reduced, facts.axes, (), False, warps, 1, looks_back=True)
 
-    def joined(self, pieces: Sequence[int], most: int = _CLUSTER) -> Plan | None:
-        """A piece of a row for each program of a cluster of at most so many, of the first length that is long
+    def joined(self, chunks: Sequence[int], most: int = _CLUSTER) -> Plan | None:
+        """A chunk of a row for each program of a cluster of at most so many, of the first length that is long
         enough; None where there is none.
         """
         facts = self.facts
         length = product(facts.sizes[r] for r in facts.raxes)
         if not isinstance(length, int) or not self.joins:
             return None
-        block = next((p for p in pieces if p < length <= most * p), 0)
+        block = next((p for p in chunks if p < length <= most * p), 0)
         if not block:
             return None
         reduced = Dim("r", facts.raxes, length, block)
@@ -167,9 +167,9 @@ class _Shape:
         facts, target = self.facts, self.target
         if not self.rows.rereads or self.rounds != 1 or facts.registers > _VALUES:
             return False
-        programs = facts.points(facts.axes) * facts.points(facts.raxes) // _JOINED_PIECES[0]
-        under_way = _RESIDENT // _LARGEST * target.processors * self._row_bytes()
-        return programs >= _PROGRAMS * target.processors and under_way > target.l2_bytes
+        programs = facts.points(facts.axes) * facts.points(facts.raxes) // _CLUSTER_CHUNKS[0]
+        under_way = _RESIDENT // _LARGEST * target.multiprocessors * self._row_bytes()
+        return programs >= _PROGRAMS * target.multiprocessors and under_way > target.l2_bytes
 
     def _row_bytes(self) -> int:
         """Bytes of a row of everything that loops access."""
@@ -191,7 +191,7 @@ class _Shape:
         block = power_of_two(max(1, length))
         count = facts.points(facts.axes)
         side = 1 if self.groups is not None else max(1, _TILE // block)
-        while side > 1 and count < 2 * self.target.processors * side:
+        while side > 1 and count < 2 * self.target.multiprocessors * side:
             side //= 2
         reduced = Dim("r", facts.raxes, length, block)
         tiles, grid = self._tile_of_rows(side)
@@ -212,7 +212,7 @@ class _Shape:
         if narrow >= 4 and not self.positions:
             return _FEW
         points = self.facts.points((*self.facts.axes, *self.facts.raxes))
-        busy = points >= 2 * _PROGRAMS * self.target.processors * elements
+        busy = points >= 2 * _PROGRAMS * self.target.multiprocessors * elements
         return _MANY if busy and _MANY * self.facts.registers <= REGISTERS * 3 // 4 else _FEW
 
     def _warps(self, count: int, elements: int) -> int:
@@ -241,7 +241,7 @@ class _Shape:
         block = min(wanted, power_of_two(max(1, extent)))
         side = 1
         count = facts.points(facts.axes)
-        while side * block < wanted and count >= 4 * self.target.processors * side:
+        while side * block < wanted and count >= 4 * self.target.multiprocessors * side:
             side *= 2
         tiles, grid = self._tile_of_rows(side)
         reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)
@@ -259,12 +259,13 @@ class _Shape:
         threads = _THREADS // 2
         if self.scans:
             return threads
-        while threads < _LARGEST and 2 * threads * count <= _RESIDENT * target.processors:
+        while threads < _LARGEST and 2 * threads * count <= _RESIDENT * target.multiprocessors:
             threads *= 2
         size = self._row_bytes()
-        if not self.rows.rereads or 2 * size * target.processors > target.l2_bytes:
+        if not self.rows.rereads or 2 * size * target.multiprocessors > target.l2_bytes:
             return threads
-        while threads < _LARGEST and _RESIDENT // threads * target.processors * size > target.l2_bytes // 2:
+        bytes_at_once = target.multiprocessors * size
+        while threads < _LARGEST and _RESIDENT // threads * bytes_at_once > target.l2_bytes // 2:
             threads *= 2
         return threads
 
@@ -283,7 +284,7 @@ class _Shape:
     # --- columns across what is reduced ----------------------------------------------------------------
 
     def columns(self, lead: str, persistent: bool | None) -> Plan:
-        """A piece of a contiguous parallel axis for each program."""
+        """A chunk of a contiguous parallel axis for each program."""
         facts = self.facts
         widest = max((a.itemsize for a in self.looped if facts.share(a) > 0.5), default=4)
         side = max(16, min(128, 256 // widest))
@@ -291,7 +292,7 @@ class _Shape:
         extent = facts.points(parts)
         side = min(side, power_of_two(max(1, extent)))
         least = max(8, 32 // widest)
-        while side > least and facts.points(facts.axes) < 2 * self.target.processors * side:
+        while side > least and facts.points(facts.axes) < 2 * self.target.multiprocessors * side:
             side //= 2
         length = product(facts.sizes[r] for r in facts.raxes)
         whole = power_of_two(length) if isinstance(length, int) else 0

@@ -1,0 +1,73 @@
+"""What the C++ functions of all kernels have in common: their frame, their parameters, their threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from polyfuse.ir.kernel import Alias, Kernel
+from polyfuse.kit import Writer
+from polyfuse.plugin import Source
+
+__all__ = ["KernelText", "arguments", "entry", "function", "in_parallel", "kernel_unit"]
+
+
+@dataclass(frozen=True)
+class KernelText:
+    """The text of one kernel, and the headers of the vector layer that it needs."""
+
+    text: str
+    features: tuple[str, ...]
+    signature: str
+    refused_aliases: tuple[Alias, ...] = ()
+
+
+def kernel_unit(
+    kernel: Kernel, out: Writer, features: Set[str], refused: tuple[Alias, ...] = ()
+) -> KernelText:
+    """What was written to `out`, as the text of a kernel."""
+    text = f"namespace pf {{\n{out.text()}}}  // namespace pf\nusing pf::{Source.SYMBOL};\n"
+    if "floor_div(" in text or "remainder(" in text:
+        features = features | {"divide"}  # addresses divide too, not only values
+    signature = "".join("i" if a.kind == "size" else "p" for a in kernel.args)
+    return KernelText(text, tuple(sorted(features)), signature, refused)
+
+
+def arguments(kernel: Kernel) -> str:
+    """The arguments as one function passes them on to another, in front of its own."""
+    return "".join(f"{a.name}, " for a in kernel.args)
+
+
+def _parameters(kernel: Kernel) -> str:
+    constant = {"in": "const "}
+    return ", ".join(
+        f"i64 {a.name}" if a.kind == "size" else f"{constant.get(a.kind, '')}{a.dtype}* {a.name}"
+        for a in kernel.args
+    )
+
+
+@contextmanager
+def entry(kernel: Kernel, out: Writer) -> Iterator[None]:
+    """The function that callers see."""
+    with out.block(
+        f'extern "C" __attribute__((visibility("default"))) void {Source.SYMBOL}({_parameters(kernel)})'
+    ):
+        yield
+
+
+@contextmanager
+def function(kernel: Kernel, name: str, more: str, out: Writer) -> Iterator[None]:
+    """A function that the entry calls, with parameters besides the kernel's."""
+    comma = ", " if kernel.args else ""
+    with out.block(f"static __attribute__((noinline)) void {name}({_parameters(kernel)}{comma}{more})"):
+        yield
+
+
+def in_parallel(out: Writer, *lines: str, indent: str = "") -> None:
+    """Lines that each of `team` threads runs as number `at` of `of`."""
+    out.line(f"{indent}#pragma omp parallel num_threads(team)")
+    with out.block(indent):
+        out.line("const i64 at = omp_get_thread_num(), of = omp_get_num_threads();")
+        for line in lines:
+            out.line(line)

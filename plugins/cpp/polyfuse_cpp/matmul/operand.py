@@ -1,0 +1,63 @@
+"""What the texts of both operands of a matmul share: loops over a depth, addresses, computed values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polyfuse.kit import Writer
+from polyfuse_cpp.loops.body import Frame
+from polyfuse_cpp.loops.odometer import start_at
+from polyfuse_cpp.matmul.plans import MatmulPlan
+from polyfuse_cpp.matmul.problem import Matmul, MatrixOperand
+from polyfuse_cpp.memory.address import index_text
+
+__all__ = ["OperandText"]
+
+
+@dataclass
+class OperandText:
+    """One operand in the text of a matmul."""
+
+    matmul: Matmul
+    plan: MatmulPlan
+    lanes: int
+    out: Writer
+    features: set[str]
+
+    def __post_init__(self) -> None:
+        self.facts = self.matmul.facts
+        self.paired = self.plan.path.paired
+
+    @property
+    def operand(self) -> MatrixOperand:
+        """The operand."""
+        raise NotImplementedError
+
+    def _start(self, axes: tuple[str, ...], position: str, *, fixed: bool = True) -> None:
+        start_at(axes, self.facts.sizes, position, self.out, fixed=fixed)
+
+    def _address(self, depth: str, column: str = "") -> str:
+        """Where an operand that is a plain load is, at some step of the depth (and column)."""
+        operand = self.operand
+        assert operand.index is not None
+        names = {a: depth if self.facts.sizes[a] != 1 else "0" for a in self.matmul.depth}
+        if column:
+            names[operand.axes[-1]] = column
+        return f"{operand.buffer} + {index_text(operand.index, names)}"
+
+    def _values(self, lane: str | None, copies: int = 1, tail: str | None = None) -> list[str]:
+        """Text of computed values, in the type of the sums."""
+        computed, kind = self.operand.operand, self.matmul.dtype
+        frame = Frame(
+            facts=self.facts,
+            out=self.out,
+            lane=lane,
+            lanes=self.lanes,
+            copies=copies,
+            tail=tail,
+            features=self.features,
+        )
+        for stmt in computed.body:
+            frame.emit(stmt)
+        texts = [frame.text(computed.value, lane is not None, copy) for copy in range(copies)]
+        return texts if computed.dtype.compute is kind else [f"cast<{kind}>({t})" for t in texts]

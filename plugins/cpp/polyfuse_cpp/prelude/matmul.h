@@ -1,0 +1,340 @@
+// Matmuls: tiles of results in registers, and operands packed for them.
+namespace pf {
+// a * b + c, in one rounding where the machine has it.
+template <class V> PF_INLINE V add_product(V a, V b, V c) {
+#if PF_FMA
+  return fma(a, b, c);
+#else
+  return add(mul(a, b), c);
+#endif
+}
+
+// Memory of one thread that lasts from launch to launch: fresh memory would cost a fault for each page.
+struct matmul_memory { char* at; i64 bytes; };
+static thread_local matmul_memory matmul_scratch_memory;
+static __attribute__((unused)) void* matmul_scratch(i64 bytes) {
+  if (matmul_scratch_memory.bytes < bytes) {
+    if (matmul_scratch_memory.at) scratch_free(matmul_scratch_memory.at);
+    matmul_scratch_memory.at = (char*)scratch_new(bytes);
+    matmul_scratch_memory.bytes = bytes;
+  }
+  return matmul_scratch_memory.at;
+}
+
+// How results are shared out among threads: the tiles of rows in `down` parts, the blocks of columns in `over` parts.
+struct matmul_parts { i64 down, over; };
+
+// The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles.
+static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
+  matmul_parts best{1, 1};
+  i64 least = -1;
+  for (i64 down = 1; down <= team && down <= tiles; ++down)
+    for (i64 over = 1; over <= blocks && (over == 1 || down * over <= 2 * team); ++over) {
+      i64 turns = (batch * down * over + team - 1) / team;
+      i64 wide = (blocks + over - 1) / over;
+      i64 work = turns * wide * ((tiles + down - 1) / down * 16 + layout);
+      if (least < 0 || work < least) { least = work; best = {down, over}; }
+    }
+  return best;
+}
+
+// Steps of a pass over the depth, of which one takes `most`: passes of like length, in whole vectors.
+static __attribute__((unused)) i64 matmul_pass(i64 depth, i64 most) {
+  const i64 count = (depth + most - 1) / most;
+  return ((depth + count - 1) / count + 31) / 32 * 32;
+}
+
+// A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is
+// at a[row * ROW + step * STEP]; a step of operand B is C vectors at b, and the next step is `next` further.
+// Sums go to c, row after row; `first` tells that nothing was added up before.
+template <int R, int C, class T, int ROW, int STEP, bool AHEAD>
+static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 next, i64 depth, T* c, bool first) {
+  typedef typename shape<T>::vec V;
+  V sum[R * C];
+  if (first) {
+#pragma GCC unroll 32
+    for (int i = 0; i < R * C; ++i) sum[i] = V{};
+  } else {
+#pragma GCC unroll 32
+    for (int i = 0; i < R * C; ++i) sum[i] = load<Vec>(c + i * int(Vec::lanes));
+  }
+  for (i64 k = 0; k < depth; ++k) {
+    V right[C];
+#pragma GCC unroll 8
+    for (int j = 0; j < C; ++j) {
+      right[j] = load<Vec>(b + j * int(Vec::lanes));
+      if (AHEAD) __builtin_prefetch(b + 8 * next + j * int(Vec::lanes));
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) {
+      V left = fill<V>(a[i * ROW]);
+#pragma GCC unroll 8
+      for (int j = 0; j < C; ++j) sum[i * C + j] = add_product(left, right[j], sum[i * C + j]);
+    }
+    a += STEP;
+    b += next;
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) store(c + i * int(Vec::lanes), sum[i]);
+}
+
+// Lanes of a vector that lie before an end which is `left` away.
+PF_INLINE i64 matmul_lanes(i64 left) { return index_max(0, index_min(left, int(Vec::lanes))); }
+
+// Sums of SLICES parts of the depth, `apart` elements from each other, added up in the first one.
+template <int SLICES, class T> static __attribute__((unused)) void matmul_join(T* to, i64 apart, i64 count) {
+  for (i64 k = 0; k < count; k += int(Vec::lanes)) {
+    typename shape<T>::vec sum = load<Vec>(to + k);
+    for (int i = 1; i < SLICES; ++i) sum = add(sum, load<Vec>(to + i * apart + k));
+    store(to + k, sum);
+  }
+}
+
+// Layout of the left operand. A row whose steps are contiguous; up to a vector may be written past its end.
+template <class T, class S> PF_INLINE void matmul_row(T* to, const S* from, i64 depth) {
+  i64 k = 0;
+  for (; k + int(Vec::lanes) <= depth; k += int(Vec::lanes)) store(to + k, cast<T>(load<Vec>(from + k)));
+  if (k < depth) store(to + k, cast<T>(load_n<Vec>(from + k, depth - k)));
+}
+// R rows that are contiguous at each step, laid out step by step; up to a vector may be written past the end.
+template <int R, class T, class S>
+static __attribute__((unused)) void matmul_steps(T* to, const S* from, i64 next, i64 depth, i64 rows) {
+  const int lanes = int(Vec::lanes);
+  for (i64 k = 0; k < depth; ++k)
+    for (int i = 0; i < R; i += lanes)
+      store(to + k * R + i, cast<T>(load_n<Vec>(from + k * next + i, matmul_lanes(rows - i))));
+}
+
+// Layout of operand B as a block of C vectors for every step. Columns are contiguous in memory:
+template <int C, class T, class S>
+static __attribute__((unused)) void matmul_along(T* to, const S* from, i64 next, i64 depth, i64 columns) {
+  const int lanes = int(Vec::lanes);
+  if (columns >= C * lanes) {
+    for (i64 k = 0; k < depth; ++k)
+#pragma GCC unroll 8
+      for (int j = 0; j < C; ++j) store(to + (k * C + j) * lanes, cast<T>(load<Vec>(from + k * next + j * lanes)));
+    return;
+  }
+  for (i64 k = 0; k < depth; ++k)
+    for (int j = 0; j < C; ++j) {
+      const i64 count = matmul_lanes(columns - j * lanes);
+      store(to + (k * C + j) * lanes, cast<T>(load_n<Vec>(from + k * next + j * lanes, count)));
+    }
+}
+// Steps are contiguous in memory, and columns are `apart`:
+template <int C, class T, class S>
+static __attribute__((unused)) void matmul_across(T* to, const S* from, i64 apart, i64 depth, i64 columns) {
+  const int lanes = int(Vec::lanes);
+  for (int j = 0; j < C; ++j) {
+    const i64 rows = matmul_lanes(columns - j * lanes);
+    const S* const at = from + j * lanes * apart;
+    T* const into = to + j * lanes;
+#if PF_W > 1
+    i64 k = 0;
+    if (rows >= lanes)
+      for (; k + lanes <= depth; k += lanes) {
+        typename shape<S>::vec tile[lanes];
+        tile_load(tile, at + k, apart);
+#pragma GCC unroll 16
+        for (int i = 0; i < lanes; ++i) {
+          // rows are too short for the machine to see a stream in them before they end
+          __builtin_prefetch(at + k + (lanes + i) * apart, 0, 2);
+          store(into + (k + i) * C * lanes, cast<T>(tile[i]));
+        }
+      }
+    for (; k < depth; k += lanes) {
+      const i64 count = index_min(lanes, depth - k);
+      typename shape<S>::vec edge[lanes] = {};
+      if (rows > 0) tile_load(edge, at + k, apart, rows, count);
+      for (int i = 0; i < count; ++i) store(into + (k + i) * C * lanes, cast<T>(edge[i]));
+    }
+#else
+    for (i64 k = 0; k < depth; ++k) into[k * C] = rows > 0 ? T(cast<T>(load_one(at + k))) : T(0);
+#endif
+  }
+}
+
+// Sums over the lanes of as many vectors as there are lanes: lane i of the result is the sum of v[i].
+#if PF_W > 1
+template <int S, class V> PF_INLINE V matmul_halves(V a, V b) {
+  typedef typename tr<V>::ivec I; typedef typename tr<I>::elem E;
+  const int n = int(tr<V>::lanes);
+  I k = lane_numbers<I>::make(), upper = (I)((k & fill<I>(E(S))) != fill<I>(E(0)));
+  I low = upper ? k + fill<I>(E(n - S)) : k, high = upper ? k + fill<I>(E(n)) : k + fill<I>(E(S));
+  return add(select_lanes(a, b, low), select_lanes(a, b, high));
+}
+template <int S, class V> PF_INLINE V sum_parts(V* v) {
+#pragma GCC unroll 16
+  for (int i = 0; i < S; ++i) v[i] = matmul_halves<S>(v[i], v[i + S]);
+  if constexpr (S > 1) return sum_parts<S / 2>(v);
+  else return v[0];
+}
+template <int N, class V, class T> PF_INLINE void matmul_sums(const V* v, T* to) {
+  const int n = int(tr<V>::lanes);
+#pragma GCC unroll 32
+  for (int at = 0; at < N; at += n) {
+    V part[n];
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) part[i] = at + i < N ? v[at + i] : V{};
+    raw_store(to + at, sum_parts<n / 2>(part));
+  }
+}
+#if PF_WIDE
+template <int N, class H, class T> PF_INLINE void matmul_sums(const wide<H>* v, T* to) {
+  H part[N];
+#pragma GCC unroll 32
+  for (int i = 0; i < N; ++i) part[i] = add(v[i].lo, v[i].hi);
+  matmul_sums<N>(part, to);
+}
+#endif
+#else
+template <int N, class V, class T> PF_INLINE void matmul_sums(const V* v, T* to) {
+  for (int i = 0; i < N; ++i) to[i] = v[i];
+}
+#endif
+
+// How elements are multiplied along the depth: `lanes` steps at once, taken in and summed up.
+template <class T, class A, class B> struct matmul_step {
+  typedef typename shape<T>::vec V;
+  enum { steps = Vec::lanes };
+  typedef V left; typedef V right;
+  PF_INLINE V take(const A* p) { return cast<T>(load<Vec>(p)); }
+  PF_INLINE V take(const A* p, i64 n) { return cast<T>(load_n<Vec>(p, n)); }
+  PF_INLINE V take_right(const B* p) { return cast<T>(load<Vec>(p)); }
+  PF_INLINE V take_right(const B* p, i64 n) { return cast<T>(load_n<Vec>(p, n)); }
+  PF_INLINE V add_up(V a, V b, V sum) { return add_product(a, b, sum); }
+  enum { offset = 0 };
+};
+
+// Small types: a lane takes in two or four steps at once.
+#if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
+typedef short matmul_s32 __attribute__((vector_size(64)));
+typedef char matmul_c32 __attribute__((vector_size(32)));
+typedef char matmul_c64 __attribute__((vector_size(64)));
+PF_INLINE vi32 matmul_halves_at(const void* p, i64 n) {
+  return (vi32)__builtin_ia32_loaddquhi512_mask((const short*)p, matmul_s32{}, (unsigned)((1ull << n) - 1));
+}
+PF_INLINE vi32 matmul_bytes_at(const void* p, i64 n) {
+  return (vi32)__builtin_ia32_loaddquqi512_mask((const char*)p, matmul_c64{}, (1ull << n) - 1);
+}
+#if PF_DOT_BF16
+template <> struct matmul_step<f32, bf16, bf16> {
+  enum { steps = 32, offset = 0 };
+  typedef vi32 left; typedef vi32 right;
+  PF_INLINE vi32 take(const bf16* p) { return raw_load<vi32>(p); }
+  PF_INLINE vi32 take(const bf16* p, i64 n) { return matmul_halves_at(p, n); }
+  PF_INLINE vi32 take_right(const bf16* p) { return take(p); }
+  PF_INLINE vi32 take_right(const bf16* p, i64 n) { return take(p, n); }
+  PF_INLINE vf32 add_up(vi32 a, vi32 b, vf32 sum) {
+    __asm__("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+  }
+};
+#endif
+// Bytes as numbers of 16 bits, whose products are added in pairs: exact for any of them.
+template <class A, class B> struct matmul_pairs {
+  enum { steps = 32, offset = 0 };
+  typedef matmul_s32 left; typedef matmul_s32 right;
+  PF_INLINE matmul_s32 widened(matmul_c32 v, const i8*) {
+    return (matmul_s32)__builtin_ia32_pmovsxbw512_mask(v, matmul_s32{}, 0xffffffffu);
+  }
+  PF_INLINE matmul_s32 widened(matmul_c32 v, const u8*) {
+    return (matmul_s32)__builtin_ia32_pmovzxbw512_mask(v, matmul_s32{}, 0xffffffffu);
+  }
+  template <class T> PF_INLINE matmul_s32 from(const T* p) { return widened(raw_load<matmul_c32>(p), p); }
+  template <class T> PF_INLINE matmul_s32 from(const T* p, i64 n) {
+    return widened(__builtin_ia32_loaddquqi256_mask((const char*)p, matmul_c32{}, (unsigned)((1ull << n) - 1)), p);
+  }
+  PF_INLINE matmul_s32 take(const A* p) { return from(p); }
+  PF_INLINE matmul_s32 take(const A* p, i64 n) { return from(p, n); }
+  PF_INLINE matmul_s32 take_right(const B* p) { return from(p); }
+  PF_INLINE matmul_s32 take_right(const B* p, i64 n) { return from(p, n); }
+  PF_INLINE vi32 add_up(matmul_s32 a, matmul_s32 b, vi32 sum) {
+    return sum + (vi32)__builtin_ia32_pmaddwd512_mask(a, b, vi32{}, (unsigned short)-1);
+  }
+};
+template <> struct matmul_step<i32, u8, u8> : matmul_pairs<u8, u8> {};
+template <> struct matmul_step<i32, i8, u8> : matmul_pairs<i8, u8> {};
+#if PF_DOT_BYTES
+// The machine multiplies bytes without a sign by such with one: a left operand with a sign is taken 128 too large,
+// and what that adds up to, `offset` times operand B, is known column by column.
+template <class A> struct matmul_fours {
+  enum { steps = 64, offset = A(-1) < A(0) ? 128 : 0 };
+  typedef vi32 left; typedef vi32 right;
+  PF_INLINE vi32 take(const A* p) { return shifted(raw_load<vi32>(p)); }
+  PF_INLINE vi32 take(const A* p, i64 n) { return shifted(matmul_bytes_at(p, n)); }
+  PF_INLINE vi32 take_right(const i8* p) { return raw_load<vi32>(p); }
+  PF_INLINE vi32 take_right(const i8* p, i64 n) { return matmul_bytes_at(p, n); }
+  PF_INLINE vi32 shifted(vi32 v) { return offset ? vi32(v ^ fill<vi32>(i32(0x80808080u))) : v; }
+  PF_INLINE vi32 offsets() { return fill<vi32>(i32(0x80808080u)); }
+  PF_INLINE vi32 add_up(vi32 a, vi32 b, vi32 sum) {
+    __asm__("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    return sum;
+  }
+};
+template <> struct matmul_step<i32, i8, i8> : matmul_fours<i8> {};
+template <> struct matmul_step<i32, u8, i8> : matmul_fours<u8> {};
+#else
+template <> struct matmul_step<i32, i8, i8> : matmul_pairs<i8, i8> {};
+template <> struct matmul_step<i32, u8, i8> : matmul_pairs<u8, i8> {};
+#endif
+#endif
+
+// Results of R rows and C columns whose steps are contiguous in memory, at p[row] and q[column] from step `from` on:
+// nothing is laid out, and lanes run along the depth. Sums go to c, whose rows are `apart`. With AHEAD, the columns
+// after these, which q goes on with, are asked for: they come from far.
+template <int R, int C, class T, class A, class B, bool AHEAD>
+static __attribute__((noinline)) void matmul_dots(const A* const* p, const B* const* q, i64 from, i64 depth, T* c,
+                                                   i64 apart, bool first) {
+  typedef matmul_step<T, A, B> step;
+  typedef typename shape<T>::vec V;
+  V sum[R * C], over[C];
+  const A* a[R];
+  const B* b[C];
+  const i64 after = AHEAD ? q[C] - q[0] : 0;
+#pragma GCC unroll 16
+  for (int j = 0; j < C; ++j) over[j] = V{};
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) sum[i] = V{};
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) a[i] = p[i] + from;
+#pragma GCC unroll 16
+  for (int j = 0; j < C; ++j) b[j] = q[j] + from;
+  i64 k = 0;
+  for (; k + int(step::steps) <= depth; k += int(step::steps)) {
+    typename step::left x[R];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) x[i] = step::take(a[i] + k);
+#pragma GCC unroll 16
+    for (int j = 0; j < C; ++j) {
+      typename step::right y = step::take_right(b[j] + k);
+      if (AHEAD) __builtin_prefetch(b[j] + (k + after), 0, 2);
+      if constexpr (step::offset) over[j] = step::add_up(step::offsets(), y, over[j]);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);
+    }
+  }
+  if (k < depth) {
+    typename step::left x[R];
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) x[i] = step::take(a[i] + k, depth - k);
+#pragma GCC unroll 16
+    for (int j = 0; j < C; ++j) {
+      typename step::right y = step::take_right(b[j] + k, depth - k);
+      if constexpr (step::offset) over[j] = step::add_up(step::offsets(), y, over[j]);
+#pragma GCC unroll 16
+      for (int i = 0; i < R; ++i) sum[i * C + j] = step::add_up(x[i], y, sum[i * C + j]);
+    }
+  }
+  if constexpr (step::offset) {
+#pragma GCC unroll 32
+    for (int i = 0; i < R * C; ++i) sum[i] = sum[i] - over[i % C];
+  }
+  alignas(64) T total[(R * C + int(Vec::lanes) - 1) / int(Vec::lanes) * int(Vec::lanes)];
+  matmul_sums<R * C>(sum, total);
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i)
+#pragma GCC unroll 16
+    for (int j = 0; j < C; ++j) c[i * apart + j] = first ? total[i * C + j] : T(c[i * apart + j] + total[i * C + j]);
+}
+}  // namespace pf
