@@ -7,6 +7,7 @@ written once; the others are vectors, one copy for each step of an unrolled loop
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
@@ -14,7 +15,7 @@ from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, 
 from polyfuse.ir.types import DType
 from polyfuse.kit import fits_i32_throughout, is_multiple
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
-from polyfuse_cpp.loops.ops import FUNCTION_OF, literal, unsupported_op
+from polyfuse_cpp.loops.ops import literal, unsupported_op
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.memory.access import MemoryScope
 from polyfuse_cpp.memory.address import index_text
@@ -51,6 +52,17 @@ class Frame(MemoryScope):
                 self._convert(stmt)
             case _:
                 self._scalar_op(stmt)
+
+    def emit_invariants(self, stmts: Iterable[Statement], varying: Set[str]) -> frozenset[int]:
+        """Write the statements that depend on none of some axes; which ones (by identity) these are."""
+        done: set[int] = set()
+        for stmt in stmts:
+            if not self.facts.is_pure(stmt) or stmt.targets[0] in self.env:
+                continue
+            if varying.isdisjoint(self.facts.depends_of(stmt)) and all(a in self.env for a in stmt.args):
+                self.emit(stmt)
+                done.add(id(stmt))
+        return frozenset(done)
 
     def _uniform_test(self, stmt: Statement) -> list[str] | None:
         """A comparison of indices that comes out alike in all lanes of a vector, as scalar text for each
@@ -99,7 +111,7 @@ class Frame(MemoryScope):
                 chooses = stmt.op == "where" and place == 0
                 wide = vector and not (chooses and not self.env[name].vector)
                 arguments.append(self._operand(name, wide, copy, narrow and not chooses))
-            texts.append(f"{FUNCTION_OF[stmt.op]}({', '.join(arguments)})")
+            texts.append(f"{stmt.op}({', '.join(arguments)})")
         self._bind(stmt, vector, texts, narrow=result and first is DType.i64)
 
     def _limit_checked(self, stmt: Statement) -> bool:

@@ -235,7 +235,7 @@ class StageText:
         name, wide = plan.lane, plan.lanes * plan.unroll
         size = facts.sizes[plan.lane]
         outside = self._frame(plan.lane)
-        invariant = self._loop_invariants(outside)
+        invariant = outside.emit_invariants(facts.statements, {plan.lane, plan.tile, *facts.raxes})
         out.line(f"i64 {name} = from;")
         with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
             frame = self._frame(plan.lane, plan.unroll)
@@ -253,15 +253,3 @@ class StageText:
             frame = self._frame(plan.lane, 1, tail)
             frame.env = dict(outside.env)
             self._rows(frame, invariant)
-
-    def _loop_invariants(self, frame: Frame) -> frozenset[int]:
-        """Write what no lane changes in front of the lane loop; the statements that are done with."""
-        done: set[int] = set()
-        varying = {self.plan.lane, self.plan.tile, *self.facts.raxes}
-        for stmt in self.facts.statements:
-            if not self.facts.is_pure(stmt) or stmt.targets[0] in frame.env:
-                continue
-            if varying.isdisjoint(self.facts.depends_of(stmt)) and all(a in frame.env for a in stmt.args):
-                frame.emit(stmt)
-                done.add(id(stmt))
-        return frozenset(done)

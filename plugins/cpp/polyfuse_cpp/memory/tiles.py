@@ -62,7 +62,7 @@ class TiledText(StageText):
             out.line(f"const i64 {lane}_e = index_min({lane}_a + {long}, {index_text(sizes[plan.lane])});")
             self._odometer(plan.axes[:-2], "item / over / down")
             outside = self._frame(plan.lane)
-            invariant = self._loop_invariants(outside)
+            invariant = outside.emit_invariants(facts.statements, {plan.lane, plan.tile, *facts.raxes})
             loops = [
                 f"for (i64 {side}_b = {side}_a; {side}_b < {side}_e; {side}_b += {lanes})",
                 f"for (i64 {lane} = {lane}_a; {lane} < {lane}_e; {lane} += {lanes})",
