@@ -1,7 +1,7 @@
-"""Statements as C++ text, in whatever form their place asks for: plain scalars, vectors, or the first lanes
+"""Statements as C++ text, in the form that their loop needs: plain scalars, vectors, or the first lanes
 of one.
 
-A `Frame` is one place in the loop nest. Values that do not depend on the lane axis are scalars there and are
+A `Frame` is one level of the loop nest. Values that do not depend on the lane axis are scalars there and are
 written once; the others are vectors, one copy for each step of an unrolled loop.
 """
 
@@ -31,7 +31,7 @@ _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 @dataclass
 class Frame(MemoryScope):
-    """A place in the loop nest where statements are written."""
+    """A level of the loop nest where statements are written."""
 
     # Writing statements.
 
@@ -85,7 +85,7 @@ class Frame(MemoryScope):
         if not is_multiple(index - axis(self.lane, self.facts.sizes[self.lane]), self.lanes):
             return None
         sign = "<" if op == "lt" else ">="
-        return [f"{index_text(self.place(index, c))} {sign} 0" for c in range(self.copies)]
+        return [f"{index_text(self.at_copy(index, c))} {sign} 0" for c in range(self.copies)]
 
     def _scalar_op(self, stmt: Statement) -> None:
         first = self.env[stmt.args[-1]].dtype
@@ -107,8 +107,8 @@ class Frame(MemoryScope):
         texts = []
         for copy in self._spread(*stmt.args):
             arguments = []
-            for place, name in enumerate(stmt.args):
-                chooses = stmt.op == "where" and place == 0
+            for position, name in enumerate(stmt.args):
+                chooses = stmt.op == "where" and position == 0
                 wide = vector and not (chooses and not self.env[name].vector)
                 arguments.append(self._operand(name, wide, copy, narrow and not chooses))
             texts.append(f"{stmt.op}({', '.join(arguments)})")
@@ -185,7 +185,7 @@ class Frame(MemoryScope):
             self._bind(stmt, False, [f"{'i32' if narrow else 'i64'}({text})"], narrow=narrow)
         else:
             kind = "i32" if narrow else "i64"
-            texts = [self._lane_values(self.place(index, c), kind) for c in range(self.copies)]
+            texts = [self._lane_values(self.at_copy(index, c), kind) for c in range(self.copies)]
             self._bind(stmt, True, texts, narrow=narrow)
         self._note_index(stmt, index)
 

@@ -114,7 +114,7 @@ class Scope:
         self.features.add("kernel")
         return f"round_to<{dtype}>({text})"
 
-    def place(self, index: IndexLike, copy: int) -> IndexLike:
+    def at_copy(self, index: IndexLike, copy: int) -> IndexLike:
         """`index` at the first lane of a copy."""
         step: IndexLike = copy * self.lanes if self.lane is not None else 0
         if step == 0 or self.lane is None or self.lane not in free_axes(index):
@@ -153,12 +153,12 @@ class Scope:
                 self.env[target] = Value(self.facts.dtypes[target], vector, tuple(names))
 
     def read_tables(self, tables: Mapping[str, str]) -> None:
-        """Name values that stand in arrays, an element for each place of the lane axis."""
+        """Name values that stand in arrays, an element for each position of the lane axis."""
         for name, table in tables.items():
             texts = []
             for copy in range(self.copies):
                 texts.append(self._name(name, copy))
-                at = index_text(self.place(axis(self.lane or "", self.facts.sizes[self.lane or ""]), copy))
+                at = index_text(self.at_copy(axis(self.lane or "", self.facts.sizes[self.lane or ""]), copy))
                 self.out.line(f"const auto {texts[-1]} = load<Vec>({table} + {at});")
             self.env[name] = Value(self.facts.dtypes[name], True, tuple(texts))
 

@@ -29,7 +29,7 @@ _STRIP = 4
 
 
 def _table(name: str) -> str:
-    """The array that holds a value for each place of the lane axis."""
+    """The array that holds a value for each position of the lane axis."""
     return f"table_{name}"
 
 
@@ -68,7 +68,7 @@ class StageText:
                 self.out.line(f"scratch_free({name});")
 
     def items_text(self) -> str:
-        """How many pieces of work there are to share out, as text."""
+        """The number of work items, as text."""
         plan, facts = self.plan, self.facts
         if not plan.lane or plan.across:
             return index_text(product(facts.sizes[a] for a in plan.axes))
@@ -147,7 +147,7 @@ class StageText:
     def _advance(self, axes: Sequence[str]) -> None:
         advance(axes, self.facts.sizes, self.out)
 
-    # Lanes along a parallel axis: pieces of rows.
+    # Lanes along a parallel axis: parts of rows.
 
     def _lanes_apart(self) -> None:
         plan, out = self.plan, self.out
@@ -197,7 +197,7 @@ class StageText:
                 out.line(f"store({_table(name)} + {lane}, {frame.text(name, True)});")
 
     def _rows(self, frame: Frame, invariant: frozenset[int]) -> None:
-        """What is done at one place of the lane axis."""
+        """What is done at one position of the lane axis."""
         if self.tables is not None:
             frame.read_tables({name: _table(name) for name in self.tables.values})
             invariant |= self.tables.spared

@@ -3,9 +3,9 @@
     for every part of the results that a thread has            (`_parts`)
       for a block of blocks of columns, for a block of tiles of rows
         for every pass over a part of the depth
-          lay out the blocks                                   (`OperandBText`)
+          pack the blocks                                      (`OperandBText`)
           for every tile of rows
-            lay out its rows                                   (`OperandAText`)
+            pack its rows                                      (`OperandAText`)
             for every block: add up the tile, and after the last pass finish it
 
 The tiles themselves are functions of the vector layer (``prelude/matmul.h``).
@@ -153,7 +153,7 @@ class MatmulText:
         return "i64 first_item, i64 end_item, i64 down, i64 over"
 
     def _place(self) -> None:
-        """Declare the place of an item: some tiles of rows and blocks of columns, over the whole depth."""
+        """Declare the position of an item: some tiles of rows and blocks of columns, over the whole depth."""
         out = self.out
         start_at(self.matmul.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
         out.line("const i64 down_at = item / over % down, over_at = item % over;")

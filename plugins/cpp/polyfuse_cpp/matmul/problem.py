@@ -170,7 +170,7 @@ def _prepacked(side: MatrixOperand, facts: Facts) -> MatrixOperand:
         width = atom.args[1] if atom.kind == "mod" else 0
         if not isinstance(width, int) or not isinstance(size, int) or not width or size % width:
             continue
-        place = substitute(side.index, {name: axis("block", size // width) * width + axis("column", width)})
-        if coefficient(place, "column") == 1:
+        column = axis("block", size // width) * width + axis("column", width)
+        if coefficient(substitute(side.index, {name: column}), "column") == 1:
             return replace(side, apart=1, packed_width=width)
     return side

@@ -1,4 +1,4 @@
-"""Values that depend on the place along the lanes alone: computed once, and read from a table by all rows.
+"""Values that depend on the position along the lanes alone: computed once, and read from a table by all rows.
 
 The weights of an interpolation are such values, or sines of a position. A loop whose lanes run along rows
 would compute them anew for each row.
@@ -29,7 +29,7 @@ _CHEAP = 4
 
 @dataclass(frozen=True)
 class Tables:
-    """What is kept in tables.
+    """The tables.
 
     Attributes:
         values: names of the values.

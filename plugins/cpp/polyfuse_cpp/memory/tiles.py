@@ -31,7 +31,7 @@ class TiledText(StageText):
     """A stage with a second axis along which some accesses are contiguous."""
 
     def items_text(self) -> str:
-        """How many blocks of tiles there are, as text."""
+        """The number of blocks of tiles, as text."""
         plan, facts = self.plan, self.facts
         rest = product(facts.sizes[a] for a in plan.axes[:-2])
         long, deep = self._block()
