@@ -30,7 +30,7 @@ KERNEL_LANGUAGE = "c++"
 class CppBackend(Backend):
     """Kernels for the CPU in C++."""
 
-    races_products = True
+    autotunes_gemm = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -64,7 +64,7 @@ class CppBackend(Backend):
 
         return generator.estimate(kernel, config, self.isa)
 
-    def panel_width(self, product: Reduction) -> int:
+    def packed_width(self, product: Reduction) -> int:
         """Up to four vectors of columns."""
         from polyfuse_cpp.matmul.plans import packed_width
 
