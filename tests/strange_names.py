@@ -150,7 +150,7 @@ CPP = [
     "__cplusplus",
     "__AVX2__",
     "PF_OK",
-    "PF_ANY_PROCESSOR",
+    "PF_ANY_CPU",
     "PF_MAX_RANK",
     "POLYFUSE_KERNEL",
     "offsetof",

@@ -183,8 +183,8 @@ class _Printer:
             f"{self._owner(name)}.take(b[{i}]);" if letter == "r" else f"{self._number(name)} = b[{i}].i;"
             for i, (name, letter) in enumerate(zip(step.results, letters, strict=True))
         ]
-        kept = "".join(f" {line}" for line in bound)
-        self.lines.append(f"{{ {given}{words}if ({call}) return PF_FAILED;{kept} }}")
+        takes = "".join(f" {line}" for line in bound)
+        self.lines.append(f"{{ {given}{words}if ({call}) return PF_FAILED;{takes} }}")
 
     def _raise(self, step: Raise) -> None:
         status = [f"((const i64*){self._address(step.name)})[{k}]" for k in range(step.count)]
