@@ -1,5 +1,5 @@
-"""Kernels of a schedule to callables: emission, builds in the background, and what takes the place of a
-kernel that fails: another configuration of it, then the next backend.
+"""Kernels of a schedule to callables: tuning, emission, builds in the background, and what a kernel that
+fails falls back to: another configuration of it, then the next backend.
 """
 
 from __future__ import annotations
@@ -236,7 +236,7 @@ class PendingKernel:
         return metered(source.name, source.key, kernel.device.partition(":")[0], uses, found)
 
     def folder(self) -> Path | None:
-        """Where the built kernel lies; None where something else took its place."""
+        """Where the built kernel lies; None where it fell back to something else."""
         key = self.emitted.source.key
         if isinstance(self.future.outcomes()[key], PolyfuseError):
             return None
@@ -248,8 +248,8 @@ class PendingKernel:
         """The callable kernel.
 
         Where it could not be built as it should be, other configurations of it are tried. Where its backend
-        failed, the next one that claims it takes its place, and the interpretation of the kernel in the end;
-        with `strict`, the failure is raised.
+        failed, it falls back to the next one that claims it, and to the interpretation of the kernel in the
+        end; with `strict`, the failure is raised.
         """
         source, future, first = self.emitted.source, self.future, self.emitted.backend
         outcome = future.outcomes()[source.key]
@@ -326,8 +326,8 @@ def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
 def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, other: str) -> None:
     warn_once(
         "compiler",
-        f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}); {other} takes its "
-        "place, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with the compiler's words",
+        f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}), which falls back to "
+        f"{other}, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with the compiler's words",
         key=f"replacement of {failed}",
     )
 
