@@ -195,3 +195,18 @@ FOLD_MODES: dict[str, str] = {"fold_sum": "sum", "fold_min": "min", "fold_max": 
 every run, and nothing else: what was there before does not count. By the reduction that each does. They stand
 apart from `STORE_MODES` because only kernels in which points that share an element lie side by side can have
 them, as results of a matrix product do; see `Backend.fold_width`."""
+
+
+def identity(kind: str, dtype: DType) -> bool | int | float:
+    """What a reduction of a kind in `REDUCTIONS` over nothing gives: combining with it changes no number."""
+    if kind in ("sum", "xor_sum", "any"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    lowest = kind in ("max", "argmax", "online_softmax")
+    if dtype is DType.bool:
+        return not lowest
+    if dtype.is_float:
+        return float("-inf") if lowest else float("inf")
+    bits = dtype.itemsize * 8 - dtype.is_signed
+    return (-(1 << bits) if dtype.is_signed else 0) if lowest else (1 << bits) - 1

@@ -113,7 +113,7 @@ class TensorValue:
         lead = len(axes) - len(self.size)
         return self.at([0 if n == 1 else axes[lead + d] for d, n in enumerate(self.size)])
 
-    def settle(self, view: View, raw: DType | None = None) -> None:
+    def set_view(self, view: View, raw: DType | None = None) -> None:
         """From now on the value is stored at `view`."""
         self.view, self.body, self.raw, self.origins = view, None, raw, ()
 

@@ -39,7 +39,7 @@ def _by_rows(decomposition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _by_rows_or_channels(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """On the processor, the first result lies row by row, unless that of the decomposition, which follows the
+    """On the CPU, the first result lies row by row, unless that of the decomposition, which follows the
     argument, has its channels last."""
 
     def change(result: Tensor) -> Tensor:

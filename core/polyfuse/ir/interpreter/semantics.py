@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
-from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, FOLD_MODES, SCALAR_OPS
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, FOLD_MODES, SCALAR_OPS, identity
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
 
@@ -111,23 +111,6 @@ _UNSIGNED_OPS: dict[str, Callable[..., Any]] = {
 
 
 # --- reductions and scans -----------------------------------------------------------------------------------
-
-
-def identity(kind: str, dtype: DType) -> Any:
-    """What a reduction of nothing gives."""
-    if kind in ("sum", "xor_sum", "any"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    lowest = kind in ("max", "argmax", "online_softmax")
-    if dtype.is_float:
-        return float("-inf") if lowest else float("inf")
-    if dtype is DType.bool:
-        return not lowest
-    width = dtype.itemsize * 8
-    if dtype.is_signed:
-        return -(1 << (width - 1)) if lowest else (1 << (width - 1)) - 1
-    return 0 if lowest else (1 << width) - 1
 
 
 def reduce(kind: str, operands: tuple[Tensor, ...], dtype: DType) -> tuple[Tensor, ...]:

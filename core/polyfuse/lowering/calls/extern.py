@@ -146,7 +146,7 @@ def _result(ctx: LoweringContext, fake: Any) -> Any:
             value.stride if plain else tuple(0 for _ in value.size),
             "temp" if plain else "object",
         )
-        value.settle(View(buffer.name, value.size, buffer.stride))
+        value.set_view(View(buffer.name, value.size, buffer.stride))
         return value
     if isinstance(fake, (tuple, list)):
         raise UnsupportedError("an operator returns nested lists of tensors")

@@ -22,16 +22,8 @@ _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Mod: "remainder",
     ast.Pow: "pow",
 }
-_TO_INTEGER = {"trunc": "trunc", "floor": "floor", "ceil": "ceil", "round": "round"}
-_OF_FLOAT = {
-    "sqrt": "sqrt",
-    "exp": "exp",
-    "log": "log",
-    "log2": "log2",
-    "sin": "sin",
-    "cos": "cos",
-    "tanh": "tanh",
-}
+_TO_INTEGER = ("trunc", "floor", "ceil", "round")
+_OF_FLOAT = ("sqrt", "exp", "log", "log2", "sin", "cos", "tanh")
 
 
 def size_number(index: Index) -> Expr:
@@ -44,7 +36,7 @@ def size_number(index: Index) -> Expr:
     return _value(ast.parse(atom.name, mode="eval").body, atom)
 
 
-def is_whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """Whether a number is an integer, or made of sizes in a way that gives one."""
     if not isinstance(value, Index):
         return isinstance(value, int)
@@ -90,9 +82,9 @@ def _called(node: ast.Call, values: list[Expr], atom: Atom) -> Expr:
         raise UnsupportedError("a number that is rounded to some digits is one of the host alone")
     if name in _TO_INTEGER:
         value = values[0]
-        return cast(make(_TO_INTEGER[name], value), DType.i64) if value.dtype.is_float else value
+        return cast(make(name, value), DType.i64) if value.dtype.is_float else value
     if name in _OF_FLOAT:
-        return make(_OF_FLOAT[name], cast(values[0], DType.f64))
+        return make(name, cast(values[0], DType.f64))
     if name == "abs":
         return make("abs", values[0])
     if name in ("min", "max"):

@@ -366,8 +366,7 @@ def _finish(
         locals_,
         sections,
         hints,
-        deterministic=context.deterministic
-        and any(_collides(m.node) for m in unit.members),
+        deterministic=context.deterministic and any(_collides(m.node) for m in unit.members),
         numerics=context.numerics,
         origins=tuple(origins),
     )

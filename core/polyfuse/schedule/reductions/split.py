@@ -15,7 +15,7 @@ from functools import partial
 from polyfuse.ir.expr import Expr, apply, const, guard, index_value, load, loads, reindex
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node, Reduction, Scan
-from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS
+from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, identity
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.plugin.target_info import is_near, near_divisor
@@ -324,22 +324,8 @@ def _cut(extent: IndexLike, wanted: int) -> tuple[int, IndexLike]:
 def _confined(kind: str, values: tuple[Expr, ...], inside: Expr) -> tuple[Expr, ...]:
     """`values` where `inside` holds; elsewhere what changes no result, and nothing is read."""
     first = guard(values[0], inside)
-    neutral = const(_neutral(kind, first.dtype), first.dtype)
+    neutral = const(identity(kind, first.dtype), first.dtype)
     return (apply("where", inside, first, neutral), *(guard(value, inside) for value in values[1:]))
-
-
-def _neutral(kind: str, dtype: DType) -> bool | int | float:
-    if kind in ("sum", "any", "xor_sum"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    lowest = kind in ("max", "argmax", "online_softmax")
-    if dtype is DType.bool:
-        return not lowest
-    if dtype.is_float:
-        return float("-inf") if lowest else float("inf")
-    bits = dtype.itemsize * 8 - dtype.is_signed
-    return (-(1 << bits) if dtype.is_signed else 0) if lowest else (1 << bits) - 1
 
 
 def _result_types(kind: str, values: Sequence[Expr]) -> tuple[DType, ...]:

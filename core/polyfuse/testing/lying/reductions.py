@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyfuse.ir.interpreter.semantics import identity
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.ops import identity
 from polyfuse.ir.statements import Compute, Constant, Reduce, Scan, Statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis_size, product

@@ -1,4 +1,4 @@
-"""Whether torch lets products of float32 be computed with fewer bits, and its other switches of libraries."""
+"""Whether torch lets matmuls of float32 be computed with fewer bits, and its other switches of libraries."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["library_flags", "rounds_convolutions", "rounds_products", "set_library_flags"]
+__all__ = ["library_flags", "rounds_convolutions", "rounds_matmuls", "set_library_flags"]
 
 
-def rounds_products(device: str) -> bool:
-    """Whether float32 operands of matrix products on a device may be rounded to ten bits of fraction."""
+def rounds_matmuls(device: str) -> bool:
+    """Whether float32 operands of matmuls on a device may be rounded to ten bits of fraction."""
     return not device.startswith("cpu") and torch.get_float32_matmul_precision() != "highest"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from polyfuse.ir.interpreter.semantics import identity
+from polyfuse.ir.ops import identity
 from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import literal, triton_type

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from polyfuse.ir.interpreter.semantics import identity
+from polyfuse.ir.ops import identity
 from polyfuse.ir.statements import Scan
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import triton_type
