@@ -302,10 +302,3 @@ class Program:
     def launches(self) -> tuple[LaunchKernel, ...]:
         """The kernel launches, in order."""
         return tuple(s for s in self.steps if isinstance(s, LaunchKernel))
-
-    def kernel_of(self, launch: str) -> ProgramKernel:
-        """The kernel that a launch of the schedule runs."""
-        for entry in self.kernels:
-            if launch in entry.launches:
-                return entry
-        raise KeyError(launch)
