@@ -47,6 +47,9 @@ class TargetInfo:
         bandwidth: bytes that memory gives or takes in a second, roughly.
         operations: additions and multiplications of matrix products in a second, roughly. Both serve to say
             which work takes as long as a message to another process.
+        network: bytes that messages to other processes move in a second, roughly, where the option
+            `network_bandwidth` is not set.
+        double_sums: whether eager mode accumulates numbers in single precision in double precision there.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
     """
@@ -67,6 +70,8 @@ class TargetInfo:
     scans_look_back: bool = False
     bandwidth: float = 20e9
     operations: float = 200e9
+    network: float = 1e9
+    double_sums: bool = True
 
     def stretches(self, groups: int, elements: int) -> int:
         """Into how many stretches to divide the loops of so many groups of threads, each over so many

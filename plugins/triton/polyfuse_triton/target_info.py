@@ -34,4 +34,6 @@ def target_info_of(target: Target, sums_across_rows: bool = False) -> TargetInfo
         scans_look_back=True,
         bandwidth=_DELIVERED * target.processors,
         operations=_MULTIPLIED * target.processors,
+        network=50e9,
+        double_sums=False,
     )

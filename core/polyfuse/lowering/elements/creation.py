@@ -58,7 +58,8 @@ def arange(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> TensorV
         return _counted(ctx, result, start, step)
     kind, axis = result.kernel_type, axes_of(result.size)[0]
     # eager counts in double precision (single on devices that lack it) and converts the sum
-    wide = DType.f32 if kind is DType.f32 and result.device != "cpu" else DType.f64
+    single = kind is DType.f32 and not ctx.target_info(result.device).double_sums
+    wide = DType.f32 if single else DType.f64
     first, stride = (ctx.operand(number, (), wide, result.device) for number in (start, step))
     steps = make("mul", cast(index_value(axis), wide), stride)
     return ctx.lazy(result, cast(make("add", first, steps), kind.compute))
