@@ -100,7 +100,7 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any]) -> Iterator[s
     if env is not None:
         for symbol in sorted(known, key=str):
             if shapes.is_unbacked(symbol):
-                raise CacheBypass("a size of an input depends on data")
+                raise CacheBypass("a size of an input is an unbacked symbol")
             yield f"range {symbol} {shapes.value_range(env, symbol)}"
         yield f"shapes {env.settings}"
 

@@ -51,8 +51,8 @@ def lower_graph(
     subgraphs: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Graph:
     """Lower a functional ATen graph. `report`, where given, is filled with what became of each operator;
-    `extensions` are what plugins offer, `target_info` those of a device, `eager` names traced nodes that are
-    left to eager operators, with the reasons, and `subgraphs` are compiled forms of the modules that
+    `extensions` are what plugins offer, `target_info` those of a device, `eager` names traced nodes that fall
+    back to eager, with the reasons, and `subgraphs` are compiled forms of the modules that
     higher-order operators call, by the modules' names.
 
     Raises:

@@ -150,7 +150,7 @@ def _part(ctx: LoweringContext, bases: Sequence[Any], prefix: str, kwargs: Mappi
         return _window(base, size, base.stride, start * base.stride[dim])
     if f"{prefix}_storage_offset" in kwargs:
         if storage_layout(whole.size, whole.stride, ctx.sizes) != whole.stride:
-            raise UnsupportedError("a window on the storage of a tensor with gaps is written by eager")
+            raise UnsupportedError("no call writes a window on the storage of a tensor with gaps")
         size, stride = (tuple(kwargs[f"{prefix}_{part}"]) for part in ("size", "stride"))
         return _window(base, size, stride, kwargs[f"{prefix}_storage_offset"] - base.offset)
     return base

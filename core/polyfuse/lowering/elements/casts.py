@@ -34,7 +34,7 @@ def convert(ctx: LoweringContext, node: Any, value: TensorValue, *others: Any, *
     if not isinstance(source, TensorValue):
         return elementwise(ctx, node, (source,), lambda v: v)
     if result.dtype is None or source.dtype is None:
-        raise UnsupportedError(f"{source.torch_dtype} to {result.torch_dtype} is converted by eager")
+        raise UnsupportedError(f"no kernel converts {source.torch_dtype} to {result.torch_dtype}")
     if source.device != result.device:
         copied: TensorValue = call(ctx, node.meta["val"], name, (value, *others), named)
         return copied

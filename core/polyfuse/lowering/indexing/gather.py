@@ -139,7 +139,7 @@ def position_at(ctx: LoweringContext, indices: TensorValue, axes: Sequence[Index
     """The i64 position that an index tensor holds at `axes`."""
     if indices.dtype is None or not indices.dtype.is_integer:
         raise UnsupportedError(
-            f"positions of type {indices.torch_dtype} select a number of elements that depends on data"
+            f"a mask of type {indices.torch_dtype} selects a number of elements that only data tell"
         )
     return ctx.operand(indices, axes, DType.i64, device)
 

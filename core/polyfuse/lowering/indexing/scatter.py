@@ -230,7 +230,7 @@ def _masked_put(
     lead = [d for d, i in enumerate(indices) if i is not None]
     mask = indices[lead[0]]
     if len(lead) != 1 or mask is None or not is_equal(product(values.size), 1) or base.dtype is None:
-        raise UnsupportedError("the number of elements that a mask selects depends on data")
+        raise UnsupportedError("a mask selects a number of elements that only data tell")
     axes = axes_of(base.size)
     start = lead[0]
     test = truth(ctx.operand(mask, axes[start : start + mask.rank], DType.bool, base.device))

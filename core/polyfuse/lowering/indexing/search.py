@@ -43,7 +43,7 @@ def searchsorted(
     sorter: TensorValue | None = None,
 ) -> TensorValue:
     if sorter is not None:
-        raise UnsupportedError("sequences sorted through an index are searched by eager")
+        raise UnsupportedError("no kernel searches sequences sorted through an index")
     return _position(ctx, node, sequence, value, right or side == "right")
 
 
@@ -52,7 +52,7 @@ def _position(ctx: LoweringContext, node: Any, sequence: TensorValue, value: Any
     result = ctx.template(node.meta["val"])
     count = sequence.size[-1] if sequence.rank else 1
     if not isinstance(count, int) or sequence.rank == 0:
-        raise UnsupportedError("sequences of varying length are searched by eager")
+        raise UnsupportedError("no kernel searches sequences of a length that varies")
     axes = axes_of(result.size)
     lead: Sequence[IndexLike] = axes[: sequence.rank - 1] if sequence.rank > 1 else ()
     kind = promoted((sequence, value))

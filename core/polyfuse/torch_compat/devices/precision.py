@@ -46,7 +46,7 @@ def _search(value: object) -> None:
 
 
 _FLAGS: Mapping[str, tuple[Callable[[], object], Callable[[Any], None]]] = {
-    "products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "matmuls": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "convolutions": (lambda: torch.backends.cudnn.allow_tf32, _allow_rounding),
     "search": (lambda: torch.backends.cudnn.benchmark, _search),
 }

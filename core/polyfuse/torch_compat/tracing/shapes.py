@@ -93,7 +93,7 @@ def is_unbacked(value: Any) -> bool:
 
 
 def replaced_by(shape_env: ShapeEnv | None, value: Any) -> tuple[sympy.Symbol, Any] | None:
-    """The symbol that `value`, read from data, was traced as, and what replaced it since: a number, or an
+    """The unbacked symbol that `value` was traced as, and what replaced it since: a number, or an
     expression of other symbols, that a check in the program says it equals. None where nothing did."""
     traced = value.node._expr
     if not (isinstance(traced, sympy.Symbol) and _is_unbacked_symbol(traced)):
