@@ -19,7 +19,7 @@ from polyfuse.frontend.describe import output_args
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.expr import const
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
-from polyfuse.ir.nodes import Opaque, Origin, Pointwise, View
+from polyfuse.ir.nodes import Opaque, Origin, Pointwise
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
 from polyfuse.lowering.calls.extern import host_object
@@ -212,12 +212,7 @@ class _Lowerer:
             return None
         if isinstance(value, torch.Tensor):
             result = ctx.template(value)
-            plain = len(result.stride) == result.rank
-            stride = result.stride if plain else tuple(0 for _ in result.size)
-            ctx.add_buffer(
-                result.dtype, result.torch_dtype, result.device, result.size, stride, "input", name
-            )
-            result.set_view(View(name, result.size, stride))
+            self._stored_elsewhere(result, "input", name)
             address = _address(described, result, ctx.target_info(result.device).alignment)
             static = described.static
             self.inputs.append(GraphInput(name, "tensor", static=static, address=address, label=label))
@@ -244,12 +239,16 @@ class _Lowerer:
             if known is not None:
                 return ctx.lazy(result, const(known, result.dtype.compute))
         name = ctx.fresh("constant")
-        plain = len(result.stride) == result.rank
-        stride = result.stride if plain else tuple(0 for _ in result.size)
         ctx.objects[name] = value.detach()
-        ctx.add_buffer(result.dtype, result.torch_dtype, result.device, result.size, stride, "constant", name)
-        result.set_view(View(name, result.size, stride))
+        self._stored_elsewhere(result, "constant", name)
         return result
+
+    def _stored_elsewhere(self, value: TensorValue, kind: str, name: str) -> None:
+        """`value` lies in a buffer of that kind and name, as traced."""
+        buffer = self.ctx.add_buffer(
+            value.dtype, value.torch_dtype, value.device, value.size, value.strides, kind, name
+        )
+        value.set_view(buffer.view())
 
     def _results(self, node: Node) -> tuple[GraphOutput, ...]:
         described = self.aten.outputs

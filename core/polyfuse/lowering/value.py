@@ -71,6 +71,11 @@ class TensorValue:
         return len(self.size)
 
     @property
+    def strides(self) -> tuple[IndexLike, ...]:
+        """One stride a dimension; zeros where the tensor has none, as a sparse one."""
+        return self.stride if len(self.stride) == self.rank else (0,) * self.rank
+
+    @property
     def faithful(self) -> bool:
         """Whether it is stored with the traced strides, so that torch's metadata of its views holds."""
         view = self.view
