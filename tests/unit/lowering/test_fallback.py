@@ -180,7 +180,7 @@ def test_forced_before_it_is_decomposed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("aten.gellu", "did you mean aten.gelu"), ("aten.linear", "takes apart before")]
+    ("name", "words"), [("aten.gellu", "did you mean aten.gelu"), ("aten.linear", "decomposes before")]
 )
 def test_names_that_force_nothing(name: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
     reset_warned()
