@@ -137,7 +137,7 @@ def test_training():
         fresh()
         torch.testing.assert_close(trained(model, x, compiled=True), expected)
         assert graph_counts().hits == hits
-    assert [r.kind for r in last_reports()] == ["forward", "backward"] and last_reports()[0].kept
+    assert [r.kind for r in last_reports()] == ["forward", "backward"] and last_reports()[0].cached
 
 
 def test_a_graph_whose_backward_never_ran_is_not_kept(tmp_path):
@@ -435,7 +435,7 @@ def test_reports_say_that_a_graph_was_kept():
     (first,) = last_reports()
     again(soft, torch.randn(5, 30))
     (second,) = last_reports()
-    assert not first.kept and second.kept
+    assert not first.cached and second.cached
     assert second.launches == first.launches and second.decisions == first.decisions
     assert "compiled before" in explain() and isinstance(second, GraphReport)
 
@@ -535,7 +535,7 @@ def test_native_host_programs_are_kept_too(tmp_path: Path) -> None:
     x = torch.randn(4, 4)
     check(function, x, native_host=True)
     (report,) = last_reports()
-    assert report.kept and report.host is not None and report.host.text() == "native, by cpp"
+    assert report.cached and report.host is not None and report.host.text() == "native, by cpp"
     assert again(function, x).misses == 1, "without the option it is another graph"
     kernels = tmp_path / "cache" / "kernels"
     (host,) = (path for path in kernels.glob("*/*/*.cpp") if "pf_surroundings" in path.read_text())

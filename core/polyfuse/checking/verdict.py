@@ -17,7 +17,6 @@ from polyfuse.checking.operands import Copied, Layout, Place, copied, put_back, 
 from polyfuse.ir.interpreter.kernel import begin_stores, bind_operands, run_kernel, run_part
 from polyfuse.ir.interpreter.space import Space, spaces
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.ops import STORE_MODES
 from polyfuse.ir.statements import Store
 
 __all__ = ["Judgement", "LaunchFailed", "Worst", "judge", "right_results"]
@@ -200,9 +199,7 @@ def _chosen(parts: Sequence[Space]) -> list[Space]:
 
 def _combines(kernel: Kernel) -> bool:
     return any(
-        isinstance(stmt, Store) and stmt.mode != STORE_MODES[0]
-        for section in kernel.sections
-        for stmt in section.body
+        isinstance(stmt, Store) and stmt.mode != "set" for section in kernel.sections for stmt in section.body
     )
 
 

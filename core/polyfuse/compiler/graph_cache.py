@@ -271,7 +271,7 @@ class GraphCache:
             stage_seconds=(("read", seconds),),
             recording=module.graph_status,
             host=kept.report.host if module.native is None else module.native.status,
-            kept=True,
+            cached=True,
         )
         self._revived.append(report)
         return partial(spared, module, donated=kept.donated) if kept.donated else module

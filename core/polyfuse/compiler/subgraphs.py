@@ -21,14 +21,14 @@ from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx, shapes
 
-__all__ = ["compile_bodies"]
+__all__ = ["compile_subgraphs"]
 
 _log = get_logger("compiler")
 
 Compiler: TypeAlias = Callable[[AtenGraph, CompileSession], BoxedCallable]
 
 
-def compile_bodies(aten: AtenGraph, session: CompileSession, compiler: Compiler) -> Mapping[str, Body]:
+def compile_subgraphs(aten: AtenGraph, session: CompileSession, compiler: Compiler) -> Mapping[str, Body]:
     """The functions that operators of a graph call, compiled, by the names of their modules. One that cannot
     be compiled is left out and runs in eager mode.
 

@@ -9,7 +9,7 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const, index_value, loads
 from polyfuse.ir.nodes import Reduction
-from polyfuse.ir.ops import identity
+from polyfuse.ir.ops import REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.numbers import size_number
@@ -64,9 +64,9 @@ def reduce(
             indices.append(own[d if kept_in_place else position])
         position += d not in dims
     if any(size[d] == 0 for d in dims):
-        if kind not in ("sum", "any", "prod", "all"):
+        if not REDUCTIONS[kind].has_value_of_nothing:
             raise UnsupportedError(f"{kind} over no elements has no value")
-        return (const(identity(kind, first.kernel_type), first.kernel_type),)
+        return (const(REDUCTIONS[kind].identity(first.kernel_type), first.kernel_type),)
     operands = values(indices)
     if not raxes:
         return _of_one(kind, operands)
@@ -339,7 +339,7 @@ def softmax(
     if ops.base_name(node.target) == "_softmax":
         return ctx.lazy(node.meta["val"], make("div", make("exp", shifted(axes)), total))
     logarithm = make("log", total)
-    if value.rank and not ctx.target_info(value.device).hoists:
+    if value.rank and not ctx.target_info(value.device).licm:
         # one for each row, so that whoever reads the result computes none
         stored = ctx.temporary(logarithm.dtype, value.device, row)
         stored.body, stored.origins = logarithm, ctx.origins

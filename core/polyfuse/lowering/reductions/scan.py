@@ -53,13 +53,13 @@ def _scan(
 
 def _is_too_long(ctx: LoweringContext, value: TensorValue, dim: int, result: Any) -> bool:
     """Whether one group of threads of a wide device would walk through a row by itself: it is long, there are
-    few, its pieces do not look back, and it has no equal stretches that several could take.
+    few, its parts do not look back, and it has no equal parts that several could take.
     """
     target_info, length = ctx.target_info(value.device), value.size[dim]
     if target_info.scans_look_back and result.stride(dim) == 1:
         return False
     rows = ctx.sizes.hint(product(n for d, n in enumerate(value.size) if d != dim))
-    wanted = target_info.stretches(rows, ctx.sizes.hint(length))
+    wanted = target_info.splits(rows, ctx.sizes.hint(length))
     return wanted > 1 and not (isinstance(length, int) and near_divisor(length, wanted))
 
 
