@@ -47,7 +47,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     if differentiates_forward():
         return _eager(gm, session.settings)
     cache = GraphCache(session)
-    if session.settings.races:
+    if session.settings.autotunes:
         session.tuner.expect()
 
     def lookup(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
