@@ -38,7 +38,7 @@ from polyfuse.runtime.checks import spared
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.torch_compat.tracing import global_state
-from polyfuse.torch_compat.tracing.aot import kept_of
+from polyfuse.torch_compat.tracing.aot import cache_record
 
 if TYPE_CHECKING:
     from polyfuse.compiler.kernels import PendingKernel
@@ -183,9 +183,9 @@ class GraphCache:
         self._compiled += 1
         if not self._key:
             return
-        kept = kept_of(compiled)
-        if isinstance(kept, str):
-            self._refusal = self._refusal or kept
+        record = cache_record(compiled)
+        if isinstance(record, str):
+            self._refusal = self._refusal or record
 
     def settle(self) -> None:
         """Count what became of the graph, and report what was found."""
@@ -232,9 +232,9 @@ class GraphCache:
         if session.key_facts is None or plugins is None:
             raise CacheBypass("a plugin does not say what its results depend on, or its files changed")
         text = captured_text(gm, example_inputs)
-        from polyfuse.torch_compat.tracing.aot_cache import refusal
+        from polyfuse.torch_compat.tracing.aot_cache import bypass_reason
 
-        refused = refusal(gm)
+        refused = bypass_reason(gm)
         if refused:
             raise CacheBypass(refused)
         own = code("polyfuse")

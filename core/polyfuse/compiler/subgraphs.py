@@ -15,7 +15,7 @@ from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.describe import mutated_placeholders, output_node
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
-from polyfuse.lowering.calls.subgraphs import CALLERS
+from polyfuse.lowering.calls.host import CALLERS
 from polyfuse.runtime.subgraphs import DENSE, Body, Layout
 from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat import ops

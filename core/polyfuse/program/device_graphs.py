@@ -134,7 +134,7 @@ def _refusal(
         return option
     for item in inputs:
         if item.kind == "symint" and item.value is not None:
-            if any(shapes.named_by_data(symbol) for symbol in free_symbols(item.value)):
+            if any(shapes.is_unbacked_name(symbol) for symbol in free_symbols(item.value)):
                 return f"the size {item.name} depends on data"
     return next(_faults(schedule), "")
 

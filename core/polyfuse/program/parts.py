@@ -150,7 +150,7 @@ class _Run:
         crossing = (*self.inputs, *self.results)
         if any(name in buffers and buffers[name].kind == "object" for name in crossing):
             return False
-        return not any(shapes.named_by_data(symbol) for symbol in self.symbols)
+        return not any(shapes.is_unbacked_name(symbol) for symbol in self.symbols)
 
     def part(self, name: str) -> Part:
         """The run as a part of the program."""

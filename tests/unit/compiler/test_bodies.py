@@ -123,7 +123,7 @@ def test_what_cannot_be_compiled_runs_in_eager_mode(monkeypatch: pytest.MonkeyPa
     x = torch.randn(6, 8)
     torch.testing.assert_close(compiled(branch, strict=False)(x), branch(x))
     (report,) = last_reports()
-    assert report.fallbacks == (("higher_order.cond", "a function that it calls was not compiled"),)
+    assert report.fallbacks == (("higher_order.cond", "a subgraph that it calls was not compiled"),)
 
 
 def test_sizes_that_only_the_surroundings_know() -> None:

@@ -175,7 +175,7 @@ def _matmul(form: _Form, left: Any, right: Any, fast: bool = False) -> tuple[Red
         raise Unavailable("an operand is no tensor")
     depth = axis("k0", left.size[-1])
     *batch, row, column = form.axes
-    rounded = precision.rounds_products(form.output.device)
+    rounded = precision.rounds_matmuls(form.output.device)
     return form.sum_of_products(
         form.element(left, (*batch, row, depth)),
         form.element(right, (*batch, depth, column)),
