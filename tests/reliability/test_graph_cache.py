@@ -373,7 +373,7 @@ BYPASSES: dict[str, tuple[str, Callable[[], GraphCounts]]] = {
     "memory": ("share memory", lambda: again(lambda x, y: x + y, *_shared())),
     "freezing": ("'freezing'", lambda: again(soft, torch.randn(4, 5), freezing=True)),
     "fuel": ("'fuel'", lambda: again(soft, torch.randn(4, 5), fuel=100)),
-    "tuning": ("raced", lambda: again(soft, torch.randn(4, 5), tune_kernels=True)),
+    "tuning": ("autotuned", lambda: again(soft, torch.randn(4, 5), tune_kernels=True)),
     "cache": ("'cache'", lambda: again(soft, torch.randn(4, 5), cache=False)),
 }
 

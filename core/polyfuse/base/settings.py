@@ -219,30 +219,29 @@ class Settings:
     # Tuning.
     gemm: str = _option(
         "known",
-        "Who computes matrix products and convolutions. `library`: what torch calls. `known`: the same, "
-        "but for what a plugin knows to be faster on this machine, without timing. `fastest`: a race on "
-        "this machine between that and what backends generate, together with what they fuse into it; what "
-        'won is remembered. `generated`: the first backend that can. `mode="max-autotune"` asks for '
-        "`fastest`.",
+        "Who computes matmuls and convolutions. `library`: what torch calls. `known`: the same, but for "
+        "what a plugin knows to be faster on this machine, without timing. `fastest`: that and what backends "
+        "generate, with what they fuse into it, are timed on this machine; trials are stored. `generated`: "
+        'the first backend that can. `mode="max-autotune"` asks for `fastest`.',
         choices=("library", "known", "fastest", "generated"),
         affects_code=True,
     )
     tune_kernels: bool = _option(
         False,
-        "Build each kernel in several configurations, time them on this machine, and use the fastest; what "
-        "was measured is remembered.",
+        "Build each kernel in several configurations, time them on this machine, and use the fastest; trials "
+        "are stored.",
         affects_code=True,
     )
     autotune_backends: bool = _option(
         False,
-        "Time each kernel that several backends can generate with all of them, and use the fastest; what was "
-        'measured is remembered. `mode="max-autotune"` asks for it.',
+        "Time each kernel that several backends can generate with all of them, and use the fastest; "
+        'trials are stored. `mode="max-autotune"` asks for it.',
         affects_code=True,
     )
     benchmark_fusion: bool = _option(
         False,
-        "Time fused kernels beside the two that were merged last, which stay apart where that is faster; "
-        "what was measured is remembered.",
+        "Time fused kernels beside the two that were merged last, which are not fused where that is faster; "
+        "trials are stored.",
         affects_code=True,
     )
     tune_seconds: int = _option(
@@ -252,7 +251,7 @@ class Settings:
     )
     max_autotune_seconds: int = _option(
         0,
-        "Seconds that races may take in all; after that, what was not timed yet is done as it would be "
+        "Seconds that autotuning may take in all; after that, what was not timed yet is done as it would be "
         "without tuning. 0: no limit.",
         minimum=0,
     )
@@ -264,28 +263,28 @@ class Settings:
     )
     tune_cost_model: bool = _option(
         True,
-        "Learn from races which configurations win, and build fewer of those that the estimates leave where "
-        "enough is known.",
+        "Fit a cost model to the trials of earlier kernels, and build fewer of the configurations that the "
+        "estimates leave where enough is known.",
     )
     tune_timeout: int = _option(
-        30, "Seconds after which a candidate that does not come back from being timed has lost.", minimum=1
+        30, "Seconds after which a candidate that does not come back from being timed fails.", minimum=1
     )
     tune_verify: bool = _option(
         False,
-        "Compare the results of candidates in a race with those of the first one, which is the library's "
-        "where there is one; what differs by more than its type explains has lost.",
+        "Compare the results of candidates with those of the first one, which is the library's where there "
+        "is one; one that differs by more than its type explains fails.",
     )
     tune_in_process: bool = _option(
         False,
-        "Time candidates in this process, where a debugger reaches them, instead of in a child process, "
+        "Time candidates in this process, where a debugger reaches them, instead of in a benchmark worker, "
         "where they can do no harm.",
     )
     tune_log: str = _option(
-        "", "File to which every race adds a line of JSON with what it measured; empty: none is written."
+        "", "File to which every search adds a line of JSON with what it measured; empty: none is written."
     )
     progress: str = _option(
         "auto",
-        "Show on the error stream how long races get on. `auto`: where that is a terminal.",
+        "Show on the error stream how autotuning gets on. `auto`: where that is a terminal.",
         choices=("auto", "on", "off"),
     )
 
@@ -398,7 +397,7 @@ class Settings:
         return Settings(**cast("dict[str, Any]", values))
 
     @property
-    def races(self) -> bool:
+    def autotunes(self) -> bool:
         """Whether what can be done in several ways is timed before a graph is scheduled."""
         return self.tune_kernels or self.autotune_backends or self.gemm == "fastest"
 

@@ -30,7 +30,7 @@ KERNEL_LANGUAGE = "c++"
 class CppBackend(Backend):
     """Kernels for the CPU in C++."""
 
-    races_products = True
+    autotunes_gemm = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

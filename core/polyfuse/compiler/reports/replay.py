@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfuse.base.config import Config
 from polyfuse.base.errors import IRError, PolyfuseError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.checking.operands import layout_of
@@ -25,7 +26,6 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall
 from polyfuse.ir.text.parse import parse, parse_kernel
 from polyfuse.schedule import UnclaimedError, claim_nodes
-from polyfuse.select.kernel_race import spelled
 from polyfuse.symbolic import IndexLike, evaluate
 
 __all__ = ["Difference", "replay", "replay_launch"]
@@ -70,7 +70,7 @@ def replay_launch(path: Path) -> tuple[str, str]:
     kernel = parse_kernel(held.kernel)
     session = session_for(Settings.resolve(None, {**held.options, "strict": True}))
     backend = session.plugins.backend(held.backend)
-    config = spelled(held.config) if held.config else None
+    config = Config.parse(held.config) if held.config else None
     source = backend.emit(kernel, config)
     outcome = session.pool.submit(backend, [source], session.store).outcomes()[source.key]
     if isinstance(outcome, PolyfuseError):
