@@ -184,11 +184,11 @@ class BoundedEvaluator(KernelEvaluator):
                 position, mask = torch.broadcast_tensors(position, mask)
                 if mask.any():
                     position = torch.where(mask, position, position[mask][0])
-                    error = errors[self.place(name, position)]
+                    error = errors[self.storage_index(name, position)]
                     other = args[count + 1].error
                     error = torch.where(mask, error, 0.0 if other is None else other)
             else:
-                error = errors[self.place(name, position)]
+                error = errors[self.storage_index(name, position)]
         if masked:
             doubts.append(args[count].error)
             other = args[count + 1].error
@@ -228,7 +228,7 @@ class BoundedEvaluator(KernelEvaluator):
             self._error_storage(name, storage).fill_(torch.inf)
         if position.numel() == 0 and kept is not None:
             return
-        place = self.place(name, position).expand(shape).reshape(-1)
+        place = self.storage_index(name, position).expand(shape).reshape(-1)
         flat = value.reshape(-1)
         if kept is not None:
             place, flat = place[kept], semantics.gather(flat, kept)

@@ -18,7 +18,7 @@ from polyfuse.symbolic import axis_name, axis_size, free_axes
 __all__ = ["AliasRule", "permitted_aliases"]
 
 
-_Place = tuple[int, int]
+_Position = tuple[int, int]
 
 
 class AliasRule:
@@ -27,15 +27,15 @@ class AliasRule:
     def __init__(self, kernel: Kernel) -> None:
         self._kernel = kernel
         self._args = {arg.name: arg for arg in kernel.args}
-        self._stores: dict[str, list[tuple[_Place, Section, Store]]] = {}
-        self._loads: dict[str, list[tuple[_Place, Load]]] = {}
+        self._stores: dict[str, list[tuple[_Position, Section, Store]]] = {}
+        self._loads: dict[str, list[tuple[_Position, Load]]] = {}
         for number, section in enumerate(kernel.sections):
-            for place, stmt in enumerate(section.body):
+            for position, stmt in enumerate(section.body):
                 match stmt:
                     case Load():
-                        self._loads.setdefault(stmt.buffer, []).append(((number, place), stmt))
+                        self._loads.setdefault(stmt.buffer, []).append(((number, position), stmt))
                     case Store():
-                        self._stores.setdefault(stmt.buffer, []).append(((number, place), section, stmt))
+                        self._stores.setdefault(stmt.buffer, []).append(((number, position), section, stmt))
 
     def fault(self, alias: Alias) -> str:
         """Why the two arguments of a pair cannot be one memory; empty where they can."""

@@ -134,19 +134,6 @@ SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _rows()}
 own."""
 
 
-def identity_of(op: str, dtype: DType) -> bool | int | float:
-    """The value that changes nothing when it is combined with another by a scalar operation.
-
-    Raises:
-        KeyError: the operation has none.
-    """
-    if op in ("minimum", "maximum"):
-        return dtype.highest if op == "minimum" else dtype.lowest
-    if op == "bitwise_and" and dtype is not DType.bool:
-        return -1 if dtype.is_signed else dtype.highest
-    return {"add": 0, "bitwise_or": 0, "bitwise_xor": 0, "mul": 1, "bitwise_and": 1}[op]
-
-
 @dataclass(frozen=True)
 class ReductionKind:
     """One kind of reduction or scan.
@@ -171,10 +158,6 @@ class ReductionKind:
     def has_value_of_nothing(self) -> bool:
         """Whether reducing no elements has a value in torch."""
         return self.is_plain and self.combine not in ("minimum", "maximum")
-
-    def identity(self, dtype: DType) -> bool | int | float:
-        """What the first operand is where it shall not count, and what reducing nothing gives."""
-        return identity_of(self.combine, dtype)
 
 
 REDUCTIONS: dict[str, ReductionKind] = {
@@ -250,3 +233,17 @@ def combining_op(mode: str) -> str:
     if mode in GROUP_MODES:
         return REDUCTIONS[GROUP_MODES[mode]].combine
     return STORE_MODES.get(mode, "")
+
+
+def identity(kind: str, dtype: DType) -> bool | int | float:
+    """What a reduction of a kind in `REDUCTIONS` over nothing gives: combining with it changes no number.
+
+    Raises:
+        KeyError: the kind has no operation that combines.
+    """
+    op = REDUCTIONS[kind].combine
+    if op in ("minimum", "maximum"):
+        return dtype.highest if op == "minimum" else dtype.lowest
+    if op == "bitwise_and" and dtype is not DType.bool:
+        return -1 if dtype.is_signed else dtype.highest
+    return {"add": 0, "bitwise_or": 0, "bitwise_xor": 0, "mul": 1, "bitwise_and": 1}[op]

@@ -1,8 +1,9 @@
 """Arguments that may be one memory (`Kernel.aliases`).
 
 A generator that reads, computes and writes in the order of the statements needs nothing of this. One that
-reads an element more than once, ahead of its turn, or from several threads asks `KernelFacts` what its loads
-must not be moved across, and refuses (`Source.refused_aliases`) the pairs for which its text would be wrong.
+reads an element more than once, moves a load, or reads it from several threads asks `KernelFacts` which
+memory the kernel may change, and refuses (`Source.refused_aliases`) the pairs for which its text would be
+wrong.
 """
 
 from __future__ import annotations
@@ -30,5 +31,5 @@ def memories(kernel: Kernel) -> Mapping[str, str]:
 
 def without_aliases(kernel: Kernel, refused: Collection[Alias] | None = None) -> Kernel:
     """The kernel without some of its pairs, or without any."""
-    kept = () if refused is None else tuple(a for a in kernel.aliases if a not in refused)
-    return kernel if kept == kernel.aliases else replace(kernel, aliases=kept)
+    accepted = () if refused is None else tuple(a for a in kernel.aliases if a not in refused)
+    return kernel if accepted == kernel.aliases else replace(kernel, aliases=accepted)

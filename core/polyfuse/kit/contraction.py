@@ -25,7 +25,7 @@ __all__ = ["Contraction", "Operand", "match"]
 
 @dataclass(frozen=True)
 class Operand:
-    """One side of the product.
+    """One operand.
 
     Attributes:
         body: the statements that compute it at one point, in order; those that do not depend on the depth
@@ -51,7 +51,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Contraction:
-    """A kernel taken apart.
+    """A kernel as a matrix multiplication.
 
     Attributes:
         batch: parallel axes along which both operands vary, or neither.
@@ -149,5 +149,5 @@ def _epilogue(before: Sequence[Statement], after: Sequence[Statement]) -> tuple[
     """All that is stored, and what it needs; the accumulator is known from elsewhere."""
     statements = [*before, *after]
     stores = [stmt for stmt in statements if stmt.op == "store"]
-    kept = {id(s) for s in backward_slice(statements, [name for stmt in stores for name in stmt.args])}
-    return tuple(s for s in statements if s.op == "store" or id(s) in kept)
+    needed = {id(s) for s in backward_slice(statements, [name for stmt in stores for name in stmt.args])}
+    return tuple(s for s in statements if s.op == "store" or id(s) in needed)

@@ -92,9 +92,9 @@ def seconds(work: Work, machine: Machine, tiles: int, filled: float = 1.0, again
         filled: which part of a tile is of use; the rest is computed in vain.
         again: bytes that are moved besides those that must be.
     """
-    turns = rounds(tiles, machine.units)
-    busy = tiles / (turns * machine.units)
+    waves = rounds(tiles, machine.units)
+    busy = tiles / (waves * machine.units)
     computing = work.operations / (machine.operations * filled * busy)
     # a few units cannot ask memory for all that it has; about a third of them can
     moving = (work.moved + again) / (machine.moved * min(1.0, 3 * busy))
-    return max(computing, moving) + 0.1 * min(computing, moving) + turns * machine.start
+    return max(computing, moving) + 0.1 * min(computing, moving) + waves * machine.start

@@ -41,7 +41,7 @@ def aliased_sources(backend: Backend, case: Case, most: int | None) -> Iterator[
     kernel = replace(case.kernel, aliases=permitted_aliases(case.kernel))
     if not kernel.aliases:
         return
-    place = {arg.name: k for k, arg in enumerate(kernel.args)}
+    position = {arg.name: k for k, arg in enumerate(kernel.args)}
     seen: set[tuple[str, tuple[tuple[int, int], ...]]] = set()
     for config in _configs(backend, kernel, most):
         try:
@@ -49,7 +49,7 @@ def aliased_sources(backend: Backend, case: Case, most: int | None) -> Iterator[
         except UnsupportedError:
             continue
         accepted = [a for a in kernel.aliases if a not in source.refused_aliases]
-        pairs = tuple((place[a.output], place[a.input]) for a in accepted)
+        pairs = tuple((position[a.output], position[a.input]) for a in accepted)
         if pairs and (source.key, pairs) not in seen:
             seen.add((source.key, pairs))
             words = ", ".join(f"{a.output} over {a.input}" for a in accepted)

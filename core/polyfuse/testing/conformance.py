@@ -108,7 +108,7 @@ class Run:
         cells: list[Cell] = []
         with tempfile.TemporaryDirectory(prefix="polyfuse-conformance-") as name:
             folder = Path(name)
-            claimed = [self._placed(kept) for case in cases for kept in self._claimed(case, cells)]
+            claimed = [self._on_device(claimed) for case in cases for claimed in self._claimed(case, cells)]
             for number in range(0, len(claimed), BATCH):
                 self._batch(claimed[number : number + BATCH], folder, cells)
             labels = dict.fromkeys(part.label for case in cases for part in case.parts)
@@ -120,26 +120,26 @@ class Run:
         label = self.backend.name or type(self.backend).__name__
         return Matrix(label, tuple(ordered), dict(self.backend.describe()), seconds)
 
-    def _placed(self, case: Case) -> Case:
+    def _on_device(self, case: Case) -> Case:
         """The case with its kernel made for the device that it runs on."""
         return replace(case, kernel=replace(case.kernel, device=self.device.partition(":")[0]))
 
     def _claimed(self, case: Case, cells: list[Cell]) -> Iterator[Case]:
         """The case without the parts that the backend refuses."""
         verify_kernel(case.kernel)
-        kept: list[int] = []
+        claimed: list[int] = []
         for position, part in enumerate(case.parts):
             refusal = self._refusal(part)
             if refusal:
                 cells.append(_cell(part, Status.REFUSED, refusal))
             else:
-                kept.append(position)
-        if len(kept) == len(case.parts):
+                claimed.append(position)
+        if len(claimed) == len(case.parts):
             yield case
-        elif kept and case.only is not None:
-            yield case.only(tuple(kept))
+        elif claimed and case.only is not None:
+            yield case.only(tuple(claimed))
         else:
-            for position in kept:
+            for position in claimed:
                 part = case.parts[position]
                 cells.append(_cell(part, Status.REFUSED, "another part of its kernel is refused"))
 
@@ -162,12 +162,12 @@ class Run:
                 self._apart(case, f"emit raised {type(error).__name__}: {error}", folder, cells)
         if not emitted:
             return
-        place = folder / f"unit{self._builds}"
+        build = folder / f"unit{self._builds}"
         self._builds += 1
-        place.mkdir()
+        build.mkdir()
         try:
-            self.backend.build([source for _, source in emitted], place)
-            loaded = self.backend.load(place)
+            self.backend.build([source for _, source in emitted], build)
+            loaded = self.backend.load(build)
         except Exception as error:
             if len(emitted) > 1:
                 middle = len(emitted) // 2
@@ -215,12 +215,12 @@ class Run:
         self, sources: Sequence[Source], folder: Path, troubles: dict[str, str]
     ) -> Mapping[str, Launchable]:
         """Kernels by key; where they cannot be built together, each alone, and what is wrong with it."""
-        place = folder / f"unit{self._builds}"
+        build = folder / f"unit{self._builds}"
         self._builds += 1
-        place.mkdir()
+        build.mkdir()
         try:
-            self.backend.build(sources, place)
-            return self.backend.load(place)
+            self.backend.build(sources, build)
+            return self.backend.load(build)
         except Exception as error:
             if len(sources) == 1:
                 troubles[sources[0].key] = _words(error)
@@ -234,7 +234,7 @@ class Run:
     ) -> None:
         halves = case.split()
         for half in halves:
-            self._batch([self._placed(half)], folder, cells)
+            self._batch([self._on_device(half)], folder, cells)
         if not halves:
             for part in case.parts:
                 cells.append(_cell(part, status, reason))

@@ -70,10 +70,10 @@ class Matrix:
         """Cells by group, row and column; of several in one place the worst stays."""
         found: dict[str, dict[str, dict[str, Cell]]] = {}
         for cell in self.cells:
-            place = found.setdefault(cell.group, {}).setdefault(cell.row, {})
-            known = place.get(cell.column)
+            cells = found.setdefault(cell.group, {}).setdefault(cell.row, {})
+            known = cells.get(cell.column)
             if known is None or _RANK.index(cell.status) > _RANK.index(known.status):
-                place[cell.column] = cell
+                cells[cell.column] = cell
         return found
 
     def print(self, console: Console) -> None:

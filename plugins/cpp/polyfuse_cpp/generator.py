@@ -48,7 +48,7 @@ def claim(node: Node) -> Claim:
 
 def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
     """Other lane axes and, where something is accumulated, other numbers of vectors side by side; for a
-    product of matrices, other tiles and other ways to read its operands.
+    matmul, other tiles and other ways to read its operands.
     """
     if has_matmul(kernel):
         return configs_of(matmul_plans(matmul_of(kernel), isa))
@@ -72,7 +72,7 @@ def neighbours(kernel: Kernel, config: Config, isa: Isa) -> Sequence[Config]:
 
 
 def estimate(kernel: Kernel, config: Config, isa: Isa) -> float:
-    """Seconds, roughly: by tiles and layouts for a product, by the reach of the lanes for other loops."""
+    """Seconds, roughly: by tiles and layouts for a matmul, by the reach of the lanes for other loops."""
     if has_matmul(kernel):
         return plan_seconds(matmul_of(kernel), isa, plan_of(config))
     return loop_seconds(*planned(kernel, isa.lanes, config.get("lane"), config.get("unroll")))

@@ -19,36 +19,30 @@ CORE: tuple[str, ...] = ("types", "arith", "convert", "memory", "round")
 
 FEATURES: dict[str, tuple[str, ...]] = {
     "omp": (),
+    "reduce": (),
+    "check": ("reduce",),
     "divide": ("reduce",),
     "math_f32": (),
-    "trig_f32": ("math_f32", "reduce"),
     "math_f64": ("math_f32",),
+    "trig_f32": ("math_f32", "reduce"),
     "hyper_f32": ("math_f64",),
     "special": ("math_f64",),
-    "check": ("reduce",),
     "gather": (),
-    "reduce": (),
     "atomic": (),
     "kernel": ("omp",),
     "shuffle": (),
     "stream": (),
     "tile": ("shuffle", "stream"),
-    "weave": ("shuffle", "stream"),
+    "interleave": ("shuffle", "stream"),
     "window": ("shuffle", "kernel"),
     "scan": (),
     "update": ("atomic", "kernel"),
-    "fold": ("reduce", "kernel", "math_f32"),
+    "block_reduce": ("reduce", "kernel", "math_f32"),
     "online": ("reduce", "math_f32"),
-    "product": ("tile", "kernel"),
-    "pairs": ("product",),
+    "matmul": ("tile", "kernel"),
+    "pairs": ("matmul",),
 }
-"""Optional headers, each with the headers it needs."""
-
-_ORDER: tuple[str, ...] = (
-    "omp", "reduce", "check", "divide", "math_f32", "math_f64", "trig_f32", "hyper_f32", "special", "gather",
-    "atomic", "kernel", "shuffle", "stream", "tile", "weave", "window", "scan", "update", "fold", "online",
-    "product", "pairs",
-)  # fmt: skip
+"""Optional headers in printing order, each with the headers it needs."""
 
 _SCALAR_HEADERS: dict[str, tuple[str, ...]] = {
     "f32": ("math_f32", "trig_f32", "hyper_f32", "special", "divide"),
@@ -103,7 +97,7 @@ def needed_headers(features: Iterable[str]) -> tuple[str, ...]:
             )
         wanted.add(name)
         pending.extend(FEATURES[name])
-    return CORE + tuple(name for name in _ORDER if name in wanted)
+    return CORE + tuple(name for name in FEATURES if name in wanted)
 
 
 def prelude_for(

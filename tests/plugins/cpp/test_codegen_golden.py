@@ -77,7 +77,7 @@ KERNELS = {
         raxes r0{1000} ~ 1000
         in in0: bf16[64000]
         out out0: bf16[64000]
-        local row0: f32[1000]
+        row_buffer row0: f32[1000]
         loop {
           v1 = load bf16 in0[1000*p0 + r0]
           v2 = cast f32 (v1)

@@ -54,15 +54,15 @@ def test_a_margin_is_made_of_bits_too(dtype: DType) -> None:
 
 def test_what_is_computed_with_stays_a_float() -> None:
     k = KernelBuilder({"x0": 40})
-    k.arg("a", DType.bf16), k.arg("b", DType.bf16)
-    k.out("o", DType.bf16), k.out("p", DType.bf16), k.out("q", DType.bf16)
+    k.arg("in0", DType.bf16), k.arg("in1", DType.bf16)
+    k.out("out0", DType.bf16), k.out("out1", DType.bf16), k.out("out2", DType.bf16)
     s = k.section()
-    a, b = s.load("a", k["x0"]), s.load("b", k["x0"])
-    s.store("o", k["x0"], a)
-    s.store("p", k["x0"], s.cast(s.op("neg", s.cast(a, DType.f32)), DType.bf16))
-    s.store("q", k["x0"], b)
+    a, b = s.load("in0", k["x0"]), s.load("in1", k["x0"])
+    s.store("out0", k["x0"], a)
+    s.store("out1", k["x0"], s.cast(s.op("neg", s.cast(a, DType.f32)), DType.bf16))
+    s.store("out2", k["x0"], b)
     head = backend().emit(k.build()).text.split("\n")[1]
-    assert "const bf16* a, const i16* b, bf16* o, bf16* p, i16* q" in head
+    assert "const bf16* in0, const i16* in1, bf16* out0, bf16* out1, i16* out2" in head
     first, second = torch.randn(40).bfloat16(), torch.randn(40).bfloat16()
     outs = [torch.zeros(40).bfloat16() for _ in range(3)]
     compiled(k.build())(first, second, *outs)

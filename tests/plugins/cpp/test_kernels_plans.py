@@ -127,15 +127,15 @@ def test_large_results_of_tiles_bypass_the_caches(dtype: DType, offset: int, isa
     """Where the machine can; and a result that does not begin at a cache line is written like any other."""
     m, n = 1000, 1056
     k = KernelBuilder({"x0": m, "x1": n})
-    k.arg("a", dtype), k.arg("b", dtype), k.out("o", dtype), k.out("p", dtype)
+    k.arg("in0", dtype), k.arg("in1", dtype), k.out("out0", dtype), k.out("out1", dtype)
     i, j = k["x0"] * n + k["x1"], k["x1"] * 1024 + k["x0"]
     s = k.section()
-    value = s.op("add", s.load("a", j), s.load("b", i))
-    s.store("o", i, value), s.store("p", j, s.op("neg", value))
+    value = s.op("add", s.load("in0", j), s.load("in1", i))
+    s.store("out0", i, value), s.store("out1", j, s.op("neg", value))
     kernel = k.build()
     text = backend(isa).emit(kernel).text
     streams = isa == "" and backend().isa.lanes * 4 == 64
-    assert ("stream(o" in text, "tile_store<true>(p" in text) == (streams, streams)
+    assert ("stream(out0" in text, "tile_store<true>(out1" in text) == (streams, streams)
     a, b = ((torch.randn(n, size) * 99).to(dtype.torch) for size in (1024, m))
     b = b.reshape(m, n)
     buffers = [torch.zeros(m * n + 16, dtype=dtype.torch), torch.zeros(n * 1024 + 16, dtype=dtype.torch)]

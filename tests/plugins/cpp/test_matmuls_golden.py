@@ -21,4 +21,4 @@ KERNELS = {
 def test_text(name: str, golden: Callable[[str, str], None]) -> None:
     matmul, isa = KERNELS[name]
     source = backend(isa).emit(matmul.kernel())
-    golden(f"cpp/product_{name}.txt", f"{source.text}\n{source.meta}")
+    golden(f"cpp/matmul_{name}.txt", f"{source.text}\n{source.meta}")

@@ -19,7 +19,7 @@ HOSTILE = (
     *("if", "for", "int", "class", "import", "POLYFUSE_KERNEL", "PF_W", "PF_INLINE", "i64", "u8", "i386"),
     *("a.b", "a-b", "a_b", "a b", "", " ", "0", "1st", '"', "//", "*/", "\\", "}", "名.b", "x" * 3000),
     *("v1", "p0", "r0", "in0", "row0", "s0", "val_0", "axis_0", "arg_0", "acc_v1", "v1_1", "p0_b", "p0q"),
-    *("chunk", "chunks", "part0_0_0", "part_v1", "total_0", "left_room", "sum", "table_v1", "items", "alone"),
+    *("chunk", "chunks", "part0_0_0", "part_v1", "total_0", "packed_a", "sum", "table_v1", "items", "alone"),
 )
 BATCHES = batches([name for name in HOSTILE if name], 60)
 

@@ -68,7 +68,7 @@ def test_phases_give_what_the_interpreter_gives(by: int, dtype: DType, isa: str)
     for size in (16, 17, 37, 96) if dtype is f32 else (37, 96):
         kernel = repeated(size, by, dtype).build()
         if isa == "":
-            assert "store_woven" in backend(isa).emit(kernel).text
+            assert "store_interleaved" in backend(isa).emit(kernel).text
         inputs = [filled(3 * ((size + 1) // by + 1), dtype), filled(3 * size, dtype)]
         agrees(kernel, isa, inputs, filled(3 * size, dtype))
 
@@ -77,7 +77,7 @@ def test_phases_give_what_the_interpreter_gives(by: int, dtype: DType, isa: str)
 @pytest.mark.parametrize("by", [2, 3])
 def test_an_axis_of_a_size_that_is_not_known(by: int, isa: str) -> None:
     kernel = repeated(symbol("s0", 1), by, f32, hint=64).build()
-    assert "store_woven_n" in backend().emit(kernel).text
+    assert "store_interleaved_n" in backend().emit(kernel).text
     for size in (1, 2, 3, 15, 16, 31, 33, 64, 65, 100, 257):
         inputs = [filled(3 * ((size + 1) // by + 1), f32), filled(3 * size, f32)]
         agrees(kernel, isa, inputs, filled(3 * size, f32), size)
@@ -102,7 +102,7 @@ def test_what_cannot_be_woven_is_left_alone() -> None:
         k = KernelBuilder({"x0": 64})
         k.arg("a"), k.out("o")
         way(k, k.section().load("a", k["x0"] // 2))
-        assert "store_woven" not in backend().emit(k.build()).text
+        assert "store_interleaved" not in backend().emit(k.build()).text
 
 
 def test_questions_about_remainders_are_answered() -> None:
@@ -165,7 +165,7 @@ def test_a_short_axis_becomes_phases(colours: int, dtype: DType, isa: str) -> No
         kernel = coloured(37, colours, dtype, within=within, stored_within=stored_within).build()
         if isa == "":
             text = backend(isa).emit(kernel).text
-            assert ("store_woven" in text) == stored_within and "strided" not in text
+            assert ("store_interleaved" in text) == stored_within and "strided" not in text
         inputs = [filled(37 * colours, dtype), filled(colours, dtype)]
         agrees(kernel, isa, inputs, filled(37 * colours, dtype))
 
@@ -181,14 +181,14 @@ def test_a_short_axis_that_is_apart_in_memory_stays() -> None:
     assert backend().emit(kernel).text.count("load<Vec>") == 1
 
 
-def test_stores_with_loads_between_them_are_woven() -> None:
+def test_stores_with_loads_between_them_are_interleaved() -> None:
     k = KernelBuilder({"x0": 37})
     k.arg("a"), k.arg("b"), k.out("o")
     s = k.section()
     s.store("o", k["x0"] * 2, s.load("a", k["x0"]))
     s.store("o", k["x0"] * 2 + 1, s.load("b", k["x0"]))
     kernel = k.build()
-    assert "store_woven" in backend().emit(kernel).text
+    assert "store_interleaved" in backend().emit(kernel).text
     agrees(kernel, "", [filled(37, f32), filled(37, f32)], filled(74, f32))
 
 
@@ -199,5 +199,5 @@ def test_stores_with_a_read_of_their_buffer_between_them_are_not() -> None:
     s.store("o", k["x0"] * 2, s.load("a", k["x0"]))
     s.store("o", k["x0"] * 2 + 1, s.load("o", k["x0"] * 2))
     kernel = k.build()
-    assert "store_woven" not in backend().emit(kernel).text
+    assert "store_interleaved" not in backend().emit(kernel).text
     agrees(kernel, "", [filled(37, f32)], filled(74, f32))

@@ -65,13 +65,13 @@ class Evaluator:
         storage = self._storage(name, dtype)
         position = self.index(index, args[:count])
         if not masked:
-            return semantics.gather(storage, self.place(name, position))
+            return semantics.gather(storage, self.storage_index(name, position))
         mask, other = args[count], args[count + 1]
         position, mask = torch.broadcast_tensors(position, mask)
         if not mask.any():
             return other.expand(position.shape).contiguous()
         position = torch.where(mask, position, position[mask][0])
-        loaded = semantics.gather(storage, self.place(name, position))
+        loaded = semantics.gather(storage, self.storage_index(name, position))
         mask, loaded, other = torch.broadcast_tensors(mask, loaded, other)
         return semantics.where(mask, loaded.contiguous(), other.contiguous())
 
@@ -90,14 +90,14 @@ class Evaluator:
                 return
             # what is not stored must neither fail the check of bounds nor reach memory
             position = torch.where(mask, position, position[mask][0])
-            kept = mask.reshape(-1)
-            place = self.place(name, position).expand(shape).reshape(-1)[kept]
-            semantics.scatter(storage, place, semantics.gather(value.reshape(-1), kept), mode)
+            inside = mask.reshape(-1)
+            at = self.storage_index(name, position).expand(shape).reshape(-1)[inside]
+            semantics.scatter(storage, at, semantics.gather(value.reshape(-1), inside), mode)
             return
-        place = self.place(name, position).expand(shape)
-        semantics.scatter(storage, place.reshape(-1), value.reshape(-1), mode)
+        at = self.storage_index(name, position).expand(shape)
+        semantics.scatter(storage, at.reshape(-1), value.reshape(-1), mode)
 
-    def place(self, name: str, position: Tensor) -> Tensor:
+    def storage_index(self, name: str, position: Tensor) -> Tensor:
         """Where in its storage an element of a buffer lies; raises where it lies outside."""
         self.check(name, position, self.storages[name].numel())
         return position

@@ -125,9 +125,9 @@ class KernelEvaluator(Evaluator):
         self._points = points
         self._lengths = lengths
 
-    def place(self, name: str, position: Tensor) -> Tensor:
+    def storage_index(self, name: str, position: Tensor) -> Tensor:
         if name not in self._lengths:
-            return super().place(name, position)
+            return super().storage_index(name, position)
         length = self._lengths[name]
         self.check(name, position, length)
         return position + self._points * length

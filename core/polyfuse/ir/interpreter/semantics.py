@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
-from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES, REDUCTIONS, SCALAR_OPS, combining_op
+from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES, REDUCTIONS, SCALAR_OPS, combining_op, identity
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.ir.verifier.rules import accumulates
 
@@ -147,7 +147,7 @@ def _combined(kind: str, value: Tensor, dtype: DType) -> Tensor:
         truth = value != 0 if value.dtype is not torch.bool else value
         return truth.any(-1) if kind == "any" else truth.all(-1)
     if value.shape[-1] == 0:
-        filled = constant(REDUCTIONS[kind].identity(dtype), dtype, value.device)
+        filled = constant(identity(kind, dtype), dtype, value.device)
         return filled.expand(value.shape[:-1]).clone()
     if dtype in _WIDE_UNSIGNED or kind not in ("sum", "prod", "min", "max"):
         step: Any = _NUMPY_OPS[REDUCTIONS[kind].combine]
@@ -212,7 +212,7 @@ def begin_group(storage: Tensor, mode: str) -> None:
     """Fill a storage with what stores of a mode of `ops.GROUP_MODES` begin with; others change nothing."""
     dtype = from_torch(storage.dtype)
     if mode in GROUP_MODES and dtype is not None:
-        storage.fill_(REDUCTIONS[GROUP_MODES[mode]].identity(dtype))
+        storage.fill_(identity(GROUP_MODES[mode], dtype))
 
 
 def scatter(storage: Tensor, index: Tensor, value: Tensor, mode: str) -> None:

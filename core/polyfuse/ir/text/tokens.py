@@ -1,4 +1,4 @@
-"""The words of IR text, with the place of each for error messages."""
+"""The words of IR text, with the position of each for error messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATTERN = re.compile(
 
 @dataclass(frozen=True)
 class Token:
-    """One word and its place. Kinds: name, number, string, mark, newline, end."""
+    """One word and its position. Kinds: name, number, string, mark, newline, end."""
 
     kind: str
     text: str

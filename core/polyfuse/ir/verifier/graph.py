@@ -74,7 +74,7 @@ def verify_graph(graph: Graph) -> None:
 def _head_fault(graph: Graph) -> str:
     for key, buffer in graph.buffers.items():
         if key != buffer.name:
-            return f"buffer {buffer.name!r} is kept under the name {key!r}"
+            return f"buffer {buffer.name!r} is listed under the name {key!r}"
         if len(buffer.size) != len(buffer.stride):
             return f"buffer {key!r} has {len(buffer.size)} sizes and {len(buffer.stride)} strides"
     names = [i.name for i in graph.inputs]

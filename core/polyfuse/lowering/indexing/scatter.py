@@ -9,7 +9,7 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const, loads
 from polyfuse.ir.nodes import Scatter
-from polyfuse.ir.ops import STORE_MODES, identity_of
+from polyfuse.ir.ops import identity
 from polyfuse.ir.types import DType
 from polyfuse.lowering.calls.overwriting import free_storage
 from polyfuse.lowering.context import LoweringContext
@@ -352,4 +352,4 @@ def scatter_reduce(
 
 def neutral(mode: str, dtype: DType) -> Expr:
     """The value that combining leaves everything else unchanged."""
-    return const(identity_of(STORE_MODES[mode], dtype), dtype)
+    return const(identity({"add": "sum", "mul": "prod"}.get(mode, mode), dtype), dtype)

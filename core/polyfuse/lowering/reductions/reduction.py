@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
+from polyfuse.ir import ops
 from polyfuse.ir.expr import Expr, const, index_value, loads
 from polyfuse.ir.nodes import Reduction
-from polyfuse.ir.ops import REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.numbers import size_number
@@ -36,10 +36,9 @@ def reduced_dims(dims: Any, rank: int) -> tuple[int, ...]:
 
 def identity(kind: str, dtype: DType) -> Expr:
     """What a reduction over nothing gives."""
-    row = REDUCTIONS[kind]
-    if not row.has_value_of_nothing:
+    if not ops.REDUCTIONS[kind].has_value_of_nothing:
         raise UnsupportedError(f"{kind} over no elements has no value")
-    return const(row.identity(dtype), dtype)
+    return const(ops.identity(kind, dtype), dtype)
 
 
 def reduce(

@@ -16,7 +16,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, const, guard, index_value, load, loads, reindex
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node, Reduction, Scan
-from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS
+from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS, identity
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.plugin.target_info import is_near, near_divisor
@@ -334,7 +334,7 @@ def _cut(extent: IndexLike, wanted: int) -> tuple[int, IndexLike]:
 def _confined(kind: str, values: tuple[Expr, ...], inside: Expr) -> tuple[Expr, ...]:
     """`values` where `inside` holds; elsewhere what changes no result, and nothing is read."""
     first = guard(values[0], inside)
-    neutral = const(REDUCTIONS[kind].identity(first.dtype), first.dtype)
+    neutral = const(identity(kind, first.dtype), first.dtype)
     return (apply("where", inside, first, neutral), *(guard(value, inside) for value in values[1:]))
 
 

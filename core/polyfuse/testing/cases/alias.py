@@ -83,9 +83,10 @@ def _planes(dtype: DType) -> Case:
     i, j = axis("i0", m), axis("i1", n)
     args = (reads("in0", dtype, m * n), reads("in1", dtype, m * n), writes("out0", dtype, m * n))
     builder = Builder("planes", (i, j), (), args)
-    place = j * m + i
-    value = apply("add", *(_wide(load(name, at, dtype)) for name, at in (("in0", place), ("in1", i * n + j))))
-    builder.once(Store("out0", place, cast(_more(value), dtype)))
+    element = j * m + i
+    operands = (("in0", element), ("in1", i * n + j))
+    value = apply("add", *(_wide(load(name, at, dtype)) for name, at in operands))
+    builder.once(Store("out0", element, cast(_more(value), dtype)))
     return _case(builder, "transposed", dtype, (m, n))
 
 
@@ -147,7 +148,7 @@ def _activation_and_norm(dtype: DType, m: int, n: int, numerics: str, across: bo
     `across`: what is read lies across the rows.
     """
     i, r = axis("i0", m), axis("r0", n)
-    place: IndexLike = r * m + i if across else i * n + r
+    element: IndexLike = r * m + i if across else i * n + r
     args = (
         reads("in0", dtype, m * n),
         reads("in1", dtype, m * n),
@@ -155,12 +156,12 @@ def _activation_and_norm(dtype: DType, m: int, n: int, numerics: str, across: bo
         writes("out1", dtype, m * n),
     )
     builder = Builder("activation_and_norm", (i,), (r,), args, (RowBuffer("row", F32, n),), numerics=numerics)
-    x = cast(load("in0", place, dtype), F32)
+    x = cast(load("in0", element, dtype), F32)
     gelu = apply("mul", x, apply("add", apply("erf", apply("mul", x, const(0.7071, F32))), const(1.0, F32)))
     value = apply("add", gelu, cast(load("in1", i * n + r, dtype), F32))
     builder.loop(Store("row", r, value), Carry(("mean", "m2", "count"), "welford", (value,)))
     again = load("row", r, F32)
-    builder.loop(Store("out0", place, cast(again, dtype)))
+    builder.loop(Store("out0", element, cast(again, dtype)))
     variance = apply("div", result("m2", F32), result("count", F32))
     scale = apply("rsqrt", apply("add", variance, const(1e-5, F32)))
     centred = apply("mul", apply("sub", again, result("mean", F32)), scale)
@@ -227,8 +228,8 @@ def _product(dtype: DType) -> Case:
     )
     builder = Builder("product", (i, j), (r,), args)
     builder.loop(Carry(("total",), "dot", (load("in0", i * k + r, dtype), load("in1", j * k + r, dtype))))
-    place = i * n + j
-    added = apply("add", result("total", F32), cast(load("in2", place, dtype), F32))
-    builder.once(Store("out0", place, cast(apply("maximum", added, const(-1.0, F32)), dtype)))
+    element = i * n + j
+    added = apply("add", result("total", F32), cast(load("in2", element, dtype), F32))
+    builder.once(Store("out0", element, cast(apply("maximum", added, const(-1.0, F32)), dtype)))
     tolerance = Tolerance(absolute=0.2 if dtype is BF16 else 1e-3, relative=0.02, signed_zero=False)
     return _case(builder, "added to a matrix product", dtype, (m, n, k), tolerance)

@@ -1,4 +1,4 @@
-"""Cases large enough to be shared by threads, tiled and cut into pieces."""
+"""Cases large enough to be shared by threads, tiled and split."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def _reduction(kind: str, row: str, m: int, n: int) -> Case:
     operands = (value, index_value(raxes[0]))[: REDUCTIONS[kind].operands]
     outputs = result_types("reduce", kind, tuple(e.dtype for e in operands))
     assert not isinstance(outputs, str)
-    places = range(len(outputs))
-    args = (reads("in0", F32, m * n), *(writes(f"out{k}", outputs[k], outer) for k in places))
+    results = range(len(outputs))
+    args = (reads("in0", F32, m * n), *(writes(f"out{k}", outputs[k], outer) for k in results))
     builder = Builder(f"large_{kind}", axes, raxes, args)
-    builder.loop(Carry(tuple(f"t{k}" for k in places), kind, operands))
-    place: IndexLike = axes[0] if axes else 0
-    builder.once(*(Store(f"out{k}", place, result(f"t{k}", outputs[k])) for k in places))
+    builder.loop(Carry(tuple(f"t{k}" for k in results), kind, operands))
+    element: IndexLike = axes[0] if axes else 0
+    builder.once(*(Store(f"out{k}", element, result(f"t{k}", outputs[k])) for k in results))
     run = fresh(ordinary(F32, m * n, 3), *(zeros(t, outer) for t in outputs))
     tolerance = EXACT if kind in ("max", "argmax") else _SUMS
     hints = (m, n) if axes and row != "tall column" else (n, m) if axes else (n,)
@@ -105,12 +105,12 @@ def _scan(kind: str, m: int, n: int) -> Case:
     operands = (value, index_value(r))[: SCANS[kind].operands]
     outputs = result_types("scan", kind, tuple(e.dtype for e in operands))
     assert not isinstance(outputs, str)
-    places = range(len(outputs))
-    args = (reads("in0", F32, m * n), *(writes(f"out{k}", outputs[k], m * n) for k in places))
+    results = range(len(outputs))
+    args = (reads("in0", F32, m * n), *(writes(f"out{k}", outputs[k], m * n) for k in results))
     builder = Builder(f"large_scan_{kind}", (i,), (r,), args)
     builder.loop(
-        Carry(tuple(f"t{k}" for k in places), kind, operands, scan=True),
-        *(Store(f"out{k}", index, result(f"t{k}", outputs[k])) for k in places),
+        Carry(tuple(f"t{k}" for k in results), kind, operands, scan=True),
+        *(Store(f"out{k}", index, result(f"t{k}", outputs[k])) for k in results),
     )
     run = fresh(ordinary(F32, m * n, 3), *(zeros(t, m * n) for t in outputs))
     tolerance = EXACT if kind in ("min", "max") else _SUMS
@@ -130,15 +130,15 @@ def _softmax(m: int, n: int) -> Case:
 
 
 def _scatter() -> Case:
-    count, places = 100_003, 97
+    count, buckets = 100_003, 97
     i = axis("i0", count)
-    args = (reads("in0", F32, count), reads("in1", I64, count), writes("io0", F32, places, "inout"))
+    args = (reads("in0", F32, count), reads("in1", I64, count), writes("io0", F32, buckets, "inout"))
     builder = Builder("large_scatter", (i,), (), args)
     number = load("in1", i, I64)
-    builder.once(Store("io0", axis("@0", places), load("in0", i, F32), "add", (number,)))
+    builder.once(Store("io0", axis("@0", buckets), load("in0", i, F32), "add", (number,)))
 
     def numbers() -> Tensor:
-        return torch.arange(count) * 31 % places
+        return torch.arange(count) * 31 % buckets
 
-    run = fresh(ordinary(F32, count), numbers, lambda: values.plain(F32, places, 5))
+    run = fresh(ordinary(F32, count), numbers, lambda: values.plain(F32, buckets, 5))
     return one_case(builder, _GROUP, "scatter, colliding", "f32", (run,), _SUMS, (count,))

@@ -42,7 +42,7 @@ class _Problem:
 
     Attributes:
         rows, columns, depth: its extents; `batch` of them, or one without an axis.
-        turned: operands whose neighbours in memory are rows, or columns, instead of depths.
+        transposed: operands whose neighbours in memory are rows, or columns, instead of depths.
         shared: whether all of a batch have one right operand.
         finish: what is done with a sum in the type in which it was added up: from the sum, and what is read
             at a column, and at a place of the result.
@@ -54,7 +54,7 @@ class _Problem:
     columns: int
     depth: int
     batch: int = 0
-    turned: tuple[bool, bool] = (False, False)
+    transposed: tuple[bool, bool] = (False, False)
     shared: bool = False
     finish: Callable[[Expr, Expr, Expr], Expr] | None = None
     rounded: DType | None = None
@@ -65,10 +65,10 @@ def product_cases(quick: bool) -> Iterator[Case]:
     """All cases of this file."""
     for dtype in _TYPES:
         yield _case("plain", dtype, _Problem(64, 96, 128))
-        yield _case("turned right", dtype, _Problem(64, 96, 128, turned=(False, True)))
+        yield _case("transposed right", dtype, _Problem(64, 96, 128, transposed=(False, True)))
         yield _case("with all that follows", dtype, _Problem(48, 80, 64, finish=_residual))
     for dtype in (F32, BF16) if quick else _TYPES:
-        yield _case("turned left", dtype, _Problem(64, 96, 128, turned=(True, False)))
+        yield _case("transposed left", dtype, _Problem(64, 96, 128, transposed=(True, False)))
         yield _case("rounded", dtype, _Problem(32, 64, 64, rounded=BF16))
         for extents in ((1, 64, 256), (130, 72, 40), (17, 33, 15)):
             yield _case("{} by {}, depth {}".format(*extents), dtype, _Problem(*extents))
@@ -79,23 +79,23 @@ def product_cases(quick: bool) -> Iterator[Case]:
     yield _case("sums of few bits", _E4M3, _Problem(64, 96, 128, kind="dot_fast"))
 
 
-def _residual(sum_: Expr, column: Expr, place: Expr) -> Expr:
+def _residual(sum_: Expr, column: Expr, element: Expr) -> Expr:
     biased = apply("add", sum_, column)
-    return apply("add", apply("maximum", biased, const(0, biased.dtype)), place)
+    return apply("add", apply("maximum", biased, const(0, biased.dtype)), element)
 
 
 def _builder(problem: _Problem, dtype: DType, sizes: tuple[KernelArg, ...]) -> Builder:
     i, j, r = axis("i0", problem.rows), axis("i1", problem.columns), axis("r0", problem.depth)
     m, n, k = problem.rows, problem.columns, problem.depth
-    left: IndexLike = r * m + i if problem.turned[0] else i * k + r
-    right: IndexLike = r * n + j if problem.turned[1] else j * k + r
-    place: IndexLike = i * n + j
+    left: IndexLike = r * m + i if problem.transposed[0] else i * k + r
+    right: IndexLike = r * n + j if problem.transposed[1] else j * k + r
+    element: IndexLike = i * n + j
     axes: tuple[Index, ...] = (i, j)
     count, matrices = max(1, problem.batch), 1 if problem.shared else max(1, problem.batch)
     if problem.batch:
         b = axis("b0", problem.batch)
         axes = (b, *axes)
-        left, place = left + b * (m * k), place + b * (m * n)
+        left, element = left + b * (m * k), element + b * (m * n)
         right = right if problem.shared else right + b * (n * k)
     summed = accumulates(dtype)
     out = problem.rounded or summed
@@ -107,11 +107,11 @@ def _builder(problem: _Problem, dtype: DType, sizes: tuple[KernelArg, ...]) -> B
     builder.loop(Carry(("total",), problem.kind, (load("in0", left, dtype), load("in1", right, dtype))))
     value = result("total", summed)
     if problem.finish is not None:
-        value = problem.finish(value, load("bias", j, summed), load("added", place, summed))
+        value = problem.finish(value, load("bias", j, summed), load("added", element, summed))
     elif out is summed:
         # a kernel has something to do with each result
         value = apply("mul", value, const(2, summed))
-    builder.once(Store("out0", place, value if out is summed else cast(value, out)))
+    builder.once(Store("out0", element, value if out is summed else cast(value, out)))
     return builder
 
 

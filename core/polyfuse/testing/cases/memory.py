@@ -115,7 +115,7 @@ def _four_axes() -> Case:
     value = load("in0", ((d * 4 + c) * 3 + b) * 2 + a, F32)
     builder.once(Store("out0", ((a * 3 + b) * 4 + c) * 5 + d, _bent(value)))
     run = fresh(ordinary(F32, 120), zeros(F32, 120))
-    return one_case(builder, "layouts", "four axes turned round", "f32", (run,), EXACT, (2, 3, 4, 5))
+    return one_case(builder, "layouts", "four axes permuted", "f32", (run,), EXACT, (2, 3, 4, 5))
 
 
 def _in_place() -> Case:
@@ -166,7 +166,7 @@ def _dynamic_plane() -> Case:
         fresh(ordinary(F32, a * b), ordinary(F32, b, 2), zeros(F32, a * b), a, b)
         for a, b in ((0, 3), (1, 1), (3, 17), (16, 16), (5, 64))
     ]
-    return one_case(builder, "sizes", "dynamic, two axes turned round", "f32", runs, EXACT, (8, 32))
+    return one_case(builder, "sizes", "dynamic, two axes permuted", "f32", runs, EXACT, (8, 32))
 
 
 # --- gathers ------------------------------------------------------------------------------------------------
@@ -198,9 +198,9 @@ def _padded(dtype: DType) -> Case:
     """A frame around a picture: reads outside are masked."""
     i, j = axis("i0", 8), axis("i1", 23)
     inside = None
-    for place, size in ((i, 6), (j, 20)):
-        low = apply("ge", index_value(place - 1), const(0, I64))
-        high = apply("lt", index_value(place - 1), const(size, I64))
+    for at, size in ((i, 6), (j, 20)):
+        low = apply("ge", index_value(at - 1), const(0, I64))
+        high = apply("lt", index_value(at - 1), const(size, I64))
         both = apply("bitwise_and", low, high)
         inside = both if inside is None else apply("bitwise_and", inside, both)
     value = load("in0", (i - 1) * 20 + j - 1, dtype, (), inside, const(1, dtype))

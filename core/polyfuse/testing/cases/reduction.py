@@ -101,14 +101,14 @@ def _index(index: IndexLike) -> Index:
 
 def _position(raxes: tuple[Index, ...], sizes: tuple[IndexLike, ...]) -> Expr:
     """The place of a point among all that are reduced."""
-    place: IndexLike = 0
+    element: IndexLike = 0
     for r, size in zip(raxes, sizes, strict=True):
-        place = place * size + r
-    return index_value(place)
+        element = element * size + r
+    return index_value(element)
 
 
-def _operands(count: int, value: Expr, place: Expr) -> tuple[Expr, ...]:
-    return (value, place)[:count]
+def _operands(count: int, value: Expr, element: Expr) -> tuple[Expr, ...]:
+    return (value, element)[:count]
 
 
 def _tolerance(kind: str, dtype: DType) -> Tolerance | None:
@@ -168,14 +168,14 @@ def _carried(
     outputs = result_types("reduce", kind, tuple(e.dtype for e in operands))
     assert not isinstance(outputs, str)
     outer = product(axis_size(a) for a in axes)
-    place: IndexLike = 0
+    element: IndexLike = 0
     for a in axes:
-        place = place * axis_size(a) + a
+        element = element * axis_size(a) + a
     args = (reads("in0", dtype, count), *(writes(f"out{k}", t, outer) for k, t in enumerate(outputs)), *sizes)
     builder = Builder(name, axes, raxes, args)
     targets = tuple(f"t{k}" for k in range(len(outputs)))
     builder.loop(Carry(targets, kind, operands))
-    builder.once(*(Store(f"out{k}", place, result(f"t{k}", t)) for k, t in enumerate(outputs)))
+    builder.once(*(Store(f"out{k}", element, result(f"t{k}", t)) for k, t in enumerate(outputs)))
     return builder, outputs
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.ops import REDUCTIONS
+from polyfuse.ir.ops import REDUCTIONS, identity
 from polyfuse.ir.statements import Compute, Constant, Reduce, Scan, Statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis_size, product
@@ -22,7 +22,7 @@ def _skips_last(stmt: Statement, planter: Planter) -> bool:
     last = planter.kernel.raxes[-1]
     dtype = planter.types[stmt.args[0]]
     here = planter.add("lt", planter.index(last), planter.index(tail_start(axis_size(last))))
-    nothing = planter.const(REDUCTIONS[stmt.kind].identity(dtype), dtype)
+    nothing = planter.const(identity(stmt.kind, dtype), dtype)
     planter.put(replace(stmt, args=(planter.add("where", here, stmt.args[0], nothing),)))
     return True
 
@@ -66,7 +66,7 @@ def _overflowing(stmt: Statement, planter: Planter) -> bool:
 def _nan_dropped(stmt: Statement, planter: Planter) -> bool:
     if not isinstance(stmt, Reduce) or stmt.kind not in ("min", "max") or not stmt.dtype.is_float:
         return False
-    nothing = planter.const(REDUCTIONS[stmt.kind].identity(stmt.dtype), stmt.dtype)
+    nothing = planter.const(identity(stmt.kind, stmt.dtype), stmt.dtype)
     value = planter.add("where", planter.add("isnan", stmt.args[0]), nothing, stmt.args[0])
     planter.put(replace(stmt, args=(value,)))
     return True
@@ -80,11 +80,11 @@ def _last_of_equals(stmt: Statement, planter: Planter) -> bool:
     if not planter.is_free(stmt):
         return False
     zero = planter.const(0, DType.i64)
-    turned = replace(stmt, args=(value, planter.add("sub", zero, position)))
-    best, place = planter.renamed(turned)
+    negated = replace(stmt, args=(value, planter.add("sub", zero, position)))
+    best, position = planter.renamed(negated)
     planter.afterwards()
     planter.add("where", planter.const(1, DType.bool), best, best, to=stmt.targets[:1])
-    planter.add("neg", place, to=stmt.targets[1:])
+    planter.add("neg", position, to=stmt.targets[1:])
     return True
 
 

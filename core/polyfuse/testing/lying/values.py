@@ -129,8 +129,8 @@ def _shift(stmt: Statement, planter: Planter) -> bool:
     if not isinstance(stmt, Compute) or not stmt.op.startswith("shift_") or not planter.is_free(stmt):
         return False
     value, amount = stmt.args
-    kept = planter.add("bitwise_and", amount, planter.const(3, planter.types[amount]))
-    planter.put(replace(stmt, args=(value, kept)))
+    low_bits = planter.add("bitwise_and", amount, planter.const(3, planter.types[amount]))
+    planter.put(replace(stmt, args=(value, low_bits)))
     return True
 
 

@@ -117,7 +117,7 @@ class _Looped:
         """Write the loops, and the results after them."""
         out = self.frame.out
         if self.reducers:
-            self.frame.features.update(("reduce", "fold"))
+            self.frame.features.update(("reduce", "block_reduce"))
         for scanner in self.scanners.values():
             scanner.declare(out)
         for state in self.reducers.values():

@@ -1,7 +1,7 @@
 """Reduction and scan states: how they start, take a value, and end.
 
-A state is vectors while lanes run along the reduction axis (`across`), and then folded to a scalar at the
-end; where lanes run along a parallel axis every lane has a state of its own and nothing is folded.
+A state is vectors while lanes run along the reduction axis (`across`), and then reduced to a scalar at the
+end; where lanes run along a parallel axis every lane has a state of its own and none is reduced.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from polyfuse_cpp.loops.ops import literal, scalar_type, vector_type
 __all__ = ["BLOCK", "Reducer", "combine_text", "identity"]
 
 BLOCK = 64
-"""Steps of the innermost loop after which partial results are folded into the running ones."""
+"""Steps of the innermost loop after which partial results are combined with the running ones."""
 
 _COMBINE = {
     "sum": "add",
@@ -77,7 +77,7 @@ class Reducer:
         vector: whether the state is vectors.
         copies: states side by side.
         ordered: whether an arg-reduction's position grows from step to step, so that ties need no test.
-        blocked: whether partial sums are folded into running ones after every block.
+        blocked: whether partial sums are added to running ones after every block.
     """
 
     stmt: Reduce
@@ -208,27 +208,27 @@ class Reducer:
         results: list[list[str]] = []
         for copy in range(count):
             total = self._name("all" if self.buffered or self.blocked else "acc", copy)
-            fold = self.across and self.vector
+            over_lanes = self.across and self.vector
             if self.kind in ("welford", "welford_merge"):
-                if fold:
+                if over_lanes:
                     out.line(f"const auto end_{total} = welford_reduce({total});")
                     total = f"end_{total}"
                 results.append([f"{total}.mean", f"{total}.m2", f"{total}.count"])
             elif self.kind in ("online_softmax", "softmax_merge"):
-                if fold:
+                if over_lanes:
                     out.line(f"const auto end_{total} = online_reduce({total});")
                     total = f"end_{total}"
                 results.append([f"{total}.max", f"{total}.sum"])
             elif self.kind in ("argmin", "argmax"):
                 position = self._name("pos", copy)
-                if fold:
-                    out.line(f"const auto end_{total} = fold_{self.kind[3:]}({total}, {position});")
+                if over_lanes:
+                    out.line(f"const auto end_{total} = reduce_arg{self.kind[3:]}({total}, {position});")
                     results.append([f"end_{total}.value", f"end_{total}.index"])
                 else:
                     results.append(
                         [total, f"i64({position})" if not self.vector else f"cast<i64>({position})"]
                     )
-            elif fold:
+            elif over_lanes:
                 results.append([f"{_FOLD[self.kind]}({total})"])
             else:
                 results.append([total])

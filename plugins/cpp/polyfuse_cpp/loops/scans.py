@@ -72,11 +72,11 @@ class Scanner:
                 out.line(f"{run} = {combine_text(self.kind, run, value)};")
                 results.append([run])
             elif self.kind == "logsumexp":
-                frame.features.update(("fold", f"math_{self.stmt.dtype}"))
+                frame.features.update(("block_reduce", f"math_{self.stmt.dtype}"))
                 out.line(f"{run} = log_add({run}, {value});")
                 results.append([run])
             elif self.kind in ("min", "max"):
-                frame.features.add("fold")
+                frame.features.add("block_reduce")
                 position, at = self._name("pos", copy), frame.text(self.stmt.args[1], self.vector, copy)
                 out.line(f"later_{self.kind}({run}, {position}, {value}, {at});")
                 results.append([run, position])

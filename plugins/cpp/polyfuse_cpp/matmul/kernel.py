@@ -1,14 +1,14 @@
 """Matmuls as C++ text: loops over blocks of results, and what is done with each of them.
 
     for every part of the results that a thread has            (`_parts`)
-      for a block of panels of columns, for a block of tiles of rows
+      for a block of blocks of columns, for a block of tiles of rows
         for every pass over a part of the depth
-          lay out the panels                                   (`OperandBText`)
+          lay out the blocks                                   (`OperandBText`)
           for every tile of rows
             lay out its rows                                   (`OperandAText`)
-            for every panel: add up the tile, and after the last pass finish it
+            for every block: add up the tile, and after the last pass finish it
 
-The tiles themselves are functions of the vector layer (``prelude/product.h``).
+The tiles themselves are functions of the vector layer (``prelude/matmul.h``).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _TILES = 64
 """Tiles of rows whose sums wait in memory where the depth is cut."""
 
 _LAYOUT_ALONG, _LAYOUT_ACROSS, _LAYOUT_ANY = 3, 12, 48
-"""What laying out a panel costs, in sixteenths of a tile: copied, transposed, computed."""
+"""What laying out a block costs, in sixteenths of a tile: copied, transposed, computed."""
 
 
 @dataclass
 class MatmulText:
-    """The C++ function of a kernel that is a product, named `Source.SYMBOL`."""
+    """The C++ function of a kernel that is a matmul, named `Source.SYMBOL`."""
 
     matmul: Matmul
     plan: MatmulPlan
@@ -49,7 +49,7 @@ class MatmulText:
 
     def __post_init__(self) -> None:
         self.out = Writer("  ")
-        self.features = {"kernel", "omp", "product"}
+        self.features = {"kernel", "omp", "matmul"}
         if self.plan.path.paired:
             self.features.add("pairs")
         self.facts = self.matmul.facts
@@ -69,7 +69,7 @@ class MatmulText:
         return index_text(product(self.facts.sizes[a] for a in axes))
 
     def _extents(self) -> None:
-        """Declare the extents in elements, tiles and panels."""
+        """Declare the extents in elements, tiles and blocks."""
         plan, out, right = self.plan, self.out, self.matmul.b
         out.line(f"const i64 row_count = {self._size(self.matmul.a.axes)};")
         out.line(f"const i64 column_count = {index_text(self.facts.sizes[right.axes[-1]])};")
@@ -78,7 +78,7 @@ class MatmulText:
         wide = plan.vectors * self.lanes
         out.line(f"const i64 across_count = (column_count + {wide - 1}) / {wide};")
         outer = self._size(right.axes[:-1])
-        out.line(f"const i64 panel_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
+        out.line(f"const i64 block_count = {'' if outer == '1' else f'({outer}) * '}across_count;")
         out.line(f"const i64 batch_count = {self._size(self.matmul.batch)};")
 
     # The function that callers see.
@@ -95,12 +95,12 @@ class MatmulText:
             points = index_text(product(facts.sizes[a] for a in facts.axes))
             out.line(f"if (({points}) <= 0) return;")
             work = f"({points}) * index_max(depth_count, 8)"
-            out.line(f"const int team = team_for(batch_count * tile_count * panel_count, {work});")
+            out.line(f"const int team = team_for(batch_count * tile_count * block_count, {work});")
             with out.block("if (team == 1)"):
                 out.line(f"{Source.SYMBOL}_run({passed}0, batch_count, 1, 1);")
                 out.line("return;")
-            counts = "batch_count, tile_count, panel_count"
-            out.line(f"const product_parts parts = product_share({counts}, team, {layout});")
+            counts = "batch_count, tile_count, block_count"
+            out.line(f"const matmul_parts parts = matmul_share({counts}, team, {layout});")
             out.line("const i64 items = batch_count * parts.down * parts.over;")
             share = "items * at / of, items * (at + 1) / of, parts.down, parts.over"
             in_parallel(out, f"{Source.SYMBOL}_run({passed}{share});")
@@ -114,7 +114,7 @@ class MatmulText:
             self._extents()
             out.line(
                 f"const i64 pass_depth = depth_count <= {plan.depth} ? depth_count : "
-                f"product_pass(depth_count, {plan.depth});"
+                f"matmul_pass(depth_count, {plan.depth});"
             )
             out.line(
                 "const i64 pass_count = depth_count <= pass_depth ? 1 : "
@@ -124,11 +124,11 @@ class MatmulText:
             room_b, room_a = self.b.room(), self.a.room()
             sums = f"(pass_count == 1 ? 1 : index_min(tile_count, {_TILES}) * {plan.blocks}) * {tile}"
             out.line(
-                f"{kind}* const right_room = "
-                f"({kind}*)product_scratch((({room_b}) + ({room_a}) + {sums}) * {kind.itemsize});"
+                f"{kind}* const packed_b = "
+                f"({kind}*)matmul_scratch((({room_b}) + ({room_a}) + {sums}) * {kind.itemsize});"
             )
-            out.line(f"{kind}* const left_room = right_room + {room_b};")
-            out.line(f"{kind}* const sums = left_room + {room_a};")
+            out.line(f"{kind}* const packed_a = packed_b + {room_b};")
+            out.line(f"{kind}* const sums = packed_a + {room_a};")
             if plan.path is OperandPath.TILES:
                 out.line("matrix_begin();")
             with out.block("for (i64 item = first_item; item < end_item; ++item)"):
@@ -140,8 +140,8 @@ class MatmulText:
         out, plan = self.out, self.plan
         self._place()
         self.a.before_item()
-        with out.block(f"for (i64 panel_a = panel_from; panel_a < panel_to; panel_a += {plan.blocks})"):
-            out.line(f"const i64 panel_e = index_min(panel_to, panel_a + {plan.blocks});")
+        with out.block(f"for (i64 block_a = block_from; block_a < block_to; block_a += {plan.blocks})"):
+            out.line(f"const i64 block_e = index_min(block_to, block_a + {plan.blocks});")
             with out.block(f"for (i64 tile_a = tile_from; tile_a < tile_to; tile_a += {_TILES})"):
                 out.line(f"const i64 tile_e = index_min(tile_to, tile_a + {_TILES});")
                 with out.block("for (i64 pass = pass_from; pass < pass_to; ++pass)"):
@@ -154,14 +154,14 @@ class MatmulText:
         return "i64 first_item, i64 end_item, i64 down, i64 over"
 
     def _place(self) -> None:
-        """Declare the place of an item: some tiles of rows and panels of columns, over the whole depth."""
+        """Declare the place of an item: some tiles of rows and blocks of columns, over the whole depth."""
         out = self.out
         start_at(self.matmul.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
         out.line("const i64 down_at = item / over % down, over_at = item % over;")
         out.line("const i64 tile_from = tile_count * down_at / down;")
         out.line("const i64 tile_to = tile_count * (down_at + 1) / down;")
-        out.line("const i64 panel_from = panel_count * over_at / over;")
-        out.line("const i64 panel_to = panel_count * (over_at + 1) / over;")
+        out.line("const i64 block_from = block_count * over_at / over;")
+        out.line("const i64 block_to = block_count * (over_at + 1) / over;")
         out.line("const i64 pass_from = 0, pass_to = pass_count;")
 
     def _tile_size(self) -> int:
@@ -169,7 +169,7 @@ class MatmulText:
 
     def _sums(self) -> str:
         """Where the sums of the tile at hand are: they wait for the next pass if there is one."""
-        waiting = f"((tile - tile_a) * {self.plan.blocks} + panel - panel_a) * {self._tile_size()}"
+        waiting = f"((tile - tile_a) * {self.plan.blocks} + block - block_a) * {self._tile_size()}"
         return f"sums + (pass_count == 1 ? 0 : {waiting})"
 
     def _after_tile(self) -> None:
@@ -186,7 +186,7 @@ class MatmulText:
             out.line(f"const i64 row_from = tile * {plan.rows};")
             out.line(f"const i64 rows_here = index_min({plan.rows}, row_count - row_from);")
             self.a.before_tile()
-            with out.block("for (i64 panel = panel_a; panel < panel_e; ++panel)"):
+            with out.block("for (i64 block = block_a; block < block_e; ++block)"):
                 self._tile()
 
     def _tile(self) -> None:
@@ -209,7 +209,7 @@ class MatmulText:
             fetched_once = plan.path is OperandPath.PREPACKED and self._is_one_tile()
             ahead = "true" if fetched_once or plan.path is OperandPath.DIRECT else "false"
             out.line(
-                f"product_tile<{plan.rows}, {plan.vectors}, {self.matmul.dtype}, {row}, {step}, {ahead}>"
+                f"matmul_tile<{plan.rows}, {plan.vectors}, {self.matmul.dtype}, {row}, {step}, {ahead}>"
                 f"({self.a.rows_at()}, {columns}, {following}, depth_here, sum, pass == pass_from);"
             )
         self._after_tile()
@@ -222,7 +222,7 @@ class MatmulText:
             f"for (i64 j = 0; j < index_min({wide}, column_count - column_from); j += {plan.columns})"
         ):
             passed = f"(rows_at, columns_at + j, depth_from, depth_here, sum + j, {wide}, pass == pass_from);"
-            name = f"product_dots<{plan.rows}, {plan.columns}, {kinds}"
+            name = f"matmul_dots<{plan.rows}, {plan.columns}, {kinds}"
             if self._is_one_tile():
                 out.line(f"{name}, true>{passed}")
             else:

@@ -68,11 +68,11 @@ class OperandAText(OperandText):
     def rows_at(self) -> str:
         """Where the rows of the current tile are."""
         if self.paired:
-            return "(bf16*)left_room"
+            return "(bf16*)packed_a"
         if not self.at_once:
-            return "left_room"
+            return "packed_a"
         tile = self.plan.rows * self.row + _PAD
-        return f"left_room + ((tile - tile_from) * pass_count + pass) * {tile}"
+        return f"packed_a + ((tile - tile_from) * pass_count + pass) * {tile}"
 
     # Parts of the loop nest.
 
@@ -87,7 +87,7 @@ class OperandAText(OperandText):
             if self.dots:
                 out.line("const i64 depth_from = 0, depth_here = depth_count;")
                 self._rows(
-                    f"left_room + ((tile - tile_from) * {plan.rows} + row) * (depth_count + {2 * _PAD})"
+                    f"packed_a + ((tile - tile_from) * {plan.rows} + row) * (depth_count + {2 * _PAD})"
                 )
                 return
             with out.block("for (i64 pass = 0; pass < pass_count; ++pass)"):
@@ -107,7 +107,7 @@ class OperandAText(OperandText):
                     out.line(f"rows_at[row] = {self._address('0')};")
                 else:
                     place = f"((tile - tile_from) * {plan.rows} + index_min(row, rows_here - 1))"
-                    out.line(f"rows_at[row] = left_room + {place} * (depth_count + {2 * _PAD});")
+                    out.line(f"rows_at[row] = packed_a + {place} * (depth_count + {2 * _PAD});")
         elif not self.at_once:
             self._tile()
 
@@ -123,7 +123,7 @@ class OperandAText(OperandText):
             self._row_axes("row_from")
             assert side.step is not None
             out.line(
-                f"product_steps<{plan.rows}>({self.rows_at()}, {self._address('depth_from')}, "
+                f"matmul_steps<{plan.rows}>({self.rows_at()}, {self._address('depth_from')}, "
                 f"{index_text(side.step)}, depth_here, rows_here);"
             )
             return
@@ -158,7 +158,7 @@ class OperandAText(OperandText):
             self._row_axes("row_from + row")
             out.line(f"{self.matmul.dtype}* const to = {target};")
             if self.layout == "rows":
-                out.line(f"product_row(to, {self._address('depth_from')}, depth_here);")
+                out.line(f"matmul_row(to, {self._address('depth_from')}, depth_here);")
             else:
                 self._computed()
 

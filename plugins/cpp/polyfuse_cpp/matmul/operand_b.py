@@ -49,8 +49,8 @@ class OperandBText(OperandText):
         return "bf16" if self.paired else str(self.matmul.dtype)
 
     def _block_at(self) -> str:
-        room = "(bf16*)right_room" if self.paired else "right_room"
-        return f"{room} + (panel - panel_a) * {self.packed_block}"
+        room = "(bf16*)packed_b" if self.paired else "packed_b"
+        return f"{room} + (block - block_a) * {self.packed_block}"
 
     # Parts of the loop nest.
 
@@ -58,8 +58,8 @@ class OperandBText(OperandText):
         """Pack the blocks of columns, or declare where the only one is."""
         out, way = self.out, self.plan.path
         if way.packed:
-            with out.block("for (i64 panel = panel_a; panel < panel_e; ++panel)"):
-                self._axes_of("panel")
+            with out.block("for (i64 block = block_a; block < block_e; ++block)"):
+                self._axes_of("block")
                 out.line(f"{self.element}* const to = {self._block_at()};")
                 self._pack()
             return
@@ -72,7 +72,7 @@ class OperandBText(OperandText):
         count = self.wide + self.plan.columns
         out.line(f"const {self.operand.memory}* columns_at[{count}];")
         with out.block():
-            self._axes_of("panel_a")
+            self._axes_of("block_a")
             lane = self.operand.axes[-1]
             with out.block(f"for (i64 j = 0; j < {count}; ++j)"):
                 out.line(f"const i64 {lane} = index_min(column_from + j, column_count - 1);")
@@ -80,12 +80,12 @@ class OperandBText(OperandText):
 
     def column_block_index(self) -> None:
         """Declare the indices of the outer axes and the first column of the current block."""
-        self._axes_of("panel")
+        self._axes_of("block")
 
     def columns_at(self) -> tuple[str, str]:
         """Where the current block is, and elements between steps of its depth."""
         if self.plan.path is OperandPath.DIRECT:
-            return "panel_at", "panel_step"
+            return "block_at", "block_step"
         if self.plan.path is OperandPath.PREPACKED:
             step = self.operand.step
             assert step is not None
@@ -94,14 +94,14 @@ class OperandBText(OperandText):
 
     # Layouts.
 
-    def _axes_of(self, panel: str) -> None:
+    def _axes_of(self, block: str) -> None:
         outer = self.operand.axes[:-1]
         if all(self.facts.sizes[a] == 1 for a in outer):
             self._start(outer, "0")
-            self.out.line(f"const i64 column_from = {panel} * {self.wide};")
+            self.out.line(f"const i64 column_from = {block} * {self.wide};")
             return
-        self._start(outer, f"{panel} / across_count")
-        self.out.line(f"const i64 column_from = {panel} % across_count * {self.wide};")
+        self._start(outer, f"{block} / across_count")
+        self.out.line(f"const i64 column_from = {block} % across_count * {self.wide};")
 
     def _pack(self) -> None:
         """Pack one block, for one pass."""
@@ -111,7 +111,7 @@ class OperandBText(OperandText):
             return
         function, distance = ("along", side.step) if self.layout == "along" else ("across", side.apart)
         assert distance is not None
-        family = "pair" if self.paired else "product"
+        family = "pair" if self.paired else "matmul"
         self.out.line(
             f"{family}_{function}<{vectors}>(to, {self._address('depth_from', 'column_from')}, "
             f"{index_text(distance)}, depth_here, column_count - column_from);"
@@ -122,15 +122,15 @@ class OperandBText(OperandText):
         out, step = self.out, self.operand.step
         assert step is not None
         kind = self.matmul.dtype
-        out.line(f"const {kind}* panel_at = right_room;")
-        out.line(f"i64 panel_step = {self.wide};")
+        out.line(f"const {kind}* block_at = packed_b;")
+        out.line(f"i64 block_step = {self.wide};")
         with out.block():
-            self._axes_of("panel_a")
+            self._axes_of("block_a")
             with out.block(f"if (column_from + {self.wide} <= column_count)", "} else {"):
-                out.line(f"panel_at = {self._address('depth_from', 'column_from')};")
-                out.line(f"panel_step = {index_text(step)};")
+                out.line(f"block_at = {self._address('depth_from', 'column_from')};")
+                out.line(f"block_step = {index_text(step)};")
             with out.block("  "):
-                out.line(f"{kind}* const to = right_room;")
+                out.line(f"{kind}* const to = packed_b;")
                 self._pack()
             out.line("}")
 

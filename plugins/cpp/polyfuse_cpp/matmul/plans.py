@@ -45,7 +45,7 @@ class OperandPath(IntEnum):
     """How operand B gets to the registers."""
 
     PACKED = 0
-    """Laid out in panels, in which columns lie along the lanes."""
+    """Laid out in blocks, in which columns lie along the lanes."""
 
     DIRECT = 1
     """Read where it is: its columns are contiguous there."""
@@ -61,16 +61,16 @@ class OperandPath(IntEnum):
     """Packed likewise, for the machine's own matrix registers."""
 
     PREPACKED = 5
-    """Laid out in panels before, once for all calls."""
+    """Laid out in blocks before, once for all calls."""
 
     @property
     def packed(self) -> bool:
-        """Whether panels are laid out."""
+        """Whether blocks are laid out."""
         return self in (OperandPath.PACKED, OperandPath.PAIRS, OperandPath.TILES)
 
     @property
     def blocked(self) -> bool:
-        """Whether several panels are multiplied with each tile of rows that is laid out."""
+        """Whether several blocks are multiplied with each tile of rows that is laid out."""
         return self.packed or self is OperandPath.PREPACKED
 
     @property
@@ -85,15 +85,15 @@ _AT_ONCE = {OperandPath.PAIRS: 2, OperandPath.TILES: 16}
 
 @dataclass(frozen=True)
 class MatmulPlan:
-    """One path to run a product.
+    """How a matmul is run.
 
     Attributes:
         path: how operand B is read.
         rows: rows of a tile of results.
-        vectors: vectors of columns in a panel; a tile spans all of them unless lanes run along the depth.
+        vectors: vectors of columns in a block; a tile spans all of them unless lanes run along the depth.
         columns: columns of a tile where lanes run along the depth.
         depth: steps that are added up in registers before the sums go to memory.
-        panels: panels that are laid out at once.
+        blocks: blocks that are laid out at once.
         slices: parts of the depth that threads add up side by side.
     """
 
@@ -157,7 +157,7 @@ def matmul_plans(matmul: Matmul, isa: Isa) -> list[MatmulPlan]:
 
 
 def nearby_plans(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> list[MatmulPlan]:
-    """Plans of the same path with another tile, another depth or other panels; none around the best guess of
+    """Plans of the same path with another tile, another depth or other blocks; none around the best guess of
     all, where they were never faster by more than two percent.
     """
     if plan == matmul_plans(matmul, isa)[0]:
@@ -165,7 +165,7 @@ def nearby_plans(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> list[MatmulPlan]
     machine = _Machine(matmul, isa)
     tiles = [p for p in machine.plans(plan.path) if p != plan]
     deep = 32 << 10
-    # of 30 linear layers with packed panels, none was faster by more than two percent with longer passes
+    # of 30 linear layers with packed blocks, none was faster by more than two percent with longer passes
     depths = (plan.depth // 2 // 32 * 32, *(() if plan.path.packed else (plan.depth * 2,)))
     near = [
         machine.plan(plan.path, plan.rows, plan.vectors, plan.columns, depth)
@@ -176,7 +176,7 @@ def nearby_plans(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> list[MatmulPlan]
 
 
 def packed_width(node: Reduction, isa: Isa) -> int:
-    """Columns of a panel, if operand B were laid out once: whole vectors of the numbers that are
+    """Columns of a block, if operand B were packed once: whole vectors of the numbers that are
     multiplied, which divide all columns if any do. 0: it is better read as it is.
     """
     count, kind = axis_size(node.axes[-1]), node.values[1].dtype
@@ -194,7 +194,7 @@ def plan_seconds(matmul: Matmul, isa: Isa, plan: MatmulPlan) -> float:
 def _paths(matmul: Matmul, isa: Isa) -> Iterator[OperandPath]:
     """The paths that the memory of operand B allows."""
     right, left = matmul.b, matmul.a
-    if right.panel:
+    if right.packed_width:
         yield OperandPath.PREPACKED if right.memory is matmul.dtype else OperandPath.PACKED
         return
     if right.index is not None and right.step == 1:
@@ -230,7 +230,7 @@ def _rank(path: OperandPath, rows: int) -> float:
 
 
 class _Machine:
-    """The registers of a machine, and the tiles that they hold for one product."""
+    """The registers of a machine, and the tiles that they hold for one matmul."""
 
     def __init__(self, matmul: Matmul, isa: Isa) -> None:
         self.matmul, self.isa = matmul, isa
@@ -276,7 +276,7 @@ class _Machine:
         return replace(plan, slices=slices, depth=min(plan.depth, _SLICE), blocks=1)
 
     def seconds(self, plan: MatmulPlan) -> float:
-        """What the registers, the layout of panels and memory take, shared by a few threads."""
+        """What the registers, the layout of blocks and memory take, shared by a few threads."""
         matmul, lanes = self.matmul, self.isa.lanes
         rows = max(1, matmul.extent(matmul.a.axes))
         across = max(1, matmul.extent(matmul.b.axes))
@@ -308,16 +308,16 @@ class _Machine:
         """How many vectors (two to four registers) or columns a tile may span."""
         if path is OperandPath.DOTS:
             return (8, 4, 2)
-        most, panel = 8 if path is OperandPath.DIRECT else 4, self.matmul.b.panel
+        most, packed = 8 if path is OperandPath.DIRECT else 4, self.matmul.b.packed_width
         widths = (width for width in (8, 4, 3, 2, 1) if 2 <= width * self.each <= most)
-        return tuple(width for width in widths if not panel % (width * self.isa.lanes)) or (1,)
+        return tuple(width for width in widths if not packed % (width * self.isa.lanes)) or (1,)
 
     def plan(self, path: OperandPath, rows: int, vectors: int, columns: int, depth: int = 0) -> MatmulPlan:
-        """A plan with its depth, unless that is given, and as many panels as the L2 cache holds."""
+        """A plan with its depth, unless that is given, and as many blocks as the L2 cache holds."""
         depth = depth or self._depth(path, rows)
-        panel = depth * vectors * self.isa.lanes * (2 if path.paired else self.size)
-        panels = max(1, _PACKED_BYTES // panel) if path.blocked else 1
-        return MatmulPlan(path, rows, vectors, columns, depth, min(panels, 64))
+        size = depth * vectors * self.isa.lanes * (2 if path.paired else self.size)
+        blocks = max(1, _PACKED_BYTES // size) if path.blocked else 1
+        return MatmulPlan(path, rows, vectors, columns, depth, min(blocks, 64))
 
     def _depth(self, path: OperandPath, rows: int) -> int:
         """Steps of a pass: all where one tile holds all rows, else what the L1 cache holds of a tile's

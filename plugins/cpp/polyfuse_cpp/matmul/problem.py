@@ -28,8 +28,8 @@ class MatrixOperand:
         buffer: the buffer of that load.
         memory: the type of its elements there; otherwise that of the value.
         step: elements from one step of the depth to the next, where that is one number for all.
-        apart: the same for the last axis; within a panel, where there are panels.
-        panel: columns that stand side by side, where the operand was laid out in panels; else 0.
+        apart: the same for the last axis; within a block, where there are blocks.
+        packed_width: columns of a block, where the operand is packed in blocks already; else 0.
     """
 
     operand: Operand
@@ -39,7 +39,7 @@ class MatrixOperand:
     memory: DType
     step: IndexLike | None
     apart: IndexLike | None
-    panel: int = 0
+    packed_width: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,13 @@ class Matmul:
 
 
 def has_matmul(kernel: Kernel) -> bool:
-    """Whether a kernel holds a reduction of products."""
+    """Whether a kernel holds a matmul."""
     stmts = (s for part in kernel.sections for s in part.body)
     return any(isinstance(s, Reduce) and s.kind in CONTRACTIONS for s in stmts)
 
 
 def matmul_of(kernel: Kernel) -> Matmul:
-    """The product of a kernel.
+    """The matmul of a kernel.
 
     Raises:
         UnsupportedError: the kernel holds one, but is made otherwise than the generator can do.
@@ -96,7 +96,7 @@ def matmul_of(kernel: Kernel) -> Matmul:
     found = match(kernel)
     if found is None:
         raise UnsupportedError(
-            "the loop holds more than one product", "let the library compute it, or split the kernel"
+            "the loop holds more than one matmul", "let the library compute it, or split the kernel"
         )
     facts = Facts.of(kernel)
     _check(found, facts)
@@ -106,7 +106,7 @@ def matmul_of(kernel: Kernel) -> Matmul:
     if swapped:
         rows, columns = columns, rows
     if not columns:
-        raise UnsupportedError("the product has neither rows nor columns", "let the library compute it")
+        raise UnsupportedError("the matmul has neither rows nor columns", "let the library compute it")
     last = max(reversed(columns), key=lambda name: (_score((name,), accesses), facts.hints[name] >= 8))
     columns = (*(name for name in columns if name != last), last)
     depth = _names(found.depth)
@@ -128,9 +128,9 @@ def _check(found: Contraction, facts: Facts) -> None:
     operands = (*found.left.body, *found.right.body)
     read = {s.buffer for s in operands if isinstance(s, Load)}
     if read & facts.written:
-        raise UnsupportedError("a result is written over an operand", "let the library compute the product")
+        raise UnsupportedError("a result is written over an operand", "let the library compute the matmul")
     if any(isinstance(s, Store) and s.mode != "set" for s in found.epilogue):
-        raise UnsupportedError("results of the product are added to memory", "split the kernel")
+        raise UnsupportedError("results of the matmul are added to memory", "split the kernel")
 
 
 def _names(axes: Sequence[Index]) -> tuple[str, ...]:
@@ -160,7 +160,7 @@ def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts
 
 
 def _prepacked(side: MatrixOperand, facts: Facts) -> MatrixOperand:
-    """The operand along the lanes, with its panels, if it lies in some."""
+    """The operand along the lanes, with its blocks, if it lies in some."""
     if side.index is None or side.apart is not None or side.step is None:
         return side
     name = side.axes[-1]
@@ -169,9 +169,9 @@ def _prepacked(side: MatrixOperand, facts: Facts) -> MatrixOperand:
         width = atom.args[1] if atom.kind == "mod" else 0
         if not isinstance(width, int) or not isinstance(size, int) or not width or size % width:
             continue
-        place = substitute(side.index, {name: axis("panel", size // width) * width + axis("column", width)})
+        place = substitute(side.index, {name: axis("block", size // width) * width + axis("column", width)})
         if coefficient(place, "column") == 1:
-            return replace(side, apart=1, panel=width)
+            return replace(side, apart=1, packed_width=width)
     return side
 
 

@@ -20,29 +20,29 @@ __all__ = ["matmul_text"]
 
 
 def matmul_text(matmul: Matmul, plan: MatmulPlan, isa: Isa) -> KernelText:
-    """The C++ function of a kernel that is a product, named `Source.SYMBOL`."""
+    """The C++ function of a kernel that is a matmul, named `Source.SYMBOL`."""
     return (SplitKText if plan.slices > 1 else MatmulText)(matmul, plan, isa).text()
 
 
 class SplitKText(MatmulText):
-    """A product whose depth is cut into slices; an item is one slice of one tile."""
+    """A matmul whose depth is cut into slices; an item is one slice of one tile."""
 
     def _shares(self) -> str:
         return f"{self.matmul.dtype}* parts, i64 first_item, i64 end_item"
 
     def _place(self) -> None:
         out, slices = self.out, self.plan.slices
-        out.line("const i64 unit_count = batch_count * tile_count * panel_count;")
+        out.line("const i64 unit_count = batch_count * tile_count * block_count;")
         out.line(f"const i64 slice = item % {slices}, unit = item / {slices};")
         self._unit()
-        out.line("const i64 tile_from = unit / panel_count % tile_count, tile_to = tile_from + 1;")
-        out.line("const i64 panel_from = unit % panel_count, panel_to = panel_from + 1;")
+        out.line("const i64 tile_from = unit / block_count % tile_count, tile_to = tile_from + 1;")
+        out.line("const i64 block_from = unit % block_count, block_to = block_from + 1;")
         out.line(f"const i64 pass_from = pass_count * slice / {slices};")
         out.line(f"const i64 pass_to = pass_count * (slice + 1) / {slices};")
 
     def _unit(self) -> None:
         axes, sizes = self.matmul.batch, self.facts.sizes
-        start_at(axes, sizes, "unit / (tile_count * panel_count)", self.out, fixed=True)
+        start_at(axes, sizes, "unit / (tile_count * block_count)", self.out, fixed=True)
 
     def _sums(self) -> str:
         return f"parts + (slice * unit_count + unit) * {self._tile_size()}"
@@ -56,16 +56,16 @@ class SplitKText(MatmulText):
         shares = f"{kind}* parts, i64 first_unit, i64 end_unit"
         with function(kernel, f"{Source.SYMBOL}_join", shares, out):
             self._extents()
-            out.line("const i64 unit_count = batch_count * tile_count * panel_count;")
+            out.line("const i64 unit_count = batch_count * tile_count * block_count;")
             with out.block("for (i64 unit = first_unit; unit < end_unit; ++unit)"):
                 self._unit()
-                out.line("const i64 tile = unit / panel_count % tile_count, panel = unit % panel_count;")
+                out.line("const i64 tile = unit / block_count % tile_count, block = unit % block_count;")
                 out.line(f"const i64 row_from = tile * {plan.rows};")
                 out.line(f"const i64 rows_here = index_min({plan.rows}, row_count - row_from);")
                 self.b.column_block_index()
                 size = self._tile_size()
                 out.line(f"{kind}* const sum = parts + unit * {size};")
-                out.line(f"product_join<{plan.slices}>(sum, unit_count * {size}, {size});")
+                out.line(f"matmul_join<{plan.slices}>(sum, unit_count * {size}, {size});")
                 self._finish()
 
     def _entry(self) -> None:
@@ -76,7 +76,7 @@ class SplitKText(MatmulText):
             self._extents()
             points = index_text(product(self.facts.sizes[a] for a in self.facts.axes))
             out.line(f"if (({points}) <= 0) return;")
-            out.line("const i64 units = batch_count * tile_count * panel_count;")
+            out.line("const i64 units = batch_count * tile_count * block_count;")
             out.line(f"const i64 items = units * {plan.slices}, room = items * {self._tile_size()};")
             out.line(f"{kind}* const parts = ({kind}*)scratch_new(room * {kind.itemsize});")
             # a slice may have nothing to add up

@@ -190,23 +190,23 @@ class MemoryScope(Scope):
             wrong = self._mask(mask, copy) if vector else self.text(mask, False, copy)
             self.out.line(f"check({status}, {said}, {wrong});")
 
-    def _store_interleaved(self, weave: InterleavedStores) -> None:
+    def _store_interleaved(self, group: InterleavedStores) -> None:
         """Write the vectors of several stores as the one piece of memory that they are."""
-        self.features.add("weave")
-        buffer, index = weave.stores[0].buffer, weave.stores[0].index
-        turns = len(weave.stores)
+        self.features.add("interleave")
+        buffer, index = group.stores[0].buffer, group.stores[0].index
+        count = len(group.stores)
         for copy in range(self.copies):
-            values = ", ".join(self._stored(s.value, True, copy) for s in weave.stores)
+            values = ", ".join(self._stored(s.value, True, copy) for s in group.stores)
             address = f"{buffer} + {index_text(self.place(index, copy))}"
-            here = axis(self.lane or "", self.facts.sizes[self.lane or ""]) * turns
-            if weave.end is not None:
-                count = index_text(weave.end - self.place(here, copy))
-                self.out.line(f"store_woven_n({address}, {count}, {values});")
+            here = axis(self.lane or "", self.facts.sizes[self.lane or ""]) * count
+            if group.end is not None:
+                rest = index_text(group.end - self.place(here, copy))
+                self.out.line(f"store_interleaved_n({address}, {rest}, {values});")
             elif self.tail:
-                self.out.line(f"store_woven_n({address}, {turns} * {self.tail}, {values});")
+                self.out.line(f"store_interleaved_n({address}, {count} * {self.tail}, {values});")
             else:
-                whole = "stream" if id(weave.stores[0]) in self.streaming else "store"
-                self.out.line(f"{whole}_woven({address}, {values});")
+                whole = "stream" if id(group.stores[0]) in self.streaming else "store"
+                self.out.line(f"{whole}_interleaved({address}, {values});")
 
     def _stored(self, name: str, vector: bool, copy: int) -> str:
         """A value on its way to memory: a half float is not rounded first, for the store does it."""

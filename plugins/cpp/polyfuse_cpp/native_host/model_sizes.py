@@ -101,7 +101,7 @@ class SizePrinter:
         if name in _SINGLE and len(parts) == 1:
             return _SINGLE[name].format(*parts)
         if name in _PAIRS and (len(parts) == 2 or name in ("Max", "max", "Min", "min", "And", "Or")):
-            return _folded(_PAIRS[name].format, parts)
+            return _chained(_PAIRS[name].format, parts)
         raise _unsupported(whole)
 
 
@@ -120,7 +120,7 @@ def _joined(parts: Sequence[str], between: str) -> str:
     return f"({between.join(parts)})"
 
 
-def _folded(pair: Callable[..., str], parts: Sequence[str]) -> str:
+def _chained(pair: Callable[..., str], parts: Sequence[str]) -> str:
     result = parts[0]
     for part in parts[1:]:
         result = pair(result, part)

@@ -7,7 +7,7 @@ PF_INLINE i64 pair_depth(i64 depth) { return (depth + 31) / 32 * 32; }
 // Layout of the left operand: a row whose steps are contiguous, or one that is not there.
 static __attribute__((unused)) void pair_row(bf16* to, const bf16* from, i64 depth) {
   for (i64 k = 0; k < pair_depth(depth); k += 32)
-    raw_store(to + k, k + 32 <= depth ? raw_load<vi32>(from + k) : product_halves_at(from + k, depth - k));
+    raw_store(to + k, k + 32 <= depth ? raw_load<vi32>(from + k) : matmul_halves_at(from + k, depth - k));
 }
 static __attribute__((unused)) void pair_no_row(bf16* to, i64 depth) {
   for (i64 k = 0; k < pair_depth(depth); k += 32) raw_store(to + k, vi32{});
@@ -18,7 +18,7 @@ static __attribute__((unused)) void pair_steps(bf16* to, const bf16* from, i64 n
   for (int first = 0; first < R; first += 16)
     for (i64 k = 0; k < pair_depth(depth); k += 32) {
       vi32 tile[16];
-      const int n = int(product_lanes(rows - first));
+      const int n = int(matmul_lanes(rows - first));
       for (int i = 0; i < 16; ++i) {
         const i64 at = k + 2 * i;
         const bf16* const p = from + at * next + first;
@@ -31,12 +31,12 @@ static __attribute__((unused)) void pair_steps(bf16* to, const bf16* from, i64 n
     }
 }
 
-// Layout of the right operand as a panel of C vectors for every pair of steps. Columns are contiguous in memory:
+// Layout of operand B as a block of C vectors for every pair of steps. Columns are contiguous in memory:
 template <int C>
 static __attribute__((unused)) void pair_along(bf16* to, const bf16* from, i64 next, i64 depth, i64 columns) {
   for (i64 k = 0; k < pair_depth(depth); k += 2)
     for (int j = 0; j < C; ++j) {
-      const i64 n = product_lanes(columns - j * 16);
+      const i64 n = matmul_lanes(columns - j * 16);
       const bf16* const at = from + k * next + j * 16;
       vu32 low = native_convert<vu32>(raw_load_n<vu16>(at, k < depth ? int(n) : 0));
       vu32 high = native_convert<vu32>(raw_load_n<vu16>(at + next, k + 1 < depth ? int(n) : 0));
@@ -47,7 +47,7 @@ static __attribute__((unused)) void pair_along(bf16* to, const bf16* from, i64 n
 template <int C>
 static __attribute__((unused)) void pair_across(bf16* to, const bf16* from, i64 apart, i64 depth, i64 columns) {
   for (int j = 0; j < C; ++j) {
-    const i64 rows = product_lanes(columns - j * 16);
+    const i64 rows = matmul_lanes(columns - j * 16);
     const bf16* const at = from + j * 16 * apart;
     for (i64 k = 0; k < pair_depth(depth); k += 32) {
       vi32 tile[16] = {};
@@ -58,7 +58,7 @@ static __attribute__((unused)) void pair_across(bf16* to, const bf16* from, i64 
           tile[i] = raw_load<vi32>(at + k + i * apart);
         }
       } else {
-        for (int i = 0; i < rows; ++i) tile[i] = product_halves_at(at + k + i * apart, index_min(32, depth - k));
+        for (int i = 0; i < rows; ++i) tile[i] = matmul_halves_at(at + k + i * apart, index_min(32, depth - k));
       }
       transpose_rows(tile);
 #pragma GCC unroll 16
@@ -83,7 +83,7 @@ static __attribute__((noinline)) void pair_tile(const bf16* a, const bf16* b, i6
       __builtin_memcpy(&two, a + i * ROW + k, 4);
       vi32 left = fill<vi32>(two);
 #pragma GCC unroll 8
-      for (int j = 0; j < C; ++j) sum[i * C + j] = product_step<f32, bf16, bf16>::add_up(left, right[j], sum[i * C + j]);
+      for (int j = 0; j < C; ++j) sum[i * C + j] = matmul_step<f32, bf16, bf16>::add_up(left, right[j], sum[i * C + j]);
     }
     b += C * 32;
   }

@@ -18,7 +18,7 @@ PF_INLINE bool any(vmask m) {
 PF_INLINE bool all(vmask m) { return !any(bitwise_not(m)); }
 #endif
 
-// fold(f, v): butterfly over the lanes; f combines two vectors of the same type.
+// lane_reduce(f, v): butterfly over the lanes; f combines two vectors of the same type.
 template <int STEP, class V> PF_INLINE V swap_lanes(V v) {
   typedef typename tr<V>::ivec I;
 #if defined(__clang__)
@@ -29,7 +29,7 @@ template <int STEP, class V> PF_INLINE V swap_lanes(V v) {
   return __builtin_shuffle(v, I(lane_numbers<I>::make() ^ fill<I>((typename tr<I>::elem)STEP)));
 #endif
 }
-template <class F, class V> PF_INLINE typename tr<V>::elem fold(F f, V v) {
+template <class F, class V> PF_INLINE typename tr<V>::elem lane_reduce(F f, V v) {
   if constexpr (tr<V>::is_vec) {
     if constexpr (tr<V>::lanes > 8) v = f(v, swap_lanes<8>(v));
     if constexpr (tr<V>::lanes > 4) v = f(v, swap_lanes<4>(v));
@@ -39,11 +39,11 @@ template <class F, class V> PF_INLINE typename tr<V>::elem fold(F f, V v) {
   } else return v;
 }
 #if PF_WIDE
-template <class F, class H> PF_INLINE typename tr<H>::elem fold(F f, wide<H> v) { return fold(f, f(v.lo, v.hi)); }
+template <class F, class H> PF_INLINE typename tr<H>::elem lane_reduce(F f, wide<H> v) { return lane_reduce(f, f(v.lo, v.hi)); }
 #endif
 #define PF_REDUCE(NAME, OP)                                                                          \
   template <class V> PF_INLINE typename tr<V>::elem NAME(V v) {                                      \
-    return fold([](auto a, auto b) __attribute__((always_inline)) { return OP(a, b); }, v);          \
+    return lane_reduce([](auto a, auto b) __attribute__((always_inline)) { return OP(a, b); }, v);          \
   }
 PF_REDUCE(reduce_add, add) PF_REDUCE(reduce_mul, mul) PF_REDUCE(reduce_min, minimum) PF_REDUCE(reduce_max, maximum)
 PF_REDUCE(reduce_fmin, fmin) PF_REDUCE(reduce_fmax, fmax)

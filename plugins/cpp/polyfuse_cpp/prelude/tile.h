@@ -1,4 +1,4 @@
-// Access across the grain: square tiles turned over in registers.
+// Access across the grain: square tiles transposed in registers.
 namespace pf {
 #if PF_W > 1
 // One step of a transposition: blocks of S lanes change places between rows that are S apart.
@@ -27,14 +27,14 @@ template <int B, int SECOND, class V> PF_INLINE V interleave(V a, V b) {
   return chooser<n>::template of<in_turn<n, size, B, SECOND>>(a, b);
 }
 // Half of the pieces of 16 bytes of the one, then of the other: every STEP-th from the one at FROM on.
-template <int N, int SIZE, int STEP, int FROM> struct of_pieces {
+template <int N, int SIZE, int STEP, int FROM> struct of_groups {
   static constexpr int at(int k) { return k % (N / 2) / SIZE * STEP * SIZE + FROM * SIZE + k % SIZE + k / (N / 2) * N; }
 };
-template <int STEP, int FROM, class V> PF_INLINE V pieces(V a, V b) {
+template <int STEP, int FROM, class V> PF_INLINE V groups(V a, V b) {
   const int n = int(tr<V>::lanes), size = int(16 / sizeof(typename tr<V>::elem));
-  return chooser<n>::template of<of_pieces<n, size, STEP, FROM>>(a, b);
+  return chooser<n>::template of<of_groups<n, size, STEP, FROM>>(a, b);
 }
-// A square of vectors turned over. Elements of 4 and 8 bytes: first pieces of 16 bytes between vectors, then elements
+// A square of vectors transposed. Elements of 4 and 8 bytes: first pieces of 16 bytes between vectors, then elements
 // inside the pieces, which are the cheaper exchanges.
 template <class V> PF_INLINE void transpose_rows(V* r) {
   typedef typename tr<V>::elem E;
@@ -45,15 +45,15 @@ template <class V> PF_INLINE void transpose_rows(V* r) {
     for (int i = 0; i < size; ++i) {
       if constexpr (sizeof(V) == 64) {
         V a = r[i], b = r[i + size], c = r[i + 2 * size], d = r[i + 3 * size];
-        V ab0 = pieces<1, 0>(a, b), ab1 = pieces<1, 2>(a, b);
-        V cd0 = pieces<1, 0>(c, d), cd1 = pieces<1, 2>(c, d);
-        v[i] = pieces<2, 0>(ab0, cd0);
-        v[i + size] = pieces<2, 1>(ab0, cd0);
-        v[i + 2 * size] = pieces<2, 0>(ab1, cd1);
-        v[i + 3 * size] = pieces<2, 1>(ab1, cd1);
+        V ab0 = groups<1, 0>(a, b), ab1 = groups<1, 2>(a, b);
+        V cd0 = groups<1, 0>(c, d), cd1 = groups<1, 2>(c, d);
+        v[i] = groups<2, 0>(ab0, cd0);
+        v[i + size] = groups<2, 1>(ab0, cd0);
+        v[i + 2 * size] = groups<2, 0>(ab1, cd1);
+        v[i + 3 * size] = groups<2, 1>(ab1, cd1);
       } else if constexpr (sizeof(V) == 32) {
-        v[i] = pieces<1, 0>(r[i], r[i + size]);
-        v[i + size] = pieces<1, 1>(r[i], r[i + size]);
+        v[i] = groups<1, 0>(r[i], r[i + size]);
+        v[i + size] = groups<1, 1>(r[i], r[i + size]);
       } else {
         v[i] = r[i];
       }

@@ -97,17 +97,17 @@ template <class V, class O, int FROM> PF_INLINE V raw_window(const void* p, unsi
     return raw_load_bits<V>(q, unsigned(wanted >> W::start(i)) & ((1u << n) - 1u));
   });
 }
-template <class V> PF_INLINE V turned_round(V v) {
+template <class V> PF_INLINE V reversed(V v) {
   typedef typename tr<V>::ivec I;
   return select_lanes(v, v, fill<I>((typename tr<I>::elem)(int(tr<V>::lanes) - 1)) - lane_numbers<I>::make());
 }
 template <class V> PF_INLINE V raw_back(const void* p) {
-  return turned_round(raw_load<V>((const char*)p - (int(tr<V>::lanes) - 1) * sizeof(typename tr<V>::elem)));
+  return reversed(raw_load<V>((const char*)p - (int(tr<V>::lanes) - 1) * sizeof(typename tr<V>::elem)));
 }
 // `elements` are bits in the order of memory, the last one for the first lane.
 template <class V> PF_INLINE V raw_back(const void* p, unsigned elements) {
   const char* q = (const char*)p - (int(tr<V>::lanes) - 1) * sizeof(typename tr<V>::elem);
-  return turned_round(raw_load_bits<V>(q, elements));
+  return reversed(raw_load_bits<V>(q, elements));
 }
 template <class V, class T, class I> PF_INLINE V raw_near(const T* p, i64 first, i64 last, I index) {
   typedef typename tr<V>::ivec K;
@@ -181,7 +181,7 @@ template <class L, class T, class M> PF_INLINE typename L::template of<T> load_b
   typedef typename L::template of<T> V;
 #if PF_W > 1
   if constexpr (L::lanes > 1) {
-    const unsigned k = mask_bits(M{turned_round(m.v)});
+    const unsigned k = mask_bits(M{reversed(m.v)});
     if constexpr (same<T, bool>::value) return as_mask(raw_back<vu8>(p, k) != fill<vu8>(0));
     else if constexpr (stored<T>::value) return widen_vector(raw_back<typename stored<T>::words>(p, k), p);
 #if PF_WIDE

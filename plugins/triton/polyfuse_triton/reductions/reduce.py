@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from polyfuse.ir import ops
+from polyfuse.ir.ops import identity
 from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import literal, triton_type
@@ -81,9 +81,9 @@ def _neutral(kind: str, place: int, dtype: DType, narrow: bool) -> str:
     if kind == "welford":
         return ""
     if dtype is DType.bool:
-        return literal(int(ops.REDUCTIONS[kind].identity(dtype)), _FLAGS)
+        return literal(int(identity(kind, dtype)), _FLAGS)
     held = DType.i32 if narrow else dtype
-    return literal(ops.REDUCTIONS[kind].identity(held), held)
+    return literal(identity(kind, held), held)
 
 
 # --- a row in one chunk -------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ class Accumulator:
             return [repr(_LOWEST[dtype]), "0.0"]
         if self._narrow and kind not in ("argmin", "argmax"):
             dtype = DType.i32
-        first = ops.REDUCTIONS[kind].identity(dtype)
+        first = identity(kind, dtype)
         text = f'float("{first}")' if isinstance(first, float) else str(int(first))
         return [text, str(_LAST[self._narrow])][: len(self._names)]
 

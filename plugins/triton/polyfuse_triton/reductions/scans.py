@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from polyfuse.ir import ops
+from polyfuse.ir.ops import identity
 from polyfuse.ir.statements import Scan
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import triton_type
@@ -108,6 +108,6 @@ class ScanWriter:
     def _starts(self) -> list[str]:
         if self._kind == "logsumexp":
             return ['float("-inf")']
-        first = ops.SCANS[self._kind].identity(self._stmt.dtype)
+        first = identity(self._kind, self._stmt.dtype)
         text = f'float("{first}")' if isinstance(first, float) else str(int(first))
         return [text, "0"][: len(self._carried)]

@@ -1,4 +1,4 @@
-// Reductions in blocks: values wait in a buffer, and a full buffer is folded into the running state.
+// Reductions in blocks: values wait in a buffer, and a full buffer is reduced into the running state.
 namespace pf {
 // Mean and squared deviations of a block, found in two passes over the buffer and merged into the running ones.
 template <class V> static __attribute__((noinline)) void welford_take(moments<V>& all, const V* x, int n) {
@@ -24,7 +24,7 @@ template <class V, class M> PF_INLINE moments<V> welford_add_masked(moments<V> a
 
 // f(a, b, x, y) puts the better of two vectors of pairs into a and b: a butterfly over the lanes.
 template <class V> constexpr bool in_a_register() { return tr<V>::is_vec && !__is_class(V); }
-template <class F, class V, class I> PF_INLINE void fold_pairs(F f, V& v, I& at) {
+template <class F, class V, class I> PF_INLINE void reduce_pairs(F f, V& v, I& at) {
   const int n = int(tr<V>::lanes);
   if constexpr (n > 8) f(v, at, swap_lanes<8>(v), swap_lanes<8>(at));
   if constexpr (n > 4) f(v, at, swap_lanes<4>(v), swap_lanes<4>(at));
@@ -67,9 +67,9 @@ template <class F, class V, class I> PF_INLINE void fold_pairs(F f, V& v, I& at)
     a = where(m, x, a);                                                                                        \
     at = where(m, place, at);                                                                                  \
   }                                                                                                            \
-  template <class V, class I> PF_INLINE found<typename tr<V>::elem> fold_##NAME(V v, I at) {                   \
+  template <class V, class I> PF_INLINE found<typename tr<V>::elem> reduce_arg##NAME(V v, I at) {                   \
     if constexpr (in_a_register<V>() && in_a_register<I>()) {                                                  \
-      fold_pairs([](V& a, I& b, V x, I y) __attribute__((always_inline)) { tied_##NAME(a, b, x, y); }, v, at); \
+      reduce_pairs([](V& a, I& b, V x, I y) __attribute__((always_inline)) { tied_##NAME(a, b, x, y); }, v, at); \
       return {v[0], i64(at[0])};                                                                               \
     }                                                                                                          \
     typename tr<V>::elem best = lane(v, 0);                                                                    \

@@ -1,4 +1,4 @@
-// Products of matrices: tiles of results kept in registers, and operands laid out for them.
+// Matmuls: tiles of results in registers, and operands packed for them.
 namespace pf {
 // a * b + c, in one rounding where the machine has it.
 template <class V> PF_INLINE V add_product(V a, V b, V c) {
@@ -10,28 +10,28 @@ template <class V> PF_INLINE V add_product(V a, V b, V c) {
 }
 
 // Memory of one thread that lasts from launch to launch: fresh memory would cost a fault for each page.
-struct product_memory { char* at; i64 bytes; };
-static thread_local product_memory product_kept;
-static __attribute__((unused)) void* product_scratch(i64 bytes) {
-  if (product_kept.bytes < bytes) {
-    if (product_kept.at) scratch_free(product_kept.at);
-    product_kept.at = (char*)scratch_new(bytes);
-    product_kept.bytes = bytes;
+struct matmul_memory { char* at; i64 bytes; };
+static thread_local matmul_memory matmul_scratch_memory;
+static __attribute__((unused)) void* matmul_scratch(i64 bytes) {
+  if (matmul_scratch_memory.bytes < bytes) {
+    if (matmul_scratch_memory.at) scratch_free(matmul_scratch_memory.at);
+    matmul_scratch_memory.at = (char*)scratch_new(bytes);
+    matmul_scratch_memory.bytes = bytes;
   }
-  return product_kept.at;
+  return matmul_scratch_memory.at;
 }
 
-// How results are shared out among threads: the tiles of rows in `down` parts, the panels of columns in `over` parts.
-struct product_parts { i64 down, over; };
+// How results are shared out among threads: the tiles of rows in `down` parts, the blocks of columns in `over` parts.
+struct matmul_parts { i64 down, over; };
 
-// The parts that leave least work to the thread that has most. Laying out a panel costs as much as `layout` / 16 tiles.
-static __attribute__((unused)) product_parts product_share(i64 batch, i64 tiles, i64 panels, i64 team, i64 layout) {
-  product_parts best{1, 1};
+// The parts that leave least work to the thread that has most. Packing a block costs as much as `layout` / 16 tiles.
+static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i64 blocks, i64 team, i64 layout) {
+  matmul_parts best{1, 1};
   i64 least = -1;
   for (i64 down = 1; down <= team && down <= tiles; ++down)
-    for (i64 over = 1; over <= panels && (over == 1 || down * over <= 2 * team); ++over) {
+    for (i64 over = 1; over <= blocks && (over == 1 || down * over <= 2 * team); ++over) {
       i64 turns = (batch * down * over + team - 1) / team;
-      i64 wide = (panels + over - 1) / over;
+      i64 wide = (blocks + over - 1) / over;
       i64 work = turns * wide * ((tiles + down - 1) / down * 16 + layout);
       if (least < 0 || work < least) { least = work; best = {down, over}; }
     }
@@ -39,16 +39,16 @@ static __attribute__((unused)) product_parts product_share(i64 batch, i64 tiles,
 }
 
 // Steps of a pass over the depth, of which one takes `most`: passes of like length, in whole vectors.
-static __attribute__((unused)) i64 product_pass(i64 depth, i64 most) {
+static __attribute__((unused)) i64 matmul_pass(i64 depth, i64 most) {
   const i64 count = (depth + most - 1) / most;
   return ((depth + count - 1) / count + 31) / 32 * 32;
 }
 
 // A tile of R rows and C vectors of columns, added up over `depth` steps. Element (row, step) of the left operand is
-// at a[row * ROW + step * STEP]; a step of the right operand is C vectors at b, and the next step is `next` further.
+// at a[row * ROW + step * STEP]; a step of operand B is C vectors at b, and the next step is `next` further.
 // Sums go to c, row after row; `first` tells that nothing was added up before.
 template <int R, int C, class T, int ROW, int STEP, bool AHEAD>
-static __attribute__((noinline)) void product_tile(const T* a, const T* b, i64 next, i64 depth, T* c, bool first) {
+static __attribute__((noinline)) void matmul_tile(const T* a, const T* b, i64 next, i64 depth, T* c, bool first) {
   typedef typename shape<T>::vec V;
   V sum[R * C];
   if (first) {
@@ -79,10 +79,10 @@ static __attribute__((noinline)) void product_tile(const T* a, const T* b, i64 n
 }
 
 // Lanes of a vector that lie before an end which is `left` away.
-PF_INLINE i64 product_lanes(i64 left) { return index_max(0, index_min(left, int(Vec::lanes))); }
+PF_INLINE i64 matmul_lanes(i64 left) { return index_max(0, index_min(left, int(Vec::lanes))); }
 
 // Sums of SLICES parts of the depth, `apart` elements from each other, added up in the first one.
-template <int SLICES, class T> static __attribute__((unused)) void product_join(T* to, i64 apart, i64 count) {
+template <int SLICES, class T> static __attribute__((unused)) void matmul_join(T* to, i64 apart, i64 count) {
   for (i64 k = 0; k < count; k += int(Vec::lanes)) {
     typename shape<T>::vec sum = load<Vec>(to + k);
     for (int i = 1; i < SLICES; ++i) sum = add(sum, load<Vec>(to + i * apart + k));
@@ -91,23 +91,23 @@ template <int SLICES, class T> static __attribute__((unused)) void product_join(
 }
 
 // Layout of the left operand. A row whose steps are contiguous; up to a vector may be written past its end.
-template <class T, class S> PF_INLINE void product_row(T* to, const S* from, i64 depth) {
+template <class T, class S> PF_INLINE void matmul_row(T* to, const S* from, i64 depth) {
   i64 k = 0;
   for (; k + int(Vec::lanes) <= depth; k += int(Vec::lanes)) store(to + k, cast<T>(load<Vec>(from + k)));
   if (k < depth) store(to + k, cast<T>(load_n<Vec>(from + k, depth - k)));
 }
 // R rows that are contiguous at each step, laid out step by step; up to a vector may be written past the end.
 template <int R, class T, class S>
-static __attribute__((unused)) void product_steps(T* to, const S* from, i64 next, i64 depth, i64 rows) {
+static __attribute__((unused)) void matmul_steps(T* to, const S* from, i64 next, i64 depth, i64 rows) {
   const int lanes = int(Vec::lanes);
   for (i64 k = 0; k < depth; ++k)
     for (int i = 0; i < R; i += lanes)
-      store(to + k * R + i, cast<T>(load_n<Vec>(from + k * next + i, product_lanes(rows - i))));
+      store(to + k * R + i, cast<T>(load_n<Vec>(from + k * next + i, matmul_lanes(rows - i))));
 }
 
-// Layout of the right operand as a panel of C vectors for every step. Columns are contiguous in memory:
+// Layout of operand B as a block of C vectors for every step. Columns are contiguous in memory:
 template <int C, class T, class S>
-static __attribute__((unused)) void product_along(T* to, const S* from, i64 next, i64 depth, i64 columns) {
+static __attribute__((unused)) void matmul_along(T* to, const S* from, i64 next, i64 depth, i64 columns) {
   const int lanes = int(Vec::lanes);
   if (columns >= C * lanes) {
     for (i64 k = 0; k < depth; ++k)
@@ -117,16 +117,16 @@ static __attribute__((unused)) void product_along(T* to, const S* from, i64 next
   }
   for (i64 k = 0; k < depth; ++k)
     for (int j = 0; j < C; ++j) {
-      const i64 count = product_lanes(columns - j * lanes);
+      const i64 count = matmul_lanes(columns - j * lanes);
       store(to + (k * C + j) * lanes, cast<T>(load_n<Vec>(from + k * next + j * lanes, count)));
     }
 }
 // Steps are contiguous in memory, and columns are `apart`:
 template <int C, class T, class S>
-static __attribute__((unused)) void product_across(T* to, const S* from, i64 apart, i64 depth, i64 columns) {
+static __attribute__((unused)) void matmul_across(T* to, const S* from, i64 apart, i64 depth, i64 columns) {
   const int lanes = int(Vec::lanes);
   for (int j = 0; j < C; ++j) {
-    const i64 rows = product_lanes(columns - j * lanes);
+    const i64 rows = matmul_lanes(columns - j * lanes);
     const S* const at = from + j * lanes * apart;
     T* const into = to + j * lanes;
 #if PF_W > 1
@@ -156,45 +156,45 @@ static __attribute__((unused)) void product_across(T* to, const S* from, i64 apa
 
 // Sums over the lanes of as many vectors as there are lanes: lane i of the result is the sum of v[i].
 #if PF_W > 1
-template <int S, class V> PF_INLINE V product_halves(V a, V b) {
+template <int S, class V> PF_INLINE V matmul_halves(V a, V b) {
   typedef typename tr<V>::ivec I; typedef typename tr<I>::elem E;
   const int n = int(tr<V>::lanes);
   I k = lane_numbers<I>::make(), upper = (I)((k & fill<I>(E(S))) != fill<I>(E(0)));
   I low = upper ? k + fill<I>(E(n - S)) : k, high = upper ? k + fill<I>(E(n)) : k + fill<I>(E(S));
   return add(select_lanes(a, b, low), select_lanes(a, b, high));
 }
-template <int S, class V> PF_INLINE V product_fold(V* v) {
+template <int S, class V> PF_INLINE V sum_parts(V* v) {
 #pragma GCC unroll 16
-  for (int i = 0; i < S; ++i) v[i] = product_halves<S>(v[i], v[i + S]);
-  if constexpr (S > 1) return product_fold<S / 2>(v);
+  for (int i = 0; i < S; ++i) v[i] = matmul_halves<S>(v[i], v[i + S]);
+  if constexpr (S > 1) return sum_parts<S / 2>(v);
   else return v[0];
 }
-template <int N, class V, class T> PF_INLINE void product_sums(const V* v, T* to) {
+template <int N, class V, class T> PF_INLINE void matmul_sums(const V* v, T* to) {
   const int n = int(tr<V>::lanes);
 #pragma GCC unroll 32
   for (int at = 0; at < N; at += n) {
     V part[n];
 #pragma GCC unroll 16
     for (int i = 0; i < n; ++i) part[i] = at + i < N ? v[at + i] : V{};
-    raw_store(to + at, product_fold<n / 2>(part));
+    raw_store(to + at, sum_parts<n / 2>(part));
   }
 }
 #if PF_WIDE
-template <int N, class H, class T> PF_INLINE void product_sums(const wide<H>* v, T* to) {
+template <int N, class H, class T> PF_INLINE void matmul_sums(const wide<H>* v, T* to) {
   H part[N];
 #pragma GCC unroll 32
   for (int i = 0; i < N; ++i) part[i] = add(v[i].lo, v[i].hi);
-  product_sums<N>(part, to);
+  matmul_sums<N>(part, to);
 }
 #endif
 #else
-template <int N, class V, class T> PF_INLINE void product_sums(const V* v, T* to) {
+template <int N, class V, class T> PF_INLINE void matmul_sums(const V* v, T* to) {
   for (int i = 0; i < N; ++i) to[i] = v[i];
 }
 #endif
 
 // How elements are multiplied along the depth: `lanes` steps at once, taken in and summed up.
-template <class T, class A, class B> struct product_step {
+template <class T, class A, class B> struct matmul_step {
   typedef typename shape<T>::vec V;
   enum { steps = Vec::lanes };
   typedef V left; typedef V right;
@@ -208,21 +208,21 @@ template <class T, class A, class B> struct product_step {
 
 // Small types: a lane takes in two or four steps at once.
 #if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16
-typedef short product_s32 __attribute__((vector_size(64)));
-typedef char product_c32 __attribute__((vector_size(32)));
-typedef char product_c64 __attribute__((vector_size(64)));
-PF_INLINE vi32 product_halves_at(const void* p, i64 n) {
-  return (vi32)__builtin_ia32_loaddquhi512_mask((const short*)p, product_s32{}, (unsigned)((1ull << n) - 1));
+typedef short matmul_s32 __attribute__((vector_size(64)));
+typedef char matmul_c32 __attribute__((vector_size(32)));
+typedef char matmul_c64 __attribute__((vector_size(64)));
+PF_INLINE vi32 matmul_halves_at(const void* p, i64 n) {
+  return (vi32)__builtin_ia32_loaddquhi512_mask((const short*)p, matmul_s32{}, (unsigned)((1ull << n) - 1));
 }
-PF_INLINE vi32 product_bytes_at(const void* p, i64 n) {
-  return (vi32)__builtin_ia32_loaddquqi512_mask((const char*)p, product_c64{}, (1ull << n) - 1);
+PF_INLINE vi32 matmul_bytes_at(const void* p, i64 n) {
+  return (vi32)__builtin_ia32_loaddquqi512_mask((const char*)p, matmul_c64{}, (1ull << n) - 1);
 }
 #if PF_DOT_BF16
-template <> struct product_step<f32, bf16, bf16> {
+template <> struct matmul_step<f32, bf16, bf16> {
   enum { steps = 32, offset = 0 };
   typedef vi32 left; typedef vi32 right;
   PF_INLINE vi32 take(const bf16* p) { return raw_load<vi32>(p); }
-  PF_INLINE vi32 take(const bf16* p, i64 n) { return product_halves_at(p, n); }
+  PF_INLINE vi32 take(const bf16* p, i64 n) { return matmul_halves_at(p, n); }
   PF_INLINE vi32 take_right(const bf16* p) { return take(p); }
   PF_INLINE vi32 take_right(const bf16* p, i64 n) { return take(p, n); }
   PF_INLINE vf32 add_up(vi32 a, vi32 b, vf32 sum) {
@@ -232,39 +232,39 @@ template <> struct product_step<f32, bf16, bf16> {
 };
 #endif
 // Bytes as numbers of 16 bits, whose products are added in pairs: exact for any of them.
-template <class A, class B> struct product_pairs {
+template <class A, class B> struct matmul_pairs {
   enum { steps = 32, offset = 0 };
-  typedef product_s32 left; typedef product_s32 right;
-  PF_INLINE product_s32 widened(product_c32 v, const i8*) {
-    return (product_s32)__builtin_ia32_pmovsxbw512_mask(v, product_s32{}, 0xffffffffu);
+  typedef matmul_s32 left; typedef matmul_s32 right;
+  PF_INLINE matmul_s32 widened(matmul_c32 v, const i8*) {
+    return (matmul_s32)__builtin_ia32_pmovsxbw512_mask(v, matmul_s32{}, 0xffffffffu);
   }
-  PF_INLINE product_s32 widened(product_c32 v, const u8*) {
-    return (product_s32)__builtin_ia32_pmovzxbw512_mask(v, product_s32{}, 0xffffffffu);
+  PF_INLINE matmul_s32 widened(matmul_c32 v, const u8*) {
+    return (matmul_s32)__builtin_ia32_pmovzxbw512_mask(v, matmul_s32{}, 0xffffffffu);
   }
-  template <class T> PF_INLINE product_s32 from(const T* p) { return widened(raw_load<product_c32>(p), p); }
-  template <class T> PF_INLINE product_s32 from(const T* p, i64 n) {
-    return widened(__builtin_ia32_loaddquqi256_mask((const char*)p, product_c32{}, (unsigned)((1ull << n) - 1)), p);
+  template <class T> PF_INLINE matmul_s32 from(const T* p) { return widened(raw_load<matmul_c32>(p), p); }
+  template <class T> PF_INLINE matmul_s32 from(const T* p, i64 n) {
+    return widened(__builtin_ia32_loaddquqi256_mask((const char*)p, matmul_c32{}, (unsigned)((1ull << n) - 1)), p);
   }
-  PF_INLINE product_s32 take(const A* p) { return from(p); }
-  PF_INLINE product_s32 take(const A* p, i64 n) { return from(p, n); }
-  PF_INLINE product_s32 take_right(const B* p) { return from(p); }
-  PF_INLINE product_s32 take_right(const B* p, i64 n) { return from(p, n); }
-  PF_INLINE vi32 add_up(product_s32 a, product_s32 b, vi32 sum) {
+  PF_INLINE matmul_s32 take(const A* p) { return from(p); }
+  PF_INLINE matmul_s32 take(const A* p, i64 n) { return from(p, n); }
+  PF_INLINE matmul_s32 take_right(const B* p) { return from(p); }
+  PF_INLINE matmul_s32 take_right(const B* p, i64 n) { return from(p, n); }
+  PF_INLINE vi32 add_up(matmul_s32 a, matmul_s32 b, vi32 sum) {
     return sum + (vi32)__builtin_ia32_pmaddwd512_mask(a, b, vi32{}, (unsigned short)-1);
   }
 };
-template <> struct product_step<i32, u8, u8> : product_pairs<u8, u8> {};
-template <> struct product_step<i32, i8, u8> : product_pairs<i8, u8> {};
+template <> struct matmul_step<i32, u8, u8> : matmul_pairs<u8, u8> {};
+template <> struct matmul_step<i32, i8, u8> : matmul_pairs<i8, u8> {};
 #if PF_DOT_BYTES
 // The machine multiplies bytes without a sign by such with one: a left operand with a sign is taken 128 too large,
-// and what that adds up to, `offset` times the right operand, is known column by column.
-template <class A> struct product_fours {
+// and what that adds up to, `offset` times operand B, is known column by column.
+template <class A> struct matmul_fours {
   enum { steps = 64, offset = A(-1) < A(0) ? 128 : 0 };
   typedef vi32 left; typedef vi32 right;
   PF_INLINE vi32 take(const A* p) { return shifted(raw_load<vi32>(p)); }
-  PF_INLINE vi32 take(const A* p, i64 n) { return shifted(product_bytes_at(p, n)); }
+  PF_INLINE vi32 take(const A* p, i64 n) { return shifted(matmul_bytes_at(p, n)); }
   PF_INLINE vi32 take_right(const i8* p) { return raw_load<vi32>(p); }
-  PF_INLINE vi32 take_right(const i8* p, i64 n) { return product_bytes_at(p, n); }
+  PF_INLINE vi32 take_right(const i8* p, i64 n) { return matmul_bytes_at(p, n); }
   PF_INLINE vi32 shifted(vi32 v) { return offset ? vi32(v ^ fill<vi32>(i32(0x80808080u))) : v; }
   PF_INLINE vi32 offsets() { return fill<vi32>(i32(0x80808080u)); }
   PF_INLINE vi32 add_up(vi32 a, vi32 b, vi32 sum) {
@@ -272,11 +272,11 @@ template <class A> struct product_fours {
     return sum;
   }
 };
-template <> struct product_step<i32, i8, i8> : product_fours<i8> {};
-template <> struct product_step<i32, u8, i8> : product_fours<u8> {};
+template <> struct matmul_step<i32, i8, i8> : matmul_fours<i8> {};
+template <> struct matmul_step<i32, u8, i8> : matmul_fours<u8> {};
 #else
-template <> struct product_step<i32, i8, i8> : product_pairs<i8, i8> {};
-template <> struct product_step<i32, u8, i8> : product_pairs<u8, i8> {};
+template <> struct matmul_step<i32, i8, i8> : matmul_pairs<i8, i8> {};
+template <> struct matmul_step<i32, u8, i8> : matmul_pairs<u8, i8> {};
 #endif
 #endif
 
@@ -284,9 +284,9 @@ template <> struct product_step<i32, u8, i8> : product_pairs<u8, i8> {};
 // nothing is laid out, and lanes run along the depth. Sums go to c, whose rows are `apart`. With AHEAD, the columns
 // after these, which q goes on with, are asked for: they come from far.
 template <int R, int C, class T, class A, class B, bool AHEAD>
-static __attribute__((noinline)) void product_dots(const A* const* p, const B* const* q, i64 from, i64 depth, T* c,
+static __attribute__((noinline)) void matmul_dots(const A* const* p, const B* const* q, i64 from, i64 depth, T* c,
                                                    i64 apart, bool first) {
-  typedef product_step<T, A, B> step;
+  typedef matmul_step<T, A, B> step;
   typedef typename shape<T>::vec V;
   V sum[R * C], over[C];
   const A* a[R];
@@ -331,7 +331,7 @@ static __attribute__((noinline)) void product_dots(const A* const* p, const B* c
     for (int i = 0; i < R * C; ++i) sum[i] = sum[i] - over[i % C];
   }
   alignas(64) T total[(R * C + int(Vec::lanes) - 1) / int(Vec::lanes) * int(Vec::lanes)];
-  product_sums<R * C>(sum, total);
+  matmul_sums<R * C>(sum, total);
 #pragma GCC unroll 16
   for (int i = 0; i < R; ++i)
 #pragma GCC unroll 16
