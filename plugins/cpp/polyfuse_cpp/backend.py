@@ -64,7 +64,7 @@ class CppBackend(Backend):
 
         return generator.estimate(kernel, config, self.isa)
 
-    def panel_width(self, product: Reduction) -> int:
+    def packed_width(self, product: Reduction) -> int:
         """Up to four vectors of columns."""
         from polyfuse_cpp.matmul.plans import packed_width
 
