@@ -182,6 +182,37 @@ class Scatter(LoopNode):
 
 
 @dataclass(frozen=True)
+class SymbolPath:
+    """Where the results of a call give the value of an unbacked symbol; as text ``item:K``, ``size:K:DIM`` or
+    ``stride:K:DIM``.
+
+    Attributes:
+        kind: ``"item"`` (the result is the number), or ``"size"`` or ``"stride"`` of a tensor.
+        result: number of the result.
+        dim: of the tensor.
+    """
+
+    kind: str
+    result: int
+    dim: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.result}" + ("" if self.kind == "item" else f":{self.dim}")
+
+    @staticmethod
+    def of(text: str) -> SymbolPath:
+        """The path that a text says.
+
+        Raises:
+            ValueError: the text says none.
+        """
+        kind, *numbers = text.split(":")
+        if len(numbers) != {"item": 1, "size": 2, "stride": 2}.get(kind):
+            raise ValueError(f"{text!r} names no number among results")
+        return SymbolPath(kind, *map(int, numbers))
+
+
+@dataclass(frozen=True)
 class ExternCall(Node):
     """An eager operator.
 
@@ -198,8 +229,7 @@ class ExternCall(Node):
         aliases: buffers its outputs may share storage with.
         ordered: whether it has an effect besides its outputs (random numbers, prints), so that it keeps its
             place among ordered nodes and is never removed.
-        symbols: unbacked shape symbols that its results define, as (symbol name, path) pairs, where path is
-            ``"item:K"`` or ``"size:K:DIM"`` or ``"stride:K:DIM"`` of result K.
+        symbols: unbacked shape symbols that its results define, by name, and where to read each.
         fallback: whether this is an op the compiler has no lowering for (counted), rather than a chosen
             library call.
     """
@@ -212,7 +242,7 @@ class ExternCall(Node):
     mutates: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     ordered: bool = False
-    symbols: tuple[tuple[str, str], ...] = ()
+    symbols: tuple[tuple[str, SymbolPath], ...] = ()
     fallback: bool = False
 
     def writes(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from polyfuse.base.errors import IRError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, View
+from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
 from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, part_fault
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
@@ -288,26 +288,25 @@ class _Planner:
         self._after(outputs, device)
 
     def _named_results(
-        self, outputs: tuple[str, ...], symbols: Sequence[tuple[str, str]]
+        self, outputs: tuple[str, ...], symbols: Sequence[tuple[str, SymbolPath]]
     ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Names for all results that are needed, and those names that are only needed for their sizes."""
         names = list(outputs)
         extra: list[str] = []
         for symbol, path in symbols:
-            kind, position, *_ = path.split(":")
-            names += [""] * (int(position) + 1 - len(names))
-            if kind == "item" and not names[int(position)]:
-                names[int(position)] = symbol
-            elif not names[int(position)]:
-                names[int(position)] = self._temporary("result")
-                extra.append(names[int(position)])
+            at = path.result
+            names += [""] * (at + 1 - len(names))
+            if path.kind == "item" and not names[at]:
+                names[at] = symbol
+            elif not names[at]:
+                names[at] = self._temporary("result")
+                extra.append(names[at])
         return tuple(names), tuple(extra)
 
-    def _bind_results(self, results: Sequence[str], symbols: Sequence[tuple[str, str]]) -> None:
+    def _bind_results(self, results: Sequence[str], symbols: Sequence[tuple[str, SymbolPath]]) -> None:
         for symbol, path in symbols:
-            kind, position, *dim = path.split(":")
-            source = results[int(position)]
-            read = Read("value", source) if kind == "item" else Read(kind, source, int(dim[0]))
+            source, kind = results[path.result], path.kind
+            read = Read("value", source) if kind == "item" else Read(kind, source, path.dim)
             self._add(BindSymbol(symbol, read))
 
     def _conform(self, node: ExternCall, name: str) -> None:

@@ -12,6 +12,7 @@ import ir_samples
 from polyfuse.base.errors import ParseError
 from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.expr import const, index_value, load
+from polyfuse.ir.nodes import SymbolPath
 from polyfuse.ir.statements import Constant
 from polyfuse.ir.text.parse import parse, parse_graph, parse_kernel
 from polyfuse.ir.text.print import Printer, text
@@ -129,3 +130,15 @@ def _grow(inner):
 def test_any_index_round_trips(index: IndexLike):
     found = parse(text(index))
     assert found is index or found == index
+
+
+def test_paths_of_unbacked_symbols():
+    for words, path in {
+        "item:1": SymbolPath("item", 1),
+        "size:0:2": SymbolPath("size", 0, 2),
+        "stride:3:1": SymbolPath("stride", 3, 1),
+    }.items():
+        assert SymbolPath.of(words) == path and str(path) == words
+    for words in ("item", "size:0", "width:0:1", "size:0:x"):
+        with pytest.raises(ValueError):
+            SymbolPath.of(words)

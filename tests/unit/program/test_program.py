@@ -14,7 +14,7 @@ import torch
 from polyfuse.base.errors import InputLayoutError, IRError, KernelLoadError, PolyfuseError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import GraphInput, GraphOutput
-from polyfuse.ir.nodes import Opaque, View
+from polyfuse.ir.nodes import Opaque, SymbolPath, View
 from polyfuse.ir.types import DType
 from polyfuse.program import bytes_moved, plan, python_text
 from polyfuse.runtime import load, set_observer
@@ -172,8 +172,9 @@ def test_symbols_that_an_operator_defines() -> None:
     u0, u1 = symbol("u0"), symbol("u1")
     b.tensor("x", (6,))
     b.tensor("n", (), dtype=DType.i64)
-    b.call("aten.nonzero.default", [b.view("x")], [b.buffer("nz", (u0, 1))], symbols=(("u0", "size:0:0"),))
-    b.call("aten._local_scalar_dense.default", [b.view("n")], [""], symbols=(("u1", "item:0"),))
+    found = (("u0", SymbolPath("size", 0, 0)),)
+    b.call("aten.nonzero.default", [b.view("x")], [b.buffer("nz", (u0, 1))], symbols=found)
+    b.call("aten._local_scalar_dense.default", [b.view("n")], [""], symbols=(("u1", SymbolPath("item", 0)),))
     b.launch(lambda o: o.fill_(1.0), [b.buffer("a", (u0, u1))], [])
     b.output("a", u0 + u1, "nz")
     x = torch.tensor([0.0, 1, 0, 2, 3, 0])

@@ -10,7 +10,7 @@ import torch
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import apply, const
 from polyfuse.ir.graph import Graph, GraphOutput
-from polyfuse.ir.nodes import Node
+from polyfuse.ir.nodes import Node, SymbolPath
 from polyfuse.ir.types import DType
 from polyfuse.schedule import Call, Launch
 from polyfuse.schedule.deps import dependencies, live_graph, stable_order, storage_roots
@@ -109,7 +109,7 @@ def test_whoever_uses_a_size_follows_the_call_that_defines_it() -> None:
     m.buffer("x", 4, kind="input")
     m.buffer("found", count, 1, dtype=DType.i64)
     m.buffer("y", count)
-    m.call("aten.nonzero.default", ("found",), "x", symbols=(("u0", "size:0:0"),))
+    m.call("aten.nonzero.default", ("found",), "x", symbols=(("u0", SymbolPath("size", 0, 0)),))
     (i,) = axes(count)
     m.pointwise("y", (i,), const(1.0, DType.f32))
     schedule = m.schedule("y")
@@ -231,8 +231,8 @@ def test_a_size_alone_keeps_the_call_that_defines_it() -> None:
     m.buffer("x", 4, kind="input")
     m.buffer("found", count, 1, dtype=DType.i64)
     m.buffer("dead", count, 1, dtype=DType.i64)
-    m.call("aten.nonzero.default", ("found",), "x", symbols=(("u0", "size:0:0"),))
-    m.call("aten.nonzero.default", ("dead",), "x", symbols=(("u1", "size:0:0"),))
+    m.call("aten.nonzero.default", ("found",), "x", symbols=(("u0", SymbolPath("size", 0, 0)),))
+    m.call("aten.nonzero.default", ("dead",), "x", symbols=(("u1", SymbolPath("size", 0, 0)),))
     results = (GraphOutput(2 * count, "size"),)
     graph = Graph("g", "inference", tuple(m.inputs), results, m.buffers, tuple(m.nodes), {}, {})
     schedule = scheduled(graph, Settings(), lambda device: (m.backend(Settings()),))

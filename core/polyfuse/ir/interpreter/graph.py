@@ -160,12 +160,11 @@ class _Run:
                 if name:
                     self._keep(name, value)
         for symbol, path in node.symbols:
-            kind, which, *dim = path.split(":")
-            found = results[int(which)]
-            if kind == "item":
+            found = results[path.result]
+            if path.kind == "item":
                 self.sizes[symbol] = +found  # of a boolean, the integer; a fraction stays one
             else:
-                self.sizes[symbol] = (found.shape if kind == "size" else found.stride())[int(dim[0])]
+                self.sizes[symbol] = (found.shape if path.kind == "size" else found.stride())[path.dim]
 
     def _keep(self, name: str, value: Any) -> None:
         buffer = self.graph.buffers[name]

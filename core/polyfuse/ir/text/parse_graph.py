@@ -16,6 +16,7 @@ from polyfuse.ir.nodes import (
     Reduction,
     Scan,
     Scatter,
+    SymbolPath,
     Wait,
 )
 from polyfuse.ir.statements import expression
@@ -143,7 +144,7 @@ class GraphReader(StatementReader):
         parts: dict[str, Any] = {"outputs": ()}
         args: list[Any] = []
         kwargs: list[tuple[str, Any]] = []
-        symbols: list[tuple[str, str]] = []
+        symbols: list[tuple[str, SymbolPath]] = []
         while not tokens.skip("}"):
             word = tokens.name()
             if word == "results":
@@ -157,7 +158,10 @@ class GraphReader(StatementReader):
             elif word == "defines":
                 key = tokens.name()
                 tokens.expect("=")
-                symbols.append((key, tokens.string()))
+                try:
+                    symbols.append((key, SymbolPath.of(tokens.string())))
+                except ValueError as error:
+                    raise tokens.error(str(error)) from None
             elif word in ("mutates", "aliases") or (word == "holds" and make is Wait):
                 parts[word] = self.names()
             elif word == "group" and make is Collective:

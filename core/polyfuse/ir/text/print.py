@@ -192,7 +192,7 @@ class Printer:
         for key, names in (("mutates", node.mutates), ("aliases", node.aliases), ("holds", held)):
             if names:
                 lines.append(f"{key} {', '.join(map(name_text, names))}")
-        lines.extend(f"defines {name_text(symbol)} = {json.dumps(path)}" for symbol, path in node.symbols)
+        lines.extend(f"defines {name_text(name)} = {json.dumps(str(path))}" for name, path in node.symbols)
         lines.extend(flag for flag in ("ordered", "fallback") if getattr(node, flag))
         head = f"node {name_text(node.name)} = {word} {name_text(node.op)} {node.out} {{"
         return [head + self._origins(node.origins), *_indent(lines), "}"]

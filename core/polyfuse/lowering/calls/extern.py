@@ -13,7 +13,7 @@ import torch
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import views_in
-from polyfuse.ir.nodes import Collective, ExternCall, Opaque, TemplateCall, View
+from polyfuse.ir.nodes import Collective, ExternCall, Opaque, SymbolPath, TemplateCall, View
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.sizes import FAR_BELOW
 from polyfuse.lowering.value import TensorValue
@@ -169,15 +169,15 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) or shapes.is_symbolic(value)
 
 
-def _symbols(ctx: LoweringContext, fakes: Sequence[Any]) -> tuple[tuple[str, str], ...]:
+def _symbols(ctx: LoweringContext, fakes: Sequence[Any]) -> tuple[tuple[str, SymbolPath], ...]:
     """Unbacked symbols that first appear in these results, and where to read them."""
-    found: dict[str, str] = {}
+    found: dict[str, SymbolPath] = {}
     for value, path in _numbers(fakes):
         expr = value.node.expr
         for candidate in (expr, shapes.simplify(ctx.sizes.env, expr)):
             unbacked = shapes.unbacked_symbols(candidate)
             if len(unbacked) == 1 and str(unbacked[0]) not in ctx.bound_symbols:
-                if candidate == unbacked[0] or path.startswith("item"):
+                if candidate == unbacked[0] or path.kind == "item":
                     found.setdefault(str(unbacked[0]), path)
     ctx.bound_symbols.update(found)
     return tuple(found.items())
@@ -185,13 +185,13 @@ def _symbols(ctx: LoweringContext, fakes: Sequence[Any]) -> tuple[tuple[str, str
 
 def _replaced(
     ctx: LoweringContext, fakes: Sequence[Any]
-) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[Index, str], ...]]:
+) -> tuple[tuple[tuple[str, SymbolPath], ...], tuple[tuple[Index, str], ...]]:
     """Unbacked symbols that first appear in these results and that a check in the program says equal
     something else, which was put in everywhere: where to read them, and conditions for each with a message.
 
     The program's own check, after which the two are one, is true wherever it stands.
     """
-    found: dict[str, str] = {}
+    found: dict[str, SymbolPath] = {}
     conditions: list[tuple[Index, str]] = []
     for value, path in _numbers(fakes):
         pair = shapes.replaced_by(ctx.sizes.env, value)
@@ -212,14 +212,13 @@ def _replaced(
     return tuple(found.items()), tuple(conditions)
 
 
-def _numbers(fakes: Sequence[Any]) -> Iterator[tuple[Any, str]]:
+def _numbers(fakes: Sequence[Any]) -> Iterator[tuple[Any, SymbolPath]]:
     """Symbolic numbers among results and in the layouts of results, and where to read each."""
     for k, fake in enumerate(fakes):
         if isinstance(fake, torch.Tensor):
             if type(fake).__name__ in ("FakeTensor", "Tensor", "Parameter") and fake.layout is torch.strided:
-                yield from ((n, f"size:{k}:{d}") for d, n in enumerate(fake.shape) if shapes.is_symbolic(n))
-                yield from (
-                    (n, f"stride:{k}:{d}") for d, n in enumerate(fake.stride()) if shapes.is_symbolic(n)
-                )
+                for kind, numbers in (("size", fake.shape), ("stride", fake.stride())):
+                    found = (n for n in enumerate(numbers) if shapes.is_symbolic(n[1]))
+                    yield from ((n, SymbolPath(kind, k, d)) for d, n in found)
         elif shapes.is_symbolic(fake):
-            yield fake, f"item:{k}"
+            yield fake, SymbolPath("item", k)
