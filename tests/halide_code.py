@@ -1,4 +1,4 @@
-"""The processor's code of kernels that Halide compiled."""
+"""The CPU's code of kernels that Halide compiled."""
 
 from __future__ import annotations
 

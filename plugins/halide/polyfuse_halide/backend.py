@@ -52,7 +52,7 @@ def _is_on(settings: Settings, option: str) -> bool:
 
 
 class HalideBackend(Backend):
-    """Kernels for the processor as Halide pipelines, compiled without any compiler of the system."""
+    """Kernels for the CPU as Halide pipelines, compiled without any compiler of the system."""
 
     spawns_compiler = False
     worker = "polyfuse_halide.toolchain:build_in_worker"
@@ -68,7 +68,7 @@ class HalideBackend(Backend):
             raise BackendUnavailableError(
                 "Halide kernels are launched on Linux on x86-64 only", "use another backend"
             )
-        self.processor: Host = host()
+        self.cpu: Host = host()
         self.gpu: Gpu | None = gpu_of(settings)
         self._target = str(settings.plugin_option("halide", "target", "") or "host")
         self._pinned = pinned_choices(str(settings.plugin_option("halide", "schedule", "") or ""))
@@ -81,13 +81,13 @@ class HalideBackend(Backend):
         return claim_of(node)
 
     def target_info(self, device: str) -> TargetInfo:
-        """A processor with few threads; long reductions with few results are divided by the scheduler."""
+        """A CPU with few threads; long reductions with few results are divided by the scheduler."""
         if device != "cpu" and self.gpu is not None:
             return device_target_info(self.gpu)
         return TargetInfo(blocks=16, split_chunk=16384)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
-        """Other widths, numbers of vectors side by side, and shares of threads; Halide's own schedulers."""
+        """Other widths, numbers of vectors side by side, and points of a thread; Halide's own schedulers."""
         own = kernel.device == "cpu" and self._pinned
         if self._scheduler:
             asked = self._asked(kernel)
@@ -97,7 +97,7 @@ class HalideBackend(Backend):
             return [Config(), *automatic]
         if self._pinned is not None:
             return [self._pinned]
-        wide = self.processor.lanes
+        wide = self.cpu.lanes
         found = [Config()]
         found += [Config.of(unroll=count) for count in (1, 2, 4, 8)]
         found.append(Config.of(lanes=wide // 2))
@@ -111,10 +111,10 @@ class HalideBackend(Backend):
         return next(iter(automatic_configs(kernel, self._scheduler)), None) if self._scheduler else None
 
     def estimate(self, kernel: Kernel, config: Config) -> float:
-        """Seconds, roughly: by lanes, sums side by side, and the shares of threads."""
+        """Seconds, roughly: by lanes, sums side by side, and points of a thread."""
         from polyfuse_halide.schedules.estimates import estimate
 
-        return estimate(kernel, config, self.processor.lanes)
+        return estimate(kernel, config, self.cpu.lanes)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel as a program that builds its pipeline; as meta, what its launch needs to know."""
@@ -132,15 +132,15 @@ class HalideBackend(Backend):
         if kernel.device != "cpu":
             return self._emit_for_device(kernel, config)
         if config is not None and config.get("auto"):
-            return self._emit_automatic(kernel, config, self.processor.processors)
+            return self._emit_automatic(kernel, config, self.cpu.count)
         from polyfuse_halide.codegen.kernel import kernel_text
 
         chosen = config or self._pinned
-        found = kernel_text(kernel, self.processor.lanes, chosen, self._pins, self._checks)
+        found = kernel_text(kernel, self.cpu.lanes, chosen, self._pins, self._checks)
         return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 
-    def _emit_automatic(self, kernel: Kernel, config: Config, processors: int) -> Source:
-        found = automatic_text(kernel, SCHEDULERS[config.get("auto") - 1], processors)
+    def _emit_automatic(self, kernel: Kernel, config: Config, parallelism: int) -> Source:
+        found = automatic_text(kernel, SCHEDULERS[config.get("auto") - 1], parallelism)
         return Source(kernel.name, found.text, "halide", meta=found.meta, note=found.note)
 
     def _emit_for_device(self, kernel: Kernel, config: Config | None) -> Source:
@@ -180,16 +180,16 @@ class HalideBackend(Backend):
             torch.cuda.synchronize()
 
     def machine(self) -> Mapping[str, str]:
-        """The processor of this machine, and its GPU."""
+        """The CPU of this machine, and its GPU."""
         return {**super().machine(), "gpu": self.gpu.model if self.gpu is not None else ""}
 
     def describe(self) -> Mapping[str, str]:
-        """Halide, the processor that it compiles for, and this backend's library."""
+        """Halide, the CPU that it compiles for, and this backend's library."""
         from polyfuse_halide.host import library_digest
 
         return {
             "halide": metadata.version("halide"),
-            "target": self._target if self._target != "host" else self.processor.name,
+            "target": self._target if self._target != "host" else self.cpu.name,
             "library": library_digest(),
             "schedule": str(self._pinned or ""),
             "keep": str(int(self._keep)),

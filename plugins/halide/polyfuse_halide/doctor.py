@@ -25,17 +25,17 @@ _META = (
 
 
 def findings(settings: Settings) -> list[Finding]:
-    """Halide, the processor, and a trial build."""
+    """Halide, the CPU, and a trial build."""
     from polyfuse_halide.backend import HalideBackend
 
     try:
         backend = HalideBackend(settings)
     except PolyfuseError as error:
         return [Finding("halide", False, error.cause, error.fix)]
-    lanes = backend.processor.lanes
+    lanes = backend.cpu.lanes
     return [
         Finding("halide", True, metadata.version("halide")),
-        Finding("processor", True, f"{backend.processor.name}, vectors of {lanes} numbers of 32 bits"),
+        Finding("cpu", True, f"{backend.cpu.name}, vectors of {lanes} numbers of 32 bits"),
         _trial_build(backend),
     ]
 

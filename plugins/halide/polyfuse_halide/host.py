@@ -1,4 +1,4 @@
-"""The processor that kernels are compiled for, found without importing Halide."""
+"""The CPU that kernels are compiled for, found without importing Halide."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["Host", "host", "library_digest"]
 
 @dataclass(frozen=True)
 class Host:
-    """This machine's processor: a name that tells its abilities from another's, numbers of 32 bits that one
-    vector holds, and how many processors there are.
+    """This machine's CPU: a name that tells its abilities from another's, numbers of 32 bits that one
+    vector holds, and how many CPUs the system has.
     """
 
     name: str
     lanes: int
-    processors: int = 1
+    count: int = 1
 
 
 @lru_cache(maxsize=1)
 def host() -> Host:
-    """The processor of this machine."""
+    """The CPU of this machine."""
     flags: list[str] = []
     model = ""
     try:

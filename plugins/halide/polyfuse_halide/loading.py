@@ -50,11 +50,11 @@ def load_folder(folder: Path, checks: bool) -> Mapping[str, Launchable]:
 
 
 def load_packaged(folder: Path, facts: Mapping[str, str]) -> Mapping[str, Launchable]:
-    """The kernels of a package, if they were compiled for this processor, or for one that the user named."""
+    """The kernels of a package, if they were compiled for this CPU, or for one that the user named."""
     made, here = facts["target"], host().name
     if made != here and not made.startswith(("x86-64-", "arm-64-")):
         raise KernelLoadError(
-            f"kernels were compiled for the processor {made}, and this is {here}",
+            f"kernels were compiled for the CPU {made}, and this is {here}",
             "make the package on such a machine, or with the option halide.target",
         )
     return load_folder(folder, facts["checks"] == "1")

@@ -30,7 +30,7 @@ def polyfuse_manifest() -> Manifest:
         offers=(Offer.KERNELS,),
         requires=Requires(packages=("halide>=21,<22",), hardware=("Linux on x86-64",)),
         options={
-            "target": "What to compile for, as Halide writes it; empty: this machine's processor.",
+            "target": "What to compile for, as Halide writes it; empty: this machine's CPU.",
             "gpu": "The compute capability to compile for, 80 or 86; empty: that of this machine's GPU.",
             "schedule": "Choices of the schedule for every kernel, such as `lanes=8 unroll=2`; empty: each "
             "kernel's own.",
@@ -38,11 +38,11 @@ def polyfuse_manifest() -> Manifest:
             "these kernels are computed as it says.",
             "autoscheduler": "One of Halide's own schedulers, Mullapudi2016, Adams2019 or Li2018, on devices "
             "Anderson2021, which is asked about kernels of known sizes; empty: this backend's schedules.",
-            "checks": "Kernels for the processor look at each place before they read or write it, and raise "
+            "checks": "Kernels for the CPU look at each index before they read or write it, and raise "
             "where it is outside: 1 or 0.",
             "keep": "Keep the loops and the assembly that Halide makes beside each kernel: 1 or 0.",
         },
-        summary="Kernels for processors and NVIDIA GPUs as Halide pipelines, without a system's compiler",
+        summary="Kernels for CPUs and NVIDIA GPUs as Halide pipelines, without a system's compiler",
     )
 
 

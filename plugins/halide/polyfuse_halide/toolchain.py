@@ -142,7 +142,7 @@ def check_memory(file: Path) -> None:
     if any(name in data for name in (b"halide_device_malloc", b"halide_device_and_host_malloc")):
         raise ValueError("a launch would need memory of its own on the device")
     if b"halide_cuda_run" not in data or b"halide_copy_to_host" in data:
-        raise ValueError("a part of it would run on the processor")
+        raise ValueError("a part of it would run on the CPU")
 
 
 def _first_line(error: Exception) -> str:

@@ -98,8 +98,8 @@ def test_a_schedule_that_is_refused_leaves_the_kernel_to_this_backend():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("computed reads", "reads at computed places"),
-        ("computed stores", "stores at computed places"),
+        ("computed reads", "reads at computed indices"),
+        ("computed stores", "stores at computed indices"),
         ("changing sizes", "sizes change"),
         ("a point", "one point"),
     ],

@@ -144,9 +144,9 @@ def test_without_alignment_there_are_no_vectors(kernel, tmp_path):
 
 def test_a_turned_tensor_goes_through_a_tile(tmp_path):
     kernel = points(2048, 1024, turned=True)
-    assert plan(kernel).turn == 0
+    assert plan(kernel).transpose == 0
     text = code(kernel, tmp_path)
-    # four of a thread are fetched as they lie, and read turned after the block has waited once
+    # four of a thread are fetched as they lie, and read transposed after the block has waited once
     before, after = text.split("bar.sync")
     assert before.count("st.shared") == 4 and after.count("ld.shared") == 4
 
@@ -283,7 +283,7 @@ ROUNDED = """kernel rounded on cuda {{
 
 @pytest.mark.parametrize("op", ["floor", "ceil"])
 def test_least_numbers_are_rounded_by_their_bits(op, tmp_path):
-    """The device takes them for zero, of which the next whole number is another."""
+    """The device takes them for zero, of which the next integer is another."""
     text = code(parse(ROUNDED.format(op=op)), tmp_path)
     assert re.search(rf"setp\.lt\.u32\s+%p\d+, %r\d+, {(1 << 23) - 1};", text)
 

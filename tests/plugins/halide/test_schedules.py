@@ -60,8 +60,8 @@ def test_small_kernels_use_one_thread():
 
 def test_long_rows_are_cut_into_pieces():
     chosen = plan(pointwise(1 << 20))
-    assert chosen.fuse == 1 and chosen.piece > 0
-    assert plan(pointwise(512, 2048)).piece == 0
+    assert chosen.fuse == 1 and chosen.chunk > 0
+    assert plan(pointwise(512, 2048)).chunk == 0
 
 
 def test_few_outer_steps_are_shared_together():
@@ -82,8 +82,8 @@ def test_sums_down_columns_stay_in_registers(columns, tmp_path):
 
 
 def test_a_transposition_walks_along_both_sides():
-    assert plan(pointwise(200, 300, turned=True)).turn == 0
-    assert plan(pointwise(200, 300)).turn == -1
+    assert plan(pointwise(200, 300, turned=True)).transpose == 0
+    assert plan(pointwise(200, 300)).transpose == -1
 
 
 def test_nothing_is_written_twice_in_place():

@@ -1,4 +1,4 @@
-"""A kernel for a device as text: one launch for everything at plain places, one for each scatter."""
+"""A kernel for a device as text: one launch for everything at affine indices, one for each scatter."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ __all__ = ["device_kernel_text"]
 
 
 def device_kernel_text(
-    kernel: Kernel, processors: int, config: Config | None = None, pins: Pins | None = None
+    kernel: Kernel, multiprocessors: int, config: Config | None = None, pins: Pins | None = None
 ) -> KernelText:
-    """The program of a kernel for a device with so many processors."""
+    """The program of a kernel for a device with so many multiprocessors."""
     check_sizes(kernel)
     plain = with_plain_names(forwarded(kernel))
     if not plain.axes:
         # blocks are counted along an axis
         hints = plain.size_hints and (1, *plain.size_hints)
         plain = replace(plain, axes=(axis("one0", 1),), size_hints=hints)
-    plan = choose_device_plan(plain, processors, config)
+    plan = choose_device_plan(plain, multiprocessors, config)
     plan = pinned(kernel, plan, pins or {})
     return replace(_DeviceEmitter(plain, plan).emit(), note=words(kernel, plan))
 
@@ -47,11 +47,11 @@ class _DeviceEmitter(Emitter):
         self.loose = False
 
     def _load(self, stmt: Load, args: Sequence[str]) -> str:
-        """A load along the turned axis is one from a tile."""
+        """A load along the transposed axis is one from a tile."""
         found = super()._load(stmt, args)
-        if self.plan.turn < 0 or stmt.args or stmt.buffer in self.row_buffers:
+        if self.plan.transpose < 0 or stmt.args or stmt.buffer in self.row_buffers:
             return found
-        steps = [coefficient(stmt.index, axis_name(self.kernel.axes[k])) for k in (self.plan.turn, -1)]
+        steps = [coefficient(stmt.index, axis_name(self.kernel.axes[k])) for k in (self.plan.transpose, -1)]
         if steps[0] != 1 or steps[1] in (0, 1, None):
             return found
         name = self.tiles.setdefault(found, f"tile{len(self.tiles)}")
@@ -67,7 +67,7 @@ class _DeviceEmitter(Emitter):
             self._stage(placed)
 
     def _stage(self, group: Sequence[Placed]) -> None:
-        """One launch: values known before the loops are stored in them besides, each time at one place."""
+        """One launch: values known before the loops are stored in them besides, each time at one element."""
         looped = any(one.store.looped for one in group)
         raxes = self.kernel.raxes if looped else ()
         places = [*self.axes, *(self.raxes if looped else ())]

@@ -11,7 +11,7 @@ from polyfuse.ir.statements import Scan
 from polyfuse.kit import KernelFacts
 from polyfuse.plugin import Config
 from polyfuse.symbolic import substitute
-from polyfuse_halide.schedules.plan import access_kind, example_sizes, turned_axis
+from polyfuse_halide.schedules.plan import access_kind, example_sizes, transposed_axis
 
 __all__ = ["DEVICE_CHOICES", "DevicePlan", "choose_device_plan"]
 
@@ -37,7 +37,7 @@ class DevicePlan:
     each: int = 1
     vector: bool = False
     flat: bool = True
-    turn: int = -1
+    transpose: int = -1
 
     def text(self) -> str:
         """The schedule as text of a generated program."""
@@ -50,32 +50,30 @@ class DevicePlan:
         return replace(made, vector=self.vector and 1 < made.each <= self.each)
 
 
-def choose_device_plan(kernel: Kernel, processors: int, config: Config | None) -> DevicePlan:
-    """The schedule of a kernel for a device with so many processors; `config` overrules single choices."""
+def choose_device_plan(kernel: Kernel, multiprocessors: int, config: Config | None) -> DevicePlan:
+    """The schedule of a kernel for a device of so many multiprocessors; `config` overrules choices."""
     facts = KernelFacts.of(kernel)
     points, steps = (prod(example_sizes(facts, axes)) for axes in (facts.axes, facts.raxes))
     if not facts.raxes:
-        plan = _pointwise(facts, points, processors)
+        plan = _pointwise(facts, points, multiprocessors)
     else:
-        plan = _looped(facts, points, steps, access_kind(facts) == "columns", processors)
+        plan = _looped(facts, points, steps, access_kind(facts) == "columns", multiprocessors)
     return plan.changed(dict(config.values)) if config and config.values else plan
 
 
-def _pointwise(facts: KernelFacts, points: int, processors: int) -> DevicePlan:
+def _pointwise(facts: KernelFacts, points: int, multiprocessors: int) -> DevicePlan:
     kernel = facts.kernel
-    turn = turned_axis(facts)
-    if turn >= 0:
-        return DevicePlan(turn=turn)
-    enough = points >= 8 * _BLOCK * processors
+    transpose = transposed_axis(facts)
+    if transpose >= 0:
+        return DevicePlan(transpose=transpose)
+    enough = points >= 8 * _BLOCK * multiprocessors
     last = kernel.sizes[-1]
     even = isinstance(last, int) and last % 4 == 0
     flat = len(facts.axes) == 1 or facts.hints[facts.axes[-1]] < _LONG_AXIS
     each = 4
     if isinstance(last, int) and last % 8 == 0 and _wide(kernel) <= 2 and _aligned(facts, 8):
         each = 8
-    return DevicePlan(
-        each=each if enough else 1, vector=enough and even and _aligned(facts, each), flat=flat
-    )
+    return DevicePlan(each=each if enough else 1, vector=enough and even and _aligned(facts, each), flat=flat)
 
 
 def _wide(kernel: Kernel) -> int:
@@ -97,25 +95,25 @@ def _aligned(facts: KernelFacts, count: int) -> bool:
     )
 
 
-def _looped(facts: KernelFacts, points: int, steps: int, across: bool, processors: int) -> DevicePlan:
+def _looped(facts: KernelFacts, points: int, steps: int, across: bool, multiprocessors: int) -> DevicePlan:
     last = facts.hints[facts.axes[-1]]
     scans = any(isinstance(stmt, Scan) for stmt in facts.statements)
     static = all(isinstance(size, int) for size in facts.kernel.rsizes)
     if across:
         wide = 32 if last > 16 else 16
         lanes = 1
-        while lanes * wide < _MOST and 2 * lanes * 4 <= steps and points * lanes < 2048 * processors:
+        while lanes * wide < _MOST and 2 * lanes * 4 <= steps and points * lanes < 2048 * multiprocessors:
             lanes *= 2
         if scans or lanes > 1:
             return DevicePlan(lanes=max(lanes, 2 if scans else 1), points=wide, across=True)
-        return DevicePlan(lanes=1, points=128 if points >= 128 * processors else 64, across=True)
+        return DevicePlan(lanes=1, points=128 if points >= 128 * multiprocessors else 64, across=True)
     if steps <= _SHORT and static and not scans:
         return DevicePlan(lanes=1, points=128)
     lanes = 32
-    most = _MOST if points < 2 * processors else 512 if steps >= 8192 else _BLOCK
+    most = _MOST if points < 2 * multiprocessors else 512 if steps >= 8192 else _BLOCK
     while lanes < most and lanes * 8 <= steps:
         lanes *= 2
     rows = 1
-    while lanes * rows < 128 and rows < last and rows < 4 and points >= 8 * processors:
+    while lanes * rows < 128 and rows < last and rows < 4 and points >= 8 * multiprocessors:
         rows *= 2
     return DevicePlan(lanes=lanes, points=rows)

@@ -1,4 +1,4 @@
-"""Kernels without detours through memory: what a kernel stored and loads again is the value itself."""
+"""Forwarding of stored values: what a kernel stored and loads again is the value itself."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _with_values(kernel: Kernel, local: set[str]) -> Kernel:
 
 
 def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
-    """Loads in a loop of what an earlier loop stored at the same place, from scratch instead."""
+    """Loads in a loop of what an earlier loop stored at the same index, from scratch instead."""
     place = row_major(kernel.raxes)
     kept: dict[_Place, tuple[int, Store]] = {}
     rows: dict[int, tuple[RowBuffer, int, Store]] = {}
@@ -110,7 +110,7 @@ def _is_plain(stmt: Store) -> bool:
 
 
 def _differs(index: IndexLike, raxes: tuple[Index, ...]) -> bool:
-    """Whether each step of the loops has a place of its own."""
+    """Whether each step of the loops has an element of its own."""
     steps = [coefficient(index, axis_name(a)) for a in raxes]
     return all(s is not None and (s != 0 or axis_size(a) == 1) for s, a in zip(steps, raxes))
 

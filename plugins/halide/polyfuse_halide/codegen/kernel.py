@@ -48,13 +48,13 @@ def kernel_text(
     pins: Pins | None = None,
     checked: bool = False,
 ) -> KernelText:
-    """The program of a kernel, a function named `Source.SYMBOL`; `checked`: one that looks at each place
+    """The program of a kernel, a function named `Source.SYMBOL`; `checked`: one that looks at each index
     before it is read or written.
     """
     check_sizes(kernel)
     plain = with_plain_names(forwarded(kernel))
     plan = pinned(kernel, choose_plan(plain, lanes, config), pins or {})
-    emitter = Emitter(plain, f"p.schedule = {plan.text()}", plan.turn, extents=checked, checked=checked)
+    emitter = Emitter(plain, f"p.schedule = {plan.text()}", plan.transpose, extents=checked, checked=checked)
     if plan.kind != "points":
         emitter.side_by_side = plan.lanes * plan.unroll if plan.kind == "columns" else 1
     return replace(emitter.emit(), note=words(kernel, plan))
@@ -92,9 +92,9 @@ class Emitter(ValueEmitter):
     """
 
     def __init__(
-        self, kernel: Kernel, schedule: str, turn: int = -1, extents: bool = False, checked: bool = False
+        self, kernel: Kernel, schedule: str, transpose: int = -1, extents: bool = False, checked: bool = False
     ) -> None:
-        super().__init__(kernel, turn, checked)
+        super().__init__(kernel, transpose, checked)
         self.schedule, self.extents = schedule, extents
         self.contracting = kernel.device == "cpu" and contracts(kernel)
         self.loaded: list[str] = []
@@ -241,7 +241,7 @@ class Emitter(ValueEmitter):
         mode = "set" if stmt.mode == CHECK_MODE else stmt.mode  # any one of what collides
         args = list(stmt.args)
         mask = "None" if stmt.mask is None else args[-1]
-        place = self._place(store.buffer, stmt.index, args[1 : 1 + len(stmt.indirect)], mask)
+        place = self._index_text(store.buffer, stmt.index, args[1 : 1 + len(stmt.indirect)], mask)
         self._function(f"{name}_of", store.section, stmt.args, f"({place}, {args[0]}, {mask})")
         lane = self._scatter_lane(store)
         arg = self.args[store.buffer]

@@ -7,29 +7,29 @@ from dataclasses import dataclass
 from polyfuse.ir.statements import Load, Reduce, Statement, Store, key
 from polyfuse.kit import KernelFacts
 
-__all__ = ["Shares", "shares_of"]
+__all__ = ["Softmaxes", "softmaxes_of"]
 
 
 @dataclass(frozen=True)
-class Shares:
+class Softmaxes:
     """What rounding may be free with.
 
     Attributes:
-        summed: exponentials of what lies below the largest value of a row, which their sum alone needs: one
+        exponentials: of what lies below the largest value of a row, which their sum alone needs: one
             of them is one, so those that are tiny beside it hardly count.
-        parts: quotients of such exponentials and their sum, a number that all of a row have.
+        quotients: of such exponentials and their sum, a number that all of a row have.
     """
 
-    summed: frozenset[str] = frozenset()
-    parts: frozenset[str] = frozenset()
+    exponentials: frozenset[str] = frozenset()
+    quotients: frozenset[str] = frozenset()
 
 
-def shares_of(facts: KernelFacts) -> Shares:
-    """The shares of a kernel's softmaxes."""
+def softmaxes_of(facts: KernelFacts) -> Softmaxes:
+    """The softmaxes of a kernel."""
     made = {name: found.stmt for name, found in facts.definitions.items()}
     largest = {t: s.args[0] for t, s in made.items() if isinstance(s, Reduce) and s.kind == "max"}
     if not largest:
-        return Shares()
+        return Softmaxes()
     same = _Same(facts)
     powers: set[str] = set()
     for name, stmt in made.items():
@@ -40,9 +40,9 @@ def shares_of(facts: KernelFacts) -> Shares:
     uses = [s for s in facts.statements if powers & set(s.args)]
     sums = {s.targets[0]: s.args[0] for s in uses if isinstance(s, Reduce) and s.kind == "sum"}
     needed = {a for s in uses if not (s.targets and s.targets[0] in sums) for a in s.args}
-    quotients = (s for s in made.values() if s.op == "div" and s.args[1] in sums)
-    parts = (s.targets[0] for s in quotients if same.of(s.args[0]) == same.of(sums[s.args[1]]))
-    return Shares(frozenset(sums.values()) - needed, frozenset(parts))
+    divisions = (s for s in made.values() if s.op == "div" and s.args[1] in sums)
+    found = (s.targets[0] for s in divisions if same.of(s.args[0]) == same.of(sums[s.args[1]]))
+    return Softmaxes(frozenset(sums.values()) - needed, frozenset(found))
 
 
 class _Same:

@@ -23,8 +23,8 @@ from polyfuse.kit import KernelFacts, fits_i32_throughout
 from polyfuse.symbolic import Index, IndexLike, axis_name, coefficient, free_axes, python_text
 from polyfuse_halide.codegen.address import index_text, indirect_axes, placement
 from polyfuse_halide.codegen.ops import call_text, constant_text
-from polyfuse_halide.codegen.recompute import needed_again
-from polyfuse_halide.codegen.softmax import shares_of
+from polyfuse_halide.codegen.reuse import reused_value
+from polyfuse_halide.codegen.softmax import softmaxes_of
 
 __all__ = ["LIMIT", "ValueEmitter", "tuple_text"]
 
@@ -44,11 +44,11 @@ class ValueEmitter:
     """The state of writing the values of one kernel.
 
     Args:
-        turn: the axis along which loads are turned; -1: none.
-        checked: computed places are looked at before they are read.
+        transpose: the axis along which loads are transposed; -1: none.
+        checked: computed indices are looked at before they are read.
     """
 
-    def __init__(self, kernel: Kernel, turn: int = -1, checked: bool = False) -> None:
+    def __init__(self, kernel: Kernel, transpose: int = -1, checked: bool = False) -> None:
         self.kernel, self.checked = kernel, checked
         self.facts = KernelFacts.of(kernel)
         self.args: dict[str, KernelArg] = {a.name: a for a in kernel.args}
@@ -63,9 +63,9 @@ class ValueEmitter:
         self.short: set[str] = set()
         self.placed: set[str] = set()
         self.kept: dict[str, str] = {}
-        self.shares = shares_of(self.facts)
+        self.softmaxes = softmaxes_of(self.facts)
         self.side_by_side = 0
-        self.turn = turn
+        self.transpose = transpose
         self.numbers: dict[str, float] = {}
         self._study()
 
@@ -115,11 +115,11 @@ class ValueEmitter:
                 place += 1
             elif isinstance(stmt, Store) and stmt.buffer in self.row_buffers:
                 self._local(number, stmt)
-        again = needed_again(self.facts, section, self.side_by_side) if reduces and self.side_by_side else ""
-        if again:
-            self._function(f"again{number}_of", number, [again], tuple_text([again]))
-            self.lines.append(f'again{number} = p.row("again{number}", again{number}_of)')
-            self.kept.setdefault(again, f"again{number}")
+        reused = reused_value(self.facts, section, self.side_by_side) if reduces and self.side_by_side else ""
+        if reused:
+            self._function(f"reused{number}_of", number, [reused], tuple_text([reused]))
+            self.lines.append(f'reused{number} = p.row("reused{number}", reused{number}_of)')
+            self.kept.setdefault(reused, f"reused{number}")
         if reduces:
             operands = [a for s in reduces for a in s.args]
             texts = [self._operand(number, s, k) for s in reduces for k in range(len(s.args))]
@@ -242,11 +242,7 @@ class ValueEmitter:
         args = list(stmt.args)
         if stmt.op == "scan":
             places = ", ".join([*self.axes, *self.raxes])
-            return [
-                f"{t} = {self.scanned[t][0]}({places})[{self.scanned[t][1]}]"
-                for t in stmt.targets
-                if t
-            ]
+            return [f"{t} = {self.scanned[t][0]}({places})[{self.scanned[t][1]}]" for t in stmt.targets if t]
         target = stmt.targets[0]
         match stmt:
             case IndexValue():
@@ -273,9 +269,9 @@ class ValueEmitter:
                 return [f"{target} = random_{stmt.kind}({', '.join(args)})"]
         if stmt.op in _COMPARISONS and all(a in self.narrow for a in stmt.args):
             args = [f"{a}_n" for a in args]
-        if self.kernel.numerics == "fast" and stmt.targets[0] in self.shares.summed:
-            return [f"{target} = exp_share({args[0]})"]
-        if self.kernel.numerics == "fast" and stmt.targets[0] in self.shares.parts:
+        if self.kernel.numerics == "fast" and stmt.targets[0] in self.softmaxes.exponentials:
+            return [f"{target} = exp_in_softmax({args[0]})"]
+        if self.kernel.numerics == "fast" and stmt.targets[0] in self.softmaxes.quotients:
             # the same divisor all along the row
             return [f"{target} = mul({args[0]}, reciprocal({args[1]}))"]
         if stmt.op == "where" and stmt.args[0] in self.placed and self.kernel.device == "cpu":
@@ -286,9 +282,11 @@ class ValueEmitter:
         buffer, index, count, masked = stmt.payload
         if buffer in self.row_buffers:
             return f"{buffer}({', '.join([*self.axes, *self.raxes])})"
-        parts = [self._place(buffer, index, args[:count], args[count] if masked else "None")]
-        if self.turn >= 0 and _is_turned(stmt, self.kernel.axes[-1], self.kernel.axes[self.turn]):
-            return f'p.turned("{stmt.target}", {buffer}, {parts[0]}, {", ".join(self.axes)})'
+        parts = [self._index_text(buffer, index, args[:count], args[count] if masked else "None")]
+        if self.transpose >= 0 and _is_transposed(
+            stmt, self.kernel.axes[-1], self.kernel.axes[self.transpose]
+        ):
+            return f'p.transposed("{stmt.target}", {buffer}, {parts[0]}, {", ".join(self.axes)})'
         if not masked:
             return f"{buffer}({parts[0]})"
         parts += args[count : count + 2]
@@ -296,7 +294,7 @@ class ValueEmitter:
         near = "" if count or extent is None else f".within({index_text(extent)})"
         return f"{buffer}{near}({', '.join(parts)})"
 
-    def _place(self, buffer: str, index: IndexLike, indirect: Sequence[str], mask: str) -> str:
+    def _index_text(self, buffer: str, index: IndexLike, indirect: Sequence[str], mask: str) -> str:
         """The text of an index whose `@k` are values."""
         names: dict[str, str] = {}
         for name, size in indirect_axes(index).items():
@@ -318,7 +316,7 @@ def tuple_text(names: Iterable[str]) -> str:
     return "(" + "".join(f"{n}, " for n in names) + ")"
 
 
-def _is_turned(stmt: Load, lane: Index, other: Index) -> bool:
+def _is_transposed(stmt: Load, lane: Index, other: Index) -> bool:
     """Whether neighbours that a load reads lie along another axis than the lanes."""
     if stmt.args or coefficient(stmt.index, axis_name(lane)) in (0, 1, None):
         return False

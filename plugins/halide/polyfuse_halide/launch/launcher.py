@@ -225,7 +225,7 @@ def _native(
         code.i64("48b8", _exported("PyExc_RuntimeError")).raw("488b38")  # rdi = PyExc_RuntimeError
         code.i64("48be", ctypes.cast(message, ctypes.c_void_p).value or 0)
         code.call(address_of(python.PyErr_SetString)).raw("31c0").jump("e9", "leave")
-    # rax = the address that rdi stands for: a tensor's data, or a whole number
+    # rax = the address that rdi stands for: a tensor's data, or a integer
     code.label("address").raw("4883ec08 488b4708")
     code.i64("48b9", id(int)).raw("4839c8").jump("0f84", "number")
     code.call(data_ptr).jump("e9", "found")

@@ -83,12 +83,12 @@ def link(
     """
     parsed = [_Object(data) for data in objects]
     everything = [s for o in parsed for s in o.sections.values()]
-    size = _place([s for s in everything if s.flags & _EXECUTABLE], 0)
+    size = _index_text([s for s in everything if s.flags & _EXECUTABLE], 0)
     outside = list(dict.fromkeys(s.name for o in parsed for s in o.symbols if s.section == 0 and s.name))
     # a jump to each function outside, and its address, which relative instructions can reach
     stubs = -(-size // 16) * 16
     code_end = -(-(stubs + 16 * len(outside)) // _PAGE) * _PAGE
-    table = _place([s for s in everything if not s.flags & _EXECUTABLE], code_end)
+    table = _index_text([s for s in everything if not s.flags & _EXECUTABLE], code_end)
     table = -(-table // 16) * 16
     defined: dict[str, int] = {}
     total = table + 8 * (len(outside) + sum(len(o.symbols) for o in parsed)) + 8
@@ -123,7 +123,7 @@ def link(
     return {name: defined[name] for name in wanted}
 
 
-def _place(sections: Sequence[_Section], start: int) -> int:
+def _index_text(sections: Sequence[_Section], start: int) -> int:
     for section in sections:
         start = -(-start // section.align) * section.align
         section.place = start

@@ -21,21 +21,21 @@ class AutomaticProgram(Program):
 
     Attributes:
         scheduler: the scheduler's name.
-        processors: how many there are.
+        parallelism: how many there are.
         once: whether no point of a result may be computed twice.
         limits: the extents of each buffer, by the name that Halide gives it, innermost first.
         results: extents of the stages that store, by name and by their variables' names.
     """
 
     scheduler: str = ""
-    processors: int = 1
+    parallelism: int = 1
     once: bool = False
     limits: dict[str, list[int]] = field(default_factory=dict)
     results: dict[str, dict[str, int]] = field(default_factory=dict)
 
-    def scheduled_by(self, scheduler: str, processors: int, once: bool) -> None:
+    def scheduled_by(self, scheduler: str, parallelism: int, once: bool) -> None:
         """Say who is asked."""
-        self.scheduler, self.processors, self.once = scheduler, processors, once
+        self.scheduler, self.parallelism, self.once = scheduler, parallelism, once
 
     def input(self, name: str, dtype: str, extent: Any = None, backwards: bool = False) -> Input:
         """A buffer that is read, and its number of elements."""
@@ -47,7 +47,7 @@ class AutomaticProgram(Program):
     def store(
         self, name: str, looped: bool, strides: Sequence[Sequence[Any]], body: Body
     ) -> Callable[..., list[Value]]:
-        """Store values at places that are sums of axes times strides."""
+        """Store values at indices that are sums of axes times strides."""
         found = super().store(name, looped, strides, body)
         func = self.outputs[-1].func
         # Halide gives a name that is taken another ending

@@ -22,7 +22,7 @@ from polyfuse_halide.library.math.arithmetic import (
 from polyfuse_halide.library.math.convert import constant
 from polyfuse_halide.library.math.exponentials import exp, log1p
 
-__all__ = ["Fold", "Moments", "merge_scan", "scan_start"]
+__all__ = ["Accumulator", "Moments", "merge_scan", "scan_start"]
 
 _FLOATS = ("f32", "f64")
 
@@ -42,7 +42,7 @@ def _highest(dtype: str) -> float:
 
 
 @dataclass(frozen=True)
-class Fold:
+class Accumulator:
     """A reduction whose state does not depend on how many values it took.
 
     `kind` is one of the representation's; `position` is the type of the second operand of `argmin` and

@@ -2,7 +2,7 @@
 
 Halide strictifies all arithmetic of a pipeline or what it is told to. A kernel that contracts is told so of
 everything that a stage is defined to be (`strict`); but what an inlined stage is defined to be by itself
-stays as it is. Such a stage takes numbers by their bits, since places are whole numbers.
+stays as it is. Such a stage takes numbers by their bits, since indices are integers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def strict(value: Value) -> Value:
 
 
 def multiply_add(a: Value, b: Value, c: Value) -> Value:
-    """a * b + c of 32 bits, rounded once where the processor can and the kernel contracts.
+    """a * b + c of 32 bits, rounded once where the CPU can and the kernel contracts.
 
     The sum must not be added to another such sum: LLVM may regroup what belongs to two of them.
     """

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import halide as hl
 
-from polyfuse_halide.library.combine import Fold, Moments
+from polyfuse_halide.library.combine import Accumulator, Moments
 from polyfuse_halide.library.contraction import strict
 from polyfuse_halide.library.math.arithmetic import Value, expr
 from polyfuse_halide.library.math.convert import convert
@@ -18,7 +18,7 @@ __all__ = ["Body", "Pass", "Reductions", "State", "define", "flat_of", "reads", 
 
 Body = Callable[..., Sequence[Value]]
 State = tuple[list[Value], Value]
-"""The values of all folds and moments of a pass, and how many values of the loop they have taken."""
+"""The values of all accumulators and moments of a pass, and how many values of the loop they have taken."""
 
 
 def define(func: Any, place: Sequence[Any], values: Sequence[Value]) -> None:
@@ -51,12 +51,12 @@ def flat_of(places: Sequence[Any], sizes: Sequence[Any]) -> Any:
 
 @dataclass
 class Pass:
-    """Some folds and moments that share one loop; a kind of pass says how the loop runs, and sets `func`."""
+    """Accumulators and moments that share one loop; a kind of pass says how it runs, and sets `func`."""
 
     name: str
     axes: Sequence[Any]
     sizes: Sequence[Any]
-    parts: Sequence[Fold | Moments]
+    parts: Sequence[Accumulator | Moments]
     body: Body
     lanes: int
     func: Any = field(default=None, init=False)
@@ -65,7 +65,7 @@ class Pass:
     def __post_init__(self) -> None:
         at = 0
         for part in self.parts:
-            width = part.width if isinstance(part, Fold) else 2
+            width = part.width if isinstance(part, Accumulator) else 2
             self.places.append((at, at + width))
             at += width
         self.count = at
@@ -125,22 +125,22 @@ class Reductions(ABC, Generic[P]):
     passes: list[P] = field(default_factory=list, init=False)
 
     @abstractmethod
-    def make_pass(self, name: str, parts: Sequence[Fold | Moments], body: Body) -> P:
+    def make_pass(self, name: str, parts: Sequence[Accumulator | Moments], body: Body) -> P:
         """A pass over the loop."""
 
     @abstractmethod
-    def share(self, x: Value) -> Value:
+    def softmax_exp(self, x: Value) -> Value:
         """e**x of what is not above zero: what a value adds to the sum of a softmax."""
 
     def __post_init__(self) -> None:
         widths = [2 if k in ("argmin", "argmax") else 1 for k, _, _ in self.kinds]
         starts = [sum(widths[:k]) for k in range(len(widths))]
-        first: list[Fold | Moments] = []
+        first: list[Accumulator | Moments] = []
         for kind, dtype, position in self.kinds:
             if kind == "welford":
                 first.append(Moments(dtype))
             else:
-                first.append(Fold("max" if kind == "online_softmax" else kind, dtype, position))
+                first.append(Accumulator("max" if kind == "online_softmax" else kind, dtype, position))
         main = self.make_pass(self.name, first, self.body)
         self.passes.append(main)
         softmax = [k for k, (kind, _, _) in enumerate(self.kinds) if kind == "online_softmax"]
@@ -150,9 +150,9 @@ class Reductions(ABC, Generic[P]):
         def shifted(*places: Any) -> list[Value]:
             operands = self.body(*places)
             largest = reads(main.func, places[: len(self.axes)], main.count)
-            return [self.share(operands[starts[k]] - largest[main.places[k][0]]) for k in softmax]
+            return [self.softmax_exp(operands[starts[k]] - largest[main.places[k][0]]) for k in softmax]
 
-        sums: list[Fold | Moments] = [Fold("sum", self.kinds[k][1]) for k in softmax]
+        sums: list[Accumulator | Moments] = [Accumulator("sum", self.kinds[k][1]) for k in softmax]
         self.passes.append(self.make_pass(f"{self.name}_sum", sums, shifted))
 
     def __call__(self, *axes: Any) -> list[list[Value]]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.combine import Fold, Moments
+from polyfuse_halide.library.combine import Accumulator, Moments
 from polyfuse_halide.library.math.arithmetic import Value, expr
-from polyfuse_halide.library.math.exponentials import exp_share
+from polyfuse_halide.library.math.exponentials import exp_in_softmax
 from polyfuse_halide.library.passes import Body, Pass, Reductions, define, flat_of, reads, total
 
 __all__ = ["Reduction", "Tail"]
@@ -27,7 +27,7 @@ def _domain(extents: Sequence[Any], name: str) -> tuple[Any, list[Any]]:
 
 @dataclass
 class _Pass(Pass):
-    """Some folds and moments that share one loop.
+    """Some accumulators and moments that share one loop.
 
     `lanes` is the width of a vector along the last loop, 1 where lanes run elsewhere.
     """
@@ -138,10 +138,10 @@ class Reduction(Reductions[_Pass]):
 
     unroll: int = 1
 
-    def make_pass(self, name: str, parts: Sequence[Fold | Moments], body: Body) -> _Pass:
+    def make_pass(self, name: str, parts: Sequence[Accumulator | Moments], body: Body) -> _Pass:
         """A pass over the loop."""
         return _Pass(name, self.axes, self.sizes, parts, body, self.lanes, self.unroll)
 
-    def share(self, x: Value) -> Value:
+    def softmax_exp(self, x: Value) -> Value:
         """e**x of what is not above zero."""
-        return exp_share(x)
+        return exp_in_softmax(x)

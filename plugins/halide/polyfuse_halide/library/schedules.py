@@ -8,7 +8,7 @@ import halide as hl
 
 from polyfuse_halide.library.reduce import Reduction, Tail
 from polyfuse_halide.library.stages import Output, Program
-from polyfuse_halide.library.tiles import TILE, turn
+from polyfuse_halide.library.tiles import TILE, transpose_in_registers
 
 __all__ = ["ScheduledProgram"]
 
@@ -105,15 +105,15 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
     extent = extents[lane.name()]
     lanes = _lanes_within(extent, plan.lanes)
     outer = order[:-1]
-    if plan.turn >= 0 and not loops and lanes >= 4:
+    if plan.transpose >= 0 and not loops and lanes >= 4:
         # neighbours along the other axis are read again at once, while their lines are near
         rows, row, block, column = (hl.Var(n) for n in ("rows", "row", "block", "column"))
-        turned = outer[plan.turn]
-        tail = _whole_tiles(program, output, turned, lane, lanes)
-        func.split(turned, rows, row, TILE, tail or Tail).split(lane, block, column, lanes, tail or Tail)
-        outer[plan.turn] = rows
+        across = outer[plan.transpose]
+        tail = _whole_tiles(program, output, across, lane, lanes)
+        func.split(across, rows, row, TILE, tail or Tail).split(lane, block, column, lanes, tail or Tail)
+        outer[plan.transpose] = rows
         level = block
-        if tail is not None and program.axes[turned.name()] % (2 * TILE) == 0:
+        if tail is not None and program.axes[across.name()] % (2 * TILE) == 0:
             # two tiles side by side take whole pairs of lines, which are fetched together
             level = hl.Var("tile")
             func.split(rows, rows, level, 2, Tail)
@@ -122,15 +122,15 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
             func.reorder(column, row, block, *reversed(outer)).vectorize(column)
         if tail is not None:
             func.unroll(row)
-            for tile, _ in program.turns:
-                turn(tile, func, level, turned, lane, (TILE, lanes))
+            for tile, _ in program.transposes:
+                transpose_in_registers(tile, func, level, across, lane, (TILE, lanes))
         _before(output, func, row, order[-1], lanes)
         _threads(program, func, outer)
         return
-    if plan.piece and plan.fuse:
-        piece, inside = hl.Var("piece"), hl.Var("inside")
-        func.split(lane, piece, inside, plan.piece, Tail)
-        outer, lane = [*outer, piece], inside
+    if plan.chunk and plan.fuse:
+        chunk, inside = hl.Var("chunk"), hl.Var("inside")
+        func.split(lane, chunk, inside, plan.chunk, Tail)
+        outer, lane = [*outer, chunk], inside
     if lanes >= 4:
         func.vectorize(lane, lanes, Tail)
         if plan.unroll > 1 and (not isinstance(extent, int) or extent >= lanes * plan.unroll):
@@ -139,10 +139,10 @@ def _points(program: Program, output: Output, axes: list[Any], loops: list[Any])
     _threads(program, func, outer)
 
 
-def _whole_tiles(program: Program, output: Output, turned: Any, lane: Any, lanes: int) -> Any | None:
-    """How the last tiles of a row are taken, if all can be whole; None if not, or where nothing is turned."""
-    sizes = program.axes[turned.name()], program.axes[lane.name()]
-    if not program.turns or output.before is not None or not all(isinstance(s, int) for s in sizes):
+def _whole_tiles(program: Program, output: Output, across: Any, lane: Any, lanes: int) -> Any | None:
+    """How the last tiles of a row are taken, if all can be whole; None if not, or if none is transposed."""
+    sizes = program.axes[across.name()], program.axes[lane.name()]
+    if not program.transposes or output.before is not None or not all(isinstance(s, int) for s in sizes):
         return None
     if sizes[0] % TILE == 0 and sizes[1] % lanes == 0:
         return Tail
@@ -171,7 +171,7 @@ def _root(program: Program, reduction: Reduction) -> None:
 
 
 def _alone(program: Program, output: Output) -> bool:
-    """Whether no other stage stores in loops: what this one reads, only it overwrites, at the same place."""
+    """Whether no other stage stores in loops: what this one reads, only it overwrites, at the same index."""
     return bool(output.loops) and sum(bool(o.loops) for o in program.outputs) == 1
 
 
@@ -285,7 +285,7 @@ def _reordered(stage: Any, order: list[Any]) -> bool:
 
 
 def _scatter(program: Program, scatter: Any) -> None:
-    """Lanes along an axis whose points have places of their own; threads where all have."""
+    """Lanes along an axis whose points have elements of their own; threads where all have."""
     func, plan = scatter.func, program.schedule
     func.compute_root()
     stage = func.update(0)
@@ -300,17 +300,17 @@ def _scatter(program: Program, scatter: Any) -> None:
     if scatter.lane:
         order = [a for a in order if a.name() != scatter.lane.name()] + [scatter.lane]
         if not _reordered(stage, order):
-            # points that share a place lie at the same point of the lane's axis, so in one lane: in order
+            # points that share an element lie at the same point of the lane's axis, so in one lane: in order
             stage.vectorize(scatter.lane, plan.lanes, Tail)
             return
     extent = {**program.axes, **program.loops}.get(scatter.lane_name)
     wide = 4 * plan.lanes
     if plan.fuse and scatter.lane and not scatter.disjoint and isinstance(extent, int) and extent >= 2 * wide:
         # each thread has columns of its own, and walks all rows
-        piece, inside = hl.RVar("piece"), hl.RVar("inside")
-        stage.split(order[-1], piece, inside, wide, Tail)
-        stage.reorder(inside, *reversed(order[:-1]), piece).vectorize(inside, plan.lanes, Tail).parallel(
-            piece
+        chunk, inside = hl.RVar("chunk"), hl.RVar("inside")
+        stage.split(order[-1], chunk, inside, wide, Tail)
+        stage.reorder(inside, *reversed(order[:-1]), chunk).vectorize(inside, plan.lanes, Tail).parallel(
+            chunk
         )
         return
     stage.vectorize(order[-1], plan.lanes, Tail)

@@ -35,17 +35,17 @@ def largest(a: Any, b: Any) -> Any:
 
 
 def as_i64(value: Any) -> Value:
-    """An index as a whole number of 64 bits."""
+    """An index as a integer of 64 bits."""
     return hl.cast(hl.Int(64), expr(value))
 
 
 def at(value: Value, extent: Any) -> Value:
-    """A computed place, which the representation promises to be below an extent."""
+    """A computed index, which the representation promises to be below an extent."""
     return hl.unsafe_promise_clamped(hl.cast(hl.Int(32), value), 0, extent - 1)
 
 
 def checked_at(value: Value, extent: Any, words: str, mask: Value | None = None) -> Value:
-    """A computed place that ends the kernel, with itself and these words, where it is not below an extent;
+    """A computed index that ends the kernel, with itself and these words, where it is not below an extent;
     where the mask is false, nothing is read or stored there.
     """
     wide = hl.cast(hl.Int(64), value)
@@ -57,7 +57,7 @@ def checked_at(value: Value, extent: Any, words: str, mask: Value | None = None)
 
 
 def shared(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Evaluate a section once for each place: later sections ask for the same values again and again."""
+    """Evaluate a section once for each index: later sections ask for the same values again and again."""
     known: dict[tuple[int, ...], tuple[tuple[Any, ...], Any]] = {}
 
     def call(*places: Any) -> Any:
@@ -80,10 +80,10 @@ class Schedule:
         unroll: vectors side by side.
         fuse: outermost axes that are shared by threads as one; 0: one thread does all.
         group: steps of these that one thread takes together.
-        piece: points of the lane axis that one thread takes together; 0: all of a row.
+        chunk: points of the lane axis that one thread takes together; 0: all of a row.
         shift: whether the last block of a row may begin earlier instead of being shorter.
-        turn: an axis that is walked in short pieces beside the lanes, because something is contiguous along
-            it; -1: none.
+        transpose: an axis that is walked in short chunks beside the lanes, because something is contiguous
+            along it; -1: none.
     """
 
     kind: str
@@ -91,9 +91,9 @@ class Schedule:
     unroll: int = 1
     fuse: int = 0
     group: int = 1
-    piece: int = 0
+    chunk: int = 0
     shift: bool = False
-    turn: int = -1
+    transpose: int = -1
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Input:
 
 @dataclass
 class Output:
-    """Stores that one stage makes: at each place one value for each of its targets."""
+    """Stores that one stage makes: at each index one value for each of its targets."""
 
     func: Any
     axes: list[Any]
@@ -134,7 +134,7 @@ class Output:
 
 @dataclass
 class Scatter:
-    """Stores at places that are computed, or combined with what is there."""
+    """Stores at indices that are computed, or combined with what is there."""
 
     func: Any
     axes: list[Any]
@@ -158,7 +158,7 @@ class Program:
     order: list[Any] = field(default_factory=list)
     schedule: Schedule = Schedule("points")
     scans: list[RowScan] = field(default_factory=list)
-    turns: list[tuple[Any, list[Any]]] = field(default_factory=list)
+    transposes: list[tuple[Any, list[Any]]] = field(default_factory=list)
     careful: bool = False
 
     def size(self, name: str) -> Value:
@@ -182,15 +182,15 @@ class Program:
         self.inputs.append(param)
         return Input(dtype, param)
 
-    def turned(self, name: str, source: Input, place: Any, *places: Any) -> Value:
+    def transposed(self, name: str, source: Input, place: Any, *places: Any) -> Value:
         """An element of a buffer whose neighbours lie along another axis than the lanes: a stage of its own,
         which can read small tiles along the one axis and give them along the other.
         """
         if not all(isinstance(p, hl.Var) for p in places):
             return source(place)
-        func = hl.Func(f"{name}_turned")
+        func = hl.Func(f"{name}_transposed")
         define(func, places, [source(place)])
-        self.turns.append((func, list(places)))
+        self.transposes.append((func, list(places)))
         return reads(func, places, 1)[0]
 
     def axis(self, name: str, extent: Any) -> Any:
@@ -245,7 +245,7 @@ class Program:
     def store(
         self, name: str, looped: bool, strides: Sequence[Sequence[Any]], body: Body
     ) -> Callable[..., list[Value]]:
-        """Store values at places that are sums of axes times strides."""
+        """Store values at indices that are sums of axes times strides."""
         names = [*self.axes, *(self.loops if looped else ())]
         places = self._vars(names)
         func, before = hl.Func(name), None
@@ -277,9 +277,9 @@ class Program:
         lane: str = "",
         disjoint: bool = False,
     ) -> None:
-        """Store at computed places, or combine with what is there.
+        """Store at computed indices, or combine with what is there.
 
-        `body` gives place, value and mask. Along the axis `lane`, if any, no two points share a place;
+        `body` gives place, value and mask. Along the axis `lane`, if any, no two points share an element;
         `disjoint` says that no two points do at all, or that any of the stored values will do.
         """
         names = [*self.axes, *(self.loops if looped else ())]
@@ -296,7 +296,7 @@ class Program:
                 expr(place) + domain[0]
             )  # of a domain that nothing refers to, the condition is not looked at
         place = strict(hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1))
-        if loops:  # one value may go to one place, again and again
+        if loops:  # one value may go to one element, again and again
             value = at_each(value, loops[-1])
         func[place] = strict(_combined(mode, dtype, expr(func[place]), value))
         func.output_buffer().dim(0).set_bounds(0, extent)

@@ -1,22 +1,24 @@
-"""Tiles of what lies along another axis than the lanes, turned in registers."""
+"""Tiles of what lies along another axis than the lanes, transposed in registers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["TILE", "turn"]
+__all__ = ["TILE", "transpose_in_registers"]
 
 TILE = 16
 """Points of a tile along either axis."""
-_TURNED = 8
+_AT_ONCE = 8
 """Elements that a tile reads at once: 8 vectors of 8 are exchanged with the fewest instructions."""
 
 
-def turn(tile: Any, func: Any, level: Any, read: Any, kept: Any, sizes: tuple[int, int]) -> None:
+def transpose_in_registers(
+    tile: Any, func: Any, level: Any, read: Any, kept: Any, sizes: tuple[int, int]
+) -> None:
     """A tile is made in vectors along the axis `read` and kept in vectors along the axis `kept`: as all of
     them are there at once, Halide exchanges their elements in registers. `sizes` are those of the tile.
     """
     tile.compute_at(func, level).bound_extent(read, sizes[0]).bound_extent(kept, sizes[1])
     tile.reorder_storage(kept, read)
-    tile.reorder(kept, read).vectorize(read, _TURNED).unroll(read)
+    tile.reorder(kept, read).vectorize(read, _AT_ONCE).unroll(read)
     tile.reorder(kept, read).unroll(kept)

@@ -64,18 +64,18 @@ def automatic_fault(kernel: Kernel) -> str:
     for section, stmt in stores:
         space = (*kernel.axes, *(kernel.raxes if section.looped else ()))
         if stmt.indirect or stmt.mask or stmt.mode != "set" or placement(stmt.index, space) is None:
-            return "it stores at computed places, or adds to what is there"
+            return "it stores at computed indices, or adds to what is there"
         if stmt.buffer in loaded:
             return "it reads what it overwrites"
     if any(isinstance(s, Load) and s.indirect for _, s in stmts):
-        return "it reads at computed places"
+        return "it reads at computed indices"
     if kernel.aliases and (kernel.raxes or len(stores) > 1):
         return "a result may lie over what the kernel still reads"
     return ""
 
 
-def automatic_text(kernel: Kernel, scheduler: str, processors: int) -> KernelText:
-    """The program of a kernel that a scheduler divides among so many processors."""
+def automatic_text(kernel: Kernel, scheduler: str, parallelism: int) -> KernelText:
+    """The program of a kernel that a scheduler divides among so many parallelism."""
     from polyfuse_halide.codegen.forward import forwarded, with_plain_names
     from polyfuse_halide.codegen.kernel import Emitter, check_sizes
 
@@ -85,7 +85,7 @@ def automatic_text(kernel: Kernel, scheduler: str, processors: int) -> KernelTex
     check_sizes(kernel)
     once = bool(kernel.aliases)
     plain = with_plain_names(forwarded(kernel))
-    call = f'p.scheduled_by("{scheduler}", {processors}, once={once})'
+    call = f'p.scheduled_by("{scheduler}", {parallelism}, once={once})'
     found = Emitter(plain, call, extents=True).emit()
     facts = {**json.loads(found.meta), "automatic": scheduler}
     if kernel.device != "cpu":

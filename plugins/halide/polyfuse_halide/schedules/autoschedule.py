@@ -62,7 +62,7 @@ def autoschedule(program: AutomaticProgram, pipeline: Any, arguments: Sequence[A
     import halide as hl
 
     _load(program.scheduler)
-    wanted = hl.AutoschedulerParams(program.scheduler, {"parallelism": str(program.processors)})
+    wanted = hl.AutoschedulerParams(program.scheduler, {"parallelism": str(program.parallelism)})
     decided = pipeline.apply_autoscheduler(hl.Target(target), wanted).schedule_source
     if program.once:
         for name, extents in program.results.items():

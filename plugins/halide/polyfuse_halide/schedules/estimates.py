@@ -18,14 +18,14 @@ _RATE = 3e9
 _MOVED = 12e9
 _UNITS = 8
 _START = 2e-6
-"""Seconds in which a share of the work is taken by a thread."""
+"""Seconds until a thread begins with its chunk of the work."""
 _GRAIN = 16_384
 _LATENCY = 4
 """Additions in which the sum of one vector is known; others can be added to meanwhile."""
 
 
 def estimate(kernel: Kernel, config: Config, lanes: int) -> float:
-    """Seconds, roughly, on a processor whose vectors have so many lanes."""
+    """Seconds, roughly, on a CPU whose vectors have so many lanes."""
     facts = KernelFacts.of(kernel)
     points = prod(example_sizes(facts, facts.sizes))
     wide = config.get("lanes", lanes)

@@ -18,7 +18,7 @@ from polyfuse_halide.schedules.plan import Plan
 
 __all__ = ["Pins", "pin_of", "pinned", "read_pins", "words"]
 
-_CHOICES = {Plan: ("lanes", "unroll", "fuse", "group", "piece"), DevicePlan: ("lanes", "points", "each")}
+_CHOICES = {Plan: ("lanes", "unroll", "fuse", "group", "chunk"), DevicePlan: ("lanes", "points", "each")}
 """What a line may say of each kind of schedule; the rest follows from the kernel."""
 _POWERS = ("lanes", "each")
 _MOST_THREADS = 1024

@@ -20,7 +20,7 @@ __all__ = [
     "choose_plan",
     "example_sizes",
     "pinned_choices",
-    "turned_axis",
+    "transposed_axis",
 ]
 
 CHOICES = ("lanes", "unroll", "grain", "serial")
@@ -33,7 +33,7 @@ _GRAIN = 16_384
 TILE = 16
 """Points of an axis that runs along neighbours in memory where the lanes do not."""
 _TASKS = 8
-"""Pieces that there should be at least, so that threads end at about the same time."""
+"""Chunks that there should be at least, so that threads end at about the same time."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Plan:
     unroll: int = 1
     fuse: int = 0
     group: int = 1
-    piece: int = 0
+    chunk: int = 0
     shift: bool = False
-    turn: int = -1
+    transpose: int = -1
 
     def text(self) -> str:
         """The schedule as text of a generated program."""
@@ -75,7 +75,7 @@ def choose_plan(kernel: Kernel, lanes: int, config: Config | None) -> Plan:
     kind = access_kind(facts)
     plan = Plan(kind, lanes=chosen.get("lanes", lanes), shift=not _in_place(facts))
     if kind == "points":
-        plan = replace(plan, turn=turned_axis(facts))
+        plan = replace(plan, transpose=transposed_axis(facts))
     sizes = example_sizes(facts, facts.axes)
     steps = prod(example_sizes(facts, facts.raxes))
     cost = max(1, sum(map(_price, facts.statements)))
@@ -94,24 +94,24 @@ def _shared(plan: Plan, sizes: list[int], steps: int, chosen: Config) -> Plan:
     grain = chosen.get("grain", _GRAIN)
     if not sizes:
         # all that is left is what is stored in loops
-        return replace(plan, fuse=1, piece=grain)
+        return replace(plan, fuse=1, chunk=grain)
     if plan.kind == "rows":
         outer, rest = list(sizes), steps
     elif plan.kind == "columns":
         wide = plan.lanes * plan.unroll
         outer, rest = [*sizes[:-1], -(-sizes[-1] // wide)], wide * steps
-    elif plan.turn >= 0:
+    elif plan.transpose >= 0:
         outer, rest = list(sizes[:-1]), sizes[-1] * TILE
-        outer[plan.turn] = -(-outer[plan.turn] // TILE)
+        outer[plan.transpose] = -(-outer[plan.transpose] // TILE)
     else:
         outer, rest = list(sizes[:-1]), sizes[-1]
-    piece = 0
+    chunk = 0
     if (
         plan.kind == "points"
-        and plan.turn < 0
+        and plan.transpose < 0
         and (not outer or (rest >= 2 * grain and prod(outer) < _TASKS))
     ):
-        piece = grain
+        chunk = grain
         outer.append(-(-rest // grain))
         rest = grain
     fuse, tasks = 1, max(outer[0], 1)
@@ -119,7 +119,7 @@ def _shared(plan: Plan, sizes: list[int], steps: int, chosen: Config) -> Plan:
         tasks *= max(outer[fuse], 1)
         fuse += 1
     each = rest * prod(outer[fuse:])
-    return replace(plan, fuse=fuse, group=max(1, min(grain // max(each, 1), max(1, tasks // 4))), piece=piece)
+    return replace(plan, fuse=fuse, group=max(1, min(grain // max(each, 1), max(1, tasks // 4))), chunk=chunk)
 
 
 def _price(stmt: Statement) -> int:
@@ -152,7 +152,7 @@ def access_kind(facts: KernelFacts) -> str:
     return "rows"
 
 
-def turned_axis(facts: KernelFacts) -> int:
+def transposed_axis(facts: KernelFacts) -> int:
     """The axis along which something is contiguous that is not so along the last one; -1 if there is none."""
     if len(facts.axes) < 2 or facts.hints[facts.axes[-1]] < TILE:
         return -1

@@ -20,7 +20,7 @@ _LEAST_NORMAL = 0x00800000
 
 
 def _floor(x: Value) -> Value:
-    """The next whole number below: of the least numbers below zero, their bits say that they are."""
+    """The next integer below: of the least numbers below zero, their bits say that they are."""
     if is_wide(x):
         return hl.floor(x)
     bits, lowest = bits_of(x), -(1 << 31)
@@ -29,7 +29,7 @@ def _floor(x: Value) -> Value:
 
 
 def _ceil(x: Value) -> Value:
-    """The next whole number above: of the least numbers above zero, their bits say that they are."""
+    """The next integer above: of the least numbers above zero, their bits say that they are."""
     if is_wide(x):
         return hl.ceil(x)
     bits = bits_of(x)

@@ -12,7 +12,7 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.device.reduce import DeviceReduction, places_of
+from polyfuse_halide.library.device.reduce import DeviceReduction, coordinates_of
 from polyfuse_halide.library.device.scan import DeviceScan
 from polyfuse_halide.library.math.arithmetic import Value, at_each, expr
 from polyfuse_halide.library.math.convert import memory_type
@@ -34,7 +34,7 @@ class Grid:
         each: elements that a thread takes of a kernel without loops.
         vector: whether these are neighbours that are moved as one.
         flat: whether a kernel without loops runs over all axes as one.
-        turn: an axis that is walked in tiles together with the last one, because something is contiguous
+        transpose: an axis that is walked in tiles together with the last one, because something is contiguous
             along it; -1: none.
         keep: bytes of a row that a block keeps in its own memory at most.
     """
@@ -45,7 +45,7 @@ class Grid:
     each: int = 1
     vector: bool = False
     flat: bool = True
-    turn: int = -1
+    transpose: int = -1
     keep: int = 40 << 10
 
 
@@ -150,7 +150,7 @@ class DeviceProgram(Program):
         return self._lazy(name, make)
 
     def tile(self, name: str, body: Body) -> Callable[..., Value]:
-        """A value that lies along the turned axis: a tile of it is fetched as it lies, and read turned."""
+        """A value that is contiguous along the other axis: a tile of it is loaded so, and read transposed."""
 
         def make() -> Callable[..., Value]:
             axes = self._vars(list(self.axes))
@@ -166,7 +166,7 @@ class DeviceProgram(Program):
     def store(
         self, name: str, looped: bool, strides: Sequence[Sequence[Any]], body: Body
     ) -> Callable[..., list[Value]]:
-        """Store values at places that are sums of axes times strides."""
+        """Store values at indices that are sums of axes times strides."""
         self._next()
         axes = self._vars(list(self.axes))
         loops = self._vars(list(self.loops)) if looped else []
@@ -203,7 +203,7 @@ class DeviceProgram(Program):
         """A launch without loops; the innermost loop of a thread."""
         grid = self.grid
         block, inside, thread, item = (hl.Var(n) for n in ("block", "inside", "thread", "item"))
-        if grid.turn >= 0:
+        if grid.transpose >= 0:
             return self._tiles(func, axes)
         lane, outer = axes[-1], axes[:-1]
         if grid.flat:
@@ -224,21 +224,23 @@ class DeviceProgram(Program):
         return thread if grid.vector else item
 
     def _tiles(self, func: Any, axes: list[Any]) -> Any:
-        turned, lane = axes[self.grid.turn], axes[-1]
-        rest = [a for k, a in enumerate(axes[:-1]) if k != self.grid.turn]
+        across, lane = axes[self.grid.transpose], axes[-1]
+        rest = [a for k, a in enumerate(axes[:-1]) if k != self.grid.transpose]
         rows, row, some, column, columns, block = (
             hl.Var(n) for n in ("rows", "row", "some", "column", "columns", "block")
         )
-        func.split(turned, rows, row, _TILE, Tail).split(row, some, row, _TILE_ROWS, Tail)
+        func.split(across, rows, row, _TILE, Tail).split(row, some, row, _TILE_ROWS, Tail)
         func.split(lane, columns, column, _TILE, Tail)
         func.reorder(some, column, row, columns, rows, *reversed(rest)).unroll(some)
         block = self._fused(func, [*rest, rows, columns])
         func.gpu_blocks(block).gpu_threads(column, row)
         for tile, places in self.stage.tiles:
-            along, other = places[self.grid.turn], places[-1]
+            along, other = places[self.grid.transpose], places[-1]
             tile.compute_at(func, block).align_storage(other, _TILE + 1)
             tile.split(other, some, row, _TILE_ROWS, Tail)
-            tile.reorder(some, along, row, *(a for k, a in enumerate(places[:-1]) if k != self.grid.turn))
+            tile.reorder(
+                some, along, row, *(a for k, a in enumerate(places[:-1]) if k != self.grid.transpose)
+            )
             tile.unroll(some).gpu_threads(along, row)
         return some
 
@@ -330,7 +332,7 @@ class DeviceProgram(Program):
         lane: str = "",
         disjoint: bool = False,
     ) -> None:
-        """Store at computed places, or combine with what is there."""
+        """Store at computed indices, or combine with what is there."""
         self._next()
         extents, steps = list(self.axes.values()), list(self.loops.values()) if looped else []
         func = hl.Func(name)
@@ -340,13 +342,15 @@ class DeviceProgram(Program):
             many = many * size
         domain = hl.RDom([(0, many), (0, points)], f"{name}_r")
         step, point = domain[0], domain[1]
-        place, value, mask = body(*places_of(point, extents), *(places_of(step, steps) if looped else ()))
+        place, value, mask = body(
+            *coordinates_of(point, extents), *(coordinates_of(step, steps) if looped else ())
+        )
         if mask is not None:
             domain.where(self._strict(mask))
         value = self._strict(at_each(value, point))
         place = hl.unsafe_promise_clamped(hl.cast(hl.Int(32), expr(place)), 0, extent - 1)
         old = expr(func[place])
-        # whole numbers wrap by themselves on devices
+        # integers wrap by themselves on devices
         func[place] = old + value if mode == "add" else value
         func.output_buffer().dim(0).set_bounds(0, extent)
         func.output_buffer().dim(0).set_stride(1)

@@ -8,13 +8,13 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.combine import Fold, Moments
+from polyfuse_halide.library.combine import Accumulator, Moments
 from polyfuse_halide.library.math.arithmetic import Value, expr
 from polyfuse_halide.library.math.exponentials import exp, exp_mid
 from polyfuse_halide.library.math.polynomials import is_wide, single
 from polyfuse_halide.library.passes import Body, Pass, Reductions, State, define, reads, total
 
-__all__ = ["DevicePass", "DeviceReduction", "Threads", "places_of"]
+__all__ = ["DevicePass", "DeviceReduction", "Threads", "coordinates_of"]
 
 Threads = Callable[[Any, Any, Any], Any]
 """Says which loops are threads: of a stage, its lane or None, and its point. Gives the innermost one."""
@@ -22,7 +22,7 @@ _MERGED = 8
 """States that one thread merges in one step of the tree."""
 
 
-def places_of(number: Any, sizes: Sequence[Any]) -> list[Any]:
+def coordinates_of(number: Any, sizes: Sequence[Any]) -> list[Any]:
     """The point of a number: `passes.flat_of` backwards."""
     found: list[Any] = []
     for size in reversed(sizes[1:]):
@@ -33,7 +33,7 @@ def places_of(number: Any, sizes: Sequence[Any]) -> list[Any]:
 
 @dataclass
 class DevicePass(Pass):
-    """Some folds and moments that share one loop, whose values `lanes` threads take in turns."""
+    """Some accumulators and moments that share one loop, whose values `lanes` threads take in turns."""
 
     stages: list[tuple[Any, Any, int]] = field(default_factory=list, init=False)
 
@@ -56,7 +56,7 @@ class DevicePass(Pass):
         if not alone and (not isinstance(self.steps, int) or self.steps % self.lanes):
             domain.where(number < self.steps)
             number = hl.min(number, expr(self.steps) - 1)
-        operands = self.body(*self.axes, *places_of(expr(number), self.sizes))
+        operands = self.body(*self.axes, *coordinates_of(expr(number), self.sizes))
         define(func, spot, self._take(reads(func, spot, self.count), operands, expr(step)))
         self.step, self.rounds, self.own = step, rounds, func
         if alone:
@@ -115,11 +115,11 @@ class DevicePass(Pass):
 class DeviceReduction(Reductions[DevicePass]):
     """All reductions of one loop of the kernel, by the threads of a block."""
 
-    def make_pass(self, name: str, parts: Sequence[Fold | Moments], body: Body) -> DevicePass:
+    def make_pass(self, name: str, parts: Sequence[Accumulator | Moments], body: Body) -> DevicePass:
         """A pass over the loop."""
         return DevicePass(name, self.axes, self.sizes, parts, body, self.lanes)
 
-    def share(self, x: Value) -> Value:
+    def softmax_exp(self, x: Value) -> Value:
         """e**x for a sum in which something is one: what is tiny beside that may be anything tiny."""
         return exp(x) if is_wide(x) else exp_mid(hl.select(x < single(-87.0), single(-87.0), x))
 

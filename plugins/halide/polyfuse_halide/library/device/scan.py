@@ -1,4 +1,4 @@
-"""Scans by the threads of a block: each walks a stretch of the row, then all take what came before theirs."""
+"""Scans by the threads of a block: each walks a segment of the row, then all take what came before theirs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DeviceScan:
         self.raw = hl.Func(f"{self.name}_raw")
         define(self.raw, [*self.axes, step], values)
         self.step = step
-        # an odd stretch keeps threads that walk side by side in different banks of memory
+        # an odd segment keeps threads that walk side by side in different banks of memory
         self.each = (self.extent + self.lanes - 1) // self.lanes
         if self.lanes > 1:
             self.each = self.each + 1 - self.each % 2

@@ -1,6 +1,6 @@
 """Arithmetic, comparisons, bits and divisions with eager mode's answers at every edge.
 
-Whole numbers of 32 and 64 bits are added as unsigned ones, because Halide takes signed ones not to overflow.
+Integers of 32 and 64 bits are added as unsigned ones, because Halide takes signed ones not to overflow.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _signed(value: int, bits: int) -> int:
 
 
 def bits_of(a: Value) -> Value:
-    """The bits of a floating-point number as a signed whole number."""
+    """The bits of a floating-point number as a signed integer."""
     return hl.reinterpret(hl.Int(a.type().bits()), a)
 
 
@@ -101,7 +101,7 @@ def from_bits(kind: Any, a: Value) -> Value:
 
 
 def moved_up(a: Value, count: int) -> Value:
-    """The bits of a signed whole number moved up; those that leave it are lost.
+    """The bits of a signed integer moved up; those that leave it are lost.
 
     Halide multiplies where it is told to shift signed numbers, and LLVM takes it that products never leave
     their type.
@@ -162,7 +162,7 @@ def negate(a: Value) -> Value:
 
 
 def absolute(a: Value) -> Value:
-    """|a|; the lowest whole number stays as it is."""
+    """|a|; the lowest integer stays as it is."""
     if a.type().is_float():
         keep = hl.i64((1 << 63) - 1) if a.type().bits() == 64 else hl.i32((1 << 31) - 1)
         return from_bits(a.type(), bits_of(a) & keep)
@@ -220,7 +220,7 @@ def _infinity(a: Value) -> Value:
 
 
 def round_even(a: Value) -> Value:
-    """To the nearest whole number, ties to even; a zero keeps its sign."""
+    """To the nearest integer, ties to even; a zero keeps its sign."""
     return copysign(hl.round(a), a)
 
 
@@ -442,7 +442,7 @@ _QUOTIENT_BITS = 9
 def _fmod_f32(a: Value, b: Value) -> Value:
     """Exact for all quotients: the remainder of ``ma * 2**k`` by ``mb``, with 2**k by repeated squaring.
 
-    Mantissas have 24 bits, so all products are whole numbers that doubles hold exactly.
+    Mantissas have 24 bits, so all products are integers that doubles hold exactly.
     """
     wide = hl.Float(64)
     x, y = hl.cast(wide, absolute(a)), hl.cast(wide, absolute(b))
@@ -452,7 +452,7 @@ def _fmod_f32(a: Value, b: Value) -> Value:
     x, y = hl.select(regular, x, hl.f64(1.0)), hl.select(regular, y, hl.f64(1.0))
     exponent = hl.cast(hl.Int(32), bits_of(y) >> hl.i64(52))
     steps = hl.max(hl.cast(hl.Int(32), bits_of(x) >> hl.i64(52)) - exponent, hl.i32(0))
-    # both as whole numbers of 24 bits, `y` times a power of two that `steps` says for `x`
+    # both as integers of 24 bits, `y` times a power of two that `steps` says for `x`
     scale = _power_of_two(hl.i32(2 * 1023 + 23) - exponent)
     whole = y * scale
     over = x * scale

@@ -144,14 +144,14 @@ def convert(a: Value, source: str, target: str) -> Value:
     if source == "bool":
         return hl.select(a, constant_of(kind, 1), constant_of(kind, 0))
     if source in ("f32", "f64") and target != "u64" and not kind.is_float():
-        # through a wider whole number, so that what does not fit wraps
+        # through a wider integer, so that what does not fit wraps
         wide = hl.Int(32) if kind.bits() < 32 else hl.Int(64) if target == "u32" else kind
         return hl.cast(kind, _truncated(a, wide))
     return hl.cast(kind, a)
 
 
 def _truncated(a: Value, kind: Any) -> Value:
-    """A floating-point number as a signed whole number.
+    """A floating-point number as a signed integer.
 
     By its magnitude where it is negative: Halide makes one conversion of two that follow each other, and a
     negative number that is converted to an unsigned one at once is lost (as in sums, which wrap).

@@ -40,7 +40,7 @@ __all__ = [
     "exp_less",
     "exp_mid",
     "exp_reduce",
-    "exp_share",
+    "exp_in_softmax",
     "exp_tail",
     "expm1",
     "log",
@@ -65,7 +65,7 @@ def exp_core(r: Value) -> Value:
 
 def _within(x: Value, low: float, high: float) -> tuple[Value, Value]:
     """A number up to a limit, and whether its power is zero. Where it is, zero stands in for the number:
-    numbers below the smallest normal one, through which the way to zero leads, slow processors down, and
+    numbers below the smallest normal one, through which the way to zero leads, slow CPUs down, and
     masks of attention are full of powers of minus infinity.
     """
     vanishes = x < single(low)
@@ -97,7 +97,7 @@ def exp_mid(x: Value) -> Value:
 
 
 @elementary
-def exp_share(x: Value) -> Value:
+def exp_in_softmax(x: Value) -> Value:
     """e**x of what is not above zero, for a sum in which something is one: the error may grow with the
     distance from zero, and what is tiny beside one may be anything tiny. NaN goes through.
     """

@@ -134,12 +134,12 @@ def atanh(x: Value) -> Value:
 
 
 def floor(x: Value) -> Value:
-    """The next whole number below."""
+    """The next integer below."""
     return hl.floor(x)
 
 
 def ceil(x: Value) -> Value:
-    """The next whole number above."""
+    """The next integer above."""
     return hl.ceil(x)
 
 

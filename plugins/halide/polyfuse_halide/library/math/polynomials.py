@@ -50,7 +50,7 @@ def clamped(x: Value, low: float, high: float) -> Value:
 
 
 def nearest(x: Value, bias: int = 0, factor: float = 1.0) -> tuple[Value, Value]:
-    """The nearest whole number of a small product, as it is, and plus `bias` as the low bits of an integer:
+    """The nearest integer of a small product, as it is, and plus `bias` as the low bits of an integer:
     those above the 21st are of no meaning.
     """
     magic = single(12582912.0 + bias)

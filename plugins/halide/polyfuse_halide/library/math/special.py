@@ -212,7 +212,7 @@ def power(x: Value, y: Value) -> Value:
     usual = (ax > zero) & (ax < infinite)
     exponent = _to_f64(hl.select(is_nan(y), zero, y)) * _quick_log(_to_f64(hl.select(usual, ax, one)))
     r = hl.cast(hl.Float(32), _quick_exp(exponent))
-    # 0: no whole number, 1: odd, 2: even, as all numbers from 2**24 on are
+    # 0: no integer, 1: odd, 2: even, as all numbers from 2**24 on are
     small = hl.select(ay < single(16777216.0), ay, zero)
     half = small * single(0.5)
     whole = hl.select(equal(hl.floor(half), half), hl.i32(2), hl.i32(1))

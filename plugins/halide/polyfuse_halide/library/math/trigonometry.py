@@ -1,7 +1,7 @@
 """Sine, cosine and tangent in f32, of any argument.
 
 An argument is x = n * pi/2 + r. Up to a few thousand, multiples of pi/2 are subtracted in parts. Beyond that,
-what remains is a product of whole numbers: x is m * 2**e, and of m * (2**e * 2/pi) only what is left after
+what remains is a product of integers: x is m * 2**e, and of m * (2**e * 2/pi) only what is left after
 taking out multiples of four matters, for which 96 bits of 2/pi from a place that depends on e suffice.
 """
 

@@ -7,13 +7,13 @@ from polyfuse.ir.statements import Reduce, Scan, Statement, Store
 from polyfuse.kit import KernelFacts, backward_slice
 from polyfuse_halide.codegen.ops import MATH
 
-__all__ = ["needed_again"]
+__all__ = ["reused_value"]
 
 _MOST = 512 << 10
 """Bytes of scratch that a thread's own cache holds."""
 
 
-def needed_again(facts: KernelFacts, section: Section, columns: int) -> str:
+def reused_value(facts: KernelFacts, section: Section, columns: int) -> str:
     """The value of a loop that is worth keeping until it is needed again, or an empty text; `columns`: how
     many points are computed side by side.
     """

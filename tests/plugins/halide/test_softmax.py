@@ -21,7 +21,7 @@ from polyfuse.kit import KernelFacts
 from polyfuse.symbolic import axis
 from polyfuse.testing.cases.builder import Builder, Carry, Store, result
 from polyfuse_halide.backend import HalideBackend
-from polyfuse_halide.codegen.softmax import shares_of
+from polyfuse_halide.codegen.softmax import softmaxes_of
 
 F32 = DType.f32
 
@@ -68,7 +68,9 @@ def text(kernel: Kernel) -> str:
 def test_quotients_by_one_sum(shape: tuple[int, int], tmp_path: Path) -> None:
     kernel = softmax(*shape)
     assert (
-        "reciprocal(" in text(kernel) and "divide(" not in text(kernel) and "exp_share(" not in text(kernel)
+        "reciprocal(" in text(kernel)
+        and "divide(" not in text(kernel)
+        and "exp_in_softmax(" not in text(kernel)
     )
     x = torch.randn(shape) * 5
     torch.testing.assert_close(run(kernel, x, torch.zeros(shape), tmp_path), torch.softmax(x * 2, -1))
@@ -77,7 +79,7 @@ def test_quotients_by_one_sum(shape: tuple[int, int], tmp_path: Path) -> None:
 @pytest.mark.parametrize("shape", [(5, 64), (40, 1000), (2, 3)])
 def test_sums_of_shares_are_accurate(shape: tuple[int, int], tmp_path: Path) -> None:
     kernel = softmax(*shape, scratch=False)
-    assert "exp_share(" in text(kernel)
+    assert "exp_in_softmax(" in text(kernel)
     x = torch.randn(shape) * torch.tensor([1e-3, 1.0, 30.0]).repeat(shape[0])[: shape[0], None]
     wanted = (x.double() * 2 - (x.double() * 2).amax(-1, keepdim=True)).exp().sum(-1)
     found = run(kernel, x, torch.zeros(shape[0]), tmp_path)
@@ -103,8 +105,8 @@ def test_other_values_have_no_shares(tmp_path: Path) -> None:
         softmax(4, 64, first=0.0, second=-0.0),
         softmax(4, 64, largest="min"),
     ):
-        found = shares_of(KernelFacts.of(other))
-        assert not found.summed | found.parts
+        found = softmaxes_of(KernelFacts.of(other))
+        assert not found.exponentials | found.quotients
     x = torch.randn(4, 64)
     shares = (x * 2.5 - (x * 2).amax(-1, keepdim=True)).exp()
     found = run(softmax(4, 64, second=2.5), x, torch.zeros(4, 64), tmp_path)
@@ -114,4 +116,4 @@ def test_other_values_have_no_shares(tmp_path: Path) -> None:
 def test_roundings_are_eager_modes_where_asked() -> None:
     for kernel in (softmax(4, 64), softmax(4, 64, scratch=False)):
         exact = text(replace(kernel, numerics="eager"))
-        assert "exp(" in exact and "reciprocal(" not in exact and "exp_share(" not in exact
+        assert "exp(" in exact and "reciprocal(" not in exact and "exp_in_softmax(" not in exact
