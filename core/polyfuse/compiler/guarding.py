@@ -20,8 +20,8 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Source
 
 if TYPE_CHECKING:
+    from polyfuse.checking.launch import CheckResult
     from polyfuse.checking.operands import Layout
-    from polyfuse.checking.verdict import Judgement
     from polyfuse.compiler.session import CompileSession
 
 __all__ = [
@@ -81,7 +81,7 @@ def guarded(
     replace = partial(_failed, built, session, takers, tried)
     if session.settings.check == "off" and not tuned:
         return FirstLaunch(built.kernel, launch, replace)
-    from polyfuse.checking.launch import CheckedKernel, Subject  # what is not checked need not load it
+    from polyfuse.checking.checked import CheckedKernel, Subject  # what is not checked need not load it
     from polyfuse.ir.digest import ir_digest
 
     machine = built.backend.machine()
@@ -194,7 +194,7 @@ def _differs(
     session: CompileSession,
     takers: Callable[[], Iterable[Backend]],
     tried: tuple[str, ...],
-    found: Judgement,
+    found: CheckResult,
     operands: Sequence[Any],
     layout: Layout,
 ) -> Callable[..., Any]:
@@ -281,7 +281,7 @@ def _subject(backend: Backend, kernel: Kernel) -> str:
 
 
 def _repro(
-    built: BuiltKernel, session: CompileSession, found: Judgement, operands: Sequence[Any], layout: Layout
+    built: BuiltKernel, session: CompileSession, found: CheckResult, operands: Sequence[Any], layout: Layout
 ) -> str:
     """The name of a file with the launch; empty where none can be written."""
     from polyfuse.checking.repro import write_repro
