@@ -4,47 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from polyfuse.base.log import get_logger
 from polyfuse.checking import tally
-from polyfuse.checking.first import is_recoverable
+from polyfuse.checking.first import is_replaceable
 from polyfuse.checking.operands import Layout, layout_of, put_back
 from polyfuse.checking.records import Records
-from polyfuse.ir.kernel import Kernel
+from polyfuse.checking.tally import Subject
 from polyfuse.runtime.profile import is_recording
+from polyfuse.runtime.provisional import Provisional, is_out_of_memory
 
 if TYPE_CHECKING:
     from polyfuse.checking.launch import CheckResult
 
-__all__ = ["CheckedKernel", "Subject"]
+__all__ = ["CheckedKernel"]
 
 _log = get_logger("checking")
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A built kernel that is checked.
-
-    Attributes:
-        kernel: what it was generated from.
-        name: for people.
-        backend: who generated it.
-        key: under which its agreement is remembered.
-        config: in which configuration, as text.
-    """
-
-    kernel: Kernel
-    name: str
-    backend: str
-    key: str
-    config: str = ""
-
-
-class CheckedKernel:
+class CheckedKernel(Provisional):
     """A kernel whose launches run beside the interpreter: the first one of each kind, or all.
 
     The kernel is launched on copies of its operands. What it made is put into the operands only once it is
@@ -71,26 +52,26 @@ class CheckedKernel:
         differs: Callable[[CheckResult, Sequence[Any], Layout], Callable[..., Any]],
         replace: Callable[[Exception], Callable[..., Any]],
     ) -> None:
+        super().__init__(launch)
         self.subject = subject
-        self.launch = launch
         self._records = records
         self._every = every
         self._synchronize = synchronize
         self._differs = differs
         self._replace = replace
-        self._put: Callable[[Callable[..., Any]], None] | None = None
         self._lock = threading.Lock()
         self._sizes = any(arg.kind == "size" for arg in subject.kernel.args)
-        self._replacement: Callable[..., Any] | None = None
+        self._seen = False
 
-    def attach(self, put: Callable[[Callable[..., Any]], None]) -> None:
-        """Be given what puts another function in this one's place in the program."""
-        self._put = put
+    @property
+    def pending(self) -> bool:
+        """Whether no launch was seen yet."""
+        return not self._seen and self.current is None
 
     def __call__(self, *operands: Any) -> None:
         """Launch."""
-        if self._replacement is not None:
-            self._replacement(*operands)
+        if self.current is not None:
+            self.current(*operands)
             return
         device = self.subject.kernel.device.partition(":")[0]
         if device != "cpu" and is_recording(torch.get_device_module(device)):
@@ -102,12 +83,14 @@ class CheckedKernel:
         layout = layout_of(self.subject.kernel, mine)
         if layout is None:
             tally.skip(self.subject.name, "its operands have no memory")
+            self._seen = True
             self.launch(*operands)
             return
         variant = _variant(layout)
         if not self._every and self._agreed(variant):
+            self._seen = True
             if not self._sizes:
-                self._settle(self.launch)
+                self.settle(self.launch)
             self.launch(*operands)
             return
         with self._lock:
@@ -119,8 +102,8 @@ class CheckedKernel:
         return self._records.agreed(self.subject.key, variant)
 
     def _checked(self, mine: Sequence[Any], scratch: Sequence[Any], layout: Layout, variant: str) -> None:
-        if self._replacement is not None:  # another thread was first
-            self._replacement(*mine, *scratch)
+        if self.current is not None:  # another thread was first
+            self.current(*mine, *scratch)
             return
         # the interpreter: a process in which all that it launches agreed before does without
         from polyfuse.checking.launch import CheckResult, LaunchFailed, check_launch, right_results
@@ -131,14 +114,17 @@ class CheckedKernel:
             )
         except LaunchFailed as failure:
             error = failure.error
-            if not is_recoverable(error):
+            if not is_replaceable(error, self._synchronize):
                 raise error from None
-            self._replacement = self._replace(error)
-            self._settle(self._replacement)
-            self._replacement(*mine, *scratch)  # the kernel had copies: the operands are as they were
+            replacement = self._replace(error)
+            self.settle(replacement)
+            replacement(*mine, *scratch)  # the kernel had copies: the operands are as they were
             return
-        except torch.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             found = CheckResult(unknown="its operands do not fit into memory twice")
+        self._seen = True
         if found.unknown:
             tally.skip(self.subject.name, found.unknown)
             _log.info("kernel %s is not checked: %s", self.subject.name, found.unknown)
@@ -152,14 +138,9 @@ class CheckedKernel:
                 self._records.agree(self.subject.key, variant, self.subject.name)
             return
         replacement = self._differs(found, mine, layout)
-        self._replacement = replacement
-        self._settle(replacement)
+        self.settle(replacement)
         if not right_results(self.subject.kernel, mine, layout):
             replacement(*mine, *scratch)
-
-    def _settle(self, function: Callable[..., Any]) -> None:
-        if self._put is not None:
-            self._put(function)
 
 
 def _variant(layout: Layout) -> str:

@@ -25,7 +25,8 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, Located, compiled_key
 from polyfuse.cache.graphs import count
 from polyfuse.cache.limit import trim_if_due
-from polyfuse.compiler.guarding import BuiltKernel, guarded, guarded_later, is_barred
+from polyfuse.checking.first import FirstLaunch
+from polyfuse.compiler.guarding import BuiltKernel, Guard, is_barred
 from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import GeneratedFrom, Unpacked, packed
 from polyfuse.compiler.reports.report import GraphReport, record
@@ -254,7 +255,7 @@ class GraphCache:
             self._session.store.fetch([place.key for place in (*kept.kernels.values(), *host)])
             made = Unpacked(kept.sources)
             kernels = {
-                name: self._checked(partial(made.get, name), place, self._kernel(place, facts))
+                name: self._checked(partial(made.get, name), place, self._kernel(place, facts), kept.report)
                 for name, place in kept.kernels.items()
             }
             module = load(kept.text, kernels, kept.constants)
@@ -277,7 +278,11 @@ class GraphCache:
         return partial(spared, module, donated=kept.donated) if kept.donated else module
 
     def _checked(
-        self, made: Callable[[], GeneratedFrom], place: KernelRecord, kernel: KernelEntry
+        self,
+        made: Callable[[], GeneratedFrom],
+        place: KernelRecord,
+        kernel: KernelEntry,
+        report: GraphReport,
     ) -> KernelEntry:
         """A kernel that was built before, checked if that was asked for, and replaced where it fails."""
         session = self._session
@@ -285,14 +290,18 @@ class GraphCache:
             return kernel
         backend = session.plugins.backend(place.backend)
 
-        def built() -> BuiltKernel:
+        def guard() -> Guard:
             what = made()
-            return BuiltKernel(what.kernel, what.name, backend, place.key, what.config, what.scratch)
+            built = BuiltKernel(what.kernel, what.name, backend, place.key, what.config, what.scratch)
+            note = partial(report.note_provider, what.kernel.name)
+            return Guard(built, session, partial(session.backends, what.kernel.device), note)
 
-        if session.settings.check == "off":
-            return guarded_later(built, kernel, session)
-        what = built()
-        return guarded(what, kernel, session, partial(session.backends, what.kernel.device))
+        if session.settings.check != "off":
+            return guard().around(kernel)
+        # what it was generated from is read only if it fails
+        return FirstLaunch(
+            lambda: made().kernel, kernel, backend.synchronize, lambda error: guard().failed(error)
+        )
 
     def _host(
         self, host: HostRecord, kernels: Mapping[str, KernelRecord], facts: dict[str, str]
