@@ -26,7 +26,7 @@ __all__ = ["ALIGNMENT", "FORMAT", "Archive", "ArchiveWriter", "Member"]
 ALIGNMENT = 64
 """Weights begin at multiples of so many bytes, in the file and in memory."""
 
-FORMAT = (1, 1)
+FORMAT = (1, 2)
 """Version of the format. Readers take files of their own first number, and refuse others."""
 
 _MANIFEST = "package.json"
