@@ -20,7 +20,7 @@ from polyfuse.compiler.native import native_host
 from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.reports.report import GraphReport, LaunchReport, Provider, record
 from polyfuse.compiler.session import CompileSession
-from polyfuse.compiler.subgraphs import compile_bodies
+from polyfuse.compiler.subgraphs import compile_subgraphs
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.frontend.printing import graph_text
 from polyfuse.ir.graph import Graph
@@ -105,7 +105,7 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     dump = Dump.open(settings, aten.name)
     dump.write("aten", lambda: graph_text(aten))
     dump.write("rewrites", lambda: "".join(f"{name} {count}\n" for name, count in aten.rewrites))
-    bodies = compile_bodies(aten, session, lambda *body: compile_whole(*body).module)
+    bodies = compile_subgraphs(aten, session, lambda *body: compile_whole(*body).module)
     eager: dict[str, str] = {}
     while True:
         lowering = LoweringReport()

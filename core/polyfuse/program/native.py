@@ -443,8 +443,8 @@ def _refuse(program: Program) -> None:
         raise UnsupportedError(f"it computes on {program.device}")
     if program.profile:
         raise UnsupportedError("the option profile looks at every launch")
-    if program.parts:
-        raise UnsupportedError("parts of it are recorded")
+    if program.partitions:
+        raise UnsupportedError("partitions of it are recorded as device graphs")
     for step in program.steps:
         if isinstance(step, LaunchKernel) and step.device:
             raise UnsupportedError(f"a kernel runs on {step.device}")

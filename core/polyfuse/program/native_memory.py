@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from polyfuse.plugin.host import Discard, HostStep, Place, Quiet, Reserve, Run
-from polyfuse.program.parts import names_in
+from polyfuse.program.partitions import names_in
 from polyfuse.program.steps import (
     Allocate,
     BindSymbol,

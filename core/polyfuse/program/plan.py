@@ -11,10 +11,10 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, View
-from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, part_fault
+from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, partition_fault
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
-from polyfuse.program.parts import Surroundings, Work, find_parts
+from polyfuse.program.partitions import RecordingContext, Work, find_partitions
 from polyfuse.program.pools import Place, Pool, plan_pools
 from polyfuse.program.steps import (
     Allocate,
@@ -27,7 +27,7 @@ from polyfuse.program.steps import (
     LaunchKernel,
     MakeView,
     Observe,
-    Part,
+    Partition,
     Program,
     ProgramInput,
     ProgramKernel,
@@ -139,13 +139,13 @@ class _Planner:
             profile=self.settings.profile,
             symbol_hints=tuple(sorted(self.graph.symbol_hints.items())),
             recording=recording,
-            parts=self._parts(recording, steps, first, frozenset(name for name, _ in constants)),
+            partitions=self._partitions(recording, steps, first, frozenset(name for name, _ in constants)),
             views=_views_of_inputs(self.graph),
         )
 
-    def _parts(
+    def _partitions(
         self, recording: GraphFacts | None, steps: tuple[Step, ...], first: int, constants: frozenset[str]
-    ) -> tuple[Part, ...]:
+    ) -> tuple[Partition, ...]:
         """What is recorded of a program that cannot be recorded as a whole, or of which trying may show that,
         where no option is against it.
         """
@@ -153,8 +153,8 @@ class _Planner:
             return ()
         if not recording.refused and not any(doubtful(step, self.graph) for step in self.schedule.steps):
             return ()
-        around = Surroundings(self.graph, self.main_device, constants, recording.limit)
-        return find_parts(steps, {first + i: work for i, work in self.work.items()}, around)
+        around = RecordingContext(self.graph, self.main_device, constants, recording.limit)
+        return find_partitions(steps, {first + i: work for i, work in self.work.items()}, around)
 
     def _prologue(self) -> int:
         """Checks of input values, and release of inputs that nothing uses."""
@@ -250,9 +250,9 @@ class _Planner:
             self._add(Free(done))
 
     def _note(self, step: Launch | Call, writes: tuple[str, ...]) -> None:
-        """Keep what the next step does, for what records parts of the program."""
+        """Keep what the next step does, for what records partitions of the program."""
         if self.settings.device_graphs:
-            fault = part_fault(step, self.graph, self.main_device)
+            fault = partition_fault(step, self.graph, self.main_device)
             if not fault and doubtful(step, self.graph):
                 fault = "may be impossible to record"
             self.work[len(self.steps)] = Work(fault, writes)

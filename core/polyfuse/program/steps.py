@@ -236,7 +236,7 @@ class ProgramKernel:
 
 
 @dataclass(frozen=True)
-class Part:
+class Partition:
     """Consecutive steps that are a function of their own, so that they can be recorded.
 
     Attributes:
@@ -276,7 +276,7 @@ class Program:
         profile: whether launches are marked for the profiler.
         symbol_hints: example values of shape symbols.
         recording: what a recording of its work has to know; None if it is not to be recorded.
-        parts: what is recorded in place of the whole where that cannot be, or fails, in order.
+        partitions: what is recorded instead of the whole where that cannot be, or fails, in order.
         views: (result, input) for each result of a forward that is part of an input, as autograd must know.
     """
 
@@ -291,21 +291,14 @@ class Program:
     profile: bool = False
     symbol_hints: tuple[tuple[str, int], ...] = ()
     recording: GraphFacts | None = None
-    parts: tuple[Part, ...] = ()
+    partitions: tuple[Partition, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
 
     @property
-    def has_detour(self) -> bool:
-        """Whether the parts are used only once recording the whole has failed."""
-        return bool(self.parts) and self.recording is not None and not self.recording.refused
+    def has_partitioned_form(self) -> bool:
+        """Whether the partitions are used only once recording the whole has failed."""
+        return bool(self.partitions) and self.recording is not None and not self.recording.refused
 
     def launches(self) -> tuple[LaunchKernel, ...]:
         """The kernel launches, in order."""
         return tuple(s for s in self.steps if isinstance(s, LaunchKernel))
-
-    def kernel_of(self, launch: str) -> ProgramKernel:
-        """The kernel that a launch of the schedule runs."""
-        for entry in self.kernels:
-            if launch in entry.launches:
-                return entry
-        raise KeyError(launch)

@@ -187,28 +187,28 @@ class CompiledModule:
         generators = [o for o in objects if isinstance(o, torch.Generator)]
         known = GraphFacts(**facts, names=tuple(row[0] for row in inputs))
 
-        def in_parts() -> Callable[[list[Any]], Any]:
-            self._record_parts(generators)
-            return entry("call_in_parts")
+        def partitioned() -> Callable[[list[Any]], Any]:
+            self._record_partitions(generators)
+            return entry("call_partitioned")
 
-        detour = None
+        fallback = None
         if known.refused:
-            self._record_parts(generators)
-        elif "PARTS" in self.namespace:
-            detour = in_parts
-        return recorded_program(program, known, sizes, generators, self.name, self.graph_status, detour)
+            self._record_partitions(generators)
+        elif "PARTITIONS" in self.namespace:
+            fallback = partitioned
+        return recorded_program(program, known, sizes, generators, self.name, self.graph_status, fallback)
 
-    def _record_parts(self, generators: Sequence[torch.Generator]) -> None:
-        for name, own, tensors in self.namespace.get("PARTS", ()):
-            self._record_part(name, GraphFacts(**own), tensors, generators)
+    def _record_partitions(self, generators: Sequence[torch.Generator]) -> None:
+        for name, own, tensors in self.namespace.get("PARTITIONS", ()):
+            self._record_partition(name, GraphFacts(**own), tensors, generators)
 
-    def _record_part(
+    def _record_partition(
         self, name: str, facts: GraphFacts, tensors: int, generators: Sequence[torch.Generator]
     ) -> None:
         """Put what records a function of the program in its place. Inputs behind `tensors` are numbers."""
         assert self.graph_status is not None
         status = GraphStatus()
-        self.graph_status.parts.append(status)
+        self.graph_status.partitions.append(status)
         sizes = range(tensors, len(facts.names))
         self.namespace[name] = recorded_program(
             self.namespace[name], facts, sizes, generators, f"{name} of {self.name}", status

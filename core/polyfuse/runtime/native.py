@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.once import ONCE, Once
+from polyfuse.runtime.frozen import FROZEN, FrozenCall
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.calls import fast_call
 
@@ -50,11 +50,11 @@ def allocator(device: str) -> Callable[[Sequence[int], Sequence[int], torch.dtyp
 
 
 def operator(name: str, out: bool = False) -> Callable[..., Any]:
-    """The cheapest callable for an operator; with `out`, the one that is called with `out=`. After `once.`,
-    one that calls it once for each parameter.
+    """The cheapest callable for an operator; with `out`, the one that is called with `out=`. After `frozen.`,
+    one that calls it through `FrozenCall`.
     """
-    if name.startswith(ONCE):
-        return Once(fast_call(name.removeprefix(ONCE)))
+    if name.startswith(FROZEN):
+        return FrozenCall(fast_call(name.removeprefix(FROZEN)))
     return fast_call(name, out)
 
 

@@ -13,7 +13,7 @@ from polyfuse.base.log import get_logger
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import View
 from polyfuse.plugin import Backend, Config
-from polyfuse.runtime.once import ONCE
+from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule import Call, Decision, Launch, Schedule
 from polyfuse.schedule.reductions.gemm_reductions import is_fold, part_names
 from polyfuse.schedule.schedule import schedule_graph
@@ -253,7 +253,7 @@ class ProductBout(Bout):
         part, other = contender.segment, contender.alternative
         steps: list[CallWork | Ordered] = []
         for step in part.steps:
-            if isinstance(step, Call) and step.node.op.startswith(ONCE):
+            if isinstance(step, Call) and step.node.op.startswith(FROZEN):
                 self._operands.keep(part.graph, step.node)
             elif isinstance(step, Call):
                 if other is not None and other.backend is not None and step.node.op == f"{OBJECT}{other.key}":

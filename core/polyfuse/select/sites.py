@@ -10,7 +10,7 @@ from polyfuse.ir.expr import Access, loads
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Pointwise, TemplateCall
 from polyfuse.plugin import Backend, Choice, Config, Made, No, Offered, PluginManager, Site, Source
-from polyfuse.runtime.once import ONCE
+from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule import Decision
 from polyfuse.select.expand import Taken
 from polyfuse.symbolic import IndexLike, axis_size, storage_size
@@ -135,7 +135,7 @@ def _placed(
     if not nodes or wanted not in nodes[-1].writes():
         raise ValueError(f"its last call does not write {wanted}")
     for node in nodes:
-        if node.op.startswith(ONCE) and not site.keeps(node.args[0] if node.args else None):
+        if node.op.startswith(FROZEN) and not site.keeps(node.args[0] if node.args else None):
             raise ValueError(f"{node.name} is done once, but does not follow from a parameter")
     return Taken(nodes, buffers, reader.name if reader is not None else "")
 

@@ -90,7 +90,7 @@ def _launched(
         raise outcome
     layout = layout_of(kernel, operands)
     assert layout is not None
-    scratch = ()
+    scratch: tuple[Tensor, ...] = ()
     if source.scratch:
         scratch = (torch.empty(source.scratch, dtype=torch.uint8, device=kernel.device),)
     return check_launch(kernel, lambda *o: outcome(*o, *scratch), operands, layout, backend.synchronize)
