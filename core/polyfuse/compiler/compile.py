@@ -49,7 +49,7 @@ def compile_in_session(
     if differentiates_forward():
         return _eager(gm, session.settings)
     keeper = GraphCache(session)
-    if session.settings.races:
+    if session.settings.autotunes:
         session.tuner.expect()
 
     def keep(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:

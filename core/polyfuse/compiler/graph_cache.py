@@ -349,6 +349,6 @@ def _not_kept_with(settings: Settings) -> str:
         "benchmark_fusion": settings.benchmark_fusion,
     }
     names = [name for name, on in asked.items() if on]
-    if settings.races:
+    if settings.autotunes:
         return "it is raced, which may go on in a later process"
     return f"the option {names[0]!r} is against it" if names else ""

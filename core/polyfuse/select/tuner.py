@@ -111,7 +111,7 @@ class Tuner:
         imports torch while the graph is still captured.
         """
         settings = self.settings
-        if settings.races and not settings.tune_in_process and self._track is None and self.timings.empty:
+        if settings.autotunes and not settings.tune_in_process and self._track is None and self.timings.empty:
             with contextlib.suppress(OSError):  # whoever times first will meet it again
                 self._ready()
 
