@@ -29,7 +29,7 @@ class FirstLaunch(Provisional):
         kernel: what it was generated from, or what reads that from a file. Such a kernel ran in an earlier
             process, and no sum is kept.
         synchronize: waits for the device. If it raises after the launch did, nothing can run there any more.
-        replace: told of the failure; returns what is called in the kernel's place from now on.
+        replace: told of the failure; returns what is called in the kernel's span from now on.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class FirstLaunch(Provisional):
 
 _DAMAGED = (
     "The kernel overwrites what it reads, and had begun to when it failed, so that nothing else can compute "
-    "it in this call; from the next call on, something else takes its place."
+    "it in this call; from the next call on, something else replaces it."
 )
 
 
@@ -95,14 +95,14 @@ def is_replaceable(error: Exception, synchronize: Callable[[], None]) -> bool:
 
 def _overwritten(kernel: Kernel, layout: Layout) -> list[int]:
     written = {
-        place.block
-        for arg, place in zip(kernel.args, layout.places, strict=True)
-        if place is not None and arg.kind != "in"
+        span.block
+        for arg, span in zip(kernel.args, layout.spans, strict=True)
+        if span is not None and arg.kind != "in"
     }
     return [
         number
-        for number, (arg, place) in enumerate(zip(kernel.args, layout.places, strict=True))
-        if place is not None and arg.kind != "out" and place.block in written
+        for number, (arg, span) in enumerate(zip(kernel.args, layout.spans, strict=True))
+        if span is not None and arg.kind != "out" and span.block in written
     ]
 
 
@@ -118,8 +118,8 @@ def _sums(kernel: Kernel, operands: Sequence[Any]) -> list[Any]:
     layout = layout_of(kernel, mine)
     out: list[Any] = []
     for number in [] if layout is None else _overwritten(kernel, layout):
-        place = layout.places[number] if layout is not None else None
-        nbytes = 0 if place is None else place.nbytes
+        span = layout.spans[number] if layout is not None else None
+        nbytes = 0 if span is None else span.nbytes
         words = raw(mine[number], nbytes // 8 * 8)
         aligned = words.storage_offset() % 8 == 0
         out.append((words.view(torch.int64) if aligned else words).sum())

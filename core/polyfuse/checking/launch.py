@@ -13,7 +13,7 @@ from torch import Tensor
 from polyfuse.base.errors import IRError
 from polyfuse.checking.bounds import BoundedEvaluator, Ledger
 from polyfuse.checking.compare import SIGN_KNOWN, Mismatch, agree, mismatch, same_bits
-from polyfuse.checking.operands import Copied, Layout, Place, copied, put_back, raw
+from polyfuse.checking.operands import Copied, Layout, Span, copied, put_back, raw
 from polyfuse.ir.interpreter.kernel import begin_stores, bind_operands, run_kernel, run_part
 from polyfuse.ir.interpreter.space import Space, spaces
 from polyfuse.ir.kernel import Kernel
@@ -85,20 +85,18 @@ def _spoil_results(kernel: Kernel, found: Copied, truth: Copied, layout: Layout,
     numbers that are computed once more, and one that leaves elements out would seem right.
     """
     held = [
-        p for arg, p in zip(kernel.args, layout.places, strict=True) if p is not None and arg.kind != "out"
+        p for arg, p in zip(kernel.args, layout.spans, strict=True) if p is not None and arg.kind != "out"
     ]
-    for arg, mine, right, place in zip(
-        kernel.args, found.operands, truth.operands, layout.places, strict=True
-    ):
-        if place is None or arg.kind != "out" or any(_overlap(place, other) for other in held):
+    for arg, mine, right, span in zip(kernel.args, found.operands, truth.operands, layout.spans, strict=True):
+        if span is None or arg.kind != "out" or any(_overlap(span, other) for other in held):
             continue
         if isinstance(mine, Tensor) and isinstance(right, Tensor):
             known = ledger.written[arg.name] & (ledger.errors[arg.name] != torch.inf)
-            wanted, memory = (raw(t, place.nbytes).reshape(-1, t.element_size()) for t in (right, mine))
+            wanted, memory = (raw(t, span.nbytes).reshape(-1, t.element_size()) for t in (right, mine))
             memory.copy_(torch.where(known.unsqueeze(1), ~wanted, memory))
 
 
-def _overlap(one: Place, other: Place) -> bool:
+def _overlap(one: Span, other: Span) -> bool:
     apart = one.offset + one.nbytes <= other.offset or other.offset + other.nbytes <= one.offset
     return one.block == other.block and not apart
 
@@ -163,10 +161,10 @@ def _chosen(parts: Sequence[Space]) -> list[Space]:
         return list(parts)
     count = max(3, min(len(parts), _BUDGET // max(1, sizes[0])))
     # a step without a common divisor with powers of two, so that it falls on every column
-    places = {0: None, len(parts) - 1: None}
+    picked = {0: None, len(parts) - 1: None}
     for number in range(1, count - 1):
-        places[(number * len(parts) // count + number * 7) % len(parts)] = None
-    return [parts[place] for place in sorted(places)]
+        picked[(number * len(parts) // count + number * 7) % len(parts)] = None
+    return [parts[number] for number in sorted(picked)]
 
 
 def _combines(kernel: Kernel) -> bool:
@@ -183,30 +181,30 @@ def _ledger(kernel: Kernel, truth: Copied, layout: Layout) -> Ledger:
     """
     changed = _changed(kernel, layout)
     unit: dict[int, int] = {}
-    for arg, place in zip(kernel.args, layout.places, strict=True):
-        if place is not None:
+    for arg, span in zip(kernel.args, layout.spans, strict=True):
+        if span is not None:
             size = arg.dtype.itemsize
-            while place.offset % size:
+            while span.offset % size:
                 size //= 2
-            unit[place.block] = min(size, unit.get(place.block, size))
+            unit[span.block] = min(size, unit.get(span.block, size))
     errors: dict[str, Tensor] = {}
     written: dict[str, Tensor] = {}
     held: dict[int, tuple[Tensor, Tensor]] = {}
-    for arg, place in zip(kernel.args, layout.places, strict=True):
-        if place is None or place.block not in changed:
+    for arg, span in zip(kernel.args, layout.spans, strict=True):
+        if span is None or span.block not in changed:
             continue
-        step = unit[place.block]
-        if place.block not in held:
-            block = truth.blocks[place.block]
+        step = unit[span.block]
+        if span.block not in held:
+            block = truth.blocks[span.block]
             count = block.nbytes // step
             device = block.memory.device
-            held[place.block] = (
+            held[span.block] = (
                 torch.zeros(count, dtype=torch.float64, device=device),
                 torch.zeros(count, dtype=torch.bool, device=device),
             )
         stride = arg.dtype.itemsize // step
-        length = place.nbytes // arg.dtype.itemsize
-        views = [t.as_strided((length,), (stride,), place.offset // step) for t in held[place.block]]
+        length = span.nbytes // arg.dtype.itemsize
+        views = [t.as_strided((length,), (stride,), span.offset // step) for t in held[span.block]]
         errors[arg.name], written[arg.name] = views
     return Ledger(errors, written)
 
@@ -223,19 +221,17 @@ def _compared(
     changed = _changed(kernel, layout)
     worst: Mismatch | None = None
     elements = 0
-    for arg, mine, right, given, place in zip(
-        kernel.args, found.operands, truth.operands, operands, layout.places, strict=True
+    for arg, mine, right, given, span in zip(
+        kernel.args, found.operands, truth.operands, operands, layout.spans, strict=True
     ):
-        if place is None or not isinstance(mine, Tensor) or not isinstance(right, Tensor):
+        if span is None or not isinstance(mine, Tensor) or not isinstance(right, Tensor):
             continue
         if arg.kind == "in":
-            if place.block not in changed and not torch.equal(
-                raw(mine, place.nbytes), raw(right, place.nbytes)
-            ):
+            if span.block not in changed and not torch.equal(raw(mine, span.nbytes), raw(right, span.nbytes)):
                 return CheckResult(f"it changed its input {arg.name}", found=found, whole=whole)
             continue
         dtype = arg.dtype.torch
-        got, want = (raw(t, place.nbytes).view(dtype) for t in (mine, right))
+        got, want = (raw(t, span.nbytes).view(dtype) for t in (mine, right))
         written, error = ledger.written[arg.name], ledger.errors[arg.name]
         good = agree(got, want, error, error < SIGN_KNOWN) | ~written
         if whole:
@@ -253,9 +249,9 @@ def _compared(
 def _changed(kernel: Kernel, layout: Layout) -> set[int]:
     """Blocks with memory that the kernel may write."""
     return {
-        place.block
-        for arg, place in zip(kernel.args, layout.places, strict=True)
-        if place is not None and arg.kind != "in"
+        span.block
+        for arg, span in zip(kernel.args, layout.spans, strict=True)
+        if span is not None and arg.kind != "in"
     }
 
 

@@ -63,8 +63,8 @@ def write_repro(
         held["blocks"] = [block.bytes.cpu().clone() for block in made.blocks]
         held["residues"] = [address % 256 for address, _ in layout.blocks]
         held["operands"] = [
-            int(value) if place is None else [place.block, place.offset, place.nbytes]
-            for value, place in zip(operands, layout.places, strict=True)
+            int(value) if span is None else [span.block, span.offset, span.nbytes]
+            for value, span in zip(operands, layout.spans, strict=True)
         ]
     content = {
         "kind": _KIND,
@@ -76,8 +76,8 @@ def write_repro(
         **held,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as place:
-        torch.save(content, place)
+    with replacing(path) as temporary:
+        torch.save(content, temporary)
     return path
 
 
@@ -94,7 +94,7 @@ def read_repro(path: Path, device: str = "") -> Repro:
     """Read a launch.
 
     Args:
-        device: where the operands are put; empty: on the processor.
+        device: where the operands are put; empty: on the CPU.
     """
     try:
         content = torch.load(path, weights_only=True)

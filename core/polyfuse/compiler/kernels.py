@@ -1,4 +1,4 @@
-"""Kernels of a schedule to callables: emission, builds in the background, and what takes the place of a
+"""Kernels of a schedule to callables: emission, builds in the background, and what replaces a
 kernel that fails: another configuration of it, then the next backend.
 """
 
@@ -261,7 +261,7 @@ class PendingKernel:
         key = self.emitted.source.key
         if isinstance(self.future.outcomes()[key], PolyfuseError):
             return None
-        place = self.future.places()[key]
+        place = self.future.locations()[key]
         good = _is_good(self.emitted.backend, self.future, self.emitted.source)
         return place.folder if good and isinstance(place, Located) else None
 
@@ -269,7 +269,7 @@ class PendingKernel:
         """The callable kernel.
 
         Where it could not be built as it should be, other configurations of it are tried. Where its backend
-        failed, the next one that claims it takes its place, and the interpretation of the kernel in the end;
+        failed, the next one that claims it replaces it, and in the end the interpreter;
         with `strict`, the failure is raised.
         """
         source, future, first = self.emitted.source, self.future, self.emitted.backend
@@ -329,7 +329,7 @@ class PendingKernel:
 
 def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
     """Whether what was built is as its backend wants it."""
-    place = future.places()[source.key]
+    place = future.locations()[source.key]
     if not isinstance(place, Located):
         return False
     try:
@@ -345,8 +345,8 @@ def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
 def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, other: str) -> None:
     warn_once(
         "compiler",
-        f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}); {other} takes its "
-        "place, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with the compiler's words",
+        f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}); {other} replaces it,"
+        " here and wherever it fails; POLYFUSE_STRICT=1 raises the error with the compiler's words",
         key=f"replacement of {failed}",
     )
 

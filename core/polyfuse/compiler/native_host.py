@@ -62,7 +62,8 @@ class NativeHost:
             self.status.refused = str(error) if isinstance(error, PolyfuseError) else repr(error)
             if not isinstance(error, UnsupportedError):
                 warn_once(
-                    "compiler", f"a native host program cannot be used ({error}); Python takes its place"
+                    "compiler",
+                    f"a native host program cannot be used ({error}); the Python program runs instead",
                 )
             return None
 
@@ -70,7 +71,7 @@ class NativeHost:
         """The address of a kernel that is called directly."""
         folder = None if name in replaced else self.folder(name)
         if folder is None:
-            raise UnsupportedError(f"another kernel took the place of {name}")
+            raise UnsupportedError(f"another kernel replaced {name}")
         library = ctypes.CDLL(str(folder / call.library))
         address = ctypes.cast(getattr(library, call.symbol), ctypes.c_void_p).value
         assert address is not None

@@ -15,7 +15,7 @@ from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
 from polyfuse.program.partitions import RecordingContext, Work, find_partitions
-from polyfuse.program.pools import Place, Pool, plan_pools
+from polyfuse.program.pools import Pool, PoolSlice, plan_pools
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -81,12 +81,12 @@ class _Planner:
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = lifetimes(schedule, settings)
         pooled = settings.memory_pools and self.graph.kind == "inference"
-        self.places = plan_pools(self.lifetimes, self.graph.buffers) if pooled else {}
+        self.slices = plan_pools(self.lifetimes, self.graph.buffers) if pooled else {}
         self.memory = plan_memory(
-            [item for item in self.lifetimes if item.name not in self.places],
+            [item for item in self.lifetimes if item.name not in self.slices],
             len(schedule.steps),
             settings.reuse_buffers,
-            tuple(dict.fromkeys(place.pool for place in self.places.values())),
+            tuple(dict.fromkeys(part.pool for part in self.slices.values())),
         )
         self.taken = {old: new for new, old in self.memory.takes.items()}
         self.dead: set[str] = set()
@@ -219,8 +219,8 @@ class _Planner:
                 "report it with the dumped schedule",
             )
         self.bound[name] = None
-        if name in self.places:
-            self._carve(name, self.places[name])
+        if name in self.slices:
+            self._carve(name, self.slices[name])
             return ""
         old = self.memory.takes.get(name)
         if old is None:
@@ -233,13 +233,13 @@ class _Planner:
         self._forget(old)
         return old
 
-    def _carve(self, name: str, place: Place) -> None:
+    def _carve(self, name: str, part: PoolSlice) -> None:
         """Make a buffer a part of its pool; the first one of a pool allocates that."""
-        buffer, pool = self.graph.buffers[name], place.pool
+        buffer, pool = self.graph.buffers[name], part.pool
         if pool not in self.pool_names:
             self.pool_names[pool] = self._temporary("pool")
             self._add(Allocate(self.pool_names[pool], (pool.size,), (1,), "uint8", pool.device))
-        offset = place.offset // itemsize(buffer)
+        offset = part.offset // itemsize(buffer)
         view = View(self.pool_names[pool], buffer.size, buffer.stride, offset, buffer.dtype)
         self._add(MakeView(name, view))
 
@@ -501,5 +501,5 @@ def _origins(step: Launch | Call) -> tuple[Origin, ...]:
 
 
 def _accelerator(graph: Graph) -> str:
-    """The first device of the graph that is not the processor, as text; ``""`` if there is none."""
+    """The first device of the graph that is not the CPU, as text; ``""`` if there is none."""
     return next((b.device for b in graph.buffers.values() if b.device and not b.device.startswith("cpu")), "")

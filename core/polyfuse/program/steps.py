@@ -20,7 +20,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Read:
-    """A whole number that the program reads from one of its variables.
+    """An integer that the program reads from one of its variables.
 
     Attributes:
         kind: ``"value"`` (the variable is a number), ``"size"`` or ``"stride"`` of a tensor.
@@ -272,7 +272,7 @@ class Program:
         steps: in order; the last is `Return`.
         kernels: every kernel once.
         constants: (variable, key of the object table) of constant tensors.
-        device: the device to be current while the program runs; ``""`` if all is on the processor.
+        device: the device to be current while the program runs; ``""`` if all is on the CPU.
         profile: whether launches are marked for the profiler.
         symbol_hints: example values of shape symbols.
         recording: what a recording of its work has to know; None if it is not to be recorded.

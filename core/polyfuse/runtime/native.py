@@ -68,7 +68,7 @@ def device_guard(device: str) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def on_device(call: Callable[[list[Any]], Any], device: str) -> Callable[[list[Any]], Any]:
-    """`call` with the device current while it runs; where only one exists, or it is the processor, `call`
+    """`call` with the device current while it runs; where only one exists, or it is the CPU, `call`
     itself.
     """
     where = torch.device(device) if device else torch.device("cpu")

@@ -150,7 +150,7 @@ class Workshop:
         return Candidate(entry.name, tuple(steps))
 
     def _built(self, step: Ordered) -> KernelWork:
-        place = self._futures[_place(step)].places()[step.source.key]
+        place = self._futures[_place(step)].locations()[step.source.key]
         if isinstance(place, PolyfuseError):
             raise Fault(f"it cannot be built: {place.cause}")
         assert isinstance(place, Located)

@@ -99,14 +99,14 @@ def _damage(case: Case, given: Copied, layout: Layout, fresh: Operands, given_up
     """Inputs must be as they were, but for those that are given up, and so must the memory around every
     buffer.
     """
-    rows = zip(case.kernel.args, given.operands, fresh, layout.places, strict=True)
-    for position, (arg, after, before, place) in enumerate(rows):
-        if place is None:
+    rows = zip(case.kernel.args, given.operands, fresh, layout.spans, strict=True)
+    for position, (arg, after, before, span) in enumerate(rows):
+        if span is None:
             continue
-        if not given.blocks[place.block].is_intact():
+        if not given.blocks[span.block].is_intact():
             return f"memory beside the buffer {arg.name} was written to"
         if arg.kind == "in" and position not in given_up:
             assert isinstance(after, Tensor) and isinstance(before, Tensor)
-            if not torch.equal(raw(after, place.nbytes).cpu(), raw(before, place.nbytes)):
+            if not torch.equal(raw(after, span.nbytes).cpu(), raw(before, span.nbytes)):
                 return f"the input {arg.name} was changed"
     return ""

@@ -160,7 +160,7 @@ def test_backends_without_a_loader_load_themselves(tmp_path):
 def test_weights_are_aligned_in_the_file_and_in_memory(path, large):
     for file in (path, large[1]):
         with Archive(file) as archive:
-            assert archive.place("weights.bin") % ALIGNMENT == 0
+            assert archive.offset_of("weights.bin") % ALIGNMENT == 0
         found = load(file)
         assert all(row.offset % ALIGNMENT == 0 for row in found.description.weights)
         assert all(t.data_ptr() % ALIGNMENT == 0 for t in found.constants.values())
@@ -171,7 +171,7 @@ def test_members_of_many_bytes_are_aligned_too(tmp_path, monkeypatch):
     model = torch.nn.Linear(3, 5)
     path = package(export(model, (torch.randn(2, 3),)), path=tmp_path / "large.pf")
     with Archive(path) as archive:
-        assert archive.place("weights.bin") % ALIGNMENT == 0
+        assert archive.offset_of("weights.bin") % ALIGNMENT == 0
     x = torch.randn(2, 3)
     torch.testing.assert_close(load(path, verify=True)(x), model(x))
 

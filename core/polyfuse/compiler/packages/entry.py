@@ -142,7 +142,7 @@ def _compile(name: str, exported: ExportedGraph, session: CompileSession) -> Bui
 
 def _placed(name: str, pending: Any) -> PlacedKernel:
     source, backend = pending.emitted.source, pending.emitted.backend
-    place = pending.future.places()[source.key]
+    place = pending.future.locations()[source.key]
     if isinstance(place, PolyfuseError):
         raise place
     return PlacedKernel(backend, place.folder, place.folder.name[:16], place.source_key)

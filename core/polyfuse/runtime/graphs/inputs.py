@@ -113,7 +113,7 @@ def plan_inputs(
             slots[i] = slot
             fixed.append(i)
         elif i not in moved and (memory.is_static(args[i]) or i in facts.mutated):
-            # a seed that a recorded forward left on the processor is among these
+            # a seed that a recorded forward left on the CPU is among these
             fixed.append(i)
     for i in facts.fixed:
         memory.stays(args[i])

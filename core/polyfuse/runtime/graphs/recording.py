@@ -282,7 +282,7 @@ def _sort_results(
 ) -> tuple[tuple[Any, ...], tuple[Passed, ...], tuple[Slot, ...]]:
     """Constants, inputs passed on, and the slots of everything else.
 
-    What an operator leaves on the processor for its backward (seeds) is as constant as the recorded launches.
+    What an operator leaves on the CPU for its backward (seeds) is as constant as the recorded launches.
     Inputs in `kept` are not to be seen by callers.
     """
     inputs = {layout.storage.cdata: i for i, layout in layouts.items()}
