@@ -177,7 +177,7 @@ def test_kernels_of_stored_graphs_are_checked():
     torch.compiler.reset()
     forget_sessions()
     torch.testing.assert_close(compiled(pointwise)(X), pointwise(X), rtol=0, atol=0)
-    assert last_reports()[-1].kept and tally.result().launches == 1
+    assert last_reports()[-1].cached and tally.result().launches == 1
 
 
 def test_all_checks_every_launch(install):

@@ -49,8 +49,6 @@ def parse_text(info: OptionInfo, text: str, where: str) -> object:
             return int(text)
         except ValueError:
             raise InvalidOptionError(f"{where} is {text!r}, which is no integer", "use digits") from None
-    if info.kind.startswith("tuple"):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
     return text
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,11 +47,15 @@ def _option(
     *,
     choices: tuple[object, ...] = (),
     minimum: int | None = None,
-    affects_code: bool = False,
+    affects_code: bool = True,
 ) -> Any:
     """Declare an option. `affects_code` puts its value into cache keys."""
     metadata = {"doc": doc, "choices": choices, "minimum": minimum, "affects_code": affects_code}
     return field(default=default, metadata=metadata)
+
+
+_neutral = partial(_option, affects_code=False)
+"""Declare an option that leaves compiled code as it is."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,9 @@ class Settings:
         (),
         "Names of backends in the order in which they are asked; empty: every installed one, by its "
         "priority for the device.",
-        affects_code=True,
     )
     disable: tuple[str, ...] = _option(
-        (), "Names of backends that must not be used, even when named elsewhere.", affects_code=True
+        (), "Names of backends that must not be used, even when named elsewhere."
     )
     strict: bool = _option(
         False,
@@ -74,13 +77,11 @@ class Settings:
         "kernel would be interpreted although nobody asked for it, or an operator or graph would run in "
         "eager mode because it cannot be compiled. Library calls by design, views, users' operators and "
         "`force_fallback` are no fallbacks.",
-        affects_code=True,
     )
     force_fallback: tuple[str, ...] = _option(
         (),
         "Operators that run in eager mode, as `aten.gelu` or `aten.gelu.default`. An unknown name is "
         "warned about.",
-        affects_code=True,
     )
 
     # Numerics.
@@ -89,22 +90,20 @@ class Settings:
         "`fast`: results within the tolerance users know from eager mode. `eager`: every rounding of "
         "eager mode is kept.",
         choices=("fast", "eager"),
-        affects_code=True,
     )
     deterministic: str = _option(
         "auto",
         "`on`: equal results in every run; values that are scattered to one element are stored in order. "
         "`auto`: as `torch.use_deterministic_algorithms` says while a graph is compiled.",
         choices=("auto", "on", "off"),
-        affects_code=True,
     )
 
     # Graph rewrites.
     constant_folding: bool = _option(
-        True, "Compute at compile time what depends on constants of the graph alone.", affects_code=True
+        True, "Compute at compile time what depends on constants of the graph alone."
     )
     graph_rewrites: bool = _option(
-        True, "Rewrite known patterns of operators, such as attention, to better ones.", affects_code=True
+        True, "Rewrite known patterns of operators, such as attention, to better ones."
     )
 
     channels_last: str = _option(
@@ -113,43 +112,38 @@ class Settings:
         "graphs without gradients, in 16 bits or TF32, on devices whose backend reports that its "
         "libraries are faster so.",
         choices=("auto", "on", "off"),
-        affects_code=True,
     )
 
     # Fusion.
-    fusion: bool = _option(True, "Compute several operations in one kernel.", affects_code=True)
+    fusion: bool = _option(True, "Compute several operations in one kernel.")
     max_fusion_size: int = _option(
-        64, "Largest number of nodes of the loop representation in one kernel.", minimum=1, affects_code=True
+        64, "Largest number of nodes of the loop representation in one kernel.", minimum=1
     )
     max_horizontal_distance: int = _option(
         64,
         "Largest distance, in steps of the schedule, between two kernels that share no data and are fused.",
         minimum=0,
-        affects_code=True,
     )
     aggressive_fusion: bool = _option(
-        False, "Fuse even where no memory traffic is saved, to have fewer kernels.", affects_code=True
+        False, "Fuse even where no memory traffic is saved, to have fewer kernels."
     )
     horizontal_fusion: bool = _option(
         False,
         "Fuse kernels that do the same to tensors of equal size, such as the entries of a list operator: "
         "fewer launches, but larger kernels, fewer of which are equal and built only once.",
-        affects_code=True,
     )
     loop_ordering: bool = _option(
-        True, "Reorder the loops of a kernel for contiguous access, and to fuse more.", affects_code=True
+        True, "Reorder the loops of a kernel for contiguous access, and to fuse more."
     )
     max_inlined_reads: int = _option(
         8,
         "A value computed from more reads than this is stored before it is used twice.",
         minimum=1,
-        affects_code=True,
     )
     max_inlined_ops: int = _option(
         64,
         "A value computed with more operations than this is stored before it is used twice.",
         minimum=1,
-        affects_code=True,
     )
 
     freezing: bool = _option(
@@ -157,24 +151,21 @@ class Settings:
         "In graphs without gradients, compute what depends on parameters and buffers alone once, and fold "
         "the scaling of channels after a convolution into its weights. It is computed again after a "
         "parameter was written to, other than through `.data`.",
-        affects_code=True,
     )
 
     # Memory.
     reuse_buffers: bool = _option(
         True,
         "Give the memory of an intermediate tensor that is no longer needed to a later one.",
-        affects_code=True,
     )
     memory_pools: bool = _option(
         False,
         "Allocate the intermediate tensors of a graph without gradients in one block for each device: "
         "fewer allocations, and memory is reused whatever the sizes, but the block is held until the last "
         "of them is no longer needed.",
-        affects_code=True,
     )
     inplace: bool = _option(
-        True, "Let a kernel write its result over an input that nothing needs afterwards.", affects_code=True
+        True, "Let a kernel write its result over an input that nothing needs afterwards."
     )
 
     # Launching.
@@ -182,20 +173,17 @@ class Settings:
         False,
         "Run the host program as compiled code instead of Python, where everything is on the CPU and a "
         "backend generates such code: less time per call for graphs of many small kernels.",
-        affects_code=True,
     )
     device_graphs: bool = _option(
         False,
         "Capture the launches of a compiled graph and replay them, where its device can do that (CUDA "
         'graphs). `mode="reduce-overhead"` and `mode="max-autotune"` turn it on.',
-        affects_code=True,
     )
     max_device_graphs: int = _option(
         32,
         "Number of different sizes of a graph's inputs that are captured as device graphs; calls with "
         "other sizes launch kernel by kernel.",
         minimum=1,
-        affects_code=True,
     )
 
     # Communication.
@@ -203,20 +191,17 @@ class Settings:
         False,
         "Start functional collectives early and wait for them late, with other work in between, as far as "
         "dependencies and `overlap_memory` allow; off: in the order of the program.",
-        affects_code=True,
     )
     overlap_memory: int = _option(
         20,
         "Additional memory, in percent, that a graph may use to overlap collectives.",
         minimum=0,
-        affects_code=True,
     )
     network_bandwidth: int = _option(
         0,
         "Megabytes per second between processes, from which the time of collectives is estimated; 0: 1000 "
         "for CPUs, 50000 for other devices.",
         minimum=0,
-        affects_code=True,
     )
 
     # Tuning.
@@ -228,95 +213,91 @@ class Settings:
         'results are stored. `generated`: the first backend that can. `mode="max-autotune"` selects '
         "`fastest`.",
         choices=("library", "known", "fastest", "generated"),
-        affects_code=True,
     )
     tune_kernels: bool = _option(
         False,
         "Build each kernel in several configurations, time them on this machine, and use the fastest; "
         "measurements are stored.",
-        affects_code=True,
     )
     autotune_backends: bool = _option(
         False,
         "Time each kernel with all backends that can generate it, and use the fastest; measurements are "
         'stored. `mode="max-autotune"` turns it on.',
-        affects_code=True,
     )
     benchmark_fusion: bool = _option(
         False,
         "Time fused kernels against the two that were merged last, which are not fused where that is "
         "faster; measurements are stored.",
-        affects_code=True,
     )
-    tune_seconds: int = _option(
+    tune_seconds: int = _neutral(
         10,
         "Seconds after which the search for a kernel's configuration starts no further round.",
         minimum=0,
     )
-    max_autotune_seconds: int = _option(
+    max_autotune_seconds: int = _neutral(
         0,
         "Seconds that autotuning may take in all; what was not timed by then is compiled as without "
         "autotuning. 0: no limit.",
         minimum=0,
     )
-    tune_candidates: int = _option(
+    tune_candidates: int = _neutral(
         24,
         "Largest number of configurations of one kernel that are built in the first round, chosen by the "
         "backend's estimates.",
         minimum=1,
     )
-    tune_cost_model: bool = _option(
+    tune_cost_model: bool = _neutral(
         True,
         "Learn a cost model from stored measurements, and build fewer configurations where it is sure "
         "enough.",
     )
-    tune_timeout: int = _option(
+    tune_timeout: int = _neutral(
         30, "Seconds after which the trial of a candidate is given up; the candidate is not used.", minimum=1
     )
-    tune_verify: bool = _option(
+    tune_verify: bool = _neutral(
         False,
         "Compare the results of each candidate with those of the first, which is the library's where "
         "there is one; a candidate that differs by more than its type explains is not used.",
     )
-    tune_in_process: bool = _option(
+    tune_in_process: bool = _neutral(
         False,
         "Time candidates in this process, where a debugger reaches them, instead of in a benchmark "
         "worker, whose crash does no harm.",
     )
-    tune_log: str = _option(
+    tune_log: str = _neutral(
         "", "File to which each search appends a line of JSON with its measurements; empty: none is written."
     )
-    progress: str = _option(
+    progress: str = _neutral(
         "auto",
         "Show the progress of autotuning on standard error. `auto`: where that is a terminal.",
         choices=("auto", "on", "off"),
     )
 
     # Building.
-    build_workers: int = _option(0, "Compilers that run at once; 0: one for each available CPU.", minimum=0)
-    build_timeout: int = _option(
+    build_workers: int = _neutral(0, "Compilers that run at once; 0: one for each available CPU.", minimum=0)
+    build_timeout: int = _neutral(
         600,
         "Seconds after which a build, or waiting for another process that builds, is given up.",
         minimum=1,
     )
 
     # Caches.
-    cache: bool = _option(True, "Store compiled graphs, kernels and measurements on disk and reuse them.")
-    graph_cache: bool = _option(
+    cache: bool = _neutral(True, "Store compiled graphs, kernels and measurements on disk and reuse them.")
+    graph_cache: bool = _neutral(
         True,
         "Store compiled graphs, with what AOTAutograd traced, on disk: a later process that compiles the "
         "same graph reads them instead of compiling. A graph with gradients is stored once its backward "
         "has run.",
     )
-    cache_dir: str = _option("", "Folder of the caches; empty: the user's cache folder on this platform.")
-    remote_cache: str = _option(
+    cache_dir: str = _neutral("", "Folder of the caches; empty: the user's cache folder on this platform.")
+    remote_cache: str = _neutral(
         "",
         "A store that several machines share: an http or https address that answers GET and PUT, a "
         "folder, or `module:function`, which returns an object with `get` and `put`. Kernels and compiled "
         "graphs that are not in the cache folder are looked up there, and new ones are sent there. They "
         "are code, and are run.",
     )
-    cache_limit: int = _option(
+    cache_limit: int = _neutral(
         16384,
         "Mebibytes of kernels and compiled graphs in the cache folder above which the least recently used "
         "are removed, except those used within the last hour. 0: no limit.",
@@ -324,12 +305,12 @@ class Settings:
     )
 
     # Checks.
-    verify: int = _option(
+    verify: int = _neutral(
         0,
         "0: none; 1: verify the intermediate representation between stages; 2: also after every rewrite.",
         choices=(0, 1, 2),
     )
-    check: str = _option(
+    check: str = _neutral(
         "off",
         "Compare kernels with the interpreter, on copies of their operands. `first`: the first launch of "
         "each, whose result is stored; `all`: every launch. A kernel that differs is barred and replaced. "
@@ -340,41 +321,35 @@ class Settings:
         True,
         "Check the sizes and strides of inputs (of parameters at the first call only) and of what eager "
         "operators return.",
-        affects_code=True,
     )
     nan_asserts: bool = _option(
         False,
         "Raise where an input or a result of a kernel or operator holds NaN or infinity.",
-        affects_code=True,
     )
     index_asserts: bool = _option(
         True,
         "Raise where an index read from data (`x[i]`, `gather`, `scatter`, embeddings, labels) is out of "
         "range, as eager mode does. Otherwise the nearest element is read, and nothing is written.",
-        affects_code=True,
     )
     fuel: int | None = _option(
         None,
         "Allow only the first so many rewrites and fusions of each graph, to find the one that is wrong.",
         minimum=0,
-        affects_code=True,
     )
 
     # Watching.
-    dump: str = _option("", "Folder to which the text of every stage is written; empty: none.")
-    log: str = _option("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
+    dump: str = _neutral("", "Folder to which the text of every stage is written; empty: none.")
+    log: str = _neutral("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
     debug_sync: bool = _option(
         False,
         "Wait for the device after every launch, so that an error shows at its cause.",
-        affects_code=True,
     )
     profile: bool = _option(
         False,
         "Mark every kernel for torch's profiler, and print time and memory bandwidth of each when the "
         "process ends.",
-        affects_code=True,
     )
-    benchmark_harness: bool = _option(
+    benchmark_harness: bool = _neutral(
         False, "Make each dumped program a script that times itself on random inputs."
     )
 
@@ -382,7 +357,6 @@ class Settings:
     plugin_options: tuple[tuple[str, object], ...] = _option(
         (),
         "Options of plugins, written `plugin.option`; each plugin's manifest declares its own.",
-        affects_code=True,
     )
 
     @staticmethod

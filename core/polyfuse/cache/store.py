@@ -48,7 +48,7 @@ class KernelStore:
     Attributes:
         root: the folder.
         limit: most bytes to keep there; 0: any number.
-        sharing: exchanges what is kept with other machines; None: nothing does.
+        sharing: exchanges artifacts with other machines; None: nothing does.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class KernelStore:
         """Return the store that the settings ask for, or a temporary one where that cannot be written.
 
         Args:
-            shared: exchange what is kept with the remote store of the settings.
+            shared: exchange artifacts with the remote store of the settings.
         """
         root = writable_root(settings)
         sharing = None

@@ -83,9 +83,9 @@ def _kept(aten: AtenGraph, session: CompileSession) -> CompiledModule:
     if session.settings.graph_cache and any(
         is_unasked(item.emitted.backend, session.settings) for item in built.kernels.values()
     ):
-        built.module.kept = "a kernel of it is interpreted, which each process is told"
+        built.module.cache_record = "a kernel of it is interpreted, which each process is told"
     elif session.settings.graph_cache:
-        built.module.kept = record_of(
+        built.module.cache_record = record_of(
             aten, built.module, built.kernels, built.schedule.graph.objects, built.report, session
         )
     return built.module

@@ -60,7 +60,7 @@ class Traced:
     """Which of the graphs of one Dynamo compile this is."""
     more: MoreRewrites | None = None
     channels_last: Callable[[torch.Tensor, bool], bool] | None = None
-    kept: bool = False
+    stored: bool = False
     """Whether what is compiled is stored."""
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
@@ -123,7 +123,7 @@ class Traced:
             dynamo.report_output_strides(_reported_strides(graph, compiled))
         if frozen is not None:
             compiled = FrozenProgram(compiled, partial(values_of, frozen), frozen.sources)
-        if self.kept:
+        if self.stored:
             compiled = aot.storable(compiled)
         return fx.mark_boxed(compiled)
 

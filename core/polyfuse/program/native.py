@@ -219,8 +219,9 @@ class _Lowering:
             self.steps.append(Reserve(step.name, size, small))
             return
         operands: list[str | IndexLike] = []
-        size_, stride = self._value(step.size, operands), self._value(step.stride, operands)
-        self._send("runtime", "empty_strided_cpu", (size_, stride, dtype), operands, (step.name,))
+        self._send(
+            "runtime", "empty_strided_cpu", (*self._layout(step, operands), dtype), operands, (step.name,)
+        )
         self._defined(step.name)
 
     def _reuse(self, step: Reuse) -> None:
@@ -229,8 +230,8 @@ class _Lowering:
             self.slots[step.new] = old
             return
         operands: list[str | IndexLike] = [old]
-        size, stride = self._value(step.size, operands), self._value(step.stride, operands)
-        self._send("runtime", "reinterpret_tensor", (Operand(0), size, stride), operands, (step.new,))
+        args = (Operand(0), *self._layout(step, operands))
+        self._send("runtime", "reinterpret_tensor", args, operands, (step.new,))
         self._defined(step.new)
         self.steps.append(Drop((old,)))
 
@@ -288,9 +289,8 @@ class _Lowering:
 
     def _conform(self, step: Conform) -> None:
         operands: list[str | IndexLike] = [self._slot(step.name)]
-        size, stride = self._value(step.size, operands), self._value(step.stride, operands)
         dtype = getattr(torch, step.dtype) if step.dtype else None
-        args = (Operand(0), size, stride, step.alignment or 1, dtype)
+        args = (Operand(0), *self._layout(step, operands), step.alignment or 1, dtype)
         name = self._temporary("conformed")
         self._send("runtime", "conform", args, operands, (name,))
         self.steps.append(Drop((self._slot(step.name),)))
@@ -301,10 +301,10 @@ class _Lowering:
         """Steps that only look at a tensor."""
         if isinstance(step, AssertLayout):
             operands: list[str | IndexLike] = [self._slot(step.name)]
-            size, stride = self._value(step.size, operands), self._value(step.stride, operands)
+            args = (Operand(0), *self._layout(step, operands))
             function = "assert_size_stride" if is_plain_layout(step) else "assert_layout"
             subject = self.shown.get(step.name, step.name)
-            self._send("runtime", function, (Operand(0), size, stride), operands, (), subject=subject)
+            self._send("runtime", function, args, operands, (), subject=subject)
         elif isinstance(step, RaiseFailed):
             # a request that is made only where the status says so: its operands are that status and the sizes
             self._address(step.name)
@@ -353,6 +353,11 @@ class _Lowering:
         if isinstance(value, Opaque) and not value.text:
             return Constant(value.key)
         return value
+
+    def _layout(
+        self, step: Allocate | AssertLayout | Conform | Reuse, operands: list[str | IndexLike]
+    ) -> tuple[Any, Any]:
+        return self._value(step.size, operands), self._value(step.stride, operands)
 
     def _operand(self, operand: str | IndexLike, operands: list[str | IndexLike]) -> Operand:
         if operand not in operands:

@@ -66,7 +66,7 @@ class CompiledModule:
         namespace: the globals of the program.
         output_strides: strides that the compiler chose for results, where it may; None if it changed none.
         graph_status: what becomes of recording its work; None where that was not asked for.
-        kept: what the compiler stores of it, so that a later process need not compile it, or why it does not.
+        cache_record: what the graph cache stores of it, or why it stores nothing.
         native: the same program in its native form, if that was asked for.
     """
 
@@ -87,7 +87,7 @@ class CompiledModule:
         self.output_strides = output_strides
         self.namespace = namespace
         self.graph_status = GraphStatus() if namespace.get("GRAPH") is not None else None
-        self.kept: object = "nobody said how to"
+        self.cache_record: object = "it was not compiled for the graph cache"
         self.native: Native | None = None
         self._pending = dict(kernels)
         self._provisional: dict[str, Provisional] = {}

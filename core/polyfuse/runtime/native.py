@@ -29,11 +29,7 @@ assert_size_stride = bindings.assert_size_stride
 empty_strided_cpu = bindings.empty_strided_cpu
 reinterpret_tensor = bindings.reinterpret_tensor
 record_function = torch.profiler.record_function
-
-
-def tensor_data_ptr_address() -> int | None:
-    """Address of a C function from a tensor object to its data pointer, for native launchers, or None."""
-    return bindings.tensor_data_ptr_address()
+tensor_data_ptr_address = bindings.tensor_data_ptr_address
 
 
 def allocator(device: str) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:

@@ -26,7 +26,7 @@ def explain_graph(report: GraphReport) -> str:
     head = f"graph {report.name} ({report.kind}): {report.aten_ops} operators"
     if report.eager:
         return f"{head}, run in eager mode: {report.eager}\n"
-    if report.kept:
+    if report.cached:
         head += ", compiled before and read,"
     lines = [
         f"{head} became {_count(report.kernels, 'launch', 'launches')} of"

@@ -76,7 +76,7 @@ class GraphReport:
         calls: operators called from the library, in order.
         rewrites: rewrites of the captured graph, as (pass, how many).
         eager: why the whole graph runs in eager mode; empty if it does not.
-        kept: whether the graph was compiled before, by this process or another, and only read.
+        cached: whether the graph was read from the graph cache.
         recording: what becomes of recording its work, kept up to date; None where that was not asked for.
         host: what becomes of its native host program; None where that was not asked for.
     """
@@ -97,7 +97,7 @@ class GraphReport:
     calls: tuple[str, ...] = ()
     rewrites: tuple[tuple[str, int], ...] = ()
     eager: str = ""
-    kept: bool = False
+    cached: bool = False
     recording: GraphStatus | None = None
     host: HostStatus | None = None
 

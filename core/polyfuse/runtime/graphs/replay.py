@@ -104,34 +104,27 @@ def recorded_program(
     return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory, fallback)
 
 
+@dataclass(eq=False)
 class _Runner:
-    """Chooses for each call: replay, record, or run as it is."""
+    """Chooses for each call: replay, record, or run as it is. `copied` are positions of results that callers
+    keep, and so get as copies.
+    """
 
-    def __init__(
-        self,
-        program: Program,
-        facts: GraphFacts,
-        sizes: tuple[int, ...],
-        generators: tuple[torch.Generator, ...],
-        name: str,
-        status: GraphStatus,
-        memory: GraphMemory,
-        fallback: Callable[[], Program] | None,
-    ) -> None:
-        self.program = program
-        self.facts = facts
-        self.sizes = sizes
-        self.generators = generators
-        self.name = name
-        self.status = status
-        self.memory = memory
-        self.fallback = fallback
-        self.variants: dict[tuple[int, ...], list[Recording]] = {}
-        self.copied: set[int] = set()
-        """Positions of results that callers keep, and so get as copies."""
-        self.patience = PATIENCE
-        self.made: list[Recorded] = []
-        weakref.finalize(self, memory.retire, self.made)
+    program: Program
+    facts: GraphFacts
+    sizes: tuple[int, ...]
+    generators: tuple[torch.Generator, ...]
+    name: str
+    status: GraphStatus
+    memory: GraphMemory
+    fallback: Callable[[], Program] | None
+    variants: dict[tuple[int, ...], list[Recording]] = field(default_factory=dict)
+    copied: set[int] = field(default_factory=set)
+    patience: int = PATIENCE
+    made: list[Recorded] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, self.memory.retire, self.made)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         memory = self.memory

@@ -40,9 +40,9 @@ def compile_module(
     inference: GraphCompiler,
     partition: Partitioner,
     decompositions: Mapping[Any, Callable[..., Any]],
-    keep: GraphCacheEntry | None = None,
+    entry: GraphCacheEntry | None = None,
 ) -> Callable[..., Any]:
-    """Trace `gm` with AOTAutograd and compile what comes out with the given compilers; with `keep`, only if
+    """Trace `gm` with AOTAutograd and compile what comes out with the given compilers; with `entry`, only if
     nothing is found under its key. The compilers then return `CachedCode`.
 
     Mutations of inputs stay in the graphs as trailing `aten.copy_`.
@@ -51,11 +51,11 @@ def compile_module(
 
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
     scope: AbstractContextManager[None] = nullcontext()
-    if keep is not None:
-        from polyfuse.torch_compat.tracing.aot_cache import keeping, serialisable
+    if entry is not None:
+        from polyfuse.torch_compat.tracing.aot_cache import serialisable, through_cache
 
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
-        scope = keeping(keep)
+        scope = through_cache(entry)
     with scope:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
@@ -93,14 +93,14 @@ def partition_options(*, own_cse: bool, memory_budget: float | None) -> Iterator
         yield
 
 
-def kept_of(compiled: Any) -> Any:
+def cache_record_of(compiled: Any) -> Any:
     """What its compiler stores of a compiled graph, or a text that says why nothing is."""
-    return getattr(compiled, "kept", "it runs in eager mode")
+    return getattr(compiled, "cache_record", "it runs in eager mode")
 
 
 def storable(compiled: Any) -> Any:
-    """A compiled graph as `CachedCode`: with what its compiler stores of it in `kept`, or why it does not."""
+    """A compiled graph as `CachedCode`: with its record for the graph cache, or why it has none."""
     from polyfuse.torch_compat.tracing.aot_cache import CachedCode
 
-    kept = kept_of(compiled)
-    return CachedCode(compiled, None, kept) if isinstance(kept, str) else CachedCode(compiled, kept)
+    record = cache_record_of(compiled)
+    return CachedCode(compiled, None, record) if isinstance(record, str) else CachedCode(compiled, record)

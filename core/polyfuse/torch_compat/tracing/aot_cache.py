@@ -27,24 +27,24 @@ __all__ = [
     "CacheEntryGone",
     "GraphCacheEntry",
     "entry_name",
-    "keeping",
+    "through_cache",
     "refusal",
     "serialisable",
 ]
 
 
 class CacheEntryGone(Exception):
-    """What was kept cannot be used: something that it needs is not there any more."""
+    """A cached graph cannot be used: something that it needs is gone."""
 
 
 @dataclass(frozen=True)
 class GraphCacheEntry:
-    """How one graph is kept.
+    """One graph's entry in the graph cache.
 
     Attributes:
         key: its address.
         folder: where entries lie, each under its key.
-        revive: from what was kept of a graph to something that can be called, or `CacheEntryGone`.
+        revive: from the record of a graph to something that can be called, or `CacheEntryGone`.
         stored: called when torch has tried to store it, perhaps in another thread: a graph with gradients is
             stored when its backward has been compiled.
     """
@@ -60,7 +60,7 @@ _LOCK = threading.Lock()
 
 
 class CachedCode(autograd_cache.OutputCode):
-    """A compiled graph that torch may keep: `record` is stored, and `run` made from it again.
+    """A compiled graph that torch may store: `record` is stored, and `run` made from it again.
 
     Attributes:
         run: the compiled graph.
@@ -73,12 +73,12 @@ class CachedCode(autograd_cache.OutputCode):
         self.run: Callable[[list[Any]], Any] | None = run
         self.record = record
         self.refusal = refusal
-        self.keeping = _CURRENT.get()
+        self.entry = _CURRENT.get()
         # torch copies these from instances, where it wraps functions
         self._boxed_call = True
         self._time_taken_ns = 0
         # that there is one says to torch that this may be stored
-        self._fx_graph_cache_key = "" if self.keeping is None else self.keeping.key
+        self._fx_graph_cache_key = "" if self.entry is None else self.entry.key
 
     def __call__(self, inputs: Any) -> Any:
         assert self.run is not None
@@ -88,7 +88,7 @@ class CachedCode(autograd_cache.OutputCode):
         """Called on a copy that is about to be stored."""
         if self.record is None:
             raise autograd_cache.BypassAOTAutogradCache(self.refusal)
-        self.run = self.keeping = None
+        self.run = self.entry = None
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         """Called on what was read."""
@@ -115,7 +115,7 @@ def entry_name(content: bytes) -> str:
 
 
 def refusal(gm: GraphModule) -> str:
-    """Why torch itself would not keep what becomes of a captured graph; empty if it would."""
+    """Why torch itself would not cache what becomes of a captured graph; empty if it would."""
     try:
         autograd_cache.check_cacheable(gm)
     except autograd_cache.BypassAOTAutogradCache as error:
@@ -124,7 +124,7 @@ def refusal(gm: GraphModule) -> str:
 
 
 @contextmanager
-def keeping(current: GraphCacheEntry) -> Iterator[None]:
+def through_cache(current: GraphCacheEntry) -> Iterator[None]:
     """Look up, and store, what AOTAutograd makes of the one graph that is compiled inside."""
     from torch._functorch import config
 
@@ -171,7 +171,7 @@ def _install() -> None:
 
     def save(key: str, entry: Any, *args: Any, **named: Any) -> None:
         forward = _cached_code(getattr(entry.compiled_fw, "result", None))
-        current = forward.keeping if forward is not None else None
+        current = forward.entry if forward is not None else None
         if current is None:
             its_save(key, entry, *args, **named)
             return
