@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
+import torch
+from packaging.version import Version
 
 GPU = "no GPU that torch can use is in this machine, and the test runs kernels on one"
 TWO_GPUS = "this machine has fewer than two GPUs, and the test computes on two of them"
@@ -40,3 +42,9 @@ def has_gloo() -> bool:
     import torch.distributed
 
     return has_distributed() and torch.distributed.is_gloo_available()
+
+
+def torch_version() -> tuple[int, int]:
+    """Major and minor version of the installed torch."""
+    installed = Version(torch.__version__)
+    return installed.major, installed.minor

@@ -28,7 +28,7 @@ TASKS = {
     "products": "polyfuse_bench.products",
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",
-    "autotune_backends": "polyfuse_bench.tournament",
+    "autotune_backends": "polyfuse_bench.autotune_backends",
     "memory": "polyfuse_bench.memory",
 }
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 
-from house.source_tree import all_files
+from house.source_tree import ROOT, all_files
 
 MAX_FILE, MAX_FUNCTION, MAX_METHODS = 600, 100, 25
+MAX_FOLDER = 16
+"""Modules of a folder, without its `__init__`."""
 
 
 def test_files():
@@ -15,6 +18,14 @@ def test_files():
         for file in all_files()
         if (count := file.text.count("\n")) > MAX_FILE
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_folders():
+    counts = Counter(
+        file.path.parent.relative_to(ROOT) for file in all_files() if file.path.name != "__init__.py"
+    )
+    wrong = [f"{f} holds {n} modules" for f, n in counts.items() if n > MAX_FOLDER and f.name != "select"]
     assert not wrong, "\n".join(wrong)
 
 

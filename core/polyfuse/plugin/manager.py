@@ -166,13 +166,6 @@ class PluginManager:
             state = self._states[name]
             self._states[name] = _changed(state, state.state, f"{doing} raised {_brief(error)}")
 
-    def mark_failed(self, name: str, error: BaseException, doing: str) -> None:
-        """Take a backend out of this session: it failed in a way that other kernels would meet too."""
-        with self._lock:
-            self._fail(self._states[name], error, doing)
-            self._orders.clear()
-            self._names.clear()
-
     # Hooks.
 
     def implementations(self, hook: str) -> tuple[tuple[str, Callable[..., object]], ...]:

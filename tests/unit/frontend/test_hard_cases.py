@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.capture import compile_graph
-from polyfuse.torch_compat.version import torch_version
+from requirements import torch_version
 
 
 def close(actual: Any, expected: Any) -> None:

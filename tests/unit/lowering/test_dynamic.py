@@ -9,7 +9,7 @@ import pytest
 import torch
 from lowered import compare, compiled
 
-from polyfuse.torch_compat.version import torch_version
+from requirements import torch_version
 
 F = torch.nn.functional
 

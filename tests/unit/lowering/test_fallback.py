@@ -13,7 +13,7 @@ from lowered import check, compare, compiled
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import reset_warned
 from polyfuse.ir.nodes import ExternCall, Pointwise
-from polyfuse.torch_compat.version import torch_version
+from requirements import torch_version
 
 
 def test_operator_without_lowering() -> None:

@@ -1,0 +1,42 @@
+"""Nothing stands in the product that nothing uses. What only tests use counts as unused."""
+
+from __future__ import annotations
+
+import pytest
+
+from house.source_tree import ROOT
+
+vulture = pytest.importorskip("vulture", reason="finds unused code; part of the extra `dev`")
+
+FOLDERS = ("core", "plugins", "benchmarks", "tools", "examples")
+KINDS = {"class", "function", "method", "property"}
+REGISTERED = ["@lowers*", "@decomposition*", "@rewrite*", "@hookimpl*"]
+"""Decorators that enter a function into a table."""
+
+CALLED_BY_OTHERS = {
+    # the protocol of modules with lazy attributes
+    "__getattr__", "__dir__",
+    # the type of a callable argument, never called by this name
+    "__call__",
+    # what AOTAutograd's cache calls on compiled code
+    "prepare_for_serialization", "post_compile", "set_triton_bundle",
+    # sympy's printers choose a method by the class of what they print
+    "_print_And", "_print_Or", "_print_Not",
+    # generated Halide programs
+    "scheduled_by",
+    # public methods of loaded packages
+    "load_constants",
+}  # fmt: skip
+
+
+def test_nothing_is_unused():
+    tree = vulture.Vulture(ignore_decorators=REGISTERED)
+    tree.scavenge([str(ROOT / folder) for folder in FOLDERS])
+    unused = [
+        f"{item.filename.relative_to(ROOT)}:{item.first_lineno} unused {item.typ} {item.name}"
+        for item in tree.get_unused_code(min_confidence=60)
+        if item.filename.relative_to(ROOT).parts[0] in {"core", "plugins"}
+        and item.typ in KINDS
+        and item.name not in CALLED_BY_OTHERS
+    ]
+    assert not unused, "\n".join(unused)
