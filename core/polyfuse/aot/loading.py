@@ -58,7 +58,7 @@ def load(
     settings = Settings.resolve(None, {"check": check} if check else None)
     with Archive(place) as archive:
         description = describe(archive)
-        _check_surroundings(place, description)
+        _check_environment(place, description)
         for name in description.modules:
             _import(name, f"the package {place} was made with the module {name}", f"install {name}")
         _check_operators(place, description)
@@ -100,7 +100,7 @@ def describe(archive: Archive) -> Description:
         ) from error
 
 
-def _check_surroundings(path: Path, description: Description) -> None:
+def _check_environment(path: Path, description: Description) -> None:
     """Compare the machine and torch with what the package was made for."""
     here = platform.system(), platform.machine()
     made = description.system, description.machine

@@ -241,8 +241,8 @@ class GraphCache:
         own = code("polyfuse")
         if not own:
             raise CacheBypass("the compiler's own files changed since it was loaded")
-        surroundings = (*global_state.switches(), *plugins, *session.key_facts, own)
-        return compiled_key(text, surroundings, session.settings.fingerprint())
+        environment = (*global_state.switches(), *plugins, *session.key_facts, own)
+        return compiled_key(text, environment, session.settings.fingerprint())
 
     def _revive(self, stored: GraphRecord) -> BoxedCallable:
         """A stored graph as something that can be called."""
