@@ -11,7 +11,7 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Access
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
+from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.statements import Statement, Store, statement
 from polyfuse.ir.types import DType, from_torch
@@ -61,12 +61,12 @@ class Body:
     def reduce(self, kind: str, *args: str) -> Any:
         from polyfuse.ir.ops import REDUCTIONS
 
-        return self._add("reduce", args, self.kernel.types[args[0]], kind, REDUCTIONS[kind][1])
+        return self._add("reduce", args, self.kernel.types[args[0]], kind, REDUCTIONS[kind].results)
 
     def scan(self, kind: str, *args: str) -> Any:
         from polyfuse.ir.ops import SCANS
 
-        return self._add("scan", args, self.kernel.types[args[0]], kind, SCANS[kind][1])
+        return self._add("scan", args, self.kernel.types[args[0]], kind, SCANS[kind].results)
 
 
 class KernelBuilder:
@@ -84,7 +84,7 @@ class KernelBuilder:
         self.memory: dict[str, DType] = {}
         self.types: dict[str, DType] = {}
         self.args: list[KernelArg] = []
-        self.locals: list[Local] = []
+        self.row_buffers: list[RowBuffer] = []
         self.bodies: list[Body] = []
         self.hints, self.deterministic = hints, deterministic
         self._count = 0
@@ -111,7 +111,7 @@ class KernelBuilder:
 
     def local(self, name: str, size: IndexLike, dtype: DType = DType.f32) -> str:
         self.memory[name] = dtype
-        self.locals.append(Local(name, dtype, size))
+        self.row_buffers.append(RowBuffer(name, dtype, size))
         return name
 
     def section(self, looped: bool = False) -> Body:
@@ -126,7 +126,7 @@ class KernelBuilder:
             tuple(self.axes.values()),
             tuple(self.raxes.values()),
             tuple(self.args),
-            tuple(self.locals),
+            tuple(self.row_buffers),
             tuple(Section(b.looped, tuple(b.stmts)) for b in self.bodies),
             self.hints,
             self.deterministic,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
+from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.nodes import (
     Buffer,
     ExternCall,
@@ -25,7 +25,7 @@ F, I = DType.f32, DType.i64
 
 
 def softmax_kernel() -> Kernel:
-    """Three rows of five: a looped section with a local and an online softmax, then another that reads it."""
+    """Three rows of five: a looped section with a row buffer and an online softmax, then one reads it."""
     i, r = axis("i0", 3), axis("r0", 5)
     first = (
         Load("v0", "in0", 5 * i + r, F),
@@ -45,7 +45,7 @@ def softmax_kernel() -> Kernel:
         (i,),
         (r,),
         (KernelArg("in0", "in", F, 15, aligned=True), KernelArg("out0", "out", F, 15)),
-        (Local("row", F, 5),),
+        (RowBuffer("row", F, 5),),
         (Section(True, first), Section(True, second)),
         size_hints=(3, 5),
         origins=(Origin("aten._softmax.default", "softmax", "model.py:12"),),

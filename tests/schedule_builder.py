@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -13,7 +14,7 @@ from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.nodes import Buffer, Collective, ExternCall, Node, Pointwise, Reduction, Wait
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, Claim, Source, Yes
-from polyfuse.schedule import Launch, Schedule
+from polyfuse.schedule import Launch, Schedule, UnclaimedError, claim_nodes
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.symbolic import Index, IndexLike, axis
 
@@ -84,7 +85,7 @@ class Maker:
         self.nodes.append(ExternCall(f"n{len(self.nodes)}", op, views, (), outputs, **facts))
 
     def start(self, target: str, group: str = "0", source: str = "") -> None:
-        """A sum over processes in place of `target`, or `source` gathered into it."""
+        """A sum over processes that overwrites `target`, or `source` gathered into it."""
         name = f"n{len(self.nodes)}"
         view = self.buffers[source or target].view()
         if source:
@@ -115,7 +116,16 @@ class Maker:
 
     def schedule(self, *outputs: str, **options) -> Schedule:
         settings = Settings.resolve(None, options)
-        return schedule_graph(self.graph(*outputs), settings, lambda device: (self.backend(settings),))
+        return scheduled(self.graph(*outputs), settings, lambda device: (self.backend(settings),))
+
+
+def scheduled(graph: Graph, settings: Settings, backends: Callable[[str], Iterable[Backend]]) -> Schedule:
+    """The schedule of a graph, each loop by the first backend that claims it."""
+    claims = claim_nodes(graph, backends, settings)
+    if claims.refused:
+        raise UnclaimedError(claims.refused)
+    schedule = schedule_graph(claims.graph, settings, backends, claims.backends)
+    return replace(schedule, decisions=(*claims.decisions, *schedule.decisions))
 
 
 def axes(*sizes: IndexLike, prefix: str = "i") -> tuple[Index, ...]:

@@ -210,7 +210,7 @@ def result_and_norm_faults(dtype: str, rows: int, numerics: str) -> list[str]:
         if off > 2 * usual:
             faults.append(f"{name}: off by {off}, where eager mode is by {usual}")
     kinds = [d.kind for report in last_reports() for d in report.decisions]
-    if kinds.count("inplace") != 1 or "apart" in kinds:
+    if kinds.count("inplace") != 1 or "unaliased" in kinds:
         faults.append("the result does not take the memory of what it is made of")
     return faults
 
@@ -299,7 +299,7 @@ def gradient_faults(rows: int, columns: int) -> list[str]:
     ):
         torch._dynamo.reset()
         reset_reports()
-        options = {"backends": "interpreted", "triton.sums_across_rows": "1"}
+        options = {"backends": "interpreted", "triton.column_reductions": "1"}
         compiled = torch.compile(function, backend="polyfuse", options=options)
         results = []
         for call in (compiled, function):

@@ -48,7 +48,7 @@ loop {{
 
 
 def _softmax(m: int, n: int) -> str:
-    arguments = f"in in0: f32[{m * n}] aligned\nout out0: f32[{m * n}] aligned\nlocal row0: f32[{n}]"
+    arguments = f"in in0: f32[{m * n}] aligned\nout out0: f32[{m * n}] aligned\nrow_buffer row0: f32[{n}]"
     return _text(f"p0{{{m}}} ~ {m}", f"r0{{{n}}} ~ {n}", arguments, _SOFTMAX.format(n=n))
 
 

@@ -19,17 +19,17 @@ from polyfuse.program import Program, plan, python_text
 from polyfuse.reference.backend import InterpreterBackend
 from polyfuse.runtime.module import load
 from polyfuse.schedule import Launch, Schedule
-from polyfuse.schedule.schedule import schedule_graph
+from schedule_builder import scheduled
 
 WIDE = TargetInfo(
     blocks=64,
     lanes=8,
-    chunk=32,
+    split_chunk=32,
     row_bytes=0,
     few_rows=16,
     long_row=256,
     two_pass_row=64,
-    hoists=False,
+    licm=False,
     launch_bytes=1 << 12,
     alignment=16,
 )
@@ -76,7 +76,7 @@ def wide(
 
     def inner(aten: AtenGraph) -> Callable[[list[Any]], Sequence[Any]]:
         graph = lower_graph(aten, settings, target_info=made.target_info)
-        schedule = schedule_graph(graph, settings, lambda _: (made,))
+        schedule = scheduled(graph, settings, lambda _: (made,))
         verify_graph(schedule.graph)
         for step in schedule.steps:
             if isinstance(step, Launch):

@@ -89,7 +89,7 @@ def scalar_ops_page() -> str:
     lines += ["", remarks["SCALAR_OPS"], ""]
     for title, name in (("Reductions", "REDUCTIONS"), ("Products", "CONTRACTIONS"), ("Scans", "SCANS")):
         lines += [f"## {title}", "", "| kind | operands | results |", "|---|:-:|:-:|"]
-        lines += [f"| `{kind}` | {a} | {b} |" for kind, (a, b) in getattr(ops, name).items()]
+        lines += [f"| `{k}` | {row.operands} | {row.results} |" for k, row in getattr(ops, name).items()]
         lines += ["", remarks[name], ""]
     lines += ["## Store modes", "", " ".join(f"`{mode}`" for mode in ops.STORE_MODES), ""]
     lines += [remarks["STORE_MODES"], "", "## Random numbers", "", remarks["RANDOM"]]

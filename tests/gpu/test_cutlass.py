@@ -316,7 +316,7 @@ FOLDING = {
 @pytest.mark.parametrize("epilogue", (SCALED, RESIDUAL), ids=("rounded", "as sums"))
 @pytest.mark.parametrize(
     ("mode", "along", "shape"),
-    (("fold_max", "columns", (136, 264, 200)), ("fold_sum", "rows", (700, 1000, 72))),
+    (("group_max", "columns", (136, 264, 200)), ("group_sum", "rows", (700, 1000, 72))),
 )
 def test_groups_of_results(backend, tmp_path, tiling, epilogue, mode, along, shape):
     """Edges within groups, and groups of pieces that overlap."""
@@ -326,7 +326,7 @@ def test_groups_of_results(backend, tmp_path, tiling, epilogue, mode, along, sha
     compare(backend, kernel, FOLDING[tiling], shape[0], tmp_path)
 
 
-@pytest.mark.parametrize(("mode", "along"), (("fold_min", "rows"), ("fold_sum", "columns")))
+@pytest.mark.parametrize(("mode", "along"), (("group_min", "rows"), ("group_sum", "columns")))
 @pytest.mark.parametrize("out", ("f32", "f16"))
 def test_groups_of_other_results(backend, tmp_path, mode, along, out):
     compare(backend, folded(product(77, 104, 64, out=out), mode, along), FOLDING["one group"], 77, tmp_path)

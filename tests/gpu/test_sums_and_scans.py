@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 
 def compiled(function: Function) -> Function:
-    options = {"triton.sums_across_rows": "1"}
+    options = {"triton.column_reductions": "1"}
     return torch.compile(function, backend="polyfuse", dynamic=False, options=options)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from polyfuse.checking.operands import Layout
     from polyfuse.checking.tally import Subject
 
-__all__ = ["Launching", "PackagedKernel"]
+__all__ = ["Launching", "NamedLaunch"]
 
 _FIX = (
     "see that the package was made for this device, and make it again with this version of Polyfuse;"
@@ -30,7 +30,7 @@ _FIX = (
 )
 
 
-class PackagedKernel(Provisional):
+class NamedLaunch(Provisional):
     """A kernel until its first launch has succeeded: one that raises is named, with its package."""
 
     def __init__(self, launch: Callable[..., Any], failed: Callable[[Exception], Callable[..., Any]]) -> None:
@@ -81,7 +81,7 @@ class Launching:
         backend = self.description.units[unit].backend
         failed = partial(self._failed, name, backend)
         if self.settings.check == "off" or backend == "interpreter":
-            return PackagedKernel(launch, failed)
+            return NamedLaunch(launch, failed)
         subject = self._subject(entry, name, unit, key)
         from polyfuse.checking.checked import CheckedKernel
         from polyfuse.checking.records import records_in

@@ -27,7 +27,7 @@ from polyfuse.ir.interpreter.evaluator import type_of
 from polyfuse.ir.interpreter.kernel import KernelEvaluator
 from polyfuse.ir.interpreter.space import Space
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.ops import SCALAR_OPS, combining_op
 from polyfuse.ir.types import DType
 
 __all__ = ["Bounded", "BoundedEvaluator", "Ledger"]
@@ -256,7 +256,7 @@ class BoundedEvaluator(KernelEvaluator):
             if again is not None:
                 self._error_storage(name, storage)[again] = torch.inf
         else:
-            if mode in ("add", "mul", "fold_sum"):
+            if combining_op(mode) in ("add", "mul"):
                 self._ledger.combined(name, storage, place, value)
             errors = self._error_storage(name, storage)
             if error is not None:

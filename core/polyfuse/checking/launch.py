@@ -17,7 +17,6 @@ from polyfuse.checking.operands import Copied, Layout, Span, copied, put_back, r
 from polyfuse.ir.interpreter.kernel import begin_stores, bind_operands, run_kernel, run_part
 from polyfuse.ir.interpreter.space import Space, spaces
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.ops import STORE_MODES
 from polyfuse.ir.statements import Store
 
 __all__ = ["CheckResult", "LaunchFailed", "check_launch", "right_results"]
@@ -169,9 +168,7 @@ def _chosen(parts: Sequence[Space]) -> list[Space]:
 
 def _combines(kernel: Kernel) -> bool:
     return any(
-        isinstance(stmt, Store) and stmt.mode != STORE_MODES[0]
-        for section in kernel.sections
-        for stmt in section.body
+        isinstance(stmt, Store) and stmt.mode != "set" for section in kernel.sections for stmt in section.body
     )
 
 

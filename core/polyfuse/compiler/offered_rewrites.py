@@ -107,11 +107,11 @@ class _AtCall:
 
 
 def _replace(at: _AtCall, node: Node, state: Rewriting) -> bool:
-    """Put the replacement in place, if nobody can tell the two apart and there is fuel for it."""
+    """Use the replacement, if it behaves as the call did and there is fuel for it."""
     new = at.replacement
     # what is made anew shares nothing; anything else may be what the caller holds
-    apart = new is not None and alias_root(new) in at.made
-    fits = new is not None and _keeps_layout(node, new) and (apart or state.may_share(node, new))
+    is_new = new is not None and alias_root(new) in at.made
+    fits = new is not None and _keeps_layout(node, new) and (is_new or state.may_share(node, new))
     done = fits and state.spend()
     if done and new is not None:
         state.replace(node, new)

@@ -67,10 +67,10 @@ class CompileSession:
 
     @property
     def tuner(self) -> Tuner:
-        """Races what can be done in several ways, and keeps what each took."""
+        """Times what can be done in several ways, and records what each took."""
         with self._lock:
             if self._tuner is None:
-                from polyfuse.select.tuner import Tuner  # a graph that was kept needs none
+                from polyfuse.select.tuner import Tuner  # a graph found in the graph cache needs none
 
                 self._tuner = Tuner(self.settings, self.extensions, self.pool, self.store)
             return self._tuner

@@ -9,7 +9,7 @@ from typing import Any
 
 from polyfuse.ir.expr import loads
 from polyfuse.ir.nodes import Buffer, ExternCall, LoopNode, Node, Scatter, View, Wait
-from polyfuse.ir.ops import CHECK_MODE, FOLD_MODES
+from polyfuse.ir.ops import CHECK_MODE, GROUP_MODES
 from polyfuse.symbolic import IndexLike
 
 
@@ -92,7 +92,7 @@ def reads(node: Node) -> tuple[str, ...]:
     """Buffers `node` reads, in order, each once. A combining scatter reads its target too."""
     if isinstance(node, LoopNode):
         names = [e.buffer for e in loads(*node.expressions())]
-        if isinstance(node, Scatter) and node.mode not in (*FOLD_MODES, CHECK_MODE):
+        if isinstance(node, Scatter) and node.mode not in (*GROUP_MODES, CHECK_MODE):
             names.append(node.target)
         return tuple(dict.fromkeys(names))
     if isinstance(node, ExternCall):

@@ -55,9 +55,9 @@ class Alias:
 
 
 @dataclass(frozen=True)
-class Local:
-    """Scratch owned by one parallel point: `size` elements, indexed by statements like any buffer. It holds a
-    row that is computed in one section and read in a later one."""
+class RowBuffer:
+    """Scratch of one parallel point: `size` elements, indexed by statements like any buffer. It holds a row
+    that is computed in one section and read in a later one."""
 
     name: str
     dtype: DType
@@ -82,7 +82,7 @@ class Kernel:
         axes: parallel axis variables, outermost first (sizes in the variables).
         raxes: reduction axis variables, outermost first.
         args: calling order.
-        locals: per-point scratch.
+        row_buffers: scratch of each parallel point.
         sections: in order.
         size_hints: example extent of every axis, in the order axes + raxes.
         deterministic: whether colliding atomic stores must be avoided.
@@ -96,7 +96,7 @@ class Kernel:
     axes: tuple[Index, ...]
     raxes: tuple[Index, ...]
     args: tuple[KernelArg, ...]
-    locals: tuple[Local, ...]
+    row_buffers: tuple[RowBuffer, ...]
     sections: tuple[Section, ...]
     size_hints: tuple[int, ...] = ()
     deterministic: bool = False

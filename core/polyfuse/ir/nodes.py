@@ -164,7 +164,7 @@ class Scatter(LoopNode):
 
     `target` is an existing buffer that is mutated. Points may collide: combining modes are atomic, and
     ``set`` keeps any one of the colliding values. Where `mask` is false nothing is stored. With a mode of
-    `ops.FOLD_MODES`, `target` is a buffer that held nothing before, and each of its elements is stored to.
+    `ops.GROUP_MODES`, `target` is a buffer that held nothing before, and each of its elements is stored to.
     """
 
     target: str

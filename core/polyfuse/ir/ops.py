@@ -133,27 +133,75 @@ SCALAR_OPS: dict[str, ScalarOp] = {row.name: row for row in _rows()}
 """Every scalar operation by name. `cast` and `bitcast`, which change the type, are expressions of their
 own."""
 
-REDUCTIONS: dict[str, tuple[int, int]] = {
-    "sum": (1, 1),
-    "prod": (1, 1),
-    "min": (1, 1),
-    "max": (1, 1),
-    "any": (1, 1),
-    "all": (1, 1),
-    "xor_sum": (1, 1),
-    "argmin": (2, 2),
-    "argmax": (2, 2),
-    "welford": (1, 3),
-    "online_softmax": (1, 2),
+
+def identity_of(op: str, dtype: DType) -> bool | int | float:
+    """The value that changes nothing when it is combined with another by a scalar operation.
+
+    Raises:
+        KeyError: the operation has none.
+    """
+    if op in ("minimum", "maximum"):
+        return dtype.highest if op == "minimum" else dtype.lowest
+    if op == "bitwise_and" and dtype is not DType.bool:
+        return -1 if dtype.is_signed else dtype.highest
+    return {"add": 0, "bitwise_or": 0, "bitwise_xor": 0, "mul": 1, "bitwise_and": 1}[op]
+
+
+@dataclass(frozen=True)
+class ReductionKind:
+    """One kind of reduction or scan.
+
+    Attributes:
+        operands, results: how many.
+        types: what the first operand may be; a second one is an i64 position, but for contractions.
+        combine: the scalar operation by which first results are combined; empty where none does.
+    """
+
+    operands: int
+    results: int
+    types: tuple[DType, ...]
+    combine: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the one operation combines all there is."""
+        return self.results == 1 and bool(self.combine)
+
+    @property
+    def has_value_of_nothing(self) -> bool:
+        """Whether reducing no elements has a value in torch."""
+        return self.is_plain and self.combine not in ("minimum", "maximum")
+
+    def identity(self, dtype: DType) -> bool | int | float:
+        """What the first operand is where it shall not count, and what reducing nothing gives."""
+        return identity_of(self.combine, dtype)
+
+
+REDUCTIONS: dict[str, ReductionKind] = {
+    "sum": ReductionKind(1, 1, NUMBERS, "add"),
+    "prod": ReductionKind(1, 1, NUMBERS, "mul"),
+    "min": ReductionKind(1, 1, COMPUTED, "minimum"),
+    "max": ReductionKind(1, 1, COMPUTED, "maximum"),
+    "any": ReductionKind(1, 1, BOOL, "bitwise_or"),
+    "all": ReductionKind(1, 1, BOOL, "bitwise_and"),
+    "xor_sum": ReductionKind(1, 1, INTEGERS, "bitwise_xor"),
+    "argmin": ReductionKind(2, 2, COMPUTED, "minimum"),
+    "argmax": ReductionKind(2, 2, COMPUTED, "maximum"),
+    "welford": ReductionKind(1, 3, FLOATS),
+    "online_softmax": ReductionKind(1, 2, FLOATS, "maximum"),
 }
-"""Reduction kinds: (operands, results).
+"""Reduction kinds.
 
 ``argmin``/``argmax`` take (value, i64 position) and give (extreme value, its position), NaN winning and the
 smallest position on ties; ``welford`` gives (mean, sum of squared deviations, count as float);
 ``online_softmax`` gives (maximum, sum of ``exp(x - maximum)``). ``min`` and ``max`` propagate NaN."""
 
-CONTRACTIONS: dict[str, tuple[int, int]] = {"dot": (2, 1), "dot_tf32": (2, 1), "dot_fast": (2, 1)}
-"""Reductions of products: (operands, results).
+CONTRACTIONS: dict[str, ReductionKind] = {
+    "dot": ReductionKind(2, 1, tuple(DType), "add"),
+    "dot_tf32": ReductionKind(2, 1, (DType.f32,), "add"),
+    "dot_fast": ReductionKind(2, 1, tuple(t for t in DType if t.is_eight_bit_float), "add"),
+}
+"""Reductions of products.
 
 ``dot`` gives the sum of the products of its two operands, added up in the type that `rules.accumulates`
 names. Its operands alone may be of floating-point types that are otherwise not computed with. With
@@ -162,15 +210,15 @@ names. Its operands alone may be of floating-point types that are otherwise not 
 They stand apart from `REDUCTIONS` because ordinary loops compute them many times slower than a matrix product
 should run: a backend claims them only if it does better."""
 
-SCANS: dict[str, tuple[int, int]] = {
-    "sum": (1, 1),
-    "prod": (1, 1),
-    "min": (2, 2),
-    "max": (2, 2),
-    "logsumexp": (1, 1),
+SCANS: dict[str, ReductionKind] = {
+    "sum": ReductionKind(1, 1, NUMBERS, "add"),
+    "prod": ReductionKind(1, 1, NUMBERS, "mul"),
+    "min": ReductionKind(2, 2, COMPUTED, "minimum"),
+    "max": ReductionKind(2, 2, COMPUTED, "maximum"),
+    "logsumexp": ReductionKind(1, 1, FLOATS),
 }
-"""Scan kinds: (operands, results), inclusive. ``min``/``max`` take (value, i64 position) and give the running
-extreme and its position (NaN wins, the later position on ties, as cummax has it)."""
+"""Scan kinds, inclusive. ``min``/``max`` take (value, i64 position) and give the running extreme and its
+position (NaN wins, the later position on ties, as cummax has it)."""
 
 RANDOM: dict[str, str] = {"uniform": "f32", "normal": "f32", "bits": "i64"}
 """Kinds of random numbers, and their type, drawn by `polyfuse.ir.random` as words w0, w1, ... from a seed and
@@ -179,9 +227,9 @@ an offset.
 ``uniform``: ``(w0 >> 8) * 2**-24``; ``normal``: ``sqrt(-2 * log(1 - u0)) * cos(2 * pi * u1)`` with both `u`
 made like that from w0 and w1; ``bits``: ``w0 | w1 << 32``."""
 
-STORE_MODES = ("set", "add", "min", "max", "mul")
-"""What a store does to the element: overwrite it, or combine with it atomically (``min``/``max`` propagate
-NaN)."""
+STORE_MODES: dict[str, str] = {"set": "", "add": "add", "min": "minimum", "max": "maximum", "mul": "mul"}
+"""What a store does to the element: overwrite it, or combine with it atomically by the scalar operation that
+the table names (``min``/``max`` propagate NaN)."""
 
 CHECK_MODE = "check"
 """Stores by which a kernel says that a value from data is not what it has to be, such as an index that is out
@@ -190,8 +238,15 @@ not zero, and any one of colliding numbers is kept. The host program looks at th
 raises. A backend on a device whose memory the host cannot look at stops the device's program instead, or does
 not claim the node."""
 
-FOLD_MODES: dict[str, str] = {"fold_sum": "sum", "fold_min": "min", "fold_max": "max"}
+GROUP_MODES: dict[str, str] = {"group_sum": "sum", "group_min": "min", "group_max": "max"}
 """Stores that combine what the points of one kernel store at an element, in an order that is the same in
 every run, and nothing else: what was there before does not count. By the reduction that each does. They stand
 apart from `STORE_MODES` because only kernels in which points that share an element lie side by side can have
 them, as results of a matrix product do; see `Backend.fold_width`."""
+
+
+def combining_op(mode: str) -> str:
+    """The scalar operation by which a store combines with what is there; empty where it overwrites."""
+    if mode in GROUP_MODES:
+        return REDUCTIONS[GROUP_MODES[mode]].combine
+    return STORE_MODES.get(mode, "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, assert_never
 
 from polyfuse.ir.expr import Access, Expr
 from polyfuse.ir.ops import CHECK_MODE
@@ -86,7 +86,7 @@ class Store:
     """``buffer[index] = value``, where `mask` if there is one, combined as `mode` says.
 
     Attributes:
-        mode: of `ops.STORE_MODES`, where all but ``set`` are atomic, of `ops.FOLD_MODES`, or
+        mode: of `ops.STORE_MODES`, where all but ``set`` are atomic, of `ops.GROUP_MODES`, or
             `ops.CHECK_MODE`.
     """
 
@@ -302,7 +302,10 @@ def indices(stmt: Statement) -> tuple[Index, ...]:
     match stmt:
         case Load() | Store() | IndexValue():
             return (stmt.index,) if isinstance(stmt.index, Index) else ()
-    return ()
+        case Constant() | Compute() | Cast() | Random() | Reduce() | Scan():
+            return ()
+        case _:
+            assert_never(stmt)
 
 
 def with_index(stmt: Statement, change: Callable[[IndexLike], IndexLike]) -> Statement:
@@ -310,7 +313,10 @@ def with_index(stmt: Statement, change: Callable[[IndexLike], IndexLike]) -> Sta
     match stmt:
         case Load() | Store() | IndexValue():
             return replace(stmt, index=change(stmt.index))
-    return stmt
+        case Constant() | Compute() | Cast() | Random() | Reduce() | Scan():
+            return stmt
+        case _:
+            assert_never(stmt)
 
 
 def key(stmt: Statement) -> Hashable:

@@ -77,6 +77,24 @@ class DType(Enum):
         return self.is_float or self.value.startswith("i")
 
     @property
+    def lowest(self) -> builtins.bool | int | float:
+        """The least value."""
+        if self.is_float:
+            return float("-inf")
+        if self is DType.bool:
+            return False
+        return -(1 << (8 * self.itemsize - 1)) if self.is_signed else 0
+
+    @property
+    def highest(self) -> builtins.bool | int | float:
+        """The greatest value."""
+        if self.is_float:
+            return float("inf")
+        if self is DType.bool:
+            return True
+        return (1 << (8 * self.itemsize - self.is_signed)) - 1
+
+    @property
     def compute(self) -> DType:
         """The type in which values of this type are computed."""
         return DType.f32 if self.is_storage else self

@@ -1,24 +1,43 @@
-"""What code generators share."""
+"""What code generators share.
 
-from polyfuse.kit.aliasing import changed_arguments, may_alias, memories, same_names, without_aliases
+`facts` (what is known of a kernel), made of `values` and `access`; `slices`, `spans` (bounds of values),
+`affine` (steps of indices), `aliasing`, `contraction` (matrix multiplications recognised), `roofline`
+(estimates of time), `writer` (indented text), `device_clock`. No text of any target language.
+"""
+
+from polyfuse.kit.access import Access
+from polyfuse.kit.affine import Affine, affine, fits_i32_throughout, is_multiple, row_major, stride
+from polyfuse.kit.aliasing import memories, without_aliases
 from polyfuse.kit.contraction import Contraction, Operand, match
 from polyfuse.kit.device_clock import device_milliseconds
+from polyfuse.kit.facts import KernelFacts
 from polyfuse.kit.roofline import Machine, Work, fill, rounds, seconds, work_of
+from polyfuse.kit.slices import backward_slice
+from polyfuse.kit.values import Definition
+from polyfuse.kit.writer import Writer
 
 __all__ = [
+    "Access",
+    "Affine",
     "Contraction",
+    "Definition",
+    "KernelFacts",
     "Machine",
     "Operand",
     "Work",
-    "changed_arguments",
+    "Writer",
+    "affine",
+    "backward_slice",
     "device_milliseconds",
     "fill",
+    "fits_i32_throughout",
+    "is_multiple",
     "match",
-    "may_alias",
     "memories",
     "rounds",
-    "same_names",
+    "row_major",
     "seconds",
+    "stride",
     "without_aliases",
     "work_of",
 ]

@@ -14,9 +14,11 @@ from math import prod
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CONTRACTIONS
-from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, indices
+from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, free_axes
+from polyfuse.kit.facts import KernelFacts
+from polyfuse.kit.slices import backward_slice
+from polyfuse.symbolic import Index, axis_name
 
 __all__ = ["Contraction", "Operand", "match"]
 
@@ -101,16 +103,14 @@ def match(kernel: Kernel) -> Contraction | None:
     if any(isinstance(stmt, (Store, Reduce, Scan)) and stmt is not product for stmt in loop):
         return None
     left, right = (_operand([*before, *loop], name) for name in product.args)
-    used = _axes_used(left), _axes_used(right)
-    depth = {axis_name(a) for a in kernel.raxes}
-    if not all(depth & names for names in used):
+    facts = KernelFacts.of(kernel)
+    used = [frozenset[str]().union(*map(facts.depends_of, side.body)) for side in (left, right)]
+    if any(names.isdisjoint(facts.raxes) for names in used):
         return None
     groups: dict[tuple[bool, bool], list[Index]] = {}
     for axis in kernel.axes:
         name = axis_name(axis)
         groups.setdefault((name in used[0], name in used[1]), []).append(axis)
-    names = [axis_name(a) for a in (*kernel.axes, *kernel.raxes)]
-    hints = kernel.size_hints or tuple(_known(axis_size(a)) for a in (*kernel.axes, *kernel.raxes))
     both = {id(axis) for axis in (*groups.get((True, True), ()), *groups.get((False, False), ()))}
     return Contraction(
         tuple(a for a in kernel.axes if id(a) in both),
@@ -123,14 +123,14 @@ def match(kernel: Kernel) -> Contraction | None:
         product.targets[0],
         product.dtype,
         _epilogue(before, after),
-        dict(zip(names, hints, strict=True)),
+        facts.hints,
     )
 
 
 def _only_product(kernel: Kernel) -> tuple[int, Reduce] | None:
     """The one loop's section and its product; None where the kernel is made otherwise."""
     looped = [i for i, section in enumerate(kernel.sections) if section.looped]
-    if len(looped) != 1 or kernel.locals:
+    if len(looped) != 1 or kernel.row_buffers:
         return None
     carried = [s for s in kernel.sections[looped[0]].body if isinstance(s, (Reduce, Scan))]
     match carried:
@@ -140,7 +140,7 @@ def _only_product(kernel: Kernel) -> tuple[int, Reduce] | None:
 
 
 def _operand(statements: Sequence[Statement], name: str) -> Operand:
-    body = _slice(statements, [name])
+    body = backward_slice(statements, [name])
     dtype = next(stmt.dtype for stmt in body if name in stmt.targets)
     return Operand(body, name, dtype)
 
@@ -149,28 +149,5 @@ def _epilogue(before: Sequence[Statement], after: Sequence[Statement]) -> tuple[
     """All that is stored, and what it needs; the accumulator is known from elsewhere."""
     statements = [*before, *after]
     stores = [stmt for stmt in statements if stmt.op == "store"]
-    kept = {id(s) for s in _slice(statements, [name for stmt in stores for name in stmt.args])}
+    kept = {id(s) for s in backward_slice(statements, [name for stmt in stores for name in stmt.args])}
     return tuple(s for s in statements if s.op == "store" or id(s) in kept)
-
-
-def _slice(statements: Sequence[Statement], names: Iterable[str]) -> tuple[Statement, ...]:
-    """The statements that define some names, directly or not, in order."""
-    wanted = set(names)
-    out: list[Statement] = []
-    for stmt in reversed(statements):
-        if stmt.op != "reduce" and wanted.intersection(stmt.targets):
-            wanted.update(stmt.args)
-            out.append(stmt)
-    return tuple(reversed(out))
-
-
-def _axes_used(operand: Operand) -> set[str]:
-    found: set[str] = set()
-    for stmt in operand.body:
-        for index in indices(stmt):
-            found.update(free_axes(index))
-    return found
-
-
-def _known(size: IndexLike) -> int:
-    return size if isinstance(size, int) else 1

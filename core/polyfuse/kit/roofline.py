@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from math import prod
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Reduce
-from polyfuse.symbolic import axis_size, example_value
+from polyfuse.kit.facts import KernelFacts
 
 __all__ = ["Machine", "Work", "fill", "rounds", "seconds", "work_of"]
-
-_UNKNOWN = 512
 
 
 @dataclass(frozen=True)
@@ -56,13 +53,8 @@ def work_of(kernel: Kernel, price: Callable[[str], float] = lambda op: 1.0) -> W
     Args:
         price: of a scalar operation, in additions.
     """
-    sizes = {arg.name: arg.hint if arg.hint is not None else _UNKNOWN for arg in kernel.args}
-    extents = [
-        kernel.size_hints[place] if place < len(kernel.size_hints) else example_value(axis_size(axis), sizes)
-        for place, axis in enumerate((*kernel.axes, *kernel.raxes))
-    ]
-    points = prod(extents[: len(kernel.axes)])
-    steps = prod(extents[len(kernel.axes) :])
+    facts = KernelFacts.of(kernel)
+    points, steps = facts.points(facts.axes), facts.points(facts.raxes)
     operations = 0.0
     for section in kernel.sections:
         often = points * (steps if section.looped else 1)
@@ -72,7 +64,7 @@ def work_of(kernel: Kernel, price: Callable[[str], float] = lambda op: 1.0) -> W
             is_product = isinstance(stmt, Reduce) and stmt.kind in CONTRACTIONS
             operations += often * (2.0 if is_product else price(stmt.op))
     moved = sum(
-        example_value(arg.numel, sizes) * arg.dtype.itemsize * (2 if arg.kind == "inout" else 1)
+        facts.example(arg.numel) * arg.dtype.itemsize * (2 if arg.kind == "inout" else 1)
         for arg in kernel.args
         if arg.numel is not None
     )

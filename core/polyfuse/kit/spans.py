@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
-from polyfuse.ir.statements import Constant, IndexValue, Statement
+from polyfuse.ir.statements import (
+    Cast,
+    Compute,
+    Constant,
+    IndexValue,
+    Load,
+    Random,
+    Reduce,
+    Scan,
+    Statement,
+    Store,
+)
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, bounds
 
@@ -36,6 +47,12 @@ def span_of(stmt: Statement, operands: Sequence[Span | None]) -> Span | None:
             return (value, value) if abs(value) < 1 << 31 else None
         case IndexValue():
             return known_range(stmt.index)
+        case Load() | Store() | Random() | Reduce() | Scan():
+            return None
+        case Compute() | Cast():
+            pass
+        case _:
+            assert_never(stmt)
     given = operands[1:] if stmt.op == "where" else operands
     known = [span for span in given if span is not None]
     if not known or len(known) != len(given) or len(known) > 2:

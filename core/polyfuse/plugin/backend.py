@@ -10,7 +10,7 @@ import platform
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -70,16 +70,6 @@ class Backend(ABC):
         """Say whether two groups of nodes may share a kernel here. As far as data flow goes, they may."""
         return Yes()
 
-    def pair_priority(self, first: Sequence[Node], second: Sequence[Node]) -> int:
-        """Grade a fusion: smaller is sooner, and of all legal pairs only those of the best grade are fused in
-        one round. By default all are equal, and memory traffic decides.
-        """
-        return 0
-
-    def group(self, node: Node) -> Hashable:
-        """Return a key; nodes may share a kernel only if theirs are equal. By default, all are."""
-        return None
-
     def target_info(self, device: str) -> TargetInfo:
         """Return what the scheduler should know of a device, `"cpu"` or `"name:index"`. Asked once for each
         graph.
@@ -111,7 +101,7 @@ class Backend(ABC):
     def fold_width(self, product: Reduction, kind: str, along: str) -> int:
         """Return how many neighbouring results of a product its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each
-        group beside its results (`ops.FOLD_MODES`), and a second kernel combines these. 0: none.
+        group beside its results (`ops.GROUP_MODES`), and a second kernel combines these. 0: none.
         """
         return 0
 

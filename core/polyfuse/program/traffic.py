@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from polyfuse.ir.expr import loads
 from polyfuse.ir.graph import views_in
 from polyfuse.ir.nodes import ExternCall, LoopNode, Node, Pointwise, Reduction, Scan, Scatter, View
-from polyfuse.ir.ops import FOLD_MODES
+from polyfuse.ir.ops import GROUP_MODES
 from polyfuse.program.memory import example_value, itemsize, storage_bytes
 from polyfuse.schedule.result import Call, Launch, Schedule
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, free_axes, product
@@ -64,7 +64,7 @@ def _accesses(node: Node, schedule: Schedule) -> Iterable[tuple[str, int, bool]]
             yield buffer, _touched(buffer, free_axes(node.index), extents, schedule), True
     elif isinstance(node, Scatter):
         size = _touched(node.target, extents, extents, schedule)
-        if node.mode not in ("set", *FOLD_MODES):
+        if node.mode not in ("set", *GROUP_MODES):
             yield node.target, size, False
         yield node.target, size, True
 

@@ -1,4 +1,4 @@
-"""Simplification after one node's value takes the place of a load of it."""
+"""Simplification after one node's value replaces a load of it."""
 
 from __future__ import annotations
 

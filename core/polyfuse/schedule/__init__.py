@@ -1,16 +1,17 @@
 """Scheduling: dependencies, fusion, order, lifetimes, kernels."""
 
-from polyfuse.schedule.kernels.claiming import is_unasked, note_interpreted
-from polyfuse.schedule.result import NO_BACKEND, Apart, Call, Decision, Launch, Schedule, UnclaimedError
+from polyfuse.schedule.claims import Claims, UnclaimedError, claim_nodes, is_unasked, note_interpreted
+from polyfuse.schedule.result import Call, Decision, Launch, Schedule, Unfused
 
 __all__ = [
-    "NO_BACKEND",
-    "Apart",
     "Call",
+    "Claims",
     "Decision",
     "Launch",
     "Schedule",
     "UnclaimedError",
+    "Unfused",
+    "claim_nodes",
     "is_unasked",
     "note_interpreted",
 ]

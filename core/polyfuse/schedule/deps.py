@@ -1,4 +1,4 @@
-"""Dependencies between nodes, dead nodes, and a stable order.
+"""Dependencies between nodes, removal of dead nodes, and a stable order.
 
 Nodes come in program order, so a buffer's current version is simply its last writer. An edge is *strong*
 where a value flows (or a version is replaced), *weak* where only order matters: a write after the reads of
@@ -8,14 +8,16 @@ the version before.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from polyfuse.ir.communication import is_communication
-from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import Collective, ExternCall, Node, Scatter
+from polyfuse.ir.graph import Graph, reads
+from polyfuse.ir.nodes import Collective, ExternCall, Node, Scatter, View
 from polyfuse.ir.ops import CHECK_MODE
-from polyfuse.schedule.access import Access, accesses, symbols_used
+from polyfuse.schedule.access import accesses, symbols_used
+from polyfuse.schedule.result import Decision
+from polyfuse.symbolic import Index, free_symbols
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,9 @@ def storage_roots(graph: Graph) -> dict[str, str]:
     return {name: find(name) for name in graph.buffers}
 
 
-def dependencies(graph: Graph, nodes: Sequence[Node], roots: Mapping[str, str]) -> Dependencies:
-    """Edges among `nodes`, which are in program order."""
+def dependencies(graph: Graph, roots: Mapping[str, str]) -> Dependencies:
+    """Edges among the nodes of a graph."""
+    nodes = graph.nodes
     strong: list[set[int]] = [set() for _ in nodes]
     weak: list[set[int]] = [set() for _ in nodes]
     writer: dict[str, int] = {}
@@ -74,7 +77,10 @@ def dependencies(graph: Graph, nodes: Sequence[Node], roots: Mapping[str, str]) 
                     checks.setdefault(root, []).append(i)
                     continue
                 strong[i].update(checks.pop(root, ()))
-                _write(i, access, roots, strong, weak, writer, readers)
+                if root in writer:
+                    strong[i].add(writer[root])
+                weak[i].update(readers.pop(root, ()))
+                writer[root] = i
         for symbol in symbols_used(node, graph):
             if symbol in definer:
                 strong[i].add(definer[symbol])
@@ -93,54 +99,38 @@ def dependencies(graph: Graph, nodes: Sequence[Node], roots: Mapping[str, str]) 
     return Dependencies(tuple(map(frozenset, strong)), tuple(map(frozenset, weak)))
 
 
-def _write(
-    i: int,
-    access: Access,
-    roots: Mapping[str, str],
-    strong: list[set[int]],
-    weak: list[set[int]],
-    writer: dict[str, int],
-    readers: dict[str, list[int]],
-) -> None:
-    root = roots[access.buffer]
-    if root in writer:
-        strong[i].add(writer[root])
-    weak[i].update(readers.pop(root, ()))
-    writer[root] = i
+def live_graph(graph: Graph, decisions: list[Decision]) -> Graph:
+    """`graph` without the nodes that have no effect: what writes neither an output, nor a mutated input, nor
+    something that another node needs. `decisions` gets an entry for each.
+    """
+    roots = storage_roots(graph)
+    needed = {roots[name] for name in (*graph.output_buffers(), *graph.mutated_inputs())}
+    symbols = {s for o in graph.outputs for s in _output_symbols(o.value)}
+    defined = any(isinstance(node, ExternCall) and node.symbols for node in graph.nodes)
+    alive: list[Node] = []
+    dead: list[Decision] = []
+    for node in reversed(graph.nodes):
+        if _has_effect(node, symbols) or any(roots[name] in needed for name in node.writes()):
+            alive.append(node)
+            needed.update(roots[name] for name in reads(node))
+            if defined:
+                symbols.update(symbols_used(node, graph))
+        else:
+            dead.append(Decision("remove", node.name, "", "nothing uses what it computes"))
+    decisions.extend(reversed(dead))
+    return replace(graph, nodes=tuple(reversed(alive))) if dead else graph
 
 
-def live_nodes(
-    graph: Graph, nodes: Sequence[Node], deps: Dependencies, roots: Mapping[str, str]
-) -> list[bool]:
-    """Which nodes have an effect: they write an output, a mutated input, or something a live node needs."""
-    kept = {roots[name] for name in (*graph.output_buffers(), *graph.mutated_inputs())}
-    needed_symbols = {s for o in graph.outputs for s in _output_symbols(o.value)}
-    alive = [False] * len(nodes)
-    for i in range(len(nodes) - 1, -1, -1):
-        node = nodes[i]
-        if not alive[i]:
-            alive[i] = (
-                any(roots[b] in kept for b in node.writes())
-                or (isinstance(node, Scatter) and node.mode == CHECK_MODE)
-                or (
-                    isinstance(node, ExternCall)
-                    and (
-                        node.ordered
-                        or is_communication(node)
-                        or any(s in needed_symbols for s, _ in node.symbols)
-                    )
-                )
-            )
-        if alive[i]:
-            for j in deps.strong[i]:
-                alive[j] = True
-    return alive
+def _has_effect(node: Node, symbols: Set[str]) -> bool:
+    """Whether a node matters whoever reads what it writes. `symbols`: unbacked symbols that are needed."""
+    if isinstance(node, Scatter):
+        return node.mode == CHECK_MODE
+    return isinstance(node, ExternCall) and (
+        node.ordered or is_communication(node) or any(symbol in symbols for symbol, _ in node.symbols)
+    )
 
 
 def _output_symbols(value: object) -> tuple[str, ...]:
-    from polyfuse.ir.nodes import View
-    from polyfuse.symbolic import Index, free_symbols
-
     if isinstance(value, Index):
         return free_symbols(value)
     if isinstance(value, View):

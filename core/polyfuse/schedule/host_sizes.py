@@ -46,7 +46,7 @@ def sizes_as_arguments(
         axes=tuple(map(known, kernel.axes)),
         raxes=tuple(map(known, kernel.raxes)),
         args=tuple(replace(arg, numel=known(arg.numel)) for arg in args),
-        locals=tuple(replace(local, size=known(local.size)) for local in kernel.locals),
+        row_buffers=tuple(replace(row, size=known(row.size)) for row in kernel.row_buffers),
         sections=tuple(map(section, kernel.sections)),
     )
     return new, tuple(values)
@@ -55,7 +55,7 @@ def sizes_as_arguments(
 def _atoms_of(kernel: Kernel) -> Iterator[Atom]:
     """The atoms of all indices of a kernel, in order, with those of the extents of axes."""
     indices: list[Any] = [*kernel.axes, *kernel.raxes, *(arg.numel for arg in kernel.args)]
-    indices += [local.size for local in kernel.locals]
+    indices += [row.size for row in kernel.row_buffers]
     indices += [index for part in kernel.sections for stmt in part.body for index in indices_of(stmt)]
     for index in indices:
         for atom in atoms(index) if isinstance(index, Index) else ():

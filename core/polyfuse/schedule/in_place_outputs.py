@@ -1,7 +1,7 @@
-"""Results of library calls that are written where they are needed: into a part of a larger tensor.
+"""In-place outputs: library calls that write into a slice of a larger tensor.
 
-`torch.cat([a @ b, a @ c], 1)` multiplies twice and then copies both products. A library writes its result
-wherever it is told to, so the call gets the part of the larger tensor as its `out=`, and the copy is no more.
+`torch.cat([a @ b, a @ c], 1)` computes two GEMMs and then copies both results. A library writes its result to
+the memory that it is given, so the call gets the slice of the larger tensor as its `out=`, without a copy.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from polyfuse.schedule.deps import storage_roots
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import Index, IndexLike, axis_size, coefficient, free_axes, is_nonnegative, substitute
 
-__all__ = ["place_results"]
+__all__ = ["write_in_place"]
 
 _ALIGNMENT = 16
-"""Bytes of which addresses of rows are multiples where devices read and write whole pieces of them."""
+"""Bytes of which addresses of rows are multiples where devices read and write vectors."""
 
 
-def place_results(graph: Graph, decisions: list[Decision], *, exact: bool = False) -> Graph:
-    """The graph without copies of what a call could have written in its place at once. With `exact`, only
-    where that has the layout of a result of its own: libraries add up in another order where rows lie apart.
+def write_in_place(graph: Graph, decisions: list[Decision], *, exact: bool = False) -> Graph:
+    """The graph without copies of what a call could write to the copy's target itself. With `exact`, only
+    where that has the layout of a result of its own: libraries add up in another order where rows have gaps.
     """
     calls = {
         n.outputs[0]: i
         for i, n in enumerate(graph.nodes)
-        if isinstance(n, ExternCall) and _is_placeable(n, graph)
+        if isinstance(n, ExternCall) and _takes_out(n, graph)
     }
     if not calls:
         return graph
@@ -43,20 +43,20 @@ def place_results(graph: Graph, decisions: list[Decision], *, exact: bool = Fals
         if isinstance(node, Pointwise) and _is_copy(node) and graph.buffers[node.output].kind == "temp":
             source = node.value.buffer
             made = calls.get(source)
-            view = _place(node, graph) if made is not None and readers[source] == [position] else None
+            view = _slice(node, graph) if made is not None and readers[source] == [position] else None
             if made is not None and view is not None:
                 call = graph.nodes[made]
                 assert isinstance(call, ExternCall)
-                if _may_wait(call, graph.nodes[made + 1 : position], node.output, roots, graph, view, exact):
-                    nodes[position] = _placed(call, view, first=node.output not in begun)
+                if _may_write(call, graph.nodes[made + 1 : position], node.output, roots, graph, view, exact):
+                    nodes[position] = _with_out(call, view, first=node.output not in begun)
                     del nodes[made]
-                    reason = "its result is written where it would be copied to"
-                    decisions.append(Decision("place", call.name, node.name, reason))
+                    reason = "its result is written to where it would be copied"
+                    decisions.append(Decision("in_place_output", call.name, node.name, reason))
         begun.update(node.writes())
     return replace(graph, nodes=tuple(nodes[k] for k in sorted(nodes)))
 
 
-def _is_placeable(node: ExternCall, graph: Graph) -> bool:
+def _takes_out(node: ExternCall, graph: Graph) -> bool:
     """Whether a call writes its result to memory that it is given, and nothing but the graph holds that."""
     if node.out != "out" or node.ordered or node.symbols or node.mutates:
         return False
@@ -71,7 +71,7 @@ def _is_copy(node: Pointwise) -> bool:
     return value.op == "load" and not value.args
 
 
-def _may_wait(
+def _may_write(
     call: ExternCall,
     between: Sequence[Node],
     target: str,
@@ -80,7 +80,7 @@ def _may_wait(
     view: View,
     exact: bool,
 ) -> bool:
-    """Whether a call may run at a later place with a part of another buffer for its result."""
+    """Whether a call may run later in the program, with a slice of another buffer for its result."""
     operands = {roots[name] for name in reads(call)}
     if roots[target] in operands or any(roots[name] in operands for n in between for name in n.writes()):
         return False
@@ -94,7 +94,7 @@ def _may_wait(
 
 
 def _is_aligned(view: View, buffer: Buffer) -> bool:
-    """Whether rows begin where a device is as fast as with memory of its own; processors do not care."""
+    """Whether rows begin where a device is as fast as with memory of its own; a CPU always is."""
     if buffer.device.startswith("cpu"):
         return True
     if buffer.dtype is None:
@@ -114,20 +114,20 @@ def _is_dense(view: View) -> bool:
 
 
 def _has_rows(view: View) -> bool:
-    """Whether a view is a matrix whose rows are contiguous and lie apart."""
+    """Whether a view is a matrix of contiguous rows, perhaps with gaps between them."""
     return len(view.size) == 2 and view.stride[1] == 1 and is_nonnegative(view.stride[0] - view.size[1])
 
 
-def _placed(call: ExternCall, view: View, *, first: bool) -> ExternCall:
-    """The call with a part of a buffer for its result; `first` where nothing is written to that before."""
+def _with_out(call: ExternCall, view: View, *, first: bool) -> ExternCall:
+    """The call with a slice of a buffer for its result; `first` where nothing is written to that before."""
     kwargs = (*call.kwargs, ("out", view))
     if first:
         return replace(call, kwargs=kwargs, outputs=(view.buffer,), out="into")
     return replace(call, kwargs=kwargs, outputs=(), out="none", mutates=(view.buffer,))
 
 
-def _place(copy: Pointwise, graph: Graph) -> View | None:
-    """The part of its output that a copy fills with the whole of what it reads, laid out as that is."""
+def _slice(copy: Pointwise, graph: Graph) -> View | None:
+    """The slice of its output that a copy fills with all that it reads, in the same order of elements."""
     name, index = copy.value.buffer, copy.value.index
     buffer = graph.buffers[name]
     steps: list[tuple[IndexLike, IndexLike, IndexLike]] = []

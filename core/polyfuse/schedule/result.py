@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall, Node
 from polyfuse.symbolic import IndexLike
 
-NO_BACKEND = "none is installed for its device"
-"""Why a node is not claimed where nobody was asked."""
-
-
-Apart = tuple[frozenset[str], frozenset[str]]
+Unfused = tuple[frozenset[str], frozenset[str]]
 """Names of nodes, such that none of the first and none of the second share a kernel."""
-
-
-class UnclaimedError(UnsupportedError):
-    """No backend generates code for some nodes: `nodes` has each with the reasons, `texts` describes them."""
-
-    def __init__(self, nodes: Sequence[tuple[Node, str]], texts: Sequence[str] = ()) -> None:
-        node, why = nodes[0]
-        more = f" and {len(nodes) - 1} other nodes" if len(nodes) > 1 else ""
-        super().__init__(
-            f"no backend generates code for {texts[0] if texts else node.name}{more} ({why})",
-            "enable another backend, the interpreter for instance",
-        )
-        self.nodes = tuple(nodes)
-        self.texts = tuple(texts) or tuple(node.name for node, _ in nodes)
 
 
 @dataclass(frozen=True)
@@ -39,10 +19,10 @@ class Decision:
 
     Attributes:
         kind: ``"split"`` (reduction in two), ``"fuse"``, ``"refuse"``, ``"remove"`` (dead node), ``"local"``
-            (buffer kept inside a kernel), ``"inplace"``, ``"apart"`` (a generator refused that), ``"place"``
-            (a call writes into a part of a larger tensor), ``"overlap"`` (a collective and its wait),
-            ``"backend"``; of races, ``"choice"`` and ``"tune"`` (who won), ``"declined"`` (who takes no
-            part).
+            (buffer kept inside a kernel), ``"inplace"``, ``"unaliased"`` (a generator refused that),
+            ``"in_place_output"`` (a call writes into a slice of a larger tensor), ``"overlap"`` (a collective
+            and its wait), ``"backend"``; of autotuning, ``"choice"`` and ``"tune"`` (what is used),
+            ``"declined"`` (what was not timed).
         first, second: names of the nodes or buffers concerned.
         reason: why, in words.
     """
@@ -64,7 +44,7 @@ class Launch:
         nodes: the graph nodes it computes.
         backend: name of the backend that claimed it first.
         reads, writes: buffers, each once.
-        inplace: (output, dying input) pairs where the output takes the input's storage over.
+        inplace: (output, dying input) pairs where the output reuses the input's storage.
         alignment: bytes of which the addresses are multiples that the kernel takes to be aligned.
     """
 
@@ -81,7 +61,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Call:
-    """One extern call in its place."""
+    """One extern call."""
 
     node: ExternCall
     reads: tuple[str, ...]

@@ -3,105 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import ExternCall, LoopNode, Node
+from polyfuse.ir.nodes import ExternCall, LoopNode
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.rewrite import simplifier
-from polyfuse.schedule.access import accesses
-from polyfuse.schedule.deps import dependencies, live_nodes, storage_roots
+from polyfuse.schedule.deps import Dependencies, dependencies, live_graph, storage_roots
 from polyfuse.schedule.fusion.fuse import Fuel, fuse, link, order_units, unit_edges
 from polyfuse.schedule.fusion.legality import Rules
 from polyfuse.schedule.fusion.space import fresh_axes
 from polyfuse.schedule.fusion.units import Unit, call_unit, loop_unit
-from polyfuse.schedule.in_place_outputs import place_results
+from polyfuse.schedule.in_place_outputs import write_in_place
 from polyfuse.schedule.kernels.aliasing import reuse_in_place
 from polyfuse.schedule.kernels.alignment import aligned_buffers
-from polyfuse.schedule.kernels.claiming import claim, node_text
 from polyfuse.schedule.kernels.kernelize import KernelContext, build_kernel
 from polyfuse.schedule.kernels.lifetimes import kernel_local, last_uses
 from polyfuse.schedule.overlap.communication import communication_bits, overlap_units
-from polyfuse.schedule.reductions.gemm_reductions import fold_results, folds_alone
+from polyfuse.schedule.reductions.gemm_reductions import detached_reductions, split_epilogue_reductions
 from polyfuse.schedule.reductions.split import split_reductions
-from polyfuse.schedule.result import Apart, Call, Decision, Launch, Schedule, UnclaimedError
+from polyfuse.schedule.result import Call, Decision, Launch, Schedule, Unfused
 from polyfuse.symbolic import IndexLike, bounds, free_symbols
 from polyfuse.symbolic.text import evaluate
 
+__all__ = ["UNBACKED_HINT", "schedule_graph"]
+
 UNBACKED_HINT = 4096
-"""Example extent of a size that only the data decide."""
+"""Example value of an unbacked symbol."""
+
+_Backends = Callable[[str], Iterable[Backend]]
 
 
 def schedule_graph(
     graph: Graph,
     settings: Settings,
-    backends: Callable[[str], Iterable[Backend]],
-    chosen: Mapping[str, Backend] | None = None,
-    apart: Sequence[Apart] = (),
-    folded: frozenset[str] = frozenset(),
+    backends: _Backends,
+    claimed: Mapping[str, Backend],
+    unfused: Sequence[Unfused] = (),
+    epilogue_reductions: frozenset[str] = frozenset(),
 ) -> Schedule:
     """Order, fuse and lay out `graph`.
 
     Args:
         backends: backends for a device type, in the order in which they are asked.
-        chosen: backends of single nodes, by the node's name: those are not asked.
-        apart: nodes that are not fused, because they are faster so.
-        folded: names of reductions that are begun in the kernel of the product whose results they read.
-
-    Raises:
-        UnclaimedError: no backend claims some of the nodes.
+        claimed: who generates each loop, by the node's name (`claim_nodes`).
+        unfused: nodes that are not fused, because they are faster so.
+        epilogue_reductions: names of those that are begun in the kernel of the GEMM whose results they read.
     """
-    decisions: list[Decision] = []
     hint = _hints(graph)
-    given = graph
-    graph, owners = fold_results(graph, chosen or {}, folded, decisions)
-    graph = split_reductions(graph, backends, hint, decisions, settings.deterministic != "on")
-    graph = place_results(graph, decisions, exact=settings.numerics == "eager")
-    roots = storage_roots(graph)
-    deps = dependencies(graph, graph.nodes, roots)
-    alive = live_nodes(graph, graph.nodes, deps, roots)
-    for node, lives in zip(graph.nodes, alive, strict=True):
-        if not lives:
-            decisions.append(Decision("remove", node.name, "", "nothing uses what it computes"))
-    fresh = fresh_axes()
-    by_name: dict[str, Backend] = {}
-    units: list[Unit] = []
-    unclaimed: list[tuple[Node, str]] = []
-    for position, node in enumerate(graph.nodes):
-        if not alive[position]:
-            continue
-        if isinstance(node, LoopNode):
-            device = _device_of(graph, node)
-            backend = owners.get(node.name) or claim(
-                graph, node, backends(device.split(":")[0]), decisions, settings
-            )
-            if isinstance(backend, str):
-                unclaimed.append((node, backend))
-                continue
-            by_name[backend.name] = backend
-            units.append(loop_unit(node, position, backend.name, backend.group(node), device, fresh))
-        else:
-            units.append(call_unit(node, position))
-    if unclaimed:
-        raise UnclaimedError(unclaimed, [node_text(graph, node) for node, _ in unclaimed])
-    link(units, deps)
-    target_info = cache(lambda name, device: by_name[name].target_info(device))
-    rules = Rules(graph, settings, by_name, target_info, roots, hint, fresh, tuple(apart))
-    if settings.overlap_collectives:
-        rules = replace(rules, communication=communication_bits(graph.nodes))
-    if settings.fusion:
-        units = fuse(units, rules, Fuel(settings.fuel), decisions)
-    alone = folds_alone(units)
-    if alone:
-        again = schedule_graph(given, settings, backends, chosen, apart, folded.difference(alone))
-        return replace(again, decisions=(*again.decisions, *alone.values()))
-    units = order_units(units, deps)
+    whole: dict[str, Decision] = {}
+    for _ in range(len(epilogue_reductions) + 1):
+        fused = _fuse(graph, settings, claimed, unfused, epilogue_reductions.difference(whole), hint)
+        detached = detached_reductions(fused.units)
+        if not detached:
+            break
+        whole.update(detached)
+    graph, roots, decisions = fused.graph, fused.roots, fused.decisions
+    units = order_units(fused.units, fused.deps)
     removed = kernel_local(graph, units, roots)
     if settings.overlap_collectives:
         first = cache(partial(_first_target_info, backends))
-        edges = unit_edges(units, deps)
+        edges = unit_edges(units, fused.deps)
         units, found = overlap_units(units, edges, graph, settings, removed, roots, first, hint)
         decisions.extend(found)
     decisions.extend(Decision("local", name, "", "only one kernel needs it") for name in sorted(removed))
@@ -112,7 +76,7 @@ def schedule_graph(
         simplifier(settings.numerics),
         settings.loop_ordering,
         settings.numerics,
-        target_info,
+        fused.target_info,
         aligned_buffers(graph, settings.size_asserts),
         settings.deterministic == "on",
     )
@@ -120,7 +84,53 @@ def schedule_graph(
     last = last_uses(graph, steps, removed, roots)
     if settings.inplace:
         steps = reuse_in_place(graph, steps, last, roots, decisions)
-    return Schedule(graph, tuple(steps), tuple(sorted(removed)), last, tuple(decisions))
+    return Schedule(graph, tuple(steps), tuple(sorted(removed)), last, (*decisions, *whole.values()))
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """The units of a graph, and what the next steps need of the search for them."""
+
+    graph: Graph
+    units: list[Unit]
+    deps: Dependencies
+    roots: Mapping[str, str]
+    target_info: Callable[[str, str], TargetInfo]
+    decisions: list[Decision]
+
+
+def _fuse(
+    graph: Graph,
+    settings: Settings,
+    claimed: Mapping[str, Backend],
+    unfused: Sequence[Unfused],
+    epilogue_reductions: frozenset[str],
+    hint: Callable[[IndexLike], int],
+) -> _Fused:
+    """Rewrite the nodes of a graph for the device, then fuse them."""
+    decisions: list[Decision] = []
+    by_name = {backend.name: backend for backend in claimed.values()}
+    target_info = cache(lambda name, device: by_name[name].target_info(device))
+    graph, owners = split_epilogue_reductions(graph, claimed, epilogue_reductions, decisions)
+    graph, owners = split_reductions(graph, owners, target_info, hint, decisions, settings)
+    graph = write_in_place(graph, decisions, exact=settings.numerics == "eager")
+    graph = live_graph(graph, decisions)
+    roots = storage_roots(graph)
+    deps = dependencies(graph, roots)
+    fresh = fresh_axes()
+    units = [
+        loop_unit(node, i, owners[node.name].name, graph.buffers[node.writes()[0]].device, fresh)
+        if isinstance(node, LoopNode)
+        else call_unit(node, i)
+        for i, node in enumerate(graph.nodes)
+    ]
+    link(units, deps)
+    rules = Rules(graph, settings, by_name, target_info, roots, hint, fresh, tuple(unfused))
+    if settings.overlap_collectives:
+        rules = replace(rules, communication=communication_bits(graph.nodes))
+    if settings.fusion:
+        units = fuse(units, rules, Fuel(settings.fuel), decisions)
+    return _Fused(graph, units, deps, roots, target_info, decisions)
 
 
 def _hints(graph: Graph) -> Callable[[IndexLike], int]:
@@ -147,24 +157,16 @@ def _first_target_info(backends: Callable[[str], Iterable[Backend]], device: str
     return next((backend.target_info(device) for backend in backends(device.partition(":")[0])), TargetInfo())
 
 
-def _device_of(graph: Graph, node: Node) -> str:
-    return graph.buffers[node.writes()[0]].device
-
-
 def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
-    reads = tuple(
-        dict.fromkeys(
-            a.access.buffer
-            for a in unit.accesses
-            if not a.access.write and a.access.buffer not in context.removed
+    reads, writes = (
+        tuple(
+            dict.fromkeys(
+                a.access.buffer
+                for a in unit.accesses
+                if a.access.write is write and a.access.buffer not in context.removed
+            )
         )
-    )
-    writes = tuple(
-        dict.fromkeys(
-            a.access.buffer
-            for a in unit.accesses
-            if a.access.write and a.access.buffer not in context.removed
-        )
+        for write in (False, True)
     )
     if unit.is_call:
         node = unit.members[0].node
@@ -183,6 +185,3 @@ def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
         writes,
         alignment=context.target_info(unit.backend, unit.device).alignment,
     )
-
-
-__all__ = ["accesses", "schedule_graph"]

@@ -19,7 +19,7 @@ class Chosen:
 
     Attributes:
         graph: with other nodes in place of calls.
-        backends: who generates loops among these, by the name of the node.
+        backends: who generates each loop, by the name of the node.
         decisions: what was chosen, and what was refused, with reasons.
         milliseconds: of the calls that were raced, all together, as they are done now.
         folded: names of reductions that are begun in the kernel of the product whose results they read.
@@ -32,10 +32,15 @@ class Chosen:
     folded: frozenset[str] = frozenset()
 
 
-def assign(graph: Graph, taken: Mapping[str, Taken], decisions: Sequence[Decision] = ()) -> Chosen:
-    """`graph` with each call that is named done in another way."""
+def assign(
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    taken: Mapping[str, Taken],
+    decisions: Sequence[Decision] = (),
+) -> Chosen:
+    """`graph` with each call that is named done in another way. `claimed`: who generates its own loops."""
     backends = {
         node.name: item.backend for item in taken.values() if item.backend is not None for node in item.nodes
     }
     folded = frozenset(name for item in taken.values() for name in item.folds)
-    return Chosen(expanded(graph, taken), backends, tuple(decisions), folded=folded)
+    return Chosen(expanded(graph, taken), {**claimed, **backends}, tuple(decisions), folded=folded)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from polyfuse.base.log import warn_once
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import TemplateCall
+from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
 from polyfuse.select.choose import Chosen, assign
 from polyfuse.select.expand import Taken
@@ -19,27 +20,27 @@ from polyfuse.select.tuner import Tuner
 __all__ = ["choose"]
 
 
-def choose(graph: Graph, tuner: Tuner) -> Chosen:
+def choose(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> Chosen:
     """Decide for every call whether a library does it, a backend generates it, or a plugin has something
     else for it.
     """
     wanted = tuner.settings.gemm
     as_eager = wanted == "known" and tuner.settings.numerics == "eager"  # another library rounds otherwise
     if wanted == "library" or as_eager:
-        return Chosen(graph, {}, ())
+        return Chosen(graph, claimed, ())
     decisions: list[Decision] = []
     if wanted == "known":
-        return assign(graph, _known(tuner, graph, decisions), decisions)
+        return assign(graph, claimed, _known(tuner, graph, decisions), decisions)
     if wanted == "generated":
         found = offers(graph, tuner.backends, decisions, racing=False)
         first = {offer.call.name: offer.generated[0].taken for offer in found}
-        winners = accepted_folds(tuner, graph, first, decisions)
+        winners = accepted_folds(tuner, graph, claimed, first, decisions)
     else:
         choices, kept = tuner.choices(graph, decisions), tuner.kept(graph)
         found = offers(graph, tuner.backends, decisions, choices, racing=True, kept=kept)
-        winners, milliseconds = _raced(tuner, graph, found, decisions)
-        return replace(assign(graph, winners, decisions), milliseconds=milliseconds)
-    return assign(graph, winners, decisions)
+        winners, milliseconds = _raced(tuner, graph, claimed, found, decisions)
+        return replace(assign(graph, claimed, winners, decisions), milliseconds=milliseconds)
+    return assign(graph, claimed, winners, decisions)
 
 
 def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Taken]:
@@ -58,13 +59,17 @@ def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str
 
 
 def _raced(
-    tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
+    tuner: Tuner,
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    found: Sequence[Offer],
+    decisions: list[Decision],
 ) -> tuple[Mapping[str, Taken], float]:
     """What wins, and the milliseconds of all; nothing, with one warning, where racing itself fails: then
     libraries do all calls.
     """
     try:
-        return race_products(tuner, graph, found, decisions)
+        return race_products(tuner, graph, claimed, found, decisions)
     except Exception as error:
         if tuner.settings.strict:
             raise

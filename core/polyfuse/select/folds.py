@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import Graph
+from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision, Launch, Schedule
-from polyfuse.schedule.reductions.gemm_reductions import is_fold, reduction_of
+from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken
@@ -23,7 +24,7 @@ def refused_folds(tuner: Tuner, schedule: Schedule, decisions: list[Decision]) -
     """
     found: dict[str, str] = {}
     for step in schedule.steps:
-        names = [reduction_of(n) for n in step.nodes if is_fold(n)] if isinstance(step, Launch) else []
+        names = [reduction_of(n) for n in step.nodes if is_group_store(n)] if isinstance(step, Launch) else []
         if not isinstance(step, Launch) or not names:
             continue
         try:
@@ -35,14 +36,18 @@ def refused_folds(tuner: Tuner, schedule: Schedule, decisions: list[Decision]) -
 
 
 def accepted_folds(
-    tuner: Tuner, graph: Graph, winners: Mapping[str, Taken], decisions: list[Decision]
+    tuner: Tuner,
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    winners: Mapping[str, Taken],
+    decisions: list[Decision],
 ) -> Mapping[str, Taken]:
     """`winners` without the reductions that their backends do not generate with the product after all."""
-    chosen = assign(graph, winners)
+    chosen = assign(graph, claimed, winners)
     if not chosen.folded:
         return winners
     schedule = schedule_graph(
-        chosen.graph, tuner.settings, tuner.backends, chosen.backends, folded=chosen.folded
+        chosen.graph, tuner.settings, tuner.backends, chosen.backends, epilogue_reductions=chosen.folded
     )
     whole = refused_folds(tuner, schedule, decisions)
     return {

@@ -4,14 +4,17 @@ well, and stay apart where that is faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import warn_once
 from polyfuse.cache.timings import Measured
 from polyfuse.ir.statements import Store
 from polyfuse.kit import match
-from polyfuse.schedule import Apart, Call, Decision, Launch, Schedule
+from polyfuse.schedule import Call, Decision, Launch, Schedule, Unfused
+from polyfuse.schedule.schedule import schedule_graph
+from polyfuse.select.choose import Chosen
 from polyfuse.select.heat import Bout
 from polyfuse.select.kernel_race import known_config, times_text
 from polyfuse.select.segments import Operands, Segment, around, segment
@@ -29,16 +32,13 @@ _MOST_ROUNDS = 3
 
 
 def settle_fusions(
-    tuner: Tuner, schedule: Schedule, again: Callable[[Sequence[Apart]], Schedule]
+    tuner: Tuner, chosen: Chosen, schedule: Schedule
 ) -> tuple[Schedule, list[Decision]]:
     """A schedule in which what is faster apart is apart, and what was measured; the schedule as it is, with
-    one warning, where racing itself fails.
-
-    Args:
-        again: schedules the same graph with some nodes kept apart.
+    one warning, where racing itself fails. `schedule` is that of the graph that was chosen.
     """
     try:
-        return _settled(tuner, schedule, again)
+        return _settled(tuner, chosen, schedule)
     except Exception as error:
         if tuner.settings.strict:
             raise
@@ -46,20 +46,26 @@ def settle_fusions(
         return schedule, []
 
 
-def _settled(
-    tuner: Tuner, schedule: Schedule, again: Callable[[Sequence[Apart]], Schedule]
-) -> tuple[Schedule, list[Decision]]:
-    apart: list[Apart] = []
-    decided: set[Apart] = set()
+def _settled(tuner: Tuner, chosen: Chosen, schedule: Schedule) -> tuple[Schedule, list[Decision]]:
+    again = partial(
+        schedule_graph,
+        chosen.graph,
+        tuner.settings,
+        tuner.backends,
+        chosen.backends,
+        epilogue_reductions=chosen.folded,
+    )
+    apart: list[Unfused] = []
+    decided: set[Unfused] = set()
     decisions: list[Decision] = []
     for _ in range(_MOST_ROUNDS):
         pairs = [pair for pair in _last_merges(schedule) if pair not in decided]
         if not pairs:
             break
-        other = again([*apart, *pairs])
+        other = again(unfused=[*apart, *pairs])
         bouts = {pair: FusionBout(tuner, pair, schedule, other) for pair in pairs}
         answers = tuner.settle(bouts.values())
-        faster: list[Apart] = []
+        faster: list[Unfused] = []
         for pair, bout in bouts.items():
             measured = answers[bout.key]
             decisions.append(_decision(pair, measured))
@@ -69,15 +75,15 @@ def _settled(
         if not faster:
             break
         apart += faster
-        schedule = again(apart)
+        schedule = again(unfused=apart)
     return schedule, decisions
 
 
-def _last_merges(schedule: Schedule) -> Iterator[Apart]:
+def _last_merges(schedule: Schedule) -> Iterator[Unfused]:
     """The halves of each fused kernel, but for kernels of products, which were raced as they are, and for
     those that add up atomically, which cannot be run twice alike.
     """
-    merges: dict[frozenset[str], Apart] = {}
+    merges: dict[frozenset[str], Unfused] = {}
     for decision in schedule.decisions:
         if decision.kind == "fuse":
             first, second = (frozenset(names.split("+")) for names in (decision.first, decision.second))
@@ -95,7 +101,7 @@ def _adds(step: Launch) -> bool:
     return any(store.mode != "set" for store in stores)
 
 
-def _decision(pair: Apart, measured: Measured) -> Decision:
+def _decision(pair: Unfused, measured: Measured) -> Decision:
     first, second = ("+".join(sorted(half)) for half in pair)
     return Decision("tune", f"{first} and {second}", measured.best or FUSED, times_text(measured))
 
@@ -105,7 +111,7 @@ class FusionBout(Bout):
 
     favourite = FUSED
 
-    def __init__(self, tuner: Tuner, pair: Apart, fused: Schedule, apart: Schedule) -> None:
+    def __init__(self, tuner: Tuner, pair: Unfused, fused: Schedule, apart: Schedule) -> None:
         own = pair[0] | pair[1]
         for _ in range(2):
             for schedule in (fused, apart):

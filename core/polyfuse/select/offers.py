@@ -12,7 +12,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
 from polyfuse.plugin import Backend
 from polyfuse.schedule import Decision
-from polyfuse.schedule.reductions.gemm_reductions import Readers, foldable, readers_of
+from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
 from polyfuse.select.expand import Taken
 from polyfuse.select.panels import with_panels
 from polyfuse.select.products import LoopForm, Unavailable, loop_form
@@ -161,7 +161,8 @@ def _with_folds(
     if type(plain.backend).fold_width is Backend.fold_width:
         return []
     try:
-        folds = foldable(graph, readers, form.product, form.finish.output, plain.backend, decisions)
+        results = form.finish.output
+        folds = epilogue_reductions(graph, readers, form.product, results, plain.backend, decisions)
     except Exception as error:
         _log.info("backend %r raised %r over reductions of %s", plain.name, error, call.name)
         decisions.append(Decision("declined", call.name, name, f"it raised {type(error).__name__}: {error}"))

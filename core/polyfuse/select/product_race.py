@@ -15,7 +15,7 @@ from polyfuse.ir.nodes import View
 from polyfuse.plugin import Backend, Config
 from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule import Call, Decision, Launch, Schedule
-from polyfuse.schedule.reductions.gemm_reductions import is_fold, part_names
+from polyfuse.schedule.reductions.gemm_reductions import is_group_store, part_names
 from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.select.choose import assign
 from polyfuse.select.expand import Taken
@@ -41,7 +41,11 @@ LIBRARY = "library"
 
 
 def race_products(
-    tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
+    tuner: Tuner,
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    found: Sequence[Offer],
+    decisions: list[Decision],
 ) -> tuple[Mapping[str, Taken], float]:
     """The calls of `graph` that something does faster than the library, with what does, and the milliseconds
     of all calls.
@@ -51,7 +55,7 @@ def race_products(
     key = memo_key(tuner, graph, found)
     known = recalled(tuner, key, decisions)
     if known is None:
-        known, settled = _raced(tuner, graph, found, decisions)
+        known, settled = _raced(tuner, graph, claimed, found, decisions)
         if settled:
             remember_choices(tuner, key, decisions, known.milliseconds)
     names = known.best
@@ -64,10 +68,14 @@ def race_products(
 
 
 def _raced(
-    tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
+    tuner: Tuner,
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    found: Sequence[Offer],
+    decisions: list[Decision],
 ) -> tuple[Known, bool]:
     """What wins each race, and whether all of them could be decided."""
-    bouts = {offer.call.name: bout for offer, bout in _bouts(tuner, graph, found, decisions)}
+    bouts = {offer.call.name: bout for offer, bout in _bouts(tuner, graph, claimed, found, decisions)}
     answers = tuner.settle(bouts.values())
     names: dict[str, str] = {}
     total = 0.0
@@ -97,18 +105,22 @@ def _winner(tuner: Tuner, offer: Offer, name: str, config: str) -> Taken | None:
 
 
 def _bouts(
-    tuner: Tuner, graph: Graph, found: Sequence[Offer], decisions: list[Decision]
+    tuner: Tuner,
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    found: Sequence[Offer],
+    decisions: list[Decision],
 ) -> list[tuple[Offer, ProductBout]]:
     """A bout for each product: the schedules with the library and with each backend say what they run."""
-    library = schedule_graph(graph, tuner.settings, tuner.backends)
+    library = schedule_graph(graph, tuner.settings, tuner.backends, claimed)
     others: dict[str, Schedule] = {}
     whole: set[str] = set()
     offered = {offer.call.name: _contestants(offer) for offer in found}
     for name in sorted({name for names in offered.values() for name in names}):
         taken = {call: names[name] for call, names in offered.items() if name in names}
-        chosen = assign(graph, taken)
+        chosen = assign(graph, claimed, taken)
         others[name] = schedule_graph(
-            chosen.graph, tuner.settings, tuner.backends, chosen.backends, folded=chosen.folded
+            chosen.graph, tuner.settings, tuner.backends, chosen.backends, epilogue_reductions=chosen.folded
         )
         whole |= refused_folds(tuner, others[name], decisions).keys()
     return [
@@ -338,7 +350,8 @@ def _contenders(
     for entry in offer.generated:
         part, product = segment(others[entry.name], own), entry.form.product.name
         main = next((s for s in part.steps if isinstance(s, Launch) and product in node_names(s)), None)
-        if entry.folds and (main is None or whole & set(entry.folds) or not any(map(is_fold, main.nodes))):
+        begun = main is not None and any(map(is_group_store, main.nodes))
+        if entry.folds and (whole & set(entry.folds) or not begun):
             continue  # the reductions do not fit into the kernel
         out.append(_Contender(entry.name, part, entry.backend, main))
     for alternative in offer.alternatives:

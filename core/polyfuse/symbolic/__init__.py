@@ -6,7 +6,7 @@ The files form a ladder: `index` (polynomials), `bounds`, `divmod` (installs ``/
 
 from polyfuse.symbolic.bounds import atom_bounds, bounds, is_equal, is_less, is_nonnegative
 from polyfuse.symbolic.divmod import floordiv, mod
-from polyfuse.symbolic.extent import contiguous_strides, example_value, storage_size
+from polyfuse.symbolic.extent import contiguous_strides, example_value, flat_index, storage_size, unflattened
 from polyfuse.symbolic.extreme import maximum, minimum
 from polyfuse.symbolic.index import (
     Atom,
@@ -47,6 +47,7 @@ __all__ = [
     "evaluate",
     "exact",
     "example_value",
+    "flat_index",
     "floordiv",
     "free_axes",
     "free_symbols",
@@ -63,4 +64,5 @@ __all__ = [
     "storage_size",
     "substitute",
     "symbol",
+    "unflattened",
 ]

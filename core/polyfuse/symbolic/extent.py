@@ -1,16 +1,33 @@
-"""Strides of plain layouts, how many elements a layout reaches, and sizes for example inputs."""
+"""Row-major indices and strides, how many elements a layout reaches, and sizes for example inputs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from polyfuse.symbolic.index import IndexLike, free_symbols
+from polyfuse.symbolic.index import Index, IndexLike, axis_name, axis_size, free_symbols
 from polyfuse.symbolic.text import evaluate
 
-__all__ = ["contiguous_strides", "example_value", "storage_size"]
+__all__ = ["contiguous_strides", "example_value", "flat_index", "storage_size", "unflattened"]
 
-# A guess for a size that only the data tells.
+# A guess for an unbacked symbol.
 _UNKNOWN_SIZE = 64
+
+
+def flat_index(indices: Sequence[IndexLike], size: Sequence[IndexLike] = ()) -> IndexLike:
+    """The row-major index of an element. Without `size`, `indices` are axes."""
+    total: IndexLike = 0
+    for index, extent in zip(indices, size or map(axis_size, indices), strict=True):
+        total = total * extent + index
+    return total
+
+
+def unflattened(index: IndexLike, axes: Sequence[Index]) -> dict[str, IndexLike]:
+    """Each axis, by name, in terms of the row-major index of a point; empty for no axes."""
+    found: dict[str, IndexLike] = {}
+    for var in reversed(axes[1:]):
+        found[axis_name(var)] = index % axis_size(var)
+        index = index // axis_size(var)
+    return found | {axis_name(var): index for var in axes[:1]}
 
 
 def storage_size(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:

@@ -233,8 +233,8 @@ def _rejoin(terms: Mapping[Monomial, int]) -> IndexLike | None:
             return make(rest, 0) + x * multiple
         digit = _higher_digit(rest, x, b, b * multiple)
         if digit is not None:
-            place, count = digit
-            del rest[place]
+            term, count = digit
+            del rest[term]
             return make(rest, 0) + x % (b * count) * multiple
     return None
 

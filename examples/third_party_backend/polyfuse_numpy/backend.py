@@ -11,11 +11,11 @@ import numpy as np
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan
+from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Yes
 from polyfuse_numpy.kernel import HEADER, kernel_text
-from polyfuse_numpy.ops import OPS, REDUCTIONS, SCANS, TYPES
+from polyfuse_numpy.ops import MODES, OPS, REDUCTIONS, SCANS, TYPES
 
 
 class NumpyBackend(Backend):
@@ -31,6 +31,8 @@ class NumpyBackend(Backend):
             return No(f"no reduction {node.kind}")
         if isinstance(node, Scan) and node.kind not in SCANS:
             return No(f"no scan {node.kind}")
+        if isinstance(node, Scatter) and node.mode not in MODES:
+            return No(f"no store mode {node.mode}")
         for expr in walk(*node.expressions()):
             if expr.dtype not in TYPES:
                 return No(f"NumPy has no {expr.dtype}")

@@ -34,12 +34,12 @@ def kernel_text(kernel: Kernel) -> str:
     sizes = [_index(size) for size in (*kernel.sizes, *kernel.rsizes)]
     lines.append(f"full = ({''.join(f'{size}, ' for size in sizes)})")
     lines.append(f"once = ({''.join(f'{size}, ' for size in sizes[: rank - loops])}{'1, ' * loops})")
-    if kernel.locals:
+    if kernel.row_buffers:
         lines.append("points = math.prod(once)")
         lines.append("point = np.arange(points).reshape(once)")
-    for local in kernel.locals:
-        lines.append(f"{local.name} = np.empty(points * ({_index(local.size)}), np.{TYPES[local.dtype]})")
-    rows = {local.name: f"point * ({_index(local.size)}) + " for local in kernel.locals}
+    for row in kernel.row_buffers:
+        lines.append(f"{row.name} = np.empty(points * ({_index(row.size)}), np.{TYPES[row.dtype]})")
+    rows = {row.name: f"point * ({_index(row.size)}) + " for row in kernel.row_buffers}
     for section in kernel.sections:
         for stmt in section.body:
             lines.append(_statement(stmt, "full" if section.looped else "once", loops, rows))

@@ -73,6 +73,7 @@ OPS: dict[str, str] = {
 
 REDUCTIONS = ("sum", "prod", "min", "max", "any", "all", "xor_sum", "welford", "online_softmax")
 SCANS = ("sum", "prod")
+MODES = ("set", "add", "mul", "min", "max", "check")
 
 
 def constant(value: object, dtype: DType) -> str:

@@ -81,6 +81,8 @@ def _fold(kind: str, row: Any, wide: Any) -> tuple[Any, ...]:
     if kind == "welford":
         mean = row.mean(axis=-1, dtype=wide)
         return mean, np.square(row - mean[..., None]).sum(axis=-1), np.full(mean.shape, row.shape[-1])
+    if kind != "online_softmax":
+        raise ValueError(f"the reduction {kind} is unknown")
     largest = row.max(axis=-1)
     return largest, np.exp((row - largest[..., None]).astype(wide)).sum(axis=-1)
 

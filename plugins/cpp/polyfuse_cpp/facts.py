@@ -86,9 +86,9 @@ def analyse(kernel: Kernel) -> Facts:
     raxes = tuple(axis_name(a) for a in kernel.raxes)
     names = axes + raxes
     sizes = dict(zip(names, (*kernel.sizes, *kernel.rsizes)))
-    local_names = frozenset(b.name for b in kernel.locals)
+    local_names = frozenset(b.name for b in kernel.row_buffers)
     memory = {a.name: a.dtype for a in kernel.args if a.kind != "size"}
-    memory.update({b.name: b.dtype for b in kernel.locals})
+    memory.update({b.name: b.dtype for b in kernel.row_buffers})
     accesses = tuple(_accesses(kernel))
     depends: dict[str, frozenset[str]] = {}
     ranges: dict[str, tuple[int, int]] = {}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from polyfuse.ir.expr import walk
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, SCANS
 from polyfuse.plugin import Claim, Config, No, Yes
 from polyfuse_cpp.facts import analyse
 from polyfuse_cpp.isa import Isa
@@ -15,9 +15,11 @@ from polyfuse_cpp.loop_estimate import loop_seconds
 from polyfuse_cpp.loops.kernel import KernelText, kernel_text
 from polyfuse_cpp.loops.ops import unsupported_op
 from polyfuse_cpp.loops.phases import planned
+from polyfuse_cpp.loops.reductions import KINDS
 from polyfuse_cpp.matmul.plans import configs_of, nearby_plans, plan_of, plan_seconds, product_plans
 from polyfuse_cpp.matmul.problem import has_product, product_of
 from polyfuse_cpp.matmul.split_k import product_text
+from polyfuse_cpp.prelude import store_modes
 from polyfuse_cpp.tiling import lane_choices
 
 __all__ = ["claim", "configs", "estimate", "neighbours", "text"]
@@ -27,11 +29,11 @@ def claim(node: Node) -> Claim:
     """All loop nodes on values of the IR's types; anything else is somebody else's."""
     if not isinstance(node, LoopNode):
         return No(f"{type(node).__name__} is not a loop")
-    if isinstance(node, Reduction) and node.kind not in (*REDUCTIONS, *CONTRACTIONS):
+    if isinstance(node, Reduction) and node.kind not in (*KINDS, *CONTRACTIONS):
         return No(f"the reduction {node.kind} is unknown")
     if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
         return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
-    if isinstance(node, Scatter) and node.mode not in (*STORE_MODES, CHECK_MODE):
+    if isinstance(node, Scatter) and node.mode not in (*store_modes(), CHECK_MODE):
         return No(f"the store mode {node.mode} is unknown")
     for expr in walk(*node.expressions()):
         operand = expr.args[-1].dtype if expr.args else expr.dtype

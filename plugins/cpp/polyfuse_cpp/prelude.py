@@ -7,6 +7,7 @@ always there.  What the text offers is described in ``prelude/README.md``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
@@ -49,29 +50,31 @@ _ORDER: tuple[str, ...] = (
     "product", "pairs",
 )  # fmt: skip
 
-_OPS: dict[str, frozenset[str]] = {
-    "divide": frozenset({"floor_div", "trunc_div", "remainder", "fmod"}),
-    "math": frozenset({"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "sigmoid", "erf"}),
-    "trig": frozenset({"sin", "cos", "tan", "asin", "acos", "atan", "atan2"}),
-    "hyper": frozenset({"sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "erfinv", "pow", "hypot"}),
-    "special": frozenset({"lgamma", "digamma", "nextafter"}),
+_SCALAR_HEADERS: dict[str, tuple[str, ...]] = {
+    "f32": ("math_f32", "trig_f32", "hyper_f32", "special", "divide"),
+    "f64": ("math_f64", "special", "divide"),
 }
+"""Where the functions for scalar operators on a type are, the first one counting; `divide` for integers."""
+
+_FUNCTION = re.compile(r"^(?:template <[^>]*>\s*)?PF_INLINE \S+ (\w+)\(|PF_\w+\((\w+)[,)]", re.MULTILINE)
 
 
 def features_for(op: str, dtype: str) -> tuple[str, ...]:
     """The features that scalar operator *op* on *dtype* needs beyond the core (often none)."""
-    if op in _OPS["divide"]:
-        return ("divide",)
-    if op in _OPS["special"]:
-        return ("special",)
-    if op == "pow" and dtype not in ("f32", "f64"):
-        return ("divide",)
-    if op == "erfinv" and dtype == "f64":
-        return ("special",)
-    for group in ("math", "trig", "hyper"):
-        if op in _OPS[group]:
-            return (f"{group}_f32",) if dtype == "f32" else ("math_f64",)
-    return ()
+    headers = _SCALAR_HEADERS.get(dtype, ("divide",))
+    return next(((name,) for name in headers if op in _functions(name)), ())
+
+
+@cache
+def store_modes() -> tuple[str, ...]:
+    """The stores that the layer has."""
+    return ("set", *re.findall(r"PF_MODE\(([a-z]+)", header_text("update")))
+
+
+@cache
+def _functions(header: str) -> frozenset[str]:
+    """Functions that a header defines."""
+    return frozenset(name for pair in _FUNCTION.findall(header_text(header)) for name in pair if name)
 
 
 @cache

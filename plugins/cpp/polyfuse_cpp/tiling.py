@@ -113,7 +113,7 @@ def choose_split(kernel: Kernel, facts: Facts, plan: Plan) -> Split | None:
     stmts = [s for part in looped for s in part.body]
     if (
         not facts.raxes
-        or kernel.locals
+        or kernel.row_buffers
         or not all(any(s.op == "reduce" for s in part.body) for part in looped)
     ):
         return None
@@ -255,7 +255,7 @@ def _with_collisions(plan: Plan, facts: Facts, deterministic: bool) -> Plan:
 
 def _with_tiles(plan: Plan, kernel: Kernel, facts: Facts) -> Plan:
     """Where some accesses run along the lane axis and others along a second one, work on square tiles."""
-    if not plan.lane or kernel.locals or plan.along or plan.serial:
+    if not plan.lane or kernel.row_buffers or plan.along or plan.serial:
         return plan
     if facts.hints[plan.lane] < plan.lanes // 2:
         return plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.nodes import LoopNode, Node, Pointwise, Reduction, Scatter
-from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES, SCALAR_OPS
+from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES, SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, No, Yes
 from polyfuse_cutlass.codegen.ops import unsupported_op
@@ -20,7 +20,7 @@ def claim_of(node: Node) -> Claim:
         return No(f"{type(node).__name__} is not a loop")
     if isinstance(node, Reduction):
         return _product(node)
-    if isinstance(node, Scatter) and node.mode in FOLD_MODES:
+    if isinstance(node, Scatter) and node.mode in GROUP_MODES:
         if node.value.dtype is not DType.f32:
             return No(f"groups of results are combined as f32, not as {node.value.dtype}")
     elif not isinstance(node, Pointwise):

@@ -32,12 +32,12 @@ def device_target_info(gpu: Gpu) -> TargetInfo:
     return TargetInfo(
         blocks=4 * gpu.processors,
         lanes=64,
-        chunk=8192,
+        split_chunk=8192,
         row_bytes=32 << 10,
         few_rows=gpu.processors,
         long_row=16 << 10,
         two_pass_row=16 << 10,
-        hoists=False,
+        licm=False,
         launch_bytes=4 << 20,
         alignment=16,
         channels_last=True,
@@ -81,7 +81,7 @@ class HalideBackend(Backend):
         """A processor with few threads; long reductions with few results are divided by the scheduler."""
         if device != "cpu" and self.gpu is not None:
             return device_target_info(self.gpu)
-        return TargetInfo(blocks=16, chunk=16384)
+        return TargetInfo(blocks=16, split_chunk=16384)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Other widths, numbers of vectors side by side, and shares of threads; Halide's own schedulers."""

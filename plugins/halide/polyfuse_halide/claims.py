@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import CHECK_MODE, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Claim, No, Yes
 from polyfuse.symbolic import atoms
 from polyfuse_halide.codegen.ops import REDUCTIONS, SCANS, unsupported_op
 
 __all__ = ["claim_of"]
+
+_MODES = ("set", "add", "min", "max", "mul")
+"""Stores that have a text."""
 
 
 def claim_of(node: Node) -> Claim:
@@ -21,7 +24,7 @@ def claim_of(node: Node) -> Claim:
         return No(f"Halide has no reduction {node.kind}")
     if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
         return No(f"Halide has no scan {node.kind} over {len(node.raxes)} axes")
-    if isinstance(node, Scatter) and node.mode not in (*STORE_MODES, CHECK_MODE):
+    if isinstance(node, Scatter) and node.mode not in (*_MODES, CHECK_MODE):
         return No(f"the store mode {node.mode} is unknown")
     for expr in walk(*node.expressions()):
         operand = expr.args[-1].dtype if expr.args else expr.dtype

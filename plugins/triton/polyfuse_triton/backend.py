@@ -66,8 +66,8 @@ class TritonBackend(Backend):
 
     def target_info(self, device: str) -> TargetInfo:
         """The shape of the GPU that tilings are chosen for."""
-        wanted = str(self.settings.plugin_option("triton", "sums_across_rows", "") or "0")
-        return target_info_of(self.target, sums_across_rows=wanted not in ("0", "False", "false"))
+        wanted = str(self.settings.plugin_option("triton", "column_reductions", "") or "0")
+        return target_info_of(self.target, column_reductions=wanted not in ("0", "False", "false"))
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""

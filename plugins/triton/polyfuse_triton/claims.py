@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import walk
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan, Scatter
-from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, REDUCTIONS, SCANS, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS
 from polyfuse.plugin import Claim, No, Yes
+from polyfuse_triton.loops.memory import ATOMIC_MODES
 from polyfuse_triton.loops.ops import unsupported_op
+from polyfuse_triton.reductions.reduce import REDUCTIONS
+from polyfuse_triton.reductions.scans import SCANS
 from polyfuse_triton.target import Target
 
 __all__ = ["claim_of"]
@@ -19,11 +22,11 @@ def claim_of(node: Node, target: Target) -> Claim:
     """All loop nodes on values of the IR's types; anything else is somebody else's."""
     if not isinstance(node, LoopNode):
         return No(f"{type(node).__name__} is not a loop")
-    if isinstance(node, Reduction) and node.kind not in REDUCTIONS and node.kind not in CONTRACTIONS:
+    if isinstance(node, Reduction) and node.kind not in (*REDUCTIONS, *CONTRACTIONS):
         return No(f"the reduction {node.kind} is unknown")
     if isinstance(node, Scan) and (node.kind not in SCANS or len(node.raxes) != 1):
         return No(f"the scan {node.kind} over {len(node.raxes)} axes is unknown")
-    if isinstance(node, Scatter) and node.mode not in (*STORE_MODES, CHECK_MODE):
+    if isinstance(node, Scatter) and node.mode not in ("set", *ATOMIC_MODES, CHECK_MODE):
         return No(f"the store mode {node.mode} is unknown")
     for expr in walk(*node.expressions()):
         if expr.dtype.is_eight_bit_float and (

@@ -15,22 +15,22 @@ _MULTIPLIED = 4e12
 """Bytes that memory gives each multiprocessor in a second, and operations of products in 16 bits."""
 
 
-def target_info_of(target: Target, sums_across_rows: bool = False) -> TargetInfo:
+def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:
     """The shape of a GPU: hundreds of programs at once, rows in registers, kernels that are dear to start."""
     return TargetInfo(
         blocks=_BLOCKS * target.processors,
         lanes=64,
-        chunk=8192,
+        split_chunk=8192,
         row_bytes=64 << 10,
         few_rows=target.processors,
         long_row=16 << 10,
         two_pass_row=16 << 10,
-        hoists=False,
+        licm=False,
         launch_bytes=4 << 20,
-        sums_across_rows=sums_across_rows,
+        column_reductions=column_reductions,
         alignment=16,
         channels_last=True,
-        adds_to_products_later=True,
+        separate_gemm_add=True,
         scans_look_back=True,
         bandwidth=_DELIVERED * target.processors,
         operations=_MULTIPLIED * target.processors,

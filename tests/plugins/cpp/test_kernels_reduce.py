@@ -175,7 +175,7 @@ def test_online_softmax(shape: tuple[int, int], dim: int, isa: str) -> None:
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dim", [0, 1])
 @pytest.mark.parametrize("shape", [(6, 10), (40, 130), (1, 1)])
-def test_softmax_with_a_local_row(shape: tuple[int, int], dim: int, isa: str) -> None:
+def test_softmax_with_a_row_buffer(shape: tuple[int, int], dim: int, isa: str) -> None:
     m, n = shape
     k = KernelBuilder({"x0": n if dim == 0 else m}, {"r0": m if dim == 0 else n})
     k.arg("a"), k.out("o"), k.local("e", m if dim == 0 else n)

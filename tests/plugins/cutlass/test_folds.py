@@ -38,9 +38,9 @@ WIDE = Tiling(1, 64, stages=4)
 
 
 CASES = {
-    "row_maximum": (folded(product(512, 1024, 512, epilogue=GELU), "fold_max", "columns"), Tiling(1, 256)),
+    "row_maximum": (folded(product(512, 1024, 512, epilogue=GELU), "group_max", "columns"), Tiling(1, 256)),
     "column_sum": (
-        folded(product(500, 1000, 512, epilogue=RESIDUAL), "fold_sum", "rows"),
+        folded(product(500, 1000, 512, epilogue=RESIDUAL), "group_sum", "rows"),
         Tiling(2, 128, turns=True, stages=5),
     ),
 }
@@ -83,7 +83,7 @@ def compare(kernel: Kernel, rows: int, tiling: Tiling, folder) -> None:
 @needs_gxx
 @pytest.mark.parametrize("epilogue", (GELU, SCALED, RESIDUAL), ids=("gelu", "scaled", "residual"))
 @pytest.mark.parametrize("along", ("rows", "columns"))
-@pytest.mark.parametrize("mode", ("fold_sum", "fold_min", "fold_max"))
+@pytest.mark.parametrize("mode", ("group_sum", "group_min", "group_max"))
 def test_groups_come_to_what_the_interpreter_says(tmp_path, mode, along, epilogue):
     kernel = folded(product(37, 72, 16, epilogue=epilogue), mode, along)
     assert (result_of(problem_of(kernel), WIDE) is None) == (epilogue == RESIDUAL)
@@ -95,14 +95,14 @@ def test_groups_come_to_what_the_interpreter_says(tmp_path, mode, along, epilogu
 def test_sizes_and_types(tmp_path, along):
     for folder in ("symbol", "few"):
         (tmp_path / folder).mkdir()
-    compare(folded(product(21, 40, 16, dynamic=True), "fold_sum", along), 21, WIDE, tmp_path / "symbol")
-    compare(folded(product(5, 7, 16, out="f32"), "fold_max", along), 5, WIDE, tmp_path / "few")
+    compare(folded(product(21, 40, 16, dynamic=True), "group_sum", along), 21, WIDE, tmp_path / "symbol")
+    compare(folded(product(5, 7, 16, out="f32"), "group_max", along), 5, WIDE, tmp_path / "few")
 
 
 @needs_gxx
 @pytest.mark.parametrize("along", ("rows", "columns"))
 def test_results_need_not_be_stored(tmp_path, along):
-    kernel = folded(product(24, 72, 16, epilogue=GELU), "fold_max", along)
+    kernel = folded(product(24, 72, 16, epilogue=GELU), "group_max", along)
     *loops, last = kernel.sections
     body = tuple(s for s in last.body if s.op != "store" or s.buffer == "out1")
     kernel = replace(
@@ -131,7 +131,7 @@ def test_kernels_as_the_scheduler_makes_them(tmp_path, monkeypatch):
     compare(kernel, 40, Tiling.of(configs(kernel, Target())[0]), tmp_path)
 
 
-TALL = folded(product(512, 1024, 512), "fold_sum", "rows")
+TALL = folded(product(512, 1024, 512), "group_sum", "rows")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_other_groups_are_refused(width):
     *body, store = last.body
     rows, columns = TALL.axes
     place = rows // width * 1024 + columns
-    body.append(replace(store, buffer="out1", index=place, mode="fold_sum"))
+    body.append(replace(store, buffer="out1", index=place, mode="group_sum"))
     kernel = replace(TALL, sections=(*loops, replace(last, body=tuple(body))))
     with pytest.raises(UnsupportedError, match="groups of results"):
         configs(kernel, Target())
@@ -176,10 +176,10 @@ def test_cutlass_own_templates_combine_nothing():
 def test_what_is_claimed():
     x = axis("i0", 64)
     value = const(1.0, DType.f32)
-    assert claim_of(Scatter("n", (x,), (), "part", x // 16, (), value, "fold_max"))
+    assert claim_of(Scatter("n", (x,), (), "part", x // 16, (), value, "group_max"))
     assert not claim_of(Scatter("n", (x,), (), "part", x // 16, (), value, "max"))
     whole = const(1, DType.i64)
-    assert "i64" in claim_of(Scatter("n", (x,), (), "part", x // 16, (), whole, "fold_max")).reason
+    assert "i64" in claim_of(Scatter("n", (x,), (), "part", x // 16, (), whole, "group_max")).reason
 
 
 def test_how_many_are_combined(monkeypatch):

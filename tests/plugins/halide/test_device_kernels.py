@@ -44,7 +44,7 @@ SOFTMAX = """kernel softmax on cuda {
   raxes r0{4096} ~ 4096
   in in0: f32[67108864]
   out out0: f32[67108864]
-  local row: f32[4096]
+  row_buffer row: f32[4096]
   loop {
     v0 = load f32 in0[4096*i0 + r0]
     store f32 set row[r0] = v0

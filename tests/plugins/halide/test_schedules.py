@@ -8,7 +8,7 @@ import torch
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import apply, const, load
-from polyfuse.ir.kernel import Kernel, KernelArg, Local
+from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
 from polyfuse.symbolic import axis
@@ -172,7 +172,7 @@ def test_scratch_in_another_order_is_refused():
     m, n = 4, 6
     i, r = axis("i0", m), axis("r0", n)
     args = (KernelArg("in0", "in", F32, m * n), KernelArg("out0", "out", F32, m * n))
-    builder = Builder("reversed", (i,), (r,), args, (Local("row", F32, n),))
+    builder = Builder("reversed", (i,), (r,), args, (RowBuffer("row", F32, n),))
     builder.loop(Store("row", r, load("in0", i * n + r, F32)))
     builder.loop(Store("out0", i * n + r, load("row", n - 1 - r, F32)))
     with pytest.raises(Exception, match="another order"):
@@ -184,7 +184,7 @@ def test_a_value_in_scratch_is_computed_once(tmp_path):
     m, n = 5, 70
     i, r = axis("i0", m), axis("r0", n)
     args = (KernelArg("in0", "in", F32, m * n), KernelArg("out0", "out", F32, m * n))
-    builder = Builder("shares", (i,), (r,), args, (Local("row", F32, n),))
+    builder = Builder("shares", (i,), (r,), args, (RowBuffer("row", F32, n),))
     value = apply("exp", load("in0", i * n + r, F32))
     builder.loop(Store("row", r, value), Carry(("s",), "sum", (value,)))
     builder.loop(Store("out0", i * n + r, apply("div", load("row", r, F32), result("s", F32))))

@@ -15,7 +15,7 @@ pytest.importorskip("halide", reason=HALIDE)
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, const, load
-from polyfuse.ir.kernel import Kernel, KernelArg, Local
+from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis
 from polyfuse.testing.cases.builder import Builder, Carry, Store, result
@@ -34,7 +34,7 @@ def softmax(
     i, r = axis("i0", m), axis("r0", n)
     numel = m * n if scratch else m
     args = (KernelArg("in0", "in", F32, m * n), KernelArg("out0", "out", F32, numel))
-    builder = Builder("shares", (i,), (r,), args, (Local("row", F32, n),) if scratch else ())
+    builder = Builder("shares", (i,), (r,), args, (RowBuffer("row", F32, n),) if scratch else ())
 
     def value(factor: float) -> Expr:
         return apply("mul", load("in0", i * n + r, F32), const(factor, F32))

@@ -22,7 +22,7 @@ kernel k on cuda {
   out out2: f32[64]
   alias out0, in0
   alias out2, in1
-  local row0: f32[12000]
+  row_buffer row0: f32[12000]
   once {
     v0 = load f32 in1[i0]
   }

@@ -44,7 +44,7 @@ loop {{
   v8 = div f32 (v7, v6)
   store f32 set out0[{at}] = v8
 }}""",
-        local=f"local row0: f32[{n}]\n",
+        local=f"row_buffer row0: f32[{n}]\n",
     )
 
 

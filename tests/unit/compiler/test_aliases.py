@@ -48,18 +48,18 @@ class Fussy(InterpreterBackend):
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         def noted(number: int, kernel: Kernel, launchable: Launchable) -> Launchable:
-            place = {arg.name: k for k, arg in enumerate(kernel.args)}
+            position = {arg.name: k for k, arg in enumerate(kernel.args)}
 
             def launch(*operands: Any) -> None:
                 one = [
-                    operands[place[a.output]].data_ptr() == operands[place[a.input]].data_ptr()
+                    operands[position[a.output]].data_ptr() == operands[position[a.input]].data_ptr()
                     for a in kernel.aliases
                 ]
                 if kernel.aliases:
                     type(self).shared.append((number, any(one)))
                 if any(one) and number in self.refusing:
                     for alias in kernel.aliases:
-                        operands[place[alias.output]].fill_(77.0)
+                        operands[position[alias.output]].fill_(77.0)
                 launchable(*operands)
 
             return launch
@@ -95,7 +95,7 @@ def run(fussy: type[Fussy], **options: object) -> list[tuple[int, bool]]:
 
 def kinds() -> list[str]:
     decisions = [d for report in last_reports() for d in report.decisions]
-    return [d.kind for d in decisions if d.kind in ("inplace", "apart")]
+    return [d.kind for d in decisions if d.kind in ("inplace", "unaliased")]
 
 
 def test_a_pair_that_is_accepted_is_used(fussy):
@@ -108,7 +108,7 @@ def test_nothing_shares_memory_where_that_is_not_wanted(fussy):
 
 def test_a_pair_that_is_refused_is_not(fussy, monkeypatch):
     monkeypatch.setattr(fussy, "refusing", (1,))
-    assert run(fussy) == [(1, False)] and kinds() == ["inplace", "apart"]
+    assert run(fussy) == [(1, False)] and kinds() == ["inplace", "unaliased"]
 
 
 def test_another_configuration_that_refuses_is_launched_on_a_copy(fussy, monkeypatch):

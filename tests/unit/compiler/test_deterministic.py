@@ -27,7 +27,7 @@ def _fresh() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def _places() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(ROWS, COLUMNS), torch.randint(0, ROWS, (PUT,)), torch.randn(PUT, COLUMNS)
 
 
@@ -50,15 +50,15 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_values_for_one_place_are_stored_in_order(name: str, warn_only: bool) -> None:
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    function, places = OPERATORS[name], _places()
+    function, inputs = OPERATORS[name], _inputs()
     run = torch.compile(function, backend="polyfuse")
-    first = run(*places)
+    first = run(*inputs)
     # the last value, or the sum from the first on
-    torch.testing.assert_close(first, function(*places), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(first, function(*inputs), rtol=1e-5, atol=1e-4)
     if "put" in name or name in ("copy", "scatter"):
-        assert torch.equal(first, function(*places))
+        assert torch.equal(first, function(*inputs))
     for _ in range(5):
-        assert torch.equal(run(*places), first)
+        assert torch.equal(run(*inputs), first)
 
 
 def test_gradients_too() -> None:
@@ -89,11 +89,11 @@ def test_the_backward_follows_the_forward(tmp_path: Path) -> None:
 
 def test_torchs_switch_is_followed(tmp_path: Path) -> None:
     run = torch.compile(OPERATORS["add"], backend="polyfuse", options={"dump": str(tmp_path)})
-    places = _places()
+    inputs = _inputs()
     seen = []
     for asked in (False, True, False, True):
         torch.use_deterministic_algorithms(asked)
-        run(*places)
+        run(*inputs)
         seen.append((len(last_reports()), _ordered(tmp_path)))
     assert seen == [(1, 0), (2, 1), (2, 1), (2, 1)]
 
@@ -102,7 +102,7 @@ def test_torchs_switch_is_followed(tmp_path: Path) -> None:
 def test_the_option_decides_over_it(tmp_path: Path, option: str, asked: bool, expected: int) -> None:
     torch.use_deterministic_algorithms(asked)
     options: dict[str, Any] = {"dump": str(tmp_path), "deterministic": option}
-    torch.compile(OPERATORS["add"], backend="polyfuse", options=options)(*_places())
+    torch.compile(OPERATORS["add"], backend="polyfuse", options=options)(*_inputs())
     assert _ordered(tmp_path) == expected
 
 
@@ -114,17 +114,17 @@ def test_kernels_without_such_stores_are_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["put", "accumulate", "scatter_add"])
 def test_a_wide_device_leaves_them_to_eager_mode(name: str) -> None:
-    places = _places()
-    torch.set_num_threads(1)  # with several, eager mode itself keeps any of the values put to one place
+    inputs = _inputs()
+    torch.set_num_threads(1)  # with several, eager mode itself keeps any of the values put to one index
     for option, calls in (("off", False), ("on", True)):
         run, planned = wide(OPERATORS[name], deterministic=option)
-        result = run(*places)
+        result = run(*inputs)
         assert ("aten." in planned.texts[0].partition("def call")[0]) == calls
-    torch.testing.assert_close(result, OPERATORS[name](*places), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(result, OPERATORS[name](*inputs), rtol=1e-4, atol=1e-3)
 
 
 def test_a_wide_device_takes_the_largest_in_any_order() -> None:
-    x, i, v = _places()
+    x, i, v = _inputs()
 
     def largest(x: torch.Tensor, i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return x.scatter_reduce(0, i[:, None].expand_as(v), v, "amax")

@@ -1,4 +1,4 @@
-"""Kernels that ask for scratch: who gets what a program planned, and who takes their place without it."""
+"""Kernels that ask for scratch: who gets what a program planned, and what replaces them without it."""
 
 from __future__ import annotations
 

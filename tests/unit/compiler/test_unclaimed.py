@@ -48,6 +48,41 @@ def test_only_the_refused_operators_run_in_eager_mode(picky: None) -> None:
     assert "it has no sine" in reasons["aten.sin.default"]
 
 
+def test_what_reads_an_eager_result_is_claimed_too(monkeypatch: pytest.MonkeyPatch, picky: None) -> None:
+    """Fused with the sine, the cosine had no loop of its own, and that one is refused as well."""
+    claims = InterpreterBackend.claims
+
+    def no_reads_of_cosines(self: InterpreterBackend, node: Any) -> Claim:
+        lone = "cos." in str(node) and "sin." not in str(node)
+        return No("it has no cosine") if lone else claims(self, node)
+
+    monkeypatch.setattr(InterpreterBackend, "claims", no_reads_of_cosines)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return torch.exp(x).sum(-1) + torch.sin(torch.cos(x)).sum()
+
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(_compile(model)(x), model(x))
+    (report,) = last_reports()
+    assert not report.eager and report.kernels
+    assert {"aten.sin.default", "aten.cos.default"} <= {op for op, _ in report.fallbacks}
+
+
+def test_a_graph_is_scheduled_once(monkeypatch: pytest.MonkeyPatch, picky: None) -> None:
+    from polyfuse.compiler import stages
+
+    graphs: list[Any] = []
+    schedule_graph = stages.schedule_graph
+
+    def counted(graph: Any, *args: Any, **named: Any) -> Any:
+        graphs.append(graph)
+        return schedule_graph(graph, *args, **named)
+
+    monkeypatch.setattr(stages, "schedule_graph", counted)
+    _compile(lambda x: x.sin() + x.exp())(torch.randn(5))
+    assert len(graphs) == 1
+
+
 def test_with_strict_it_is_an_error(picky: None) -> None:
     with pytest.raises(Exception, match="it has no sine"):
         _compile(lambda x: x.sin(), strict=True)(torch.randn(3))

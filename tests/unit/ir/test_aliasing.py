@@ -13,7 +13,7 @@ from polyfuse.ir.kernel import Alias, Kernel, KernelArg
 from polyfuse.ir.text.parse import parse_kernel
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_kernel
-from polyfuse.kit import changed_arguments, may_alias, memories, without_aliases
+from polyfuse.kit import KernelFacts, without_aliases
 
 HEAD = """
 kernel k on cpu {
@@ -113,7 +113,9 @@ def test_all_that_may_be_one_memory():
     args = tuple(KernelArg(f"x{n}", "in", kernel().args[0].dtype, 4) for n in range(5))
     pairs = (Alias("x3", "x1"), Alias("x4", "x1"), Alias("x4", "x2"))
     found = replace(kernel(), args=(*kernel().args, *args), aliases=pairs)
-    assert memories(found) == dict.fromkeys(("x1", "x2", "x3", "x4"), "x1")
-    assert may_alias(found, "x3", "x2") and not may_alias(found, "x0", "x1") and may_alias(found, "x0", "x0")
+    facts = KernelFacts.of(found)
+    assert facts.memories == dict.fromkeys(("x1", "x2", "x3", "x4"), "x1")
+    assert facts.may_alias("x3", "x2") and not facts.may_alias("x0", "x1") and facts.may_alias("x0", "x0")
+    assert facts.aliases_of(["x0", "x4"]) == {"x0", "x1", "x2", "x3", "x4"}
     shared = kernel(aliases="alias out0, in1")
-    assert changed_arguments(shared) == {"out0", "out1", "in1"}
+    assert KernelFacts.of(shared).may_change == {"out0", "out1", "in1"}

@@ -30,7 +30,7 @@ def parts(request, monkeypatch):
     monkeypatch.setattr(interpret_graph, "POINTS", request.param)
 
 
-def test_softmax_with_a_local(parts):
+def test_softmax_with_a_row_buffer(parts):
     x, y = torch.randn(3, 5), torch.empty(3, 5)
     assert run_kernel(ir_samples.softmax_kernel(), [x, y]) is None
     torch.testing.assert_close(y, x.softmax(-1))

@@ -12,7 +12,7 @@ from wide_device import WIDE, WideBackend, wide
 
 
 class Later(WideBackend):
-    chosen = replace(WIDE, adds_to_products_later=True)
+    chosen = replace(WIDE, separate_gemm_add=True)
 
 
 def _text(model: nn.Module, x: torch.Tensor, **options: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from polyfuse.ir.expr import apply
 from polyfuse.schedule import Call
-from polyfuse.schedule.deps import dependencies, live_nodes, storage_roots
+from polyfuse.schedule.deps import dependencies, live_graph, storage_roots
 from schedule_builder import Maker, axes, gathered
 
 
@@ -25,7 +25,7 @@ def three_sums(*groups: str) -> Maker:
 def test_collectives_of_one_group_keep_their_order() -> None:
     m = three_sums("a", "b", "a")
     graph = m.graph("s0")
-    deps = dependencies(graph, graph.nodes, storage_roots(graph))
+    deps = dependencies(graph, storage_roots(graph))
     assert [sorted(s) for s in deps.weak[3:6]] == [[], [], [3]]
     assert [sorted(s) for s in deps.strong[3:6]] == [[0], [1], [2]], "and follow who computes their operands"
     assert [sorted(s) for s in deps.strong[6:9]] == [[3], [4], [5]]
@@ -35,7 +35,7 @@ def test_communication_and_other_effects_do_not_wait_for_each_other() -> None:
     m = three_sums("a")
     m.call("aten.print.default", (), out="none", ordered=True)
     graph = m.graph("s0")
-    deps = dependencies(graph, graph.nodes, storage_roots(graph))
+    deps = dependencies(graph, storage_roots(graph))
     assert not deps.weak[-1] and not deps.strong[-1]
 
 
@@ -48,7 +48,7 @@ def test_a_write_waits_for_who_reads_elsewhere() -> None:
     m.wait("g", "x")
     m.pointwise("x", (i,), apply("exp", m.load("x", i)))
     graph = m.graph("g")
-    deps = dependencies(graph, graph.nodes, storage_roots(graph))
+    deps = dependencies(graph, storage_roots(graph))
     assert sorted(deps.strong[2] | deps.weak[2]) == [0, 1]
 
 
@@ -57,8 +57,7 @@ def test_no_communication_is_dead() -> None:
     m.buffer("y", 4)
     m.call("aten.sin.default", ("y",), "x")
     graph = m.graph("y")
-    roots = storage_roots(graph)
-    assert all(live_nodes(graph, graph.nodes, dependencies(graph, graph.nodes, roots), roots))
+    assert live_graph(graph, []) is graph
     assert sum(isinstance(step, Call) for step in m.schedule("y").steps) == 3
 
 

@@ -32,7 +32,7 @@ def test_an_addition_takes_as_long_as_its_three_buffers() -> None:
         m.buffer(name, 512, 512)
     m.pointwise("z", i, apply("add", m.load("x", *i), m.load("y", *i)))
     (node,) = m.nodes
-    unit = loop_unit(node, 0, "anything", (), "cpu", fresh_axes())
+    unit = loop_unit(node, 0, "anything", "cpu", fresh_axes())
     found = seconds(m, unit, TargetInfo(bandwidth=1e6)) - seconds(m, unit, TargetInfo(bandwidth=1e12))
     assert found == pytest.approx(3 * MEGABYTE / 1e6, rel=1e-3)
 

@@ -13,7 +13,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import No, TargetInfo, Yes
 from polyfuse.schedule import Launch
 from polyfuse.symbolic import axis
-from schedule_builder import Anything, Maker, axes, reasons, run
+from schedule_builder import Anything, Maker, axes, reasons, run, scheduled
 
 
 def two_readers(count: int = 8, **buffer) -> Maker:
@@ -44,18 +44,6 @@ def test_other_devices() -> None:
     assert reasons(m.schedule("a", "b")) == ["they run on different devices, cpu and meta"]
 
 
-def test_other_groups_of_the_backend() -> None:
-    class ByOperator(Anything):
-        def group(self, node):
-            return node.value.op
-
-    m = two_readers()
-    m.backend = ByOperator
-    assert reasons(m.schedule("a", "b")) == [
-        "the backend does not put their iteration spaces into one kernel"
-    ]
-
-
 def test_the_backend_may_refuse() -> None:
     class Lonely(Anything):
         def can_fuse(self, first, second):
@@ -74,12 +62,11 @@ def test_other_backends() -> None:
             return No("only exp") if node.value.op != "exp" else Yes()
 
     from polyfuse.base.settings import Settings
-    from polyfuse.schedule.schedule import schedule_graph
 
     m = two_readers()
-    graph = m.schedule("a", "b", fusion=False).graph
+    graph = m.graph("a", "b")
     settings = Settings.resolve(None, {})
-    schedule = schedule_graph(graph, settings, lambda device: (Picky(settings), Anything(settings)))
+    schedule = scheduled(graph, settings, lambda device: (Picky(settings), Anything(settings)))
     assert [step.backend for step in schedule.steps] == ["picky", "anything"]
     assert reasons(schedule) == ["different backends generate them, picky and anything"]
     assert reasons(schedule, "backend") == ["only exp"]
@@ -167,7 +154,7 @@ def test_reading_what_was_scattered_waits_even_at_the_same_places() -> None:
     m.nodes.append(Scatter("s", (i,), (), "x", axis("@0", 8), (m.load("at", i),), m.load("at", i), "add"))
     m.pointwise("y", (i,), apply("neg", m.load("x", i)))
     (reason,) = reasons(m.schedule("y"))
-    assert "x is accessed at places that only the data tells" in reason
+    assert "x is accessed at indices that only the data tells" in reason
 
 
 def test_aligned_mutation_fuses_and_a_shifted_one_does_not() -> None:
@@ -293,11 +280,11 @@ def test_loop_order_alone_does_not_stop_a_fusion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "rows", "apart"),
+    ("kind", "rows", "refused"),
     [("backward", 1 << 22, True), ("backward", 1 << 16, False), ("inference", 1 << 22, False)],
 )
 def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(
-    kind: str, rows: int, apart: bool
+    kind: str, rows: int, refused: bool
 ) -> None:
     """If they go: only a backward is handed inputs that nobody else holds."""
     count = 1 << 19
@@ -311,7 +298,7 @@ def test_rows_are_added_to_a_much_larger_table_after_what_made_them_is_gone(
     (i,) = axes(count)
     m.pointwise("table", (i,), m.load("row", i))
     reason = "it would keep what the first reads alive beside what the second writes, and save little"
-    assert (reason in reasons(m.schedule("table"))) is apart
+    assert (reason in reasons(m.schedule("table"))) is refused
 
 
 class DearStarts(Anything):

@@ -13,13 +13,12 @@ from polyfuse.ir.graph import Graph, GraphOutput
 from polyfuse.ir.nodes import Node
 from polyfuse.ir.types import DType
 from polyfuse.schedule import Call, Launch
-from polyfuse.schedule.deps import dependencies, live_nodes, stable_order, storage_roots
+from polyfuse.schedule.deps import dependencies, live_graph, stable_order, storage_roots
 from polyfuse.schedule.fusion.fuse import link
 from polyfuse.schedule.fusion.space import fresh_axes
 from polyfuse.schedule.fusion.units import call_unit
-from polyfuse.schedule.schedule import schedule_graph
 from polyfuse.symbolic import symbol
-from schedule_builder import Maker, axes, run
+from schedule_builder import Maker, axes, run, scheduled
 
 
 def chain_of(*nodes: tuple[str, tuple[str, ...]]) -> Maker:
@@ -34,7 +33,7 @@ def chain_of(*nodes: tuple[str, tuple[str, ...]]) -> Maker:
 def deps_of(m: Maker, *outputs: str):
     graph = m.schedule(*outputs, fusion=False).graph
     roots = storage_roots(graph)
-    return graph, roots, dependencies(graph, graph.nodes, roots)
+    return graph, roots, dependencies(graph, roots)
 
 
 def test_a_diamond() -> None:
@@ -173,8 +172,7 @@ def test_only_what_mutates_an_input_is_left_of_a_graph_without_results() -> None
     m.pointwise("x", (i,), const(2.0, DType.f32))
     schedule = m.schedule()
     assert len(schedule.steps) == 1
-    graph, roots, deps = deps_of(m)
-    assert live_nodes(graph, graph.nodes, deps, roots) == [True]
+    assert live_graph(m.graph(), []) == m.graph()
 
 
 def test_generated_kernels_address_the_one_storage_of_a_mutated_buffer() -> None:
@@ -237,7 +235,7 @@ def test_a_size_alone_keeps_the_call_that_defines_it() -> None:
     m.call("aten.nonzero.default", ("dead",), "x", symbols=(("u1", "size:0:0"),))
     results = (GraphOutput(2 * count, "size"),)
     graph = Graph("g", "inference", tuple(m.inputs), results, m.buffers, tuple(m.nodes), {}, {})
-    schedule = schedule_graph(graph, Settings(), lambda device: (m.backend(Settings()),))
+    schedule = scheduled(graph, Settings(), lambda device: (m.backend(Settings()),))
     assert [step.writes for step in schedule.steps] == [("found",)]
 
 

@@ -137,9 +137,9 @@ def test_any_order_is_valid_and_none_is_worse(seed: int) -> None:
     growth = dice.choice((0.0, 0.1, 1.0))
     given, best = t.plans(sizes, growth)
     assert sorted(best.order) == list(range(len(t.tasks)))
-    place = {number: at for at, number in enumerate(best.order)}
+    position = {number: at for at, number in enumerate(best.order)}
     for number, task in enumerate(t.tasks):
-        assert all(place[earlier] < place[number] for earlier in task.before)
+        assert all(position[earlier] < position[number] for earlier in task.before)
     starts = [n for n in best.order if t.tasks[n].kind == "start"]
     assert starts == sorted(starts)
     assert best.seconds <= given.seconds and best.peak <= int(given.peak * (1 + growth))

@@ -207,7 +207,7 @@ def test_equal_kernels_permit_what_one_of_them_needs() -> None:
     key = (third.backend, third.kernel)
     without, decisions = without_refused(schedule, {key: first.kernel.aliases})
     assert [step.inplace for step in without.steps] == [(), (), ()]
-    assert [(d.kind, d.first, d.second) for d in decisions] == [("apart", "y", "b")]
+    assert [(d.kind, d.first, d.second) for d in decisions] == [("unaliased", "y", "b")]
     assert without_refused(schedule, {key: ()}) == (schedule, ())
 
 
@@ -259,18 +259,18 @@ def test_a_fused_unit_is_the_union_of_its_members() -> None:
 
 
 def test_axes_are_split_where_one_side_counts_in_larger_steps() -> None:
-    """Rows of 12 beside tables of 3 by 4 and 6 by 2: what is copied is lined up by places, not by axes."""
+    """Rows of 12 beside tables of 3 by 4 and 6 by 2: what is copied is matched by elements, not by axes."""
     for size, other in (((12,), (3, 4)), ((3, 4), (12,)), ((6, 4), (2, 3, 4)), ((2, 12), (6, 4))):
         m = Maker()
         count = torch.Size(size).numel()
         m.buffer("x", *size, kind="input")
         m.buffer("a", *size)
         m.buffer("b", *other)
-        place = axes(*size)
-        m.pointwise("a", place, apply("exp", m.load("x", *place)))
-        place = axes(*other)
-        flat = sum(var * torch.Size(other[d + 1 :]).numel() for d, var in enumerate(place))
-        m.pointwise("b", place, apply("neg", load("a", flat, DType.f32)))
+        over = axes(*size)
+        m.pointwise("a", over, apply("exp", m.load("x", *over)))
+        over = axes(*other)
+        flat = sum(var * torch.Size(other[d + 1 :]).numel() for d, var in enumerate(over))
+        m.pointwise("b", over, apply("neg", load("a", flat, DType.f32)))
         schedule = m.schedule("a", "b")
         assert len(schedule.steps) == 1, (size, other)
         x = torch.randn(size)

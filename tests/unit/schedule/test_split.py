@@ -68,7 +68,7 @@ def _schedule(kind: str, rows: int, length: Any, layout: str, **hints: int) -> S
     dtype = _dtype(kind)
     stride = {"rows": (length, 1), "columns": (1, rows)}[layout]
     make.buffer("x", rows, length, stride=stride, dtype=dtype, kind="input")
-    names = [f"out{k}" for k in range(REDUCTIONS[kind][1])]
+    names = [f"out{k}" for k in range(REDUCTIONS[kind].results)]
     for k, name in enumerate(names):
         make.buffer(name, rows, dtype=DType.i64 if kind.startswith("arg") and k else dtype)
     (i,), (r,) = axes(rows), axes(length, prefix="r")
@@ -91,7 +91,7 @@ def test_the_result_is_that_of_one_reduction(kind: str, length: int, layout: str
     wanted = reduced(kind, (x, position) if kind.startswith("arg") else (x,), _dtype(kind))
     for k, expected in enumerate(wanted):
         torch.testing.assert_close(memory[f"out{k}"].reshape(3), expected, rtol=1e-5, atol=1e-6)
-    # a prime number of elements has no equal stretches, and partial means need them
+    # a prime number of elements has no equal splits, and partial means need them
     assert len(schedule.steps) == (1 if kind == "welford" and length == 997 else 2)
 
 
@@ -165,8 +165,8 @@ def test_cuts_are_near_what_is_wanted() -> None:
     for extent, wanted in itertools.product((96, 97, 1000, 4096, 10_000_019), (2, 7, 60, 500)):
         count = near_divisor(extent, wanted)
         assert count == 0 or (extent % count == 0 and 0.6 * wanted <= count <= 1.7 * wanted)
-        pieces, length = _cut(extent, wanted)
-        assert isinstance(length, int) and pieces * length >= extent
+        count, length = _cut(extent, wanted)
+        assert isinstance(length, int) and count * length >= extent
 
 
 def test_softmax_of_few_long_rows_reads_them_twice() -> None:
@@ -221,7 +221,7 @@ def test_long_scans_with_few_rows(kind: str, shape: tuple[int, int], dim: int) -
     run_wide, record = wide(function)
     torch.testing.assert_close(run_wide(x), function(x), rtol=1e-4, atol=1e-4)
     if shape[1] == 997:
-        # no equal stretches: the library has another way
+        # no equal splits: the library has another way
         assert any("aten.cum" in line for line in record.texts[0].splitlines() if "operator(" in line)
     else:
         assert len(record.schedules[0].steps) == 3 and record.decisions("split")

@@ -67,7 +67,7 @@ def test_a_draw_leaves_it_fused(run):
 def test_what_is_faster_apart_is_apart(run):
     report = run(fused=2.0, apart=1.0)
     assert report.kernels > 1
-    assert any("faster apart" in d.reason for d in report.decisions if d.kind == "refuse")
+    assert any("faster unfused" in d.reason for d in report.decisions if d.kind == "refuse")
     assert next(d.second for d in report.decisions if d.kind == "tune") == "apart"
 
 

@@ -15,10 +15,11 @@ from polyfuse.aot.description import Argument, Entry, Source, Symbol
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import PackageError, PolyfuseError
 from polyfuse.base.text import shorten
+from polyfuse.compiler.built import BuiltGraph
 from polyfuse.compiler.offered_rewrites import OfferedRewrites
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession
-from polyfuse.compiler.stages import BuiltGraph, compile_whole
+from polyfuse.compiler.stages import compile_whole
 from polyfuse.frontend.exported import ExportedGraph, ExportedInput, functional_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
@@ -28,11 +29,11 @@ from polyfuse.runtime.frozen import FROZEN
 from polyfuse.torch_compat.namespaces import comes_with_torch
 from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
 
-__all__ = ["PackagedEntry", "PlacedKernel", "compile_entry", "size_texts"]
+__all__ = ["PackagedEntry", "PackagedKernel", "compile_entry", "size_texts"]
 
 
 @dataclass(frozen=True)
-class PlacedKernel:
+class PackagedKernel:
     """A kernel of the program: who made it, and where it lies.
 
     Attributes:
@@ -62,7 +63,7 @@ class PackagedEntry:
     entry: Entry
     text: str
     kernel_texts: str
-    kernels: tuple[PlacedKernel, ...]
+    kernels: tuple[PackagedKernel, ...]
     devices: frozenset[str]
     exported: ExportedGraph
     built: BuiltGraph
@@ -85,7 +86,7 @@ def compile_entry(
     env = fake.shape_env_of(fake.detect_fake_mode(values))
     built = _compile(name, exported, session)
     texts = shapes.condition_texts(env, values)
-    kernels = {kernel: _placed(kernel, pending) for kernel, pending in built.kernels.items()}
+    kernels = {kernel: _packaged(kernel, pending) for kernel, pending in built.kernels.items()}
     operators = tuple(sorted(set(_operators(built.module.text))))
     _check_operators(operators, modules)
     inputs, arguments = _inputs(name, exported, values, table)
@@ -140,12 +141,12 @@ def _compile(name: str, exported: ExportedGraph, session: CompileSession) -> Bui
     return found[0]
 
 
-def _placed(name: str, pending: Any) -> PlacedKernel:
+def _packaged(name: str, pending: Any) -> PackagedKernel:
     source, backend = pending.emitted.source, pending.emitted.backend
     place = pending.future.locations()[source.key]
     if isinstance(place, PolyfuseError):
         raise place
-    return PlacedKernel(backend, place.folder, place.folder.name[:16], place.source_key)
+    return PackagedKernel(backend, place.folder, place.folder.name[:16], place.source_key)
 
 
 def _operators(text: str) -> Iterator[str]:

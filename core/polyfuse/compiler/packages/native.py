@@ -91,18 +91,18 @@ def _library(name: str, packaged: PackagedEntry, weights: Sequence[Weight]) -> H
     emitted = {kernel: pending.emitted for kernel, pending in built.kernels.items()}
     calls = {kernel: item.backend.host(item.source) for kernel, item in emitted.items()}
     printed = native_program(built.program, calls)
-    places = {position: i for i, position in enumerate(_used(entry))}
+    numbers = {position: i for i, position in enumerate(_used(entry))}
     return HostLibrary(
         name,
         printed,
         tuple(emitted[kernel].source for kernel in printed.kernel_names),
         tuple(map(_argument, entry.arguments)),
         tuple(
-            (source.origin, places[source.position] if source.origin == "weight" else source.position)
+            (source.origin, numbers[source.position] if source.origin == "weight" else source.position)
             for source in entry.inputs
         ),
-        tuple(_weight(weights[position]) for position in places),
-        {key: places[position] for key, position in entry.objects.items()},
+        tuple(_weight(weights[position]) for position in numbers),
+        {key: numbers[position] for key, position in entry.objects.items()},
         tuple(_result(i, value) for i, value in enumerate(output_args(packaged.exported.module))),
         tuple(HostSymbol(symbol, row.lower, row.upper) for symbol, row in entry.symbols.items()),
         entry.conditions,

@@ -20,7 +20,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS
 from polyfuse.compiler.compile import decided
-from polyfuse.compiler.packages.entry import PackagedEntry, PlacedKernel, compile_entry
+from polyfuse.compiler.packages.entry import PackagedEntry, PackagedKernel, compile_entry
 from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession, session_for
@@ -55,7 +55,7 @@ def package(
         options, mode: as `torch.compile` takes them.
         weights: whether parameters and buffers go into the file; otherwise they are given when it is loaded.
         modules: names of modules that register operators which the model calls; loading imports them.
-        native: whether entries go in that run without Python and without torch, too, on the processor. Then
+        native: whether entries go in that run without Python and without torch, too, on the CPU. Then
             kernels compute what libraries otherwise would.
 
     Raises:
@@ -68,7 +68,7 @@ def package(
     # host programs in packages are Python's: a native one would be built for nobody
     settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
     if native:
-        # neither a library nor a kernel of another backend may win a race
+        # autotuning must not choose a library or a kernel of another backend
         settings = settings.with_options(gemm="generated", autotune_backends=False)
     if settings.freezing:
         raise InvalidOptionError(
@@ -120,9 +120,9 @@ def _write(
     modules: tuple[str, ...],
 ) -> None:
     kernels = [kernel for entry in entries.values() for kernel in entry.kernels]
-    placed = table.placed()
+    written = table.written()
     with ArchiveWriter.create(path) as writer:
-        write_weights(writer, placed)
+        write_weights(writer, written)
         folders = {kernel.unit: kernel for kernel in kernels}
         units = {name: _add_unit(writer, kernel) for name, kernel in folders.items()}
         for entry in entries.values():
@@ -148,12 +148,12 @@ def _write(
                     name: replace(entry.entry, native=libraries[name].member) if libraries else entry.entry
                     for name, entry in entries.items()
                 },
-                WEIGHTS if placed else "",
+                WEIGHTS if written else "",
             ).plain()
         )
 
 
-def _add_unit(writer: ArchiveWriter, kernel: PlacedKernel) -> Unit:
+def _add_unit(writer: ArchiveWriter, kernel: PackagedKernel) -> Unit:
     """The files of a built folder, each a member."""
     folder = kernel.folder
     names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

@@ -54,7 +54,7 @@ class WeightTable:
 
     def rows(self) -> tuple[Weight, ...]:
         """What the package says of them."""
-        offsets = dict(zip(self._written(), self._offsets(), strict=True))
+        offsets = dict(zip(self._positions(), self._offsets(), strict=True))
         return tuple(
             Weight(
                 row.name,
@@ -70,18 +70,18 @@ class WeightTable:
             for position, row in enumerate(self._rows)
         )
 
-    def placed(self) -> tuple[tuple[int, torch.Tensor], ...]:
+    def written(self) -> tuple[tuple[int, torch.Tensor], ...]:
         """The tensors that are written, each with its offset."""
-        tensors = (self._rows[position].tensor for position in self._written())
+        tensors = (self._rows[position].tensor for position in self._positions())
         return tuple(zip(self._offsets(), tensors, strict=True))
 
-    def _written(self) -> list[int]:
+    def _positions(self) -> list[int]:
         return [i for i, row in enumerate(self._rows) if self._embedded or row.kind == "constant"]
 
     def _offsets(self) -> list[int]:
         offsets: list[int] = []
         end = 0
-        for position in self._written():
+        for position in self._positions():
             offsets.append(end)
             end += spanned(self._rows[position].tensor).nbytes
             end += -end % ALIGNMENT

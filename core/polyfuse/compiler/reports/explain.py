@@ -46,12 +46,10 @@ def explain_graph(report: GraphReport) -> str:
     lines += _section("kernels", _kernels(report))
     lines += _section("library calls", _tally(report.calls))
     lines += _section("chosen by timing", _tally(_choices(report)))
-    lines += _section("took no part in races", _tally(_declined(report)))
+    lines += _section("not timed", _tally(_declined(report)))
     lines += _section("overlapped collectives", _overlapped(report))
-    lines += _section("kept apart", _apart(report))
-    lines += _section(
-        "eager operators, for want of a lowering", _tally(f"{op}: {why}" for op, why in report.fallbacks)
-    )
+    lines += _section("not fused", _unfused(report))
+    lines += _section("eager fallbacks", _tally(f"{op}: {why}" for op, why in report.fallbacks))
     lines += _section(
         "refusals of backends",
         _tally(
@@ -76,7 +74,7 @@ def _kernels(report: GraphReport) -> Iterator[str]:
 
 
 def _choices(report: GraphReport) -> Iterator[str]:
-    """What won each race, with the times of the others."""
+    """What autotuning chose for each problem, with the times of the others."""
     for decision in report.decisions:
         if decision.kind in ("choice", "tune"):
             what = f"kernel {decision.first}: " if decision.kind == "tune" else ""
@@ -84,22 +82,22 @@ def _choices(report: GraphReport) -> Iterator[str]:
 
 
 def _declined(report: GraphReport) -> Iterator[str]:
-    """Who does not do a call that could be done in several ways, and why."""
+    """Which candidates were not timed, and why."""
     for decision in report.decisions:
         if decision.kind == "declined":
             yield f"{decision.second or 'generated kernels'}: {decision.reason}"
 
 
 def _overlapped(report: GraphReport) -> Iterator[str]:
-    """Which collectives run beside computing, and for how long by estimates."""
+    """Which collectives overlap computation, and for how long by estimates."""
     for decision in report.decisions:
         if decision.kind == "overlap":
             pair = f"{decision.first} to {decision.second}: " if decision.first else ""
             yield f"{pair}{decision.reason}"
 
 
-def _apart(report: GraphReport) -> Iterator[str]:
-    """Pairs of kernels that were not made one, each with the reason that was given last."""
+def _unfused(report: GraphReport) -> Iterator[str]:
+    """Pairs of kernels that were not fused, each with the reason that was given last."""
     owner = {node: i for i, launch in enumerate(report.launches, 1) for node in launch.nodes}
     found: dict[tuple[int, int], str] = {}
     for decision in report.decisions:

@@ -16,15 +16,17 @@ from polyfuse.checking.compare import agree, mismatch
 from polyfuse.checking.launch import CheckResult, check_launch
 from polyfuse.checking.operands import layout_of
 from polyfuse.checking.repro import read_repro
+from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.session import CompileSession, session_for
-from polyfuse.compiler.stages import Clock, compile_graph
+from polyfuse.compiler.stages import compile_graph
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.interpreter.interpret import run_graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall
 from polyfuse.ir.text.parse import parse, parse_kernel
 from polyfuse.plugin import Backend, Config
+from polyfuse.schedule import UnclaimedError, claim_nodes
 from polyfuse.select.kernel_race import spelled
 from polyfuse.symbolic import IndexLike, evaluate
 
@@ -114,7 +116,10 @@ def _replay_graph(graph: Graph, session: CompileSession, seed: int) -> tuple[Dif
         except (IRError, IndexError, RuntimeError):
             if small:
                 raise
-    built = compile_graph(graph, session, Dump.open(session.settings, graph.name), Clock())
+    claims = claim_nodes(graph, session.backends, session.settings)
+    if claims.refused:
+        raise UnclaimedError(claims.refused)
+    built = compile_graph(claims, session, Dump.open(session.settings, graph.name), Clock())
     mine = [_copy(x) for x in inputs]
     torch.manual_seed(seed)
     found = built.module(list(mine))

@@ -183,7 +183,7 @@ class _Run:
     def _loop(self, node: LoopNode) -> None:
         storages = {name: self._flat(name) for name in dict.fromkeys((*reads(node), *node.writes()))}
         if isinstance(node, Scatter):
-            semantics.begin_fold(storages[node.target], node.mode)
+            semantics.begin_group(storages[node.target], node.mode)
         device = next((s.device for s in storages.values()), torch.device("cpu"))
         for space in spaces(node.axes, node.raxes, self.sizes, device, POINTS):
             _run_loop(node, Evaluator(space, self.sizes, storages))

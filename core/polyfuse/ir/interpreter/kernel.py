@@ -58,10 +58,10 @@ def bind_operands(
 
 
 def begin_stores(kernel: Kernel, storages: Mapping[str, Tensor]) -> None:
-    """Fill what stores of `ops.FOLD_MODES` combine with."""
+    """Fill what stores of `ops.GROUP_MODES` combine with."""
     for stmt in (s for section in kernel.sections for s in section.body):
         if isinstance(stmt, Store) and stmt.buffer in storages:
-            semantics.begin_fold(storages[stmt.buffer], stmt.mode)
+            semantics.begin_group(storages[stmt.buffer], stmt.mode)
 
 
 def flat(tensor: Tensor, numel: int, dtype: DType) -> Tensor:
@@ -96,12 +96,12 @@ def run_part(
 ) -> None:
     """Execute a kernel at a part of its points; `evaluator_of` makes what evaluates its statements."""
     points = space.points()
-    lengths = {local.name: evaluate(local.size, sizes) for local in kernel.locals}
+    lengths = {row.name: evaluate(row.size, sizes) for row in kernel.row_buffers}
     scratch = {
-        local.name: torch.zeros(
-            points.numel() * lengths[local.name], dtype=local.dtype.torch, device=space.device
+        row.name: torch.zeros(
+            points.numel() * lengths[row.name], dtype=row.dtype.torch, device=space.device
         )
-        for local in kernel.locals
+        for row in kernel.row_buffers
     }
     make = KernelEvaluator if evaluator_of is None else evaluator_of
     evaluator = make(space, sizes, {**storages, **scratch}, points, lengths)
@@ -111,7 +111,7 @@ def run_part(
 
 
 class KernelEvaluator(Evaluator):
-    """An evaluator that finds each parallel point's own part of a local."""
+    """An evaluator that finds each parallel point's own part of a row buffer."""
 
     def __init__(
         self,

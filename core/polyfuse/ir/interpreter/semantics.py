@@ -6,7 +6,6 @@ storage but hardly any arithmetic.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
-from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, FOLD_MODES, SCALAR_OPS
-from polyfuse.ir.types import DType
+from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES, REDUCTIONS, SCALAR_OPS, combining_op
+from polyfuse.ir.types import DType, from_torch
 from polyfuse.ir.verifier.rules import accumulates
 
 _WIDE_UNSIGNED = (DType.u16, DType.u32, DType.u64)
@@ -34,7 +33,7 @@ _TWINS = {
 def scalar(op: str, operands: tuple[Tensor, ...], dtype: DType) -> Tensor:
     """A scalar operation at every point; `dtype` is the type of its operands (`where`: of its last)."""
     if dtype in _WIDE_UNSIGNED:
-        return _on_numpy(_UNSIGNED_OPS[op], *operands)
+        return _on_numpy(_NUMPY_OPS[op], *operands)
     return torch.as_tensor(SCALAR_OPS[op].reference(*operands))
 
 
@@ -83,7 +82,7 @@ def _shift(function: Callable[..., Any]) -> Callable[..., Any]:
     return shifted
 
 
-_UNSIGNED_OPS: dict[str, Callable[..., Any]] = {
+_NUMPY_OPS: dict[str, Callable[..., Any]] = {
     "add": numpy.add,
     "sub": numpy.subtract,
     "mul": numpy.multiply,
@@ -113,30 +112,15 @@ _UNSIGNED_OPS: dict[str, Callable[..., Any]] = {
 # --- reductions and scans -----------------------------------------------------------------------------------
 
 
-def identity(kind: str, dtype: DType) -> Any:
-    """What a reduction of nothing gives."""
-    if kind in ("sum", "xor_sum", "any"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    lowest = kind in ("max", "argmax", "online_softmax")
-    if dtype.is_float:
-        return float("-inf") if lowest else float("inf")
-    if dtype is DType.bool:
-        return not lowest
-    width = dtype.itemsize * 8
-    if dtype.is_signed:
-        return -(1 << (width - 1)) if lowest else (1 << (width - 1)) - 1
-    return 0 if lowest else (1 << width) - 1
-
-
 def reduce(kind: str, operands: tuple[Tensor, ...], dtype: DType) -> tuple[Tensor, ...]:
     """A reduction over the last dimension, which is dropped. `dtype` is the type of the first operand."""
     value = operands[0]
     if kind in CONTRACTIONS:
         return (_dot(value, operands[1], dtype),)
-    if kind in ("sum", "prod", "xor_sum", "any", "all", "min", "max"):
-        return (_fold(kind, value, dtype),)
+    if kind not in REDUCTIONS:
+        raise IRError(f"reduction {kind!r} is unknown", "its kinds are those of polyfuse.ir.ops.REDUCTIONS")
+    if REDUCTIONS[kind].is_plain:
+        return (_combined(kind, value, dtype),)
     if kind in ("argmin", "argmax"):
         return _arg_extreme("min" if kind == "argmin" else "max", value, operands[1], dtype)
     wide = value.double()
@@ -146,10 +130,10 @@ def reduce(kind: str, operands: tuple[Tensor, ...], dtype: DType) -> tuple[Tenso
         deviation = (wide - mean.unsqueeze(-1)).square().sum(-1)
         return tuple(t.to(value.dtype) for t in (mean, deviation, count))
     if kind == "online_softmax":
-        largest = _fold("max", value, dtype)
+        largest = _combined("max", value, dtype)
         total = (value - largest.unsqueeze(-1)).double().exp().sum(-1)
         return largest, total.to(value.dtype)
-    raise IRError(f"reduction {kind!r} is unknown", "its kinds are those of polyfuse.ir.ops.REDUCTIONS")
+    raise IRError(f"reduction {kind!r} has no meaning here", "define it in polyfuse.ir.interpreter.semantics")
 
 
 def _dot(left: Tensor, right: Tensor, dtype: DType) -> Tensor:
@@ -158,18 +142,16 @@ def _dot(left: Tensor, right: Tensor, dtype: DType) -> Tensor:
     return (left.to(wide) * right.to(wide)).sum(-1).to(result.torch)
 
 
-def _fold(kind: str, value: Tensor, dtype: DType) -> Tensor:
+def _combined(kind: str, value: Tensor, dtype: DType) -> Tensor:
     if kind in ("any", "all"):
         truth = value != 0 if value.dtype is not torch.bool else value
         return truth.any(-1) if kind == "any" else truth.all(-1)
     if value.shape[-1] == 0:
-        filled = constant(identity(kind, dtype), dtype, value.device)
+        filled = constant(REDUCTIONS[kind].identity(dtype), dtype, value.device)
         return filled.expand(value.shape[:-1]).clone()
-    if kind == "xor_sum":
-        return _on_numpy(lambda a: numpy.bitwise_xor.reduce(a, axis=-1), value)
-    if dtype in _WIDE_UNSIGNED:
-        whole = {"sum": numpy.add, "prod": numpy.multiply, "min": numpy.minimum, "max": numpy.maximum}[kind]
-        return _on_numpy(lambda a: whole.reduce(a, axis=-1), value)
+    if dtype in _WIDE_UNSIGNED or kind not in ("sum", "prod", "min", "max"):
+        step: Any = _NUMPY_OPS[REDUCTIONS[kind].combine]
+        return _on_numpy(lambda a: step.reduce(a, axis=-1), value)
     if kind == "sum":
         # wider than the operand, so that a long sum serves as a reference
         return value.double().sum(-1).to(value.dtype) if dtype.is_float else value.sum(-1, dtype=value.dtype)
@@ -179,7 +161,7 @@ def _fold(kind: str, value: Tensor, dtype: DType) -> Tensor:
 
 
 def _arg_extreme(kind: str, value: Tensor, position: Tensor, dtype: DType) -> tuple[Tensor, Tensor]:
-    best = _fold(kind, value, dtype)
+    best = _combined(kind, value, dtype)
     if value.shape[-1] == 0:
         return best, torch.zeros_like(best, dtype=torch.int64)
     hit = scalar("eq", (value, best.unsqueeze(-1)), dtype)
@@ -226,29 +208,21 @@ def where(condition: Tensor, value: Tensor, other: Tensor) -> Tensor:
     return torch.where(condition, twin, _twin(other)).view(value.dtype)
 
 
-_COMBINED = {"add": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "mul": numpy.multiply}
-
-
-def begin_fold(storage: Tensor, mode: str) -> None:
-    """Fill a storage with what stores of a mode of `ops.FOLD_MODES` begin with; others change nothing."""
-    if mode not in FOLD_MODES:
-        return
-    if mode == "fold_sum":
-        storage.zero_()
-    elif storage.dtype.is_floating_point:
-        storage.fill_(math.inf if mode == "fold_min" else -math.inf)
-    else:
-        limits = torch.iinfo(storage.dtype)
-        storage.fill_(limits.max if mode == "fold_min" else limits.min)
+def begin_group(storage: Tensor, mode: str) -> None:
+    """Fill a storage with what stores of a mode of `ops.GROUP_MODES` begin with; others change nothing."""
+    dtype = from_torch(storage.dtype)
+    if mode in GROUP_MODES and dtype is not None:
+        storage.fill_(REDUCTIONS[GROUP_MODES[mode]].identity(dtype))
 
 
 def scatter(storage: Tensor, index: Tensor, value: Tensor, mode: str) -> None:
     """Store a flat list of values at a flat list of positions, combined with what is there as `mode` says."""
-    if mode in ("set", CHECK_MODE):
+    op = combining_op(mode)
+    if not op:
         _twin(storage)[index] = _twin(value)
         return
     # combined in NumPy one after the other, which wraps integers and propagates NaN like the IR's modes do
-    combine = _COMBINED["add" if mode == "fold_sum" else mode.removeprefix("fold_")]
+    combine: Any = _NUMPY_OPS[op]
     narrow = storage.dtype.is_floating_point and storage.dtype.itemsize < 4
     total = (storage.float() if narrow else storage).cpu().numpy().copy()
     added = (value.float() if narrow else value).cpu().numpy()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyfuse.ir.kernel import Alias, Kernel, KernelArg, Local, Section
+from polyfuse.ir.kernel import Alias, Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.statements import Statement
 from polyfuse.ir.text.index import read_axis
 from polyfuse.ir.text.parse_statement import StatementReader
@@ -37,9 +37,9 @@ class KernelReader(StatementReader):
         aliases: list[Alias] = []
         while tokens.skip("alias"):
             aliases.append(self._alias())
-        local: list[Local] = []
-        while tokens.skip("local"):
-            local.append(self._local())
+        row_buffers: list[RowBuffer] = []
+        while tokens.skip("row_buffer"):
+            row_buffers.append(self._row_buffer())
         sections: list[Section] = []
         while not tokens.skip("}"):
             sections.append(self._section())
@@ -49,7 +49,7 @@ class KernelReader(StatementReader):
             axes=axes,
             raxes=raxes,
             args=tuple(args),
-            locals=tuple(local),
+            row_buffers=tuple(row_buffers),
             sections=tuple(sections),
             size_hints=tuple(hints),
             deterministic=deterministic,
@@ -93,7 +93,7 @@ class KernelReader(StatementReader):
         self.tokens.end_line()
         return found
 
-    def _local(self) -> Local:
+    def _row_buffer(self) -> RowBuffer:
         name = self.tokens.name()
         self.tokens.expect(":")
         dtype = self.dtype()
@@ -101,7 +101,7 @@ class KernelReader(StatementReader):
         size = self.index()
         self.tokens.expect("]")
         self.tokens.end_line()
-        return Local(name, dtype, size)
+        return RowBuffer(name, dtype, size)
 
     def _section(self) -> Section:
         looped = self.tokens.skip("loop")

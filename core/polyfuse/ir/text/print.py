@@ -86,8 +86,8 @@ class Printer:
         lines.extend(self._argument(arg) for arg in kernel.args)
         for alias in kernel.aliases:
             lines.append(f"alias {name_text(alias.output)}, {name_text(alias.input)}")
-        for local in kernel.locals:
-            lines.append(f"local {name_text(local.name)}: {local.dtype}[{self.scope.index(local.size)}]")
+        for row in kernel.row_buffers:
+            lines.append(f"row_buffer {name_text(row.name)}: {row.dtype}[{self.scope.index(row.size)}]")
         for section in kernel.sections:
             lines.extend(self.section(section))
         head = f"kernel {name_text(kernel.name)} on {name_text(kernel.device)} {{"

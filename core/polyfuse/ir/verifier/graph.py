@@ -19,7 +19,7 @@ from polyfuse.ir.nodes import (
     Scatter,
     View,
 )
-from polyfuse.ir.ops import CHECK_MODE, FOLD_MODES, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, GROUP_MODES, STORE_MODES
 from polyfuse.ir.text.print import Printer
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import extent_fault, index_fault, operation_fault, result_types
@@ -30,7 +30,7 @@ _NEIGHBOURS = 2
 
 _OUT = ("single", "tuple", "out", "into", "none")
 
-_MODES = (*STORE_MODES, *FOLD_MODES, CHECK_MODE)
+_MODES = (*STORE_MODES, *GROUP_MODES, CHECK_MODE)
 
 
 def verify_expr(

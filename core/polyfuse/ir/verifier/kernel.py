@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from polyfuse.base.errors import VerifyError
 from polyfuse.ir.aliasing import AliasRule
 from polyfuse.ir.kernel import Kernel, Section
-from polyfuse.ir.ops import CHECK_MODE, FOLD_MODES, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, GROUP_MODES, STORE_MODES
 from polyfuse.ir.statements import IndexValue, Load, Reduce, Scan, Statement, Store
 from polyfuse.ir.text.print import Printer
 from polyfuse.ir.types import DType
@@ -17,7 +17,7 @@ from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size
 _NEIGHBOURS = 4
 """Statements shown on either side of a faulty one."""
 
-_MODES = (*STORE_MODES, *FOLD_MODES, CHECK_MODE)
+_MODES = (*STORE_MODES, *GROUP_MODES, CHECK_MODE)
 
 
 def verify_kernel(kernel: Kernel) -> None:
@@ -40,7 +40,7 @@ def verify_kernel(kernel: Kernel) -> None:
 
 
 def _head_fault(kernel: Kernel) -> str:
-    names = [a.name for a in kernel.args] + [local.name for local in kernel.locals]
+    names = [a.name for a in kernel.args] + [row.name for row in kernel.row_buffers]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
         return f"the name {twice[0]!r} is declared twice"
@@ -75,8 +75,8 @@ def _declared(kernel: Kernel) -> Iterator[IndexLike]:
     for arg in kernel.args:
         if arg.numel is not None:
             yield arg.numel
-    for local in kernel.locals:
-        yield local.size
+    for row in kernel.row_buffers:
+        yield row.size
 
 
 class _Check:
@@ -88,10 +88,10 @@ class _Check:
         self.buffers: dict[str, tuple[DType, IndexLike]] = {
             a.name: (a.dtype, a.numel) for a in kernel.args if a.numel is not None
         }
-        self.buffers.update({local.name: (local.dtype, local.size) for local in kernel.locals})
+        self.buffers.update({row.name: (row.dtype, row.size) for row in kernel.row_buffers})
         self.readable = {a.name for a in kernel.args if a.kind in ("in", "inout")}
         self.writable = {a.name for a in kernel.args if a.kind in ("out", "inout")}
-        self.writable |= {local.name for local in kernel.locals}
+        self.writable |= {row.name for row in kernel.row_buffers}
         self.defined: set[str] = set()
         self.visible: dict[str, DType] = {}
 
@@ -174,7 +174,7 @@ class _Check:
             return f"the mask is {operands[-1]}, not bool"
         if name in self.buffers and name not in self.writable:
             return f"{name!r} is an input, and is stored to"
-        if mode not in FOLD_MODES:
+        if mode not in GROUP_MODES:
             self.readable.add(name)
         elif name in self.readable:
             return f"{name!r} is combined from nothing, and is read or stored to otherwise"

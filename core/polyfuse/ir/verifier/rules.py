@@ -6,17 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyfuse.ir.expr import Access
-from polyfuse.ir.ops import (
-    COMPUTED,
-    CONTRACTIONS,
-    FLOATS,
-    INTEGERS,
-    NUMBERS,
-    RANDOM,
-    REDUCTIONS,
-    SCALAR_OPS,
-    SCANS,
-)
+from polyfuse.ir.ops import CONTRACTIONS, NUMBERS, RANDOM, REDUCTIONS, SCALAR_OPS, SCANS
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import (
     IndexLike,
@@ -26,27 +16,6 @@ from polyfuse.symbolic import (
     is_nonnegative,
     substitute,
 )
-
-_REDUCED: dict[str, tuple[DType, ...]] = {
-    "sum": NUMBERS,
-    "prod": NUMBERS,
-    "min": COMPUTED,
-    "max": COMPUTED,
-    "any": (DType.bool,),
-    "all": (DType.bool,),
-    "xor_sum": INTEGERS,
-    "argmin": COMPUTED,
-    "argmax": COMPUTED,
-    "welford": FLOATS,
-    "online_softmax": FLOATS,
-}
-_SCANNED: dict[str, tuple[DType, ...]] = {
-    "sum": NUMBERS,
-    "prod": NUMBERS,
-    "min": COMPUTED,
-    "max": COMPUTED,
-    "logsumexp": FLOATS,
-}
 
 
 def operation_fault(op: str, operands: Sequence[DType], dtype: DType, payload: Any) -> str:
@@ -82,20 +51,20 @@ def result_types(op: str, kind: str, operands: Sequence[DType]) -> tuple[DType, 
     """The types that a reduction or scan gives, or what is wrong with it."""
     if op == "reduce" and kind in CONTRACTIONS:
         return _contracted(kind, operands)
-    table, types = (REDUCTIONS, _REDUCED) if op == "reduce" else (SCANS, _SCANNED)
+    table = REDUCTIONS if op == "reduce" else SCANS
     if kind not in table:
         known = [*table, *(CONTRACTIONS if op == "reduce" else ())]
         return f"{op} kind {kind!r} is unknown; the kinds are {', '.join(known)}"
-    count, results = table[kind]
-    if len(operands) != count:
-        return f"{op} {kind} takes {count} operands, not {len(operands)}"
-    if operands[0] not in types[kind]:
+    row = table[kind]
+    if len(operands) != row.operands:
+        return f"{op} {kind} takes {row.operands} operands, not {len(operands)}"
+    if operands[0] not in row.types:
         return f"{op} {kind} does not take {operands[0]}"
-    if count == 2:
+    if row.operands == 2:
         if operands[1] is not DType.i64:
             return f"{op} {kind} takes a position of type i64, not {operands[1]}"
         return (operands[0], DType.i64)
-    return (operands[0],) * results
+    return (operands[0],) * row.results
 
 
 def accumulates(operand: DType) -> DType:

@@ -41,7 +41,7 @@ def _is_added_later(ctx: LoweringContext, node: Any) -> bool:
     readers = ctx.readers.get(node)
     if readers is None or readers.stored or not readers.passes:
         return False
-    return ctx.target_info(str(node.meta["val"].device)).adds_to_products_later
+    return ctx.target_info(str(node.meta["val"].device)).separate_gemm_add
 
 
 @lowers("aten.convolution.default", library=True)

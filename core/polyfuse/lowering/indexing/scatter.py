@@ -9,6 +9,7 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const, loads
 from polyfuse.ir.nodes import Scatter
+from polyfuse.ir.ops import STORE_MODES, identity_of
 from polyfuse.ir.types import DType
 from polyfuse.lowering.calls.overwriting import free_storage
 from polyfuse.lowering.context import LoweringContext
@@ -351,12 +352,4 @@ def scatter_reduce(
 
 def neutral(mode: str, dtype: DType) -> Expr:
     """The value that combining leaves everything else unchanged."""
-    if mode == "add":
-        return const(0, dtype)
-    if mode == "mul":
-        return const(1, dtype)
-    if dtype.is_float:
-        return const(float("-inf") if mode == "max" else float("inf"), dtype)
-    bits = dtype.itemsize * 8
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if dtype.is_signed else (0, (1 << bits) - 1)
-    return const(low if mode == "max" else high, dtype)
+    return const(identity_of(STORE_MODES[mode], dtype), dtype)

@@ -9,6 +9,7 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import Expr, const, index_value, loads
 from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.ops import REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.numbers import size_number
@@ -35,11 +36,10 @@ def reduced_dims(dims: Any, rank: int) -> tuple[int, ...]:
 
 def identity(kind: str, dtype: DType) -> Expr:
     """What a reduction over nothing gives."""
-    if kind in ("sum", "any", "xor_sum"):
-        return const(0, dtype)
-    if kind in ("prod", "all"):
-        return const(1, dtype)
-    raise UnsupportedError(f"{kind} over no elements has no value")
+    row = REDUCTIONS[kind]
+    if not row.has_value_of_nothing:
+        raise UnsupportedError(f"{kind} over no elements has no value")
+    return const(row.identity(dtype), dtype)
 
 
 def reduce(
@@ -419,7 +419,7 @@ def log_softmax(
 ) -> TensorValue:
     shifted, total, axes = _softmax_parts(ctx, node, value, dim)
     logarithm = make("log", total)
-    if value.rank and not ctx.target_info(value.device).hoists:
+    if value.rank and not ctx.target_info(value.device).licm:
         # one for each row, so that whoever reads the result computes none
         row = [1 if d == wrap(dim, value.rank) else n for d, n in enumerate(value.size)]
         kept = ctx.temporary(logarithm.dtype, value.device, row)

@@ -59,7 +59,7 @@ def _is_too_long(ctx: LoweringContext, value: TensorValue, dim: int, result: Any
     if target_info.scans_look_back and result.stride(dim) == 1:
         return False
     rows = ctx.sizes.hint(product(n for d, n in enumerate(value.size) if d != dim))
-    wanted = target_info.stretches(rows, ctx.sizes.hint(length))
+    wanted = target_info.splits(rows, ctx.sizes.hint(length))
     return wanted > 1 and not (isinstance(length, int) and near_divisor(length, wanted))
 
 

@@ -1,6 +1,4 @@
-"""Why two units that touch one buffer do not line up: for people who wonder what kept a fusion from
-happening.
-"""
+"""Why the loops of two units that access one buffer do not match: for reports of refused fusions."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ def mismatch(first: Unit, second: Unit) -> str:
             continue
         a, b = ours[0].access.index, theirs[0].access.index
         if a is None or b is None:
-            return f"{buffer} is accessed at places that only the data tells"
+            return f"{buffer} is accessed at indices that only the data tells"
         return f"{buffer}: {_difference(first, a, second, b)}"
     return ""
 

@@ -1,4 +1,4 @@
-"""Places that no two points share."""
+"""Indices at which no two points of an iteration space access one element."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from math import gcd
 
 from polyfuse.symbolic import Index, IndexLike, atoms, coefficient
 
-__all__ = ["never_meet", "take_turns"]
+__all__ = ["disjoint", "interleaved"]
 
 
-def never_meet(a: IndexLike, b: IndexLike) -> bool:
-    """Whether two indices of equal form are apart at any two points, as those of parts that are joined along
-    an axis are: they differ by a constant that the inner axes do not bridge and the outer ones step over.
+def disjoint(a: IndexLike, b: IndexLike) -> bool:
+    """Whether two indices of equal form are disjoint: at no two points are they equal. Those of tensors that
+    are concatenated are: they differ by a constant that inner axes do not reach and outer ones step over.
     """
     away = b - a
     if not isinstance(a, Index) or not isinstance(away, int) or not away:
@@ -28,9 +28,9 @@ def never_meet(a: IndexLike, b: IndexLike) -> bool:
     return span < distance and (not outer or distance + span < outer)
 
 
-def take_turns(a: IndexLike, b: IndexLike) -> bool:
-    """Whether two indices of equal form lie side by side between the steps of every axis, as those of tensors
-    that are stacked along the last dimension do: they share lines of the caches.
+def interleaved(a: IndexLike, b: IndexLike) -> bool:
+    """Whether two indices of equal form lie between the steps of every axis, as those of tensors that are
+    stacked along the last dimension do: they share cache lines.
     """
     away = b - a
     if not isinstance(a, Index) or not isinstance(away, int) or not away:

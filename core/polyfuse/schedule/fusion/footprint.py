@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from polyfuse.ir.graph import Graph
+from polyfuse.schedule.fusion.score import nbytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike
 
@@ -20,39 +21,25 @@ def keeps_more_alive(
 ) -> bool:
     """Whether fusing a producer into its consumer holds much more memory and saves hardly any traffic.
 
-    Apart, what only the producer reads is gone before the consumer's result is allocated. The gradient of an
-    embedding is the usual case: a table much larger than the rows that are added up for it.
+    Unfused, what only the producer reads is freed before the consumer's result is allocated. The gradient of
+    an embedding is the usual case: a table much larger than the rows that are added up for it.
 
     Args:
         launch_bytes: what the device moves while it starts the kernel that is saved.
     """
 
-    def size(names: Iterable[str]) -> int:
-        total = 0
-        for name in names:
-            info = graph.buffers[name]
-            if info.dtype is not None:
-                total += max(hint(info.numel), 0) * info.dtype.itemsize
-        return total
-
-    def mortal(names: set[str]) -> set[str]:
-        return {name for name in names if not _is_held(graph, name)}
+    def held(names: set[str]) -> int:
+        """Bytes of what the graph can free: the caller holds constants, and inputs but for a backward's."""
+        caller = ("constant",) if graph.kind == "backward" else ("constant", "input")
+        return nbytes(graph, (name for name in names if graph.buffers[name].kind not in caller), hint)
 
     reads, writes = _sides(first)
     later_reads, later_writes = _sides(second)
     passed = writes & later_reads
     remaining = reads | later_writes | (later_reads | writes) - passed
-    apart = max(size(mortal(reads | writes)), size(mortal(writes | later_reads | later_writes)))
-    saved = size(passed) * 2 + launch_bytes
-    return size(mortal(remaining)) - apart > _NOTICED and saved * _WORTH < size(remaining)
-
-
-def _is_held(graph: Graph, name: str) -> bool:
-    """Whether the caller holds a buffer until the graph is done, such as weights: only a backward is handed
-    what nobody else needs.
-    """
-    kind = graph.buffers[name].kind
-    return kind == "constant" or (kind == "input" and graph.kind != "backward")
+    unfused = max(held(reads | writes), held(writes | later_reads | later_writes))
+    saved = nbytes(graph, passed, hint) * 2 + launch_bytes
+    return held(remaining) - unfused > _NOTICED and saved * _WORTH < nbytes(graph, remaining, hint)
 
 
 def _sides(unit: Unit) -> tuple[set[str], set[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from polyfuse.base.log import get_logger
-from polyfuse.plugin import Backend
 from polyfuse.schedule.deps import Dependencies, stable_order
 from polyfuse.schedule.fusion.legality import Fusion, Rules, can_fuse, passes_data
 from polyfuse.schedule.fusion.score import Score, score
@@ -59,7 +58,7 @@ def fuse(units: list[Unit], rules: Rules, fuel: Fuel, decisions: list[Decision])
     refused: set[tuple[int, int]] = set()
     alive = list(units)
     # the second only when nothing is left that saves memory traffic
-    searches: tuple[_Search, ...] = (_candidates, _list_candidates)
+    searches: tuple[_Search, ...] = (_candidates, _horizontal_candidates)
     for search in searches:
         for _ in range(MAX_ROUNDS):
             count = len(alive)
@@ -92,7 +91,7 @@ def _round(
         if isinstance(answer, str):
             refused.add(key)
             decisions.append(Decision("refuse", first.names(), second.names(), answer))
-            _log.debug("%s and %s stay apart: %s", first.names(), second.names(), answer)
+            _log.debug("%s and %s are not fused: %s", first.names(), second.names(), answer)
             continue
         if not fuel.spend():
             refused.add(key)
@@ -136,34 +135,20 @@ def _candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, int]]) 
             continue
         ranked.append((score(rules.graph, first, second, rules.hint), order, first, second))
     ranked.sort(key=lambda item: (tuple(-x for x in item[0]), item[1]))
-    return _best_grade(ranked, rules)
-
-
-def _best_grade(ranked: Ranked, rules: Rules) -> Ranked:
-    """Without the pairs that their backend grades worse than the best legal one."""
-    if all(type(b).pair_priority is Backend.pair_priority for b in rules.backends.values()):
-        return ranked
-    grades: dict[int, int] = {}
-    for _, order, a, b in ranked:
-        first, second = _in_order(a, b)
-        if isinstance(can_fuse(rules, first, second), Fusion):
-            nodes = [[m.node for m in unit.members] for unit in (first, second)]
-            grades[order] = rules.backends[first.backend].pair_priority(*nodes)
-    best = min(grades.values(), default=0)
-    return [item for item in ranked if grades.get(item[1], best) == best]
+    return ranked
 
 
 def _in_order(first: Unit, second: Unit) -> tuple[Unit, Unit]:
     return (second, first) if second.after & first.bits else (first, second)
 
 
-def _list_candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, int]]) -> Ranked:
-    """Neighbours among units that are alike."""
-    alike: dict[tuple[str, ...], list[Unit]] = {}
+def _horizontal_candidates(units: list[Unit], rules: Rules, refused: set[tuple[int, int]]) -> Ranked:
+    """Neighbours among units with equal horizontal-fusion keys."""
+    keyed: dict[tuple[str, ...], list[Unit]] = {}
     for unit in units:
-        if not unit.is_call and rules.fuses_lists(unit):
-            alike.setdefault(rules.likeness(unit), []).append(unit)
-    pairs = [(a, b) for group in alike.values() for a, b in zip(group[::2], group[1::2], strict=False)]
+        if not unit.is_call and rules.fuses_horizontally(unit):
+            keyed.setdefault(rules.horizontal_key(unit), []).append(unit)
+    pairs = [(a, b) for group in keyed.values() for a, b in zip(group[::2], group[1::2], strict=False)]
     return [((0, 0, 0), i, a, b) for i, (a, b) in enumerate(pairs) if (a.bits, b.bits) not in refused]
 
 
@@ -188,7 +173,7 @@ def order_units(units: Sequence[Unit], deps: Dependencies) -> list[Unit]:
 
 
 def unit_edges(units: Sequence[Unit], deps: Dependencies) -> list[set[int]]:
-    """For each unit, the places of those that it must follow."""
+    """For each unit, the positions of those that it must follow."""
     owner = {m.position: i for i, u in enumerate(units) for m in u.members}
     edges: list[set[int]] = []
     for i, unit in enumerate(units):

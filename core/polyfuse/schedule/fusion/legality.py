@@ -11,19 +11,19 @@ from polyfuse.ir.nodes import LoopNode, Pointwise, Scatter
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.schedule.fusion.diagnose import mismatch
-from polyfuse.schedule.fusion.disjoint import never_meet, take_turns
+from polyfuse.schedule.fusion.disjoint import disjoint, interleaved
 from polyfuse.schedule.fusion.footprint import keeps_more_alive
 from polyfuse.schedule.fusion.gemm_epilogues import leader
 from polyfuse.schedule.fusion.score import touched_bytes
 from polyfuse.schedule.fusion.space import Match, Space, match_spaces
 from polyfuse.schedule.fusion.units import Member, Unit, UnitAccess, remap
-from polyfuse.schedule.result import Apart
+from polyfuse.schedule.result import Unfused
 from polyfuse.symbolic import Index, IndexLike, axis_size, product
 
 _WIDEST = 8
 """Bytes of the widest type."""
 _FEW_BUFFERS = 16
-"""Buffers of a kernel up to which large units that share no data become one: starting kernels takes time."""
+"""Buffers of a kernel up to which large units that share no data become one: launches take time."""
 
 Half = tuple[tuple[Member, ...], tuple[UnitAccess, ...]]
 
@@ -42,8 +42,9 @@ class Fusion:
 
 @dataclass(frozen=True)
 class Rules:
-    """What legality depends on besides the two units. `target_info` are those of a backend on a device, and
-    `communication` the bit sets of collectives and of waits beside which something is to be computed.
+    """What legality depends on besides the two units. `target_info` is that of a backend on a device,
+    `unfused` names nodes that are faster in kernels of their own, and `communication` holds the bit sets of
+    collectives and of waits that computation should overlap.
     """
 
     graph: Graph
@@ -53,35 +54,35 @@ class Rules:
     roots: Mapping[str, str]
     hint: Callable[[IndexLike], int]
     fresh: Callable[[IndexLike], Index]
-    apart: tuple[Apart, ...] = ()
+    unfused: tuple[Unfused, ...] = ()
     communication: tuple[int, int] = (0, 0)
 
-    def may_meet(self, first: Unit, second: Unit) -> bool:
+    def share_communication(self, first: Unit, second: Unit) -> bool:
         """Whether two units that pass no data are before and after the same communication: else one could be
         computed while the other waits.
         """
         starts, waits = self.communication
         return not ((first.after ^ second.after) & starts or (first.before ^ second.before) & waits)
 
-    def are_apart(self, first: Unit, second: Unit) -> bool:
-        """Whether units hold nodes that were found to be faster in kernels of their own."""
-        if not self.apart:
+    def are_unfused(self, first: Unit, second: Unit) -> bool:
+        """Whether units hold nodes that were timed to be faster in kernels of their own."""
+        if not self.unfused:
             return False
         one, other = ({m.node.name for m in unit.members} for unit in (first, second))
-        return any((one & a and other & b) or (one & b and other & a) for a, b in self.apart)
+        return any((one & a and other & b) or (one & b and other & a) for a, b in self.unfused)
 
-    def likeness(self, unit: Unit) -> tuple[str, ...]:
-        """What units have in common that become one kernel though they share no data: what they compute, or
-        their loops alone where kernels are dear to start and each element is computed by itself.
+    def horizontal_key(self, unit: Unit) -> tuple[str, ...]:
+        """Units with equal keys may become one kernel though they share no data: the key is what they
+        compute, or their loops alone where launches are costly and each element is computed by itself.
         """
         nodes = [m.node for m in unit.members if isinstance(m.node, LoopNode)]
-        dear = self.target_info(unit.backend, unit.device).launch_bytes > 0
-        if dear and all(isinstance(node, Pointwise) for node in nodes):
+        costly = self.target_info(unit.backend, unit.device).launch_bytes > 0
+        if costly and all(isinstance(node, Pointwise) for node in nodes):
             return tuple(sorted({repr((node.sizes, node.rsizes)) for node in nodes}))
-        return structure(unit)
+        return _computation(unit)
 
-    def fuses_lists(self, unit: Unit, other: Unit | None = None) -> bool:
-        """Whether a unit and others that are like it, such as `other`, become one kernel."""
+    def fuses_horizontally(self, unit: Unit, other: Unit | None = None) -> bool:
+        """Whether horizontal fusion joins a unit and others with its key, such as `other`."""
         if self.settings.horizontal_fusion:
             return True
         limit = self.target_info(unit.backend, unit.device).launch_bytes
@@ -103,26 +104,26 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
     like = leader(rules.backends, first, second)
     if isinstance(like, str):
         return like
-    if rules.are_apart(first, second):
-        return "timed, they are faster apart"
+    if rules.are_unfused(first, second):
+        return "timed, they are faster unfused"
     if second.after & first.bits:
         return "the second must run before the first"
     size = len(first.members) + len(second.members)
     if size > rules.settings.max_fusion_size:
         return f"together they have {size} operations, more than max_fusion_size"
-    between = path_between(first, second)
+    between = _path_between(first, second)
     if between:
         third = rules.graph.nodes[(between & -between).bit_length() - 1].name
         return f"a path through {third} leads from one to the other"
     dependent = bool(second.before & first.bits)
-    if not dependent and gap(first, second) > rules.settings.max_horizontal_distance:
+    if not dependent and _gap(first, second) > rules.settings.max_horizontal_distance:
         return "they are far apart, and fusing them would keep buffers alive between them"
     found = _common_space(rules, first, second)
     if isinstance(found, str):
         return found
     found = replace(found, like=like)
     passes = dependent and passes_data(rules, first, second)
-    if not passes and not rules.may_meet(first, second):
+    if not passes and not rules.share_communication(first, second):
         return "one can be computed beside communication that the other waits for"
     if passes:
         launch_bytes = rules.target_info(like.backend, first.device).launch_bytes
@@ -130,8 +131,8 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
             return "it would keep what the first reads alive beside what the second writes, and save little"
     if (
         not passes
-        and not shares_reads(found.first[1], found.second[1])
-        and not _shares_lines(found.first[1], found.second[1])
+        and not _share_reads(found.first[1], found.second[1])
+        and not _share_cache_lines(found.first[1], found.second[1])
         and not _without_sharing(rules, first, second)
     ):
         return _explained("they share no data", first, second)
@@ -141,23 +142,21 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
     return found if answer else getattr(answer, "reason", "the backend refuses")
 
 
-def gap(first: Unit, second: Unit) -> int:
+def _gap(first: Unit, second: Unit) -> int:
     """Steps of the program between the last node of one and the first of the other; 0 where they
     interleave.
     """
     return max(second.first - first.last, first.first - second.last, 0)
 
 
-def path_between(first: Unit, second: Unit) -> int:
-    """The bits of nodes on paths between the two: fusing them past a third unit would close a cycle."""
+def _path_between(first: Unit, second: Unit) -> int:
+    """The bits of nodes on paths between the two: if fused, they would be in a cycle with these."""
     own = first.bits | second.bits
     return (first.after & second.before | second.after & first.before) & ~own
 
 
-def structure(unit: Unit) -> tuple[str, ...]:
-    """What a unit's members compute, apart from which buffers: equal for the entries of an operator on
-    lists.
-    """
+def _computation(unit: Unit) -> tuple[str, ...]:
+    """What a unit's members compute, whatever the buffers: equal for the entries of a foreach operator."""
     found = {
         repr((type(m.node).__name__, m.node.sizes, m.node.rsizes, tuple(o.op for o in m.node.origins)))
         for m in unit.members
@@ -170,13 +169,14 @@ def _without_sharing(rules: Rules, first: Unit, second: Unit) -> bool:
     """Whether two units may share a kernel although they share no data."""
     if rules.settings.aggressive_fusion:
         return not (first.is_reduction or second.is_reduction)
-    return rules.fuses_lists(first, second) and rules.likeness(first) == rules.likeness(second)
+    one, other = rules.horizontal_key(first), rules.horizontal_key(second)
+    return rules.fuses_horizontally(first, second) and one == other
 
 
 def _common_space(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
     if not _axes_suffice(rules, first, second):
         return _explained("their iteration spaces have different extents", first, second)
-    reason = "no buffer is accessed by both in a way that lines their loops up"
+    reason = "no buffer is accessed by both in a way that matches their loops"
     tried: set[tuple[IndexLike, IndexLike]] = set()
     anchors = _anchors(first, second)
     if not any(name in second.seen for name in first.seen) and _without_sharing(rules, first, second):
@@ -215,7 +215,7 @@ def _axes_suffice(rules: Rules, first: Unit, second: Unit) -> bool:
 
 
 def _anchors(first: Unit, second: Unit) -> list[tuple[IndexLike, IndexLike]]:
-    """Pairs of indices of shared buffers to line the loops up by: flow of values first, then the larger
+    """Pairs of indices of shared buffers to match the loops by: flow of values first, then the larger
     accesses.
     """
     found: list[tuple[tuple[int, int], int, IndexLike, IndexLike]] = []
@@ -249,7 +249,7 @@ def _check(rules: Rules, first: Unit, second: Unit, match: Match) -> Fusion | st
             reason = _conflict(a, b)
             if reason:
                 return reason
-    reason = _rows(rules, first, second, match)
+    reason = _loops_conflict(rules, first, second, match)
     return reason or Fusion(left, right, match.space)
 
 
@@ -265,7 +265,7 @@ def _conflict(a: UnitAccess, b: UnitAccess) -> str:
     if a.access.index is None or b.access.index is None:
         return f"{name} is accessed at indices that are not known"
     if a.access.index != b.access.index:
-        if a.access.write and b.access.write and never_meet(a.access.index, b.access.index):
+        if a.access.write and b.access.write and disjoint(a.access.index, b.access.index):
             return ""
         return f"{name} is written at {a.access.index} and accessed at {b.access.index}"
     if a.access.write and a.level == "R" and b.level == "P":
@@ -273,19 +273,19 @@ def _conflict(a: UnitAccess, b: UnitAccess) -> str:
     return ""
 
 
-def checks_alone(unit: Unit) -> bool:
+def _checks_alone(unit: Unit) -> bool:
     """Whether all that a unit does is to check what data give."""
     return all(isinstance(m.node, Scatter) and m.node.mode == CHECK_MODE for m in unit.members)
 
 
-def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
-    """Refuse a second loop at few parallel points: alone, each such loop can be divided among cores; a
-    sequence of them at one point cannot.
+def _loops_conflict(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
+    """Refuse a second loop at few parallel points: in a kernel of its own, each such loop can be divided
+    among cores; a sequence of them at one point cannot.
     """
     if not match.space.raxes or not (first.is_reduction or second.is_reduction):
         return ""
-    if checks_alone(first) or checks_alone(second):
-        return ""  # no loop of their own: they go along with another, however that is divided
+    if _checks_alone(first) or _checks_alone(second):
+        return ""  # they have no loop of their own
     inner_second = match.second_level == "R" or (match.second_level is None and second.is_reduction)
     inner_first = match.first_level == "R" or (match.first_level is None and first.is_reduction)
     if not (inner_first and inner_second):
@@ -293,8 +293,8 @@ def _rows(rules: Rules, first: Unit, second: Unit, match: Match) -> str:
     rows = rules.hint(product(axis_size(a) for a in match.space.axes))
     length = rules.hint(product(axis_size(a) for a in match.space.raxes))
     target = rules.target_info(first.backend, first.device)
-    if target.scans_look_back and (first.has_scan or second.has_scan) and target.stretches(rows, length):
-        # a backend that spreads scans does so with all that is done at each point, and with nothing else
+    if target.scans_look_back and (first.has_scan or second.has_scan) and target.splits(rows, length):
+        # a backend that spreads a scan over the device does so with pointwise work, and with nothing else
         if not (first.is_reduction and second.is_reduction):
             return ""
         if not (first.has_scan and second.has_scan):
@@ -322,18 +322,18 @@ def _storages(rules: Rules, unit: Unit) -> tuple[set[str], set[str]]:
     return found
 
 
-def _shares_lines(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:
-    """Whether both write to a buffer in turns, so that one kernel writes each line of it once."""
+def _share_cache_lines(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:
+    """Whether both write to interleaved elements of a buffer: one kernel writes each cache line once."""
     mine = [a.access for a in left if a.access.write]
     for theirs in (b.access for b in right if b.access.write):
         for own in mine:
             if own.buffer == theirs.buffer and own.index is not None and theirs.index is not None:
-                if take_turns(own.index, theirs.index):
+                if interleaved(own.index, theirs.index):
                     return True
     return False
 
 
-def shares_reads(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:
+def _share_reads(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:
     """Whether both read some element of a buffer at the same point."""
     mine = {(a.access.buffer, a.access.index) for a in left if a.access.index is not None}
     return any((b.access.buffer, b.access.index) in mine for b in right if b.access.index is not None)

@@ -1,5 +1,5 @@
-"""Bringing two iteration spaces together: axes matched by the strides of an access that both make, split
-where one side counts in larger steps.
+"""Matching two iteration spaces: axes are paired by the strides of an access that both make, and split where
+one side counts in larger steps.
 """
 
 from __future__ import annotations
@@ -7,7 +7,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, free_axes, substitute
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    axis,
+    axis_name,
+    axis_size,
+    coefficient,
+    flat_index,
+    free_axes,
+    product,
+    substitute,
+)
 
 
 @dataclass(frozen=True)
@@ -36,8 +47,8 @@ class Match:
     second_level: str | None
 
 
-@dataclass
-class _Piece:
+@dataclass(eq=False)
+class _Part:
     """A (part of an) axis: `var` in the common space, class ``"P"`` or ``"R"``."""
 
     var: Index
@@ -45,59 +56,53 @@ class _Piece:
     cls: str
 
 
+_Strided = tuple[IndexLike, _Part]
+_Pairs = list[tuple[_Part, _Part]]
+
+
 @dataclass
 class _Side:
-    """One space being split: every original axis is a list of pieces, outermost first."""
+    """One space being split: every original axis is a list of parts, outermost first."""
 
     space: Space
     fresh: Callable[[IndexLike], Index]
-    pieces: dict[str, list[_Piece]] = field(default_factory=dict)
+    parts: dict[str, list[_Part]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for cls, axes in (("P", self.space.axes), ("R", self.space.raxes)):
             for var in axes:
-                self.pieces[axis_name(var)] = [_Piece(var, axis_size(var), cls)]
+                self.parts[axis_name(var)] = [_Part(var, axis_size(var), cls)]
 
-    def split(self, piece: _Piece, inner: IndexLike, outer: IndexLike) -> tuple[_Piece, _Piece]:
-        """Replace `piece` by an outer and an inner one."""
-        for parts in self.pieces.values():
-            if piece in parts:
-                high = _Piece(self.fresh(outer), outer, piece.cls)
-                low = _Piece(self.fresh(inner), inner, piece.cls)
-                at = parts.index(piece)
-                parts[at : at + 1] = [high, low]
-                return high, low
-        raise AssertionError("a piece that belongs to no axis was split")
+    def split(self, part: _Part, inner: IndexLike, outer: IndexLike) -> tuple[_Part, _Part]:
+        """Replace `part` by an outer and an inner one."""
+        high, low = _Part(self.fresh(outer), outer, part.cls), _Part(self.fresh(inner), inner, part.cls)
+        axis_parts = next(parts for parts in self.parts.values() if part in parts)
+        at = axis_parts.index(part)
+        axis_parts[at : at + 1] = [high, low]
+        return high, low
 
-    def mapping(self, rename: Mapping[int, Index]) -> dict[str, IndexLike]:
-        """Each original axis in terms of the common variables."""
+    def mapping(self, rename: Mapping[_Part, Index]) -> dict[str, IndexLike]:
+        """Each original axis that changes, in terms of the common variables."""
         out: dict[str, IndexLike] = {}
-        for name, parts in self.pieces.items():
-            total: IndexLike = 0
-            for part in parts:
-                total = total * part.size + rename.get(id(part), part.var)
-            if not (
-                isinstance(total, Index)
-                and len(parts) == 1
-                and total is parts[0].var
-                and axis_name(total) == name
-            ):
+        for name, parts in self.parts.items():
+            total = flat_index([rename.get(part, part.var) for part in parts], [part.size for part in parts])
+            if total is not parts[0].var or axis_name(parts[0].var) != name:
                 out[name] = total
         return out
 
-    def flat(self, cls: str) -> list[_Piece]:
-        """All pieces of a class, outermost first."""
-        return [p for parts in self.pieces.values() for p in parts if p.cls == cls]
+    def flat(self, cls: str) -> list[_Part]:
+        """All parts of a class, outermost first."""
+        return [p for parts in self.parts.values() for p in parts if p.cls == cls]
 
 
 def exact_quotient(a: IndexLike, b: IndexLike) -> IndexLike | None:
-    """``a / b`` where that is provably a whole number."""
+    """``a / b`` where that is provably an integer."""
     if b == 0 or a == 0:
         return None
     if isinstance(a, int) and isinstance(b, int):
         return a // b if a % b == 0 else None
     q = a // b
-    return q if q * b == a and not any("//" in repr(q) for _ in (0,)) else None
+    return q if q * b == a and "//" not in repr(q) else None
 
 
 def match_spaces(
@@ -108,108 +113,68 @@ def match_spaces(
     hint: Callable[[IndexLike], int],
     fresh: Callable[[IndexLike], Index],
 ) -> Match | None:
-    """The common space in which `first_index` and `second_index` are the same address; None where there is
+    """The common space in which `first_index` and `second_index` are the same element; None where there is
     none.
 
-    Axes that the address does not depend on are matched by extent, in order.
+    Axes that the index does not depend on are matched by extent, in order.
     """
     one, two = _Side(first, fresh), _Side(second, fresh)
-    strides_one = _strides(one, first_index, hint)
-    strides_two = _strides(two, second_index, hint)
-    if strides_one is None or strides_two is None:
-        return None
-    pairs: list[tuple[_Piece, _Piece]] = []
-    if not _pair_by_stride(one, two, strides_one, strides_two, pairs):
+    left, right = _strides(one, first_index, hint), _strides(two, second_index, hint)
+    pairs: _Pairs = []
+    if left is None or right is None or not _pair(one, two, left, right, pairs):
         return None
     return _complete(one, two, pairs)
 
 
-def _strides(
-    side: _Side, index: IndexLike, hint: Callable[[IndexLike], int]
-) -> list[tuple[IndexLike, _Piece]] | None:
-    """(stride, piece) of every axis that `index` depends on, smallest stride first; None if it is not
-    linear.
-    """
-    out: list[tuple[IndexLike, _Piece]] = []
+def _strides(side: _Side, index: IndexLike, hint: Callable[[IndexLike], int]) -> list[_Strided] | None:
+    """(stride, part) of every axis that `index` depends on, smallest stride last; None if not linear."""
+    out: list[_Strided] = []
     for name in free_axes(index):
-        if name not in side.pieces:
+        if name not in side.parts:
             return None
         stride = coefficient(index, name)
         if stride is None or (not isinstance(stride, int) and free_axes(stride)):
             return None
         if stride != 0:
-            out.append((stride, side.pieces[name][0]))
+            out.append((stride, side.parts[name][0]))
     out.sort(key=lambda item: (abs(hint(item[0])), hint(item[1].size)))
-    return out
+    return out[::-1]
 
 
-def _pair_by_stride(
-    one: _Side,
-    two: _Side,
-    left: list[tuple[IndexLike, _Piece]],
-    right: list[tuple[IndexLike, _Piece]],
-    pairs: list[tuple[_Piece, _Piece]],
-) -> bool:
-    i = j = 0
-    left, right = list(left), list(right)
-    while i < len(left) and j < len(right):
-        (sa, a), (sb, b) = left[i], right[j]
-        if sa != sb:
+def _pair(one: _Side, two: _Side, left: list[_Strided], right: list[_Strided], pairs: _Pairs) -> bool:
+    """Pair all parts of equal strides from the last on, splitting where one extent divides the other. Strides
+    of 0 are those of axes that the index does not depend on.
+    """
+    while left and right:
+        (stride, a), (other, b) = left.pop(), right.pop()
+        if stride != other:
             return False
         if a.size == b.size:
             pairs.append((a, b))
-            i, j = i + 1, j + 1
-            continue
-        over = exact_quotient(a.size, b.size)
-        if over is not None:
+        elif (over := exact_quotient(a.size, b.size)) is not None:
             high, low = one.split(a, b.size, over)
             pairs.append((low, b))
-            left[i] = (sa * b.size, high)
-            j += 1
-            continue
-        over = exact_quotient(b.size, a.size)
-        if over is None:
+            left.append((stride * b.size, high))
+        elif (over := exact_quotient(b.size, a.size)) is not None:
+            high, low = two.split(b, a.size, over)
+            pairs.append((a, low))
+            right.append((stride * a.size, high))
+        else:
             return False
-        high, low = two.split(b, a.size, over)
-        pairs.append((a, low))
-        right[j] = (sb * a.size, high)
-        i += 1
-    return i == len(left) and j == len(right)
+    return not left and not right
 
 
 def _pair_by_extent(
-    one: _Side,
-    two: _Side,
-    left: Sequence[_Piece],
-    right: Sequence[_Piece],
-    pairs: list[tuple[_Piece, _Piece]],
+    one: _Side, two: _Side, left: Sequence[_Part], right: Sequence[_Part], pairs: _Pairs
 ) -> bool:
-    """Pair what is left from the innermost outwards, splitting where extents divide."""
-    a_list, b_list = list(left), list(right)
-    while a_list and b_list:
-        a, b = a_list.pop(), b_list.pop()
-        if a.size == b.size:
-            pairs.append((a, b))
-            continue
-        over = exact_quotient(a.size, b.size)
-        if over is not None:
-            high, low = one.split(a, b.size, over)
-            pairs.append((low, b))
-            a_list.append(high)
-            continue
-        over = exact_quotient(b.size, a.size)
-        if over is None:
-            return False
-        high, low = two.split(b, a.size, over)
-        pairs.append((a, low))
-        b_list.append(high)
-    return not a_list and not b_list
+    """Pair what is left, from the innermost outwards."""
+    return _pair(one, two, [(0, part) for part in left], [(0, part) for part in right], pairs)
 
 
-def _complete(one: _Side, two: _Side, pairs: list[tuple[_Piece, _Piece]]) -> Match | None:
-    """Pair the axes the address does not show, and decide on which level each side runs."""
+def _complete(one: _Side, two: _Side, pairs: _Pairs) -> Match | None:
+    """Pair the axes that the index does not depend on, and decide on which level each side runs."""
     loop_one, loop_two = bool(one.space.raxes), bool(two.space.raxes)
-    if (loop_one and loop_two) or (not loop_one and not loop_two):
+    if loop_one == loop_two:
         if any(a.cls != b.cls for a, b in pairs):
             return None
         for cls in ("P", "R"):
@@ -232,22 +197,19 @@ def _complete(one: _Side, two: _Side, pairs: list[tuple[_Piece, _Piece]]) -> Mat
     return _build(one, two, pairs, first_level, second_level, keep_first=side == 0)
 
 
-def _extent(pieces: Sequence[_Piece]) -> IndexLike:
-    total: IndexLike = 1
-    for piece in pieces:
-        total = total * piece.size
-    return total
+def _extent(parts: Sequence[_Part]) -> IndexLike:
+    return product(part.size for part in parts)
 
 
-def _rest(side: _Side, cls: str, pairs: Sequence[tuple[_Piece, _Piece]], which: int) -> list[_Piece]:
-    taken = {id(pair[which]) for pair in pairs}
-    return [p for p in side.flat(cls) if id(p) not in taken]
+def _rest(side: _Side, cls: str, pairs: _Pairs, which: int) -> list[_Part]:
+    paired = {pair[which] for pair in pairs}
+    return [p for p in side.flat(cls) if p not in paired]
 
 
 def _build(
     one: _Side,
     two: _Side,
-    pairs: Sequence[tuple[_Piece, _Piece]],
+    pairs: _Pairs,
     first_level: str | None,
     second_level: str | None,
     keep_first: bool,
@@ -256,7 +218,7 @@ def _build(
     levels.
     """
     lead, other, which = (one, two, 0) if keep_first else (two, one, 1)
-    rename = {id(pair[1 - which]): pair[which].var for pair in pairs}
+    rename = {pair[1 - which]: pair[which].var for pair in pairs}
     space = Space(tuple(p.var for p in lead.flat("P")), tuple(p.var for p in lead.flat("R")))
     lead_map, other_map = lead.mapping({}), other.mapping(rename)
     first, second = (lead_map, other_map) if keep_first else (other_map, lead_map)

@@ -1,8 +1,8 @@
-"""Units: groups of nodes that will be one kernel (or one call), in a common iteration space."""
+"""Units: nodes that will be one kernel (or one call), in a common iteration space."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from polyfuse.ir.nodes import LoopNode, Node, Reduction, Scan
@@ -17,7 +17,7 @@ class Member:
 
     Attributes:
         node: the node.
-        position: its place in program order.
+        position: in program order.
         mapping: its axis names in terms of the unit's axes.
         level: ``"P"`` if it runs once per parallel point, ``"R"`` if at every point of the unit's loop axes.
     """
@@ -37,56 +37,32 @@ class UnitAccess:
     member: int
 
 
+@dataclass(eq=False)
 class Unit:
-    """A group under construction. Not data between stages: it lives only while the scheduler runs.
+    """Nodes that become one kernel or call. It lives only while the scheduler runs.
 
     Attributes:
         members: in program order.
         space: common axes; empty for calls.
         accesses: what the members read and write, in the unit's coordinates.
         backend: name of the backend that claimed its nodes; empty for calls.
-        group: the backend's iteration-space key.
         bits, before, after: bit sets of node positions: its own, its ancestors', its descendants'.
+        seen: the accesses to each buffer.
     """
 
-    __slots__ = (
-        "accesses",
-        "after",
-        "backend",
-        "before",
-        "bits",
-        "device",
-        "group",
-        "is_call",
-        "members",
-        "seen",
-        "space",
-    )
+    members: tuple[Member, ...]
+    space: Space
+    accesses: tuple[UnitAccess, ...]
+    backend: str
+    device: str
+    is_call: bool
+    before: int = 0
+    after: int = 0
 
-    def __init__(
-        self,
-        members: tuple[Member, ...],
-        space: Space,
-        found: tuple[UnitAccess, ...],
-        backend: str,
-        group: Hashable,
-        device: str,
-        is_call: bool,
-    ) -> None:
-        self.members = members
-        self.space = space
-        self.accesses = found
-        self.backend = backend
-        self.group = group
-        self.device = device
-        self.is_call = is_call
-        self.bits = 0
-        for member in members:
-            self.bits |= 1 << member.position
-        self.before = 0
-        self.after = 0
+    def __post_init__(self) -> None:
+        self.bits = sum(1 << member.position for member in self.members)
         self.seen: dict[str, list[UnitAccess]] = {}
-        for item in found:
+        for item in self.accesses:
             self.seen.setdefault(item.access.buffer, []).append(item)
 
     @property
@@ -118,7 +94,6 @@ def loop_unit(
     node: LoopNode,
     position: int,
     backend: str,
-    group: Hashable,
     device: str,
     fresh: Callable[[IndexLike], Index],
 ) -> Unit:
@@ -147,7 +122,6 @@ def loop_unit(
         Space(tuple(kept[0]), tuple(kept[1])),
         found,
         backend,
-        group,
         device,
         False,
     )
@@ -156,7 +130,7 @@ def loop_unit(
 def call_unit(node: Node, position: int) -> Unit:
     """A unit that is one extern call."""
     found = tuple(UnitAccess(a, "P", 0) for a in accesses(node))
-    return Unit((Member(node, position, {}, "P"),), Space((), ()), found, "", None, "", True)
+    return Unit((Member(node, position, {}, "P"),), Space((), ()), found, "", "", True)
 
 
 def remap(
@@ -189,14 +163,14 @@ def merge(
     tagged: list[tuple[Member, int, int]] = [(m, 0, i) for i, m in enumerate(first[0])]
     tagged += [(m, 1, i) for i, m in enumerate(second[0])]
     tagged.sort(key=lambda item: item[0].position)
-    place = {(side, i): at for at, (_, side, i) in enumerate(tagged)}
+    order = {(side, i): at for at, (_, side, i) in enumerate(tagged)}
     found = [
-        replace(a, member=place[side, a.member])
+        replace(a, member=order[side, a.member])
         for side, part in enumerate((first[1], second[1]))
         for a in part
     ]
     members = tuple(m for m, _, _ in tagged)
-    return Unit(members, space, tuple(found), like.backend, like.group, like.device, False)
+    return Unit(members, space, tuple(found), like.backend, like.device, False)
 
 
 def touched(units: Sequence[Unit]) -> dict[str, list[int]]:

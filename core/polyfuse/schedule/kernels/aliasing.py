@@ -1,5 +1,5 @@
-"""Which outputs take a dying input's storage: the arguments of a kernel that may be one memory, and the
-launches that pass them so.
+"""In-place storage: which outputs reuse the storage of an input that dies, the arguments of a kernel that may
+alias, and the launches that pass them so.
 
 That two arguments may be one memory is part of a kernel (`Kernel.aliases`), decided before code is generated.
 Equal kernels stay equal: what one launch of a kernel needs, all launches of it permit. A code generator may
@@ -112,7 +112,7 @@ def without_refused(
             for output, source in step.inplace:
                 if (output, source) in without:
                     reason = "the kernel's code reads the input again after that"
-                    decisions.append(Decision("apart", output, source, reason))
+                    decisions.append(Decision("unaliased", output, source, reason))
             step = replace(step, inplace=tuple(pair for pair in step.inplace if pair not in without))
         steps.append(step)
     return replace(schedule, steps=tuple(steps)), tuple(decisions)
@@ -127,5 +127,5 @@ def _buffers(step: Launch, pairs: Iterable[Alias]) -> tuple[tuple[str, str], ...
 
 def _in_order(kernel: Kernel, pairs: Iterable[Alias]) -> tuple[Alias, ...]:
     """Pairs in the order of a kernel's arguments, so that equal kernels have equal text."""
-    place = {arg.name: k for k, arg in enumerate(kernel.args)}
-    return tuple(sorted(pairs, key=lambda pair: (place[pair.output], place[pair.input])))
+    position = {arg.name: k for k, arg in enumerate(kernel.args)}
+    return tuple(sorted(pairs, key=lambda pair: (position[pair.output], position[pair.input])))

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from polyfuse.ir.expr import Expr, walk
 from polyfuse.schedule.fusion.space import Space
-from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, free_axes, substitute
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    axis,
+    axis_name,
+    axis_size,
+    coefficient,
+    free_axes,
+    product,
+    unflattened,
+)
 
 
 def indices_in(exprs: Sequence[Expr]) -> list[IndexLike]:
@@ -74,16 +84,9 @@ def merge_axes(axes: Sequence[Index], indices: Sequence[IndexLike], prefix: str)
     out: list[Index] = []
     mapping: dict[str, IndexLike] = {}
     for i, group in enumerate(groups):
-        size: IndexLike = 1
-        for var in group:
-            size = size * axis_size(var)
-        joined = axis(f"{prefix}{i}", size)
+        joined = axis(f"{prefix}{i}", product(map(axis_size, group)))
         out.append(joined)
-        rest: IndexLike = joined
-        for var in reversed(group[1:]):
-            mapping[axis_name(var)] = rest % axis_size(var)
-            rest = rest // axis_size(var)
-        mapping[axis_name(group[0])] = rest
+        mapping |= unflattened(joined, group)
     return Merged(tuple(out), mapping)
 
 
@@ -111,7 +114,7 @@ def merged_space(
         indices: every index of the unit.
         stores: indices of stores, which count double in the order.
         whole: what has steps that loops must keep or become, besides indices, and no part in the order.
-        reorder: whether loops may change places.
+        reorder: whether loops may change their order.
         keep_loops: whether the loop axes must stay as they are (a scan's).
     """
     axes, raxes = space.axes, space.raxes
@@ -122,14 +125,3 @@ def merged_space(
     parallel = merge_axes(axes, [*indices, *whole], "p")
     loops = merge_axes(raxes, indices, "r")
     return Space(parallel.axes, loops.axes), {**parallel.mapping, **loops.mapping}
-
-
-def flat_position(axes: Sequence[Index]) -> IndexLike:
-    """Row-major position within `axes`."""
-    total: IndexLike = 0
-    for var in axes:
-        total = total * axis_size(var) + var
-    return total
-
-
-__all__ = ["Merged", "flat_position", "indices_in", "loop_order", "merge_axes", "merged_space", "substitute"]

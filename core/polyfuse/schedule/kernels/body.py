@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from polyfuse.ir.expr import Expr, apply, cast, index_value, reindex, rewrite, walk
+from polyfuse.ir.expr import Expr, apply, cast, reindex, rewrite, walk
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import LoopNode, Pointwise, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CONTRACTIONS
@@ -68,7 +68,7 @@ class _Builder:
     stored: dict[str, Expr] = field(default_factory=dict)
 
     def take(self, expr: Expr, mapping: Mapping[str, IndexLike]) -> Expr:
-        """`expr` in the kernel's axes, with what earlier members stored in place of its loads."""
+        """`expr` in the kernel's axes; loads of what earlier members stored become these values."""
         moved = reindex(expr, mapping)
         if not self.stored:
             return moved
@@ -80,7 +80,7 @@ class _Builder:
         known = self.stored.get(expr.buffer)
         if known is None or expr.indirect:
             return expr
-        # members share a kernel only where they meet at one element, though with sizes that are not known its
+        # members share a kernel only where they access one element, though with sizes that are not known its
         # index may be written in two ways
         if expr.mask is None or expr.other is None:
             return known
@@ -155,7 +155,7 @@ def _carry(build: _Builder, node: Reduction | Scan, rename: Mapping[str, IndexLi
 
 
 def result_type(kind: str, result: int, values: Sequence[Expr]) -> DType:
-    """Type of a reduction's or scan's result: the operand's, i64 for positions, wider for products."""
+    """Type of a reduction's or scan's result: the operand's, i64 for positions, wider for GEMMs."""
     if kind in CONTRACTIONS:
         return accumulates(values[0].dtype)
     if result == 1 and len(values) == 2:
@@ -163,9 +163,10 @@ def result_type(kind: str, result: int, values: Sequence[Expr]) -> DType:
     return values[0].dtype
 
 
-def assign_sections(effects: Sequence[Effect]) -> list[Effect]:
-    """Number the sections: looped section `k` runs after parallel section `k`, before the next parallel
-    one.
+def assign_sections(effects: Sequence[Effect]) -> tuple[list[Effect], dict[Expr, int]]:
+    """The effects with their sections, and the first section in which each expression is known.
+
+    Looped section `k` runs after parallel section `k`, before the next parallel one.
     """
     done: dict[int, int] = {}
     ready: dict[Expr, int] = {}
@@ -189,7 +190,7 @@ def assign_sections(effects: Sequence[Effect]) -> list[Effect]:
         if effect.serial >= 0:
             done[effect.serial] = section
         out.append(replace(effect, section=section))
-    return out
+    return out, ready
 
 
 def loop_dependent(roots: Sequence[Expr], loop_axes: Sequence[str]) -> Callable[[Expr], bool]:
@@ -228,15 +229,3 @@ def top_down(roots: Sequence[Expr], stop: Callable[[Expr], bool]) -> Iterator[Ex
         yield expr
         if not stop(expr):
             stack.extend(reversed(expr.args))
-
-
-__all__ = [
-    "Effect",
-    "apply_mask",
-    "assign_sections",
-    "carried",
-    "effects_of",
-    "index_value",
-    "loop_dependent",
-    "top_down",
-]

@@ -1,24 +1,22 @@
-"""A unit becomes a Kernel: loops ordered and merged, sections laid out, values carried between them,
-statements.
-"""
+"""A unit becomes a Kernel: ordered and merged loops, sections, values carried between them, statements."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from polyfuse.ir.expr import Access, Expr, load, walk
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
+from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.nodes import LoopNode, Node, Origin, Scatter
-from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, FOLD_MODES, REDUCTIONS, SCALAR_OPS, SCANS
+from polyfuse.ir.ops import CHECK_MODE, CONTRACTIONS, GROUP_MODES, REDUCTIONS, SCALAR_OPS, SCANS
 from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store, definition, indices, statement
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
 from polyfuse.schedule.fusion.space import Space
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.schedule.host_sizes import sizes_as_arguments
-from polyfuse.schedule.kernels.axes import flat_position, indices_in, merged_space
+from polyfuse.schedule.kernels.axes import indices_in, merged_space
 from polyfuse.schedule.kernels.body import (
     Effect,
     assign_sections,
@@ -28,11 +26,21 @@ from polyfuse.schedule.kernels.body import (
     result_type,
     top_down,
 )
-from polyfuse.schedule.reductions.gemm_reductions import is_fold
-from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, product, substitute, symbol
+from polyfuse.schedule.reductions.gemm_reductions import is_group_store
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    axis_name,
+    axis_size,
+    flat_index,
+    product,
+    storage_size,
+    substitute,
+    symbol,
+)
 
 _ROW = "%row"
-"""What locals are called until arguments have their names: graphs name buffers, and none so."""
+"""Prefix of row buffers until arguments have names; no graph names a buffer so."""
 
 WORTH_KEEPING = 10
 """Operations that an expression needs before keeping its value for a later loop beats computing it again."""
@@ -40,9 +48,9 @@ WORTH_KEEPING = 10
 
 @dataclass(frozen=True)
 class KernelContext:
-    """What kernel construction needs to know of its surroundings; `target_info` are those of a backend on a
-    device, `aligned` the buffers at round addresses. With `deterministic`, what several points store to one
-    place is stored in order.
+    """What kernels depend on besides their unit; `target_info` is that of a backend on a device, `aligned`
+    the buffers at aligned addresses. With `deterministic`, what several points store to one element is stored
+    in order.
     """
 
     graph: Graph
@@ -61,7 +69,7 @@ def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str 
     space, mapping = _loops(unit, context)
     effects = effects_of(unit.members, mapping, context.graph, context.removed, context.simplify)
     row_bytes = context.target_info(unit.backend, unit.device).row_bytes
-    layout = _Layout(assign_sections(effects), space, context, row_bytes)
+    layout = _Layout(*assign_sections(effects), space, context, row_bytes)
     sections, locals_ = layout.sections()
     return _finish(unit, space, sections, locals_, context)
 
@@ -75,8 +83,8 @@ def _loops(unit: Unit, context: KernelContext) -> tuple[Space, dict[str, IndexLi
         for index in indices_in(member.node.expressions()):
             indices.append(substitute(index, member.mapping))
         own = getattr(member.node, "index", None)
-        if is_fold(member.node):
-            # its place counts in groups; what must stay a loop, or become one, is what the groups are of
+        if is_group_store(member.node):
+            # its index counts groups; what must stay a loop, or become one, is what the groups are of
             whole += [substitute(var, member.mapping) for var in member.node.axes]
         elif own is not None:
             stores.append(substitute(own, member.mapping))
@@ -89,6 +97,7 @@ class _Layout:
     """Sections under construction."""
 
     effects: list[Effect]
+    ready: dict[Expr, int]
     space: Space
     context: KernelContext
     row_bytes: int
@@ -98,18 +107,16 @@ class _Layout:
     looped: list[list[Statement]] = field(default_factory=list)
     counter: int = 0
     carried: dict[tuple[int, int], str] = field(default_factory=dict)
-    ready: dict[Expr, int] = field(default_factory=dict)
 
-    def sections(self) -> tuple[tuple[Section, ...], tuple[Local, ...]]:
+    def sections(self) -> tuple[tuple[Section, ...], tuple[RowBuffer, ...]]:
         """Emit every effect into its section."""
         last = max((e.section + (e.level == "R") for e in self.effects), default=0)
         self.parallel = [[] for _ in range(last + 1)]
         self.looped = [[] for _ in range(last + 1)]
         roots = [x for e in self.effects for x in e.exprs]
         self.varies = loop_dependent(roots, [axis_name(a) for a in self.space.raxes])
-        self._note_ready(roots)
         self.mutable = self._inout()
-        kept, locals_ = self._keep()
+        kept, row_buffers = self._keep()
         self.kept = kept
         for k in range(last + 1):
             for effect in self.effects:
@@ -125,35 +132,25 @@ class _Layout:
                 out.append(Section(False, tuple(self.parallel[k])))
             if self.looped[k]:
                 out.append(Section(True, tuple(self.looped[k])))
-        return tuple(out), locals_
-
-    def _note_ready(self, roots: Sequence[Expr]) -> None:
-        done = {e.serial: e.section for e in self.effects if e.serial >= 0}
-        for expr in walk(*roots):
-            need = max((self.ready[a] for a in expr.args), default=0)
-            if expr.op == "reduced":
-                need = done[expr.payload.serial] + 1
-            elif expr.op == "scanned":
-                need = done[expr.payload.serial]
-            self.ready[expr] = need
+        return tuple(out), row_buffers
 
     def _inout(self) -> frozenset[str]:
         """Buffers that the kernel both loads (their old content) and stores."""
         loaded = {x.buffer for e in self.effects for x in walk(*e.exprs) if x.op == "load"}
         return frozenset(e.buffer for e in self.effects if e.op == "store" and e.buffer in loaded)
 
-    def _keep(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[Local, ...]]:
+    def _keep(self) -> tuple[dict[Expr, tuple[int, Expr]], tuple[RowBuffer, ...]]:
         """Values computed in one loop that a later loop should read back: (section that has them, how to load
         them).
         """
         kept: dict[Expr, tuple[int, Expr]] = {}
-        locals_: list[Local] = []
+        row_buffers: list[RowBuffer] = []
         row = product(axis_size(a) for a in self.space.raxes)
-        position = flat_position(self.space.raxes)
+        position = flat_index(self.space.raxes)
         seen: dict[Expr, int] = {}
         for effect in self.effects:
             if effect.op == "scan":
-                for i in range(SCANS[effect.kind][1]):
+                for i in range(SCANS[effect.kind].results):
                     dtype = result_type(effect.kind, i, effect.exprs)
                     seen[carried("scan", effect.serial, i, dtype)] = effect.section
         stores = {
@@ -175,8 +172,8 @@ class _Layout:
                 if store is not None and store.section < k:
                     kept[expr] = (store.section, load(store.buffer, store.index, expr.dtype))
                 else:
-                    name = f"{_ROW}{len(locals_)}"
-                    locals_.append(Local(name, expr.dtype, row))
+                    name = f"{_ROW}{len(row_buffers)}"
+                    row_buffers.append(RowBuffer(name, expr.dtype, row))
                     kept[expr] = (first, load(name, position, expr.dtype))
                 return True
 
@@ -185,7 +182,7 @@ class _Layout:
                     visited.append(expr)
             for expr in visited:
                 seen.setdefault(expr, k)
-        return kept, tuple(locals_)
+        return kept, tuple(row_buffers)
 
     def _worth(self, expr: Expr, row: IndexLike, k: int) -> bool:
         """Whether a value known in an earlier loop should be, or must be, kept for loop `k`."""
@@ -235,7 +232,7 @@ class _Layout:
             access = Access(effect.buffer, effect.index, effect.indirect, effect.masked)
             out.append(statement("store", (), args, effect.exprs[0].dtype, (access, effect.kind)))
             return
-        count = ({**REDUCTIONS, **CONTRACTIONS} if effect.op == "reduce" else SCANS)[effect.kind][1]
+        count = ({**REDUCTIONS, **CONTRACTIONS} if effect.op == "reduce" else SCANS)[effect.kind].results
         targets = tuple(self._name() for _ in range(count))
         pending: list[tuple[Expr, str]] = []
         for i, target in enumerate(targets):
@@ -311,21 +308,21 @@ def _finish(
     unit: Unit,
     space: Space,
     sections: tuple[Section, ...],
-    locals_: tuple[Local, ...],
+    row_buffers: tuple[RowBuffer, ...],
     context: KernelContext,
 ) -> tuple[Kernel, tuple[str | IndexLike, ...]]:
     """Neutral argument names, size arguments, hints."""
-    local_names = {x.name for x in locals_}
+    local_names = {x.name for x in row_buffers}
     use: dict[str, set[str]] = {}
     for section in sections:
         for stmt in section.body:
             if isinstance(stmt, (Load, Store)) and stmt.buffer not in local_names:
                 kinds = use.setdefault(stmt.buffer, set())
                 kinds.add(stmt.op)
-                if isinstance(stmt, Store) and stmt.mode not in ("set", *FOLD_MODES):
+                if isinstance(stmt, Store) and stmt.mode not in ("set", *GROUP_MODES):
                     kinds.add("load")
-    rename = {item.name: item.name.removeprefix("%") for item in locals_}
-    locals_ = tuple(replace(item, name=rename[item.name]) for item in locals_)
+    rename = {item.name: item.name.removeprefix("%") for item in row_buffers}
+    row_buffers = tuple(replace(item, name=rename[item.name]) for item in row_buffers)
     aligned = context.aligned if context.target_info(unit.backend, unit.device).alignment else frozenset()
     args: list[KernelArg] = []
     operands: list[str | IndexLike] = []
@@ -338,7 +335,7 @@ def _finish(
             assert info.dtype is not None
             rename[buffer] = f"{kind}{number}"
             number += 1
-            extent = _extent(info.size, info.stride)
+            extent = storage_size(info.size, info.stride)
             args.append(KernelArg(rename[buffer], kind, info.dtype, extent, buffer in aligned))
             operands.append(buffer)
     sections = tuple(
@@ -351,7 +348,7 @@ def _finish(
         )
         for s in sections
     )
-    for symbol_name, value in _symbols(space, sections, args, locals_).items():
+    for symbol_name, value in _symbols(space, sections, args, row_buffers).items():
         hint = context.graph.symbol_hints.get(symbol_name)
         args.append(KernelArg(symbol_name, "size", DType.i64, hint=hint))
         operands.append(value)
@@ -363,11 +360,10 @@ def _finish(
         space.axes,
         space.raxes,
         tuple(args),
-        locals_,
+        row_buffers,
         sections,
         hints,
-        deterministic=context.deterministic
-        and any(_collides(m.node) for m in unit.members),
+        deterministic=context.deterministic and any(_collides(m.node) for m in unit.members),
         numerics=context.numerics,
         origins=tuple(origins),
     )
@@ -375,22 +371,12 @@ def _finish(
 
 
 def _collides(node: Node) -> bool:
-    """Whether points of a node may store to one place, and which of them comes last matters."""
-    return isinstance(node, Scatter) and not is_fold(node) and node.mode != CHECK_MODE
-
-
-def _extent(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:
-    """Elements from the first to the last of a layout."""
-    if any(s == 0 for s in size):
-        return 0
-    total: IndexLike = 1
-    for n, step in zip(size, stride, strict=True):
-        total = total + (n - 1) * step
-    return total
+    """Whether points of a node may store to one element, and which of them comes last matters."""
+    return isinstance(node, Scatter) and not is_group_store(node) and node.mode != CHECK_MODE
 
 
 def _symbols(
-    space: Space, sections: Sequence[Section], args: Sequence[KernelArg], locals_: Sequence[Local]
+    space: Space, sections: Sequence[Section], args: Sequence[KernelArg], row_buffers: Sequence[RowBuffer]
 ) -> Mapping[str, IndexLike]:
     """Shape symbols that the kernel's loops, indices and extents use, by name.
 
@@ -398,28 +384,20 @@ def _symbols(
     """
     found: dict[str, IndexLike] = {}
 
-    def note(index: object) -> None:
-        if isinstance(index, Index):
-            for monomial, _ in index.terms:
+    def note(*indices: object) -> None:
+        for index in indices:
+            for monomial, _ in index.terms if isinstance(index, Index) else ():
                 for atom in monomial:
                     if atom.kind == "sym":
                         found.setdefault(atom.name, symbol(atom.name, atom.lo, atom.hi))
                     elif atom.kind not in ("axis", "host"):
-                        note_all(atom.args)
+                        note(*atom.args)
 
-    def note_all(indices: Iterable[object]) -> None:
-        for index in indices:
-            note(index)
-
-    for var in (*space.axes, *space.raxes):
-        note(axis_size(var))
+    note(*(axis_size(var) for var in (*space.axes, *space.raxes)))
     for section in sections:
         for stmt in section.body:
-            note_all(indices(stmt))
-    for local in locals_:
-        note(local.size)
-    for arg in args:
-        note(arg.numel)
+            note(*indices(stmt))
+    note(*(row.size for row in row_buffers), *(arg.numel for arg in args))
     return dict(sorted(found.items()))
 
 

@@ -9,7 +9,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.schedule.result import Call, Launch
-from polyfuse.symbolic import IndexLike
+from polyfuse.symbolic import IndexLike, storage_size
 
 
 def kernel_local(graph: Graph, units: Sequence[Unit], roots: Mapping[str, str]) -> frozenset[str]:
@@ -69,11 +69,5 @@ def last_uses(
 
 
 def storage_key(buffer: Buffer) -> tuple[str, str, IndexLike]:
-    """Buffers with equal keys may take each other's place."""
-    extent: IndexLike = 1
-    for size, stride in zip(buffer.size, buffer.stride, strict=True):
-        if size == 0:
-            extent = 0
-            break
-        extent = extent + (size - 1) * stride
-    return buffer.device, buffer.torch_dtype, extent
+    """Buffers with equal keys may reuse each other's storage."""
+    return buffer.device, buffer.torch_dtype, storage_size(buffer.size, buffer.stride)

@@ -19,7 +19,7 @@ __all__ = ["overlap_units", "communication_bits"]
 
 _NETWORK: Mapping[str, int] = {"cpu": 1_000}
 _DEVICES = 50_000
-"""Megabytes that a network moves in a second between processors, and between other devices."""
+"""Megabytes that a network moves in a second between CPUs, and between other devices."""
 
 
 def overlap_units(
@@ -67,18 +67,18 @@ def overlap_units(
 
 
 def communication_bits(nodes: Sequence[Node]) -> tuple[int, int]:
-    """Bit sets of the places of collectives, and of waits, among nodes."""
-    starts = sum(1 << place for place, node in enumerate(nodes) if isinstance(node, Collective))
-    return starts, sum(1 << place for place, node in enumerate(nodes) if isinstance(node, Wait))
+    """Bit sets of the positions of collectives, and of waits, among nodes."""
+    starts = sum(1 << position for position, node in enumerate(nodes) if isinstance(node, Collective))
+    return starts, sum(1 << position for position, node in enumerate(nodes) if isinstance(node, Wait))
 
 
 def _ends(nodes: Sequence[Node]) -> dict[int, tuple[int, ...]]:
     """For each wait, the starts that it is for."""
     found: dict[int, tuple[int, ...]] = {}
-    running, places = Running(), {node.name: number for number, node in enumerate(nodes)}
+    running, positions = Running(), {node.name: number for number, node in enumerate(nodes)}
     for number, node in enumerate(nodes):
         if isinstance(node, Wait):
-            found[number] = tuple(places[c.name] for c in running.of(node.mutates))
+            found[number] = tuple(positions[c.name] for c in running.of(node.mutates))
         running.pass_by(node)
     return found
 
@@ -99,12 +99,13 @@ def _sizes(
 
 def _decisions(nodes: Sequence[Node], tasks: Sequence[Task], given: Plan, best: Plan) -> list[Decision]:
     found: list[Decision] = []
-    place = {number: at for at, number in enumerate(best.order)}
+    position = {number: at for at, number in enumerate(best.order)}
     for number, task in enumerate(tasks):
         if task.kind != "wait":
             continue
         for start in task.ends:
-            between = sum(tasks[n].kind == "compute" for n in best.order[place[start] + 1 : place[number]])
+            steps = best.order[position[start] + 1 : position[number]]
+            between = sum(tasks[n].kind == "compute" for n in steps)
             hidden, seconds = best.hidden[start] * 1e6, tasks[start].seconds * 1e6
             reason = (
                 f"{between} steps of computing are between its start and the wait; by estimates they hide "

@@ -9,7 +9,7 @@ from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode, Node, Reduction, View
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.plugin import TargetInfo
-from polyfuse.schedule.fusion.score import touched_bytes
+from polyfuse.schedule.fusion.score import nbytes, touched_bytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike, product
 
@@ -21,7 +21,7 @@ _START: Final = 5e-6
 _LATENCY: Final = 20e-6
 """Seconds in which a collective begins and ends."""
 
-_PRODUCTS: Final = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "convolution": 1}
+_GEMMS: Final = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "convolution": 1}
 """Calls that compute more than they move, and the argument whose sizes say how much: the last one, or those
 of a filter.
 """
@@ -37,13 +37,13 @@ def computing_seconds(
 
 
 def _operations(node: Node, graph: Graph, hint: Callable[[IndexLike], int]) -> float:
-    """Multiplications and additions of a product; nothing of what else there is."""
+    """Multiplications and additions of a GEMM or convolution; 0 for anything else."""
     if isinstance(node, Reduction) and node.kind in CONTRACTIONS:
         return 2.0 * hint(product((*node.sizes, *node.rsizes)))
     if isinstance(node, LoopNode) or not isinstance(node, ExternCall) or not node.writes():
         return 0.0
     short = node.op.removeprefix("aten.").partition(".")[0]
-    operand = node.args[_PRODUCTS[short]] if short in _PRODUCTS else None
+    operand = node.args[_GEMMS[short]] if short in _GEMMS else None
     if not isinstance(operand, View):
         return 0.0
     depth = product(operand.size[1:]) if short == "convolution" else operand.size[-1]
@@ -55,10 +55,7 @@ def communication_seconds(
 ) -> float:
     """Seconds of a collective over a network that moves so many bytes in a second."""
 
-    def size(names: tuple[str, ...]) -> int:
-        found = (graph.buffers[name] for name in names)
-        return sum(hint(b.numel) * b.dtype.itemsize for b in found if b.dtype is not None)
-
     # a sum goes around twice: to be made, and to be known
     rounds = 2 if "all_reduce" in node.op else 1
-    return _LATENCY + rounds * max(size(reads(node)), size(node.writes())) / bandwidth
+    largest = max(nbytes(graph, names, hint) for names in (reads(node), node.writes()))
+    return _LATENCY + rounds * largest / bandwidth

@@ -23,7 +23,7 @@ _Urgency = tuple[tuple[int, int], bool, int]
 
 @dataclass(frozen=True)
 class Task:
-    """One step, numbered by its place in the order that is to be improved.
+    """One step, numbered by its position in the order that is to be improved.
 
     Attributes:
         kind: whether it computes, starts a collective or waits for some.
@@ -164,15 +164,15 @@ class _Search:
         self.rank = [(lead[number], number) for number in range(len(tasks))]
         for number in reversed(range(len(tasks))):
             if tasks[number].kind == "wait":
-                # in the place of the first that it is for
+                # before the first that it is for
                 readers = (self.rank[follower] for follower in self.followers[number])
                 self.rank[number] = min(readers, default=(_LAST, number))
 
     def _leads(self) -> list[int]:
         """For each step, the first collective whose start follows it; a large number where none does."""
         found = [_LAST] * len(self.tasks)
-        for place, start in enumerate(self.starts):
-            found[start] = place
+        for rank, start in enumerate(self.starts):
+            found[start] = rank
         for number in reversed(range(len(self.tasks))):
             for follower in self.followers[number]:
                 found[number] = min(found[number], found[follower])

@@ -1,13 +1,12 @@
-"""Sums down the columns of a matrix beside work along its rows: one kernel does both, and reads it once.
+"""Column reductions fused with work along the rows of the same matrix, which is read once.
 
-The gradient of a normalisation needs both: along each row for the input, down the columns for the weight. A
-kernel that has a row at hand adds it to the partial sums of the group of rows that it belongs to; a second,
-small kernel adds up the groups.
+The gradient of a normalisation needs both: along each row for the input, down the columns for the weight. The
+kernel of the rows adds each one to the partial sums of its group of rows; a second, small kernel adds up the
+groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from polyfuse.ir.expr import Expr, const, load, loads, reindex
@@ -15,24 +14,24 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, LoopNode, Node, Pointwise, Reduction, Scatter
 from polyfuse.ir.types import DType
 from polyfuse.plugin import TargetInfo
-from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, product
+from polyfuse.symbolic import axis, flat_index, product, unflattened
 
-__all__ = ["axes_apart", "row_major", "sum_across_rows"]
+__all__ = ["split_columns"]
 
 _COLUMNS = (256, 8192)
-"""Lengths of rows that a group of threads can have at hand."""
+"""Lengths of rows that a thread block can hold."""
 _FULL = 4096
-"""Length of a row that keeps a group of threads busy."""
+"""Length of a row that keeps a thread block busy."""
 _FEWEST, _ENOUGH = 2, 4
 """Rows of a group that are worth it, and those that are better."""
 
 
-def sum_across_rows(
+def split_columns(
     graph: Graph, position: int, target_info: TargetInfo
 ) -> tuple[tuple[Node, ...], dict[str, Buffer]] | None:
-    """The nodes that take the place of the sum at `position`, with their buffers; None where it stays."""
+    """The nodes that replace the sum at `position`, with their buffers; None where it stays whole."""
     node = graph.nodes[position]
-    if not target_info.sums_across_rows or not isinstance(node, Reduction) or node.kind != "sum":
+    if not target_info.column_reductions or not isinstance(node, Reduction) or node.kind != "sum":
         return None
     rows, columns = product(node.rsizes), product(node.sizes)
     if not isinstance(rows, int) or not isinstance(columns, int) or node.values[0].dtype is not DType.f32:
@@ -40,7 +39,7 @@ def sum_across_rows(
     count = _rows_of_group(rows, columns, target_info.blocks)
     if not _COLUMNS[0] <= columns <= _COLUMNS[1] or count < _FEWEST:
         return None
-    if not any(_has_company(graph, position, name, rows, columns) for name in _matrices(node)):
+    if not any(_is_read_by_rows(graph, position, name, rows, columns) for name in _matrices(node)):
         return None
     return _parts(graph, node, rows, count)
 
@@ -57,12 +56,12 @@ def _rows_of_group(rows: int, columns: int, blocks: int) -> int:
 
 
 def _matrices(node: Reduction) -> set[str]:
-    """Buffers that a sum reads as a matrix, each row of which lies in one piece."""
-    place, _ = row_major((*node.raxes, *node.axes))
-    return {item.buffer for item in loads(node.values[0]) if item.index == place}
+    """Buffers that a sum reads as a matrix with contiguous rows."""
+    index = flat_index((*node.raxes, *node.axes))
+    return {item.buffer for item in loads(node.values[0]) if item.index == index}
 
 
-def _has_company(graph: Graph, position: int, name: str, rows: int, columns: int) -> bool:
+def _is_read_by_rows(graph: Graph, position: int, name: str, rows: int, columns: int) -> bool:
     """Whether another node works through the rows of a matrix, and needs no column's sum for it."""
     behind = set(graph.nodes[position].writes())
     for at, node in enumerate(graph.nodes):
@@ -89,39 +88,17 @@ def _parts(
 ) -> tuple[tuple[Node, ...], dict[str, Buffer]]:
     groups = -(-rows // count)
     row, group = axis("t0", rows), axis("t1", groups)
-    place, extent = row_major((group, *node.axes))
+    index = flat_index((group, *node.axes))
     name, device = f"{node.name}_part", graph.buffers[node.writes()[0]].device
-    buffer = Buffer(name, DType.f32, device, (extent,), (1,), "float32")
-    value = reindex(node.values[0], axes_apart(row, node.raxes))
+    buffer = Buffer(name, DType.f32, device, (groups * product(node.sizes),), (1,), "float32")
+    value = reindex(node.values[0], unflattened(row, node.raxes))
     zero = Pointwise(
-        f"{node.name}_zero", (group, *node.axes), (), name, place, const(0.0, DType.f32), origins=node.origins
+        f"{node.name}_zero", (group, *node.axes), (), name, index, const(0.0, DType.f32), origins=node.origins
     )
-    target, _ = row_major((row // count, *node.axes), (groups, *node.sizes))
+    target = flat_index((row // count, *node.axes), (groups, *node.sizes))
     added = Scatter(
         f"{node.name}_rows", (row, *node.axes), (), name, target, (), value, "add", origins=node.origins
     )
-    parts: tuple[Expr, ...] = (load(name, place, DType.f32),)
+    parts: tuple[Expr, ...] = (load(name, index, DType.f32),)
     final = replace(node, name=f"{node.name}_final", raxes=(group,), values=parts)
     return (zero, added, final), {name: buffer}
-
-
-def axes_apart(row: Index, raxes: Sequence[Index]) -> dict[str, IndexLike]:
-    """Each of some nested loops in terms of the number of a point."""
-    place: dict[str, IndexLike] = {}
-    rest: IndexLike = row
-    for var in reversed(raxes[1:]):
-        place[axis_name(var)] = rest % axis_size(var)
-        rest = rest // axis_size(var)
-    place[axis_name(raxes[0])] = rest
-    return place
-
-
-def row_major(
-    places: Sequence[IndexLike], sizes: Sequence[IndexLike] | None = None
-) -> tuple[IndexLike, IndexLike]:
-    """The position within axes, and the number of positions."""
-    extents = [axis_size(p) for p in places] if sizes is None else sizes
-    index: IndexLike = 0
-    for var, size in zip(places, extents, strict=True):
-        index = index * size + var
-    return index, product(extents)

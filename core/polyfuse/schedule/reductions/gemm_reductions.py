@@ -1,6 +1,6 @@
-"""Reductions over rows or columns of a matrix product, begun where its results are computed.
+"""GEMM epilogue reductions: those over rows or columns of a GEMM's results, begun in its kernel.
 
-The kernel of the product combines groups of neighbouring results, and stores a partial result of each group
+The kernel of the GEMM combines groups of neighbouring results, and stores a partial result of each group
 beside the results; a second kernel, an ordinary reduction, combines these. So nothing reads the results back.
 """
 
@@ -12,42 +12,51 @@ from dataclasses import dataclass, replace
 from polyfuse.ir.expr import Expr, load, loads, moved, reindex, rewrite
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node, Pointwise, Reduction, Scatter
-from polyfuse.ir.ops import CONTRACTIONS, FOLD_MODES
+from polyfuse.ir.ops import CONTRACTIONS, GROUP_MODES
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend
-from polyfuse.schedule.fusion.gemm_epilogues import has_product
+from polyfuse.schedule.fusion.gemm_epilogues import has_gemm
 from polyfuse.schedule.fusion.units import Unit
-from polyfuse.schedule.reductions.column_reductions import axes_apart, row_major
 from polyfuse.schedule.result import Decision
-from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, free_axes, product
+from polyfuse.symbolic import (
+    Index,
+    IndexLike,
+    axis,
+    axis_name,
+    axis_size,
+    flat_index,
+    free_axes,
+    product,
+    unflattened,
+)
 
 __all__ = [
     "Readers",
-    "fold_results",
-    "foldable",
-    "folds_alone",
-    "is_fold",
+    "split_epilogue_reductions",
+    "epilogue_reductions",
+    "detached_reductions",
+    "is_group_store",
     "part_names",
     "readers_of",
     "reduction_of",
 ]
 
-_MODES = {kind: mode for mode, kind in FOLD_MODES.items()}
+_MODES = {kind: mode for mode, kind in GROUP_MODES.items()}
 _PARTIAL = "_partial"
 
 
 @dataclass(frozen=True)
-class _Fold:
-    """A reduction over results of a product.
+class _Epilogue:
+    """A reduction over results of a GEMM.
 
     Attributes:
-        place: where it reads the matrix of results.
+        index: at which it reads the matrix of results.
         along: whether it is over the matrix's `"rows"` or its `"columns"`; empty: over something else.
     """
 
-    product: Reduction
+    gemm: Reduction
     reduction: Reduction
-    place: IndexLike
+    index: IndexLike
     along: str
 
 
@@ -65,7 +74,7 @@ def readers_of(graph: Graph) -> Readers:
     return found
 
 
-def foldable(
+def epilogue_reductions(
     graph: Graph,
     readers: Readers,
     node: Reduction,
@@ -73,70 +82,70 @@ def foldable(
     backend: Backend,
     decisions: list[Decision],
 ) -> tuple[str, ...]:
-    """The names of the reductions that a backend can begin in the kernel of a product.
+    """The names of the reductions that a backend can begin in the kernel of a GEMM.
 
     Args:
-        node: the product.
+        node: the GEMM.
         results: the buffer that gets its results.
         decisions: gets the reason why for each other one that reads them.
     """
     found: list[str] = []
-    for fold in _folds(readers, node, results):
-        answer = _divided(graph, fold, backend)
+    for epilogue in _epilogues(readers, node, results):
+        answer = _divided(graph, epilogue, backend)
         if isinstance(answer, str):
-            decisions.append(Decision("declined", fold.reduction.name, backend.name, answer))
+            decisions.append(Decision("declined", epilogue.reduction.name, backend.name, answer))
         else:
-            found.append(fold.reduction.name)
+            found.append(epilogue.reduction.name)
     return tuple(found)
 
 
-def fold_results(
-    graph: Graph, chosen: Mapping[str, Backend], folded: frozenset[str], decisions: list[Decision]
+def split_epilogue_reductions(
+    graph: Graph, claimed: Mapping[str, Backend], names: frozenset[str], decisions: list[Decision]
 ) -> tuple[Graph, Mapping[str, Backend]]:
-    """`graph` with some reductions begun in the kernels of products, and who generates which nodes, by name.
+    """`graph` with some reductions begun in the kernels of GEMMs, and who generates which nodes, by name.
 
     Args:
-        chosen: who generates products, by name.
-        folded: names of the reductions.
+        claimed: who generates the loops of `graph`, by name.
+        names: of the reductions.
         decisions: gets an entry for each.
     """
-    owners = dict(chosen)
+    if not names:
+        return graph, claimed
+    owners = dict(claimed)
     parts: dict[str, tuple[Node, Node]] = {}
     buffers = dict(graph.buffers)
-    readers = readers_of(graph) if folded else {}
-    products = [
-        n for n in graph.nodes if isinstance(n, Reduction) and n.kind in CONTRACTIONS and n.name in chosen
-    ]
-    found = [fold for n in products for fold in _folds(readers, n, n.outputs[0])] if folded else []
-    for fold in found:
-        name, backend = fold.reduction.name, chosen[fold.product.name]
-        if name in parts or name not in folded:
+    readers = readers_of(graph)
+    gemms = [n for n in graph.nodes if isinstance(n, Reduction) and n.kind in CONTRACTIONS]
+    for epilogue in (epilogue for n in gemms for epilogue in _epilogues(readers, n, n.outputs[0])):
+        name, backend = epilogue.reduction.name, claimed[epilogue.gemm.name]
+        if name in parts or name not in names:
             continue
-        answer = _divided(graph, fold, backend)
+        answer = _divided(graph, epilogue, backend)
         if isinstance(answer, str):
             continue
         first, buffer, last = answer
-        parts[name], buffers[buffer.name], owners[first.name] = (first, last), buffer, backend
-        decisions.append(Decision("split", name, fold.product.name, "begun where the results are computed"))
+        parts[name], buffers[buffer.name] = (first, last), buffer
+        owners |= {first.name: backend, last.name: claimed[name]}
+        decisions.append(Decision("split", name, epilogue.gemm.name, "begun where the results are computed"))
     nodes = tuple(part for node in graph.nodes for part in parts.get(node.name, (node,)))
-    return replace(graph, nodes=nodes, buffers=buffers) if parts else graph, owners
+    return replace(graph, nodes=nodes, buffers=buffers), owners
 
 
-def folds_alone(units: Iterable[Unit]) -> Mapping[str, Decision]:
-    """The names of reductions that were begun in a kernel other than the product's, with a decision each."""
-    reason = "what it reads is not computed in the kernel of the product"
+def detached_reductions(units: Iterable[Unit]) -> Mapping[str, Decision]:
+    """The names of reductions that were begun in a kernel other than the GEMM's, with a decision each."""
+    reason = "what it reads is not computed in the kernel of the GEMM"
     return {
         name: Decision("declined", name, unit.backend, reason)
         for unit in units
         for member in unit.members
-        if is_fold(member.node) and not has_product(unit)
+        if is_group_store(member.node) and not has_gemm(unit)
         for name in (reduction_of(member.node),)
     }
 
 
-def is_fold(node: Node) -> bool:
-    """Whether a node combines groups of results of a product."""
-    return isinstance(node, Scatter) and node.mode in FOLD_MODES
+def is_group_store(node: Node) -> bool:
+    """Whether a node combines groups of results of a GEMM."""
+    return isinstance(node, Scatter) and node.mode in GROUP_MODES
 
 
 def reduction_of(node: Node) -> str:
@@ -149,8 +158,8 @@ def part_names(name: str) -> tuple[str, ...]:
     return name, f"{name}{_PARTIAL}", f"{name}_final"
 
 
-def _folds(readers: Readers, node: Reduction, results: str) -> Iterator[_Fold]:
-    """The reductions over a product's results, or over what is done with each of them."""
+def _epilogues(readers: Readers, node: Reduction, results: str) -> Iterator[_Epilogue]:
+    """The reductions over a GEMM's results, or over what its epilogue computes from each of them."""
     extents = _extents(node)
     buffers = [results]
     reductions: dict[str, Reduction] = {}
@@ -162,13 +171,12 @@ def _folds(readers: Readers, node: Reduction, results: str) -> Iterator[_Fold]:
                 buffers.append(other.output)
     for other in reductions.values():
         if other.kind not in CONTRACTIONS:
-            places = {item.index for item in loads(*other.expressions()) if item.buffer in buffers}
-            place, *more = places
-            yield _Fold(node, other, place, "" if more else _along(other, place, extents))
+            index, *more = {item.index for item in loads(*other.expressions()) if item.buffer in buffers}
+            yield _Epilogue(node, other, index, "" if more else _along(other, index, extents))
 
 
 def _extents(node: Reduction) -> Mapping[str, IndexLike]:
-    """How many rows and columns a product has; none where it has several, or several matrices."""
+    """How many rows and columns a GEMM has; none where it has several axes of one, or a batch."""
     used = [{n for item in loads(value) for n in free_axes(item.index)} for value in node.values]
     found: dict[str, list[Index]] = {"rows": [], "columns": [], "": []}
     for var in node.axes:
@@ -179,8 +187,8 @@ def _extents(node: Reduction) -> Mapping[str, IndexLike]:
     return {along: axis_size(found[along][0]) for along in ("rows", "columns")}
 
 
-def _along(node: Reduction, place: IndexLike, extents: Mapping[str, IndexLike]) -> str:
-    """Whether a reduction that reads a matrix at a place does so along its rows or its columns; empty where
+def _along(node: Reduction, index: IndexLike, extents: Mapping[str, IndexLike]) -> str:
+    """Whether a reduction that reads a matrix at an index does so along its rows or its columns; empty where
     it does neither.
     """
     for along, other, axes in (
@@ -188,51 +196,51 @@ def _along(node: Reduction, place: IndexLike, extents: Mapping[str, IndexLike]) 
         ("rows", "columns", (*node.raxes, *node.axes)),
     ):
         sizes = product(node.rsizes), product(node.sizes)
-        if extents and place == row_major(axes)[0] and sizes == (extents[along], extents[other]):
+        if extents and index == flat_index(axes) and sizes == (extents[along], extents[other]):
             return along
     return ""
 
 
-def _divided(graph: Graph, fold: _Fold, backend: Backend) -> tuple[Scatter, Buffer, Reduction] | str:
+def _divided(graph: Graph, epilogue: _Epilogue, backend: Backend) -> tuple[Scatter, Buffer, Reduction] | str:
     """The node that combines groups of results, what it writes, and the node that combines these; or why a
     backend does not generate the first.
     """
-    node = fold.reduction
+    node = epilogue.reduction
     if node.kind not in _MODES or node.values[0].dtype is not DType.f32:
-        return f"{node.kind} of {node.values[0].dtype} is not begun with a product"
-    if not fold.along:
+        return f"{node.kind} of {node.values[0].dtype} is not begun in a GEMM"
+    if not epilogue.along:
         return "it is not over all rows or all columns of one matrix"
-    width = backend.fold_width(fold.product, node.kind, fold.along)
+    width = backend.fold_width(epilogue.gemm, node.kind, epilogue.along)
     if width < 1:
-        return f"it combines no results of a product along its {fold.along}"
-    across = fold.along == "columns"
+        return f"it combines no results of a GEMM along its {epilogue.along}"
+    across = epilogue.along == "columns"
     size = product(node.rsizes)
     groups = (size + width - 1) // width
     line, other, group = axis("t0", size), axis("t1", product(node.sizes)), axis("t2", groups)
     row, column = (other, line) if across else (line, other)
-    place = other * groups + line // width if across else line // width * axis_size(other) + other
+    index = other * groups + line // width if across else line // width * axis_size(other) + other
     name, device = f"{node.name}_part", graph.buffers[node.writes()[0]].device
     buffer = Buffer(name, DType.f32, device, (groups * axis_size(other),), (1,), "float32")
     first_name, last_name = part_names(node.name)[1:]
-    value = _at(node, fold.place, row * axis_size(column) + column, line, other)
+    value = _at(node, epilogue.index, row * axis_size(column) + column, line, other)
     mode = _MODES[node.kind]
-    first = Scatter(first_name, (row, column), (), name, place, (), value, mode, origins=node.origins)
+    first = Scatter(first_name, (row, column), (), name, index, (), value, mode, origins=node.origins)
     answer = backend.claims(first)
     if not answer:
         return getattr(answer, "reason", "no reason given")
-    whole, _ = row_major(node.axes)
+    whole = flat_index(node.axes)
     again = whole * groups + group if across else group * axis_size(other) + whole
     parts = (load(name, again, DType.f32),)
     return first, buffer, replace(node, name=last_name, raxes=(group,), values=parts)
 
 
-def _at(node: Reduction, place: IndexLike, flat: IndexLike, line: Index, other: Index) -> Expr:
-    """What a reduction combines, in terms of a matrix's two axes. `place`: where it reads the matrix."""
+def _at(node: Reduction, index: IndexLike, flat: IndexLike, line: Index, other: Index) -> Expr:
+    """What a reduction combines, in terms of a matrix's two axes. `index`: at which it reads the matrix."""
 
     def change(expr: Expr) -> Expr:
-        if expr.op != "load" or expr.index != place:
+        if expr.op != "load" or expr.index != index:
             return expr
         return moved(expr, flat)
 
-    apart = axes_apart(line, node.raxes) | (axes_apart(other, node.axes) if node.axes else {})
-    return reindex(rewrite(node.values[0], change), apart)
+    axes = unflattened(line, node.raxes) | unflattened(other, node.axes)
+    return reindex(rewrite(node.values[0], change), axes)

@@ -1,17 +1,18 @@
-"""Long reductions with few results become two: partial results of many stretches of the loop, and their
-combination.
+"""Split reductions: long ones with few results become two, partial results of many splits of the loop, and
+their combination.
 
-Otherwise a wide device would run them on a handful of its groups of threads. What is divided is the outermost
-loops, so that each stretch stays contiguous where the whole was. The stretches are the same at every call, so
-the result is too.
+Otherwise a wide device would run them on a handful of its thread blocks. The outermost loops are split, so
+that each split stays contiguous where the whole was. The splits are the same at every call, so the result is
+too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, const, guard, index_value, load, loads, reindex
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, Node, Reduction, Scan
@@ -19,103 +20,118 @@ from polyfuse.ir.ops import CONTRACTIONS, REDUCTIONS
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.plugin.target_info import is_near, near_divisor
-from polyfuse.schedule.reductions.column_reductions import row_major, sum_across_rows
+from polyfuse.schedule.claims import ask
+from polyfuse.schedule.reductions.column_reductions import split_columns
 from polyfuse.schedule.reductions.split_scan import SPLIT_SCANS, scan_parts
 from polyfuse.schedule.result import Decision
-from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, product
+from polyfuse.symbolic import Index, IndexLike, axis, axis_name, axis_size, coefficient, flat_index, product
 
 __all__ = ["split_reductions"]
 
 _ALIGNED = 64
-"""Stretches whose end is tested are multiples of this, so that all begin at a round address."""
+"""Splits whose end is tested are multiples of this, so that all begin at an aligned address."""
 
 Hint = Callable[[IndexLike], int]
 
 
 def split_reductions(
     graph: Graph,
-    backends: Callable[[str], Iterable[Backend]],
+    claimed: Mapping[str, Backend],
+    target_info: Callable[[str, str], TargetInfo],
     hint: Hint,
     decisions: list[Decision],
-    scatters: bool = True,
-) -> Graph:
-    """`graph` with its long reductions of few results divided, as the backends' target info wants it.
+    settings: Settings,
+) -> tuple[Graph, Mapping[str, Backend]]:
+    """`graph` with its long reductions of few results split, as the backends' target info wants it, and who
+    generates its loops. A reduction stays whole whose backend refuses one of the parts.
 
     Args:
-        backends: backends for a device type, in the order in which they are asked.
+        claimed: who generates the loops of `graph`, by the node's name.
+        target_info: that of a backend, by its name, on a device.
         hint: example value of a size.
-        decisions: gets an entry for each reduction that is divided.
-        scatters: whether sums may be made by adding to memory, which some kernels do in any order.
+        decisions: gets an entry for each reduction that is split.
     """
-    split = _Splitter(graph, backends, hint)
+    split = _Splitter(graph, claimed, target_info, hint)
     nodes: list[Node] = []
     done: set[str] = set()
+    owners, buffers = dict(claimed), dict(graph.buffers)
+    # sums may be made by adding to memory, which some kernels do in any order
+    scatters = settings.deterministic != "on"
     for position, node in enumerate(graph.nodes):
         if node.name in done:
             continue
-        across = (
-            sum_across_rows(graph, position, split.target_info(node))
-            if scatters and isinstance(node, Reduction)
-            else None
-        )
-        if across is not None:
-            nodes.extend(across[0])
-            split.buffers.update(across[1])
-            decisions.append(Decision("split", node.name, "", "columns are added up where rows are at hand"))
-            continue
-        scans = split.scan(node) if isinstance(node, Scan) else ()
-        if scans:
-            nodes.extend(scans)
-            decisions.append(Decision("split", node.name, "", "stretches of the scan keep the device busy"))
-            continue
-        division = split.division(node) if isinstance(node, Reduction) else None
-        if division is None or not isinstance(node, Reduction):
+        found = split.split(position, scatters) if isinstance(node, (Reduction, Scan)) else None
+        if found is None or not all(ask(claimed[node.name], part, settings) for part in found.nodes):
             nodes.append(node)
             continue
-        partner = _sum_of_exponentials(graph, position)
-        if partner is not None:
-            done.add(partner.name)
-            nodes.extend(split.softmax(node, partner, division))
-        else:
-            nodes.extend(split.parts(node, division))
-        count = hint(product(axis_size(a) for a in division.outer))
-        second = partner.name if partner is not None else ""
-        decisions.append(
-            Decision("split", node.name, second, f"{count} partial results keep the device busy")
-        )
-    if not split.buffers:
-        return graph
-    return replace(graph, buffers={**graph.buffers, **split.buffers}, nodes=tuple(nodes))
+        buffers |= split.buffers
+        nodes.extend(found.nodes)
+        owners |= {part.name: claimed[node.name] for part in found.nodes}
+        done.add(found.partner)
+        decisions.append(Decision("split", node.name, found.partner, found.reason))
+    return replace(graph, buffers=buffers, nodes=tuple(nodes)), owners
+
+
+@dataclass(frozen=True)
+class _Split:
+    """What a reduction or scan becomes: nodes, why, and the name of another node whose work they do too."""
+
+    nodes: tuple[Node, ...]
+    reason: str
+    partner: str = ""
 
 
 @dataclass(frozen=True)
 class _Division:
-    """How the loops of one reduction are divided.
+    """How the loops of one reduction are split.
 
     Attributes:
-        outer: axes that become parallel, one point for each stretch.
+        outer: axes that become parallel, one point for each split.
         inner: loop axes that are left.
-        place: the original loop axes that changed, in terms of these.
+        mapping: the original loop axes that changed, in terms of these.
         inside: whether a point exists; None where all do.
     """
 
     outer: tuple[Index, ...]
     inner: tuple[Index, ...]
-    place: dict[str, IndexLike]
+    mapping: dict[str, IndexLike]
     inside: Expr | None
 
 
 @dataclass
 class _Splitter:
-    """The state of dividing the reductions of one graph."""
+    """Splits the reductions of one graph. `buffers` are those of the last one."""
 
     graph: Graph
-    backends: Callable[[str], Iterable[Backend]]
+    claimed: Mapping[str, Backend]
+    target_infos: Callable[[str, str], TargetInfo]
     hint: Hint
     buffers: dict[str, Buffer] = field(default_factory=dict)
 
+    def split(self, position: int, scatters: bool) -> _Split | None:
+        """What the reduction or scan at a position becomes; None where it stays whole."""
+        node = self.graph.nodes[position]
+        self.buffers = {}
+        if isinstance(node, Scan):
+            parts = self.scan(node)
+            return _Split(parts, "splits of the scan keep the device busy") if parts else None
+        assert isinstance(node, Reduction)
+        columns = split_columns(self.graph, position, self.target_info(node)) if scatters else None
+        if columns is not None:
+            self.buffers.update(columns[1])
+            return _Split(columns[0], "columns are added up in the kernel that reads the rows")
+        division = self.division(node)
+        if division is None:
+            return None
+        count = self.hint(product(axis_size(a) for a in division.outer))
+        reason = f"{count} partial results keep the device busy"
+        partner = _sum_of_exponentials(self.graph, position)
+        if partner is not None:
+            return _Split(self.softmax(node, partner, division), reason, partner.name)
+        return _Split(self.parts(node, division), reason)
+
     def division(self, node: Reduction) -> _Division | None:
-        """How `node` is divided; None where it stays whole."""
+        """How `node` is split; None where it stays whole."""
         if node.kind in CONTRACTIONS or (node.kind == "online_softmax" and "" in node.outputs):
             return None
         target_info = self.target_info(node)
@@ -123,7 +139,7 @@ class _Splitter:
         return self._divide(node, wanted) if wanted > 1 else None
 
     def scan(self, node: Scan) -> tuple[Node, ...]:
-        """The nodes that take the place of a scan; none where it stays whole."""
+        """The nodes that replace a scan; none where it stays whole."""
         extent, target_info = axis_size(node.raxes[0]), self.target_info(node)
         if target_info.scans_look_back and not self._contiguous_side(node):
             return ()
@@ -133,7 +149,7 @@ class _Splitter:
         return scan_parts(node, count, partial(self._add_buffer, device)) if count else ()
 
     def parts(self, node: Reduction, how: _Division) -> tuple[Node, ...]:
-        """The nodes that take the place of `node`."""
+        """The nodes that replace `node`."""
         first, loaded = self._partial(node, node.kind, how)
         if node.kind == "welford":
             return (first, *self._combine_moments(node, how.outer, loaded))
@@ -142,9 +158,7 @@ class _Splitter:
         return (first, replace(node, name=f"{node.name}_final", raxes=how.outer, values=loaded))
 
     def softmax(self, largest: Reduction, total: Reduction, how: _Division) -> tuple[Node, ...]:
-        """The nodes that take the place of a maximum and of the sum of exponentials below it: what is read
-        once serves both.
-        """
+        """The nodes that replace a maximum and the sum of exponentials below it: one read serves both."""
         first, loaded = self._partial(largest, "online_softmax", how)
         outputs, indices = (*largest.outputs, *total.outputs), (largest.index, total.index)
         origins = tuple(dict.fromkeys((*largest.origins, *total.origins)))
@@ -152,21 +166,17 @@ class _Splitter:
         return (first, *self._combine_softmax(largest, outputs, indices, how.outer, loaded))
 
     def target_info(self, node: Reduction | Scan) -> TargetInfo:
-        """The target info of the backend that will generate this node's kernel."""
+        """The target info of the backend that generates this node's kernel."""
         device = self.graph.buffers[node.writes()[0]].device
-        for backend in self.backends(device.split(":")[0]):
-            target_info = backend.target_info(device)
-            if not target_info.blocks or backend.claims(node):
-                return target_info
-        return TargetInfo()
+        return self.target_infos(self.claimed[node.name].name, device)
 
     def _wanted(self, node: Reduction | Scan, target_info: TargetInfo) -> int:
-        """Stretches that keep the device busy, as far as they do not become too short."""
+        """How many splits keep the device busy, as far as they do not become too short."""
         rows = self.hint(product(node.sizes))
         length = self.hint(product(node.rsizes))
         side = self._contiguous_side(node)
         together = min(target_info.lanes, side) if side else 1
-        return target_info.stretches(max(1, -(-rows // together)), length * together)
+        return target_info.splits(max(1, -(-rows // together)), length * together)
 
     def _contiguous_side(self, node: Reduction | Scan) -> int:
         """The extent of the parallel axis along which the largest operand is contiguous; 0 if it is a loop
@@ -185,10 +195,10 @@ class _Splitter:
         return step is not None and self.hint(step) == 1
 
     def _divide(self, node: Reduction, wanted: int) -> _Division | None:
-        """About `wanted` stretches, cut from the outermost loops."""
+        """About `wanted` splits of the outermost loops."""
         outer: list[Index] = []
         rest = list(node.raxes)
-        place: dict[str, IndexLike] = {}
+        mapping: dict[str, IndexLike] = {}
         inside: Expr | None = None
         while wanted > 1 and rest:
             var = rest[0]
@@ -199,29 +209,29 @@ class _Splitter:
                 continue
             count = near_divisor(extent, wanted) if isinstance(extent, int) else 0
             if count == 0 and node.kind == "welford":
-                # a partial mean needs the number of its elements, which the last stretch has fewer of
+                # a partial mean needs the number of its elements, which the last split has fewer of
                 break
             count, length = (count, extent // count) if count else _cut(extent, wanted)
-            stretch, step = axis("t0", count), axis("t1", length)
-            outer.append(stretch)
+            split, step = axis("t0", count), axis("t1", length)
+            outer.append(split)
             rest[0] = step
-            place[axis_name(var)] = stretch * length + step
+            mapping[axis_name(var)] = split * length + step
             if count * length != extent:
-                test = index_value(stretch * length + step), index_value(extent)
+                test = index_value(split * length + step), index_value(extent)
                 inside = apply("lt", *test)
             break
-        return _Division(tuple(outer), tuple(rest), place, inside) if outer else None
+        return _Division(tuple(outer), tuple(rest), mapping, inside) if outer else None
 
     def _partial(self, node: Reduction, kind: str, how: _Division) -> tuple[Reduction, tuple[Expr, ...]]:
         """The node that makes the partial results, and the loads of these."""
-        values = tuple(reindex(value, how.place) for value in node.values)
+        values = tuple(reindex(value, how.mapping) for value in node.values)
         if how.inside is not None:
             values = _confined(kind, values, how.inside)
         device = self.graph.buffers[node.writes()[0]].device
-        # stretches outermost where rows are neighbours in memory, innermost where each row is by itself
+        # splits outermost where rows are neighbours in memory, innermost where each row is by itself
         side = self._contiguous_side(node)
         axes = (*how.outer, *node.axes) if side else (*node.axes, *how.outer)
-        index, extent = row_major(axes)
+        index, extent = flat_index(axes), product(map(axis_size, axes))
         types = _result_types(kind, values)
         names = tuple(f"{node.name}_part{k}" for k in range(len(types)))
         for name, dtype in zip(names, types, strict=True):
@@ -238,12 +248,12 @@ class _Splitter:
     def _combine_moments(
         self, node: Reduction, outer: tuple[Index, ...], parts: tuple[Expr, ...]
     ) -> tuple[Node, ...]:
-        """Mean, squared deviations and count of everything, from those of the stretches."""
+        """Mean, squared deviations and count of everything, from those of the splits."""
         mean, deviation, count = parts
         dtype = mean.dtype
         device = self.graph.buffers[node.writes()[0]].device
         shape = product(node.sizes)
-        index, _ = row_major(node.axes)
+        index = flat_index(node.axes)
         made: list[Node] = []
 
         def total(label: str, value: Expr, result: str = "") -> Expr:
@@ -285,7 +295,7 @@ class _Splitter:
             )
         )
         below = apply("exp", apply("sub", largest, load(outputs[0], indices[0], largest.dtype)))
-        # a stretch of negative infinities alone has no sum of its own
+        # a split of negative infinities alone has no sum of its own
         empty = apply("eq", largest, const(float("-inf"), largest.dtype))
         share = apply("where", empty, const(0.0, total.dtype), apply("mul", total, below))
         return replace(first, values=(largest,)), replace(second, values=(share,))
@@ -314,7 +324,7 @@ def _sum_of_exponentials(graph: Graph, position: int) -> Reduction | None:
 
 
 def _cut(extent: IndexLike, wanted: int) -> tuple[int, IndexLike]:
-    """(number, length) of stretches that cover `extent`, the last of them perhaps in part."""
+    """(number, length) of splits that cover `extent`, the last of them perhaps in part."""
     length = (extent + wanted - 1) // wanted
     if isinstance(length, int) and length > 4 * _ALIGNED:
         length = -(-length // _ALIGNED) * _ALIGNED
@@ -324,25 +334,11 @@ def _cut(extent: IndexLike, wanted: int) -> tuple[int, IndexLike]:
 def _confined(kind: str, values: tuple[Expr, ...], inside: Expr) -> tuple[Expr, ...]:
     """`values` where `inside` holds; elsewhere what changes no result, and nothing is read."""
     first = guard(values[0], inside)
-    neutral = const(_neutral(kind, first.dtype), first.dtype)
+    neutral = const(REDUCTIONS[kind].identity(first.dtype), first.dtype)
     return (apply("where", inside, first, neutral), *(guard(value, inside) for value in values[1:]))
-
-
-def _neutral(kind: str, dtype: DType) -> bool | int | float:
-    if kind in ("sum", "any", "xor_sum"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    lowest = kind in ("max", "argmax", "online_softmax")
-    if dtype is DType.bool:
-        return not lowest
-    if dtype.is_float:
-        return float("-inf") if lowest else float("inf")
-    bits = dtype.itemsize * 8 - dtype.is_signed
-    return (-(1 << bits) if dtype.is_signed else 0) if lowest else (1 << bits) - 1
 
 
 def _result_types(kind: str, values: Sequence[Expr]) -> tuple[DType, ...]:
     if kind in ("argmin", "argmax"):
         return values[0].dtype, DType.i64
-    return (values[0].dtype,) * REDUCTIONS[kind][1]
+    return (values[0].dtype,) * REDUCTIONS[kind].results

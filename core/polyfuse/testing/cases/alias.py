@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
-from polyfuse.ir.kernel import KernelArg, Local
+from polyfuse.ir.kernel import KernelArg, RowBuffer
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis, symbol
 from polyfuse.testing.cases.builder import Builder, Carry, Store, result
@@ -132,7 +132,7 @@ def _dynamic() -> Case:
 def _softmax(dtype: DType, m: int, n: int) -> Case:
     i, r = axis("i0", m), axis("r0", n)
     args = (reads("in0", dtype, m * n), writes("out0", dtype, m * n))
-    builder = Builder("softmax", (i,), (r,), args, (Local("row", F32, n),))
+    builder = Builder("softmax", (i,), (r,), args, (RowBuffer("row", F32, n),))
     value = cast(load("in0", i * n + r, dtype), F32)
     builder.loop(Store("row", r, value), Carry(("m", "s"), "online_softmax", (value,)))
     shifted = apply("exp", apply("sub", load("row", r, F32), result("m", F32)))
@@ -154,7 +154,7 @@ def _activation_and_norm(dtype: DType, m: int, n: int, numerics: str, across: bo
         writes("out0", dtype, m * n),
         writes("out1", dtype, m * n),
     )
-    builder = Builder("activation_and_norm", (i,), (r,), args, (Local("row", F32, n),), numerics=numerics)
+    builder = Builder("activation_and_norm", (i,), (r,), args, (RowBuffer("row", F32, n),), numerics=numerics)
     x = cast(load("in0", place, dtype), F32)
     gelu = apply("mul", x, apply("add", apply("erf", apply("mul", x, const(0.7071, F32))), const(1.0, F32)))
     value = apply("add", gelu, cast(load("in1", i * n + r, dtype), F32))

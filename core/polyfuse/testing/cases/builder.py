@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from polyfuse.ir.expr import Access, Expr, load, rewrite, walk
-from polyfuse.ir.kernel import Kernel, KernelArg, Local, Section
+from polyfuse.ir.kernel import Kernel, KernelArg, RowBuffer, Section
 from polyfuse.ir.nodes import Node, Pointwise, Reduction, Scan, Scatter
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Statement, definition, statement
@@ -53,7 +53,7 @@ class Builder:
     axes: tuple[Index, ...]
     raxes: tuple[Index, ...]
     args: tuple[KernelArg, ...]
-    locals: tuple[Local, ...] = ()
+    row_buffers: tuple[RowBuffer, ...] = ()
     device: str = "cpu"
     numerics: str = "fast"
     sections: list[Section] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Builder:
             axes=self.axes,
             raxes=self.raxes,
             args=self.args,
-            locals=self.locals,
+            row_buffers=self.row_buffers,
             sections=tuple(self.sections),
             size_hints=tuple(hints),
             numerics=self.numerics,

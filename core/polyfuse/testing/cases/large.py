@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
-from polyfuse.ir.kernel import Local
+from polyfuse.ir.kernel import RowBuffer
 from polyfuse.ir.ops import REDUCTIONS, SCANS
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import result_types
@@ -81,7 +81,7 @@ def _reduction(kind: str, row: str, m: int, n: int) -> Case:
         index = (axes[0] * n if axes else 0) + raxes[0]
         outer = m
     value = load("in0", index, F32)
-    operands = (value, index_value(raxes[0]))[: REDUCTIONS[kind][0]]
+    operands = (value, index_value(raxes[0]))[: REDUCTIONS[kind].operands]
     outputs = result_types("reduce", kind, tuple(e.dtype for e in operands))
     assert not isinstance(outputs, str)
     places = range(len(outputs))
@@ -102,7 +102,7 @@ def _scan(kind: str, m: int, n: int) -> Case:
     value = apply("mul", load("in0", index, F32), const(0.01, F32))
     if kind == "prod":
         value = apply("add", apply("mul", value, const(0.01, F32)), const(1.0, F32))
-    operands = (value, index_value(r))[: SCANS[kind][0]]
+    operands = (value, index_value(r))[: SCANS[kind].operands]
     outputs = result_types("scan", kind, tuple(e.dtype for e in operands))
     assert not isinstance(outputs, str)
     places = range(len(outputs))
@@ -120,13 +120,13 @@ def _scan(kind: str, m: int, n: int) -> Case:
 def _softmax(m: int, n: int) -> Case:
     i, r = axis("i0", m), axis("r0", n)
     args = (reads("in0", F32, m * n), writes("out0", F32, m * n))
-    builder = Builder("large_softmax", (i,), (r,), args, (Local("row", F32, n),))
+    builder = Builder("large_softmax", (i,), (r,), args, (RowBuffer("row", F32, n),))
     value = load("in0", i * n + r, F32)
     builder.loop(Store("row", r, value), Carry(("m", "s"), "online_softmax", (value,)))
     shifted = apply("exp", apply("sub", load("row", r, F32), result("m", F32)))
     builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
     run = fresh(ordinary(F32, m * n), zeros(F32, m * n))
-    return one_case(builder, _GROUP, "softmax with a local", "f32", (run,), hints=(m, n))
+    return one_case(builder, _GROUP, "softmax with a row buffer", "f32", (run,), hints=(m, n))
 
 
 def _scatter() -> Case:

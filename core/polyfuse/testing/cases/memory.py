@@ -296,7 +296,7 @@ def _held(dtype: DType, count: int, mode: str) -> Callable[[], Tensor]:
 
 
 def _store_tolerance(mode: str, dtype: DType, collide: bool) -> Tolerance:
-    if mode in ("set", "min", "max") or not dtype.is_float:
+    if STORE_MODES[mode] in ("", "minimum", "maximum") or not dtype.is_float:
         return Tolerance(signed_zero=False)
     if dtype in (BF16, F16):
         # each addition rounds to few bits

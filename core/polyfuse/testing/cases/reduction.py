@@ -31,26 +31,22 @@ from polyfuse.testing.cases.loops import (
     zeros,
 )
 
-_TYPES: dict[str, tuple[DType, ...]] = {
-    "sum": (F32, F64, I32, I64, U8),
+_FEWER: dict[str, tuple[DType, ...]] = {
     "prod": (F32, F64, I64),
     "min": (F32, F64, I32, I64, U8),
     "max": (F32, F64, I32, I64, U8),
-    "any": (BOOL,),
-    "all": (BOOL,),
     "xor_sum": (I32, I64),
     "argmin": (F32, F64, I64),
     "argmax": (F32, F64, I64),
-    "welford": (F32, F64),
-    "online_softmax": (F32, F64),
 }
+"""Types of kinds of which not all that they take are tested."""
 _SHAPES = ("row", "column", "full", "mixed")
 
 
 def reduction_cases(quick: bool) -> Iterator[Case]:
     """All cases of this file; `quick` leaves out what differs only in type or size."""
     for kind in REDUCTIONS:
-        types = _TYPES[kind][:1] if quick else _TYPES[kind]
+        types = _types(kind)[:1] if quick else _types(kind)
         for dtype in types:
             for shape in _SHAPES if dtype is types[0] else _SHAPES[:2]:
                 yield _reduction(kind, dtype, shape, (5, 37))
@@ -59,8 +55,9 @@ def reduction_cases(quick: bool) -> Iterator[Case]:
                 yield _reduction(kind, types[0], "row", (3, size), f"row of {size}")
             yield _reduction(kind, types[0], "column", (64, 33), "column of 64 by 33")
             yield _dynamic_reduction(kind, types[0])
-    for kind in ("sum", "prod", "any", "all", "xor_sum"):
-        yield _reduction(kind, _TYPES[kind][0], "row", (3, 0), "row of 0")
+    for kind, row in REDUCTIONS.items():
+        if row.has_value_of_nothing:
+            yield _reduction(kind, _types(kind)[0], "row", (3, 0), "row of 0")
     yield _several()
     yield _long_integers()
     for kind in ("min", "max", "argmin", "argmax", "sum"):
@@ -73,6 +70,11 @@ def reduction_cases(quick: bool) -> Iterator[Case]:
         if not quick:
             yield _scan(kind, F32, "row", (3, 1), "row of 1")
             yield _scan(kind, F32, "row", (2, 300), "row of 300")
+
+
+def _types(kind: str) -> tuple[DType, ...]:
+    known = REDUCTIONS[kind].types
+    return _FEWER.get(kind) or tuple(t for t in (F32, F64, I32, I64, U8, BOOL) if t in known)
 
 
 def _space(shape: str, sizes: tuple[IndexLike, ...]) -> tuple[tuple[Index, ...], tuple[Index, ...], Index]:
@@ -162,7 +164,7 @@ def _carried(
 ) -> tuple[Builder, tuple[DType, ...]]:
     """A kernel of one reduction that stores all its results."""
     value = load("in0", index, dtype)
-    operands = _operands(REDUCTIONS[kind][0], value, _position(raxes, reduced))
+    operands = _operands(REDUCTIONS[kind].operands, value, _position(raxes, reduced))
     outputs = result_types("reduce", kind, tuple(e.dtype for e in operands))
     assert not isinstance(outputs, str)
     outer = product(axis_size(a) for a in axes)
@@ -249,7 +251,7 @@ def _with_edges(kind: str) -> Case:
 def _scan(kind: str, dtype: DType, shape: str, sizes: tuple[int, int], row: str = "") -> Case:
     axes, raxes, index = _space(shape, sizes)
     value = load("in0", index, dtype)
-    operands = _operands(SCANS[kind][0], value, _position(raxes, (_extent(raxes),)))
+    operands = _operands(SCANS[kind].operands, value, _position(raxes, (_extent(raxes),)))
     outputs = result_types("scan", kind, tuple(e.dtype for e in operands))
     assert not isinstance(outputs, str)
     count = sizes[0] * sizes[1]

@@ -1,4 +1,4 @@
-"""Cases of kernels with several sections, with locals, and of random numbers: what fusion makes."""
+"""Cases of kernels with several sections, with row buffers, and of random numbers: what fusion makes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
-from polyfuse.ir.kernel import KernelArg, Local
+from polyfuse.ir.kernel import KernelArg, RowBuffer
 from polyfuse.ir.ops import RANDOM
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis, symbol
@@ -41,7 +41,7 @@ def section_cases(quick: bool) -> Iterator[Case]:
 
 
 def _softmax(n: int) -> Case:
-    """One pass over memory: the row is kept in a local."""
+    """One pass over memory: the row is stored in a row buffer."""
     m = 5
     i, r = axis("i0", m), axis("r0", n)
     builder = Builder(
@@ -49,14 +49,14 @@ def _softmax(n: int) -> Case:
         (i,),
         (r,),
         (reads("in0", F32, m * n), writes("out0", F32, m * n)),
-        (Local("row", F32, n),),
+        (RowBuffer("row", F32, n),),
     )
     value = load("in0", i * n + r, F32)
     builder.loop(Store("row", r, value), Carry(("m", "s"), "online_softmax", (value,)))
     shifted = apply("exp", apply("sub", load("row", r, F32), result("m", F32)))
     builder.loop(Store("out0", i * n + r, apply("div", shifted, result("s", F32))))
     run = fresh(ordinary(F32, m * n), zeros(F32, m * n))
-    return one_case(builder, _GROUP, f"softmax with a local, row of {n}", "f32", (run,), hints=(m, n))
+    return one_case(builder, _GROUP, f"softmax with a row buffer, row of {n}", "f32", (run,), hints=(m, n))
 
 
 def _softmax_two_passes() -> Case:
@@ -136,7 +136,7 @@ def _dynamic_softmax() -> Case:
     i, r = axis("i0", m), axis("r0", n)
     sizes = (KernelArg("s0", "size", I64, hint=8), KernelArg("s1", "size", I64, hint=64))
     args = (reads("in0", F32, m * n), writes("out0", F32, m * n), *sizes)
-    builder = Builder("softmax_dynamic", (i,), (r,), args, (Local("row", F32, n),))
+    builder = Builder("softmax_dynamic", (i,), (r,), args, (RowBuffer("row", F32, n),))
     value = load("in0", i * n + r, F32)
     builder.loop(Store("row", r, value), Carry(("m", "s"), "online_softmax", (value,)))
     shifted = apply("exp", apply("sub", load("row", r, F32), result("m", F32)))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyfuse.ir.interpreter.semantics import identity
 from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.ops import REDUCTIONS
 from polyfuse.ir.statements import Compute, Constant, Reduce, Scan, Statement
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike, axis_size, product
@@ -14,16 +14,15 @@ from polyfuse.testing.lying.planting import Defect, Planter, change_each, tail_s
 __all__ = ["DEFECTS"]
 
 _NARROWER = {DType.f32: DType.bf16, DType.f64: DType.f32}
-_REDUCED = ("sum", "prod", "min", "max", "any", "all", "xor_sum")
 
 
 def _skips_last(stmt: Statement, planter: Planter) -> bool:
-    if not isinstance(stmt, Reduce) or stmt.kind not in _REDUCED:
+    if not isinstance(stmt, Reduce) or stmt.kind not in REDUCTIONS or not REDUCTIONS[stmt.kind].is_plain:
         return False
     last = planter.kernel.raxes[-1]
     dtype = planter.types[stmt.args[0]]
     here = planter.add("lt", planter.index(last), planter.index(tail_start(axis_size(last))))
-    nothing = planter.const(identity(stmt.kind, dtype), dtype)
+    nothing = planter.const(REDUCTIONS[stmt.kind].identity(dtype), dtype)
     planter.put(replace(stmt, args=(planter.add("where", here, stmt.args[0], nothing),)))
     return True
 
@@ -67,7 +66,7 @@ def _overflowing(stmt: Statement, planter: Planter) -> bool:
 def _nan_dropped(stmt: Statement, planter: Planter) -> bool:
     if not isinstance(stmt, Reduce) or stmt.kind not in ("min", "max") or not stmt.dtype.is_float:
         return False
-    nothing = planter.const(identity(stmt.kind, stmt.dtype), stmt.dtype)
+    nothing = planter.const(REDUCTIONS[stmt.kind].identity(stmt.dtype), stmt.dtype)
     value = planter.add("where", planter.add("isnan", stmt.args[0]), nothing, stmt.args[0])
     planter.put(replace(stmt, args=(value,)))
     return True

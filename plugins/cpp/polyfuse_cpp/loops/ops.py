@@ -8,10 +8,10 @@ from types import MappingProxyType
 
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
+from polyfuse_cpp.prelude import features_for
 
 __all__ = [
     "COST",
-    "FEATURES_OF",
     "FUNCTION_OF",
     "cost_of",
     "literal",
@@ -20,42 +20,8 @@ __all__ = [
     "vector_type",
 ]
 
-_MATH = [
-    "exp",
-    "exp2",
-    "expm1",
-    "log",
-    "log2",
-    "log10",
-    "log1p",
-    "sin",
-    "cos",
-    "tan",
-    "asin",
-    "acos",
-    "atan",
-    "sinh",
-    "cosh",
-    "tanh",
-    "asinh",
-    "acosh",
-    "atanh",
-    "atan2",
-    "hypot",
-    "erf",
-    "erfc",
-    "erfinv",
-    "lgamma",
-    "digamma",
-    "sigmoid",
-    "pow",
-]
-
 FUNCTION_OF: Mapping[str, str] = MappingProxyType({name: name for name in SCALAR_OPS})
 """The function of ``namespace pf`` for each scalar operation: the layer uses the operations' own names."""
-
-FEATURES_OF: Mapping[str, str] = MappingProxyType(dict.fromkeys(_MATH, "math"))
-"""Operations that need a header beyond the core of the layer (``math`` is followed by the operand type)."""
 
 COST: Mapping[str, int] = MappingProxyType(
     {
@@ -136,4 +102,6 @@ def unsupported_op(op: str, dtype: DType) -> str:
         return f"the C++ code generator has no operation {op}"
     if dtype not in row.types:
         return f"{op} is not defined on {dtype}"
+    if row.slow and not features_for(op, str(dtype)):
+        return f"the vector layer has no {op}"
     return ""

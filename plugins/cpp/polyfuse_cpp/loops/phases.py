@@ -60,7 +60,7 @@ def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tu
 
 def _in_phases(kernel: Kernel, facts: Facts, plan: Plan) -> Kernel | None:
     """The kernel with its lane axis cut into phases; None where nothing asks for it, or it cannot be done."""
-    if not plan.lane or plan.across or plan.tile or facts.raxes or kernel.locals:
+    if not plan.lane or plan.across or plan.tile or facts.raxes or kernel.row_buffers:
         return None
     if facts.hints[plan.lane] < plan.lanes or not all(_is_plain(a.stmt, facts) for a in facts.accesses):
         return None
@@ -80,7 +80,7 @@ def _side_by_side(kernel: Kernel, facts: Facts, lanes: int) -> tuple[Kernel, int
     """The kernel with a short axis as phases, and the place of the axis (the first is 1) that lanes then run
     along; None where there is no such axis.
     """
-    if facts.raxes or kernel.locals or any(part.looped for part in kernel.sections):
+    if facts.raxes or kernel.row_buffers or any(part.looped for part in kernel.sections):
         return None
     if not all(_is_plain(a.stmt, facts) for a in facts.accesses):
         return None

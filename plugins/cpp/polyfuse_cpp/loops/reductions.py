@@ -39,6 +39,8 @@ _FOLD = {
     "xor_sum": "reduce_xor",
 }
 _BUFFERED = ("welford", "online_softmax")
+KINDS = (*_FOLD, "argmin", "argmax", *_BUFFERED)
+"""Kinds that have a text."""
 
 
 def identity(kind: str, dtype: DType) -> str:

@@ -105,7 +105,7 @@ class StageText:
         """Declare locals; on the heap where they are big or of unknown size."""
         wide = self.plan.lanes * self.plan.unroll if self.plan.lane and not self.plan.across else 1
         heap = []
-        for local in self.kernel.locals:
+        for local in self.kernel.row_buffers:
             name, kind = safe_name(local.name), local.dtype
             if isinstance(local.size, int) and local.size * wide * kind.itemsize <= _STACK_BYTES:
                 count = max(1, -(-local.size * wide // 16) * 16 + 16)

@@ -27,7 +27,7 @@ def moved_as_bits(kernel: Kernel) -> Kernel:
     if not halves:
         return kernel
     stmts = [s for part in kernel.sections for s in part.body]
-    mixed = {*_computed_with(stmts), *(b.name for b in kernel.locals if b.dtype.is_storage)}
+    mixed = {*_computed_with(stmts), *(b.name for b in kernel.row_buffers if b.dtype.is_storage)}
     links = list(_links(stmts))
     while True:
         more = {name for link in links if mixed & link for name in link} - mixed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polyfuse.ir.kernel import Kernel
-from polyfuse.kit import same_names
+from polyfuse.kit import KernelFacts
 from polyfuse.symbolic import coefficient, free_axes
 from polyfuse_cpp.facts import Access, Facts
 from polyfuse_cpp.loops.scope import Weave
@@ -34,7 +34,7 @@ def streamed_stores(kernel: Kernel, facts: Facts, plan: Plan, woven: Mapping[int
     # a register is as wide as the lanes of four bytes
     if not plan.lane or plan.lanes * 4 != _LINE:
         return frozenset()
-    read = same_names(kernel, {a.buffer for a in facts.accesses if not a.is_store})
+    read = KernelFacts.of(kernel).aliases_of({a.buffer for a in facts.accesses if not a.is_store})
     return frozenset(
         id(a.stmt) for a in facts.accesses if a.buffer not in read and _streams(a, facts, plan, woven)
     )

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.ops import FOLD_MODES, SCALAR_OPS
+from polyfuse.ir.ops import GROUP_MODES, SCALAR_OPS
 from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, Store, indices
 from polyfuse.ir.types import DType
-from polyfuse.kit import changed_arguments
+from polyfuse.kit import KernelFacts
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import cast_text, literal, operation_text, unsupported_op
@@ -27,7 +27,7 @@ __all__ = [
     "epilogue_text",
     "folded_parameter",
     "heavy",
-    "is_fold",
+    "is_group_store",
     "names_of",
     "places",
     "refusal",
@@ -47,9 +47,9 @@ class Vector:
     count: int
 
 
-def is_fold(stmt: Statement) -> TypeGuard[Store]:
+def is_group_store(stmt: Statement) -> TypeGuard[Store]:
     """Whether a statement combines groups of results before it stores them."""
-    return isinstance(stmt, Store) and stmt.mode in FOLD_MODES
+    return isinstance(stmt, Store) and stmt.mode in GROUP_MODES
 
 
 def refusal(statements: Iterable[Statement], folds: bool = False) -> str:
@@ -57,7 +57,7 @@ def refusal(statements: Iterable[Statement], folds: bool = False) -> str:
     types: dict[str, DType] = {}
     for stmt in statements:
         if isinstance(stmt, Store):
-            if stmt.mode != "set" and not (folds and is_fold(stmt)):
+            if stmt.mode != "set" and not (folds and is_group_store(stmt)):
                 return f"a store combines with what is there ({stmt.mode})"
         elif stmt.op in SCALAR_OPS:
             reason = unsupported_op(stmt.op, types.get(stmt.args[-1], stmt.dtype))
@@ -78,7 +78,7 @@ def heavy(problem: Problem) -> bool:
 def vector_of(problem: Problem) -> Vector:
     """What a thread finishes at once: as much as the first store writes in one access."""
     stores = [s for s in problem.epilogue if isinstance(s, Store)]
-    first = next((s for s in stores if not is_fold(s)), None)
+    first = next((s for s in stores if not is_group_store(s)), None)
     if first is None and stores:
         # what groups of results come to is all that is stored
         return Vector(False, next(n for n in (_MOST, 4, 2, 1) if divides(n, extent(problem.columns))))
@@ -104,7 +104,7 @@ def _lined_up(problem: Problem, buffer: str, index: IndexLike, one: Index, count
 
 def folded_parameter(problem: Problem) -> str:
     """The last parameter of `finish`, by which it hands out what is combined over points; empty without."""
-    return ", Folded& folded" if any(map(is_fold, problem.epilogue)) else ""
+    return ", Folded& folded" if any(map(is_group_store, problem.epilogue)) else ""
 
 
 def epilogue_text(problem: Problem, vector: Vector) -> str:
@@ -216,7 +216,7 @@ class Writer:
         self.varies[problem.accumulator] = True
         self.args = {arg.name: arg for arg in problem.kernel.args}
         self.names = names_of(problem)
-        self.changed = changed_arguments(problem.kernel)
+        self.changed = KernelFacts.of(problem.kernel).may_change
 
     def lasts(self, buffer: str) -> bool:
         """Whether nothing writes to a buffer while the kernel runs."""
@@ -238,7 +238,7 @@ class Writer:
 
     def statement(self, stmt: Statement) -> None:
         """One statement."""
-        if is_fold(stmt):
+        if is_group_store(stmt):
             value = cast_text(self.value(stmt.value), self.types[stmt.value], DType.f32)
             self.lines += [
                 "#pragma unroll",

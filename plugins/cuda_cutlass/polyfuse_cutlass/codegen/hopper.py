@@ -10,7 +10,7 @@ from polyfuse.ir.types import DType
 from polyfuse.plugin import Source
 from polyfuse.symbolic import IndexLike, bounds, product, python_text
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
-from polyfuse_cutlass.codegen.epilogue import Vector, epilogue_text, heavy, is_fold, sizes, vector_of
+from polyfuse_cutlass.codegen.epilogue import Vector, epilogue_text, heavy, is_group_store, sizes, vector_of
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.rounded import PAIR, ROWS_AT_ONCE, rounded_text, stored
 from polyfuse_cutlass.codegen.row_statistics import fold_fault, fold_text
@@ -90,7 +90,7 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
             *fold_text(problem),
             rounded_text(problem) if result else epilogue_text(problem, vector),
             part("gemm.cuh"),
-            *(part(name) for name in _ends(tiling, result, any(map(is_fold, problem.epilogue)))),
+            *(part(name) for name in _ends(tiling, result, any(map(is_group_store, problem.epilogue)))),
             part("block.cuh"),
             "}",
             "#undef PF_CLUSTER",
@@ -109,7 +109,7 @@ def hopper_source(problem: Problem, tiling: Tiling) -> Source:
 def fault_of(problem: Problem, tiling: Tiling) -> str:
     """What is impossible about a tiling of a problem, or an empty text."""
     fault = tiling.fault(problem)
-    if fault or not any(map(is_fold, problem.epilogue)):
+    if fault or not any(map(is_group_store, problem.epilogue)):
         return fault
     return fold_fault(problem, tiling, PAIR if result_of(problem, tiling) else vector_of(problem))
 
@@ -173,13 +173,13 @@ def _constants(problem: Problem, tiling: Tiling, vector: Vector, result: Matrix 
         f"#define PF_CLUSTER {cluster}".rstrip(),
         f"#define PF_RESULT_MAP{' const __grid_constant__ TensorMap map_result,' if result else ''}",
         f"#define PF_RESULT_PLACE {'&map_result' if result else '0'}",
-        f"#define PF_FOLD(...){' __VA_ARGS__' if any(map(is_fold, problem.epilogue)) else ''}",
+        f"#define PF_FOLD(...){' __VA_ARGS__' if any(map(is_group_store, problem.epilogue)) else ''}",
     ]
 
 
 def _unrolled(problem: Problem) -> int:
     """Copies of an epilogue's text: one for each value that is kept to be combined with others."""
-    if any(map(is_fold, problem.epilogue)):
+    if any(map(is_group_store, problem.epilogue)):
         return _ALL
     return 1 if heavy(problem) else 4
 

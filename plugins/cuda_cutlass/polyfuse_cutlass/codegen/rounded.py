@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from polyfuse.ir.statements import Load, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import axis_name, bounds, free_axes
-from polyfuse_cutlass.codegen.epilogue import Asked, Vector, Writer, folded_parameter, is_fold, places
+from polyfuse_cutlass.codegen.epilogue import Asked, Vector, Writer, folded_parameter, is_group_store, places
 from polyfuse_cutlass.codegen.ops import cast_text
 from polyfuse_cutlass.problem import COPY_ALIGNMENT, MOST_BATCHES, Matrix, Problem, divides, extent, strided
 
@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 16
 
 def stored(problem: Problem) -> Matrix | None:
     """Where the copy engine stores the results; None where they must leave as sums."""
-    stores = [s for s in problem.epilogue if isinstance(s, Store) and not is_fold(s)]
+    stores = [s for s in problem.epilogue if isinstance(s, Store) and not is_group_store(s)]
     if len(stores) != 1 or problem.columns is None:
         return None
     store = stores[0]

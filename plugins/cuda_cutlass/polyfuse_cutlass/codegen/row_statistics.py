@@ -12,7 +12,7 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, free_axes, substitute
-from polyfuse_cutlass.codegen.epilogue import Vector, is_fold, names_of, places
+from polyfuse_cutlass.codegen.epilogue import Vector, is_group_store, names_of, places
 from polyfuse_cutlass.codegen.indexing import index_text
 from polyfuse_cutlass.codegen.ops import literal, operation_text
 from polyfuse_cutlass.problem import Problem, extent
@@ -23,8 +23,8 @@ __all__ = ["COLUMNS", "ROWS", "Fold", "fold_fault", "fold_refusal", "fold_text",
 ROWS, COLUMNS = 16, 32
 """Neighbouring rows, and neighbouring columns, that are combined."""
 _WARP = 32
-_COMBINED = {"fold_sum": "add", "fold_min": "minimum", "fold_max": "maximum"}
-_NOTHING = {"fold_sum": 0.0, "fold_min": float("inf"), "fold_max": float("-inf")}
+_COMBINED = {"group_sum": "add", "group_min": "minimum", "group_max": "maximum"}
+_NOTHING = {"group_sum": 0.0, "group_min": float("inf"), "group_max": float("-inf")}
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class Fold:
 
 def has_folds(kernel: Kernel) -> bool:
     """Whether a kernel combines results before it stores them."""
-    return any(is_fold(stmt) for section in kernel.sections for stmt in section.body)
+    return any(is_group_store(stmt) for section in kernel.sections for stmt in section.body)
 
 
 def folds_of(problem: Problem) -> tuple[Fold, ...]:
     """The stores of a problem that combine results, in order, where `fold_refusal` does not refuse them."""
-    found = (stmt for stmt in problem.epilogue if is_fold(stmt))
+    found = (stmt for stmt in problem.epilogue if is_group_store(stmt))
     return tuple(Fold(stmt, _is_shared(stmt.index, problem.rows, ROWS)) for stmt in found)
 
 
 def fold_refusal(problem: Problem) -> str:
     """Why results cannot be combined as an epilogue has it, or an empty text."""
     for stmt in problem.epilogue:
-        if not is_fold(stmt):
+        if not is_group_store(stmt):
             continue
         if stmt.indirect or stmt.mask is not None or stmt.dtype is not DType.f32:
             return f"groups of results are combined as {stmt.dtype}, or where data say"

@@ -50,7 +50,7 @@ class _DeviceEmitter(Emitter):
     def _load(self, stmt: Load, args: Sequence[str]) -> str:
         """A load along the turned axis is one from a tile."""
         found = super()._load(stmt, args)
-        if self.plan.turn < 0 or stmt.args or stmt.buffer in self.locals:
+        if self.plan.turn < 0 or stmt.args or stmt.buffer in self.row_buffers:
             return found
         steps = [coefficient(stmt.index, axis_name(self.kernel.axes[k])) for k in (self.plan.turn, -1)]
         if steps[0] != 1 or steps[1] in (0, 1, None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polyfuse.ir.kernel import Kernel, Local, Section
+from polyfuse.ir.kernel import Kernel, RowBuffer, Section
 from polyfuse.ir.statements import Load, Statement, Store, with_names
 from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficient, product
 
@@ -22,7 +22,7 @@ def forwarded(kernel: Kernel) -> Kernel:
     """
     written = [s.buffer for part in kernel.sections for s in part.body if isinstance(s, Store)]
     read = {s.buffer for part in kernel.sections for s in part.body if isinstance(s, Load)}
-    local = {b.name for b in kernel.locals}
+    local = {b.name for b in kernel.row_buffers}
     if len(set(written)) == len(written) and not (read & set(written)) - local:
         return kernel
     return _without_dead_stores(_with_rows(_with_values(kernel, local), local))
@@ -60,7 +60,7 @@ def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
     for variable in kernel.raxes:
         place = place * axis_size(variable) + variable
     kept: dict[_Place, tuple[int, Store]] = {}
-    rows: dict[int, tuple[Local, int, Store]] = {}
+    rows: dict[int, tuple[RowBuffer, int, Store]] = {}
     sections: list[Section] = []
     for number, section in enumerate(kernel.sections):
         body: list[Statement] = []
@@ -72,7 +72,7 @@ def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
             if isinstance(stmt, Load) and section.looped and not stmt.args and key in kept:
                 home, stored = kept[key]
                 size = product(axis_size(a) for a in kernel.raxes)
-                fresh = Local(f"kept{len(rows)}", stmt.dtype, size)
+                fresh = RowBuffer(f"kept{len(rows)}", stmt.dtype, size)
                 row = rows.setdefault(id(stored), (fresh, home, stored))[0]
                 stmt = replace(stmt, buffer=row.name, index=place)
             elif isinstance(stmt, Store) and stmt.buffer not in local:
@@ -91,7 +91,8 @@ def _with_rows(kernel: Kernel, local: set[str]) -> Kernel:
             if stmt is stored:
                 body.append(Store(row.name, place, stored.value, stored.dtype))
         sections[number] = Section(True, tuple(body))
-    return replace(kernel, sections=tuple(sections), locals=(*kernel.locals, *(r[0] for r in rows.values())))
+    row_buffers = (*kernel.row_buffers, *(row for row, _, _ in rows.values()))
+    return replace(kernel, sections=tuple(sections), row_buffers=row_buffers)
 
 
 def _is_plain(stmt: Store) -> bool:

@@ -112,7 +112,7 @@ class Emitter(ValueEmitter):
             PlacedStore(number, section.looped, stmt)
             for number, section in enumerate(kernel.sections)
             for stmt in section.body
-            if isinstance(stmt, Store) and stmt.buffer not in self.locals
+            if isinstance(stmt, Store) and stmt.buffer not in self.row_buffers
         ]
         self._check_order(stores)
         out.append(self.schedule)
@@ -120,7 +120,7 @@ class Emitter(ValueEmitter):
             if arg.kind == "size":
                 out.append(f'{safe_name(arg.name)} = p.size("{safe_name(arg.name)}")')
         loads = [s for part in kernel.sections for s in part.body if isinstance(s, Load)]
-        read = {s.buffer for s in loads} - set(self.locals)
+        read = {s.buffer for s in loads} - set(self.row_buffers)
         turned = {s.buffer for s in loads if self._backwards(s.index)}
         for arg in kernel.args:
             if arg.name in read:

@@ -17,7 +17,7 @@ def needed_again(kernel: Kernel, section: Section, columns: int) -> str:
     """The value of a loop that is worth keeping until it is needed again, or an empty text; `columns`: how
     many points are computed side by side.
     """
-    local = {b.name for b in kernel.locals}
+    local = {b.name for b in kernel.row_buffers}
     stores = [(part, s) for part in kernel.sections for s in part.body if isinstance(s, Store)]
     outer = [(part, s) for part, s in stores if s.buffer not in local]
     plain = all(not s.indirect and s.mode == "set" and s.mask is None for _, s in outer)

@@ -53,7 +53,7 @@ class _Same:
         self._made = made
         self._numbers: dict[tuple[object, ...], int] = {}
         self._known: dict[str, int] = {}
-        local = {b.name for b in kernel.locals}
+        local = {b.name for b in kernel.row_buffers}
         stores = [s for part in kernel.sections for s in part.body if isinstance(s, Store)]
         self._written = {s.buffer for s in stores}
         self._rows = {

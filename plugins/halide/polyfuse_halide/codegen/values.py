@@ -51,7 +51,7 @@ class ValueEmitter:
     def __init__(self, kernel: Kernel, turn: int = -1, checked: bool = False) -> None:
         self.kernel, self.checked = kernel, checked
         self.args: dict[str, KernelArg] = {a.name: a for a in kernel.args}
-        self.locals = {b.name: b for b in kernel.locals}
+        self.row_buffers = {b.name: b for b in kernel.row_buffers}
         self.axes = [safe_name(axis_name(a)) for a in kernel.axes]
         self.raxes = [safe_name(axis_name(a)) for a in kernel.raxes]
         self.lines: list[str] = []
@@ -123,7 +123,7 @@ class ValueEmitter:
                 self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
                 self.lines.append(f'{name} = p.scan("{name}", "{stmt.kind}", {name}_of)')
                 place += 1
-            elif isinstance(stmt, Store) and stmt.buffer in self.locals:
+            elif isinstance(stmt, Store) and stmt.buffer in self.row_buffers:
                 self._local(number, stmt)
         again = needed_again(self.kernel, section, self.side_by_side) if reduces and self.side_by_side else ""
         if again:
@@ -178,7 +178,7 @@ class ValueEmitter:
         self._function(f"{name}_of", number, stmt.args, tuple_text(stmt.args))
         self.lines.append(f'{name} = p.row("{name}", {name}_of)')
         value = stmt.value
-        if self.home[value] == number and self.dtypes[value] is self.locals[buffer].dtype:
+        if self.home[value] == number and self.dtypes[value] is self.row_buffers[buffer].dtype:
             # what needs the value from now on reads it there instead of computing it again
             self.kept.setdefault(value, name)
         for other in stmts:
@@ -302,7 +302,7 @@ class ValueEmitter:
 
     def _load(self, stmt: Load, args: Sequence[str]) -> str:
         buffer, index, count, masked = stmt.payload
-        if buffer in self.locals:
+        if buffer in self.row_buffers:
             return f"{safe_name(buffer)}({', '.join([*self.axes, *self.raxes])})"
         parts = [self._place(buffer, index, args[:count], args[count] if masked else "None")]
         if self.turn >= 0 and _is_turned(stmt, self.kernel.axes[-1], self.kernel.axes[self.turn]):

@@ -57,7 +57,7 @@ def automatic_fault(kernel: Kernel) -> str:
         return "automatic schedules are proven for one size, and this kernel's sizes change"
     if not kernel.axes or 0 in sizes:
         return "there is nothing to schedule in a kernel of one point, or of none"
-    local = {b.name for b in kernel.locals}
+    local = {b.name for b in kernel.row_buffers}
     stmts = [(section, s) for section in kernel.sections for s in section.body]
     loaded = {s.buffer for _, s in stmts if isinstance(s, Load)}
     stores = [(section, s) for section, s in stmts if isinstance(s, Store) and s.buffer not in local]

@@ -152,7 +152,7 @@ def axis_hints(kernel: Kernel) -> dict[str, int]:
 
 def _in_place(kernel: Kernel) -> bool:
     """Whether a buffer is read and written, so that no place may be written twice."""
-    local = {b.name for b in kernel.locals}
+    local = {b.name for b in kernel.row_buffers}
     stmts = [s for part in kernel.sections for s in part.body]
     written = {s.buffer for s in stmts if isinstance(s, Store)} - local
     read = (s.buffer for s in stmts if isinstance(s, Load))

@@ -9,27 +9,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from polyfuse_triton.device import combine
 from polyfuse_triton.device.atomics import atomic_update
 from polyfuse_triton.device.chains import heard, tell
-from polyfuse_triton.device.combine import (
-    combine_all,
-    combine_any,
-    combine_argmax,
-    combine_argmin,
-    combine_logsumexp,
-    combine_max,
-    combine_min,
-    combine_mul,
-    combine_sum,
-    combine_welford,
-    combine_xor,
-    finish_softmax,
-    scan_max,
-    scan_min,
-    softmax_step,
-    welford_even_step,
-    welford_step,
-)
+from polyfuse_triton.device.combine import *  # noqa: F403
 from polyfuse_triton.device.libdevice import anywhere, libdevice, quick_exp2
 from polyfuse_triton.device.philox import random_bits, random_normal, random_uniform
 from polyfuse_triton.sort.keys import sort_key
@@ -38,22 +21,10 @@ __all__ = [
     "anywhere",
     "atomic_update",
     "beginning",
-    "combine_all",
-    "combine_any",
-    "combine_argmax",
-    "combine_argmin",
-    "combine_logsumexp",
-    "combine_max",
-    "combine_min",
-    "combine_mul",
-    "combine_sum",
-    "combine_welford",
-    "combine_xor",
     "digamma",
     "divide",
     "divide_by",
     "divide_scaled",
-    "finish_softmax",
     "float_floor_div",
     "float_remainder",
     "heard",
@@ -70,21 +41,17 @@ __all__ = [
     "random_bits",
     "random_normal",
     "random_uniform",
-    "scan_max",
-    "scan_min",
     "shift_left",
     "shift_right",
     "sigmoid",
     "sign",
-    "softmax_step",
     "sort_key",
     "tell",
     "to_f8e4m3",
     "to_f8e4m3_nan",
     "to_f8e5m2",
-    "welford_even_step",
-    "welford_step",
 ]
+__all__ += combine.__all__
 
 
 @triton.jit

@@ -18,6 +18,8 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+from polyfuse_triton.loops.ops import LIBDEVICE
+
 # --- libdevice ----------------------------------------------------------------------------------------------
 
 
@@ -36,14 +38,7 @@ def _through_torch(function: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return call
 
 
-_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
-    name: getattr(torch, name)
-    for name in (
-        *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos"),
-        *("atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma"),
-        *("atan2", "hypot", "pow", "copysign", "rsqrt", "floor", "ceil", "trunc"),
-    )
-}
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {name: getattr(torch, name) for name in LIBDEVICE}
 _FUNCTIONS["rint"] = torch.round
 _FUNCTIONS["cospi"] = lambda a: torch.cos(a.double() * torch.pi).to(a.dtype)
 _FUNCTIONS["sqrt"] = torch.sqrt

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from polyfuse.ir.expr import Expr, walk
+from polyfuse.kit import Writer
 from polyfuse.plugin import Source
 from polyfuse.symbolic import Index, IndexLike, atoms, python_text
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
@@ -18,7 +19,6 @@ from polyfuse_triton.dtypes import pointer_type, triton_type
 from polyfuse_triton.flex.problem import GRADIENT, SCORE, Array, Blocks, Problem, symbols_of
 from polyfuse_triton.flex.scores import Scores
 from polyfuse_triton.tiling.plan import power_of_two
-from polyfuse_triton.writer import Writer
 
 __all__ = ["Tiles", "Written", "forward_source", "key_gradient_source", "query_gradient_source"]
 
@@ -80,7 +80,7 @@ class _Kernel:
     def written(self, name: str, write: Callable[[], None], grid: str, aligned: bool) -> Written:
         """The whole kernel."""
         constants = (("MBLOCK", self.tiles.queries), ("NBLOCK", self.tiles.keys))
-        with self.out.indented(), self.out.apart() as body:
+        with self.out.indented(), self.out.detached() as body:
             write()
         parameters = [*self.arguments.values(), *(f"{constant}: tl.constexpr" for constant, _ in constants)]
         self.line("@triton.jit")

@@ -8,14 +8,13 @@ from polyfuse.ir.expr import Expr
 from polyfuse.ir.kernel import Kernel, KernelArg, Section
 from polyfuse.ir.statements import Load, Statement, indices
 from polyfuse.ir.types import DType
+from polyfuse.kit import KernelFacts, Writer
 from polyfuse.symbolic import Index, IndexLike, axis, free_axes, is_less, python_text
-from polyfuse_triton.facts import analyse
 from polyfuse_triton.flex.problem import GRADIENT, SCORE, Added, Problem, statements
 from polyfuse_triton.loops.indexing import Variable
 from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.tiling.plan import Dim, Plan
-from polyfuse_triton.writer import Writer
 
 __all__ = ["AXES", "Scores", "place_axes"]
 
@@ -81,7 +80,7 @@ class Scores:
             axes=place_axes((problem.batch, problem.heads, problem.queries, problem.keys)),
             raxes=(),
             args=tuple(KernelArg(a.name, "in", a.dtype) for a in problem.captured),
-            locals=(),
+            row_buffers=(),
             sections=(Section(False, (*_STAND_INS, *self._statements)),),
         )
         tiles = tuple(
@@ -91,7 +90,7 @@ class Scores:
         plan = Plan(tiles, None, ("b", "h"), (), False, 4, 1)
         self.places = _Places(problem, blocks)
         self._out, self._arguments = out, arguments
-        self._scope = MemoryScope(kernel, analyse(kernel), plan, self.places, out, arguments, prefix)
+        self._scope = MemoryScope(kernel, KernelFacts.of(kernel), plan, self.places, out, arguments, prefix)
 
     def before(self, *varying: str) -> None:
         """Write what does not change in a loop, which changes the axes `varying` and all scores."""

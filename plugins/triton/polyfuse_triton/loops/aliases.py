@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from polyfuse.ir.kernel import Alias, Kernel, Section
-from polyfuse.ir.statements import Load, Scan, Statement, Store
-from polyfuse_triton.facts import Facts, analyse
+from polyfuse.ir.statements import Load, Reduce, Scan, Statement, Store
+from polyfuse.kit import KernelFacts
 from polyfuse_triton.reductions.passes import with_fewer_passes
 from polyfuse_triton.tiling.plan import Plan
 
@@ -26,11 +26,12 @@ def refused_aliases(kernel: Kernel, plan: Plan) -> tuple[Alias, ...]:
     if not kernel.aliases:
         return ()
     if plan.is_shared:
-        return tuple(a for a in kernel.aliases if not _is_stored_in_loop(kernel, a.output))
+        facts = KernelFacts.of(kernel)
+        return tuple(a for a in kernel.aliases if not facts.writes(a.output)[0].looped)
     if plan.walks or plan.serial:
         kernel = with_late_stores(with_fewer_passes(kernel))
-        facts = analyse(kernel)
-        return tuple(a for a in kernel.aliases if _is_read_again(kernel, facts, a))
+        facts = KernelFacts.of(kernel)
+        return tuple(a for a in kernel.aliases if _is_read_again(facts, a))
     return ()
 
 
@@ -38,17 +39,17 @@ def with_late_stores(kernel: Kernel) -> Kernel:
     """The kernel with stores over inputs that are loaded again in the last section that does so."""
     if not kernel.aliases:
         return kernel
-    facts = analyse(kernel)
+    facts = KernelFacts.of(kernel)
     moved: dict[int, tuple[int, Store]] = {}
     for alias in kernel.aliases:
-        store, section = _store_of(kernel, alias.output)
+        (store,) = facts.writes(alias.output)
         readers = [
             number
             for number, later in enumerate(kernel.sections)
-            if number > section and later.looped and _reads(kernel, facts, later.body, alias.input)
+            if number > store.section and later.looped and _reads(facts, later.body, alias.input)
         ]
-        if readers and kernel.sections[section].looped and _is_known_later(kernel, facts, store):
-            moved[id(store)] = readers[-1], store
+        if readers and store.looped and isinstance(store.stmt, Store) and _is_known_later(facts, store.stmt):
+            moved[id(store.stmt)] = readers[-1], store.stmt
     if not moved:
         return kernel
     sections = [
@@ -64,41 +65,25 @@ def with_late_stores(kernel: Kernel) -> Kernel:
     return replace(kernel, sections=tuple(sections))
 
 
-def _store_of(kernel: Kernel, buffer: str) -> tuple[Store, int]:
-    """The one store to a buffer, and its section."""
-    return next(
-        (stmt, number)
-        for number, section in enumerate(kernel.sections)
-        for stmt in section.body
-        if isinstance(stmt, Store) and stmt.buffer == buffer
-    )
-
-
-def _is_stored_in_loop(kernel: Kernel, buffer: str) -> bool:
-    return kernel.sections[_store_of(kernel, buffer)[1]].looped
-
-
-def _is_known_later(kernel: Kernel, facts: Facts, store: Store) -> bool:
+def _is_known_later(facts: KernelFacts, store: Store) -> bool:
     """Whether a later loop can compute what a store writes, and nothing in between reads that."""
-    behind = list(_behind(kernel, facts, (store,)))
-    loaded = [s.buffer for s in behind if isinstance(s, Load)]
-    if any(isinstance(s, Scan) for s in behind) or any(buffer in facts.written for buffer in loaded):
-        return False
-    rows = {local.name for local in kernel.locals}
-    kept = (buffer for buffer in loaded if buffer in rows)
-    if any(row not in facts.locals_stored or len(facts.local_places[row]) != 1 for row in kept):
-        return False
-    return not any(a.buffer == store.buffer for a in facts.accesses if not a.is_store)
+    for stmt in _behind(facts, (store,)):
+        match stmt:
+            case Scan():
+                return False
+            case Load() if stmt.buffer in facts.written and facts.forwarded(stmt) is None:
+                return False
+    return not facts.reads(store.buffer)
 
 
-def _is_read_again(kernel: Kernel, facts: Facts, alias: Alias) -> bool:
+def _is_read_again(facts: KernelFacts, alias: Alias) -> bool:
     """Whether a program that walks loads an element of the input after it has stored it."""
     stored = False
-    for section in kernel.sections:
+    for section in facts.kernel.sections:
         # a point of a loop loads an element once
         known: set[int] = set()
         for stmt in section.body:
-            loads = set(map(id, _reads(kernel, facts, (stmt,), alias.input)))
+            loads = set(map(id, _reads(facts, (stmt,), alias.input)))
             if stored and not loads <= known:
                 return True
             known |= loads
@@ -106,16 +91,15 @@ def _is_read_again(kernel: Kernel, facts: Facts, alias: Alias) -> bool:
     return False
 
 
-def _reads(kernel: Kernel, facts: Facts, roots: Iterable[Statement], buffer: str) -> list[Load]:
+def _reads(facts: KernelFacts, roots: Iterable[Statement], buffer: str) -> list[Load]:
     """The loads of a buffer that some statements need where they stand."""
-    return [s for s in _behind(kernel, facts, roots) if isinstance(s, Load) and s.buffer == buffer]
+    return [s for s in _behind(facts, roots) if isinstance(s, Load) and s.buffer == buffer]
 
 
-def _behind(kernel: Kernel, facts: Facts, roots: Iterable[Statement]) -> Iterator[Statement]:
+def _behind(facts: KernelFacts, roots: Iterable[Statement]) -> Iterator[Statement]:
     """Statements, and all that they and the rows that they read are computed from; but for results of
     reductions and what was computed outside of loops, which is kept.
     """
-    rows = {local.name for local in kernel.locals}
     pending = list(roots)
     seen: set[int] = set()
     while pending:
@@ -125,8 +109,9 @@ def _behind(kernel: Kernel, facts: Facts, roots: Iterable[Statement]) -> Iterato
         seen.add(id(stmt))
         yield stmt
         names = list(stmt.args)
-        if isinstance(stmt, Load) and stmt.buffer in rows:
-            value = facts.locals_stored.get(stmt.buffer)
+        if isinstance(stmt, Load) and stmt.buffer in facts.row_buffers:
+            value = facts.row_value(stmt.buffer)
             names += [value] if value is not None else []
-        made = (facts.defined[name] for name in names)
-        pending += [s for s, k in made if kernel.sections[k].looped and s.op != "reduce"]
+        made = (facts.definitions[name] for name in names)
+        looped = (d.stmt for d in made if facts.kernel.sections[d.section].looped)
+        pending += [s for s in looped if not isinstance(s, Reduce)]

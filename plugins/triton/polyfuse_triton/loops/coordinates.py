@@ -10,8 +10,8 @@ from typing import Protocol
 
 from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.statements import Load, Statement, Store, with_index
+from polyfuse.kit import KernelFacts
 from polyfuse.symbolic import IndexLike, axis, free_symbols, is_less, python_text, substitute, symbol
-from polyfuse_triton.facts import Facts
 from polyfuse_triton.loops.indexing import Indexer, Variable
 from polyfuse_triton.reductions.row_splits import ticket
 from polyfuse_triton.tiling.plan import Dim, Plan
@@ -25,7 +25,7 @@ _NARROW = 1 << 16
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
-def renamed(kernel: Kernel, plan: Plan, facts: Facts) -> Kernel:
+def renamed(kernel: Kernel, plan: Plan, facts: KernelFacts) -> Kernel:
     """The kernel with its axes in terms of the plan's: ``x``, ``y``, ``z``, ``r`` for tile dimensions,
     ``g0``, ``g1``, ... for axes outside the tile, and ``q0``, ... for axes walked one by one.
     """
@@ -48,7 +48,7 @@ def renamed(kernel: Kernel, plan: Plan, facts: Facts) -> Kernel:
             return stmt
         return with_index(stmt, lambda index: substitute(index, mapping))
 
-    local_names = {local.name for local in kernel.locals}
+    local_names = {local.name for local in kernel.row_buffers}
     sections = tuple(Section(s.looped, tuple(moved(stmt) for stmt in s.body)) for s in kernel.sections)
     return replace(kernel, sections=sections)
 
@@ -96,7 +96,7 @@ class Places:
     those that some text needs.
     """
 
-    def __init__(self, plan: Plan, facts: Facts, arguments: Mapping[str, str]) -> None:
+    def __init__(self, plan: Plan, facts: KernelFacts, arguments: Mapping[str, str]) -> None:
         self.plan = plan
         self._facts = facts
         self._arguments = arguments
@@ -282,7 +282,7 @@ class Places:
         number, constant = f"{dim.name}b", dim.constant
         if wide:
             return f"tl.cast({number}, tl.int64) * {constant}"
-        if len(dim.axes) < 2 and self._facts.bent.isdisjoint(dim.axes):
+        if len(dim.axes) < 2 and self._facts.nonlinear_axes.isdisjoint(dim.axes):
             return f"{number} * {constant}"
         if isinstance(dim.extent, int) and dim.extent <= _NARROW:
             number = f"anywhere({number})"

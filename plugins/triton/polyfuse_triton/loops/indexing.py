@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.kit.spans import fits_i32, known_range
+from polyfuse.kit import fits_i32_throughout
+from polyfuse.kit.spans import known_range
 from polyfuse.symbolic import (
     Atom,
     Index,
@@ -24,7 +25,7 @@ from polyfuse.symbolic import (
     of_atom,
 )
 
-__all__ = ["Address", "Indexer", "Variable", "fits_deep"]
+__all__ = ["Address", "Indexer", "Variable"]
 
 
 @dataclass(frozen=True)
@@ -71,20 +72,11 @@ def _grouped(text: str) -> str:
     return f"({text})" if " + " in text or " - " in text or text.startswith("-") else text
 
 
-def fits_deep(index: IndexLike) -> bool:
+def _fits_i32(index: IndexLike) -> bool:
     """Whether an index, and every index inside its functions, is computed with 32 bits: sizes are given in
     64.
     """
-    if free_symbols(index) or not fits_i32(known_range(index)):
-        return False
-    if isinstance(index, int):
-        return True
-    inside = (a for monomial, _ in index.terms for atom in monomial if _is_function(atom) for a in atom.args)
-    return all(fits_deep(a) for a in inside)
-
-
-def _is_function(atom: Atom) -> bool:
-    return atom.kind not in ("axis", "sym", "host")
+    return not free_symbols(index) and fits_i32_throughout(index)
 
 
 class Indexer:
@@ -100,7 +92,7 @@ class Indexer:
         """An index as a scalar and a vector."""
         if isinstance(index, int):
             return Address(str(index) if index else "", "", frozenset())
-        wide = not fits_deep(index)
+        wide = not _fits_i32(index)
         bent = {m: f for m, f in index.terms if self._dims(m) and self._lane(m) is None}
         wide_inside = wide and not self._steps_fit(index, bent)
         scalars: list[tuple[str, int]] = []
@@ -123,7 +115,7 @@ class Indexer:
 
     def value(self, index: IndexLike) -> tuple[str, frozenset[str], bool]:
         """An index as one number: its text, the dimensions it varies along, and whether it has 64 bits."""
-        wide = not fits_deep(index)
+        wide = not _fits_i32(index)
         if isinstance(index, int):
             return str(index), frozenset(), wide
         terms = [(self._product(m, wide), factor) for m, factor in index.terms]
@@ -144,7 +136,7 @@ class Indexer:
     def _steps_fit(self, index: Index, bent: Mapping[Monomial, int]) -> bool:
         """Whether the steps inside a tile, added up, fit in 32 bits."""
         inside = exact(bent, 0)
-        if not fits_deep(inside):
+        if not _fits_i32(inside):
             return False
         span = known_range(inside)
         reach = max(map(abs, span)) if span is not None else 0

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.statements import Reduce, Scan, Statement, Store
+from polyfuse.kit import KernelFacts, Writer
 from polyfuse.plugin import Source
 from polyfuse_triton.build.meta import WORKSPACE
-from polyfuse_triton.facts import analyse
 from polyfuse_triton.loops.aliases import with_late_stores
 from polyfuse_triton.loops.coordinates import Places, renamed
 from polyfuse_triton.loops.memory import MemoryScope
@@ -24,7 +22,6 @@ from polyfuse_triton.reductions.row_buffers import buffers_read, has_effect
 from polyfuse_triton.reductions.row_splits import words
 from polyfuse_triton.reductions.scans import ScanWriter
 from polyfuse_triton.tiling.plan import Plan
-from polyfuse_triton.writer import Writer
 
 __all__ = ["KernelText", "kernel_text", "parameter_names"]
 
@@ -56,7 +53,7 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     if plan.walks or plan.serial:
         kernel = with_late_stores(with_fewer_passes(kernel))
     arguments = parameter_names(kernel)
-    facts = analyse(kernel)
+    facts = KernelFacts.of(kernel)
     places = Places(plan, facts, arguments)
     moved = renamed(kernel, plan, facts)
     out = Writer()
@@ -65,14 +62,14 @@ def kernel_text(kernel: Kernel, plan: Plan) -> KernelText:
     parameters = [*arguments.values(), *shared, *(f"{name}: tl.constexpr" for name, _ in constants)]
 
     def write(prefix: str) -> None:
-        scope = MemoryScope(moved, analyse(moved), plan, places, out, arguments, prefix)
+        scope = MemoryScope(moved, KernelFacts.of(moved), plan, places, out, arguments, prefix)
         sections = _Sections(moved, scope, places)
         if plan.groups is None:
             sections.write()
         else:
             sections.write_group()
 
-    with out.indented(), out.apart() as lines:
+    with out.indented(), out.detached() as lines:
         if places.worth_two_ways:
             out.line(f"if {places.is_inside()}:")
             with out.indented(), places.without_masks():
@@ -123,7 +120,7 @@ class _Sections:
         """All sections for one row of a group after the other, and the sums that they leave."""
         scope, out = self._scope, self._scope.out
         head, inside, behind = self._places.group_lines()
-        with out.apart() as body, _depth(out, 1):
+        with out.detached() as body, out.indented(1):
             self.write()
         for line in scope.sums.begin():
             out.line(line)
@@ -166,7 +163,7 @@ class _Sections:
         accumulators: list[tuple[Reduce, Accumulator]] = []
         scans: list[ScanWriter] = []
         heads = self._heads()
-        with out.apart() as body, _depth(out, len(heads)):
+        with out.detached() as body, out.indented(len(heads)):
             for stmt in section.body:
                 if isinstance(stmt, Reduce):
                     accumulators.append((stmt, Accumulator(scope, stmt)))
@@ -200,9 +197,9 @@ class _Sections:
     def _write_loop(self, heads: list[str], body: list[str]) -> None:
         out = self._scope.out
         for depth, head in enumerate(heads):
-            with _depth(out, depth):
+            with out.indented(depth):
                 out.line(head)
-        with _depth(out, len(heads)):
+        with out.indented(len(heads)):
             for line in self._places.loop_lines(body):
                 out.line(line)
             if not body:
@@ -212,7 +209,7 @@ class _Sections:
     def _note_reads(self, number: int) -> None:
         """Which buffers later loops read again: their lines are worth keeping, those of others are not."""
         reads = [
-            buffers_read(self._kernel, self._scope.facts, k)
+            buffers_read(self._scope.facts, k)
             if section.looped and has_effect(section, self._kernel)
             else frozenset[str]()
             for k, section in enumerate(self._kernel.sections)
@@ -220,12 +217,3 @@ class _Sections:
         here, later = reads[number], frozenset[str]().union(*reads[number + 1 :])
         self._scope.fresh_reads = here & later
         self._scope.last_reads = here - later
-
-
-@contextmanager
-def _depth(out: Writer, levels: int) -> Iterator[None]:
-    """Indent by some levels."""
-    with ExitStack() as stack:
-        for _ in range(levels):
-            stack.enter_context(out.indented())
-        yield

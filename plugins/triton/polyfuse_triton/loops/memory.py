@@ -8,11 +8,10 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Load, Statement, Store
 from polyfuse.ir.types import DType
-from polyfuse.kit import changed_arguments, memories
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.loops.scope import Scope, Value
 
-__all__ = ["MemoryScope"]
+__all__ = ["ATOMIC_MODES", "MemoryScope"]
 
 _HARDWARE: dict[str, tuple[DType, ...]] = {
     "add": (DType.f32, DType.f64, DType.f16, DType.bf16, DType.i32, DType.i64, DType.u32, DType.u64),
@@ -20,6 +19,8 @@ _HARDWARE: dict[str, tuple[DType, ...]] = {
     "max": (DType.i32, DType.i64, DType.u32, DType.u64),
 }
 """Types that each kind of update has an instruction for."""
+ATOMIC_MODES = (*_HARDWARE, "mul")
+"""Stores that combine with what is there."""
 
 
 _FAILED = "an index is out of range"
@@ -54,9 +55,6 @@ class MemoryScope(Scope):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._local_names = {local.name for local in self.kernel.locals}
-        self._memories = memories(self.kernel)
-        self._changed = changed_arguments(self.kernel)
         self._stored: set[str] = set()
         self._loaded: dict[str, set[tuple[IndexLike, bool]]] = {}
         self._versions: dict[str, int] = {}
@@ -76,14 +74,14 @@ class MemoryScope(Scope):
         found = self.done.get(key)
         if found is not None:
             return found
-        if buffer in self._local_names:
+        if buffer in self.facts.row_buffers:
             return self._again(stmt)
         if self._memory(buffer) in self._stored:
             self.barrier()
         indirect = operands[:count]
         address = self.indexer(indirect).address(index)
         dims = address.dims.union(*(v.dims for v in operands[count:]))
-        if buffer in self._changed:
+        if buffer in self.facts.may_change:
             alone = self._by_one_thread(dims)
             self._loaded.setdefault(self._memory(buffer), set()).add((index, alone))
         pointer = self.spread(address.of(self.arguments[buffer]), address.dims, dims)
@@ -98,7 +96,7 @@ class MemoryScope(Scope):
 
     def _memory(self, buffer: str) -> str:
         """One name for all arguments that may be one memory."""
-        return self._memories.get(buffer, buffer)
+        return self.facts.memories.get(buffer, buffer)
 
     def _by_one_thread(self, dims: frozenset[str]) -> bool:
         """Whether each element of a tile is loaded by one thread: what does not vary along the whole tile, or
@@ -116,8 +114,8 @@ class MemoryScope(Scope):
 
     def _again(self, stmt: Load) -> Value:
         """A row that an earlier section kept: computed again."""
-        stored = self.facts.locals_stored.get(stmt.buffer)
-        if stored is None or len(self.facts.local_places[stmt.buffer]) != 1:
+        stored = self.facts.forwarded(stmt)
+        if stored is None:
             raise UnsupportedError(
                 f"kernel {self.kernel.name} reads a row at another place than it wrote it",
                 "let the scheduler split it",
@@ -152,7 +150,7 @@ class MemoryScope(Scope):
         buffer, index, count, masked = stmt.payload[0]
         operands = tuple(self.value(name) for name in stmt.args)
         value, indirect = operands[0], operands[1 : 1 + count]
-        if buffer in self._local_names:
+        if buffer in self.facts.row_buffers:
             self.done[self._key(buffer, index, ())] = value
             return
         if self.plan.groups is not None and buffer in self.plan.groups.buffers:

@@ -10,7 +10,7 @@ from polyfuse.ir.types import DType
 from polyfuse.ir.types import e4m3_saturates as _saturates
 from polyfuse_triton.dtypes import triton_type
 
-__all__ = ["INFIX", "cast_text", "is_infix", "operation_text", "unsupported_op"]
+__all__ = ["INFIX", "LIBDEVICE", "cast_text", "is_infix", "operation_text", "unsupported_op"]
 
 INFIX: Mapping[str, str] = MappingProxyType(
     {
@@ -62,10 +62,13 @@ _LIBDEVICE = (
     *("sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma", "rsqrt"),
     *("floor", "ceil", "trunc"),
 )
+_LIBDEVICE_OF_TWO = ("atan2", "hypot", "pow", "fmod", "copysign")
+LIBDEVICE = (*_LIBDEVICE, *_LIBDEVICE_OF_TWO)
+"""Operations that are functions of CUDA's libdevice under their own names."""
 _FLOAT: Mapping[str, str] = MappingProxyType(
     {
         **{name: f"libdevice.{name}({{0}})" for name in _LIBDEVICE},
-        **{name: f"libdevice.{name}({{0}}, {{1}})" for name in ("atan2", "hypot", "pow", "fmod", "copysign")},
+        **{name: f"libdevice.{name}({{0}}, {{1}})" for name in _LIBDEVICE_OF_TWO},
         "fma": "{0} * {1} + {2}",
         "floor_div": "float_floor_div({0}, {1})",
         "trunc_div": "libdevice.trunc(divide({0}, {1}))",

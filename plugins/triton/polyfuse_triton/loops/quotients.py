@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 
-from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
+from polyfuse.kit import KernelFacts
 
 __all__ = ["quotient_by", "stores_halves"]
 
@@ -25,14 +24,8 @@ def quotient_by(text: str, divisor: float) -> str | None:
     return f"divide_by({text}, {divisor!r}, {inverse!r})"
 
 
-def stores_halves(kernel: Kernel) -> bool:
+def stores_halves(facts: KernelFacts) -> bool:
     """Whether all floating-point numbers that a kernel stores have 16 bits or fewer."""
-    kinds = {a.name: a.dtype for a in kernel.args if a.kind != "size"}
-    stored = {
-        kinds[stmt.buffer]
-        for section in kernel.sections
-        for stmt in section.body
-        if isinstance(stmt, Store) and stmt.buffer in kinds
-    }
+    stored = {a.dtype for a in facts.accesses if a.is_store}
     wide = {DType.f32, DType.f64}
     return any(kind.is_float for kind in stored) and wide.isdisjoint(stored)

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
-from polyfuse.ir.statements import Cast, Constant, IndexValue, Random, Statement
+from polyfuse.ir.statements import (
+    Cast,
+    Compute,
+    Constant,
+    IndexValue,
+    Load,
+    Random,
+    Reduce,
+    Scan,
+    Statement,
+    Store,
+)
 from polyfuse.ir.statements import key as statement_key
 from polyfuse.ir.types import DType
+from polyfuse.kit import KernelFacts, Writer
 from polyfuse.kit.spans import Span, fits_i32, span_of
 from polyfuse.symbolic import IndexLike
 from polyfuse_triton.dtypes import inline_literal, literal, triton_type
-from polyfuse_triton.facts import Facts
 from polyfuse_triton.loops.coordinates import Surroundings
 from polyfuse_triton.loops.indexing import Indexer, Variable
 from polyfuse_triton.loops.ops import cast_text, is_infix, operation_text
 from polyfuse_triton.loops.quotients import quotient_by, stores_halves
 from polyfuse_triton.tiling.plan import Plan
-from polyfuse_triton.writer import Writer
 
 __all__ = ["Scope", "Value"]
 
@@ -57,7 +67,7 @@ class Scope:
     def __init__(
         self,
         kernel: Kernel,
-        facts: Facts,
+        facts: KernelFacts,
         plan: Plan,
         places: Surroundings,
         out: Writer,
@@ -75,7 +85,7 @@ class Scope:
         self._prefix = prefix
         self._count = 0
         self._is_fast = kernel.numerics == "fast"
-        self._halves = self._is_fast and stores_halves(kernel)
+        self._halves = self._is_fast and stores_halves(facts)
 
     # --- names -----------------------------------------------------------------------------------------
 
@@ -134,7 +144,7 @@ class Scope:
         """
         found = self.values.get(name)
         if found is None:
-            stmt, _ = self.facts.defined[name]
+            stmt = self.facts.definition(name)
             if stmt.op in ("scan", "reduce"):
                 raise UnsupportedError(
                     f"kernel {self.kernel.name} reads {name} of another loop", "keep it in a local"
@@ -161,7 +171,12 @@ class Scope:
             case Random():
                 texts = ", ".join(self.typed(v) for v in operands)
                 return self.define(f"random_{stmt.kind}({texts})", plain)
-        return self._operation(stmt, operands, plain)
+            case Compute():
+                return self._operation(stmt, operands, plain)
+            case Constant() | Load() | Store() | Reduce() | Scan():
+                raise TypeError(f"{stmt.op} is no statement that gives one value by itself")
+            case _:
+                assert_never(stmt)
 
     def _index(self, index: IndexLike, span: Span | None) -> Value:
         if isinstance(index, int):

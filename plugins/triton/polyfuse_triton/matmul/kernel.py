@@ -8,12 +8,12 @@ from dataclasses import replace
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Cast, Constant, Load, Statement, Store, indices
 from polyfuse.ir.types import DType
+from polyfuse.kit import KernelFacts, Writer
 from polyfuse.kit.contraction import Operand
 from polyfuse.plugin import Source
 from polyfuse.symbolic import Index, free_axes
 from polyfuse_triton.build.meta import PRODUCT
 from polyfuse_triton.dtypes import triton_type
-from polyfuse_triton.facts import analyse
 from polyfuse_triton.loops.coordinates import renamed
 from polyfuse_triton.loops.kernel import KernelText, parameter_names
 from polyfuse_triton.loops.memory import MemoryScope
@@ -21,7 +21,6 @@ from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.matmul.coordinates import ProductPlaces, TilePlaces
 from polyfuse_triton.matmul.plan import Product, ProductPlan
 from polyfuse_triton.tiling.plan import Plan
-from polyfuse_triton.writer import Writer
 
 __all__ = ["product_text"]
 
@@ -109,9 +108,9 @@ class _Writing:
         self._out = Writer()
         # every tile has its axes under the same names
         everything = plan.plan(found, "m", "n", "k")
-        self._moved = renamed(kernel, everything, analyse(kernel))
-        self._facts = analyse(self._moved)
-        self._varying = _depending(kernel, set(found.depth))
+        self._moved = renamed(kernel, everything, KernelFacts.of(kernel))
+        self._facts = KernelFacts.of(self._moved)
+        self._uniform = KernelFacts.of(kernel).uniform
         self._moved_statement = {
             id(old): new
             for before, after in zip(kernel.sections, self._moved.sections, strict=True)
@@ -127,7 +126,7 @@ class _Writing:
         """The text of a function that computes the product."""
         out, found = Writer(), self._found.contraction
         self._out = out
-        with out.indented(), out.apart() as lines:
+        with out.indented(), out.detached() as lines:
             self._write_sum()
             scope = self._scope(MemoryScope, "mn", "c")
             scope.values[found.accumulator] = Value("acc", found.dtype, frozenset("mn"))
@@ -151,13 +150,13 @@ class _Writing:
         left, right = self._scope(_OperandScope, "mk", "a"), self._scope(_OperandScope, "kn", "b")
         for scope, operand in ((left, found.left), (right, found.right)):
             for stmt in operand.body:
-                if stmt.targets[0] not in self._varying:
+                if self._uniform(stmt.targets[0], self._found.depth):
                     scope.values[stmt.targets[0]] = scope.evaluate(self._moved_statement[id(stmt)])
         kind = triton_type(found.dtype)
         out.line(f"acc = tl.zeros([MBLOCK, NBLOCK], {kind})")
         out.line(f"for k0 in range(0, {self.places.extent(self.places.dims['k'].extent)}, KBLOCK):")
         with out.indented():
-            with out.apart() as body:
+            with out.detached() as body:
                 a = self._operand(left, found.left, "mk")
                 b = self._operand(right, found.right, "kn")
                 out.line(f"acc = tl.dot({a}, {b}, acc{self._precision()})")
@@ -207,13 +206,3 @@ class _Writing:
 def _names(stmt: Statement) -> set[str]:
     """Axes in a statement's own text."""
     return {name for index in indices(stmt) for name in free_axes(index)}
-
-
-def _depending(kernel: Kernel, axes: set[str]) -> frozenset[str]:
-    """Values that depend on some axes."""
-    found: set[str] = set()
-    for section in kernel.sections:
-        for stmt in section.body:
-            if found.intersection(stmt.args) or _names(stmt) & axes:
-                found.update(stmt.targets)
-    return frozenset(found)

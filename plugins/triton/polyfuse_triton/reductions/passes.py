@@ -7,14 +7,13 @@ both come from running moments.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polyfuse.ir.kernel import Kernel, Section
 from polyfuse.ir.statements import Compute, Constant, Load, Reduce, Scan, Statement, key
+from polyfuse.kit import KernelFacts
 from polyfuse.symbolic import product
-from polyfuse_triton.facts import analyse
 
 __all__ = ["with_fewer_passes"]
 
@@ -94,52 +93,49 @@ class _Terms:
     """What values are, whatever they are called: equal terms are equal values at one point."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self._facts = analyse(kernel)
-        self._defined: Mapping[str, tuple[Statement, int]] = self._facts.defined
-        self._rows = self._facts.locals_stored
+        self._facts = KernelFacts.of(kernel)
         self._memo: dict[str, Any] = {}
         self._count = product(kernel.rsizes)
 
     def of(self, name: str) -> Any:
         """The term of a value."""
         if name not in self._memo:
-            stmt, _ = self._defined[name]
-            self._memo[name] = self._term(name, stmt)
+            self._memo[name] = self._term(name, self._facts.definition(name))
         return self._memo[name]
 
     def exponent(self, name: str) -> tuple[Any, str] | None:
         """The term of `v` and the name of `m`, where a value is ``exp(v - m)``."""
-        power = self._defined[name][0]
+        power = self._facts.definition(name)
         return self._difference(power.args[0]) if power.op == "exp" else None
 
     def square_of_difference(self, name: str) -> tuple[Any, str] | None:
         """The term of `v` and the name of `m`, where a value is ``(v - m) * (v - m)``."""
-        product = self._defined[name][0]
+        product = self._facts.definition(name)
         if product.op != "mul" or self.of(product.args[0]) != self.of(product.args[1]):
             return None
         return self._difference(product.args[0])
 
     def averaged(self, name: str) -> str | None:
         """The name of `s`, where a value is `s` divided by the number of points that are reduced."""
-        stmt = self._defined[name][0]
+        stmt = self._facts.definition(name)
         if stmt.op not in ("mul", "div") or not isinstance(self._count, int):
             return None
         share = float(self._count) if stmt.op == "div" else 1.0 / max(1, self._count)
         for other, constant in (stmt.args, stmt.args[::-1] if stmt.op == "mul" else stmt.args):
-            number = self._defined[constant][0]
+            number = self._facts.definition(constant)
             if isinstance(number, Constant) and abs(number.value - share) <= 1e-6 * share:
                 return other
         return None
 
     def _difference(self, name: str) -> tuple[Any, str] | None:
-        stmt = self._defined[name][0]
+        stmt = self._facts.definition(name)
         return (self.of(stmt.args[0]), stmt.args[1]) if stmt.op == "sub" else None
 
     def _term(self, name: str, stmt: Statement) -> Any:
-        changed = isinstance(stmt, Load) and stmt.buffer in self._facts.written
-        if isinstance(stmt, (Reduce, Scan)) or changed:
-            return name
-        if isinstance(stmt, Load) and len(self._facts.local_places.get(stmt.buffer, ())) == 1:
-            stored = self._rows.get(stmt.buffer)
-            return name if stored is None else self.of(stored)
+        match stmt:
+            case Reduce() | Scan():
+                return name
+            case Load() if stmt.buffer in self._facts.written:
+                stored = self._facts.forwarded(stmt)
+                return name if stored is None else self.of(stored)
         return (key(stmt), tuple(self.of(a) for a in stmt.args))

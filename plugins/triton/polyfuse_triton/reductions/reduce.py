@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from polyfuse.ir.interpreter.semantics import identity
+from polyfuse.ir import ops
 from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import literal, triton_type
@@ -14,9 +14,9 @@ from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.reductions.joining import Join
 
-__all__ = ["Accumulator", "reduce_whole", "reduced_types"]
+__all__ = ["REDUCTIONS", "Accumulator", "reduce_whole", "reduced_types"]
 
-_FUNCTION: Mapping[str, str] = MappingProxyType(
+_FUNCTIONS: Mapping[str, str] = MappingProxyType(
     {
         "prod": "combine_mul",
         "min": "combine_min",
@@ -29,6 +29,8 @@ _FUNCTION: Mapping[str, str] = MappingProxyType(
         "welford": "combine_welford",
     }
 )
+REDUCTIONS = frozenset((*_FUNCTIONS, "sum", "online_softmax"))
+"""Kinds that have a text."""
 _LOWEST = {DType.f32: -3.4028234663852886e38, DType.f64: -1.7976931348623157e308}
 _LAST = {False: (1 << 63) - 1, True: (1 << 31) - 1}
 _FLAGS = DType.i32
@@ -79,9 +81,9 @@ def _neutral(kind: str, place: int, dtype: DType, narrow: bool) -> str:
     if kind == "welford":
         return ""
     if dtype is DType.bool:
-        return literal(int(bool(identity(kind, dtype))), _FLAGS)
+        return literal(int(ops.REDUCTIONS[kind].identity(dtype)), _FLAGS)
     held = DType.i32 if narrow else dtype
-    return literal(identity(kind, held), held)
+    return literal(ops.REDUCTIONS[kind].identity(held), held)
 
 
 # --- a row in one piece -------------------------------------------------------------------------------------
@@ -110,7 +112,7 @@ def _finish(scope: MemoryScope, stmt: Reduce, texts: Sequence[str], narrow: bool
     if len(stmt.targets) > 1:
         names = [scope.name() for _ in stmt.targets]
         head = ", ".join(names)
-        scope.out.line(f"{head} = tl.reduce(({', '.join(texts)}), {axis}, {_FUNCTION[kind]}{keep})")
+        scope.out.line(f"{head} = tl.reduce(({', '.join(texts)}), {axis}, {_FUNCTIONS[kind]}{keep})")
         types = reduced_types(kind, stmt)
         held = [narrow and t is DType.i64 for t in types]
         found = [Value(n, t, dims, narrow=h) for n, t, h in zip(names, types, held, strict=True)]
@@ -129,7 +131,7 @@ def _finish(scope: MemoryScope, stmt: Reduce, texts: Sequence[str], narrow: bool
     if kind in ("min", "max") and not held_type.is_float and held_type.itemsize >= 4:
         text = f"tl.{kind}({texts[0]}, {axis}{keep})"
     else:
-        text = f"tl.reduce({texts[0]}, {axis}, {_FUNCTION[kind]}{keep})"
+        text = f"tl.reduce({texts[0]}, {axis}, {_FUNCTIONS[kind]}{keep})"
     return (_narrowed(scope, scope.define(text, value)),)
 
 
@@ -250,7 +252,7 @@ class Accumulator:
             scope.out.line(f"{names} = {names} + {texts[0]}")
         else:
             given = ", ".join([*self._names, *texts])
-            scope.out.line(f"{names} = {_FUNCTION[kind]}({given})")
+            scope.out.line(f"{names} = {_FUNCTIONS[kind]}({given})")
 
     def _moments_step(self, value: str) -> None:
         """A step that leaves points beyond the end alone."""
@@ -296,7 +298,7 @@ class Accumulator:
             return [repr(_LOWEST[dtype]), "0.0"]
         if self._narrow and kind not in ("argmin", "argmax"):
             dtype = DType.i32
-        first = identity(kind, dtype)
+        first = ops.REDUCTIONS[kind].identity(dtype)
         text = f'float("{first}")' if isinstance(first, float) else str(int(first))
         return [text, str(_LAST[self._narrow])][: len(self._names)]
 

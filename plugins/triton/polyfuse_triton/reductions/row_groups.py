@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Store
 from polyfuse.ir.types import DType
-from polyfuse.symbolic import Index, IndexLike, atoms, axis, coefficient, free_axes, product, substitute
-from polyfuse_triton.facts import Facts
+from polyfuse.kit import KernelFacts, row_major
+from polyfuse.symbolic import Index, atoms, axis, coefficient, free_axes, product, substitute
 
 __all__ = ["Groups", "row_groups"]
 
@@ -32,7 +32,7 @@ class Groups:
     buffers: frozenset[str]
 
 
-def row_groups(kernel: Kernel, facts: Facts) -> Groups | None:
+def row_groups(kernel: Kernel, facts: KernelFacts) -> Groups | None:
     """The groups of a kernel's rows; None where there are none, or a program could not hold a row."""
     looped = any(section.looped for section in kernel.sections)
     if not facts.axes or (looped and len(facts.axes) > 1) or not (facts.raxes or facts.axes[1:]):
@@ -52,7 +52,7 @@ def row_groups(kernel: Kernel, facts: Facts) -> Groups | None:
     return Groups(row, next(iter(found.values())), frozenset(found))
 
 
-def _count(stmt: Store, facts: Facts, row: str, columns: tuple[str, ...]) -> int:
+def _count(stmt: Store, facts: KernelFacts, row: str, columns: tuple[str, ...]) -> int:
     """Rows that add to one place; 0 where that is not how a statement adds."""
     index = stmt.index
     if stmt.indirect or stmt.mask is not None or stmt.dtype is not DType.f32 or not isinstance(index, Index):
@@ -72,17 +72,9 @@ def _count(stmt: Store, facts: Facts, row: str, columns: tuple[str, ...]) -> int
     step = coefficient(rest, "group")
     if not isinstance(width, int) or not isinstance(step, int) or step < width:
         return 0
-    return count if rest - group * step == _row_major(columns, facts) else 0
+    return count if rest - group * step == row_major(axis(name, facts.sizes[name]) for name in columns) else 0
 
 
-def _row_major(names: tuple[str, ...], facts: Facts) -> IndexLike:
-    index: IndexLike = 0
-    for name in names:
-        size = facts.sizes[name]
-        index = index * size + axis(name, size)
-    return index
-
-
-def _size(facts: Facts, name: str) -> int:
+def _size(facts: KernelFacts, name: str) -> int:
     size = facts.sizes[name]
     return size if isinstance(size, int) else 1 << 31

@@ -6,8 +6,8 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
+from polyfuse.kit import KernelFacts
 from polyfuse_triton.build.meta import WORKSPACE
-from polyfuse_triton.facts import Facts
 
 __all__ = ["HEAD", "WORDS", "SharedWords", "can_join", "can_look_back", "ticket", "words"]
 
@@ -33,7 +33,7 @@ class SharedWords:
         return f"{WORKSPACE} + {HEAD} + {self._used - WORDS} * programs"
 
 
-def can_look_back(kernel: Kernel, facts: Facts) -> bool:
+def can_look_back(kernel: Kernel, facts: KernelFacts) -> bool:
     """Whether pieces of a kernel's rows may be programs of their own: nothing but scans looks beyond one
     point, and nothing is written that another program reads.
     """
@@ -41,7 +41,7 @@ def can_look_back(kernel: Kernel, facts: Facts) -> bool:
     return "scan" in ops and "reduce" not in ops and _writes_apart(facts)
 
 
-def can_join(kernel: Kernel, facts: Facts) -> bool:
+def can_join(kernel: Kernel, facts: KernelFacts) -> bool:
     """The same where nothing but reductions looks beyond one point."""
     statements = [stmt for section in kernel.sections for stmt in section.body]
     reductions = [stmt for stmt in statements if isinstance(stmt, Reduce)]
@@ -52,7 +52,7 @@ def can_join(kernel: Kernel, facts: Facts) -> bool:
     return _writes_apart(facts)
 
 
-def _writes_apart(facts: Facts) -> bool:
+def _writes_apart(facts: KernelFacts) -> bool:
     """Whether no piece of a row minds what the others write."""
     for buffer in facts.written:
         here = [a for a in facts.accesses if a.buffer == buffer]

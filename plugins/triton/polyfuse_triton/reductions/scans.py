@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from polyfuse.ir.interpreter.semantics import identity
+from polyfuse.ir import ops
 from polyfuse.ir.statements import Scan
 from polyfuse.ir.types import DType
 from polyfuse_triton.dtypes import triton_type
@@ -13,9 +13,9 @@ from polyfuse_triton.loops.memory import MemoryScope
 from polyfuse_triton.loops.scope import Value
 from polyfuse_triton.reductions.lookback import LookBack
 
-__all__ = ["ScanWriter"]
+__all__ = ["SCANS", "ScanWriter"]
 
-_FUNCTION: Mapping[str, str] = MappingProxyType(
+_FUNCTIONS: Mapping[str, str] = MappingProxyType(
     {
         "sum": "combine_sum",
         "prod": "combine_mul",
@@ -24,6 +24,8 @@ _FUNCTION: Mapping[str, str] = MappingProxyType(
         "logsumexp": "combine_logsumexp",
     }
 )
+SCANS = frozenset(_FUNCTIONS)
+"""Kinds that have a text."""
 
 
 class ScanWriter:
@@ -41,7 +43,7 @@ class ScanWriter:
         scope = self._scope
         full = frozenset(d.name for d in scope.plan.dims)
         texts = [self._operand(scope.value(name), full) for name in self._stmt.args]
-        axis, function = len(scope.plan.dims) - 1, _FUNCTION[self._kind]
+        axis, function = len(scope.plan.dims) - 1, _FUNCTIONS[self._kind]
         names = [scope.name() for _ in self._stmt.targets]
         given = f"({', '.join(texts)})" if len(texts) > 1 else texts[0]
         scope.out.line(f"{', '.join(names)} = tl.associative_scan({given}, {axis}, {function})")
@@ -106,6 +108,6 @@ class ScanWriter:
     def _starts(self) -> list[str]:
         if self._kind == "logsumexp":
             return ['float("-inf")']
-        first = identity(self._kind, self._stmt.dtype)
+        first = ops.SCANS[self._kind].identity(self._stmt.dtype)
         text = f'float("{first}")' if isinstance(first, float) else str(int(first))
         return [text, "0"][: len(self._carried)]

@@ -14,6 +14,7 @@ from polyfuse.base.errors import InvalidOptionError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
+from polyfuse.kit import Writer
 from polyfuse.plugin import Lowering, LoweringContext, Source, TensorValue
 from polyfuse.symbolic import Index, IndexLike, is_equal, product, python_text
 from polyfuse_triton.build.meta import KernelMeta, MetaArg
@@ -21,7 +22,6 @@ from polyfuse_triton.dtypes import pointer_type
 from polyfuse_triton.flex.problem import symbols_of
 from polyfuse_triton.template import TemplateKernel
 from polyfuse_triton.tiling.plan import power_of_two
-from polyfuse_triton.writer import Writer
 
 __all__ = ["LOWERINGS", "LONGEST", "Rows", "sort_source"]
 

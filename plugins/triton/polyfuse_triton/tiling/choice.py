@@ -7,14 +7,15 @@ from dataclasses import replace
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
+from polyfuse.kit import without_aliases
 from polyfuse.plugin import Config
-from polyfuse_triton.facts import Facts, analyse
 from polyfuse_triton.reductions.row_buffers import kept_rows
 from polyfuse_triton.reductions.row_groups import row_groups
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
 from polyfuse_triton.tiling.pointwise import can_split, pointwise_plan
 from polyfuse_triton.tiling.reduction import joined_plan, reduction_plan
+from polyfuse_triton.tiling.register_pressure import Facts
 from polyfuse_triton.tiling.vector_width import with_neighbours
 
 __all__ = ["candidates", "choose_plan", "neighbours"]
@@ -30,11 +31,12 @@ _PERSISTENT, _LOOPED, _JOINED = 1, 2, 3
 
 def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) -> Plan:
     """The plan for a kernel; a configuration overrides what it names."""
-    facts = analyse(kernel)
+    # aliases that a plan cannot take are refused after it
+    facts = Facts.of(without_aliases(kernel))
     if not any(section.looped for section in kernel.sections):
         split = config is not None and bool(config.get("y"))
         return _overridden(pointwise_plan(facts, target, row_groups(kernel, facts), split), facts, config)
-    rows = kept_rows(kernel, facts)
+    rows = kept_rows(facts)
     wanted = (config or Config()).get("rows")
     persistent = None if wanted == 0 else wanted == _PERSISTENT
     if wanted == _JOINED:
@@ -52,7 +54,7 @@ def choose_plan(kernel: Kernel, target: Target, config: Config | None = None) ->
 
 def candidates(kernel: Kernel, target: Target) -> tuple[Config, ...]:
     """Configurations worth a try, the one that is used without trying first."""
-    facts = analyse(kernel)
+    facts = Facts.of(kernel)
     if not facts.axes and not facts.raxes:
         return ()
     default = choose_plan(kernel, target)

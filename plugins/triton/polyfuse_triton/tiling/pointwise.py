@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from polyfuse.kit import Access
 from polyfuse.symbolic import product
-from polyfuse_triton.facts import Access, Facts
 from polyfuse_triton.reductions.row_groups import Groups
 from polyfuse_triton.target import Target
 from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
+from polyfuse_triton.tiling.register_pressure import Facts
 
 __all__ = ["REGISTERS", "can_split", "contiguous_weights", "grown", "per_thread", "pointwise_plan"]
 
@@ -92,7 +93,7 @@ def can_split(facts: Facts, group: Sequence[str]) -> bool:
     computed less often. That wastes the end of each row and writes memory in shorter pieces, and has lost
     wherever it was measured; tuning may try it.
     """
-    return len(group) > 1 and not facts.bent.isdisjoint(group)
+    return len(group) > 1 and not facts.nonlinear_axes.isdisjoint(group)
 
 
 def contiguous_weights(accesses: Iterable[Access], facts: Facts) -> dict[str, float]:
@@ -100,7 +101,7 @@ def contiguous_weights(accesses: Iterable[Access], facts: Facts) -> dict[str, fl
     found: dict[str, float] = dict.fromkeys(facts.axes + facts.raxes, 0.0)
     for access in accesses:
         for axis in access.strides:
-            if access.runs_along(axis) and not access.indirect:
+            if access.is_contiguous(axis) and not access.indirect:
                 found[axis] += facts.share(access) * access.itemsize
     return found
 
@@ -161,7 +162,7 @@ def _leads(facts: Facts) -> tuple[str, ...]:
 
 def _jumps(access: Access, chosen: Sequence[str]) -> bool:
     """Whether an access is contiguous along none of some axes, and does jump along the first."""
-    return chosen[0] in access.strides and not any(access.runs_along(a) for a in chosen)
+    return chosen[0] in access.strides and not any(access.is_contiguous(a) for a in chosen)
 
 
 def _heaviest(axes: Sequence[str], weights: Mapping[str, float]) -> str:

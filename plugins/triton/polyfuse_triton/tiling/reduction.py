@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Reduce
+from polyfuse.kit import Access
 from polyfuse.symbolic import product
-from polyfuse_triton.facts import Access, Facts
 from polyfuse_triton.reductions.row_buffers import Rows
 from polyfuse_triton.reductions.row_groups import Groups, row_groups
 from polyfuse_triton.reductions.row_splits import can_join, can_look_back
@@ -22,6 +22,7 @@ from polyfuse_triton.target import Target
 from polyfuse_triton.target_info import target_info_of
 from polyfuse_triton.tiling.plan import Dim, Plan, power_of_two
 from polyfuse_triton.tiling.pointwise import REGISTERS, contiguous_weights, grown, per_thread
+from polyfuse_triton.tiling.register_pressure import Facts
 
 __all__ = ["joined_plan", "reduction_plan"]
 
@@ -130,7 +131,7 @@ class _Shape:
         if persistent and isinstance(length, int):
             return self._whole_rows(length)
         count, points = facts.points(facts.axes), facts.points(facts.raxes)
-        if self.looks_back and target_info_of(self.target).stretches(count, points):
+        if self.looks_back and target_info_of(self.target).splits(count, points):
             return self._pieces(count * points)
         together = self.joined(_JOINED_PIECES[:1]) if unsaid and self._gains_by_joining() else None
         return together or self._walked_rows()

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
-from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.statements import Load, Statement
+from polyfuse.kit import KernelFacts
 
-__all__ = ["registers_of_point"]
+__all__ = ["Facts"]
 
 
-def registers_of_point(kernel: Kernel) -> int:
+class Facts(KernelFacts):
+    """What tilings depend on."""
+
+    @cached_property
+    def registers(self) -> int:
+        """An estimate of what one point of a tile needs."""
+        return _registers_of_point(self.statements)
+
+
+def _registers_of_point(statements: Sequence[Statement]) -> int:
     """The most 32-bit registers that one point's values take at a time, statements in their order.
 
     A load that several sections repeat is one value, as it is where a tile holds whole rows.
     """
-    statements = [stmt for section in kernel.sections for stmt in section.body]
     names: dict[str, Any] = {}
     last: dict[Any, int] = {}
     widths: dict[Any, int] = {}

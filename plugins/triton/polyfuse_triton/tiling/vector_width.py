@@ -12,9 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polyfuse_triton.facts import Access, Facts
+from polyfuse.kit import Access
 from polyfuse_triton.tiling.plan import Dim, Plan
 from polyfuse_triton.tiling.pointwise import contiguous_weights
+from polyfuse_triton.tiling.register_pressure import Facts
 
 __all__ = ["with_neighbours"]
 
@@ -49,7 +50,7 @@ def _best(plan: Plan, lead: Dim, facts: Facts, count: int) -> int:
     axis = lead.axes[-1]
     near = [a for a in facts.accesses if a.indirect or axis in a.strides]
     others = [dim.axes[-1] for dim in plan.dims if dim is not lead]
-    if not near or any(a.runs_along(other) for a in near for other in others):
+    if not near or any(a.is_contiguous(other) for a in near for other in others):
         # nothing to gain, or threads that lie along different dimensions for different accesses
         return 0
     most = max(1, min(count, _WIDEST // min(a.itemsize for a in near)))
@@ -67,7 +68,7 @@ def _cost(accesses: Sequence[Access], facts: Facts, group: Sequence[str], count:
     """Cache lines asked for at each point, and exchanges before stores that are narrower than loads."""
     lines = sum(_lines(a, facts, group, count) for a in accesses)
     narrow = [a for a in accesses if a.is_store and _WIDEST // a.itemsize < count]
-    exchanges = sum(bool(a.runs_along(group[-1])) for a in narrow)
+    exchanges = sum(bool(a.is_contiguous(group[-1])) for a in narrow)
     return lines + _EXCHANGE * exchanges
 
 

@@ -18,9 +18,9 @@ ROWS, COLUMNS = 200, 300
 
 
 class Summing(WideBackend):
-    """Adds up what groups of rows scatter to one place."""
+    """Adds up what groups of rows scatter to one index."""
 
-    chosen = replace(WIDE, sums_across_rows=True, row_bytes=1 << 20)
+    chosen = replace(WIDE, column_reductions=True, row_bytes=1 << 20)
 
 
 def reads(record: Planned, graph: int, elements: int) -> int:

@@ -33,8 +33,8 @@ def run(function: Callable[..., Any], *args: Any, dynamic: bool = False, **optio
     return last_reports()[-1]
 
 
-def placed(report: GraphReport) -> int:
-    return sum(decision.kind == "place" for decision in report.decisions)
+def in_place(report: GraphReport) -> int:
+    return sum(decision.kind == "in_place_output" for decision in report.decisions)
 
 
 A, B, C = torch.randn(64, 32), torch.randn(32, 48), torch.randn(32, 16)
@@ -53,23 +53,23 @@ WHOLE: dict[str, Callable[[], Tensor]] = {
 def test_products_are_written_into_their_places(name: str) -> None:
     function = WHOLE[name]
     report = run(function)
-    assert placed(report) == 2 and "aten.cat.out" not in report.calls
+    assert in_place(report) == 2 and "aten.cat.out" not in report.calls
 
 
 def test_nothing_is_moved_but_what_products_need() -> None:
-    joined, apart = run(lambda: torch.cat([A @ B, A @ C], 1)), run(lambda: (A @ B, A @ C))
-    assert joined.bytes_after == apart.bytes_after and joined.kernels == 0
+    joined, separate = run(lambda: torch.cat([A @ B, A @ C], 1)), run(lambda: (A @ B, A @ C))
+    assert joined.bytes_after == separate.bytes_after and joined.kernels == 0
 
 
 def test_other_parts_are_written_beside_them() -> None:
     report = run(lambda a, b, x: torch.cat([a @ b, x.relu(), x], 1), A, B, torch.randn(64, 5))
-    assert placed(report) == 1 and report.calls == ("aten.mm.out",)
+    assert in_place(report) == 1 and report.calls == ("aten.mm.out",)
 
 
 def test_sizes_that_are_not_known() -> None:
     function = lambda a, b: torch.cat([a @ b, (a + 1) @ b], 1)  # noqa: E731
     report = run(function, A, B, dynamic=True)
-    assert placed(report) == 2
+    assert in_place(report) == 2
     compiled = torch.compile(function, backend="polyfuse", dynamic=True)
     for rows in (1, 2, 33):
         a = torch.randn(rows, 7)
@@ -83,7 +83,7 @@ def test_a_product_that_is_needed_elsewhere_stays_where_it_is() -> None:
         return torch.cat([product, a @ c], 1), product
 
     report = run(twice, A, B, C)
-    assert placed(report) <= 1
+    assert in_place(report) <= 1
 
 
 def test_an_operand_that_changes_meanwhile() -> None:
@@ -151,9 +151,9 @@ def test_devices_want_rows_at_round_addresses() -> None:
         (32, 6, "cpu", 1),
     ):
         schedule = scheduled(columns, start, device)
-        assert len(reasons(schedule, "place")) == expected
+        assert len(reasons(schedule, "in_place_output")) == expected
         assert len(schedule.steps) == 2 - expected
 
 
 def test_operators_that_want_their_results_together_keep_them() -> None:
-    assert not reasons(scheduled(32, 64, "cpu", "aten.cumsum.out"), "place")
+    assert not reasons(scheduled(32, 64, "cpu", "aten.cumsum.out"), "in_place_output")

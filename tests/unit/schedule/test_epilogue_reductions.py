@@ -13,7 +13,7 @@ from polyfuse.base.errors import UnsupportedError, VerifyError
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Scatter
-from polyfuse.ir.ops import FOLD_MODES
+from polyfuse.ir.ops import GROUP_MODES
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_kernel
@@ -40,7 +40,7 @@ def folds(kernels: list[Kernel]) -> list[str]:
         for kernel in kernels
         for section in kernel.sections
         for stmt in section.body
-        if stmt.op == "store" and stmt.mode in FOLD_MODES
+        if stmt.op == "store" and stmt.mode in GROUP_MODES
     ]
 
 
@@ -60,23 +60,23 @@ def both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 CASES: dict[str, tuple[Any, tuple[torch.Tensor, ...], list[str]]] = {
-    "largest of a row": (activation, (X, W, B), ["fold_max 6*p0 + (p1 // 4)"]),
+    "largest of a row": (activation, (X, W, B), ["group_max 6*p0 + (p1 // 4)"]),
     "smallest, and no results": (
         lambda x, w: (x @ w).amin(-1),
         (R(10, 16), R(16, 22)),
-        ["fold_min 6*p0 + (p1 // 4)"],
+        ["group_min 6*p0 + (p1 // 4)"],
     ),
-    "sum of columns": (gradient, (R(11, 16), R(16, 22), R(11, 22)), ["fold_sum p1 + 22*(p0 // 4)"]),
-    "rows of two axes": (both, (X, W), ["fold_sum p1 + 22*(p0 // 4)", "fold_sum 6*p0 + (p1 // 4)"]),
+    "sum of columns": (gradient, (R(11, 16), R(16, 22), R(11, 22)), ["group_sum p1 + 22*(p0 // 4)"]),
+    "rows of two axes": (both, (X, W), ["group_sum p1 + 22*(p0 // 4)", "group_sum 6*p0 + (p1 // 4)"]),
     "rows of two axes, with what is done there": (
         lambda x, w, b: (*activation(x, w, b), F.gelu(F.linear(x, w, b)).sum((0, 1))),
         (X, W, B),
-        ["fold_max 6*p0 + (p1 // 4)", "fold_sum p1 + 22*(p0 // 4)"],
+        ["group_max 6*p0 + (p1 // 4)", "group_sum p1 + 22*(p0 // 4)"],
     ),
     "mean of half floats": (
         lambda x, w: (x @ w).mean(-1),
         (R(10, 16).bfloat16(), R(16, 24).bfloat16()),
-        ["fold_sum 6*p0 + (p1 // 4)"],
+        ["group_sum 6*p0 + (p1 // 4)"],
     ),
 }
 
@@ -109,7 +109,7 @@ def test_groups_are_combined_with_the_product(folding, name, dynamic):
 def test_other_reductions_stay_whole(folding, name):
     function, args = WHOLE[name]
     found = folds(kernels_of(function, *args))
-    assert found == (["fold_sum 6*p0 + (p1 // 4)"] if name.startswith("of what") else [])
+    assert found == (["group_sum 6*p0 + (p1 // 4)"] if name.startswith("of what") else [])
 
 
 def test_nobody_is_asked_who_does_not_say_so():
@@ -166,13 +166,13 @@ def test_a_refusal_has_its_reason(monkeypatch, tmp_path):
     run = decided(monkeypatch, tmp_path, {"library": 1.0})
     assert reasons(run(*_flat("largest of a row")))["interpreter"] == "it knows no maximum"
     found = reasons(run(*_flat("sum of columns")))["interpreter"]
-    assert found == "it combines no results of a product along its rows"
+    assert found == "it combines no results of a GEMM along its rows"
 
 
 REASONS = {
     "of a batch": "not over all rows or all columns",
     "of parts of a row": "not over all rows or all columns",
-    "positions": "argmax of f32 is not begun with a product",
+    "positions": "argmax of f32 is not begun in a GEMM",
 }
 
 
@@ -209,7 +209,7 @@ FOLD = """kernel fold on cpu {
   out out0: f32[9]
   once {
     v0 = load f32 in0[5*i0 + i1]
-    store f32 fold_max out0[3*i0 + (i1 // 2)] = v0
+    store f32 group_max out0[3*i0 + (i1 // 2)] = v0
   }
 }"""
 
@@ -222,14 +222,14 @@ def test_what_was_there_before_does_not_count():
     run_kernel(parse(FOLD), [values, found])
     expected = torch.cat([values, values[:, 4:]], 1).view(3, 3, 2).amax(-1)
     torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-    for mode, small in (("fold_min", values.nan_to_num().amin()), ("fold_sum", values.nan_to_num().sum())):
-        run_kernel(parse(FOLD.replace("fold_max", mode)), [values.nan_to_num(), found])
-        torch.testing.assert_close(found.amin() if mode == "fold_min" else found.sum(), small)
+    for mode, small in (("group_min", values.nan_to_num().amin()), ("group_sum", values.nan_to_num().sum())):
+        run_kernel(parse(FOLD.replace("group_max", mode)), [values.nan_to_num(), found])
+        torch.testing.assert_close(found.amin() if mode == "group_min" else found.sum(), small)
 
 
 def test_a_kernel_does_not_read_what_it_combines():
     verify_kernel(parse(FOLD))
-    line = "    store f32 fold_max"
+    line = "    store f32 group_max"
     broken = FOLD.replace(line, f"    v1 = load f32 out0[i0]\n{line}")
     with pytest.raises(VerifyError, match="read before"):
         verify_kernel(parse(broken))

@@ -1,4 +1,4 @@
-"""Kernels that share no data become one where starting a kernel is dear."""
+"""Kernels that share no data become one where launches are costly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 import torch
 
 from polyfuse.schedule import Launch
-from polyfuse.schedule.fusion.disjoint import never_meet
+from polyfuse.schedule.fusion.disjoint import disjoint
 from polyfuse.symbolic import Index, axis, evaluate
 from wide_device import Planned, wide
 
@@ -66,25 +66,25 @@ def test_parts_of_one_result_are_written_by_one_kernel() -> None:
     assert operands(record) == [2, 2]
 
 
-def places(index: Index, sizes: tuple[int, ...]) -> set[int]:
+def elements(index: Index, sizes: tuple[int, ...]) -> set[int]:
     points = itertools.product(*(range(n) for n in sizes))
     return {evaluate(index, {f"a{k}": v for k, v in enumerate(point)}) for point in points}
 
 
-def test_indices_that_never_meet() -> None:
+def test_indices_that_disjoint() -> None:
     choose = random.Random(3)
-    apart = 0
+    found = 0
     for _ in range(400):
         sizes = tuple(choose.randint(1, 5) for _ in range(choose.randint(1, 3)))
         index = sum((axis(f"a{k}", n) * choose.randint(1, 24) for k, n in enumerate(sizes)), start=0)
         if not isinstance(index, Index):
             continue
         other = index + choose.randint(-12, 12)
-        if never_meet(index, other):
-            apart += 1
-            assert not places(index, sizes) & places(other, sizes)
-    assert apart > 20
+        if disjoint(index, other):
+            found += 1
+            assert not elements(index, sizes) & elements(other, sizes)
+    assert found > 20
     i, j = axis("a0", 4), axis("a1", 8)
-    assert never_meet(16 * i + j, 16 * i + j + 8) and never_meet(j + 8, j)
-    assert not never_meet(16 * i + j, 16 * i + j + 7) and not never_meet(16 * i + j, 16 * i + 2 * j + 8)
-    assert not never_meet(16 * i + j, 16 * i + j) and not never_meet(12 * i + j, 12 * i + j + 8)
+    assert disjoint(16 * i + j, 16 * i + j + 8) and disjoint(j + 8, j)
+    assert not disjoint(16 * i + j, 16 * i + j + 7) and not disjoint(16 * i + j, 16 * i + 2 * j + 8)
+    assert not disjoint(16 * i + j, 16 * i + j) and not disjoint(12 * i + j, 12 * i + j + 8)
