@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -104,7 +105,7 @@ def right_results(kernel: Kernel, operands: Sequence[object], layout: Layout) ->
     """Let the interpreter compute a kernel on its operands, unless it is so large that this takes minutes."""
     _, storages = bind_operands(kernel, operands)
     device = next((s.device for s in storages.values()), torch.device("cpu"))
-    if _points(spaces(kernel.axes, kernel.raxes, dict(layout.sizes), device, _PART)) > _WHOLE:
+    if sum(map(_size, spaces(kernel.axes, kernel.raxes, dict(layout.sizes), device, _PART))) > _WHOLE:
         return False
     # on copies: a failure must not leave operands half written
     made = copied(operands, layout)
@@ -142,15 +143,8 @@ def _interpreted(kernel: Kernel, truth: Copied, layout: Layout) -> tuple[Ledger,
     return ledger, len(chosen) == len(parts)
 
 
-def _points(parts: Iterator[Space]) -> int:
-    return sum(_size(part) for part in parts)
-
-
 def _size(part: Space) -> int:
-    count = 1
-    for length in part.lengths:
-        count *= length
-    return count
+    return math.prod(part.lengths)
 
 
 def _chosen(parts: Sequence[Space]) -> list[Space]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import evaluate
 
-__all__ = ["Block", "Copied", "Layout", "Span", "copied", "layout_of", "put_back"]
+__all__ = ["Block", "Copied", "Layout", "Span", "copied", "guarded_block", "layout_of", "put_back"]
 
 _ALIGNMENT = 256
 _GUARD = 1024
@@ -125,11 +125,7 @@ def copied(operands: Sequence[object], layout: Layout) -> Copied:
         if span is not None and isinstance(value, Tensor):
             devices.setdefault(span.block, value.device)
     for number, (address, nbytes) in enumerate(layout.blocks):
-        memory = torch.full(
-            (nbytes + 2 * _GUARD + _ALIGNMENT,), _PATTERN, dtype=torch.uint8, device=devices[number]
-        )
-        start = _GUARD + (address - memory.data_ptr() - _GUARD) % _ALIGNMENT
-        blocks.append(Block(memory, start, nbytes))
+        blocks.append(guarded_block(nbytes, address, devices[number]))
     out: list[Tensor | int] = []
     for value, span in zip(operands, layout.spans, strict=True):
         if span is None or not isinstance(value, Tensor):
@@ -140,6 +136,13 @@ def copied(operands: Sequence[object], layout: Layout) -> Copied:
         bytes_.copy_(raw(value, span.nbytes))
         out.append(_shaped(bytes_, value))
     return Copied(tuple(out), tuple(blocks))
+
+
+def guarded_block(nbytes: int, address: int, device: torch.device | str) -> Block:
+    """New memory between known bytes, at an address with the same remainder as another one."""
+    memory = torch.full((nbytes + 2 * _GUARD + _ALIGNMENT,), _PATTERN, dtype=torch.uint8, device=device)
+    start = _GUARD + (address - memory.data_ptr() - _GUARD) % _ALIGNMENT
+    return Block(memory, start, nbytes)
 
 
 def put_back(made: Copied, layout: Layout, operands: Sequence[object], kernel: Kernel) -> None:

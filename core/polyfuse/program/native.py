@@ -284,7 +284,7 @@ class _Lowering:
         self.steps.append(
             BindSize(step.symbol, number, self._index(step.factor), self._index(step.offset), step.power)
         )
-        if read.kind == "value" and (step.factor, step.offset, step.power) == (1, 0, 1):
+        if step.is_copy:
             self.symbols[number] = symbol(step.symbol)
 
     def _conform(self, step: Conform) -> None:

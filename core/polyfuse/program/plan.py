@@ -77,7 +77,9 @@ class _Planner:
         self.alignments = _assumed_alignments(schedule)
         graph, mutated = self.graph, frozenset(self.graph.mutated_inputs())
         self.inputs = tuple(_program_input(i, graph, self.alignments, mutated) for i in graph.inputs)
-        self.device = _accelerator(self.graph)
+        # the first device of the graph that is not the CPU
+        devices = (b.device for b in graph.buffers.values())
+        self.device = next((d for d in devices if d and not d.startswith("cpu")), "")
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = lifetimes(schedule, settings)
         pooled = settings.memory_pools and self.graph.kind == "inference"
@@ -498,8 +500,3 @@ def _repeated_views(graph: Graph, schedule: Schedule) -> frozenset[View]:
 def _origins(step: Launch | Call) -> tuple[Origin, ...]:
     nodes: tuple[Node, ...] = step.nodes if isinstance(step, Launch) else (step.node,)
     return tuple(dict.fromkeys(origin for node in nodes for origin in node.origins))
-
-
-def _accelerator(graph: Graph) -> str:
-    """The first device of the graph that is not the CPU, as text; ``""`` if there is none."""
-    return next((b.device for b in graph.buffers.values() if b.device and not b.device.startswith("cpu")), "")

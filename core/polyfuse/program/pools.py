@@ -84,7 +84,7 @@ def _groups(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dic
         sizes = [_bytes(buffers[item.name]) for item in chain]
         fits = all(item.allocated and item.poolable and item.last is not None for item in chain)
         if fits and all(size is not None and size > 0 for size in sizes):
-            size = max(_aligned(size) for size in sizes if size is not None)
+            size = max(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes if size is not None)
             last = max(item.last for item in chain if item.last is not None)
             group = _Group(tuple(item.name for item in chain), size, chain[0].first, last)
             found.setdefault(buffers[chain[0].name].device, []).append(group)
@@ -120,7 +120,3 @@ def _bytes(buffer: Buffer) -> int | None:
     elements = storage_size(buffer.size, buffer.stride)
     known = isinstance(elements, int) and buffer.dtype is not None
     return elements * itemsize(buffer) if known and isinstance(elements, int) else None
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -280,7 +280,7 @@ class _Printer:
         found: set[str] = set()
         seen, numbers = set[str](), {item.name for item in self.program.inputs if item.kind == "symint"}
         for step in self.program.steps:
-            if isinstance(step, BindSymbol) and _is_copy(step) and step.read.name not in seen:
+            if isinstance(step, BindSymbol) and step.is_copy and step.read.name not in seen:
                 if step.read.name == step.symbol or step.read.name in numbers:
                     seen.add(step.read.name)
                     self.names.bind(("variable", step.read.name), step.symbol)
@@ -440,10 +440,6 @@ def _read_text(printer: _Printer, read: Read) -> str:
     if read.kind == "value":
         return name
     return f"{name}.shape[{read.dim}]" if read.kind == "size" else f"{name}.stride({read.dim})"
-
-
-def _is_copy(step: BindSymbol) -> bool:
-    return step.read.kind == "value" and (step.factor, step.offset, step.power) == (1, 0, 1)
 
 
 def _tuple(items: Any) -> str:

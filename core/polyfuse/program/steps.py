@@ -50,6 +50,11 @@ class BindSymbol(Step):
     offset: IndexLike = 0
     power: int = 1
 
+    @property
+    def is_copy(self) -> bool:
+        """Whether the symbol is the very number that is read."""
+        return self.read.kind == "value" and (self.factor, self.offset, self.power) == (1, 0, 1)
+
 
 @dataclass(frozen=True)
 class AssertLayout(Step):

@@ -9,7 +9,7 @@ from typing import Any
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.nodes import View
 from polyfuse.program.steps import BindSymbol, ProgramInput, Read, Step
-from polyfuse.symbolic import Atom, Index, IndexLike, atoms, free_symbols
+from polyfuse.symbolic import Index, IndexLike, atoms, free_symbols
 from polyfuse.symbolic.index import of_atom
 
 
@@ -83,7 +83,7 @@ def _solve(read: Read, expression: IndexLike, symbol: str) -> BindSymbol | None:
         for atom in monomial:
             if atom.kind == "sym" and atom.name == symbol:
                 count += 1
-            elif symbol in _symbols_of(atom):
+            elif any(symbol in free_symbols(argument) for argument in atom.args):
                 return None
             else:
                 rest = rest * of_atom(atom)
@@ -95,10 +95,6 @@ def _solve(read: Read, expression: IndexLike, symbol: str) -> BindSymbol | None:
         else:
             return None
     return BindSymbol(symbol, read, factor, offset, power) if 0 < power <= 2 else None
-
-
-def _symbols_of(atom: Atom) -> tuple[str, ...]:
-    return tuple(name for argument in atom.args for name in free_symbols(argument))
 
 
 def _first_unbound(
