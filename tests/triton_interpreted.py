@@ -190,7 +190,7 @@ def result_and_norm_faults(dtype: str, rows: int, numerics: str) -> list[str]:
 
     from polyfuse.compiler.reports.report import last_reports, reset_reports
 
-    _offer()
+    offer()
     torch._dynamo.reset()
     reset_reports()
     torch.manual_seed(0)
@@ -259,7 +259,7 @@ def whole_path_faults(names: Sequence[str]) -> list[str]:
     import torch
     from polyfuse_bench.kernels import KERNELS, runner
 
-    _offer()
+    offer()
     faults: list[str] = []
     for name in names:
         case = KERNELS[name]
@@ -289,7 +289,7 @@ def gradient_faults(rows: int, columns: int) -> list[str]:
 
     from polyfuse.compiler.reports.report import last_reports, reset_reports
 
-    _offer()
+    offer()
     faults: list[str] = []
     x, w, b = torch.randn(rows, columns), torch.randn(columns), torch.randn(columns)
     weight = torch.randn(rows, columns)
@@ -315,7 +315,7 @@ def gradient_faults(rows: int, columns: int) -> list[str]:
 
 
 @cache
-def _offer() -> None:
+def offer() -> None:
     """Let new sessions find this backend under the name `interpreted`."""
     import sys
     from dataclasses import replace
@@ -397,7 +397,7 @@ def list_faults(count: int) -> tuple[list[str], list[tuple[str, str]]]:
 
     from polyfuse.compiler.reports.report import last_reports, reset_reports
 
-    _offer()
+    offer()
     faults: list[str] = []
     made: list[tuple[str, str]] = []
     emit = InterpretedTriton.emit
@@ -435,7 +435,7 @@ def index_faults(names: Sequence[str]) -> list[str]:
 
     from index_cases import CASES
 
-    _offer()
+    offer()
     faults: list[str] = []
     for name in names:
         case = CASES[name]
