@@ -20,7 +20,7 @@ WAYS = ("fine", "segfault", "hang", "wrong", "raise", "memory", "build", "emit",
 class BadChoices(InterpreterBackend):
     """The interpreter, in configurations named after what they do. The bad ones would be the fastest."""
 
-    races_products = True
+    autotunes_gemm = True
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         return [Config.of(way=i) for i in range(len(WAYS))]

@@ -9,7 +9,18 @@ from pathlib import Path
 import torch
 
 from polyfuse.ir.nodes import ExternCall
-from polyfuse.plugin import Choice, Claim, Config, Instead, Launchable, Made, No, Site, Source, Yes
+from polyfuse.plugin import (
+    CallSite,
+    Choice,
+    Claim,
+    Config,
+    Launchable,
+    No,
+    ReplacementCalls,
+    Source,
+    TemplateSource,
+    Yes,
+)
 from polyfuse.reference.backend import InterpreterBackend
 
 
@@ -43,42 +54,42 @@ def _kernel(word: str) -> Launchable:
     return run
 
 
-def plain(site: Site) -> Instead:
+def plain(site: CallSite) -> ReplacementCalls:
     call = site.call
     node = ExternCall(f"{call.name}_other", "aten.mm.default", call.args, (), call.outputs)
-    return Instead((node,))
+    return ReplacementCalls((node,))
 
 
-def through_scratch(site: Site) -> Instead:
+def through_scratch(site: CallSite) -> ReplacementCalls:
     """In two calls with a buffer between."""
     call, output = site.call, site.output
     scratch = replace(output, name=f"{output.name}_scratch")
     first = ExternCall(f"{call.name}_first", "aten.mm.out", call.args, (), (scratch.name,), "out")
     second = ExternCall(f"{call.name}_second", "aten.clone.default", (scratch.view(),), (), call.outputs)
-    return Instead((first, second), (scratch,))
+    return ReplacementCalls((first, second), (scratch,))
 
 
-def is_relu(site: Site) -> Claim:
+def is_relu(site: CallSite) -> Claim:
     reader = site.reader
     return Yes() if reader is not None and reader.value.op == "maximum" else No("no relu follows")
 
 
-def with_relu(site: Site) -> Instead:
+def with_relu(site: CallSite) -> ReplacementCalls:
     assert site.reader is not None
     name, results = f"{site.call.name}_relu", (site.reader.output,)
     node = ExternCall(name, "aten._addmm_activation.default", site.call.args, (), results)
-    return Instead((node,), takes_reader=True)
+    return ReplacementCalls((node,), takes_reader=True)
 
 
-def made(site: Site, config: Config | None) -> Made:
+def made(site: CallSite, config: Config | None) -> TemplateSource:
     left, right = site.call.args[:2]
     (rows, depth), (_, columns) = left.size, right.size
     times = config.get("times") if config is not None else 1
     source = Source("word", f"{rows} {depth} {columns} {times}", "word")
-    return Made(source, (left.buffer, right.buffer, site.output.name, rows))
+    return TemplateSource(source, (left.buffer, right.buffer, site.output.name, rows))
 
 
-def raising(site: Site) -> Claim:
+def raising(site: CallSite) -> Claim:
     raise RuntimeError("what is this?")
 
 

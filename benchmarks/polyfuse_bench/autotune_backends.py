@@ -63,20 +63,19 @@ def _forget(folder: Path) -> None:
 def _races(folder: Path, device: str, named: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
     """Each raced kernel: milliseconds of every backend in its best configuration, and who is asked first."""
     from polyfuse.base.settings import Settings
-    from polyfuse.cache.timings import LOST, TimingStore
+    from polyfuse.cache.timings import TimingStore
     from polyfuse.plugin import PluginManager
 
     order = PluginManager(Settings.resolve(None, named)).order(torch.device(device).type)
     found = []
-    for _, measured in TimingStore(folder).entries():
+    for _, record in TimingStore(folder).entries():
         best: dict[str, float] = {}
-        for name, milliseconds in measured.milliseconds.items():
-            backend = name.partition(" ")[0]
-            if backend in order and milliseconds != LOST:
-                best[backend] = min(best.get(backend, milliseconds), milliseconds)
+        for trial in record.ranked:
+            if trial.candidate.implementation in order:
+                best.setdefault(trial.candidate.implementation, trial.milliseconds)
         if len(best) > 1:
             first = next(name for name in order if name in best)
-            found.append({"kernel": measured.about, "milliseconds": best, "first": first})
+            found.append({"kernel": record.about, "milliseconds": best, "first": first})
     return found
 
 

@@ -13,7 +13,7 @@ from polyfuse.compiler.reports.report import last_reports
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.nodes import Buffer, TemplateCall, View
 from polyfuse.ir.types import DType
-from polyfuse.plugin import Config, Site
+from polyfuse.plugin import CallSite, Config
 from polyfuse.symbolic import evaluate
 from polyfuse_cutlass.build.headers import find_headers
 from polyfuse_cutlass.build.toolchain import build_in_worker, find_compiler
@@ -142,7 +142,7 @@ def test_groups_of_rows(tmp_path, ends, along):
         View("b", (len(ends), depth, columns), matrices.stride()),
         buffers["e"].view(),
     )
-    site = Site(TemplateCall("c", "aten._grouped_mm.default", args, (), ("o",)), buffers)
+    site = CallSite(TemplateCall("c", "aten._grouped_mm.default", args, (), ("o",)), buffers)
     assert applies(site)
     for number, config in enumerate(grouped_configs(site)):
         made = grouped(site, config)

@@ -13,7 +13,7 @@ FLOORS = {
     "": 9, "backend": 9, "cli": 9,
     "compiler": 8,
     "aot": 7, "distributed": 7,
-    "program": 6, "select": 6,
+    "program": 6, "autotune": 6,
     "lowering": 5, "schedule": 5, "workers": 5, "reference": 5,
     "checking": 5,
     "plugin": 4, "kit": 4, "rewrite": 4, "cache": 4,
@@ -25,7 +25,7 @@ FLOORS = {
 }  # fmt: skip
 
 # What a plugin may import of the core; itself and other packages are its own affair.
-OPEN_TO_PLUGINS = {"base", "ir", "symbolic", "runtime", "plugin", "kit", "select"}
+OPEN_TO_PLUGINS = {"base", "ir", "symbolic", "runtime", "plugin", "kit", "autotune"}
 
 # A dispatcher on floor 9 may name commands that stand above it.
 DISPATCHED = {("cli", "testing")}

@@ -25,7 +25,7 @@ def test_folders():
     counts = Counter(
         file.path.parent.relative_to(ROOT) for file in all_files() if file.path.name != "__init__.py"
     )
-    wrong = [f"{f} holds {n} modules" for f, n in counts.items() if n > MAX_FOLDER and f.name != "select"]
+    wrong = [f"{f} holds {n} modules" for f, n in counts.items() if n > MAX_FOLDER]
     assert not wrong, "\n".join(wrong)
 
 

@@ -11,9 +11,10 @@ import torch
 
 from bad_choices import WAYS
 from fake_plugins import install, plugin
+from polyfuse.autotune import search as search_module
+from polyfuse.autotune import worker
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import forget_sessions, session_for
-from polyfuse.select import heat, process, tracks
 
 OPTIONS = {"backends": ["toy", "interpreter"], "tune_timeout": 6, "strict": True, "tune_verify": True}
 A, B, C = torch.randn(7, 5), torch.randn(5, 9), torch.randn(9)
@@ -31,10 +32,10 @@ def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 
 
 def reasons(warned: list[str]) -> dict[str, str]:
-    """Why each way lost."""
+    """Why each way is not used."""
     found: dict[str, str] = {}
     for text in warned:
-        name, _, rest = text.partition(" is out of the race for ")
+        name, _, rest = text.partition(" is no candidate for ")
         if not rest:
             continue
         way = WAYS[int(name.rpartition("=")[2])]
@@ -58,10 +59,11 @@ def test_bad_choices_for_a_product_lose(bad, warned):
     assert "syntax error" in found["build"]
     assert "with status 3" in found["exit"]
     known = [entry for _, entry in session_for(Settings.resolve(None, options)).tuner.timings.entries()]
-    (measured,) = [entry for entry in known if "library" in entry.milliseconds]
-    assert measured.about == "mm of float32[7x5] float32[5x9]"
-    assert measured.milliseconds["toy way=0"] < float("inf")
-    assert measured.milliseconds["toy way=1"] == float("inf")
+    (record,) = [entry for entry in known if entry.baseline == "library"]
+    assert record.about == "mm of float32[7x5] float32[5x9]"
+    outcomes = {str(trial.candidate): trial for trial in record.trials}
+    assert outcomes["toy way=0"].milliseconds < float("inf") and not outcomes["toy way=0"].fault
+    assert outcomes["toy way=1"].milliseconds == float("inf") and outcomes["toy way=1"].fault
 
 
 def test_bad_configurations_of_a_kernel_lose(bad, warned):
@@ -85,18 +87,18 @@ def test_the_process_and_its_random_numbers_are_untouched(bad):
 def test_a_second_session_times_nothing(bad, warned, monkeypatch):
     options = {**OPTIONS, "gemm": "fastest", "tune_kernels": True}
     torch.compile(product, backend="polyfuse", options=options)(A, B, C)
-    assert any("out of the race" in text for text in warned)
+    assert any("is no candidate for" in text for text in warned)
     del warned[:]
     forget_sessions()
     torch.compiler.reset()
     started: list[object] = []
-    monkeypatch.setattr(tracks, "Child", started.append)
-    monkeypatch.setattr(heat, "race", lambda *arguments: started.append(arguments) or {})
+    monkeypatch.setattr(worker, "WorkerProcess", started.append)
+    monkeypatch.setattr(search_module, "run_trials", lambda *arguments: started.append(arguments) or {})
     torch.testing.assert_close(
         torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)
     )
     assert not started
-    assert not any("out of the race" in text for text in warned)
+    assert not any("is no candidate for" in text for text in warned)
 
 
 @pytest.mark.parametrize("options", [{"gemm": "fastest"}, {"tune_kernels": True}])
@@ -104,7 +106,7 @@ def test_where_no_child_can_be_started_the_model_compiles(bad, warned, monkeypat
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("no more processes")
 
-    monkeypatch.setattr(process.subprocess, "Popen", refuse)
+    monkeypatch.setattr(worker.subprocess, "Popen", refuse)
     function = torch.compile(product, backend="polyfuse", options={**OPTIONS, **options, "strict": False})
     torch.testing.assert_close(function(A, B, C), product(A, B, C))
     assert len([text for text in warned if "no more processes" in text]) == 1

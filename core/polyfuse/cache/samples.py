@@ -1,7 +1,8 @@
-"""What races taught of the configurations of a backend: what each took, for kernels of a kind on a device.
+"""The training data of cost models: what each configuration of a backend took, for kernels of a kind on a
+device.
 
-One small file for each race of each kernel. Nothing is chosen by these numbers alone: they say which
-configurations of other kernels are worth building (`select/learnt.py`).
+One small file for each kernel of each search. Nothing is chosen by these numbers alone: they say which
+configurations of other kernels are worth building (`autotune/cost_model.py`).
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from typing import Final
 
 from polyfuse.base.digest import stable_json
 from polyfuse.base.files import atomic_write, read_text
-from polyfuse.cache.timings import LOST
+from polyfuse.cache.timings import FAILED
 
-__all__ = ["Race", "Sample", "SampleStore"]
+__all__ = ["KernelSamples", "Sample", "SampleStore"]
 
-# As many races of a kind are read: more teach little, and each is a file.
+# So many kernels of a kind are read: more add little, and each is a file.
 _MOST: Final = 300
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One configuration in one race.
+    """One configuration in one found.
 
     Attributes:
         config: its names and values, sorted.
         estimate: what its backend guessed, in any unit; None: nothing.
-        milliseconds: what it took; `LOST` if it failed.
+        milliseconds: what it took; `FAILED` if it failed.
     """
 
     config: tuple[tuple[str, int], ...]
@@ -40,12 +41,12 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class Race:
+class KernelSamples:
     """The configurations of one kernel that were timed side by side.
 
     Attributes:
         about: backend and kind of kernel, for people.
-        sizes: of the kernel, as many in each race of a kind.
+        sizes: of the kernel, as many for each kernel of a kind.
         samples: in the order in which they were offered.
     """
 
@@ -55,7 +56,7 @@ class Race:
 
 
 class SampleStore:
-    """Races under one root folder, by group: a kind of kernel of one backend on one device."""
+    """Samples under one root folder, by group: a kind of kernel of one backend on one device."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "samples"
@@ -66,56 +67,56 @@ class SampleStore:
         return not self._folder.is_dir()
 
     def groups(self) -> Iterator[str]:
-        """The groups of which there are races."""
+        """The groups of which there are samples."""
         return (path.name for path in sorted(self._folder.glob("*")) if path.is_dir())
 
-    def races(self, group: str) -> tuple[Race, ...]:
-        """What is known of a group, in an order that does not depend on when it was learnt. A file that is
+    def read(self, group: str) -> tuple[KernelSamples, ...]:
+        """What is known of a group, in an order that does not depend on when they were taken. A file that is
         damaged is as if it were not there.
         """
         paths = sorted((self._folder / group).glob("*.json"))[:_MOST]
-        found = (_parsed(read_text(path)) for path in paths)
-        return tuple(race for race in found if race is not None)
+        parsed = (_parsed(read_text(path)) for path in paths)
+        return tuple(one for one in parsed if one is not None)
 
-    def add(self, group: str, key: str, place: int, race: Race) -> None:
+    def add(self, group: str, key: str, place: int, found: KernelSamples) -> None:
         """Remember.
 
         Args:
-            key: what the race was about, as its answer is remembered.
-            place: of the kernel among those of the race.
+            key: the task's, as its trials are stored.
+            place: of the kernel among those of the task.
         """
         rows = [
-            [dict(s.config), s.estimate, None if s.milliseconds == LOST else s.milliseconds]
-            for s in race.samples
+            [dict(s.config), s.estimate, None if s.milliseconds == FAILED else s.milliseconds]
+            for s in found.samples
         ]
-        stored = {"about": race.about, "sizes": list(race.sizes), "rows": rows}
+        stored = {"about": found.about, "sizes": list(found.sizes), "rows": rows}
         with contextlib.suppress(OSError):
             atomic_write(self._folder / group / f"{key}-{place}.json", stable_json(stored))
 
     def forget(self, key: str) -> None:
-        """Drop what one race taught."""
+        """Drop the samples of one task."""
         for path in self._folder.glob(f"*/{key}-*.json"):
             path.unlink(missing_ok=True)
 
 
-def _parsed(text: str | None) -> Race | None:
+def _parsed(text: str | None) -> KernelSamples | None:
     """What a file holds; None where it is not what `add` writes."""
     try:
         stored = json.loads(text or "")
         samples = tuple(
             Sample(
-                tuple(sorted((str(name), _whole(value)) for name, value in config.items())),
+                tuple(sorted((str(name), _integer(value)) for name, value in config.items())),
                 None if estimate is None else _time(estimate),
-                LOST if milliseconds is None else _time(milliseconds),
+                FAILED if milliseconds is None else _time(milliseconds),
             )
             for config, estimate, milliseconds in stored["rows"]
         )
-        return Race(str(stored["about"]), tuple(_whole(n) for n in stored["sizes"]), samples)
+        return KernelSamples(str(stored["about"]), tuple(_integer(n) for n in stored["sizes"]), samples)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     if type(value) is not int or abs(value) >= 1 << 62:
         raise ValueError(f"{value!r} is no size")
     return value

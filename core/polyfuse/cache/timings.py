@@ -1,7 +1,7 @@
-"""Measured candidates: what each configuration of a kernel took on a machine, so that nothing is timed twice.
+"""Trials on disk: what each candidate for a problem took on a machine, so that nothing is timed twice.
 
-One small file for each kernel and machine. It holds text and numbers only, no built code: what is remembered
-of a configuration is its text, and building it again is the kernel store's business.
+One small file for each problem and machine. It holds measurements only: no built code, which is the kernel
+store's business, and no decision, which follows from the trials.
 """
 
 from __future__ import annotations
@@ -10,69 +10,129 @@ import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
+from polyfuse.base.config import Config
 from polyfuse.base.digest import digest, stable_json
 from polyfuse.base.files import atomic_write, read_text
 from polyfuse.base.log import get_logger
 from polyfuse.base.version import version
 
-__all__ = ["LOST", "Measured", "TimingStore", "timing_key"]
+__all__ = ["FAILED", "Candidate", "Record", "TimingStore", "Trial", "timing_key"]
 
 _log = get_logger("cache")
 
-LOST: Final = math.inf
-"""The time of a candidate that could not be built, did not run, or was not good enough to be timed."""
+FAILED: Final = math.inf
+"""The time of a candidate that could not be built, did not run, or computed something else."""
 
 # Raised when measurements of earlier versions mean something else.
-_FORMAT: Final = 2
+_FORMAT: Final = 3
+# What is faster by less than this is no better than the baseline.
+_GAIN: Final = 0.98
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What is known of one kernel.
+class Candidate:
+    """One way to do something.
 
     Attributes:
-        milliseconds: time of each configuration, by its text; `LOST` if it does not count.
-        best: the configuration chosen once the search was over; None while it is not.
-        about: what was measured, for people.
+        implementation: the name of a backend, or of anything else that does it, such as `library`.
+        config: how that is configured; None where it has nothing to choose, or its first guess is meant.
     """
 
-    milliseconds: Mapping[str, float] = field(default_factory=dict)
-    best: str | None = None
+    implementation: str
+    config: Config | None = None
+
+    def __str__(self) -> str:
+        return f"{self.implementation} {self.config or ''}".strip()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One candidate, timed.
+
+    Attributes:
+        milliseconds: of one run; `FAILED` where there was none that counts.
+        fault: why, in words.
+    """
+
+    candidate: Candidate
+    milliseconds: float = FAILED
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What was measured of one problem.
+
+    Attributes:
+        about: the problem, for people.
+        trials: each candidate once.
+        baseline: the implementation that is kept unless another is faster by more than the noise; empty:
+            none.
+        complete: whether the search was over; if not, it goes on with what is known.
+    """
+
     about: str = ""
+    trials: tuple[Trial, ...] = ()
+    baseline: str = ""
+    complete: bool = False
+
+    @property
+    def ranked(self) -> list[Trial]:
+        """Those that ran, the fastest first."""
+        return sorted(
+            (t for t in self.trials if t.milliseconds != FAILED),
+            key=lambda t: (t.milliseconds, str(t.candidate)),
+        )
+
+    @property
+    def best(self) -> Trial | None:
+        """The one to use; None where the search is not over, or nothing ran."""
+        ranked = self.ranked
+        if not self.complete or not ranked:
+            return None
+        baseline = next((t for t in ranked if t.candidate.implementation == self.baseline), None)
+        if baseline is not None and ranked[0].milliseconds > _GAIN * baseline.milliseconds:
+            return baseline
+        return ranked[0]
+
+    def of(self, candidate: Candidate) -> Trial | None:
+        """The trial of one candidate."""
+        return next((trial for trial in self.trials if trial.candidate == candidate), None)
 
 
 class TimingStore:
-    """Measurements under one root folder."""
+    """Records under one root folder."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "timings"
         self._locks = root / "locks"
 
-    def read(self, key: str) -> Measured:
+    def read(self, key: str) -> Record:
         """Return what is known; nothing, where a file is missing or damaged."""
         text = read_text(self._path(key))
         try:
             stored = json.loads(text) if text else {}
-            times = {str(name): LOST if ms is None else float(ms) for name, ms in stored["times"].items()}
-            best, about = stored["best"], str(stored["about"])
+            trials = tuple(map(_trial, stored["trials"]))
+            return Record(str(stored["about"]), trials, str(stored["baseline"]), stored["complete"] is True)
         except (ValueError, TypeError, KeyError, AttributeError):
-            return Measured()
-        return Measured(times, best if best in times else None, about)
+            return Record()
 
-    def write(self, key: str, measured: Measured) -> None:
-        """Remember. A folder that cannot be written costs the memory, nothing else."""
-        times = {name: None if ms == LOST else ms for name, ms in measured.milliseconds.items()}
-        stored = {"times": times, "best": measured.best, "about": measured.about}
-        try:
+    def write(self, key: str, record: Record) -> None:
+        """Store a record. A folder that cannot be written costs the memory, nothing else."""
+        stored = {
+            "about": record.about,
+            "baseline": record.baseline,
+            "complete": record.complete,
+            "trials": [_stored(trial) for trial in record.trials],
+        }
+        with contextlib.suppress(OSError):
             atomic_write(self._path(key), stable_json(stored))
-        except OSError:
-            return
 
     @contextlib.contextmanager
     def exclusive(self, seconds: float) -> Iterator[None]:
@@ -95,32 +155,34 @@ class TimingStore:
         """Whether nothing was measured yet."""
         return not self._folder.is_dir()
 
-    def entries(self) -> Iterator[tuple[str, Measured]]:
+    def entries(self) -> Iterator[tuple[str, Record]]:
         """All that is known, by key."""
         for path in sorted(self._folder.glob("*/*.json")):
             yield path.stem, self.read(path.stem)
 
     def forget(self, key: str) -> None:
-        """Drop what is known of one problem, and all notes, which may depend on it."""
+        """Drop what is known of one problem."""
         self._path(key).unlink(missing_ok=True)
-        for path in self._folder.glob("*/*.note"):
-            path.unlink(missing_ok=True)
-
-    def note(self, key: str, value: object) -> None:
-        """Keep plain data that follows from measurements, so that it need not be worked out again."""
-        with contextlib.suppress(OSError):
-            atomic_write(self._path(key).with_suffix(".note"), stable_json(value))
-
-    def noted(self, key: str) -> object:
-        """Return such data; None where there is none, or it is damaged."""
-        text = read_text(self._path(key).with_suffix(".note"))
-        try:
-            return json.loads(text) if text else None
-        except ValueError:
-            return None
 
     def _path(self, key: str) -> Path:
         return self._folder / key[:2] / f"{key}.json"
+
+
+def _stored(trial: Trial) -> dict[str, object]:
+    config, taken = trial.candidate.config, trial.milliseconds
+    return {
+        "implementation": trial.candidate.implementation,
+        "config": None if config is None else [list(pair) for pair in config.values],
+        "milliseconds": None if taken == FAILED else taken,
+        "fault": trial.fault,
+    }
+
+
+def _trial(stored: Any) -> Trial:
+    values, taken = stored["config"], stored["milliseconds"]
+    config = None if values is None else Config(tuple((str(name), int(value)) for name, value in values))
+    candidate = Candidate(str(stored["implementation"]), config)
+    return Trial(candidate, FAILED if taken is None else float(taken), str(stored["fault"]))
 
 
 def timing_key(kernel: str, backend: str, facts: Mapping[str, str], machine: Mapping[str, str]) -> str:

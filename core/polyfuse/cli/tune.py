@@ -1,4 +1,4 @@
-"""`polyfuse tune`: what races have measured on this machine."""
+"""`polyfuse tune`: what autotuning has measured on this machine."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 
+from polyfuse.autotune.report import as_json, table_of
 from polyfuse.base.folders import cache_root
 from polyfuse.base.settings import Settings
 from polyfuse.cache.samples import SampleStore
-from polyfuse.cache.timings import LOST, TimingStore
-from polyfuse.select.progress import table_of
+from polyfuse.cache.timings import TimingStore
 
 __all__ = ["configure", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
-    parser.add_argument("what", choices=("show", "clear"), help="list what is remembered, or forget it")
+    parser.add_argument("what", choices=("show", "clear"), help="list what is stored, or forget it")
     parser.add_argument("words", nargs="*", help="only problems that contain these words")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -29,9 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     root = cache_root(Settings.resolve())
     store, samples = TimingStore(root), SampleStore(root)
     found = [
-        (key, measured)
-        for key, measured in store.entries()
-        if all(word in measured.about for word in arguments.words)
+        (key, record)
+        for key, record in store.entries()
+        if all(word in record.about for word in arguments.words)
     ]
     if arguments.what == "clear":
         for key, _ in found:
@@ -39,34 +39,25 @@ def run(arguments: argparse.Namespace) -> int:
             samples.forget(key)
         print(f"{len(found)} problems forgotten")
     elif arguments.json:
-        rows = [
-            {
-                "problem": measured.about,
-                "key": key,
-                "best": measured.best,
-                "milliseconds": {n: None if ms == LOST else ms for n, ms in measured.milliseconds.items()},
-            }
-            for key, measured in found
-        ]
-        print(json.dumps(rows, indent=2))
+        print(json.dumps([as_json(key, record) for key, record in found], indent=2))
     elif found:
-        Console().print(table_of(sorted(((m.about, m) for _, m in found), key=lambda pair: pair[0])))
-        for line in _learnt(samples, arguments.words):
+        Console().print(table_of(sorted((record for _, record in found), key=lambda record: record.about)))
+        for line in _cost_models(samples, arguments.words):
             print(line)
     else:
-        print("nothing is remembered" + (f" of {' '.join(arguments.words)}" if arguments.words else ""))
+        print("nothing is stored" + (f" of {' '.join(arguments.words)}" if arguments.words else ""))
     return 0
 
 
-def _learnt(samples: SampleStore, words: Sequence[str]) -> Iterator[str]:
-    """What races taught of each kind of kernel, a line each."""
-    from polyfuse.select.learnt import learn
+def _cost_models(store: SampleStore, words: Sequence[str]) -> Iterator[str]:
+    """The cost model of each kind of kernel, a line each."""
+    from polyfuse.autotune.cost_model import fit_model
 
-    for group in samples.groups():
-        races = samples.races(group)
-        about = races[0].about if races else ""
+    for group in store.groups():
+        found = store.read(group)
+        about = found[0].about if found else ""
         if about and all(word in about for word in words):
-            model = learn(races)
-            count = sum(len(race.samples) for race in races)
-            said = f"{count} samples of {len(races)} races, too few or no better than what is known without"
-            yield f"learnt of {about}: {model.about if model is not None else said}"
+            model = fit_model(found)
+            count = sum(len(kernel.samples) for kernel in found)
+            few = f"{count} samples of {len(found)} kernels, too few or no better than the estimates"
+            yield f"cost model of {about}: {model.about if model is not None else few}"

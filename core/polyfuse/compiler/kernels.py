@@ -5,11 +5,13 @@ kernel that fails: another configuration of it, then the next backend.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from polyfuse.autotune.kernels import search_kernels
 from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import Located
@@ -26,12 +28,10 @@ from polyfuse.compiler.reports.naming import emit_named
 from polyfuse.compiler.reports.report import Provider
 from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.kernel import Kernel
-from polyfuse.kit import match
 from polyfuse.plugin import Backend, Config, Launchable, Source
 from polyfuse.program.steps import Program, ProgramKernel
 from polyfuse.runtime.profile import metered
 from polyfuse.schedule import Launch, Schedule, is_unasked, note_interpreted
-from polyfuse.select.kernel_race import Verdict, known_config, settle_kernels
 from polyfuse.workers import BuildFuture
 
 __all__ = ["Emitted", "PendingKernel", "emit_kernels", "pending_kernels", "submit", "tune_kernels"]
@@ -50,7 +50,7 @@ class Emitted:
         backend, source: these.
         provider: who provides the kernel in the end.
         config: in which configuration; None: as the backend likes best.
-        tuned: whether it won by being fast: then it is checked, whatever the option `check` says.
+        tuned: whether it was chosen for being fast: then it is checked, whatever the option `check` says.
     """
 
     backend: Backend
@@ -60,54 +60,50 @@ class Emitted:
     tuned: bool = False
 
 
-Tuned = Mapping[tuple[str, Kernel], Verdict]
-
-
-def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.0) -> Tuned:
-    """How each kernel is generated that was raced, by (backend it was scheduled for, kernel).
+def tune_kernels(schedule: Schedule, session: CompileSession, beside: float = 0.0) -> Schedule:
+    """The schedule with the fastest configuration of each kernel that has several.
 
     Args:
         beside: milliseconds that the graph spends otherwise, as far as they are known.
     """
     settings = session.settings
     if not settings.tune_kernels and not settings.autotune_backends:
-        return {}
+        return schedule
     wanted: dict[tuple[str, Kernel], Sequence[Backend]] = {}
     launches = [step for step in schedule.steps if isinstance(step, Launch)]
     for step in launches:
-        if (step.backend, step.kernel) in wanted:
+        if (step.backend, step.kernel) in wanted or step.choice is not None:
             continue
         first = _taker(step, session)
         found: tuple[Backend, ...] = (first,)
-        raced = _is_raced(step.kernel, session)
-        if raced and known_config(session.tuner, first, step.kernel) is not None:
-            continue
-        if settings.autotune_backends and first.races_kernels and not raced:
-            found = tuple(b for b in session.tuner.takers(step) if b.races_kernels)
+        if settings.autotune_backends and first.autotunes_kernels:
+            found = tuple(b for b in session.tuner.claiming_backends(step) if b.autotunes_kernels)
         wanted[step.backend, step.kernel] = found
     try:
         uses = Counter((step.backend, step.kernel) for step in launches)
-        return settle_kernels(session.tuner, wanted, uses, beside)
+        choices = search_kernels(session.tuner, wanted, uses, beside)
     except Exception as error:
         if settings.strict:
             raise
-        warn_once("select", f"kernels are not tuned: {type(error).__name__}: {error}")
-        return {}
+        warn_once("autotune", f"kernels are not tuned: {type(error).__name__}: {error}")
+        return schedule
+    steps = tuple(
+        replace(step, choice=step.choice or choices.get((step.backend, step.kernel)))
+        if isinstance(step, Launch)
+        else step
+        for step in schedule.steps
+    )
+    rows = tuple(choice.row("tune") for choice in choices.values())
+    return replace(schedule, steps=steps, decisions=(*schedule.decisions, *rows))
 
 
-def emit_kernels(
-    schedule: Schedule, session: CompileSession, tuned: Tuned
-) -> dict[tuple[str, Kernel], Emitted]:
+def emit_kernels(schedule: Schedule, session: CompileSession) -> dict[tuple[str, Kernel], Emitted]:
     """The source of every distinct kernel, by (backend it was scheduled for, kernel)."""
     out: dict[tuple[str, Kernel], Emitted] = {}
     for step in schedule.steps:
         if not isinstance(step, Launch) or (step.backend, step.kernel) in out:
             continue
-        verdict = tuned.get((step.backend, step.kernel))
-        backends = session.tuner.takers(step)
-        if verdict is not None:
-            backends = _first(verdict.backend, backends)
-        item = _emit(step.kernel, backends, session, verdict)
+        item = _emit(step, session)
         if item.backend.name != step.backend and is_unasked(item.backend, session.settings):
             what = ", ".join(dict.fromkeys(o.op for node in step.nodes for o in node.origins))
             note_interpreted(f"kernel {step.kernel.name} of {what}", item.provider.reason, session.settings)
@@ -117,7 +113,7 @@ def emit_kernels(
 
 def _taker(step: Launch, session: CompileSession) -> Backend:
     """The first backend that does not refuse the whole of a kernel: it is more than its nodes."""
-    for backend in session.tuner.takers(step):
+    for backend in session.tuner.claiming_backends(step):
         try:
             backend.configs(step.kernel)
         except UnsupportedError as error:
@@ -127,25 +123,25 @@ def _taker(step: Launch, session: CompileSession) -> Backend:
     return session.plugins.backend(step.backend)
 
 
-def _first(first: Backend, others: Iterable[Backend]) -> Iterator[Backend]:
-    yield first
-    for backend in others:
-        if backend.name != first.name:
-            yield backend
-
-
-def _emit(
-    kernel: Kernel, backends: Iterable[Backend], session: CompileSession, verdict: Verdict | None
-) -> Emitted:
+def _emit(step: Launch, session: CompileSession) -> Emitted:
+    """The kernel of a launch by the backend that was chosen, else by the next one that generates it."""
+    kernel, choice = step.kernel, step.choice
+    chosen = "" if choice is None else choice.candidate.implementation
+    backends = session.tuner.claiming_backends(step)
+    if chosen and chosen != step.backend:
+        first = session.plugins.backend(chosen)
+        backends = chain((first,), (backend for backend in backends if backend.name != chosen))
     failure: Exception | None = None
     reason = ""
     for backend in backends:
         try:
-            config = _config(backend, kernel, session, verdict)
+            tuned = backend.name == chosen
+            config = step.config if tuned else None
+            if session.choose_config is not None:
+                config, tuned = session.choose_config(backend, kernel), False
             emitted = _allowed(backend, kernel, config, session, reason)
             if emitted is not None:
-                tuned = config is not None or (verdict is not None and verdict.backend is backend)
-                return replace(emitted, tuned=tuned and session.choose_config is None)
+                return replace(emitted, tuned=tuned)
             reason = f"{backend.name}'s kernel is barred"
         except UnsupportedError as error:  # an answer, not a failure: the whole kernel is more than its nodes
             failure, reason = error, f"{backend.name} refuses it: {error.cause}"
@@ -178,22 +174,6 @@ def _allowed(
         if not barred(session, backend, kernel, source):
             return Emitted(backend, source, Provider(backend.name, reason), other)
     return None
-
-
-def _config(
-    backend: Backend, kernel: Kernel, session: CompileSession, verdict: Verdict | None
-) -> Config | None:
-    """The configuration that a race decided for; None: as the backend likes best."""
-    if session.choose_config is not None:
-        return session.choose_config(backend, kernel)
-    if verdict is not None and verdict.backend is backend:
-        return verdict.config
-    return known_config(session.tuner, backend, kernel) if _is_raced(kernel, session) else None
-
-
-def _is_raced(kernel: Kernel, session: CompileSession) -> bool:
-    """Whether this is a matrix product, won in one configuration against the library."""
-    return session.settings.gemm == "fastest" and match(kernel) is not None
 
 
 def _start_builds(session: CompileSession, backend: Backend, sources: Sequence[Source]) -> BuildFuture:
@@ -230,8 +210,8 @@ class PendingKernel:
         source, config = self.emitted.source, self.emitted.config
         return GeneratedFrom(self._kernel, source.name, "" if config is None else str(config), source.scratch)
 
-    def _takers(self) -> Iterable[Backend]:
-        return self.session.tuner.takers(self.launch)
+    def _claiming_backends(self) -> Iterable[Backend]:
+        return self.session.tuner.claiming_backends(self.launch)
 
     def _guarded(
         self, backend: Backend, source: Source, config: Config | None, found: Launchable
@@ -245,7 +225,7 @@ class PendingKernel:
         text = "" if config is None else str(config)
         built = BuiltKernel(self._kernel, source.name, backend, address, text, planned)
         tuned = self.emitted.tuned and source is self.emitted.source
-        guard = Guard(built, self.session, self._takers, self._note_provider)
+        guard = Guard(built, self.session, self._claiming_backends, self._note_provider)
         return guard.around(alike, tuned=tuned)
 
     def result(self) -> Callable[..., Any]:
@@ -289,11 +269,15 @@ class PendingKernel:
             raise outcome
         failed, kernel = first.name, self._kernel
         _log.info("%s", outcome)
-        for built, other_source, found in replacements(kernel, (failed,), self.session, self._takers()):
+        for built, other_source, found in replacements(
+            kernel, (failed,), self.session, self._claiming_backends()
+        ):
             self._note_provider(built.backend.name, f"{failed} failed: {outcome.cause}")
             _warn_of_replacement(failed, kernel, outcome, repr(built.backend.name))
             alike = called_alike(kernel, source.scratch, other_source, found)
-            return Guard(built, self.session, self._takers, self._note_provider, (failed,)).around(alike)
+            return Guard(built, self.session, self._claiming_backends, self._note_provider, (failed,)).around(
+                alike
+            )
         self._note_provider("an interpreter", f"{failed} failed: {outcome.cause}")
         _warn_of_replacement(failed, kernel, outcome, "an interpreter")
         return interpreted(kernel)
@@ -333,13 +317,13 @@ def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
     if not isinstance(place, Located):
         return False
     try:
-        verdict = backend.review(place.folder, place.source_key)
+        claim = backend.review(place.folder, place.source_key)
     except Exception as error:
         _log.info("backend %r raised %r over %s", backend.name, error, source.name)
         return True
-    if not verdict:
-        _log.info("kernel %s is not as it should be: %s", source.name, verdict)
-    return bool(verdict)
+    if not claim:
+        _log.info("kernel %s is not as it should be: %s", source.name, claim)
+    return bool(claim)
 
 
 def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, other: str) -> None:

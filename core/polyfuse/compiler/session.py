@@ -20,8 +20,8 @@ from polyfuse.torch_compat.devices.precision import rounds_convolutions
 from polyfuse.workers import BuildPool
 
 if TYPE_CHECKING:
+    from polyfuse.autotune.tuner import Tuner
     from polyfuse.checking.records import Records
-    from polyfuse.select.tuner import Tuner
 
 __all__ = ["CompileSession", "forget_sessions", "session_for"]
 
@@ -70,7 +70,7 @@ class CompileSession:
         """Times what can be done in several ways, and records what each took."""
         with self._lock:
             if self._tuner is None:
-                from polyfuse.select.tuner import Tuner  # a graph found in the graph cache needs none
+                from polyfuse.autotune.tuner import Tuner  # a graph found in the graph cache needs none
 
                 self._tuner = Tuner(self.settings, self.extensions, self.pool, self.store)
             return self._tuner

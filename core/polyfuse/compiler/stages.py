@@ -23,6 +23,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from polyfuse.autotune.gemm_choice import choose_gemms
+from polyfuse.autotune.kernels import time_fusions
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import lower_and_claim
@@ -47,8 +49,6 @@ from polyfuse.schedule import Claims, Decision, Launch, Schedule, is_unasked
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
-from polyfuse.select.decide import choose
-from polyfuse.select.fusion_race import settle_fusions
 
 __all__ = ["compile_aten", "compile_graph", "compile_whole"]
 
@@ -97,7 +97,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     _verify_graph(claims.graph, settings.verify)
 
     with clock.stage("autotune"):
-        chosen = choose(claims.graph, claims.backends, session.tuner)
+        chosen = choose_gemms(claims.graph, claims.backends, session.tuner)
 
     with clock.stage("fuse"):
         schedule = schedule_graph(
@@ -105,16 +105,16 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
             settings,
             session.backends,
             chosen.backends,
-            epilogue_reductions=chosen.folded,
+            epilogue_reductions=chosen.reductions,
         )
+        schedule = chosen.with_choices(schedule)
         decisions: tuple[Decision, ...] = (*claims.decisions, *chosen.decisions)
 
     with clock.stage("autotune"):
-        timed: list[Decision] = []
         if settings.benchmark_fusion:
-            schedule, timed = settle_fusions(session.tuner, chosen, schedule)
-        tuned = tune_kernels(schedule, session, chosen.milliseconds)
-        decisions += (*schedule.decisions, *timed, *(found.decision for found in tuned.values()))
+            schedule = time_fusions(session.tuner, chosen, schedule)
+        schedule = tune_kernels(schedule, session, chosen.milliseconds)
+        decisions += schedule.decisions
     session.observe(decisions)
     schedule = replace(schedule, decisions=decisions)
     dump.write("schedule", lambda: schedule_text(schedule))
@@ -122,7 +122,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     _verify_kernels(schedule, settings.verify)
 
     with clock.stage("generate"):
-        emitted = emit_kernels(schedule, session, tuned)
+        emitted = emit_kernels(schedule, session)
         futures = submit(emitted, session)
         refused = {key: item.source.refused_aliases for key, item in emitted.items()}
         planned, separate = without_refused(schedule, refused)

@@ -242,7 +242,7 @@ GROUP_MODES: dict[str, str] = {"group_sum": "sum", "group_min": "min", "group_ma
 """Stores that combine what the points of one kernel store at an element, in an order that is the same in
 every run, and nothing else: what was there before does not count. By the reduction that each does. They stand
 apart from `STORE_MODES` because only kernels in which points that share an element lie side by side can have
-them, as results of a matrix product do; see `Backend.fold_width`."""
+them, as results of a matrix product do; see `Backend.epilogue_reduction_width`."""
 
 
 def combining_op(mode: str) -> str:

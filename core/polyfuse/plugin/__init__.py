@@ -7,9 +7,10 @@ module which holds a hook implementation `polyfuse_manifest`; the manifest names
 
 from __future__ import annotations
 
+from polyfuse.base.config import Config
 from polyfuse.plugin.api import API_VERSION, check_api
 from polyfuse.plugin.backend import Backend
-from polyfuse.plugin.choices import Choice, Instead, Made, Site
+from polyfuse.plugin.choices import CallSite, Choice, ReplacementCalls, TemplateSource
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
 from polyfuse.plugin.discovery import ENTRY_POINT_GROUP
 from polyfuse.plugin.extensions import Extensions, Offered
@@ -19,7 +20,7 @@ from polyfuse.plugin.lowering import Lowering, LoweringContext, TensorValue
 from polyfuse.plugin.manager import PluginManager, PluginState, State
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 from polyfuse.plugin.rewriting import Rewrite, RewriteContext
-from polyfuse.plugin.source import Config, Launchable, Source
+from polyfuse.plugin.source import Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
 
 __all__ = [
@@ -33,11 +34,11 @@ __all__ = [
     "Finding",
     "HostCall",
     "HostProgram",
-    "Instead",
+    "ReplacementCalls",
     "Launchable",
     "Lowering",
     "LoweringContext",
-    "Made",
+    "TemplateSource",
     "Manifest",
     "No",
     "Offer",
@@ -47,7 +48,7 @@ __all__ = [
     "Requires",
     "Rewrite",
     "RewriteContext",
-    "Site",
+    "CallSite",
     "Source",
     "State",
     "TensorValue",

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from polyfuse.base.config import Config
 from polyfuse.base.settings import Settings
 from polyfuse.plugin.claims import Claim, No, Yes
 from polyfuse.plugin.host import HostCall, HostProgram
 from polyfuse.plugin.host_library import HostLibrary
-from polyfuse.plugin.source import Config, Launchable, Source
+from polyfuse.plugin.source import Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ class Backend(ABC):
     min_unit: ClassVar[int] = 1500
 
     # Whether what it generates for matrix products (`ops.CONTRACTIONS`) is worth timing against a library's.
-    races_products: ClassVar[bool] = False
+    autotunes_gemm: ClassVar[bool] = False
 
     # Whether its kernels are worth timing against other backends' (the option `autotune_backends`).
-    races_kernels: ClassVar[bool] = True
+    autotunes_kernels: ClassVar[bool] = True
 
     # As in the manifest; the manager writes them there.
     name: str = ""
@@ -92,13 +93,13 @@ class Backend(ABC):
         """
         return None
 
-    def panel_width(self, product: Reduction) -> int:
+    def packed_width(self, product: Reduction) -> int:
         """Return how many columns of a product's right operand should stand side by side, panel after panel,
         if that operand is a parameter which is laid out once (the option `freezing`). 0: it is read as it is.
         """
         return 0
 
-    def fold_width(self, product: Reduction, kind: str, along: str) -> int:
+    def epilogue_reduction_width(self, product: Reduction, kind: str, along: str) -> int:
         """Return how many neighbouring results of a product its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each
         group beside its results (`ops.GROUP_MODES`), and a second kernel combines these. 0: none.

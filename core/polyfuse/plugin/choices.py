@@ -6,18 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from polyfuse.base.config import Config
 from polyfuse.plugin.claims import Claim
-from polyfuse.plugin.source import Config, Source
+from polyfuse.plugin.source import Source
 
 if TYPE_CHECKING:
     from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, TemplateCall, View
     from polyfuse.symbolic import IndexLike
 
-__all__ = ["Choice", "Instead", "Made", "Site"]
+__all__ = ["Choice", "ReplacementCalls", "TemplateSource", "CallSite"]
 
 
 @dataclass(frozen=True)
-class Site:
+class CallSite:
     """A call, as a choice sees it.
 
     Attributes:
@@ -51,7 +52,7 @@ class Site:
         return fixed and buffer is not None and operand == buffer.view()
 
     def once(self, name: str, op: str, operand: View, args: tuple[object, ...], result: Buffer) -> ExternCall:
-        """A call for `Instead` that is done once for each parameter, and again when that has changed.
+        """A call for `ReplacementCalls`, done once for each parameter, and again when that has changed.
 
         Args:
             op: an operator that takes a parameter, then plain values.
@@ -67,14 +68,14 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Instead:
+class ReplacementCalls:
     """Other calls that compute the same.
 
     Attributes:
         nodes: the calls, in order; the last one writes the call's result, or that of the reader, with the
             sizes and strides of that buffer.
         buffers: new ones between them.
-        takes_reader: whether they do what `Site.reader` does too.
+        takes_reader: whether they do what `CallSite.reader` does too.
     """
 
     nodes: tuple[ExternCall, ...]
@@ -83,13 +84,13 @@ class Instead:
 
 
 @dataclass(frozen=True)
-class Made:
+class TemplateSource:
     """Source that the plugin's backend builds and loads.
 
     Attributes:
         source: the text.
         operands: what it is launched with, in order: names of buffers, from their start, and sizes.
-        takes_reader: whether it does what `Site.reader` does too.
+        takes_reader: whether it does what `CallSite.reader` does too.
     """
 
     source: Source
@@ -114,11 +115,11 @@ class Choice:
 
     name: str
     ops: tuple[str, ...]
-    applies: Callable[[Site], Claim]
-    instead: Callable[[Site], Instead] | None = None
-    emit: Callable[[Site, Config | None], Made] | None = None
-    configs: Callable[[Site], Sequence[Config]] | None = None
-    preferred: Callable[[Site], bool] | None = None
+    applies: Callable[[CallSite], Claim]
+    instead: Callable[[CallSite], ReplacementCalls] | None = None
+    emit: Callable[[CallSite, Config | None], TemplateSource] | None = None
+    configs: Callable[[CallSite], Sequence[Config]] | None = None
+    preferred: Callable[[CallSite], bool] | None = None
 
     def __post_init__(self) -> None:
         if (self.instead is None) == (self.emit is None):

@@ -2,8 +2,8 @@
 
 For each device type there is one backend in charge, the first in order that is usable. Its plugin's additions
 apply on that device type, and after them those of plugins that bring no code generator, by name. So
-installing a backend that is not used changes nothing. Choices, which have to win a race to be used, are those
-of all usable plugins.
+installing a backend that is not used changes nothing. Choices, which are used only where
+they are fastest, are those of all usable plugins.
 """
 
 from __future__ import annotations

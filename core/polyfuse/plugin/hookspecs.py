@@ -124,10 +124,10 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:  # type: ignore[empt
     """Offer implementations of operators, to be timed against what torch calls and against generated kernels.
 
     Arguments: `device_type`, such as `cpu`: they are for calls that make tensors there.
-    Called: once for each device type of a session that races (`gemm="fastest"`) or asks for what
-    is known without a race (`"known"`, see `Choice.preferred`), of every plugin whose backend is usable
+    Called: once for each device type of a session that times calls (`gemm="fastest"`) or asks for
+    what is known without timing (`"known"`, see `Choice.preferred`), of every plugin whose backend is usable
     there, and of plugins without a code generator.
-    Errors: the plugin's answer is left out. A choice that raises over a call takes no part in its race.
+    Errors: the plugin's answer is left out. A choice that raises over a call is not timed for it.
 
     Example::
 

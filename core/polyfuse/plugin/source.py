@@ -1,4 +1,4 @@
-"""What passes through a code generator: a tiling, the text of a kernel, and the kernel once it is loaded."""
+"""What passes through a code generator: the text of a kernel, and the kernel once it is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from polyfuse.base.digest import digest
 if TYPE_CHECKING:
     from polyfuse.ir.kernel import Alias
 
-__all__ = ["Config", "Launchable", "Source"]
+__all__ = ["Launchable", "Source"]
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,6 @@ class Source:
     def renamed(self, name: str) -> Source:
         """Return the same kernel under another name for people."""
         return replace(self, name=name)
-
-
-@dataclass(frozen=True)
-class Config:
-    """One candidate tiling of a kernel: named whole numbers, in the order in which they print."""
-
-    values: tuple[tuple[str, int], ...] = ()
-
-    @staticmethod
-    def of(**values: int) -> Config:
-        """Make a configuration from keywords."""
-        return Config(tuple(values.items()))
-
-    def get(self, name: str, default: int = 0) -> int:
-        """Return one value."""
-        return dict(self.values).get(name, default)
-
-    def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.values)
 
 
 @runtime_checkable

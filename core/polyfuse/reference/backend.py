@@ -30,7 +30,7 @@ class InterpreterBackend(Backend):
     """Runs every kernel, slowly."""
 
     spawns_compiler = False
-    races_kernels = False
+    autotunes_kernels = False
 
     def claims(self, node: Node) -> Claim:
         """All loops."""

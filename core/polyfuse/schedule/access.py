@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from polyfuse.ir.expr import loads, walk
@@ -57,25 +57,23 @@ def _writes(node: LoopNode, rename: Mapping[str, IndexLike]) -> list[Access]:
 def symbols_used(node: Node, graph: Graph) -> tuple[str, ...]:
     """Shape symbols that `node` needs at run time: in its loops, indices, numbers, arguments and output
     layouts."""
-    found: dict[str, None] = {}
-
-    def note(value: object) -> None:
-        if isinstance(value, tuple):
-            for item in value:
-                note(item)
-        elif isinstance(value, Index):
-            found.update(dict.fromkeys(free_symbols(value)))
-        elif isinstance(value, View):
-            note((value.size, value.stride, value.offset))
-
+    values: list[object] = []
     if isinstance(node, LoopNode):
-        note((node.sizes, node.rsizes))
-        for access in accesses(node):
-            note(access.index if access.index is not None else ())
-        for expr in walk(*node.expressions()):
-            note(expr.payload)
+        values += [node.sizes, node.rsizes, *(access.index for access in accesses(node))]
+        values += [expr.payload for expr in walk(*node.expressions())]
     elif isinstance(node, ExternCall):
-        note((node.args, tuple(v for _, v in node.kwargs)))
+        values += [node.args, *(value for _, value in node.kwargs)]
     for name in node.writes():
-        note((graph.buffers[name].size, graph.buffers[name].stride))
-    return tuple(found)
+        values += [graph.buffers[name].size, graph.buffers[name].stride]
+    return tuple(dict.fromkeys(symbols_in(values)))
+
+
+def symbols_in(value: object) -> Iterator[str]:
+    """Shape symbols in indices and views, nested in sequences."""
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from symbols_in(item)
+    elif isinstance(value, Index):
+        yield from free_symbols(value)
+    elif isinstance(value, View):
+        yield from symbols_in((value.size, value.stride, value.offset))

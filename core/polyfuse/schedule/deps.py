@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 
 from polyfuse.ir.communication import is_communication
 from polyfuse.ir.graph import Graph, reads
-from polyfuse.ir.nodes import Collective, ExternCall, Node, Scatter, View
+from polyfuse.ir.nodes import Collective, ExternCall, Node, Scatter
 from polyfuse.ir.ops import CHECK_MODE
-from polyfuse.schedule.access import accesses, symbols_used
+from polyfuse.schedule.access import accesses, symbols_in, symbols_used
 from polyfuse.schedule.result import Decision
-from polyfuse.symbolic import Index, free_symbols
 
 
 @dataclass(frozen=True)
@@ -105,7 +104,7 @@ def live_graph(graph: Graph, decisions: list[Decision]) -> Graph:
     """
     roots = storage_roots(graph)
     needed = {roots[name] for name in (*graph.output_buffers(), *graph.mutated_inputs())}
-    symbols = {s for o in graph.outputs for s in _output_symbols(o.value)}
+    symbols = {name for output in graph.outputs for name in symbols_in(output.value)}
     defined = any(isinstance(node, ExternCall) and node.symbols for node in graph.nodes)
     alive: list[Node] = []
     dead: list[Decision] = []
@@ -128,14 +127,6 @@ def _has_effect(node: Node, symbols: Set[str]) -> bool:
     return isinstance(node, ExternCall) and (
         node.ordered or is_communication(node) or any(symbol in symbols for symbol, _ in node.symbols)
     )
-
-
-def _output_symbols(value: object) -> tuple[str, ...]:
-    if isinstance(value, Index):
-        return free_symbols(value)
-    if isinstance(value, View):
-        return tuple(s for e in (*value.size, *value.stride, value.offset) for s in free_symbols(e))
-    return ()
 
 
 def stable_order(edges: Sequence[set[int]], priority: Sequence[int]) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from polyfuse.base.config import Config
+from polyfuse.cache.timings import Candidate, Trial
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall, Node
@@ -34,6 +36,27 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class TuningDecision:
+    """What autotuning decided.
+
+    Attributes:
+        subject: the kernel, call or fusion it is about, for people.
+        candidate: the one to use.
+        trials: what was measured.
+        reason: why, in words.
+    """
+
+    subject: str
+    candidate: Candidate
+    trials: tuple[Trial, ...] = ()
+    reason: str = ""
+
+    def row(self, kind: str) -> Decision:
+        """The same among the decisions of a schedule."""
+        return Decision(kind, self.subject, str(self.candidate), self.reason)
+
+
+@dataclass(frozen=True)
 class Launch:
     """One generated kernel and what it is launched with.
 
@@ -46,6 +69,7 @@ class Launch:
         reads, writes: buffers, each once.
         inplace: (output, dying input) pairs where the output reuses the input's storage.
         alignment: bytes of which the addresses are multiples that the kernel takes to be aligned.
+        choice: the backend and the configuration that autotuning decided for; None: it was not asked.
     """
 
     name: str
@@ -57,15 +81,26 @@ class Launch:
     writes: tuple[str, ...]
     inplace: tuple[tuple[str, str], ...] = ()
     alignment: int = 0
+    choice: TuningDecision | None = None
+
+    @property
+    def config(self) -> Config | None:
+        """In which configuration the kernel is generated; None: as its backend likes best."""
+        return None if self.choice is None else self.choice.candidate.config
 
 
 @dataclass(frozen=True)
 class Call:
-    """One extern call."""
+    """One extern call.
+
+    Attributes:
+        choice: why it is done so, where autotuning decided that.
+    """
 
     node: ExternCall
     reads: tuple[str, ...]
     writes: tuple[str, ...]
+    choice: TuningDecision | None = None
 
 
 @dataclass(frozen=True)

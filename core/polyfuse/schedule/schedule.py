@@ -159,14 +159,7 @@ def _first_target_info(backends: Callable[[str], Iterable[Backend]], device: str
 
 def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
     reads, writes = (
-        tuple(
-            dict.fromkeys(
-                a.access.buffer
-                for a in unit.accesses
-                if a.access.write is write and a.access.buffer not in context.removed
-            )
-        )
-        for write in (False, True)
+        tuple(name for name in names if name not in context.removed) for names in (unit.reads, unit.writes)
     )
     if unit.is_call:
         node = unit.members[0].node

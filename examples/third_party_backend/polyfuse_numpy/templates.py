@@ -11,7 +11,18 @@ from typing import Any
 
 from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
-from polyfuse.plugin import Choice, Claim, Config, LoweringContext, Made, No, Site, Source, TensorValue, Yes
+from polyfuse.plugin import (
+    CallSite,
+    Choice,
+    Claim,
+    Config,
+    LoweringContext,
+    No,
+    Source,
+    TemplateSource,
+    TensorValue,
+    Yes,
+)
 
 DISTANCES = "polyfuse_numpy.distances.default"
 
@@ -30,7 +41,7 @@ def distances(ctx: LoweringContext, node: Any, left: TensorValue, right: TensorV
     return ctx.call(node, DISTANCES, (left, right), offered=True)
 
 
-def applies(site: Site) -> Claim:
+def applies(site: CallSite) -> Claim:
     """Whole contiguous matrices of f32, whose sizes are known."""
     for view in (*site.call.args, site.output.view()):
         if not isinstance(view, View) or site.buffers[view.buffer].dtype is not DType.f32:
@@ -42,19 +53,19 @@ def applies(site: Site) -> Claim:
     return Yes()
 
 
-def blocks(site: Site) -> Sequence[Config]:
+def blocks(site: CallSite) -> Sequence[Config]:
     """Rows at once."""
     return [Config.of(block=count) for count in (64, 8)]
 
 
-def emit(site: Site, config: Config | None) -> Made:
+def emit(site: CallSite, config: Config | None) -> TemplateSource:
     """The text for one call."""
     left, right = site.call.args
     (rows, depth), columns = left.size, right.size[0]
     block = config.get("block") if config is not None else rows
     sizes = {"rows": rows, "columns": columns, "depth": depth, "block": block}
     text = TEXT.substitute(symbol=Source.SYMBOL, **sizes)
-    return Made(Source("distances", text, "py"), (left.buffer, right.buffer, site.output.name))
+    return TemplateSource(Source("distances", text, "py"), (left.buffer, right.buffer, site.output.name))
 
 
 LOWERINGS = {DISTANCES: distances}

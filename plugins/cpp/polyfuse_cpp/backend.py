@@ -30,7 +30,7 @@ KERNEL_LANGUAGE = "c++"
 class CppBackend(Backend):
     """Kernels for the processor in C++."""
 
-    races_products = True
+    autotunes_gemm = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -64,11 +64,11 @@ class CppBackend(Backend):
 
         return generator.estimate(kernel, config, self.isa)
 
-    def panel_width(self, product: Reduction) -> int:
+    def packed_width(self, product: Reduction) -> int:
         """Up to four vectors of columns."""
-        from polyfuse_cpp.matmul.plans import panel_width
+        from polyfuse_cpp.matmul.plans import packed_width
 
-        return panel_width(product, self.isa)
+        return packed_width(product, self.isa)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel's text and, as meta, its signature and the headers it needs."""

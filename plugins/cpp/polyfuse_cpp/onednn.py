@@ -19,7 +19,7 @@ import torch
 from polyfuse.ir.expr import Expr, apply, const, walk
 from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, View
 from polyfuse.ir.types import DType
-from polyfuse.plugin import Choice, Claim, Instead, No, Site, Yes
+from polyfuse.plugin import CallSite, Choice, Claim, No, ReplacementCalls, Yes
 from polyfuse.symbolic import IndexLike, contiguous_strides, evaluate
 from polyfuse_cpp.packed_weights import keeping, with_kept
 
@@ -64,7 +64,7 @@ _FEW_PRODUCTS = 1 << 20
 """Products up to which calling oneDNN takes longer than MKL does."""
 
 
-def _beats_mkl(site: Site) -> bool:
+def _beats_mkl(site: CallSite) -> bool:
     """Whether torch would call MKL on a processor for which it was not made. There, oneDNN takes between a
     third and two thirds of the time, with few rows as with hundreds, but for small products.
     """
@@ -118,7 +118,7 @@ _ACTIVATIONS: Mapping[tuple[str, str], Callable[[Expr], Expr]] = {
 """The library's names of activations and their variants, and what they compute, as torch's are lowered."""
 
 
-def _activation(site: Site) -> tuple[str, str] | None:
+def _activation(site: CallSite) -> tuple[str, str] | None:
     """The activation that alone follows a call."""
     result = _result_read(site)
     if site.reader is None or result is None:
@@ -129,7 +129,7 @@ def _activation(site: Site) -> tuple[str, str] | None:
     return None
 
 
-def _addend(site: Site) -> str | None:
+def _addend(site: CallSite) -> str | None:
     """The buffer that is added to the result, place by place, and nothing else done."""
     result = _result_read(site)
     reader = site.reader
@@ -143,7 +143,7 @@ def _addend(site: Site) -> str | None:
     return name if same and _contiguous(site.buffers[name]) else None
 
 
-def _result_read(site: Site) -> Expr | None:
+def _result_read(site: CallSite) -> Expr | None:
     """The one expression in the reader that is the call's result."""
     if site.reader is None:
         return None
@@ -154,12 +154,12 @@ def _result_read(site: Site) -> Expr | None:
 # Linear layers.
 
 
-def _linear_alone(site: Site) -> Claim:
+def _linear_alone(site: CallSite) -> Claim:
     reason = _linear_fault(site) or _turned_fault(site)
     return No(reason) if reason else Yes()
 
 
-def _linear_fused(site: Site) -> Claim:
+def _linear_fused(site: CallSite) -> Claim:
     reason = _linear_fault(site) or _order_fault(site)
     if reason:
         return No(reason)
@@ -171,7 +171,7 @@ def _linear_fused(site: Site) -> Claim:
     return Yes()
 
 
-def _linear_fault(site: Site) -> str:
+def _linear_fault(site: CallSite) -> str:
     """Why the library cannot do a call, or an empty text."""
     bias, rows, weight = _operands(site)
     if not isinstance(rows, View) or not isinstance(weight, View) or len(rows.size) != 2:
@@ -191,7 +191,7 @@ def _linear_fault(site: Site) -> str:
     return ""
 
 
-def _order_fault(site: Site) -> str:
+def _order_fault(site: CallSite) -> str:
     """Why operands cannot be read as rows of a larger tensor and as a layer's weight, or an empty text."""
     _, rows, weight = _operands(site)
     if rows.stride != (rows.size[1], 1) or weight.stride != (1, weight.size[0]):
@@ -199,7 +199,7 @@ def _order_fault(site: Site) -> str:
     return ""
 
 
-def _turned_fault(site: Site) -> str:
+def _turned_fault(site: CallSite) -> str:
     """Why operands cannot be read as matrices, turned or not, or an empty text."""
     if not all(_is_matrix(view) for view in _operands(site)[1:]):
         return "an operand is not contiguous along either axis"
@@ -216,26 +216,26 @@ def _at_least(step: IndexLike, extent: IndexLike) -> bool:
     return step == extent or (isinstance(step, int) and isinstance(extent, int) and step >= extent)
 
 
-def _operands(site: Site) -> tuple[Any, Any, Any]:
+def _operands(site: CallSite) -> tuple[Any, Any, Any]:
     """Bias, input and weight of a call."""
     args = site.call.args
     return (None, *args[:2]) if site.call.op == "aten.mm.out" else args[:3]
 
 
-def _linear(site: Site) -> Instead:
+def _linear(site: CallSite) -> ReplacementCalls:
     bias, rows, weight = _operands(site)
     (depth, count), (down, across) = weight.size, weight.stride
     columns = View(weight.buffer, (count, depth), (across, down), weight.offset, None)
     args = (rows, columns, bias, "none", (), "")
     name = f"{site.call.name}_onednn"
     node = ExternCall(name, "mkldnn._linear_pointwise.default", args, (), (site.output.name,))
-    return Instead((node,))
+    return ReplacementCalls((node,))
 
 
-def _linear_and_more(site: Site) -> Instead:
+def _linear_and_more(site: CallSite) -> ReplacementCalls:
     output, activation = _target(site), _activation(site)
     if activation is not None:
-        return Instead((_linear_call(site, output, *activation),), takes_reader=True)
+        return ReplacementCalls((_linear_call(site, output, *activation),), takes_reader=True)
     addend = _addend(site)
     assert addend is not None
     rows, columns, bias = _linear_views(site, output)
@@ -243,16 +243,16 @@ def _linear_and_more(site: Site) -> Instead:
     args = (rows, other, columns, bias, "add")
     name = f"{site.call.name}_added"
     node = ExternCall(name, "mkldnn._linear_pointwise.binary", args, (), (output.name,))
-    return Instead((node,), takes_reader=True)
+    return ReplacementCalls((node,), takes_reader=True)
 
 
-def _linear_call(site: Site, output: Buffer, attr: str, algorithm: str) -> ExternCall:
+def _linear_call(site: CallSite, output: Buffer, attr: str, algorithm: str) -> ExternCall:
     args = (*_linear_views(site, output), attr, (), algorithm)
     name = f"{site.call.name}_{attr}"
     return ExternCall(name, "mkldnn._linear_pointwise.default", args, (), (output.name,))
 
 
-def _linear_views(site: Site, output: Buffer) -> tuple[View, View, Any]:
+def _linear_views(site: CallSite, output: Buffer) -> tuple[View, View, Any]:
     """Input (in the dimensions of the output), weight (a row for each result) and bias."""
     bias, rows, weight = _operands(site)
     depth = rows.size[1]
@@ -265,12 +265,12 @@ def _linear_views(site: Site, output: Buffer) -> tuple[View, View, Any]:
 # Convolutions.
 
 
-def _convolution_alone(site: Site) -> Claim:
+def _convolution_alone(site: CallSite) -> Claim:
     reason = _convolution_fault(site)
     return No(reason) if reason else Yes()
 
 
-def _convolution_fused(site: Site) -> Claim:
+def _convolution_fused(site: CallSite) -> Claim:
     reason = _convolution_fault(site)
     if reason:
         return No(reason)
@@ -282,7 +282,7 @@ def _convolution_fused(site: Site) -> Claim:
     return Yes()
 
 
-def _convolution_fault(site: Site) -> str:
+def _convolution_fault(site: CallSite) -> str:
     """Why the library's own operator cannot do a convolution, or an empty text."""
     image, weight, bias = site.call.args[:3]
     views = [image, weight, *([] if bias is None else [bias])]
@@ -299,33 +299,33 @@ def _convolution_fault(site: Site) -> str:
     return "" if _contiguous(site.output) else "the result is not contiguous"
 
 
-def _convolution(site: Site) -> Instead:
+def _convolution(site: CallSite) -> ReplacementCalls:
     args = (*_convolved(site), "none", (), "")
-    return Instead((_convolution_call(site, "default", "alone", args, site.output),))
+    return ReplacementCalls((_convolution_call(site, "default", "alone", args, site.output),))
 
 
-def _convolution_and_more(site: Site) -> Instead:
+def _convolution_and_more(site: CallSite) -> ReplacementCalls:
     output, activation = _target(site), _activation(site)
     if activation is not None:
         attr, algorithm = activation
         args: tuple[Any, ...] = (*_convolved(site), attr, (), algorithm)
-        return Instead((_convolution_call(site, "default", attr, args, output),), takes_reader=True)
+        return ReplacementCalls((_convolution_call(site, "default", attr, args, output),), takes_reader=True)
     addend = _addend(site)
     assert addend is not None
     image, *others = _convolved(site)
     other = View(addend, output.size, output.stride, 0, None)
     args = (image, other, *others, "add", None, None, (), None)
-    return Instead((_convolution_call(site, "binary", "added", args, output),), takes_reader=True)
+    return ReplacementCalls((_convolution_call(site, "binary", "added", args, output),), takes_reader=True)
 
 
-def _convolved(site: Site) -> tuple[Any, ...]:
+def _convolved(site: CallSite) -> tuple[Any, ...]:
     """The arguments of a convolution in the order of the library's operator."""
     image, weight, bias, stride, padding, dilation, _, _, groups = site.call.args[:9]
     return image, weight, bias, padding, stride, dilation, groups
 
 
 def _convolution_call(
-    site: Site, overload: str, ending: str, args: tuple[Any, ...], output: Buffer
+    site: CallSite, overload: str, ending: str, args: tuple[Any, ...], output: Buffer
 ) -> ExternCall:
     op = f"mkldnn._convolution_pointwise.{overload}"
     return ExternCall(f"{site.call.name}_{ending}", op, args, (), (output.name,))
@@ -334,7 +334,7 @@ def _convolution_call(
 # Layouts.
 
 
-def _target(site: Site) -> Buffer:
+def _target(site: CallSite) -> Buffer:
     """Where the reader puts its result."""
     reader: Pointwise | None = site.reader
     return site.output if reader is None else site.buffers[reader.output]

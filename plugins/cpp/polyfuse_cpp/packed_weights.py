@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from polyfuse.ir.nodes import Buffer, ExternCall, View
-from polyfuse.plugin import Claim, Instead, No, Site
+from polyfuse.plugin import CallSite, Claim, No, ReplacementCalls
 
 __all__ = ["keeping", "with_kept"]
 
@@ -23,10 +23,10 @@ _WEIGHTS = {
 _CONVOLUTION = "aten.convolution.default"
 
 
-def with_kept(applies: Callable[[Site], Claim]) -> Callable[[Site], Claim]:
+def with_kept(applies: Callable[[CallSite], Claim]) -> Callable[[CallSite], Claim]:
     """`applies`, for calls whose weight is a parameter of which the library's layout may be kept."""
 
-    def claim(site: Site) -> Claim:
+    def claim(site: CallSite) -> Claim:
         if not site.freezing or not site.inference:
             return No("weights are laid out once only with freezing, in graphs without gradients")
         if not site.keeps(_weight(site)):
@@ -36,10 +36,10 @@ def with_kept(applies: Callable[[Site], Claim]) -> Callable[[Site], Claim]:
     return claim
 
 
-def keeping(instead: Callable[[Site], Instead]) -> Callable[[Site], Instead]:
+def keeping(instead: Callable[[CallSite], ReplacementCalls]) -> Callable[[CallSite], ReplacementCalls]:
     """The call that `instead` makes, with a weight in the library's layout."""
 
-    def made(site: Site) -> Instead:
+    def made(site: CallSite) -> ReplacementCalls:
         found = instead(site)
         (call,) = found.nodes
         place = _WEIGHTS[call.op]
@@ -47,12 +47,12 @@ def keeping(instead: Callable[[Site], Instead]) -> Callable[[Site], Instead]:
         laid_out = _laid_out(site, call, weight)
         once = site.once(f"{call.name}_weight", *_layout(site, call), laid_out)
         kept = replace(call, args=(*call.args[:place], laid_out.view(), *call.args[place + 1 :]))
-        return Instead((once, kept), (laid_out,), found.takes_reader)
+        return ReplacementCalls((once, kept), (laid_out,), found.takes_reader)
 
     return made
 
 
-def _weight(site: Site) -> Any:
+def _weight(site: CallSite) -> Any:
     """The weight of a call as a layer has it, a row for each result."""
     args = site.call.args
     if site.call.op == _CONVOLUTION:
@@ -63,12 +63,12 @@ def _weight(site: Site) -> Any:
     return replace(view, size=view.size[::-1], stride=view.stride[::-1])
 
 
-def _laid_out(site: Site, call: ExternCall, weight: View) -> Buffer:
+def _laid_out(site: CallSite, call: ExternCall, weight: View) -> Buffer:
     buffer = site.buffers[weight.buffer]
     return replace(buffer, name=f"{call.name}_laid_out", dtype=None, kind="object")
 
 
-def _layout(site: Site, call: ExternCall) -> tuple[str, View, tuple[object, ...]]:
+def _layout(site: CallSite, call: ExternCall) -> tuple[str, View, tuple[object, ...]]:
     """The operator that lays a weight out, the weight, and the other arguments."""
     weight = _weight(site)
     if site.call.op == _CONVOLUTION:

@@ -30,7 +30,7 @@ class CutlassBackend(Backend):
     spawns_compiler = False
     worker = "polyfuse_cutlass.build.toolchain:build_in_worker"
     min_unit = 1
-    races_products: ClassVar[bool] = True
+    autotunes_gemm: ClassVar[bool] = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -46,7 +46,7 @@ class CutlassBackend(Backend):
 
         return claim_of(node)
 
-    def fold_width(self, product: Reduction, kind: str, along: str) -> int:
+    def epilogue_reduction_width(self, product: Reduction, kind: str, along: str) -> int:
         """Rows or columns that a warp combines; CUTLASS's templates for Ampere combine none."""
         from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 

@@ -35,7 +35,7 @@ class TritonBackend(Backend):
     worker_start = "polyfuse_triton.build.toolchain:warm_up"
     # A worker that runs already starts no compiler for a kernel.
     min_unit = 1
-    races_products = True
+    autotunes_gemm = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -6,10 +6,10 @@ import pytest
 
 from cpp_kernels import KernelBuilder, backend
 from cpp_products import Matmul
+from polyfuse.autotune.pruning import worth_building
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.types import DType
 from polyfuse.plugin import Config
-from polyfuse.select.prune import worth_building
 from polyfuse_cpp.matmul.plans import Way
 
 

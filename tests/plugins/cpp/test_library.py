@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from autotuning import reasons, with_times
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp import onednn
 from polyfuse_cpp.onednn import library_choices
-from races import decided, reasons
 
 pytestmark = pytest.mark.skipif(
     not library_choices(), reason="this torch is built without oneDNN, whose operators are tested"
@@ -35,7 +35,7 @@ X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 40)
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
     """Compile and run a function where the library's choices win."""
-    yield decided(monkeypatch, tmp_path, WINS)
+    yield with_times(monkeypatch, tmp_path, WINS)
     forget_sessions()
 
 

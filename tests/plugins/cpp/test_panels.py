@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from autotuning import Run, reasons, with_times
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.backend import CppBackend
-from races import Run, decided, reasons
 
 LAYS_OUT = "frozen.aten.as_strided_copy.default"
 LAYER = torch.nn.Linear(24, 128)
@@ -24,7 +24,7 @@ X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 128)
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     """Compile and run a function where weights in panels win."""
-    yield decided(monkeypatch, tmp_path, {"cpp+panels": 1.0})
+    yield with_times(monkeypatch, tmp_path, {"cpp+packed": 1.0})
     forget_sessions()
 
 
@@ -46,7 +46,7 @@ def test_laid_out_once_and_again_after_a_change(
 ) -> None:
     report = run(function, *args, freezing=True, change=weight, dynamic=dynamic)
     assert report.calls == (LAYS_OUT,) and report.kernels == 1
-    assert any(name.startswith("cpp+panels way=5") for name in reasons(report))
+    assert any(name.startswith("cpp+packed way=5") for name in reasons(report))
 
 
 def test_two_layers_have_panels_of_their_own(run: Run) -> None:
@@ -58,21 +58,21 @@ def test_two_layers_have_panels_of_their_own(run: Run) -> None:
 
 
 def test_weights_that_are_not_laid_out(run: Run) -> None:
-    assert "cpp+panels" not in reasons(run(LAYER, X))
+    assert "cpp+packed" not in reasons(run(LAYER, X))
     cases: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         "no parameter": (lambda x, w: LAYER(x @ w), (X[0], torch.randn(24, 24))),
         "a part of a parameter": (lambda x: x[:, :12] @ TURNED[12:, :64], (X[0],)),
-        "40 columns are no panels of 32": (torch.nn.Linear(24, 40), (X[0],)),
+        "40 columns are no multiple of 32": (torch.nn.Linear(24, 40), (X[0],)),
     }
     for reason, (function, args) in cases.items():
         found = reasons(run(function, *args, freezing=True))
-        assert reason in found.get("cpp+panels", ""), (reason, found)
+        assert reason in found.get("cpp+packed", ""), (reason, found)
 
 
 def test_a_backend_that_fails_over_panels_loses_them_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: CppBackend, product: object) -> int:
         raise ValueError("no idea")
 
-    monkeypatch.setattr(CppBackend, "panel_width", fails)
+    monkeypatch.setattr(CppBackend, "packed_width", fails)
     found = reasons(run(LAYER, X, freezing=True))
-    assert found["cpp+panels"] == "it raised ValueError: no idea"
+    assert found["cpp+packed"] == "it raised ValueError: no idea"

@@ -94,7 +94,7 @@ def test_what_it_depends_on_is_described(compiler):
     backend = CutlassBackend(settings(target="sm_90"))
     assert backend.describe()["compiler"] == "nvcc 13" and backend.describe()["arch"] == "sm_90a"
     assert backend.machine() == {"gpu": "sm_90a"} and backend.target_info("cuda:0").alignment == 16
-    assert backend.races_products
+    assert backend.autotunes_gemm
 
 
 def test_other_architectures_are_refused():

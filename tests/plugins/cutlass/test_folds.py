@@ -122,7 +122,7 @@ def test_kernels_as_the_scheduler_makes_them(tmp_path, monkeypatch):
         h = F.gelu(F.linear(x, w, b))
         return h, h.abs().amax(-1), h.float().sum((0, 1))
 
-    monkeypatch.setattr(InterpreterBackend, "fold_width", width)
+    monkeypatch.setattr(InterpreterBackend, "epilogue_reduction_width", width)
     given = (torch.randn(2, 20, 64), torch.randn(48, 64) * 0.1, torch.randn(48))
     (kernel,) = (k for k in kernels_of(layer, *(a.bfloat16() for a in given)) if match(k))
     kernel = replace(
@@ -186,6 +186,7 @@ def test_how_many_are_combined(monkeypatch):
     backend = object.__new__(CutlassBackend)
     backend.settings = Settings.resolve(None, {})
     backend.target = Target()
-    assert [backend.fold_width(None, "max", along) for along in ("rows", "columns")] == [ROWS, COLUMNS]
+    widths = [backend.epilogue_reduction_width(None, "max", along) for along in ("rows", "columns")]
+    assert widths == [ROWS, COLUMNS]
     backend.target = replace(Target(), arch="sm_80")
-    assert backend.fold_width(None, "max", "rows") == (0 if backend.target.ampere else ROWS)
+    assert backend.epilogue_reduction_width(None, "max", "rows") == (0 if backend.target.ampere else ROWS)

@@ -13,7 +13,7 @@ import pytest
 
 from polyfuse.ir.nodes import Buffer, TemplateCall, View
 from polyfuse.ir.types import DType
-from polyfuse.plugin import Site
+from polyfuse.plugin import CallSite
 from polyfuse_cutlass.build.artifact import read_unit
 from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.build.toolchain import build_in_worker, find_compiler
@@ -32,7 +32,7 @@ def hopper(monkeypatch):
     monkeypatch.setattr(module, "has_hopper", lambda: True)
 
 
-def site(along: bool = False, dtype: DType = DType.bf16, **changes: Any) -> Site:
+def site(along: bool = False, dtype: DType = DType.bf16, **changes: Any) -> CallSite:
     """A call with rows `a`, matrices `b` and ends `e`; changes of its views or of buffers by name."""
     name = str(dtype.torch).removeprefix("torch.")
     plain = {"dtype": dtype, "device": "cuda:0", "torch_dtype": name, "kind": "input"}
@@ -52,7 +52,7 @@ def site(along: bool = False, dtype: DType = DType.bf16, **changes: Any) -> Site
     call = TemplateCall(
         "c", "aten._grouped_mm.default", (views["a"], views["b"]), (("offs", views["e"]),), ("o",)
     )
-    return Site(call, buffers)
+    return CallSite(call, buffers)
 
 
 @pytest.mark.parametrize("along", (False, True))

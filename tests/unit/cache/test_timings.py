@@ -4,50 +4,63 @@ import json
 
 import pytest
 
-from polyfuse.cache.timings import LOST, Measured, TimingStore, timing_key
+from autotuning import best_of, record
+from polyfuse.base.config import Config
+from polyfuse.cache.timings import FAILED, Candidate, Record, TimingStore, Trial, timing_key
 
 KEY = timing_key("kernel", "toy", {"version": "1"}, {"machine": "here"})
 
 
 def test_what_is_written_is_read(tmp_path):
     store = TimingStore(tmp_path)
-    assert store.read(KEY) == Measured()
-    measured = Measured({"block=1": 0.25, "block=2": LOST}, "block=1")
-    store.write(KEY, measured)
-    assert TimingStore(tmp_path).read(KEY) == measured
-    store.write(KEY, Measured({"block=1": 0.5}))
-    assert store.read(KEY) == Measured({"block=1": 0.5}, None)
+    assert store.read(KEY) == Record()
+    fast = Trial(Candidate("toy", Config.of(block=1)), 0.25)
+    bad = Trial(Candidate("toy"), FAILED, "it died")
+    known = Record("a sum", (fast, bad), "library", complete=True)
+    store.write(KEY, known)
+    assert TimingStore(tmp_path).read(KEY) == known
+    store.write(KEY, Record("a sum", (fast,)))
+    assert store.read(KEY) == Record("a sum", (fast,)) and store.read(KEY).best is None
 
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "[]", "{}", '{"times": 3, "best": null}', '{"times": {"a": "x"}, "best": null}', "\0"],
+    ["", "{", "[]", "{}", '{"trials": 3}', '{"trials": [{"config": 3}], "complete": true}', "\0"],
 )
 def test_damaged_files_hold_nothing(tmp_path, content):
     store = TimingStore(tmp_path)
-    store.write(KEY, Measured({"a": 1.0}, "a"))
+    store.write(KEY, record({"a": 1.0}))
     (path,) = tmp_path.rglob("*.json")
     path.write_text(content)
-    assert store.read(KEY) == Measured()
+    assert store.read(KEY) == Record()
 
 
-def test_a_winner_that_was_never_measured_is_none(tmp_path):
-    store = TimingStore(tmp_path)
-    store.write(KEY, Measured({"a": 1.0}, "b"))
-    assert store.read(KEY).best is None
+def test_the_best_follows_from_the_trials():
+    times = {"library": 1.0, "own n=1": 0.99, "own n=2": FAILED}
+    assert best_of(record(times)) == "own n=1"
+    assert best_of(record(times, baseline="library")) == "library"  # too close to tell
+    assert best_of(record({**times, "own n=3": 0.5}, baseline="library")) == "own n=3"
+    assert best_of(record({"library": FAILED, "own": 9.0}, baseline="library")) == "own"
+    assert best_of(record(times, complete=False)) is None and best_of(record({"own": FAILED})) is None
 
 
-def test_files_are_plain_text_without_infinities(tmp_path):
-    TimingStore(tmp_path).write(KEY, Measured({"a": LOST}, "a", "a sum"))
+def test_files_hold_measurements_as_plain_data_without_infinities(tmp_path):
+    TimingStore(tmp_path).write(KEY, record({"a n=1": FAILED}, "a sum"))
     (path,) = tmp_path.rglob("*.json")
-    assert json.loads(path.read_text()) == {"times": {"a": None}, "best": "a", "about": "a sum"}
+    trial = {"implementation": "a", "config": [["n", 1]], "milliseconds": None, "fault": ""}
+    assert json.loads(path.read_text()) == {
+        "about": "a sum",
+        "baseline": "",
+        "complete": True,
+        "trials": [trial],
+    }
 
 
 def test_an_unwritable_folder_costs_only_the_memory(tmp_path):
     (tmp_path / "timings").touch()
     store = TimingStore(tmp_path)
-    store.write(KEY, Measured({"a": 1.0}))
-    assert store.read(KEY) == Measured()
+    store.write(KEY, record({"a": 1.0}))
+    assert store.read(KEY) == Record()
 
 
 @pytest.mark.parametrize(

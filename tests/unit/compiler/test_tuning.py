@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from autotuning import best_of, times_of
 from fake_plugins import serve
+from polyfuse.autotune.tuner import Tuner
 from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
-from polyfuse.cache.timings import LOST, Measured
+from polyfuse.cache.timings import FAILED
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Claim, Config, Launchable, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
-from polyfuse.select.tuner import Tuner
 
 
 class Tunable(InterpreterBackend):
@@ -94,8 +96,8 @@ def run(**options: object) -> None:
 
 
 def best_known() -> tuple[dict[str, float], str | None]:
-    ((_, measured),) = session_for(Settings.resolve(None, {})).tuner.timings.entries()
-    return dict(measured.milliseconds), measured.best
+    ((_, found),) = session_for(Settings.resolve(None, {})).tuner.timings.entries()
+    return times_of(found), best_of(found)
 
 
 def test_without_tuning_the_first_guess_is_used_untimed(tunable):
@@ -108,7 +110,7 @@ def test_the_search_descends_to_the_best(tunable):
     # 8, 4, 16; then around 16: 32; around 32: 64; around 64: 128, which is slower
     assert list(dict.fromkeys(tunable.timed)) == [8, 4, 16, 32, 64, 128]
     times, best = best_known()
-    assert best == "block=64" and times["block=64"] == 1.0 and len(times) == 6
+    assert best == "toy block=64" and times["toy block=64"] == 1.0 and len(times) == 6
 
 
 def test_the_mode_of_torch_asks_for_it(tunable, monkeypatch):
@@ -135,11 +137,10 @@ def test_nothing_is_timed_twice(tunable):
 def test_a_search_that_was_cut_short_goes_on(tunable):
     run(tune_kernels=True, tune_seconds=0)
     assert set(tunable.timed) == {8, 4, 16}
-    times, best = best_known()
-    assert best == "block=16"
+    assert best_known()[1] == "toy block=16"
     timings = session_for(Settings.resolve(None, {})).tuner.timings
-    ((key, _),) = timings.entries()
-    timings.write(key, Measured(times))
+    ((key, known),) = timings.entries()
+    timings.write(key, replace(known, complete=False))
     tunable.timed.clear()
     run(tune_kernels=True)
     # the best so far runs beside what is new
@@ -152,7 +153,7 @@ def test_candidates_that_fail_spill_or_do_not_run_lose(tunable, monkeypatch):
     monkeypatch.setattr(tunable, "failing", (8,))
     run(tune_kernels=True)
     times, best = best_known()
-    assert best == "block=4" and times["block=16"] == LOST and times["block=8"] == LOST
+    assert best == "toy block=4" and times["toy block=16"] == FAILED and times["toy block=8"] == FAILED
     assert 16 not in tunable.timed
 
 

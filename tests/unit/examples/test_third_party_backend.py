@@ -13,11 +13,11 @@ import torch
 
 from house.source_tree import ROOT
 from polyfuse import cli
+from polyfuse.autotune import search as search_module
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.plugin import Extensions, PluginManager, State
-from polyfuse.select import heat
 from polyfuse.testing.conformance import run
 
 EXAMPLE = ROOT / "examples" / "third_party_backend"
@@ -114,14 +114,14 @@ def test_its_operator_becomes_part_of_a_kernel(installed) -> None:
 
 @pytest.mark.parametrize("fastest", ["numpy:blocks block=8", "library"])
 def test_a_template_for_its_operator_is_raced(installed, monkeypatch, tmp_path, fastest) -> None:
-    def race(track, problem, candidates, *_):
-        track.prepare(problem)
+    def race(runner, problem, candidates, *_):
+        runner.prepare(problem)
         for candidate in candidates:
-            track.first(candidate)
-            assert track.check(candidate, candidates[0]) <= 1
+            runner.first(candidate)
+            assert runner.check(candidate, candidates[0]) <= 1
         return {c.name: 1.0 if c.name == fastest else 2.0 for c in candidates}
 
-    monkeypatch.setattr(heat, "race", race)
+    monkeypatch.setattr(search_module, "run_trials", race)
     torch._dynamo.reset()
     reset_reports()
     distances = importlib.import_module("polyfuse_numpy.operators").distances

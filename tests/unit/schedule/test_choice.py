@@ -1,4 +1,4 @@
-"""Which fusion comes first, loop order, groups of list entries, reports."""
+"""Which fusion comes first, loop order, horizontal fusion, reports."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class TestLoopOrder:
 
 
 def entries(sizes: list[int], ops: tuple[str, ...] = ("exp", "neg")) -> tuple[Maker, list[str]]:
-    """A chain of operators on each tensor of a list."""
+    """A chain of operators on each of several tensors, as foreach makes them."""
     m = Maker()
     names = []
     for k, n in enumerate(sizes):
@@ -111,7 +111,7 @@ def entries(sizes: list[int], ops: tuple[str, ...] = ("exp", "neg")) -> tuple[Ma
     return m, names
 
 
-class TestLists:
+class TestHorizontalFusion:
     def test_entries_share_a_kernel_on_request(self) -> None:
         m, names = entries([8, 8, 8])
         assert len(m.schedule(*names).steps) == 3

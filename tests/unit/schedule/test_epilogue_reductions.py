@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from autotuning import reasons, with_times
 from polyfuse.base.errors import UnsupportedError, VerifyError
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
@@ -20,7 +21,6 @@ from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.plugin import Claim, Config, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
 from product_kernels import OPTIONS, kernels_of
-from races import decided, reasons
 
 WIDTH = 4
 R = torch.randn
@@ -30,7 +30,7 @@ X, W, B = R(3, 10, 16), R(22, 16), R(22)
 @pytest.fixture
 def folding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter combines groups of results."""
-    monkeypatch.setattr(InterpreterBackend, "fold_width", lambda *_: WIDTH)
+    monkeypatch.setattr(InterpreterBackend, "epilogue_reduction_width", lambda *_: WIDTH)
 
 
 def folds(kernels: list[Kernel]) -> list[str]:
@@ -126,15 +126,15 @@ def _flat(name: str) -> tuple[Any, ...]:
     return function, *args
 
 
-@pytest.mark.parametrize(("milliseconds", "winner"), ((1.0, "interpreter+folds"), (5.0, "interpreter")))
+@pytest.mark.parametrize(("milliseconds", "winner"), ((1.0, "interpreter+reductions"), (5.0, "interpreter")))
 def test_it_is_raced_against_the_product_alone(folding, monkeypatch, tmp_path, milliseconds, winner):
-    monkeypatch.setattr(InterpreterBackend, "races_products", True)
-    times = {"library": 8.0, "interpreter": 3.0, "interpreter+folds": milliseconds}
-    run = decided(monkeypatch, tmp_path, times)
+    monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
+    times = {"library": 8.0, "interpreter": 3.0, "interpreter+reductions": milliseconds}
+    run = with_times(monkeypatch, tmp_path, times)
     report = run(*_flat("largest of a row"))
     assert [d.second for d in report.decisions if d.kind == "choice"] == [winner]
     split = [d for d in report.decisions if d.kind == "split"]
-    assert len(split) == (winner == "interpreter+folds")
+    assert len(split) == (winner == "interpreter+reductions")
     again = run(*_flat("largest of a row"))
     assert [d.second for d in again.decisions if d.kind == "choice"] == [winner]
 
@@ -144,13 +144,13 @@ def test_what_does_well_alone_is_tried_with_reductions_too(folding, monkeypatch,
         return replace(plain(self, kernel), meta=str(config or ""), key="")
 
     plain = InterpreterBackend.emit
-    monkeypatch.setattr(InterpreterBackend, "races_products", True)
+    monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
     monkeypatch.setattr(InterpreterBackend, "configs", lambda *_: tuple(Config.of(rows=n) for n in (1, 2, 3)))
     monkeypatch.setattr(InterpreterBackend, "emit", emit)
-    times = {"library": 8.0, "interpreter rows=3": 3.0, "interpreter+folds rows=3": 2.0}
-    report = decided(monkeypatch, tmp_path, times)(*_flat("largest of a row"))
+    times = {"library": 8.0, "interpreter rows=3": 3.0, "interpreter+reductions rows=3": 2.0}
+    report = with_times(monkeypatch, tmp_path, times)(*_flat("largest of a row"))
     (found,) = (d for d in report.decisions if d.kind == "choice")
-    assert found.second == "interpreter+folds rows=3"
+    assert found.second == "interpreter+reductions rows=3"
 
 
 def test_a_refusal_has_its_reason(monkeypatch, tmp_path):
@@ -160,10 +160,10 @@ def test_a_refusal_has_its_reason(monkeypatch, tmp_path):
     def claims(self: Any, node: Node) -> Claim:
         return No("it knows no maximum") if isinstance(node, Scatter) and "max" in node.mode else Yes()
 
-    monkeypatch.setattr(InterpreterBackend, "races_products", True)
-    monkeypatch.setattr(InterpreterBackend, "fold_width", width)
+    monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
+    monkeypatch.setattr(InterpreterBackend, "epilogue_reduction_width", width)
     monkeypatch.setattr(InterpreterBackend, "claims", claims)
-    run = decided(monkeypatch, tmp_path, {"library": 1.0})
+    run = with_times(monkeypatch, tmp_path, {"library": 1.0})
     assert reasons(run(*_flat("largest of a row")))["interpreter"] == "it knows no maximum"
     found = reasons(run(*_flat("sum of columns")))["interpreter"]
     assert found == "it combines no results of a GEMM along its rows"
@@ -178,8 +178,8 @@ REASONS = {
 
 @pytest.mark.parametrize("name", REASONS)
 def test_what_is_not_begun_has_its_reason(folding, monkeypatch, tmp_path, name):
-    monkeypatch.setattr(InterpreterBackend, "races_products", True)
-    run = decided(monkeypatch, tmp_path, {"library": 1.0})
+    monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
+    run = with_times(monkeypatch, tmp_path, {"library": 1.0})
     function, args = WHOLE[name]
     assert REASONS[name] in reasons(run(function, *args))["interpreter"]
 
@@ -195,8 +195,9 @@ def test_a_kernel_may_be_refused_as_a_whole(folding, monkeypatch, tmp_path, race
     if not raced:
         assert not folds(kernels_of(*_flat("largest of a row")))
         return
-    monkeypatch.setattr(InterpreterBackend, "races_products", True)
-    run = decided(monkeypatch, tmp_path, {"library": 8.0, "interpreter": 3.0, "interpreter+folds": 1.0})
+    monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
+    times = {"library": 8.0, "interpreter": 3.0, "interpreter+reductions": 1.0}
+    run = with_times(monkeypatch, tmp_path, times)
     report = run(*_flat("largest of a row"))
     assert [d.second for d in report.decisions if d.kind == "choice"] == ["interpreter"]
     assert "its tiles are too small" in {d.reason for d in report.decisions if d.kind == "declined"}

@@ -154,7 +154,7 @@ def test_reading_what_was_scattered_waits_even_at_the_same_places() -> None:
     m.nodes.append(Scatter("s", (i,), (), "x", axis("@0", 8), (m.load("at", i),), m.load("at", i), "add"))
     m.pointwise("y", (i,), apply("neg", m.load("x", i)))
     (reason,) = reasons(m.schedule("y"))
-    assert "x is accessed at indices that only the data tells" in reason
+    assert "x is accessed at data-dependent indices" in reason
 
 
 def test_aligned_mutation_fuses_and_a_shifted_one_does_not() -> None:
@@ -354,8 +354,8 @@ def test_buffers_that_share_storage_are_not_told_apart_by_their_names() -> None:
     assert sum(isinstance(step, Launch) for step in schedule.steps) == 3
 
 
-class TestLists:
-    """Entries of a list share a kernel only where they do the same to equally much data."""
+class TestHorizontalFusion:
+    """Units that share no data become one kernel only if they do the same to equally much data."""
 
     @staticmethod
     def together(second: str, size: int = 8) -> list[int]:

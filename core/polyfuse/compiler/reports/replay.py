@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfuse.base.config import Config
 from polyfuse.base.errors import IRError, PolyfuseError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.checking.compare import agree, mismatch
@@ -25,9 +26,8 @@ from polyfuse.ir.interpreter.interpret import run_graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall
 from polyfuse.ir.text.parse import parse, parse_kernel
-from polyfuse.plugin import Backend, Config
+from polyfuse.plugin import Backend
 from polyfuse.schedule import UnclaimedError, claim_nodes
-from polyfuse.select.kernel_race import spelled
 from polyfuse.symbolic import IndexLike, evaluate
 
 __all__ = ["Difference", "replay", "replay_launch"]
@@ -72,7 +72,7 @@ def replay_launch(path: Path) -> tuple[str, str]:
     kernel = parse_kernel(held.kernel)
     session = session_for(Settings.resolve(None, {**held.options, "strict": True}))
     backend = session.plugins.backend(held.backend)
-    config = spelled(held.config) if held.config else None
+    config = Config.parse(held.config) if held.config else None
     operands: Sequence[Any] = held.operands or _operands(kernel, 0, True)
     operands = [
         o.view(a.dtype.torch) if isinstance(o, Tensor) else o

@@ -28,7 +28,7 @@ def mismatch(first: Unit, second: Unit) -> str:
             continue
         a, b = ours[0].access.index, theirs[0].access.index
         if a is None or b is None:
-            return f"{buffer} is accessed at indices that only the data tells"
+            return f"{buffer} is accessed at data-dependent indices"
         return f"{buffer}: {_difference(first, a, second, b)}"
     return ""
 

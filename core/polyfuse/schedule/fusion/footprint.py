@@ -33,16 +33,10 @@ def keeps_more_alive(
         caller = ("constant",) if graph.kind == "backward" else ("constant", "input")
         return nbytes(graph, (name for name in names if graph.buffers[name].kind not in caller), hint)
 
-    reads, writes = _sides(first)
-    later_reads, later_writes = _sides(second)
+    reads, writes = set(first.reads), set(first.writes)
+    later_reads, later_writes = set(second.reads), set(second.writes)
     passed = writes & later_reads
     remaining = reads | later_writes | (later_reads | writes) - passed
     unfused = max(held(reads | writes), held(writes | later_reads | later_writes))
     saved = nbytes(graph, passed, hint) * 2 + launch_bytes
     return held(remaining) - unfused > _NOTICED and saved * _WORTH < nbytes(graph, remaining, hint)
-
-
-def _sides(unit: Unit) -> tuple[set[str], set[str]]:
-    """Buffers that a unit reads, and those that it writes."""
-    reads = {a.access.buffer for a in unit.accesses if not a.access.write}
-    return reads, {a.access.buffer for a in unit.accesses if a.access.write}

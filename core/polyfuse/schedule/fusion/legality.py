@@ -311,15 +311,10 @@ def _loops_conflict(rules: Rules, first: Unit, second: Unit, match: Match) -> st
 
 def passes_data(rules: Rules, first: Unit, second: Unit) -> bool:
     """Whether one of two units reads memory that the other writes, rather than writing beside it."""
-    reads, writes = zip(*(_storages(rules, unit) for unit in (first, second)), strict=True)
-    return not (reads[0].isdisjoint(writes[1]) and reads[1].isdisjoint(writes[0]))
-
-
-def _storages(rules: Rules, unit: Unit) -> tuple[set[str], set[str]]:
-    found: tuple[set[str], set[str]] = (set(), set())
-    for item in unit.accesses:
-        found[item.access.write].add(rules.roots[item.access.buffer])
-    return found
+    stored = [{rules.roots[name] for name in unit.writes} for unit in (first, second)]
+    return any(rules.roots[name] in stored[1] for name in first.reads) or any(
+        rules.roots[name] in stored[0] for name in second.reads
+    )
 
 
 def _share_cache_lines(left: tuple[UnitAccess, ...], right: tuple[UnitAccess, ...]) -> bool:

@@ -48,6 +48,7 @@ class Unit:
         backend: name of the backend that claimed its nodes; empty for calls.
         bits, before, after: bit sets of node positions: its own, its ancestors', its descendants'.
         seen: the accesses to each buffer.
+        reads, writes: buffers, in order.
     """
 
     members: tuple[Member, ...]
@@ -64,6 +65,10 @@ class Unit:
         self.seen: dict[str, list[UnitAccess]] = {}
         for item in self.accesses:
             self.seen.setdefault(item.access.buffer, []).append(item)
+        self.reads, self.writes = (
+            dict.fromkeys(a.access.buffer for a in self.accesses if a.access.write is write)
+            for write in (False, True)
+        )
 
     @property
     def first(self) -> int:

@@ -210,7 +210,7 @@ def _divided(graph: Graph, epilogue: _Epilogue, backend: Backend) -> tuple[Scatt
         return f"{node.kind} of {node.values[0].dtype} is not begun in a GEMM"
     if not epilogue.along:
         return "it is not over all rows or all columns of one matrix"
-    width = backend.fold_width(epilogue.gemm, node.kind, epilogue.along)
+    width = backend.epilogue_reduction_width(epilogue.gemm, node.kind, epilogue.along)
     if width < 1:
         return f"it combines no results of a GEMM along its {epilogue.along}"
     across = epilogue.along == "columns"

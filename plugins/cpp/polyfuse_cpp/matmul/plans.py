@@ -20,7 +20,7 @@ __all__ = [
     "Way",
     "configs_of",
     "nearby_plans",
-    "panel_width",
+    "packed_width",
     "plan_of",
     "plan_seconds",
     "product_plans",
@@ -175,7 +175,7 @@ def nearby_plans(product: Product, isa: Isa, plan: ProductPlan) -> list[ProductP
     return [*tiles[:2], *near]
 
 
-def panel_width(node: Reduction, isa: Isa) -> int:
+def packed_width(node: Reduction, isa: Isa) -> int:
     """Columns of a panel, if the right operand were laid out once: whole vectors of the numbers that are
     multiplied, which divide all columns if any do. 0: it is better read as it is.
     """

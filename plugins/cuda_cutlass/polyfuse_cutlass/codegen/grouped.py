@@ -13,7 +13,7 @@ from types import MappingProxyType
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.nodes import View
 from polyfuse.ir.types import DType
-from polyfuse.plugin import Choice, Claim, Config, Made, No, Site, Source, Yes
+from polyfuse.plugin import CallSite, Choice, Claim, Config, No, Source, TemplateSource, Yes
 from polyfuse.symbolic import IndexLike
 from polyfuse_cutlass.build.meta import KernelMeta, MetaArg, TensorMap
 from polyfuse_cutlass.problem import COPY_ALIGNMENT, divides
@@ -103,12 +103,12 @@ def grouped_choices(device_type: str) -> tuple[Choice, ...]:
     return (Choice("grouped", ("aten._grouped_mm.default",), applies=applies, emit=grouped, configs=configs),)
 
 
-def configs(site: Site) -> Sequence[Config]:
+def configs(site: CallSite) -> Sequence[Config]:
     """Tiles: high and wide ones first, lower and narrower ones for few rows in a group."""
     return [Config.of(consumers=tile.consumers, columns=tile.columns) for tile in TILES]
 
 
-def applies(site: Site) -> Claim:
+def applies(site: CallSite) -> Claim:
     """Rows in groups, of narrow floats, that lie as the copy engine wants them."""
     found = _operands(site)
     if isinstance(found, str):
@@ -123,7 +123,7 @@ def applies(site: Site) -> Claim:
     return Yes() if has_hopper() else No("no GPU here is a Hopper")
 
 
-def _operands(site: Site) -> _Grouped | str:
+def _operands(site: CallSite) -> _Grouped | str:
     """The operands of a call, or why it is another kind."""
     given = dict(zip(("self", "mat2", "offs", "bias", "out_dtype"), site.call.args, strict=False))
     given |= dict(site.call.kwargs)
@@ -143,7 +143,7 @@ def _operands(site: Site) -> _Grouped | str:
     return _Grouped(left, right, ends, out, dtype)
 
 
-def grouped(site: Site, config: Config | None) -> Made:
+def grouped(site: CallSite, config: Config | None) -> TemplateSource:
     """The kernel of a call."""
     found = _operands(site)
     if isinstance(found, str):
@@ -167,7 +167,7 @@ def grouped(site: Site, config: Config | None) -> Made:
     )
     source = Source("grouped_product", text, LANGUAGE, meta=_meta(found, tile).text())
     buffers = (found.left.buffer, found.right.buffer, found.ends.buffer, found.out.buffer)
-    return Made(source, (*buffers, *found.numbers.values()))
+    return TemplateSource(source, (*buffers, *found.numbers.values()))
 
 
 def _args(found: _Grouped) -> list[str]:

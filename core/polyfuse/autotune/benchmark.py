@@ -1,0 +1,302 @@
+"""What of this machine and this process timings depend on, besides what a backend says of its device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from polyfuse.autotune.candidate import (
+    BuiltProgram,
+    CallStep,
+    KernelStep,
+    Problem,
+    Slot,
+    Storage,
+    TorchName,
+    Window,
+)
+from polyfuse.plugin import Backend, Launchable
+from polyfuse.runtime.native import operator
+
+__all__ = ["Benchmark", "cache_bytes", "threads"]
+
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_GUESS = 32 << 20
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@cache
+def cache_bytes(folder: Path = _CACHES) -> int:
+    """Bytes of the CPU's last cache; a guess where the system does not say."""
+    largest = 0
+    for path in folder.glob("index*/size"):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+            largest = max(largest, int(text.rstrip("KMG")) * _UNITS.get(text[-1:], 1))
+        except (OSError, ValueError):
+            continue
+    return largest or _GUESS
+
+
+def threads() -> int:
+    """How many threads compute."""
+    return torch.get_num_threads()
+
+
+# Copies of cold operands: together larger than the caches, but not more than this many.
+_MOST_COPIES = 64
+# Seconds that one sample takes at least, for calls far shorter than that.
+_SAMPLE_SECONDS = 0.002
+# A single run that takes longer than this tells enough at first.
+_LONG_SECONDS = 0.01
+# Runs that a sample has at least, unless they are long: in one of fewer, the machine may
+# have done something else.
+_FEWEST = 3
+# Random numbers that are drawn; larger operands repeat them, out of step with any row.
+_DRAWN = 65537
+
+Action = Callable[[], Any]
+
+
+class Benchmark:
+    """One problem at a time, with those of its candidates that were loaded."""
+
+    def __init__(self, backend: Callable[[str], Backend]) -> None:
+        self._backend = backend
+        self._problem: Problem | None = None
+        self._sets: list[list[torch.Tensor]] = []
+        self._fresh: dict[int, torch.Tensor] = {}
+        self._loaded: dict[str, list[Action]] = {}
+        self._folders: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._reference: list[torch.Tensor] | None = None
+        self._turn = 0
+
+    def prepare(self, problem: Problem) -> None:
+        """Make the operands."""
+        self.clear()
+        cold = sum(_nbytes(storage) for storage in problem.storages if storage.cold)
+        copies = 1
+        if cold and problem.device.startswith("cpu"):
+            copies = max(1, min(_MOST_COPIES, -(-3 * cache_bytes() // (2 * cold))))
+        first = _filled(problem.storages)
+        self._sets = [first]
+        for _ in range(copies - 1):
+            pairs = zip(problem.storages, first, strict=True)
+            self._sets.append([held.clone() if storage.cold else held for storage, held in pairs])
+        updated = (number for number, storage in enumerate(problem.storages) if storage.updated)
+        self._fresh = {number: first[number].clone() for number in updated}
+        self._problem = problem
+
+    def first(self, candidate: BuiltProgram) -> float:
+        """Load a candidate, run it, and return the milliseconds of a second run."""
+        runs = self._runs(candidate)
+        self._restore()
+        runs[0]()
+        self._wait()
+        best = float("inf")
+        for turn in (1, 2):
+            start = time.perf_counter()
+            runs[turn % len(runs)]()
+            self._wait()
+            best = min(best, time.perf_counter() - start)
+            if best > _LONG_SECONDS:
+                break
+        return best * 1e3
+
+    def sample(self, candidate: BuiltProgram) -> float:
+        """Milliseconds of one run of a candidate, from enough runs to tell."""
+        runs = self._runs(candidate)
+        problem = self._known()
+        self._restore()
+        # one clock for all candidates, whoever generates them
+        timer = self._backend(problem.timer)
+        if type(timer).benchmark is not Backend.benchmark:
+            return self._by(timer, candidate, runs)
+        taken: list[float] = []
+        turn, now = self._turn, time.perf_counter()
+        end, latest = now + _SAMPLE_SECONDS, now + _FEWEST * _LONG_SECONDS
+        while now < end or (len(taken) < _FEWEST and now < latest):
+            before = now
+            runs[turn % len(runs)]()
+            self._wait()
+            now = time.perf_counter()
+            taken.append(now - before)
+            turn += 1
+        self._turn = turn % len(self._sets)
+        # of a few calls, one in which the machine did something else says nothing
+        return statistics.median_low(taken) * 1e3
+
+    def check(self, candidate: BuiltProgram, reference: BuiltProgram) -> float:
+        """How far a candidate's results are from another's: up to 1 is within the tolerance."""
+        problem = self._known()
+        if self._reference is None:
+            self._reference = self._results(reference)
+        found = self._results(candidate)
+        pairs = zip(found, self._reference, strict=True)
+        return max((_distance(a, b, problem.tolerance) for a, b in pairs), default=0.0)
+
+    def clear(self) -> None:
+        """Let go of the problem."""
+        self._problem, self._reference = None, None
+        self._sets, self._fresh, self._loaded, self._folders = [], {}, {}, {}
+
+    def _known(self) -> Problem:
+        if self._problem is None:
+            raise RuntimeError("no problem was prepared")
+        return self._problem
+
+    def _restore(self) -> None:
+        """Put back what candidates have updated."""
+        for number, fresh in self._fresh.items():
+            for held in self._sets:
+                held[number].copy_(fresh)
+
+    def _wait(self) -> None:
+        problem = self._known()
+        if not problem.device.startswith("cpu"):
+            torch.get_device_module(problem.device).synchronize()
+
+    def _runs(self, candidate: BuiltProgram) -> list[Action]:
+        """The candidate on each set of operands."""
+        if candidate.name not in self._loaded:
+            made = [[self._action(step, held) for step in candidate.steps] for held in self._sets]
+            self._loaded[candidate.name] = [_one(actions) for actions in made]
+        return self._loaded[candidate.name]
+
+    def _by(self, timer: Backend, candidate: BuiltProgram, runs: Sequence[Action]) -> float:
+        """Milliseconds by a backend's own clock."""
+        step = candidate.steps[0]
+        if len(candidate.steps) > 1:
+            # Together, steps may be launched more slowly than they run, and one by one, they find nothing of
+            # each other's results in a cache: neither happens in a model.
+            one_by_one = (self._action(step, self._sets[0]) for step in candidate.steps)
+            apart = sum(timer.benchmark(_launchable(action), ()) for action in one_by_one)
+            return min(apart, timer.benchmark(_launchable(runs[0]), ()))
+        if isinstance(step, KernelStep):
+            return timer.benchmark(self._kernel(step), self._operands(step, self._sets[0]))
+        return timer.benchmark(_launchable(runs[0]), ())
+
+    def _kernel(self, step: KernelStep) -> Callable[..., Any]:
+        place = step.backend, step.folder
+        if place not in self._folders:
+            self._folders[place] = self._backend(step.backend).load(Path(step.folder))
+        return self._folders[place][step.key]
+
+    def _operands(self, step: KernelStep, held: Sequence[torch.Tensor]) -> list[object]:
+        return [held[o.number] if isinstance(o, Slot) else _value(o, held) for o in step.operands]
+
+    def _action(self, step: CallStep | KernelStep, held: Sequence[torch.Tensor]) -> Action:
+        if isinstance(step, KernelStep):
+            kernel, operands = self._kernel(step), self._operands(step, held)
+            return lambda: kernel(*operands)
+        function = operator(step.op, out=step.out)
+        args = [_value(a, held) for a in step.args]
+        named = {name: _value(value, held) for name, value in step.named}
+        if step.out:
+            named["out"] = _value(step.into, held)
+        return lambda: function(*args, **named)
+
+    def _results(self, candidate: BuiltProgram) -> list[torch.Tensor]:
+        """What a candidate computes from fresh operands."""
+        problem = self._known()
+        held = _filled(problem.storages)
+        for step in candidate.steps:
+            made = self._action(step, held)()
+            if isinstance(step, CallStep) and step.into is not None and not step.out:
+                _value(step.into, held).copy_(made)
+        self._wait()
+        return [held[number] for number in problem.results]
+
+
+def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
+    """Operands; equal in any process."""
+    generators: dict[str, torch.Generator] = {}
+    out: list[torch.Tensor] = []
+    for storage in storages:
+        if storage.device not in generators:
+            # one of our own: the user's random numbers stay what they would be
+            generators[storage.device] = torch.Generator(device=storage.device).manual_seed(0)
+        generator = generators[storage.device]
+        dtype = getattr(torch, storage.dtype)
+        held = torch.zeros(max(1, storage.count), dtype=dtype, device=storage.device)
+        if storage.fill == "normal":
+            _fill_normal(held, generator)
+        elif storage.fill == "small":
+            held.copy_(torch.randint(0, 8, held.shape, generator=generator, device=storage.device))
+        elif storage.fill.startswith("ends "):
+            total, groups = int(storage.fill.removeprefix("ends ")), torch.arange(1, held.numel() + 1)
+            # not at round places, where a mistake at the edge of a group would not show
+            ends = (groups * total // held.numel() + groups % 3).clamp(max=total)
+            ends[-1] = total
+            held.copy_(ends)
+        out.append(held)
+    return out
+
+
+def _fill_normal(held: torch.Tensor, generator: torch.Generator) -> None:
+    """Fill with normally distributed numbers; drawing each one of a large operand would take longer than the
+    trials.
+    """
+    wide = held.dtype if held.dtype in (torch.float32, torch.float64) else torch.float32
+    count = min(held.numel(), _DRAWN)
+    drawn = torch.randn(count, generator=generator, dtype=wide, device=held.device).to(held.dtype)
+    whole = held.numel() // count * count
+    held[:whole].view(-1, count).copy_(drawn)
+    held[whole:].copy_(drawn[: held.numel() - whole])
+
+
+def _nbytes(storage: Storage) -> int:
+    dtype: torch.dtype = getattr(torch, storage.dtype)
+    return storage.count * dtype.itemsize
+
+
+def _value(value: Any, held: Sequence[torch.Tensor]) -> Any:
+    if isinstance(value, Window):
+        base = held[value.storage]
+        dtype = getattr(torch, value.dtype)
+        return (base if base.dtype is dtype else base.view(dtype)).as_strided(
+            value.size, value.stride, value.offset
+        )
+    if isinstance(value, CallStep):
+        return operator(value.op)(*(_value(a, held) for a in value.args))
+    if isinstance(value, TorchName):
+        return getattr(torch, value.name)
+    if isinstance(value, tuple):
+        return [_value(item, held) for item in value]
+    return value
+
+
+def _launchable(action: Action) -> Launchable:
+    """An action as backends time it."""
+    return lambda *_: action()
+
+
+def _one(actions: Sequence[Action]) -> Action:
+    if len(actions) == 1:
+        return actions[0]
+
+    def run() -> None:
+        for action in actions:
+            action()
+
+    return run
+
+
+def _distance(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> float:
+    """The largest difference in units of what is allowed; infinite where only one is a number."""
+    a, b = found.double(), wanted.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+    worst = float((a - b).abs().max())
+    if not wanted.is_floating_point():
+        return 0.0 if worst == 0 else float("inf")
+    largest = float(b.abs().max())
+    return worst / (tolerance * largest) if largest else (0.0 if worst == 0 else float("inf"))

@@ -1,0 +1,251 @@
+"""What may do the calls of a graph besides the library that torch calls: GEMMs that backends generate, also
+with what makes their operands, with a parameter that is packed once, and with reductions in their epilogue;
+and what plugins have choices for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from polyfuse.autotune.alternatives import Alternative, Replacement, site_of
+from polyfuse.base.log import get_logger
+from polyfuse.ir.expr import load
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import Buffer, ExternCall, TemplateCall
+from polyfuse.lowering.reductions.gemm_loops import GemmLoops, Unavailable, gemm_loops
+from polyfuse.lowering.reductions.gemm_prologue import with_prologue
+from polyfuse.plugin import Backend
+from polyfuse.schedule import Decision
+from polyfuse.schedule.reductions.gemm_reductions import Readers, epilogue_reductions, readers_of
+from polyfuse.symbolic import IndexLike, axis_name, axis_size, coefficient, free_axes
+
+__all__ = ["PACKED", "PROLOGUE", "REDUCTIONS", "GeneratedGemm", "TunableCall", "tunable_calls"]
+
+_log = get_logger("autotune")
+
+PROLOGUE = "+prologue"
+"""After a backend's name: its kernel computes operands too."""
+
+PACKED = "+packed"
+"""After a backend's name: its kernel reads a parameter that was packed for it once."""
+
+REDUCTIONS = "+reductions"
+"""After a backend's name: its epilogue begins reductions over its results."""
+
+_PACK = "aten.as_strided_copy.default"
+
+
+@dataclass(frozen=True)
+class GeneratedGemm:
+    """A matmul or convolution that a backend generates.
+
+    Attributes:
+        name: the backend's; with a mark, where it is a variant.
+        backend: who generates it.
+        form: the loops.
+        removed: names of nodes whose work they do too.
+        before: calls that make what they read, once for each parameter.
+        buffers: what these write.
+        reductions: names of reductions over its results that its epilogue begins.
+    """
+
+    name: str
+    backend: Backend
+    form: GemmLoops
+    removed: tuple[str, ...] = ()
+    before: tuple[ExternCall, ...] = ()
+    buffers: tuple[Buffer, ...] = ()
+    reductions: tuple[str, ...] = ()
+
+    @property
+    def replacement(self) -> Replacement:
+        """What is done instead of the call."""
+        form = self.form
+        nodes, buffers = (*self.before, *form.nodes), (*self.buffers, form.accumulator)
+        return Replacement(
+            nodes, buffers, removed=self.removed, backend=self.backend, reductions=self.reductions
+        )
+
+
+@dataclass(frozen=True)
+class TunableCall:
+    """A call that can be done in other ways.
+
+    Attributes:
+        call: the library call.
+        device: where its result is.
+        generated: what backends generate, in the order in which they were asked.
+        alternatives: what plugins' choices offer.
+    """
+
+    call: TemplateCall
+    device: str
+    generated: tuple[GeneratedGemm, ...]
+    alternatives: tuple[Alternative, ...] = ()
+
+    @property
+    def replacements(self) -> dict[str, Replacement]:
+        """What may be done instead, by the name of the implementation."""
+        found = {item.name: item.replacement for item in self.generated}
+        return found | {item.name: item.replacement for item in self.alternatives}
+
+
+def tunable_calls(
+    graph: Graph,
+    backends: Callable[[str], Iterable[Backend]],
+    decisions: list[Decision],
+    choices: Callable[[TemplateCall, str], Sequence[Alternative]] | None = None,
+    *,
+    timed: bool,
+    static: frozenset[str] = frozenset(),
+) -> list[TunableCall]:
+    """The calls of `graph` that can be done in other ways; every refusal becomes a decision.
+
+    Args:
+        backends: usable ones for a device type, in the order in which they are asked.
+        choices: what plugins offer for a call on a device type.
+        timed: ask only backends that may be faster than a library (`Backend.autotunes_gemm`), and also for
+            variants.
+        static: names of the parameters that may be packed once.
+    """
+    found: list[TunableCall] = []
+    readers: Readers = readers_of(graph)
+    for node in graph.nodes:
+        if not isinstance(node, TemplateCall):
+            continue
+        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
+        device_type = device.partition(":")[0]
+        generated: tuple[GeneratedGemm, ...] = ()
+        try:
+            form = gemm_loops(node, graph.buffers)
+            asked = [b for b in backends(device_type) if b.autotunes_gemm or not timed]
+            of = _Candidates(graph, node, form, readers, decisions)
+            generated = tuple(item for b in asked for item in of.generated(b, timed, static))
+        except Unavailable as error:
+            decisions.append(Decision("declined", node.name, "", str(error)))
+        others = tuple(choices(node, device_type)) if choices is not None else ()
+        if generated or others:
+            found.append(TunableCall(node, device, generated, others))
+    return found
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """What backends generate for one call."""
+
+    graph: Graph
+    call: TemplateCall
+    loops: GemmLoops
+    readers: Readers
+    decisions: list[Decision]
+
+    def generated(self, backend: Backend, timed: bool, static: frozenset[str]) -> Iterator[GeneratedGemm]:
+        """What a backend generates; where it is timed, also with what makes its operands, and with a
+        parameter that is packed once.
+        """
+        if self._refuses(backend, backend.name, self.loops):
+            return
+        plain = GeneratedGemm(backend.name, backend, self.loops)
+        reduced = self._with_reductions(plain)
+        if timed or not reduced:
+            yield plain
+        yield from reduced
+        if not timed:
+            return
+        more = with_prologue(self.graph, self.call, self.loops)
+        if more is not None:
+            name, (larger, removed) = f"{backend.name}{PROLOGUE}", more
+            if not self._refuses(backend, name, larger):
+                yield GeneratedGemm(name, backend, larger, removed)
+        if static:
+            yield from self._with_packed(backend, static)
+
+    def _with_reductions(self, plain: GeneratedGemm) -> list[GeneratedGemm]:
+        """A GEMM whose epilogue begins the reductions over its results, if there are any."""
+        name, loops = f"{plain.name}{REDUCTIONS}", plain.form
+        if type(plain.backend).epilogue_reduction_width is Backend.epilogue_reduction_width:
+            return []
+        try:
+            found = epilogue_reductions(
+                self.graph, self.readers, loops.gemm, loops.finish.output, plain.backend, self.decisions
+            )
+        except Exception as error:
+            self._raised(name, error)
+            return []
+        return [replace(plain, name=name, reductions=found)] if found else []
+
+    def _with_packed(self, backend: Backend, static: frozenset[str]) -> Iterator[GeneratedGemm]:
+        """A GEMM whose right operand is packed once as the backend wants it, if it wants that."""
+        name = f"{backend.name}{PACKED}"
+        try:
+            width = backend.packed_width(self.loops.gemm)
+            if width:
+                loops, pack, buffer = _packed(self.graph, self.call, self.loops, width, static)
+                yield GeneratedGemm(name, backend, loops, (), (pack,), (buffer,))
+        except Unavailable as error:
+            self.decisions.append(Decision("declined", self.call.name, name, str(error)))
+        except Exception as error:
+            self._raised(name, error)
+
+    def _refuses(self, backend: Backend, name: str, loops: GemmLoops) -> bool:
+        """Whether a backend does not generate some loops; the reason becomes a decision."""
+        for node in loops.nodes:
+            try:
+                answer = backend.claims(node)
+            except Exception as error:
+                self._raised(name, error)
+                return True
+            if not answer:
+                reason = getattr(answer, "reason", "no reason given")
+                self.decisions.append(Decision("declined", self.call.name, name, reason))
+                return True
+        return False
+
+    def _raised(self, name: str, error: Exception) -> None:
+        _log.info("%s raised %r over %s", name, error, self.call.name)
+        self.decisions.append(
+            Decision("declined", self.call.name, name, f"it raised {type(error).__name__}: {error}")
+        )
+
+
+def _packed(
+    graph: Graph, call: TemplateCall, form: GemmLoops, width: int, static: frozenset[str]
+) -> tuple[GemmLoops, ExternCall, Buffer]:
+    """`form` with its right operand packed: in blocks of so many columns, those of one step of the depth side
+    by side. Also the call that packs it, and where to.
+
+    Raises:
+        Unavailable: the operand cannot be packed once, or not so.
+    """
+    left, right = form.gemm.values
+    if right.op != "load" or right.args:
+        raise Unavailable("its right operand is computed")
+    name, place = right.buffer, right.index
+    if name not in static:
+        raise Unavailable("its right operand is no parameter")
+    own = set(free_axes(place))
+    columns = [a for a in form.gemm.axes if axis_name(a) in own]
+    if len(columns) != 1 or len(form.gemm.raxes) != 1:
+        raise Unavailable("its right operand is no matrix")
+    column, depth = columns[0], form.gemm.raxes[0]
+    count, steps = axis_size(column), axis_size(depth)
+    across, down = (coefficient(place, axis_name(a)) for a in (column, depth))
+    if not all(isinstance(n, int) for n in (count, steps, across, down)):
+        raise Unavailable("the size of its right operand is known only at run time")
+    assert isinstance(count, int) and isinstance(steps, int)
+    assert isinstance(across, int) and isinstance(down, int)
+    if place != column * across + depth * down:
+        raise Unavailable("its right operand is a part of a parameter")
+    if count % width:
+        raise Unavailable(f"its {count} columns are no multiple of {width}")
+    size = (count // width, steps, width)
+    stride = (steps * width, width, 1)
+    source = graph.buffers[name]
+    packed = replace(source, name=f"{call.name}_packed", size=size, stride=stride, kind="temp")
+    arguments = (size, (width * across, down, across))
+    site = site_of(graph, call, True, static)
+    pack = site.once(f"{call.name}_pack", _PACK, source.view(), arguments, packed)
+    where: IndexLike = column // width * stride[0] + depth * width + column % width
+    gemm = replace(form.gemm, values=(left, load(packed.name, where, right.dtype)))
+    return replace(form, gemm=gemm), pack, packed

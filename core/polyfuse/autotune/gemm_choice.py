@@ -1,0 +1,224 @@
+"""Which calls of a graph a library does, which a backend generates, and for which a plugin has something
+else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from polyfuse.autotune.alternatives import Replacement, replace_calls
+from polyfuse.autotune.gemm_candidates import TunableCall, tunable_calls
+from polyfuse.autotune.gemm_search import LIBRARY, GemmTask, implementations_of
+from polyfuse.autotune.report import trials_text
+from polyfuse.autotune.tuner import Tuner
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.log import warn_once
+from polyfuse.cache.timings import Candidate
+from polyfuse.ir.digest import ir_digest
+from polyfuse.ir.graph import Graph
+from polyfuse.ir.nodes import TemplateCall
+from polyfuse.plugin import Backend
+from polyfuse.schedule import Call, Decision, Launch, Schedule, TuningDecision, Unfused
+from polyfuse.schedule.reductions.gemm_reductions import is_group_store, reduction_of
+from polyfuse.schedule.schedule import schedule_graph
+
+__all__ = ["GemmSelection", "choose_gemms"]
+
+
+@dataclass(frozen=True)
+class GemmSelection:
+    """A graph with the fastest implementation of each call.
+
+    Attributes:
+        graph: with other nodes in place of calls.
+        backends: who generates each loop, by the name of the node.
+        decisions: what was chosen, and what was refused, with reasons.
+        milliseconds: of the calls that were timed, all together, as they are done now.
+        reductions: names of reductions that are begun in the kernel of the GEMM whose results they read.
+        calls: what was decided of each node that does the work of a call, by its name.
+        kernels: the configurations of the kernels that were timed, by their digests.
+    """
+
+    graph: Graph
+    backends: Mapping[str, Backend]
+    decisions: tuple[Decision, ...]
+    milliseconds: float = 0.0
+    reductions: frozenset[str] = frozenset()
+    calls: Mapping[str, TuningDecision] = field(default_factory=dict)
+    kernels: Mapping[str, TuningDecision] = field(default_factory=dict)
+
+    def schedule(self, tuner: Tuner, unfused: Sequence[Unfused] = ()) -> Schedule:
+        """Schedule the graph, `with_choices`."""
+        found = schedule_graph(
+            self.graph, tuner.settings, tuner.backends, self.backends, unfused, self.reductions
+        )
+        return self.with_choices(found)
+
+    def with_choices(self, schedule: Schedule) -> Schedule:
+        """A schedule of the graph whose launches and calls carry what was decided of them."""
+        return replace(schedule, steps=tuple(map(self._with_choice, schedule.steps)))
+
+    def _with_choice(self, step: Launch | Call) -> Launch | Call:
+        if isinstance(step, Call):
+            return replace(step, choice=self.calls.get(step.node.name))
+        if not any(node.name in self.calls for node in step.nodes):
+            return step
+        # a kernel that fused otherwise than the one that was timed is still open
+        choice = self.kernels.get(ir_digest(step.kernel))
+        return step if choice is None else replace(step, choice=choice)
+
+
+def choose_gemms(graph: Graph, claimed: Mapping[str, Backend], tuner: Tuner) -> GemmSelection:
+    """Decide for every call of a graph who does it. `claimed`: who generates each of its loops."""
+    wanted = tuner.settings.gemm
+    as_eager = wanted == "known" and tuner.settings.numerics == "eager"  # another library rounds otherwise
+    if wanted == "library" or as_eager:
+        return GemmSelection(graph, claimed, ())
+    decisions: list[Decision] = []
+    if wanted == "known":
+        return _selection(graph, claimed, _known(tuner, graph, decisions), decisions)
+    if wanted == "generated":
+        found = tunable_calls(graph, tuner.backends, decisions, timed=False)
+        first = {tunable.call.name: tunable.generated[0].replacement for tunable in found}
+        return _selection(graph, claimed, _accepted(tuner, graph, claimed, first, decisions), decisions)
+    try:
+        return _fastest(tuner, graph, claimed, decisions)
+    except Exception as error:
+        if tuner.settings.strict:
+            raise
+        reason = f"{type(error).__name__}: {error}"
+        warn_once("autotune", f"libraries do all calls, because timing failed ({reason})", key=reason)
+        return GemmSelection(graph, claimed, tuple(decisions))
+
+
+def _selection(
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    replacements: Mapping[str, Replacement],
+    decisions: Sequence[Decision] = (),
+) -> GemmSelection:
+    """`graph` with some calls replaced."""
+    backends = {
+        node.name: item.backend
+        for item in replacements.values()
+        if item.backend is not None
+        for node in item.nodes
+    }
+    begun = frozenset(name for item in replacements.values() for name in item.reductions)
+    changed = replace_calls(graph, replacements)
+    return GemmSelection(changed, {**claimed, **backends}, tuple(decisions), reductions=begun)
+
+
+def _known(tuner: Tuner, graph: Graph, decisions: list[Decision]) -> Mapping[str, Replacement]:
+    """What plugins know to be faster on this machine than the library; nothing is timed."""
+    ask = tuner.choices(graph, decisions, known=True)
+    replacements: dict[str, Replacement] = {}
+    for node in graph.nodes:
+        if not isinstance(node, TemplateCall):
+            continue
+        device = next((graph.buffers[name].device for name in node.writes()), "cpu")
+        found = ask(node, device.partition(":")[0])
+        if found:
+            replacements[node.name] = found[0].replacement
+            decisions.append(Decision("choice", node.name, found[0].name, "known to be faster here"))
+    return replacements
+
+
+def _accepted(
+    tuner: Tuner,
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    replacements: Mapping[str, Replacement],
+    decisions: list[Decision],
+) -> Mapping[str, Replacement]:
+    """`replacements` without the reductions that their backends do not generate with the GEMM after all."""
+    selection = _selection(graph, claimed, replacements)
+    if not selection.reductions:
+        return replacements
+    refused = _refused_reductions(tuner, selection.schedule(tuner), decisions)
+    return {
+        call: replace(item, reductions=() if refused.keys() & set(item.reductions) else item.reductions)
+        for call, item in replacements.items()
+    }
+
+
+def _refused_reductions(tuner: Tuner, schedule: Schedule, decisions: list[Decision]) -> Mapping[str, str]:
+    """The reductions begun in kernels that their backends do not generate as a whole, with the reasons, which
+    become decisions too.
+    """
+    found: dict[str, str] = {}
+    for step in schedule.steps:
+        names = [reduction_of(n) for n in step.nodes if is_group_store(n)] if isinstance(step, Launch) else []
+        if not isinstance(step, Launch) or not names:
+            continue
+        try:
+            tuner.backend(step.backend).configs(step.kernel)
+        except UnsupportedError as error:
+            found |= dict.fromkeys(names, str(error))
+            decisions += [Decision("declined", name, step.backend, str(error)) for name in names]
+    return found
+
+
+def _fastest(
+    tuner: Tuner, graph: Graph, claimed: Mapping[str, Backend], decisions: list[Decision]
+) -> GemmSelection:
+    """The graph with what is fastest for each call."""
+    choices, static = tuner.choices(graph, decisions), tuner.frozen_parameters(graph)
+    found = tunable_calls(graph, tuner.backends, decisions, choices, timed=True, static=static)
+    if not found:
+        return GemmSelection(graph, claimed, tuple(decisions))
+    tasks = _tasks(tuner, graph, claimed, found, decisions)
+    records = tuner.search(tasks.values())
+    replacements: dict[str, Replacement] = {}
+    calls: dict[str, TuningDecision] = {}
+    kernels: dict[str, TuningDecision] = {}
+    total = 0.0
+    for call, task in tasks.items():
+        record = records[task.key]
+        best = record.best
+        why = f"{record.about}: {trials_text(record)}" if record.trials else "nothing was timed"
+        if best is None and tuner.exhausted:
+            why = "the time for autotuning is used up (`max_autotune_seconds`)"
+        candidate = best.candidate if best is not None else Candidate(LIBRARY)
+        decision = TuningDecision(call, candidate, record.trials, why)
+        decisions.append(decision.row("choice"))
+        trial = record.of(candidate)
+        total += trial.milliseconds if trial is not None else 0.0
+        replacement, kernel = task.replacement(candidate), task.kernel(candidate)
+        calls[call] = decision
+        if replacement is not None:
+            replacements[call] = replacement
+            calls |= {node.name: decision for node in replacement.nodes}
+            if kernel is not None and replacement.backend is not None:
+                own = Candidate(replacement.backend.name, candidate.config)
+                kernels[ir_digest(kernel)] = replace(decision, candidate=own)
+    selection = _selection(graph, claimed, replacements, decisions)
+    return replace(selection, milliseconds=total, calls=calls, kernels=kernels)
+
+
+def _tasks(
+    tuner: Tuner,
+    graph: Graph,
+    claimed: Mapping[str, Backend],
+    found: Sequence[TunableCall],
+    decisions: list[Decision],
+) -> dict[str, GemmTask]:
+    """A task for each call: the schedules with the library and with each implementation say what they run."""
+    library = GemmSelection(graph, claimed, ()).schedule(tuner)
+    tried = {tunable.call.name: tunable.replacements for tunable in found}
+    others: dict[str, Schedule] = {}
+    refused: set[str] = set()
+    for name in sorted({name for replacements in tried.values() for name in replacements}):
+        used = {call: replacements[name] for call, replacements in tried.items() if name in replacements}
+        others[name] = _selection(graph, claimed, used).schedule(tuner)
+        refused |= _refused_reductions(tuner, others[name], decisions).keys()
+    return {
+        tunable.call.name: GemmTask(
+            tuner,
+            tunable,
+            implementations_of(tunable, tried, library, others, refused),
+            graph.symbol_hints,
+        )
+        for tunable in found
+    }

@@ -1,1 +1,0 @@
-"""Operations with several implementations: what there is to choose from, and the choice."""

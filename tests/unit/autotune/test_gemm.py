@@ -1,0 +1,205 @@
+"""Library calls said as loops give what the library gives, alone and with their neighbours fused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from polyfuse.autotune import search as search_module
+from polyfuse.autotune.candidate import BuiltProgram
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.session import session_for
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.types import DType
+from polyfuse.ir.verifier.rules import accumulates, result_types
+from polyfuse.kit import match
+from polyfuse.plugin import Config, Source
+from polyfuse.reference.backend import InterpreterBackend
+from product_kernels import kernels_of
+
+R = torch.randn
+BF = torch.bfloat16
+
+
+def _bf(*size: int) -> torch.Tensor:
+    return torch.randn(size).to(BF)
+
+
+CASES: dict[str, tuple[Any, tuple[torch.Tensor, ...], int]] = {
+    "mm": (torch.mm, (R(7, 5), R(5, 9)), 1),
+    "transposed": (lambda a, b: a.t() @ b.t(), (R(5, 7), R(9, 5)), 1),
+    "bias and gelu": (lambda a, b, c: F.gelu(a @ b + c) * 2, (R(7, 5), R(5, 9), R(9)), 1),
+    "linear": (F.linear, (R(2, 7, 5), R(9, 5), R(9)), 1),
+    "factors": (lambda c, a, b: torch.addmm(c, a, b, alpha=0.5, beta=2), (R(9), R(7, 5), R(5, 9)), 1),
+    "no bias": (lambda c, a, b: torch.addmm(c, a, b, beta=0), (R(9) * torch.nan, R(7, 5), R(5, 9)), 1),
+    "bmm": (lambda a, b: torch.relu(torch.bmm(a, b)), (R(3, 7, 5), R(3, 5, 9)), 1),
+    "baddbmm": (lambda c, a, b: torch.baddbmm(c, a, b, alpha=0.5), (R(3, 7, 9), R(3, 7, 5), R(3, 5, 9)), 1),
+    "half": (lambda a, b, c: (a @ b).relu() + c, (_bf(7, 5), _bf(5, 9), _bf(7, 9)), 1),
+    "vector": (lambda a, b: (a @ b).sigmoid(), (R(1, 5), R(5, 9)), 1),
+    "one by one": (lambda a, b: a @ b, (R(1, 1), R(1, 1)), 1),
+    "replace_calls": (lambda a, b: a.expand(7, 5) @ b, (R(1, 5), R(5, 9)), 1),
+    "integers": (torch.mm, (torch.randint(-9, 9, (7, 5)), torch.randint(-9, 9, (5, 9))), 1),
+    "conv": (lambda x, w, b: F.conv2d(x, w, b, 2, 1).relu(), (R(2, 4, 9, 9), R(6, 4, 3, 3), R(6)), 1),
+    "conv groups": (lambda x, w: F.conv2d(x, w, groups=2, dilation=2), (R(2, 4, 9, 9), R(6, 2, 3, 3)), 1),
+    "conv1d": (lambda x, w: F.conv1d(x, w, padding=2), (R(2, 4, 9), R(6, 4, 3)), 1),
+    "conv3d": (lambda x, w: F.conv3d(x, w, padding=(0, 1, 2)), (R(1, 2, 4, 5, 6), R(3, 2, 3, 3, 3)), 1),
+    "two results": (lambda a, b: (a @ b, (a @ b).relu()), (R(7, 5), R(5, 9)), 1),
+    "softmax after": (lambda a, b: (a @ b).softmax(-1), (R(7, 5), R(5, 9)), 2),
+    "two products": (lambda a, b, c: F.silu(a @ b) * (a @ c), (R(7, 5), R(5, 9), R(5, 9)), 2),
+    "chain": (lambda a, b, c: (a @ b).relu() @ c, (R(7, 5), R(5, 9), R(9, 4)), 2),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_generated_gemms(name: str) -> None:
+    function, args, count = CASES[name]
+    kernels = kernels_of(function, *args)
+    assert len(kernels) == count
+    assert any(match(k) for k in kernels)
+
+
+def test_dynamic_sizes() -> None:
+    kernels = kernels_of(lambda a, b: (a @ b).relu(), R(7, 5), R(5, 9), dynamic=True)
+    found = match(kernels[0])
+    assert found is not None
+    assert found.shape == (1, 7, 9, 5)
+
+
+def test_training_through_generated_gemms() -> None:
+    w, x = R(9, 5, requires_grad=True), R(7, 5, requires_grad=True)
+    options = {"backends": ["interpreter"], "gemm": "generated", "strict": True}
+    compiled = torch.compile(lambda x, w: F.gelu(F.linear(x, w)).sum(), backend="polyfuse", options=options)
+    wanted = torch.autograd.grad(F.gelu(F.linear(x, w)).sum(), (x, w))
+    found = torch.autograd.grad(compiled(x, w), (x, w))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "gives"),
+    [
+        (DType.bf16, DType.bf16, DType.f32),
+        (DType.f8e4m3, DType.f8e5m2, DType.f32),
+        (DType.i8, DType.u8, DType.i32),
+        (DType.f64, DType.f64, DType.f64),
+        (DType.i64, DType.i64, DType.i64),
+    ],
+)
+def test_types_of_gemms(left: DType, right: DType, gives: DType) -> None:
+    assert result_types("reduce", "dot", (left, right)) == (gives,)
+    assert accumulates(left) is gives
+
+
+@pytest.mark.parametrize("pair", [(DType.bf16, DType.f16), (DType.bool, DType.bool), (DType.f32, DType.f64)])
+def test_types_that_are_not_multiplied(pair: tuple[DType, DType]) -> None:
+    assert isinstance(result_types("reduce", "dot", pair), str)
+    assert isinstance(result_types("reduce", "dot_tf32", (DType.bf16, DType.bf16)), str)
+    assert isinstance(result_types("reduce", "dot_fast", (DType.bf16, DType.bf16)), str)
+
+
+@pytest.mark.parametrize(("given", "kind"), [({}, "dot"), ({"use_fast_accum": True}, "dot_fast")])
+def test_sums_of_narrow_floats_are_as_accurate_as_was_asked_for(given: dict[str, bool], kind: str) -> None:
+    narrow = torch.float8_e4m3fn
+    left, right = R(32, 64).to(narrow), R(48, 64).to(narrow)
+    one = torch.ones(())
+
+    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(left, right.t(), one, one, out_dtype=BF, **given)
+
+    (kernel,) = kernels_of(product, left, right)
+    found = match(kernel)
+    assert found is not None and found.kind == kind
+
+
+@pytest.fixture
+def racing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
+
+
+def _tried(tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators called and backends used for one product, where implementations take these times."""
+    timed: list[Sequence[str]] = []
+
+    def fake(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any) -> dict[str, float]:
+        timed.append([c.name for c in candidates])
+        runner.prepare(problem)
+        for c in candidates:
+            runner.first(c)
+        return {c.name: times[c.name] for c in candidates}
+
+    monkeypatch.setattr(search_module, "run_trials", fake)
+    options = {
+        "backends": ["interpreter"],
+        "gemm": "fastest",
+        "strict": True,
+        "tune_in_process": True,
+        "deterministic": "off",
+        "cache_dir": str(tmp_path),
+    }
+    torch._dynamo.reset()  # it forgets sessions too
+    settings = Settings.resolve(None, options)
+    session = session_for(settings)
+    seen: list[str] = []
+    session.observe = lambda decisions: seen.extend(d.second for d in decisions if d.kind == "choice")  # type: ignore[method-apply_replacements]
+    a, b, c = R(7, 5), R(5, 9), R(9)
+    function = lambda a, b, c: F.gelu(a @ b + c)  # noqa: E731
+    compiled = torch.compile(function, backend="polyfuse", options=options)
+    torch.testing.assert_close(compiled(a, b, c), function(a, b, c))
+    return [*seen, f"timed {len(timed)}"]
+
+
+def test_the_fastest_is_used_and_trials_are_stored(
+    tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = {"library": 1.0, "interpreter": 0.5}
+    assert _tried(tmp_path, fast, monkeypatch) == ["interpreter", "timed 1"]
+    assert _tried(tmp_path, {"library": 0.1, "interpreter": 5.0}, monkeypatch) == ["interpreter", "timed 0"]
+
+
+def test_the_library_is_used_where_times_are_equal(
+    tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _tried(tmp_path, {"library": 1.0, "interpreter": 0.99}, monkeypatch) == ["library", "timed 1"]
+
+
+def test_what_fails_is_not_used(tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"library": 1.0, "interpreter": float("inf")}
+    assert _tried(tmp_path, times, monkeypatch) == ["library", "timed 1"]
+
+
+def test_real_trials(tmp_path: Path, racing: None) -> None:
+    options = {
+        "backends": ["interpreter"],
+        "gemm": "fastest",
+        "strict": True,
+        "tune_in_process": True,
+        "deterministic": "off",
+        "cache_dir": str(tmp_path),
+    }
+    compiled = torch.compile(lambda a, b: (a @ b).relu(), backend="polyfuse", options=options)
+    a, b = R(7, 5), R(5, 9)
+    torch.testing.assert_close(compiled(a, b), (a @ b).relu())
+    assert list((tmp_path / "timings").rglob("*.json"))
+
+
+def test_nobody_is_emitted_twice(tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    plain = InterpreterBackend.emit
+
+    def emit(self: InterpreterBackend, kernel: Kernel, config: Config | None = None) -> Source:
+        found = plain(self, kernel)
+        if match(kernel) is not None:
+            written.append(str(config))
+        return Source(found.name, found.text, found.language, meta=str(config))
+
+    monkeypatch.setattr(InterpreterBackend, "emit", emit)
+    monkeypatch.setattr(InterpreterBackend, "configs", lambda *_: [Config.of(n=n) for n in range(3)])
+    monkeypatch.setattr(InterpreterBackend, "neighbours", lambda *_: [Config.of(n=3)])
+    times = {"library": 9.0} | {f"interpreter n={n}": 5.0 - n for n in range(4)}
+    assert _tried(tmp_path, times, monkeypatch) == ["interpreter n=3", "timed 2"]
+    # the winner once more, for the program
+    assert sorted(written) == ["n=0", "n=1", "n=2", "n=3", "n=3"]
