@@ -26,7 +26,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import View
 from polyfuse.plugin import Config
-from polyfuse.runtime.once import ONCE
+from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule import Launch, Schedule
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, part_names
 from polyfuse.symbolic import example_value
@@ -169,7 +169,7 @@ class GemmTask(TuningTask):
                 if launch is None:
                     return None
                 steps.append(launch)
-            elif step.node.op.startswith(ONCE):
+            elif step.node.op.startswith(FROZEN):
                 self._operands.freeze(part.graph, step.node)
             elif other is not None and other.backend is not None and step.node.op == f"{OBJECT}{other.key}":
                 operands = self._operands.named(part.graph, other.operands)

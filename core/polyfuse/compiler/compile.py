@@ -46,13 +46,13 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
     """
     if differentiates_forward():
         return _eager(gm, session.settings)
-    cache = GraphCache(session)
+    graph_cache = GraphCache(session)
     if session.settings.autotunes:
         session.tuner.expect()
 
     def lookup(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
-        entry = cache(gm, example_inputs)
-        if not cache.hopeful:
+        entry = graph_cache(gm, example_inputs)
+        if not graph_cache.may_hit:
             device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
             session.expect(device_types, node_count(gm), _address(gm, example_inputs, session.settings))
         return entry
@@ -62,7 +62,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         from polyfuse.compiler.stages import compile_aten
 
         compiled = compile_aten(graph, session)
-        cache.note(compiled)
+        graph_cache.note(compiled)
         return compiled
 
     def more(state: Rewriting) -> Sequence[tuple[str, int]]:
@@ -79,7 +79,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         channels_last=session.wants_channels_last,
         lookup=lookup,
     )
-    cache.settle()
+    graph_cache.settle()
     return compiled
 
 

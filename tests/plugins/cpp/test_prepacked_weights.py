@@ -14,7 +14,7 @@ from autotuning import Run, reasons, with_times
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.backend import CppBackend
 
-LAYS_OUT = "once.aten.as_strided_copy.default"
+LAYS_OUT = "frozen.aten.as_strided_copy.default"
 LAYER = torch.nn.Linear(24, 128)
 TURNED = torch.nn.Parameter(torch.randn(24, 96))
 WIDE = torch.nn.Linear(24, 128, dtype=torch.float64)

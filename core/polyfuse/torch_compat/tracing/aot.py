@@ -93,7 +93,7 @@ def partition_options(*, own_cse: bool) -> Iterator[None]:
 
 def cache_record(compiled: Any) -> Any:
     """What the graph cache stores of a compiled graph, or a text that says why it is bypassed."""
-    return getattr(compiled, "kept", "it falls back to eager")
+    return getattr(compiled, "cache_record", "it falls back to eager")
 
 
 def storable(compiled: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What tests of programs that are recorded in parts share: a fresh device, compiling, operands."""
+"""What tests of programs that are recorded in partitions share: a fresh device, compiling, operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What of a program is recorded where the whole of it cannot be: runs of steps around what is in the way.
+"""Graph partitions: what of a program is recorded where the whole cannot be.
+
+They are runs of steps between those that cannot be recorded.
 
 Each run becomes a function of its own in the program's text, with what it reads as arguments and what later
 steps read as results, so that it is recorded like a program. What one of them computes, the next one reads in
@@ -20,7 +22,7 @@ from polyfuse.program.steps import (
     Free,
     LaunchKernel,
     MakeView,
-    Part,
+    Partition,
     Ref,
     Return,
     Reuse,
@@ -30,7 +32,7 @@ from polyfuse.program.symbols import expressions, symbols_in
 from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.torch_compat.tracing import shapes
 
-__all__ = ["LEAST", "Surroundings", "Work", "find_parts"]
+__all__ = ["LEAST", "RecordingContext", "Work", "find_partitions", "names_in", "uses"]
 
 LEAST: Final = 4
 """Launches and calls in a run for which recording them pays."""
@@ -50,7 +52,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RecordingContext:
     """What must be known of the graph.
 
     Attributes:
@@ -66,16 +68,18 @@ class Surroundings:
     limit: int
 
 
-def find_parts(steps: Sequence[Step], work: Mapping[int, Work], around: Surroundings) -> tuple[Part, ...]:
+def find_partitions(
+    steps: Sequence[Step], work: Mapping[int, Work], around: RecordingContext
+) -> tuple[Partition, ...]:
     """The runs of `steps` that can be recorded, given what the launches and calls among them do."""
-    parts: list[Part] = []
+    found: list[Partition] = []
     lost: set[str] = set()
     for start, end in _runs(steps, work, around.device):
         run = _Run(steps, (start, end), work, around, lost)
         if run.recordable():
-            parts.append(run.part(f"part_{len(parts)}"))
+            found.append(run.partition(f"partition_{len(found)}"))
             lost.update(run.lost)
-    return tuple(parts)
+    return tuple(found)
 
 
 def _runs(steps: Sequence[Step], work: Mapping[int, Work], device: str) -> Iterator[tuple[int, int]]:
@@ -112,7 +116,7 @@ class _Run:
         steps: Sequence[Step],
         bounds: tuple[int, int],
         work: Mapping[int, Work],
-        around: Surroundings,
+        around: RecordingContext,
         gone: Set[str],
     ) -> None:
         start, end = self.start, self.end = bounds
@@ -124,7 +128,7 @@ class _Run:
         self.killed: dict[str, None] = {}
         for position in range(start, end):
             self._take(steps[position], work.get(position))
-        later = {name for step in steps[end:] if not isinstance(step, Free) for name in _uses(step)}
+        later = {name for step in steps[end:] if not isinstance(step, Free) for name in uses(step)}
         alive = [name for name in self.made if name not in self.killed]
         self.results = tuple(name for name in alive if name in later)
         self.lost = tuple(name for name in alive if name not in later)
@@ -135,7 +139,7 @@ class _Run:
         if isinstance(step, Free):
             self.killed.update((name, None) for name in step.names if name not in self.gone)
             return
-        for name in _uses(step):
+        for name in uses(step):
             if name not in self.made and name not in self.around.constants:
                 self.inputs[name] = None
         self.written.update(work.writes if work is not None else ())
@@ -152,8 +156,8 @@ class _Run:
             return False
         return not any(shapes.is_unbacked_name(symbol) for symbol in self.symbols)
 
-    def part(self, name: str) -> Part:
-        """The run as a part of the program."""
+    def partition(self, name: str) -> Partition:
+        """The run as a function of the program."""
         inputs = tuple(self.inputs)
         declared = {item.name: item for item in self.around.graph.inputs}
         objects = {n for n in inputs if n in declared and declared[n].kind == "object"}
@@ -170,7 +174,9 @@ class _Run:
             names=(*inputs, *self.symbols),
         )
         dead = tuple(n for n in self.killed if n in self.inputs or n not in self.made)
-        return Part(name, self.start, self.end, inputs, self.symbols, self.results, dead, self.lost, facts)
+        return Partition(
+            name, self.start, self.end, inputs, self.symbols, self.results, dead, self.lost, facts
+        )
 
     def _saved(self) -> tuple[int, ...]:
         """Results that nobody sees but a backward."""
@@ -182,7 +188,7 @@ class _Run:
         return tuple(i for i, name in enumerate(self.results) if seen.get(name, False))
 
 
-def _uses(step: Step) -> Iterator[str]:
+def uses(step: Step) -> Iterator[str]:
     """Variables that a step reads, tensors and host values."""
     if isinstance(step, LaunchKernel):
         yield from (o for o in step.operands if isinstance(o, str))

@@ -12,7 +12,7 @@ from torch._higher_order_ops.map import map as mapped
 from called_functions import branch, branch_that_writes, loop, loop_that_writes, running
 from polyfuse.compiler import subgraphs
 from polyfuse.compiler.reports.report import last_reports, reset_reports
-from polyfuse.runtime.subgraphs import DENSE, Body
+from polyfuse.runtime.subgraphs import DENSE, Subgraph
 
 
 def branch_in_branch(x: torch.Tensor) -> torch.Tensor:
@@ -112,10 +112,10 @@ def test_arguments_that_lie_otherwise_are_copied() -> None:
         return [args[0] + 1]
 
     x = torch.randn(3, 4)
-    body = Body(run, (((3, 4), (4, 1)), DENSE, None), single=True, name="body")
+    body = Subgraph(run, (((3, 4), (4, 1)), DENSE, None), single=True, name="body")
     torch.testing.assert_close(body(x.t().contiguous().t(), x.t(), 7), x + 1)
     assert seen == [(4, 1), (3, 1)]
-    assert isinstance(Body(run, (None,), single=False, name="body")(x), tuple)
+    assert isinstance(Subgraph(run, (None,), single=False, name="body")(x), tuple)
 
 
 def test_what_cannot_be_compiled_runs_in_eager_mode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Programs of which recording fails where nobody expected it: they are recorded in parts around that."""
+"""Programs of which recording fails where nobody expected it: they are recorded in partitions around that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from obstacle import layers, obstacle
 from polyfuse.compiler.reports.explain import explain_graph
 from polyfuse.compiler.reports.report import last_reports
 from recorded_on_device import status
-from recording_in_parts import compiled, fresh_device, operands, same
+from recording_partitions import compiled, fresh_device, operands, same
 
 _devices: list[FakeDevice] = []
 
@@ -61,13 +61,13 @@ def calls(run: Callable[..., Any], fn: Callable[..., Any], count: int, rows: int
 
 def test_after_a_failure_the_rest_is_recorded(caplog: pytest.LogCaptureFixture) -> None:
     calls(compiled(with_culprit), with_culprit, 7)
-    first, second = status().parts
+    first, second = status().partitions
     # one call before anything is recorded, one that fails to be; each part runs as it is once
     assert (first.replays, second.replays) == (5, 5)
     report = explain_graph(last_reports()[-1])
     assert "not recorded as a whole: recording failed with RuntimeError: cannot wait" in report
-    assert "part 0 is recorded 1 times, 5 calls replayed" in report
-    assert "is recorded in parts: recording failed" in caplog.text
+    assert "partition 0 is recorded 1 times, 5 calls replayed" in report
+    assert "is recorded in partitions: recording failed" in caplog.text
 
 
 def test_what_can_be_recorded_is_recorded_as_a_whole(device: FakeDevice) -> None:
@@ -75,7 +75,7 @@ def test_what_can_be_recorded_is_recorded_as_a_whole(device: FakeDevice) -> None
         return layers(plain(layers(x, w)), w)
 
     calls(compiled(fn), fn, 5)
-    assert status().parts == [] and status().replays == 4 and device.recorded == 1
+    assert status().partitions == [] and status().replays == 4 and device.recorded == 1
 
 
 def test_one_that_is_to_be_left_out_anyway_takes_the_other_along() -> None:
@@ -84,13 +84,13 @@ def test_one_that_is_to_be_left_out_anyway_takes_the_other_along() -> None:
         return layers(obstacle(y), w)
 
     calls(compiled(fn), fn, 6)
-    assert [part.replays > 0 for part in status().parts] == [True, True, True]
+    assert [part.replays > 0 for part in status().partitions] == [True, True, True]
 
 
 def test_a_failure_that_no_operator_of_others_makes(device: FakeDevice) -> None:
     device.fail = RuntimeError("no")
     calls(compiled(layers), layers, 4)
-    assert status().parts == [] and "recording failed with RuntimeError: no" in status().text()
+    assert status().partitions == [] and "recording failed with RuntimeError: no" in status().text()
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -98,7 +98,7 @@ def test_several_sizes(dynamic: bool) -> None:
     run = compiled(lambda x, w: with_culprit(x, w) * x.shape[0], dynamic=dynamic)
     for rows in (3, 5, 3, 5, 3, 5, 3, 5):
         calls(run, lambda x, w: with_culprit(x, w) * x.shape[0], 1, rows)
-    replays = sum(part.replays for report in last_reports() for part in report.recording.parts)
+    replays = sum(part.replays for report in last_reports() for part in report.recording.partitions)
     assert replays >= 8
 
 
@@ -134,5 +134,5 @@ def test_training() -> None:
         parameters = list(model.parameters())
         expected = torch.autograd.grad(model(x), parameters)
         same(torch.autograd.grad(run(x), parameters), expected)
-    assert [part.replays > 0 for part in status("forward").parts] == [True, True]
+    assert [part.replays > 0 for part in status("forward").partitions] == [True, True]
     assert status("backward").replays > 0

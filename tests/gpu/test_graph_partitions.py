@@ -61,7 +61,7 @@ def test_what_is_around_is_recorded(fn: Callable[..., torch.Tensor]) -> None:
     for result, expected in kept:
         same(result, expected)
     found = status()
-    assert len(found.parts) == 2 and all(part.replays >= 4 for part in found.parts), found.text()
+    assert len(found.partitions) == 2 and all(part.replays >= 4 for part in found.partitions), found.text()
 
 
 def test_training() -> None:
@@ -87,5 +87,5 @@ def test_training() -> None:
         for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
             same(mine, theirs)
             same(mine.grad, theirs.grad)
-    assert all(part.replays >= 4 for part in status("forward").parts), status("forward").text()
+    assert all(part.replays >= 4 for part in status("forward").partitions), status("forward").text()
     assert status("backward").replays >= 4, status("backward").text()

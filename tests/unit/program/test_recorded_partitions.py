@@ -1,4 +1,4 @@
-"""Programs that cannot be recorded as a whole: what is around the obstacle is recorded in parts."""
+"""Programs that cannot be recorded as a whole: what is around the obstacle is recorded in partitions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fake_graphs import FakeDevice
 from obstacle import around, layers, obstacle
 from polyfuse.compiler.reports.explain import explain_graph
 from polyfuse.compiler.reports.report import last_reports
-from polyfuse.program.device_graphs import part_fault
-from polyfuse.program.steps import Part
+from polyfuse.program.device_graphs import partition_fault
+from polyfuse.program.steps import Partition
 from polyfuse.runtime.module import CompiledModule
 from program_builder import Builder, add, add_one
 from recorded_on_device import status
-from recording_in_parts import compiled, fresh_device, operands, same
+from recording_partitions import compiled, fresh_device, operands, same
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +35,12 @@ def test_what_is_before_and_after_is_recorded(device: FakeDevice) -> None:
         result = run(x, w)
         same(result, around(x, w))
         del result
-    first, second = status().parts
+    first, second = status().partitions
     assert (first.recordings, first.replays, second.replays) == (1, 5, 5)
     assert device.recorded == 1 + second.recordings
     report = explain_graph(last_reports()[-1])
     assert "not recorded as a whole: polyfuse_tests.obstacle.default cannot be recorded" in report
-    assert "part 0 is recorded 1 times, 5 calls replayed" in report
+    assert "partition 0 is recorded 1 times, 5 calls replayed" in report
 
 
 @pytest.mark.parametrize("pools", [False, True])
@@ -79,7 +79,7 @@ def test_training() -> None:
         for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
             same(mine.grad, theirs.grad)
         del actual, expected
-    assert [part.replays for part in status("forward").parts] == [5, 5]
+    assert [part.replays for part in status("forward").partitions] == [5, 5]
     assert status("backward").replays == 5
 
 
@@ -90,8 +90,8 @@ def test_sizes_are_passed_on() -> None:
         result = run(x, w)
         same(result, around(x, w) * rows)
         del result
-    assert status().parts[0].recordings == 2
-    assert status().parts[0].replays == 6
+    assert status().partitions[0].recordings == 2
+    assert status().partitions[0].replays == 6
 
 
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
@@ -104,7 +104,7 @@ def test_sizes_that_come_from_data_are_not_recorded() -> None:
     for _ in range(4):
         x, w = operands()
         same(run(x, w), fn(x, w))
-    (only,) = status().parts
+    (only,) = status().partitions
     assert only.replays == 3
 
 
@@ -143,7 +143,7 @@ def test_nothing_is_recorded_under_options_that_are_in_the_way(
     for _ in range(3):
         x, w = operands()
         same(run(x, w), around(x, w))
-    assert not status().parts and not device.recorded
+    assert not status().partitions and not device.recorded
 
 
 def test_a_few_launches_are_not_worth_it() -> None:
@@ -154,11 +154,11 @@ def test_a_few_launches_are_not_worth_it() -> None:
     for _ in range(3):
         x, w = operands()
         same(run(x, w), fn(x, w))
-    assert not status().parts
+    assert not status().partitions
 
 
-def parts_of(builder: Builder) -> tuple[Part, ...]:
-    return builder.program(device_graphs=True).parts
+def parts_of(builder: Builder) -> tuple[Partition, ...]:
+    return builder.program(device_graphs=True).partitions
 
 
 def chain(b: Builder, start: str, names: str) -> str:
@@ -188,8 +188,8 @@ def test_what_is_on_another_device_is_in_the_way() -> None:
     b.tensor("x", (4,))
     b.output(chain(b, "x", "ab"))
     schedule = b.schedule()
-    assert not part_fault(schedule.steps[0], schedule.graph, "cpu")
-    assert part_fault(schedule.steps[0], schedule.graph, "cuda:0") == "x is on cpu"
+    assert not partition_fault(schedule.steps[0], schedule.graph, "cpu")
+    assert partition_fault(schedule.steps[0], schedule.graph, "cuda:0") == "x is on cpu"
 
 
 def test_a_program_without_parts_has_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,5 +203,5 @@ def test_a_program_without_parts_has_no_table(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(CompiledModule, "__init__", spy)
     compiled(layers)(*operands())
     compiled(around)(*operands())
-    assert "PARTS" not in texts[0] and "PARTS = (('part_0'" in texts[1]
-    assert texts[1].index("def part_0(args):") < texts[1].index("def call(args):")
+    assert "PARTITIONS" not in texts[0] and "PARTITIONS = (('partition_0'" in texts[1]
+    assert texts[1].index("def partition_0(args):") < texts[1].index("def call(args):")

@@ -9,7 +9,7 @@ import torch
 
 from called_functions import branch, loop, running
 from polyfuse.compiler.reports.report import last_reports
-from recording_in_parts import compiled, fresh_device, same
+from recording_partitions import compiled, fresh_device, same
 
 
 @pytest.mark.parametrize("function", (running, loop, branch))
