@@ -69,7 +69,7 @@ def test_weights_that_are_not_laid_out(run: Run) -> None:
         assert reason in found.get("cpp+packed", ""), (reason, found)
 
 
-def test_a_backend_that_fails_over_packed_weights_loses_them_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_fails_over_them_loses_them_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: CppBackend, product: object) -> int:
         raise ValueError("no idea")
 
