@@ -2,7 +2,7 @@
 
 torch multiplies matrices of f32 with another library, and adds activations and residuals in passes of their
 own. Its operators `mkldnn::_linear_pointwise` and `mkldnn::_convolution_pointwise` do both at once. Weights
-are laid out for them at each call, for they may change in between; `kept_weights` has the same with weights
+are laid out for them at each call, for they may change in between; `packed_weights` has the same with weights
 that are laid out once, where freezing allows it.
 """
 
@@ -21,7 +21,7 @@ from polyfuse.ir.nodes import Buffer, ExternCall, Pointwise, View
 from polyfuse.ir.types import DType
 from polyfuse.plugin import CallSite, Choice, Claim, No, ReplacementCalls, Yes
 from polyfuse.symbolic import IndexLike, contiguous_strides, evaluate
-from polyfuse_cpp.packed_weights import keeping, with_kept
+from polyfuse_cpp.packed_weights import packing, with_packed
 
 __all__ = ["library_choices", "vendor"]
 
@@ -34,23 +34,27 @@ def library_choices() -> tuple[Choice, ...]:
     library = torch.backends.mkldnn
     if not library.is_available() or not getattr(library, "enabled", True):
         return ()
-    kept = (
+    packed = (
         Choice(
-            "onednn_kept", _LINEAR, with_kept(_linear_alone), instead=keeping(_linear), preferred=_beats_mkl
+            "onednn_packed",
+            _LINEAR,
+            with_packed(_linear_alone),
+            instead=packing(_linear),
+            preferred=_beats_mkl,
         ),
-        Choice("onednn_fused_kept", _LINEAR, with_kept(_linear_fused), instead=keeping(_linear_and_more)),
+        Choice("onednn_fused_packed", _LINEAR, with_packed(_linear_fused), instead=packing(_linear_and_more)),
         Choice(
-            "onednn_conv_kept", _CONVOLUTION, with_kept(_convolution_alone), instead=keeping(_convolution)
+            "onednn_conv_packed", _CONVOLUTION, with_packed(_convolution_alone), instead=packing(_convolution)
         ),
         Choice(
-            "onednn_fused_conv_kept",
+            "onednn_fused_conv_packed",
             _CONVOLUTION,
-            with_kept(_convolution_fused),
-            instead=keeping(_convolution_and_more),
+            with_packed(_convolution_fused),
+            instead=packing(_convolution_and_more),
         ),
     )
     return (
-        *kept,
+        *packed,
         Choice("onednn", _LINEAR, applies=_linear_alone, instead=_linear, preferred=_beats_mkl),
         Choice("onednn_fused", _LINEAR, applies=_linear_fused, instead=_linear_and_more),
         Choice("onednn_fused_conv", _CONVOLUTION, applies=_convolution_fused, instead=_convolution_and_more),
@@ -65,7 +69,7 @@ _FEW_PRODUCTS = 1 << 20
 
 
 def _beats_mkl(site: CallSite) -> bool:
-    """Whether torch would call MKL on a processor for which it was not made. There, oneDNN takes between a
+    """Whether torch would call MKL on a CPU for which it was not made. There, oneDNN takes between a
     third and two thirds of the time, with few rows as with hundreds, but for small products.
     """
     _, rows, weight = _operands(site)
@@ -80,7 +84,7 @@ def _beats_mkl(site: CallSite) -> bool:
 
 @lru_cache(maxsize=1)
 def vendor(path: Path = Path("/proc/cpuinfo")) -> str:
-    """Who made the processor, where it is an x86-64 and the system says."""
+    """Who made the CPU, where it is an x86-64 and the system says."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -155,7 +159,7 @@ def _result_read(site: CallSite) -> Expr | None:
 
 
 def _linear_alone(site: CallSite) -> Claim:
-    reason = _linear_fault(site) or _turned_fault(site)
+    reason = _linear_fault(site) or _transposed_fault(site)
     return No(reason) if reason else Yes()
 
 
@@ -199,8 +203,8 @@ def _order_fault(site: CallSite) -> str:
     return ""
 
 
-def _turned_fault(site: CallSite) -> str:
-    """Why operands cannot be read as matrices, turned or not, or an empty text."""
+def _transposed_fault(site: CallSite) -> str:
+    """Why operands cannot be read as matrices, transposed or not, or an empty text."""
     if not all(_is_matrix(view) for view in _operands(site)[1:]):
         return "an operand is not contiguous along either axis"
     return ""

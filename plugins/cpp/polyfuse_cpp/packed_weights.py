@@ -10,7 +10,7 @@ from typing import Any
 from polyfuse.ir.nodes import Buffer, ExternCall, View
 from polyfuse.plugin import CallSite, Claim, No, ReplacementCalls
 
-__all__ = ["keeping", "with_kept"]
+__all__ = ["packing", "with_packed"]
 
 _WEIGHTS = {
     "mkldnn._linear_pointwise.default": 1,
@@ -23,12 +23,12 @@ _WEIGHTS = {
 _CONVOLUTION = "aten.convolution.default"
 
 
-def with_kept(applies: Callable[[CallSite], Claim]) -> Callable[[CallSite], Claim]:
-    """`applies`, for calls whose weight is a parameter of which the library's layout may be kept."""
+def with_packed(applies: Callable[[CallSite], Claim]) -> Callable[[CallSite], Claim]:
+    """`applies`, for calls whose weight is a parameter that may be packed in the library's layout."""
 
     def claim(site: CallSite) -> Claim:
         if not site.freezing or not site.inference:
-            return No("weights are laid out once only with freezing, in graphs without gradients")
+            return No("weights are packed once only with freezing, in graphs without gradients")
         if not site.keeps(_weight(site)):
             return No("its weight is no whole parameter in the order of a layer's")
         return applies(site)
@@ -36,7 +36,7 @@ def with_kept(applies: Callable[[CallSite], Claim]) -> Callable[[CallSite], Clai
     return claim
 
 
-def keeping(instead: Callable[[CallSite], ReplacementCalls]) -> Callable[[CallSite], ReplacementCalls]:
+def packing(instead: Callable[[CallSite], ReplacementCalls]) -> Callable[[CallSite], ReplacementCalls]:
     """The call that `instead` makes, with a weight in the library's layout."""
 
     def made(site: CallSite) -> ReplacementCalls:
@@ -46,8 +46,8 @@ def keeping(instead: Callable[[CallSite], ReplacementCalls]) -> Callable[[CallSi
         weight = call.args[place]
         laid_out = _laid_out(site, call, weight)
         once = site.once(f"{call.name}_weight", *_layout(site, call), laid_out)
-        kept = replace(call, args=(*call.args[:place], laid_out.view(), *call.args[place + 1 :]))
-        return ReplacementCalls((once, kept), (laid_out,), found.takes_reader)
+        packed = replace(call, args=(*call.args[:place], laid_out.view(), *call.args[place + 1 :]))
+        return ReplacementCalls((once, packed), (laid_out,), found.takes_reader)
 
     return made
 

@@ -20,12 +20,12 @@ pytestmark = pytest.mark.skipif(
 )
 WINS = {
     "cpp:onednn": 2.0,
-    "cpp:onednn_kept": 1.8,
-    "cpp:onednn_conv_kept": 1.8,
+    "cpp:onednn_packed": 1.8,
+    "cpp:onednn_conv_packed": 1.8,
     "cpp:onednn_fused": 1.0,
     "cpp:onednn_fused_conv": 1.0,
-    "cpp:onednn_fused_kept": 0.8,
-    "cpp:onednn_fused_conv_kept": 0.8,
+    "cpp:onednn_fused_packed": 0.8,
+    "cpp:onednn_fused_conv_packed": 0.8,
 }
 LINEAR = torch.nn.Linear(24, 40)
 CONVOLUTION = torch.nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
@@ -192,11 +192,11 @@ def test_weights_are_laid_out_once_and_again_after_a_change(
 
 def test_weights_that_are_not_kept(run: Any) -> None:
     found = reasons(run(lambda x: F.relu(LINEAR(x)), X))
-    assert "only with freezing" in found["cpp:onednn_fused_kept"]
+    assert "only with freezing" in found["cpp:onednn_fused_packed"]
     found = reasons(run(lambda x, w: F.relu(x @ w.t()), X[0], torch.randn(40, 24), freezing=True))
-    assert "no whole parameter" in found["cpp:onednn_fused_kept"]
+    assert "no whole parameter" in found["cpp:onednn_fused_packed"]
     found = reasons(run(lambda x: F.relu(F.linear(x, LINEAR.weight[:9])), X[0], freezing=True))
-    assert "no whole parameter" in found["cpp:onednn_fused_kept"]
+    assert "no whole parameter" in found["cpp:onednn_fused_packed"]
 
 
 def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
