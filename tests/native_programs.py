@@ -29,7 +29,7 @@ class HandBuilt:
     folder: Path
     status: HostStatus = field(default_factory=HostStatus)
 
-    def open(self, launchables: Any, objects: Any, aligned: Any) -> Any:
+    def open(self, launchables: Any, objects: Any, aligned: Any, replaced: Any) -> Any:
         printed = native_program(self.program, {k.name: None for k in self.program.kernels})
         backend = CppBackend(Settings())
         source = backend.host_program(printed)

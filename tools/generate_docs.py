@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import itertools
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from polyfuse import aot
 from polyfuse.base import errors
 from polyfuse.base.settings import MODES, option_infos
 from polyfuse.ir import ops
-from polyfuse.plugin import hookspecs
+from polyfuse.plugin import Backend, CallSite, Choice, Manifest, Source, TargetInfo, hookspecs
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 NOTE = "<!-- Made by tools/generate_docs.py from the code: change it there, then run `make docs`. -->"
@@ -130,7 +134,76 @@ def hooks() -> Iterator[tuple[str, Callable[..., object]]]:
             yield name, value
 
 
+def api_page() -> str:
+    """The public Python interface: packages, and the class of a backend."""
+    lines = ["# Python API", "", NOTE, "", '`torch.compile(model, backend="polyfuse")` needs no import.', ""]
+    lines += ["## `polyfuse.aot`", "", _first_paragraph(aot), ""]
+    for name in aot.__all__:
+        lines += _described(f"aot.{name}", getattr(aot, name), 3)
+    lines += ["## `polyfuse.plugin.Backend`", "", inspect.getdoc(Backend) or "", ""]
+    for name, value in vars(Backend).items():
+        if callable(value) and not name.startswith("_"):
+            lines += _described(f"Backend.{name}", value, 3)
+    for item in (Source, Manifest, TargetInfo, Choice, CallSite):
+        lines += _described(f"plugin.{item.__name__}", item, 2)
+    return "\n".join(lines)
+
+
+def _described(name: str, value: Any, level: int) -> list[str]:
+    """A heading, the signature and the docstring, whose indented parts become code."""
+    mark = " (must be written)" if getattr(value, "__isabstractmethod__", False) else ""
+    lines = [f"{'#' * level} `{name}`{mark}", ""]
+    if not inspect.isclass(value) or dataclasses.is_dataclass(value):
+        lines += ["```text", _signature(name.rpartition(".")[2], value), "```", ""]
+    lines += [*_sections(inspect.getdoc(value) or ""), ""]
+    if inspect.isclass(value) and not dataclasses.is_dataclass(value):
+        for key, method in vars(value).items():
+            if not key.startswith("_") and (callable(method) or isinstance(method, property)):
+                lines += [f"* `{key}`: {_first_paragraph(method)}"]
+        lines.append("")
+    return lines
+
+
+def _signature(name: str, value: Any) -> str:
+    """The parameters, one a line where they are many."""
+    found = inspect.signature(value)
+    parameters: list[str] = []
+    for item in found.parameters.values():
+        if item.kind is item.KEYWORD_ONLY and "*" not in parameters:
+            parameters.append("*")
+        if item.name != "self":
+            default = "" if item.default is item.empty else f" = {item.default!r}"
+            parameters.append(f"{item.name}: {item.annotation}{default}")
+    end = "" if inspect.isclass(value) else f" -> {found.return_annotation}"
+    line = f"{name}({', '.join(parameters)}){end}"
+    if len(line) <= 110:
+        return line
+    return "\n".join([f"{name}(", *(f"    {parameter}," for parameter in parameters), f"){end}"])
+
+
+def _sections(doc: str) -> list[str]:
+    """A docstring with its `Args:`, `Attributes:` and `Raises:` as lists."""
+    lines: list[str] = []
+    inside = False
+    for line in doc.splitlines():
+        if re.fullmatch(r"(Args|Attributes|Raises):", line):
+            lines += [f"**{line[:-1]}**", ""]
+            inside = True
+        elif inside and re.match(r"    \S", line):
+            name, _, rest = line.strip().partition(": ")
+            lines.append(f"* `{name}`: {rest}" if rest else f"* {name}")
+        else:
+            inside = inside and (not line or line.startswith("    "))
+            lines.append(line.strip() if not inside else f"  {line.strip()}".rstrip())
+    return lines
+
+
+def _first_paragraph(value: Any) -> str:
+    return " ".join((inspect.getdoc(value) or "").partition("\n\n")[0].split())
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
+    "api.md": api_page,
     "settings.md": settings_page,
     "hooks.md": hooks_page,
     "errors.md": errors_page,

@@ -1,5 +1,5 @@
-"""The pages made from the result files: docs/performance.md, and tables in docs/parity.md and
-docs/correctness.md.
+"""The pages made from the result files: docs/performance.md, the README's table and chart, and tables in
+docs/parity.md and docs/correctness.md.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from polyfuse_bench.autotune_backends import gain, winner
 from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_architectures import architectures_page
+from polyfuse_bench.report_chart import speed_chart
 from polyfuse_bench.report_fuzz import fuzz_table
 from polyfuse_bench.report_parity import parity_page
 from polyfuse_bench.report_products import products_section, tilings_section
+from polyfuse_bench.report_summary import TIMED, Group, groups, readme_table, summary
 from polyfuse_bench.report_text import (
+    by_backend,
     cell,
     facts,
     in_order,
@@ -44,6 +47,8 @@ def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
         ("parity.md", "operator", parity_page(results)),
         ("architectures.md", "", architectures_page(results)),
         ("correctness.md", "random program", fuzz_table(results)),
+        ("../README.md", "speed", readme_table(speed_groups(results))),
+        ("speed.svg", "", speed_chart(speed_groups(results))),
     )
     for name, part, page in pages:
         if page is not None:
@@ -102,7 +107,7 @@ def performance_page(results: Path) -> str | None:
             ("compile", _compile_section),
             ("build", _build_section),
             ("tuning", _tuning_section),
-            ("autotune_backends", _tournament_section),
+            ("autotune_backends", _autotune_backends_section),
             ("memory", _memory_section),
             ("host", _host_section),
         )
@@ -118,8 +123,27 @@ def performance_page(results: Path) -> str | None:
         "figure is a median over rounds. A ratio above 1 means that Polyfuse is better. `make bench`",
         "measures again and writes this page; it is never edited by hand.",
         "",
+        *summary(speed_groups(results)),
     ]
-    return "\n".join([*head, *(line for section in sections for line in section)]).rstrip() + "\n"
+    page = "\n".join([*head, *(line for section in sections for line in _told_apart(section))])
+    return page.rstrip() + "\n"
+
+
+def speed_groups(results: Path) -> list[Group]:
+    """What was timed beside eager mode and Inductor, under the headings of the page."""
+    sections = {"models": _models_section, "kernels": _kernels_section, "linear": _linear_section}
+    sections["products"] = products_section
+    return groups(
+        (sections[kind](content)[0].removeprefix("## "), content)
+        for kind in TIMED
+        for content in _variants(kind, results)
+    )
+
+
+def _told_apart(section: list[str]) -> list[str]:
+    """A section whose inner headings repeat the outer one, so that no two on the page are equal."""
+    outer = section[0].removeprefix("## ")
+    return [f"{line}: {outer}" if line.startswith("### ") else line for line in section]
 
 
 def _variants(kind: str, results: Path) -> list[dict[str, Any]]:
@@ -149,7 +173,7 @@ def _models_section(content: dict[str, Any]) -> list[str]:
         "Real widths, reduced depth and vocabulary, random weights. *train* is the forward, a loss and all",
         "gradients. *error*: of Polyfuse's results and gradients beside eager mode's, as parts of the",
         "largest; in brackets, where measured, eager mode's own where each weight is one rounding larger or",
-        "is not (a rectifier whose input is all but zero decides gradients).",
+        "is not (ReLU inputs near 0 flip gradients).",
         "",
         *facts(content),
     ]
@@ -171,7 +195,7 @@ def _model_label(row: Row) -> str:
 
 def _kernels_section(content: dict[str, Any]) -> list[str]:
     lines = [
-        f"## Kernels{_plugin(content)}{place(content)}",
+        f"## Kernels{_plugin(content)}{_one_size(content)}{place(content)}",
         "",
         "One fused function each; *train* cases run the gradients too.",
         "",
@@ -190,6 +214,12 @@ def _kernels_section(content: dict[str, Any]) -> list[str]:
     if content.get("copy_rate"):
         lines += _bandwidth_table(content)
     return lines
+
+
+def _one_size(content: dict[str, Any]) -> str:
+    """The size in a heading, where there is one."""
+    found = {row["size"] for row in content["rows"]}
+    return f", {found.pop()}" if len(found) == 1 else ""
 
 
 def _linear_section(content: dict[str, Any]) -> list[str]:
@@ -256,7 +286,7 @@ def _compile_section(content: dict[str, Any]) -> list[str]:
     ]
     for start in ("cold", "warm"):
         table, ratios = [], []
-        names = in_order(name for row in content["rows"] for name in row[start])
+        names = by_backend(name for row in content["rows"] for name in row[start])
         for row in content["rows"]:
             seconds = row[start]
             ratio = seconds[INDUCTOR] / seconds[POLYFUSE] if {INDUCTOR, POLYFUSE} <= set(seconds) else None
@@ -270,7 +300,7 @@ def _compile_section(content: dict[str, Any]) -> list[str]:
 
 
 def _build_section(content: dict[str, Any]) -> list[str]:
-    names = in_order(name for row in content["rows"] for name in row["cold"] if name != DYNAMO)
+    names = by_backend(name for row in content["rows"] for name in row["cold"] if name != DYNAMO)
     table, ratios = [], []
     for row in content["rows"]:
         # what Dynamo takes by itself is no backend's
@@ -324,7 +354,7 @@ def _tuning_section(content: dict[str, Any]) -> list[str]:
     ]
 
 
-def _tournament_section(content: dict[str, Any]) -> list[str]:
+def _autotune_backends_section(content: dict[str, Any]) -> list[str]:
     races = [(row["name"], race) for row in content["rows"] for race in row["races"]]
     table = []
     for name, race in races:
@@ -335,7 +365,7 @@ def _tournament_section(content: dict[str, Any]) -> list[str]:
     if mean:
         table.append(["**geometric mean**", "", "", f"**{mean:.2f}×**"])
     return [
-        f"## Tournament{place(content)}",
+        f"## Autotuning across backends{place(content)}",
         "",
         "Kernels that several backends generate, each in its best configuration; *gain* is over the backend",
         "that is asked first.",
@@ -347,7 +377,7 @@ def _tournament_section(content: dict[str, Any]) -> list[str]:
 
 
 def _memory_section(content: dict[str, Any]) -> list[str]:
-    names = in_order(name for row in content["rows"] for name in row["peaks"])
+    names = by_backend(name for row in content["rows"] for name in row["peaks"])
     columns = [(name, peak) for peak in ("run_peak", "torch_peak") for name in names]
     titles = {"run_peak": "resident", "torch_peak": "torch"}
     table = [

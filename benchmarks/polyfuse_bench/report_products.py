@@ -17,7 +17,7 @@ def products_section(content: dict[str, Any]) -> list[str]:
     more = any(name.endswith(f"+{CUTLASS}") for name in content.get("backends", ()))
     which = ", with CUTLASS among Inductor's choices" if more else ""
     lines = [
-        f"## Matrix products{which}{place(content)}",
+        f"## Matrix products{which}{sizes(content)}{place(content)}",
         "",
         "Rows by depth by columns, and what follows; the device's time alone. Both compilers choose by",
         "timing. *over the best*: beside the faster of the others.",
@@ -69,7 +69,7 @@ def tilings_section(content: dict[str, Any]) -> list[str]:
         f"## Tilings of products{sizes(content)}{place(content)}",
         "",
         "All tilings of our Hopper kernel that are thought of, built and timed, beside the fastest of the",
-        "short list that a race builds, and the one that is taken without a race. The last two columns:",
+        "short list that autotuning builds, and the one that is used without it. The last two columns:",
         "their times as multiples of that of the fastest of all.",
         "",
         *facts(content),

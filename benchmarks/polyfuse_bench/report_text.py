@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
+from polyfuse_bench.backends import DEFAULT_BACKENDS, DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.machine import Machine
 from polyfuse_bench.timing import geometric_mean
 
@@ -17,12 +19,50 @@ def place(content: dict[str, Any]) -> str:
     return f" on {content['device_name']}" if content.get("device_name") else ""
 
 
+_BY_THEMSELVES = ("opdb", "architectures", "fuzz")
+"""Campaigns whose pages say by themselves how they are run."""
+
+
 def facts(content: dict[str, Any]) -> list[str]:
-    """When and on what machine results were taken."""
+    """When and on what machine results were taken, and how to repeat one of them."""
     known = {
         key: tuple(value) if isinstance(value, list) else value for key, value in content["machine"].items()
     }
-    return [f"Measured {content['taken'][:10]} on {Machine(**known).summary()}.", ""]
+    lines = [f"Measured {content['taken'][:10]} on {Machine(**known).summary()}."]
+    row = next((row for row in content["rows"] if not row.get("failures")), None)
+    if content.get("kind", "opdb").partition("-")[0] not in _BY_THEMSELVES and row is not None:
+        lines.append(f"To repeat a row: `{_command(content, row)}`.")
+    return [*lines, ""]
+
+
+def _command(content: dict[str, Any], row: dict[str, Any]) -> str:
+    """The command that measures a row of a result file."""
+    words = ["python", "-m", "polyfuse_bench", content["kind"].partition("-")[0]]
+    backends = tuple(content.get("backends", ()))
+    if backends and backends != DEFAULT_BACKENDS:
+        words += ["--backends", ",".join(backends)]
+    if content.get("device", "cpu") != "cpu":
+        words += ["--device", content["device"]]
+    if row.get("dtype", "float32") != "float32":
+        words += ["--dtype", row["dtype"]]
+    if row.get("batch"):
+        words += ["--batch", str(row["batch"])]
+    if row.get("mode"):
+        words += ["--modes", row["mode"]]
+    if row.get("size") not in (None, "real"):
+        words += ["--sizes", row["size"]]
+    return "PYTHONPATH=benchmarks " + shlex.join([*words, "--only", row["name"]])
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def by_backend(names: Iterable[str]) -> list[str]:
+    """The distinct contenders, eager mode first, Polyfuse last: the order of columns in all tables."""
+    order = (EAGER, DYNAMO, INDUCTOR, POLYFUSE)
+    return sorted(in_order(names), key=lambda name: order.index(re.split("[:@]", name)[0]))
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], others: str = "--:") -> list[str]:
@@ -83,7 +123,7 @@ def timing_table(
     """Medians, the ratios to eager and Inductor (and to the `best` of them), and their geometric means in
     the last row.
     """
-    names = in_order(timing["name"] for row in rows for timing in row["timings"])
+    names = by_backend(timing["name"] for row in rows for timing in row["timings"])
     mine = next((name for name in names if name.partition(":")[0] == POLYFUSE), None)
     # of several plugins, the one that was named last is looked at
     mine = mine or next((name for name in reversed(names) if name.startswith(f"{POLYFUSE}@")), None)

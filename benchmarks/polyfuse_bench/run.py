@@ -217,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
         help="result file of products whose rows are kept; architectures: no file is named",
     )
     measured.add_argument(
-        "--cache", default="", help="tournament: keep kernels in this folder; a second run only times them"
+        "--cache", default="", help="autotune_backends: keep kernels here; a second run only times them"
     )
     operators = parser.add_argument_group("opdb")
     operators.add_argument("--dtypes", type=_names, help="opdb: float32,int64,bfloat16 unless told otherwise")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
+from polyfuse_bench import report
+from polyfuse_bench.report_chart import speed_chart
+from polyfuse_bench.report_summary import readme_table
 
 from docs.blocks import check, fenced
 from house.source_tree import ROOT
@@ -16,13 +19,16 @@ from polyfuse.cli import COMMANDS
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "examples").rglob("*.md"))
 EXAMPLE = ROOT / "examples" / "third_party_backend"
+MINIMAL = ROOT / "examples" / "minimal_backend"
 
 
 def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest) -> None:
-    def file(name: str, language: str = "python") -> str:
-        return fenced(language, (EXAMPLE / name).read_text(encoding="utf-8"))
+    def file(name: str, language: str = "python", example: Path = EXAMPLE) -> str:
+        return fenced(language, (example / name).read_text(encoding="utf-8"))
 
     blocks = {
+        "minimal": file("polyfuse_minimal.py", example=MINIMAL),
+        "minimal-pyproject": file("pyproject.toml", "toml", MINIMAL),
         "pyproject": file("pyproject.toml", "toml"),
         "manifest": file("polyfuse_numpy/manifest.py"),
         "backend": file("polyfuse_numpy/backend.py"),
@@ -34,44 +40,30 @@ def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest)
     check(ROOT / "docs" / "writing-a-backend.md", blocks, request.config.getoption("--update-golden"))
 
 
-def test_the_snippets_of_the_user_guide_run(capsys) -> None:
-    torch._dynamo.reset()
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU())
-    x = torch.randn(2, 4)
-    namespace = {"torch": torch, "model": model, "x": x}
-    page = (ROOT / "docs" / "user-guide.md").read_text(encoding="utf-8")
-    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(snippet, namespace)
-        torch.testing.assert_close(namespace["compiled"](x), model(x))
-    assert "graph " in capsys.readouterr().out and namespace["kernels"] > 0
-
-
-def test_the_snippets_about_packages_run(tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model, x = torch.nn.Linear(4, 8), torch.randn(5, 4)
-    namespace = {"torch": torch, "model": model, "example": torch.randn(3, 4), "x": x}
-    page = (ROOT / "docs" / "packages.md").read_text(encoding="utf-8")
-    for snippet in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(snippet, namespace)
-    torch.testing.assert_close(namespace["y"], model(x))
-    wanted = torch.nn.functional.linear(x, 2 * model.weight, model.bias)
-    torch.testing.assert_close(namespace["run"](x), wanted)
-    torch.testing.assert_close(namespace["z"], model(x).softmax(-1))
-
-
-def test_the_first_snippet_of_the_readme_runs() -> None:
-    torch._dynamo.reset()
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    namespace: dict[str, object] = {}
-    exec(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0], namespace)
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", text):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([\w-]+)\)", text):
+        assert anchor in anchors(page.parent / target if target else page), f"{page.name}: {target}#{anchor}"
+
+
+@cache
+def anchors(page: Path) -> frozenset[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return frozenset(re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings)
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
+    groups = report.speed_groups(report.RESULTS)
+    assert str(readme_table(groups)) in (ROOT / "README.md").read_text(encoding="utf-8"), "run `make docs`"
+    assert speed_chart(groups) == (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8"), "run `make docs`"
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert report.performance_page(report.RESULTS) == page, "run `make docs`"
 
 
 def test_commands_and_variables_exist() -> None:
@@ -88,12 +80,46 @@ def test_commands_and_variables_exist() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+NOT_SAID = (
+    r"(?<!data )race[sd]?|racing|learnt|woven|weave|nought|panels|traits?|companions?|hoists?",
+    r"the processor|stand-ins?|dummies|whole numbers|kept graphs?|gives way|takes? its place",
+)
+"""Words for which the field has others: see docs/glossary.md."""
+
+
+def test_pages_use_the_words_of_the_field() -> None:
+    wrong = []
+    for page in PAGES:
+        if page.name in ("parity.md", "architectures.md") or page.parent.name == "reference":
+            continue  # names of tests, and texts of the code
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        found = re.findall(rf"\b(?:{'|'.join(NOT_SAID)})\b", text, re.IGNORECASE)
+        wrong += [f"{page.relative_to(ROOT)}: {word}" for word in found]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_layers_name_every_package() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    layers = page.partition("## Layers\n")[2].partition("\n## ")[0]
+    packages = {path.parent.name for path in (ROOT / "core" / "polyfuse").glob("*/__init__.py")}
+    assert packages <= set(re.findall(r"\w+", layers))
+
+
 def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").rglob("*.md"):
         name = page.relative_to(ROOT / "docs").as_posix()
         if name != "index.md" and not name.startswith("decisions/"):
             assert f"({name})" in index, f"docs/index.md does not mention {name}"
+
+
+def test_decisions_are_listed_and_open_with_the_decision() -> None:
+    index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        if page.name != "README.md":
+            assert f"({page.name})" in index, f"docs/decisions/README.md does not list {page.name}"
+            opening = page.read_text(encoding="utf-8").splitlines()[2]
+            assert opening.startswith("**Decision.** "), f"{page.name} does not open with the decision"
 
 
 def test_the_support_matrix_shows_the_shipped_backends() -> None:

@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from polyfuse.base.errors import UnsupportedError, mark_from_model
+from polyfuse.compiler.reports.explain import explain
+from polyfuse.compiler.reports.report import last_reports
+from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.reference.backend import InterpreterBackend
 
 X = torch.randn(4, 6)
@@ -123,7 +126,7 @@ def test_a_launch_that_raises_goes_to_the_next_backend(install, warned):
     torch.testing.assert_close(torch.compile(f, backend="polyfuse", dynamic=False)(X), f(X))
     assert len(calls) == 1  # remembered for the rest of the process
     (text,) = warned
-    assert "'toy'" in text and "the device is busy" in text and "backend 'cpp' takes its place" in text
+    assert "'toy'" in text and "the device is busy" in text and "backend 'cpp' replaces it" in text
 
 
 def test_a_launch_that_raises_is_raised_with_strict(install):
@@ -143,6 +146,72 @@ def test_what_is_the_models_fault_is_raised(install, warned):
     with pytest.raises(IndexError, match="index 9"):
         torch.compile(f, backend="polyfuse")(X)
     assert not warned
+
+
+@pytest.mark.parametrize("check", ["off", "first"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyboardInterrupt(),
+        SystemExit(3),
+        mark_from_model(IndexError("index 9 is out of range")),
+        torch.OutOfMemoryError("no memory left"),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        TimeoutError("the alarm of the caller"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_no_other_kernel_can_help_is_raised_as_it_is(install, warned, error, check):
+    """And nothing is remembered of the kernel: the next call launches it."""
+    errors = [error]
+
+    def launch(kernel, operands):
+        if errors:
+            raise errors.pop()
+        run_kernel(kernel.kernel, operands)
+
+    install(failing(launch))
+    run = torch.compile(f, backend="polyfuse", options={"check": check})
+    with pytest.raises(type(error)) as caught:
+        run(X)
+    assert caught.value is error
+    torch.testing.assert_close(run(X), f(X))
+    assert not warned and last_reports()[-1].launches[0].backend == "toy"
+
+
+@pytest.mark.parametrize("check", ["off", "first"])
+def test_an_error_of_the_device_that_stays_is_raised(install, warned, check):
+    """After an illegal address on a GPU, whatever is asked of it raises: no other kernel can be launched."""
+    state = {"broken": False}
+
+    def launch(kernel, operands):
+        state["broken"] = True
+        raise Broken("an illegal memory access was encountered")
+
+    def synchronize(self):
+        if state["broken"]:
+            raise Broken("an illegal memory access was encountered")
+
+    install(type("OnTrial", (failing(launch),), {"synchronize": synchronize}))
+    with pytest.raises(Broken, match="illegal"):
+        torch.compile(f, backend="polyfuse", options={"check": check})(X)
+    assert not warned and last_reports()[-1].launches[0].backend == "toy"
+
+
+@pytest.mark.parametrize("check", ["off", "first"])
+def test_the_report_names_what_replaced_a_kernel(install, warned, check):
+    def launch(kernel, operands):
+        raise Broken("the device is busy")
+
+    install(failing(launch))
+    torch.compile(f, backend="polyfuse", options={"check": check})(X)
+    (found,) = last_reports()[-1].launches
+    assert (
+        found.backend == "cpp"
+        and "toy failed to launch (Broken: the device is busy)" in found.provider.reason
+    )
+    assert "the device is busy" in explain(last_reports())
 
 
 @pytest.mark.parametrize("touches", [False, True])

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from polyfuse import cli
 from polyfuse.base.errors import BackendError
-from polyfuse.checking import records, tally
+from polyfuse.checking import launch, records, tally
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.interpreter.interpret import run_kernel
@@ -132,6 +132,8 @@ def test_wrong_kernels_are_named_and_replaced(install, warned, defect, function,
     assert "return " in text  # the model's line
     (found,) = tally.result().findings
     assert found.backend == "toy" and Path(found.repro).is_file()
+    (launched,) = last_reports()[-1].launches
+    assert launched.backend == "cpp" and "differs from the interpreter" in launched.provider.reason
 
 
 def test_the_file_shows_it_again(install, warned, capsys):
@@ -213,6 +215,19 @@ def test_the_winner_of_tuning_is_checked_in_any_mode(install, warned):
     run = compiled(pointwise, check="off", tune_kernels=True, tune_in_process=True)
     torch.testing.assert_close(run(X), pointwise(X), rtol=0, atol=0)
     assert any("of backend 'toy' (x=" in text for text in warned)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_winner_of_tuning_is_checked_before_a_native_program_calls_it(warned, monkeypatch, right):
+    if not right:
+        monkeypatch.setattr(launch, "agree", lambda found, *_: torch.zeros_like(found, dtype=torch.bool))
+    options = {"tune_kernels": True, "tune_in_process": True, "native_host": True}
+    run = compiled(model, check="off", **options)
+    for _ in range(3):
+        torch.testing.assert_close(run(X), model(X))
+    assert tally.result().launches == 1 and bool(warned) is not right
+    host = last_reports()[-1].host
+    assert host is not None and bool(host.refused) is not right
 
 
 def test_a_rounding_left_out_is_found(install, warned):

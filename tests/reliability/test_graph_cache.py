@@ -140,7 +140,7 @@ def test_training():
     assert [r.kind for r in last_reports()] == ["forward", "backward"] and last_reports()[0].cached
 
 
-def test_a_graph_whose_backward_never_ran_is_not_kept(tmp_path):
+def test_a_graph_whose_backward_never_ran_is_not_stored(tmp_path):
     x = torch.randn(5, 30, requires_grad=True)
     for _ in range(2):
         assert again(soft, x).misses == 1 and not entries(tmp_path)
@@ -373,20 +373,20 @@ BYPASSES: dict[str, tuple[str, Callable[[], GraphCounts]]] = {
     "memory": ("share memory", lambda: again(lambda x, y: x + y, *_shared())),
     "freezing": ("'freezing'", lambda: again(soft, torch.randn(4, 5), freezing=True)),
     "fuel": ("'fuel'", lambda: again(soft, torch.randn(4, 5), fuel=100)),
-    "tuning": ("autotuned", lambda: again(soft, torch.randn(4, 5), tune_kernels=True)),
+    "tuning": ("autotuning", lambda: again(soft, torch.randn(4, 5), tune_kernels=True)),
     "cache": ("'cache'", lambda: again(soft, torch.randn(4, 5), cache=False)),
 }
 
 
 @pytest.mark.parametrize("name", BYPASSES)
-def test_what_is_not_kept_and_why(name, tmp_path):
+def test_what_bypasses_the_cache_and_why(name, tmp_path):
     reason, run = BYPASSES[name]
     counts = run()
     assert counts.hits == 0 and not entries(tmp_path)
     assert [reason in key for key in counts.bypasses] == [True], counts
 
 
-def test_operators_of_others_are_not_kept():
+def test_operators_of_others_bypass_the_cache():
     @torch.library.custom_op("polyfuse_tests::kept", mutates_args=())
     def kept(x: torch.Tensor) -> torch.Tensor:
         return x * 2
@@ -396,7 +396,7 @@ def test_operators_of_others_are_not_kept():
     assert "no operator of torch" in next(iter(counts.bypasses))
 
 
-def test_code_that_changed_since_it_was_loaded_is_not_kept(monkeypatch):
+def test_code_that_changed_since_it_was_loaded_bypasses_the_cache(monkeypatch):
     monkeypatch.setattr(code, "_BEGUN", 0.0)
     code.code_stamp.cache_clear()
     counts = again(soft, torch.randn(5, 30))
@@ -430,7 +430,7 @@ def test_off_means_off(monkeypatch, tmp_path):
     assert not entries(tmp_path)
 
 
-def test_reports_say_that_a_graph_was_kept():
+def test_reports_name_cached_graphs():
     again(soft, torch.randn(5, 30))
     (first,) = last_reports()
     again(soft, torch.randn(5, 30))
@@ -528,7 +528,7 @@ def test_machines_that_give_to_a_remote_store_at_once(monkeypatch, tmp_path):
     assert outcome(start())[:4] == [2, 0, {}, 0]
 
 
-def test_native_host_programs_are_kept_too(tmp_path: Path) -> None:
+def test_native_host_programs_are_cached(tmp_path: Path) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax((x @ x).sum(0) + x, -1)
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from polyfuse.base.settings import Settings
+from polyfuse.checking.launch import check_launch
 from polyfuse.checking.operands import layout_of
-from polyfuse.checking.verdict import judge
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.plugin import PluginManager
 from polyfuse.testing.conformance import all_cases
@@ -113,8 +113,9 @@ def test_elements_left_out_are_found_where_memory_holds_their_values(name: str) 
     run_kernel(case.kernel, operands)
     layout = layout_of(case.kernel, operands)
     assert wrong is not None and layout is not None
-    assert not judge(case.kernel, lambda *o: run_kernel(case.kernel, o), operands, layout).problem
-    assert "elements differ" in judge(case.kernel, lambda *o: run_kernel(wrong, o), operands, layout).problem
+    assert not check_launch(case.kernel, lambda *o: run_kernel(case.kernel, o), operands, layout).problem
+    found = check_launch(case.kernel, lambda *o: run_kernel(wrong, o), operands, layout)
+    assert "elements differ" in found.problem
 
 
 def test_without_the_check_the_defect_shows() -> None:

@@ -65,7 +65,7 @@ def test_a_compiler_that_fails_to_build(monkeypatch, tmp_path, warned):
     monkeypatch.setenv("CXX", script(tmp_path, BREAKS))
     check()
     (text,) = warned
-    assert "'cpp'" in text and "'interpreter' takes its place" in text and "POLYFUSE_STRICT" in text
+    assert "'cpp'" in text and "falls back to 'interpreter'" in text and "POLYFUSE_STRICT" in text
 
 
 def test_strict_raises_the_compilers_words(monkeypatch, tmp_path):
@@ -102,7 +102,7 @@ def vars_of(item: object) -> dict[str, object]:
 def test_a_kernel_that_does_not_compile(corrupted, warned):
     check()
     (text,) = warned
-    assert "'interpreter' takes its place" in text
+    assert "falls back to 'interpreter'" in text
 
 
 def test_the_others_of_its_unit_are_built(corrupted, warned):
@@ -125,4 +125,4 @@ def test_a_kernel_that_does_not_compile_strictly(corrupted):
 def test_nothing_else_to_take_its_place(corrupted, warned):
     check(backends=("cpp",))
     (text,) = warned
-    assert "an interpreter takes its place" in text
+    assert "falls back to an interpreter" in text

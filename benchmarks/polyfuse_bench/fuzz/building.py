@@ -16,7 +16,7 @@ from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, PluginManager, Source
 from polyfuse.workers import BuildFuture, BuildPool
-from polyfuse.workers.future import Placed
+from polyfuse.workers.future import Location
 
 __all__ = ["Choice", "DeferredPool", "Sessions"]
 
@@ -30,12 +30,12 @@ class DeferredPool(BuildPool):
     def __init__(self, settings: Settings, key_facts: Sequence[str] = ()) -> None:
         super().__init__(settings, key_facts)
         self._waiting: dict[str, tuple[Backend, dict[str, Source], KernelStore]] = {}
-        self._promised: dict[tuple[str, str], Future[Mapping[str, Placed]]] = {}
+        self._promised: dict[tuple[str, str], Future[Mapping[str, Location]]] = {}
         self.kernels: dict[str, int] = {}
 
     def submit(self, backend: Backend, sources: Sequence[Source], store: KernelStore) -> BuildFuture:
         """Note what is to be built."""
-        units: dict[str, Future[Mapping[str, Placed]]] = {}
+        units: dict[str, Future[Mapping[str, Location]]] = {}
         for source in sources:
             slot = (backend.name, source.key)
             if slot not in self._promised:
@@ -74,14 +74,14 @@ class DeferredPool(BuildPool):
         self._loaded.clear()
 
 
-class _Promise(Future[Mapping[str, Placed]]):
+class _Promise(Future[Mapping[str, Location]]):
     """Builds when it is asked."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         super().__init__()
         self._flush = flush
 
-    def result(self, timeout: float | None = None) -> Mapping[str, Placed]:
+    def result(self, timeout: float | None = None) -> Mapping[str, Location]:
         if not self.done():
             self._flush()
         return super().result(timeout)

@@ -96,7 +96,7 @@ class Signature:
                 shapes.append(value.shape)
             elif argument.kind == "number":
                 if isinstance(value, bool) or not isinstance(value, int):
-                    raise self._wrong(f"{argument.name} is {value!r} where a whole number was compiled")
+                    raise self._wrong(f"{argument.name} is {value!r} where an integer was compiled")
                 shapes.append(value)
             elif not _same(value, argument.value):
                 raise self._wrong(

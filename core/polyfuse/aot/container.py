@@ -20,18 +20,18 @@ from typing import Any
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import PackageError
 from polyfuse.base.files import replacing
+from polyfuse.cache.archive import zip_entry
 
 __all__ = ["ALIGNMENT", "FORMAT", "Archive", "ArchiveWriter", "Member"]
 
 ALIGNMENT = 64
 """Weights begin at multiples of so many bytes, in the file and in memory."""
 
-FORMAT = (1, 1)
+FORMAT = (1, 2)
 """Version of the format. Readers take files of their own first number, and refuse others."""
 
 _MANIFEST = "package.json"
 _MAGIC = "polyfuse package"
-_EPOCH = (1980, 1, 1, 0, 0, 0)
 _LOCAL_HEADER = 30
 _PADDING_ID = 0x4650
 """Of an extra field without meaning, which makes a local header as long as is needed."""
@@ -67,12 +67,12 @@ class ArchiveWriter:
 
     def add(self, name: str, content: bytes) -> None:
         """Add a member, compressed."""
-        self._zip.writestr(self._info(name, zipfile.ZIP_DEFLATED), content)
+        self._zip.writestr(zip_entry(name), content)
         self._members[name] = Member(len(content), hashlib.sha256(content).hexdigest())
 
     def add_aligned(self, name: str, size: int, chunks: Iterable[Any]) -> None:
         """Add a member of `size` bytes as it is, at a multiple of `ALIGNMENT` bytes of the file."""
-        info = self._info(name, zipfile.ZIP_STORED)
+        info = zip_entry(name, zipfile.ZIP_STORED)
         large = size >= _LARGE
         # the header of a large member carries twenty more bytes
         start = self._stream.tell() + _LOCAL_HEADER + len(name.encode()) + 4 + (20 if large else 0)
@@ -88,15 +88,7 @@ class ArchiveWriter:
     def finish(self, manifest: Mapping[str, object]) -> None:
         """Write what the package is, with the digests of all members that were added."""
         head = {"what": _MAGIC, "format": FORMAT, "members": self._members}
-        self._zip.writestr(self._info(_MANIFEST, zipfile.ZIP_DEFLATED), stable_json({**manifest, **head}))
-
-    @staticmethod
-    def _info(name: str, compression: int) -> zipfile.ZipInfo:
-        # equal content gives an equal file
-        info = zipfile.ZipInfo(name, _EPOCH)
-        info.compress_type = compression
-        info.external_attr = 0o644 << 16
-        return info
+        self._zip.writestr(zip_entry(_MANIFEST), stable_json({**manifest, **head}))
 
 
 class Archive:
@@ -145,7 +137,7 @@ class Archive:
             raise self._damaged(name)
         return content
 
-    def place(self, name: str) -> int:
+    def offset_of(self, name: str) -> int:
         """Where in the file a member begins that was added with `add_aligned`, and is there in full."""
         try:
             info = self._zip.getinfo(name)

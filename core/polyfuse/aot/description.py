@@ -112,6 +112,8 @@ class Entry:
         in_tree, out_tree: how arguments and results are nested, as torch writes it.
         operators: that the program calls.
         native: the member that holds a library which runs without Python; empty if there is none.
+        kernel_texts: the member that holds what kernels were generated from, which checks compare them with:
+            a JSON object with a row (name, configuration, operators, text of the representation) for each.
     """
 
     program: str
@@ -127,6 +129,7 @@ class Entry:
     out_tree: str
     operators: tuple[str, ...]
     native: str = ""
+    kernel_texts: str = ""
 
 
 @dataclass(frozen=True)

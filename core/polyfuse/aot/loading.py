@@ -13,6 +13,7 @@ import torch
 
 from polyfuse.aot.container import Archive
 from polyfuse.aot.description import BackendNote, Description, Entry, Unit
+from polyfuse.aot.launching import Launching
 from polyfuse.aot.loaded import Package, Weights
 from polyfuse.aot.weights import map_weights
 from polyfuse.base.digest import digest
@@ -35,6 +36,7 @@ def load(
     *,
     constants: Mapping[str, torch.Tensor] | None = None,
     verify: bool = False,
+    check: str = "",
 ) -> Package:
     """Load a package, which runs code that is in it: load only what you trust.
 
@@ -43,15 +45,20 @@ def load(
         constants: weights by name, instead of those in the package, or where it has none.
         verify: whether to read all weights and compare them with their digest. Everything else is compared
             anyway; weights are mapped into memory, and read when they are needed.
+        check: as the option `check`, which it is if empty: `first` compares the first launch of each kernel
+            with the interpreter, `all` every launch. A kernel that differs is replaced by the interpreter,
+            with one warning.
 
     Raises:
         PackageError: the file is damaged, or made for another machine, torch or version of Polyfuse.
         KernelLoadError: kernels in it cannot be loaded here.
+        InvalidOptionError: `check` is unknown.
     """
     place = Path(path)
+    settings = Settings.resolve(None, {"check": check} if check else None)
     with Archive(place) as archive:
         description = describe(archive)
-        _check_surroundings(place, description)
+        _check_environment(place, description)
         for name in description.modules:
             _import(name, f"the package {place} was made with the module {name}", f"install {name}")
         _check_operators(place, description)
@@ -61,11 +68,14 @@ def load(
         weights = Weights(
             description.weights, map_weights(archive, member) if member else None, dict(constants or {})
         )
-        units = _load_units(archive, description)
-        texts = {e.program: archive.read(e.program).decode() for e in description.entries.values()}
+        units = _load_units(archive, description, settings)
+        entries = description.entries.values()
+        texts = {e.program: archive.read(e.program).decode() for e in entries}
+        made = {e.kernel_texts: archive.read(e.kernel_texts) for e in entries if settings.check != "off"}
+    launching = Launching(str(place), description, settings, made)
 
     def revive(entry: Entry, weights: Weights) -> CompiledModule:
-        kernels = {name: units[unit][key] for name, (unit, key) in entry.kernels.items()}
+        kernels = launching.kernels(entry, units)
         objects = {key: weights.tensors[at] for key, at in entry.objects.items()}
         try:
             return load_program(texts[entry.program], kernels, objects)
@@ -90,7 +100,7 @@ def describe(archive: Archive) -> Description:
         ) from error
 
 
-def _check_surroundings(path: Path, description: Description) -> None:
+def _check_environment(path: Path, description: Description) -> None:
     """Compare the machine and torch with what the package was made for."""
     here = platform.system(), platform.machine()
     made = description.system, description.machine
@@ -136,10 +146,10 @@ def _import(name: str, cause: str, fix: str) -> Any:
         raise PackageError(f"{cause}, which cannot be imported ({error})", fix) from error
 
 
-def _load_units(archive: Archive, description: Description) -> Mapping[str, Kernels]:
+def _load_units(archive: Archive, description: Description, settings: Settings) -> Mapping[str, Kernels]:
     if not description.units:
         return {}
-    store = KernelStore.open(Settings.resolve(None, None))
+    store = KernelStore.open(settings)
     return {
         name: _load_unit(archive, name, unit, description.backends[unit.backend], store)
         for name, unit in description.units.items()

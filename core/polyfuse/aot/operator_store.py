@@ -7,17 +7,14 @@ gone is a miss: it is compiled again.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from polyfuse.base.digest import digest, stable_json
-from polyfuse.base.errors import CacheError
-from polyfuse.base.files import atomic_write, read_text
+from polyfuse.base.files import atomic_write, locked
+from polyfuse.cache.artifacts import read_object
 
 __all__ = ["OperatorFolder", "Row"]
 
@@ -62,23 +59,16 @@ class OperatorFolder:
         Raises:
             CacheError: another process holds the lock for too long.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(str(self._lock), timeout=self._timeout):
-                found = self.find(call)
-                if found is not None:
-                    return found
-                name = f"{digest(self._operator, call)}.pf"
-                refusal = make(self.folder / "lib" / name)
-                row = Row("" if refusal else name, refusal)
-                rows = {key: vars(old) for key, old in self._rows().items()}
-                atomic_write(self._listing, stable_json({**rows, call: vars(row)}))
-                return row
-        except Timeout as error:
-            raise CacheError(
-                f"another process held {self._lock} for {self._timeout:.0f} seconds",
-                "end it, or raise the option `build_timeout`",
-            ) from error
+        with locked(self._lock, self._timeout):
+            found = self.find(call)
+            if found is not None:
+                return found
+            name = f"{digest(self._operator, call)}.pf"
+            refusal = make(self.folder / "lib" / name)
+            row = Row("" if refusal else name, refusal)
+            rows = {key: vars(old) for key, old in self._rows().items()}
+            atomic_write(self._listing, stable_json({**rows, call: vars(row)}))
+            return row
 
     def discard(self, row: Row) -> None:
         """Remove a package that does not load; the next look-up misses."""
@@ -87,9 +77,8 @@ class OperatorFolder:
 
     def _rows(self) -> Mapping[str, Row]:
         try:
-            rows = json.loads(read_text(self._listing) or "{}")
-            found = {call: Row(**row) for call, row in rows.items()}
-        except (ValueError, TypeError, AttributeError):
+            found = {call: Row(**row) for call, row in read_object(self._listing).items()}  # type: ignore[arg-type]
+        except TypeError:
             return {}
         # a name from a file must not lead elsewhere
         return {call: row for call, row in found.items() if row.file == os.path.basename(row.file)}

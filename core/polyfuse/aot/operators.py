@@ -1,4 +1,4 @@
-"""Chosen operators of eager mode, computed by compiled kernels that are kept across processes."""
+"""Chosen operators of eager mode, computed by compiled kernels that are stored on disk."""
 
 from __future__ import annotations
 
@@ -187,7 +187,11 @@ class EagerOperators:
                 else:
                     row = folder.add(key, make)
             except (PolyfuseError, OSError) as error:
-                warn_once("aot", f"compiled operators cannot be kept in {folder.folder} ({error})")
+                warn_once(
+                    "aot",
+                    f"compiled operators cannot be written to {folder.folder} ({error}); free space, or name"
+                    " another folder with the option `cache_dir`",
+                )
                 return None
             if row.refusal:
                 self._refuse(name, row.refusal)

@@ -62,7 +62,7 @@ class Mapped:
         self._start = start
 
     def tensor(self, weight: Weight) -> torch.Tensor:
-        """One weight on the processor; its memory is that of the mapping."""
+        """One weight on the CPU; its memory is that of the mapping."""
         dtype = dtype_of(weight.dtype)
         extent = weight.bytes // dtype.itemsize
         if not extent:
@@ -80,7 +80,7 @@ def map_weights(archive: Archive, member: str) -> Mapped:
     row = archive.members[member]
     found = _MAPPINGS.get(row.sha256)
     if found is None:
-        start = archive.place(member)
+        start = archive.offset_of(member)
         if row.size < MAPPED:
             found = Mapped(bytearray(archive.read(member)), 0)
         else:

@@ -20,7 +20,7 @@ from polyfuse.plugin import (
     PluginManager,
     Source,
 )
-from polyfuse.runtime.once import ONCE
+from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule import Decision
 from polyfuse.symbolic import IndexLike, axis_size, storage_size
 
@@ -194,7 +194,7 @@ def _placed(
     if not nodes or wanted not in nodes[-1].writes():
         raise ValueError(f"its last call does not write {wanted}")
     for node in nodes:
-        if node.op.startswith(ONCE) and not site.keeps(node.args[0] if node.args else None):
+        if node.op.startswith(FROZEN) and not site.keeps(node.args[0] if node.args else None):
             raise ValueError(f"{node.name} is done once, but does not follow from a parameter")
     return Replacement(nodes, buffers, reader.name if reader is not None else "")
 

@@ -315,7 +315,7 @@ class CandidateBuilder:
         return BuiltProgram(program.name, tuple(steps))
 
     def _built(self, step: KernelRequest) -> KernelStep:
-        place = self._futures[_place(step)].places()[step.source.key]
+        place = self._futures[_place(step)].locations()[step.source.key]
         if isinstance(place, PolyfuseError):
             raise Fault(f"it cannot be built: {place.cause}")
         assert isinstance(place, Located)

@@ -221,21 +221,21 @@ def _packed(
     left, right = form.gemm.values
     if right.op != "load" or right.args:
         raise Unavailable("its right operand is computed")
-    name, place = right.buffer, right.index
+    name, offset = right.buffer, right.index
     if name not in static:
         raise Unavailable("its right operand is no parameter")
-    own = set(free_axes(place))
+    own = set(free_axes(offset))
     columns = [a for a in form.gemm.axes if axis_name(a) in own]
     if len(columns) != 1 or len(form.gemm.raxes) != 1:
         raise Unavailable("its right operand is no matrix")
     column, depth = columns[0], form.gemm.raxes[0]
     count, steps = axis_size(column), axis_size(depth)
-    across, down = (coefficient(place, axis_name(a)) for a in (column, depth))
+    across, down = (coefficient(offset, axis_name(a)) for a in (column, depth))
     if not all(isinstance(n, int) for n in (count, steps, across, down)):
         raise Unavailable("the size of its right operand is known only at run time")
     assert isinstance(count, int) and isinstance(steps, int)
     assert isinstance(across, int) and isinstance(down, int)
-    if place != column * across + depth * down:
+    if offset != column * across + depth * down:
         raise Unavailable("its right operand is a part of a parameter")
     if count % width:
         raise Unavailable(f"its {count} columns are no multiple of {width}")

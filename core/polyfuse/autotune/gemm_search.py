@@ -26,7 +26,7 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import View
 from polyfuse.plugin import Config
-from polyfuse.runtime.once import ONCE
+from polyfuse.runtime.frozen import FROZEN
 from polyfuse.schedule import Launch, Schedule
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store, part_names
 from polyfuse.symbolic import example_value
@@ -169,8 +169,8 @@ class GemmTask(TuningTask):
                 if launch is None:
                     return None
                 steps.append(launch)
-            elif step.node.op.startswith(ONCE):
-                self._operands.keep(part.graph, step.node)
+            elif step.node.op.startswith(FROZEN):
+                self._operands.freeze(part.graph, step.node)
             elif other is not None and other.backend is not None and step.node.op == f"{OBJECT}{other.key}":
                 operands = self._operands.named(part.graph, other.operands)
                 steps.append(KernelRequest(other.backend, other.sources[candidate.config], operands))
@@ -182,11 +182,11 @@ class GemmTask(TuningTask):
 
     def _launch(self, graph: Graph, step: Launch, main: bool, config: Config | None) -> KernelRequest | None:
         """A launch, emitted once for all programs that it is part of. `config` is that of the main launch."""
-        place = id(step), config if main else None
-        if place not in self._launches:
+        key = id(step), config if main else None
+        if key not in self._launches:
             operands = self._operands.named(graph, step.operands)
-            self._launches[place] = next(filter(None, self._emitted(step, operands, main, config)), None)
-        return self._launches[place]
+            self._launches[key] = next(filter(None, self._emitted(step, operands, main, config)), None)
+        return self._launches[key]
 
     def _emitted(
         self, step: Launch, operands: tuple[Operand, ...], main: bool, config: Config | None

@@ -197,16 +197,9 @@ def _last_merges(schedule: Schedule) -> Iterator[Unfused]:
     """The halves of each fused kernel, but for GEMMs, which were timed as they are, and for those that add up
     atomically, which cannot be run twice alike.
     """
-    merges: dict[frozenset[str], Unfused] = {}
-    for decision in schedule.decisions:
-        if decision.kind == "fuse":
-            first, second = (frozenset(names.split("+")) for names in (decision.first, decision.second))
-            merges[first | second] = first, second
     for step in schedule.steps:
-        if isinstance(step, Launch) and not _is_gemm(step) and not _adds(step):
-            pair = merges.get(frozenset(node.name for node in step.nodes))
-            if pair is not None:
-                yield pair
+        if isinstance(step, Launch) and step.halves is not None and not _is_gemm(step) and not _adds(step):
+            yield step.halves
 
 
 def _is_gemm(step: Launch) -> bool:

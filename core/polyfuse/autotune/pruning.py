@@ -64,7 +64,7 @@ class CostModels:
     """The cost models of one session, each fitted when it is first asked for.
 
     Args:
-        store: keeps the training data.
+        store: of the training data.
         group: the address of the samples of a kind of kernel of a backend on a device.
     """
 

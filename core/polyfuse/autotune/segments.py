@@ -113,7 +113,7 @@ class Operands:
     hints: Mapping[str, int]
     storages: list[Storage] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, CallStep] = field(default_factory=dict)
+    frozen: dict[str, CallStep] = field(default_factory=dict)
 
     def slot(self, buffer: Buffer, numbers: bool = False) -> Slot:
         """A buffer as an operand. `numbers`: narrow integers in it are numbers, not indices."""
@@ -142,13 +142,13 @@ class Operands:
     def named(self, graph: Graph, operands: Sequence[str | IndexLike]) -> tuple[Operand, ...]:
         """Buffers by name, and sizes."""
         return tuple(
-            self.kept.get(o) or self.slot(graph.buffers[o]) if isinstance(o, str) else self._number(o)
+            self.frozen.get(o) or self.slot(graph.buffers[o]) if isinstance(o, str) else self._number(o)
             for o in operands
         )
 
-    def keep(self, graph: Graph, node: ExternCall) -> None:
+    def freeze(self, graph: Graph, node: ExternCall) -> None:
         """Note a call that is done once, so that no run of a candidate has it in it."""
-        self.kept[node.outputs[0]] = CallStep(node.op, tuple(self._value(graph, a) for a in node.args))
+        self.frozen[node.outputs[0]] = CallStep(node.op, tuple(self._value(graph, a) for a in node.args))
 
     def call(self, graph: Graph, node: ExternCall) -> CallStep:
         """A call of a library.
@@ -174,9 +174,9 @@ class Operands:
         ends = rest[0] if rest else dict(node.kwargs).get("offs")
         if not isinstance(ends, View):
             return
-        whole = right.size[-1] if len(left.size) == 3 else left.size[0 if len(right.size) == 3 else 1]
+        total = right.size[-1] if len(left.size) == 3 else left.size[0 if len(right.size) == 3 else 1]
         number = self.numbers[ends.buffer]
-        self.storages[number] = replace(self.storages[number], fill=f"ends {self._number(whole)}")
+        self.storages[number] = replace(self.storages[number], fill=f"ends {self._number(total)}")
 
     def _window(self, graph: Graph, view: View) -> Window:
         buffer = graph.buffers[view.buffer]
@@ -186,7 +186,7 @@ class Operands:
 
     def _value(self, graph: Graph, value: Any) -> object:
         if isinstance(value, View):
-            return self.kept.get(value.buffer) or self._window(graph, value)
+            return self.frozen.get(value.buffer) or self._window(graph, value)
         if isinstance(value, (tuple, list)):
             return tuple(self._value(graph, item) for item in value)
         if value is None or isinstance(value, (bool, int, float, str)):

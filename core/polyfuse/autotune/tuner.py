@@ -1,4 +1,4 @@
-"""What the searches of a session share: who is asked, what was measured, and how searches run: all candidates
+"""What the searches of a session share: the backends, what was measured, and how searches run: all candidates
 are built together, then timed one task after another.
 """
 
@@ -50,7 +50,7 @@ class Tuner:
 
     Attributes:
         settings: the options.
-        timings: keeps what was measured.
+        timings: the store of what was measured.
         spent: seconds that searches took so far.
     """
 

@@ -27,7 +27,7 @@ def digest(*parts: str | bytes) -> str:
         data = part.encode() if isinstance(part, str) else part
         sha.update(len(data).to_bytes(8, "little"))
         sha.update(data)
-    return _spell(sha)
+    return base64.b32encode(sha.digest()).decode("ascii")[:DIGEST_LENGTH].lower()
 
 
 def digest_files(paths: Sequence[PurePath]) -> str:
@@ -71,7 +71,3 @@ def _key(key: object) -> str:
     if isinstance(key, str):
         return key
     raise TypeError(f"a key of canonical JSON must be text, not {type(key).__name__}; convert it first")
-
-
-def _spell(sha: hashlib._Hash) -> str:
-    return base64.b32encode(sha.digest()).decode("ascii")[:DIGEST_LENGTH].lower()

@@ -9,7 +9,17 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["atomic_write", "publish_folder", "read_text", "remove_folder", "replacing", "scratch_folder"]
+from polyfuse.base.errors import CacheError
+
+__all__ = [
+    "atomic_write",
+    "locked",
+    "publish_folder",
+    "read_text",
+    "remove_folder",
+    "replacing",
+    "scratch_folder",
+]
 
 
 def atomic_write(path: Path, content: str | bytes, *, keep_equal: bool = False) -> Path:
@@ -29,7 +39,7 @@ def atomic_write(path: Path, content: str | bytes, *, keep_equal: bool = False) 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the name of a new file beside `path`, which takes its place when the block ends well; parents are
+    """Yield the name of a new file beside `path`, which replaces it when the block ends well; parents are
     created. A failure leaves the old file and no temporary one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,6 +50,26 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock of a file, among all processes; parents are created.
+
+    Raises:
+        CacheError: another process held it for so many seconds.
+    """
+    from filelock import FileLock, Timeout  # workers, which take no lock, do without
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(str(path), timeout=timeout):
+            yield
+    except Timeout as error:
+        raise CacheError(
+            f"another process held {path} for {timeout:.0f} seconds",
+            "end it, or raise the option `build_timeout`",
+        ) from error
 
 
 def read_text(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Where files are kept between runs."""
+"""Folders of the caches and of this process."""
 
 from __future__ import annotations
 

@@ -48,9 +48,7 @@ def parse_text(info: OptionInfo, text: str, where: str) -> object:
         try:
             return int(text)
         except ValueError:
-            raise InvalidOptionError(f"{where} is {text!r}, which is no whole number", "use digits") from None
-    if info.kind.startswith("tuple"):
-        return tuple(part.strip() for part in text.split(",") if part.strip())
+            raise InvalidOptionError(f"{where} is {text!r}, which is no integer", "use digits") from None
     return text
 
 
@@ -75,7 +73,7 @@ def _coerced(info: OptionInfo, value: object, where: str) -> object:
             return None
         if isinstance(value, int):
             return int(value)
-        raise _wrong(where, value, "a whole number")
+        raise _wrong(where, value, "an integer")
     if info.kind.startswith("tuple"):
         if isinstance(value, str):
             return tuple(part.strip() for part in value.split(",") if part.strip())

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,11 +47,15 @@ def _option(
     *,
     choices: tuple[object, ...] = (),
     minimum: int | None = None,
-    affects_code: bool = False,
+    affects_code: bool = True,
 ) -> Any:
     """Declare an option. `affects_code` puts its value into cache keys."""
     metadata = {"doc": doc, "choices": choices, "minimum": minimum, "affects_code": affects_code}
     return field(default=default, metadata=metadata)
+
+
+_neutral = partial(_option, affects_code=False)
+"""Declare an option that leaves compiled code as it is."""
 
 
 @dataclass(frozen=True)
@@ -61,307 +65,291 @@ class Settings:
     # Which code generators.
     backends: tuple[str, ...] = _option(
         (),
-        "Names of backends in the order in which they are asked; empty: every installed one, by its priority "
-        "for the device.",
-        affects_code=True,
+        "Names of backends in the order in which they are asked; empty: every installed one, by its "
+        "priority for the device.",
     )
     disable: tuple[str, ...] = _option(
-        (), "Names of backends that must not be used, even when named elsewhere.", affects_code=True
+        (), "Names of backends that must not be used, even when named elsewhere."
     )
     strict: bool = _option(
         False,
-        "Raise instead of falling back: the first backend for a device is unusable or fails, a kernel would "
-        "be interpreted unasked, an operator or graph would run eagerly for want of a compiled form. Not "
-        "fallbacks: library calls by design, views, users' operators, `force_fallback`.",
-        affects_code=True,
+        "Raise instead of falling back: where the first backend for a device is unusable or fails, a "
+        "kernel would be interpreted although nobody asked for it, or an operator or graph would run in "
+        "eager mode because it cannot be compiled. Library calls by design, views, users' operators and "
+        "`force_fallback` are no fallbacks.",
     )
     force_fallback: tuple[str, ...] = _option(
         (),
-        "Operators, as `aten.gelu` or `aten.gelu.default`, run eagerly. Unknown names are warned about.",
-        affects_code=True,
+        "Operators that run in eager mode, as `aten.gelu` or `aten.gelu.default`. An unknown name is "
+        "warned about.",
     )
 
     # Numerics.
     numerics: str = _option(
         "fast",
-        "`fast`: results within the tolerance users know from eager mode. `eager`: every rounding of eager "
-        "mode is kept.",
+        "`fast`: results within the tolerance users know from eager mode. `eager`: every rounding of "
+        "eager mode is kept.",
         choices=("fast", "eager"),
-        affects_code=True,
     )
     deterministic: str = _option(
         "auto",
-        "`on`: equal results in every run, for which values that data put at one place are stored in order. "
+        "`on`: equal results in every run; values that are scattered to one element are stored in order. "
         "`auto`: as `torch.use_deterministic_algorithms` says while a graph is compiled.",
         choices=("auto", "on", "off"),
-        affects_code=True,
     )
 
     # Graph rewrites.
     constant_folding: bool = _option(
-        True, "Compute at compile time what depends only on constants of the graph.", affects_code=True
+        True, "Compute at compile time what depends on constants of the graph alone."
     )
     graph_rewrites: bool = _option(
-        True, "Rewrite known patterns of operators, such as attention, to better ones.", affects_code=True
+        True, "Rewrite known patterns of operators, such as attention, to better ones."
     )
 
     channels_last: str = _option(
         "auto",
-        "Lay out what convolutions read and write with the channels last in memory, and what surrounds them. "
-        "`auto`: without gradients and in 16 bits or TF32, on devices whose backend says that its libraries "
-        "want it.",
+        "Store the operands and results of convolutions with the channels last in memory. `auto`: in "
+        "graphs without gradients, in 16 bits or TF32, on devices whose backend reports that its "
+        "libraries are faster so.",
         choices=("auto", "on", "off"),
-        affects_code=True,
     )
 
     # Fusion.
-    fusion: bool = _option(True, "Put several operations into one kernel.", affects_code=True)
+    fusion: bool = _option(True, "Compute several operations in one kernel.")
     max_fusion_size: int = _option(
-        64, "Most operations of the loop representation in one kernel.", minimum=1, affects_code=True
+        64, "Largest number of nodes of the loop representation in one kernel.", minimum=1
     )
     max_horizontal_distance: int = _option(
         64,
-        "Farthest apart, in steps of the schedule, that two kernels which share no data may be when fused.",
+        "Largest distance, in steps of the schedule, between two kernels that share no data and are fused.",
         minimum=0,
-        affects_code=True,
     )
     aggressive_fusion: bool = _option(
-        False, "Fuse even where no memory traffic is saved, to have fewer kernels.", affects_code=True
+        False, "Fuse even where no memory traffic is saved, to have fewer kernels."
     )
     horizontal_fusion: bool = _option(
         False,
-        "Put kernels that do the same to tensors of equal size, such as the entries of a list operator, into "
-        "one: fewer launches, but larger kernels, fewer of which are alike and built only once.",
-        affects_code=True,
+        "Fuse kernels that do the same to tensors of equal size, such as the entries of a list operator: "
+        "fewer launches, but larger kernels, fewer of which are equal and built only once.",
     )
     loop_ordering: bool = _option(
-        True, "Reorder the loops of a kernel for contiguous access, and to fuse more.", affects_code=True
+        True, "Reorder the loops of a kernel for contiguous access, and to fuse more."
     )
     max_inlined_reads: int = _option(
         8,
         "A value computed from more reads than this is stored before it is used twice.",
         minimum=1,
-        affects_code=True,
     )
     max_inlined_ops: int = _option(
         64,
         "A value computed with more operations than this is stored before it is used twice.",
         minimum=1,
-        affects_code=True,
     )
 
     freezing: bool = _option(
         False,
-        "In graphs without gradients, compute what follows from parameters and buffers alone once, and put "
-        "the scaling of channels after a convolution into its weights. What was computed is computed anew "
-        "when a parameter is written to, other than through `.data`.",
-        affects_code=True,
+        "In graphs without gradients, compute what depends on parameters and buffers alone once, and fold "
+        "the scaling of channels after a convolution into its weights. It is computed again after a "
+        "parameter was written to, other than through `.data`.",
     )
 
     # Memory.
     reuse_buffers: bool = _option(
-        True, "Give the storage of a dead intermediate to a later one.", affects_code=True
+        True,
+        "Give the memory of an intermediate tensor that is no longer needed to a later one.",
     )
     memory_pools: bool = _option(
         False,
-        "Lay the intermediate tensors of a graph without gradients out in one block of memory for each "
-        "device: "
-        "fewer allocations, and memory is used again whatever the sizes, but the block is held until the "
-        "last of them is dead.",
-        affects_code=True,
+        "Allocate the intermediate tensors of a graph without gradients in one block for each device: "
+        "fewer allocations, and memory is reused whatever the sizes, but the block is held until the last "
+        "of them is no longer needed.",
     )
     inplace: bool = _option(
-        True, "Let a kernel write its result over an input that dies there.", affects_code=True
+        True, "Let a kernel write its result over an input that nothing needs afterwards."
     )
 
     # Launching.
     native_host: bool = _option(
         False,
-        "Run what happens between kernels as compiled code instead of Python, where all is on the processor "
-        "and a backend prints such programs: less time for each call of graphs of many small kernels.",
-        affects_code=True,
+        "Run the host program as compiled code instead of Python, where everything is on the CPU and a "
+        "backend generates such code: less time per call for graphs of many small kernels.",
     )
     device_graphs: bool = _option(
         False,
-        "Record the work of a compiled graph once and launch it as one from then on, where its device can do "
-        'that (CUDA graphs). `mode="reduce-overhead"` and `mode="max-autotune"` ask for it.',
-        affects_code=True,
+        "Capture the launches of a compiled graph and replay them, where its device can do that (CUDA "
+        'graphs). `mode="reduce-overhead"` and `mode="max-autotune"` turn it on.',
     )
     max_device_graphs: int = _option(
         32,
-        "How many different sizes of one graph's inputs are recorded; calls with further ones are launched "
-        "kernel by kernel.",
+        "Number of different sizes of a graph's inputs that are captured as device graphs; calls with "
+        "other sizes launch kernel by kernel.",
         minimum=1,
-        affects_code=True,
     )
 
     # Communication.
     overlap_collectives: bool = _option(
         False,
-        "Start functional collectives early, wait for them late, and compute other things in between, as far "
-        "as dependencies and `overlap_memory` let it; off: in the order of the program.",
-        affects_code=True,
+        "Start functional collectives early and wait for them late, with other work in between, as far as "
+        "dependencies and `overlap_memory` allow; off: in the order of the program.",
     )
     overlap_memory: int = _option(
         20,
-        "Percent of its memory that a graph may use more to overlap collectives.",
+        "Additional memory, in percent, that a graph may use to overlap collectives.",
         minimum=0,
-        affects_code=True,
     )
     network_bandwidth: int = _option(
         0,
-        "Megabytes a second between processes, to estimate collectives by; 0: 1000 for processors, else "
-        "50000.",
+        "Megabytes per second between processes, from which the time of collectives is estimated; 0: 1000 "
+        "for CPUs, 50000 for other devices.",
         minimum=0,
-        affects_code=True,
     )
 
     # Tuning.
     gemm: str = _option(
         "known",
-        "Who computes matmuls and convolutions. `library`: what torch calls. `known`: the same, but for "
-        "what a plugin knows to be faster on this machine, without timing. `fastest`: that and what backends "
-        "generate, with what they fuse into it, are timed on this machine; trials are stored. `generated`: "
-        'the first backend that can. `mode="max-autotune"` asks for `fastest`.',
+        "What computes matmuls and convolutions. `library`: what torch calls. `known`: the same, except "
+        "where a plugin knows something faster for this machine, without timing. `fastest`: autotuning on "
+        "this machine between the libraries and what backends generate, with what they fuse into it; "
+        'results are stored. `generated`: the first backend that can. `mode="max-autotune"` selects '
+        "`fastest`.",
         choices=("library", "known", "fastest", "generated"),
-        affects_code=True,
     )
     tune_kernels: bool = _option(
         False,
-        "Build each kernel in several configurations, time them on this machine, and use the fastest; trials "
-        "are stored.",
-        affects_code=True,
+        "Build each kernel in several configurations, time them on this machine, and use the fastest; "
+        "measurements are stored.",
     )
     autotune_backends: bool = _option(
         False,
-        "Time each kernel that several backends can generate with all of them, and use the fastest; "
-        'trials are stored. `mode="max-autotune"` asks for it.',
-        affects_code=True,
+        "Time each kernel with all backends that can generate it, and use the fastest; measurements are "
+        'stored. `mode="max-autotune"` turns it on.',
     )
     benchmark_fusion: bool = _option(
         False,
-        "Time fused kernels beside the two that were merged last, which are not fused where that is faster; "
-        "trials are stored.",
-        affects_code=True,
+        "Time fused kernels against the two that were merged last, which are not fused where that is "
+        "faster; measurements are stored.",
     )
-    tune_seconds: int = _option(
+    tune_seconds: int = _neutral(
         10,
-        "Seconds after which the search for a kernel's best configuration begins no further round.",
+        "Seconds after which the search for a kernel's configuration starts no further round.",
         minimum=0,
     )
-    max_autotune_seconds: int = _option(
+    max_autotune_seconds: int = _neutral(
         0,
-        "Seconds that autotuning may take in all; after that, what was not timed yet is done as it would be "
-        "without tuning. 0: no limit.",
+        "Seconds that autotuning may take in all; what was not timed by then is compiled as without "
+        "autotuning. 0: no limit.",
         minimum=0,
     )
-    tune_candidates: int = _option(
+    tune_candidates: int = _neutral(
         24,
-        "Most configurations of one kernel that are built in the first round; the backend's estimates say "
-        "which.",
+        "Largest number of configurations of one kernel that are built in the first round, chosen by the "
+        "backend's estimates.",
         minimum=1,
     )
-    tune_cost_model: bool = _option(
+    tune_cost_model: bool = _neutral(
         True,
-        "Fit a cost model to the trials of earlier kernels, and build fewer of the configurations that the "
-        "estimates leave where enough is known.",
+        "Learn a cost model from stored measurements, and build fewer configurations where it is sure "
+        "enough.",
     )
-    tune_timeout: int = _option(
-        30, "Seconds after which a candidate that does not come back from being timed fails.", minimum=1
+    tune_timeout: int = _neutral(
+        30, "Seconds after which the trial of a candidate is given up; the candidate is not used.", minimum=1
     )
-    tune_verify: bool = _option(
+    tune_verify: bool = _neutral(
         False,
-        "Compare the results of candidates with those of the first one, which is the library's where there "
-        "is one; one that differs by more than its type explains fails.",
+        "Compare the results of each candidate with those of the first, which is the library's where "
+        "there is one; a candidate that differs by more than its type explains is not used.",
     )
-    tune_in_process: bool = _option(
+    tune_in_process: bool = _neutral(
         False,
-        "Time candidates in this process, where a debugger reaches them, instead of in a benchmark worker, "
-        "where they can do no harm.",
+        "Time candidates in this process, where a debugger reaches them, instead of in a benchmark "
+        "worker, whose crash does no harm.",
     )
-    tune_log: str = _option(
-        "", "File to which every search adds a line of JSON with what it measured; empty: none is written."
+    tune_log: str = _neutral(
+        "", "File to which each search appends a line of JSON with its measurements; empty: none is written."
     )
-    progress: str = _option(
+    progress: str = _neutral(
         "auto",
-        "Show on the error stream how autotuning gets on. `auto`: where that is a terminal.",
+        "Show the progress of autotuning on standard error. `auto`: where that is a terminal.",
         choices=("auto", "on", "off"),
     )
 
     # Building.
-    build_workers: int = _option(
-        0, "Compilers that run at once; 0: one for each available processor.", minimum=0
+    build_workers: int = _neutral(0, "Compilers that run at once; 0: one for each available CPU.", minimum=0)
+    build_timeout: int = _neutral(
+        600,
+        "Seconds after which a build, or waiting for another process that builds, is given up.",
+        minimum=1,
     )
-    build_timeout: int = _option(600, "Seconds after which a build or a wait for one is given up.", minimum=1)
 
     # Caches.
-    cache: bool = _option(True, "Keep compiled graphs, kernels and timings on disk and use them again.")
-    graph_cache: bool = _option(
+    cache: bool = _neutral(True, "Store compiled graphs, kernels and measurements on disk and reuse them.")
+    graph_cache: bool = _neutral(
         True,
-        "Keep compiled graphs, with what AOTAutograd traced, on disk: a later process that compiles the same "
-        "graph reads them instead of compiling. A graph with gradients is kept once its backward has run.",
+        "Store compiled graphs, with what AOTAutograd traced, on disk: a later process that compiles the "
+        "same graph reads them instead of compiling. A graph with gradients is stored once its backward "
+        "has run.",
     )
-    cache_dir: str = _option("", "Folder of the caches; empty: the user's cache folder of this platform.")
-    remote_cache: str = _option(
+    cache_dir: str = _neutral("", "Folder of the caches; empty: the user's cache folder on this platform.")
+    remote_cache: str = _neutral(
         "",
-        "A store that machines share: an address with http or https that answers GET and PUT, a folder that "
-        "all of them see, or `module:function`, which returns an object with `get` and `put`. Kernels and "
-        "compiled graphs that are not in the cache folder are looked for there, and given to it. They are "
-        "code, and are run.",
+        "A store that several machines share: an http or https address that answers GET and PUT, a "
+        "folder, or `module:function`, which returns an object with `get` and `put`. Kernels and compiled "
+        "graphs that are not in the cache folder are looked up there, and new ones are sent there. They "
+        "are code, and are run.",
     )
-    cache_limit: int = _option(
+    cache_limit: int = _neutral(
         16384,
-        "Most mebibytes of kernels and compiled graphs kept in the cache folder; beyond that, what was not "
-        "used for longest is removed, but nothing that was used within the last hour. 0: no limit.",
+        "Mebibytes of kernels and compiled graphs in the cache folder above which the least recently used "
+        "are removed, except those used within the last hour. 0: no limit.",
         minimum=0,
     )
 
     # Checks.
-    verify: int = _option(
+    verify: int = _neutral(
         0,
-        "0: no verification; 1: the representation is verified between stages; 2: also after every rewrite.",
+        "0: none; 1: verify the intermediate representation between stages; 2: also after every rewrite.",
         choices=(0, 1, 2),
     )
-    check: str = _option(
+    check: str = _neutral(
         "off",
-        "Run kernels beside the interpreter, on copies of their operands. `first`: the first launch of each, "
-        "which is remembered; `all`: every launch. A kernel that differs is barred and replaced.",
+        "Compare kernels with the interpreter, on copies of their operands. `first`: the first launch of "
+        "each, whose result is stored; `all`: every launch. A kernel that differs is barred and replaced. "
+        "Winners of autotuning are checked at their first launch, whatever this option says.",
         choices=("off", "first", "all"),
     )
     size_asserts: bool = _option(
-        True, "Check the sizes and strides of inputs when the compiled program is called.", affects_code=True
+        True,
+        "Check the sizes and strides of inputs (of parameters at the first call only) and of what eager "
+        "operators return.",
     )
     nan_asserts: bool = _option(
-        False, "Check every result of every kernel for NaN and infinity.", affects_code=True
+        False,
+        "Raise where an input or a result of a kernel or operator holds NaN or infinity.",
     )
     index_asserts: bool = _option(
         True,
-        "Raise where an index given by data (`x[i]`, `gather`, `scatter`, embeddings, labels) is out of "
-        "range, as eager mode does. Otherwise the nearest element is read, and nothing is written there.",
-        affects_code=True,
+        "Raise where an index read from data (`x[i]`, `gather`, `scatter`, embeddings, labels) is out of "
+        "range, as eager mode does. Otherwise the nearest element is read, and nothing is written.",
     )
     fuel: int | None = _option(
         None,
-        "Only the first this many fusions and rewrites happen: to find the one that is at fault.",
+        "Allow only the first so many rewrites and fusions of each graph, to find the one that is wrong.",
         minimum=0,
-        affects_code=True,
     )
 
     # Watching.
-    dump: str = _option("", "Folder that receives the text of every stage; empty: nothing is written.")
-    log: str = _option("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
+    dump: str = _neutral("", "Folder to which the text of every stage is written; empty: none.")
+    log: str = _neutral("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
     debug_sync: bool = _option(
         False,
         "Wait for the device after every launch, so that an error shows at its cause.",
-        affects_code=True,
     )
     profile: bool = _option(
         False,
-        "Mark every kernel of the compiled program for the profiler, and print when the process ends what "
-        "each kernel took and how fast it moved memory.",
-        affects_code=True,
+        "Mark every kernel for torch's profiler, and print time and memory bandwidth of each when the "
+        "process ends.",
     )
-    benchmark_harness: bool = _option(
+    benchmark_harness: bool = _neutral(
         False, "Make each dumped program a script that times itself on random inputs."
     )
 
@@ -369,7 +357,6 @@ class Settings:
     plugin_options: tuple[tuple[str, object], ...] = _option(
         (),
         "Options of plugins, written `plugin.option`; each plugin's manifest declares its own.",
-        affects_code=True,
     )
 
     @staticmethod
@@ -398,7 +385,7 @@ class Settings:
 
     @property
     def autotunes(self) -> bool:
-        """Whether what can be done in several ways is timed before a graph is scheduled."""
+        """Whether autotuning is on."""
         return self.tune_kernels or self.autotune_backends or self.gemm == "fastest"
 
     def with_options(self, **options: object) -> Settings:

@@ -1,4 +1,4 @@
-"""Artifacts kept between runs: what addresses them, and where they lie.
+"""Artifacts on disk: their addresses, and where they are stored.
 
 One root folder, from the option `cache_dir` or the platform's usual place, with a folder for each kind:
 
@@ -6,9 +6,9 @@ One root folder, from the option `cache_dir` or the platform's usual place, with
     kernels/ab/<kernel>.json   which unit holds a kernel
     graphs/ab/<graph>          graphs that were compiled before
     compiled/<graph>/          compiled graphs, one for each set of guards
-    code/                      what files of installed code hold, by their times
+    code/                      digests of installed code, by the times of its files
     timings/                   measured candidates
-    samples/                   what they taught of configurations
+    samples/                   training data of the cost model
     locks/                     one lock for each artifact in the making
 
 `artifacts.py` lists them, `limit.py` removes what was not used for longest, `archive.py` takes them to

@@ -24,12 +24,9 @@ from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS, KINDS, Artifact, kernels_in
 from polyfuse.cache.keys import STORE_FORMAT, unit_key
 
-__all__ = ["AddUnit", "Unpacked", "pack", "unpack"]
+__all__ = ["AddUnit", "Unpacked", "pack", "unpack", "zip_entry"]
 
 _HEAD: Final = "polyfuse-cache.json"
-
-# All files are given one time, so that equal artifacts make equal archives.
-_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 # What reading a member raises, by where the damage is.
 _DAMAGED: Final = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
@@ -58,7 +55,7 @@ def pack(root: Path, found: Iterable[Artifact], stream: IO[bytes]) -> int:
     """
     count = 0
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(_info(_HEAD), stable_json({"format": STORE_FORMAT, "polyfuse": version()}))
+        archive.writestr(zip_entry(_HEAD), stable_json({"format": STORE_FORMAT, "polyfuse": version()}))
         for item in found:
             try:
                 paths = sorted(path for path in item.path.rglob("*") if path.is_file()) or [item.path]
@@ -68,7 +65,7 @@ def pack(root: Path, found: Iterable[Artifact], stream: IO[bytes]) -> int:
             if item.kind == "kernels" and not kernels_in(_contents(files)):
                 continue
             for name, content in files.items():
-                archive.writestr(_info(name), content)
+                archive.writestr(zip_entry(name), content)
             count += 1
     return count
 
@@ -149,8 +146,9 @@ def _contents(files: Mapping[str, bytes]) -> Mapping[str, object]:
     raise ValueError("it has no list of contents")
 
 
-def _info(name: str) -> zipfile.ZipInfo:
-    info = zipfile.ZipInfo(name, _EPOCH)
-    info.compress_type = zipfile.ZIP_DEFLATED
+def zip_entry(name: str, compression: int = zipfile.ZIP_DEFLATED) -> zipfile.ZipInfo:
+    """Return the head of a member of an archive: without a time, so that equal content gives equal files."""
+    info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    info.compress_type = compression
     info.external_attr = 0o644 << 16
     return info

@@ -1,4 +1,4 @@
-"""Compiled graphs kept between runs: where they lie, and what became of looking them up."""
+"""The graph cache: where its entries are stored, and counts of hits, misses and bypasses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class GraphCounts:
     Attributes:
         hits: found, and not compiled.
         misses: looked up, not found, and compiled.
-        bypasses: not looked up, or compiled and not kept, by reason.
+        bypasses: not looked up, or compiled and not stored, by reason.
         errors: compiled, and could not be written.
     """
 

@@ -42,14 +42,14 @@ def graph_key(code: str, inputs: Sequence[str], options: str) -> str:
     return digest("graph", version(), code, stable_json(list(inputs)), options)
 
 
-def compiled_key(graph: str, surroundings: Sequence[str], options: str) -> str:
+def compiled_key(graph: str, environment: Sequence[str], options: str) -> str:
     """Return the address of a compiled graph, from the text of the captured one.
 
     Args:
-        surroundings: switches of torch, the plugins and their code, and what they add to keys.
+        environment: switches of torch, the plugins and their code, and what they add to keys.
         options: the fingerprint of the options.
     """
-    return digest("compiled", str(STORE_FORMAT), version(), graph, stable_json(list(surroundings)), options)
+    return digest("compiled", str(STORE_FORMAT), version(), graph, stable_json(list(environment)), options)
 
 
 def unit_key(kernel_keys: Iterable[str]) -> str:

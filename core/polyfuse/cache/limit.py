@@ -1,4 +1,4 @@
-"""GraphCacheEntry the cache folder within its limit: what was not used for longest goes first.
+"""The limit of the cache folder: the least recently used artifacts are removed first.
 
 Only kernels and compiled graphs are counted: timings are small, and cost more than anything to make again.
 """

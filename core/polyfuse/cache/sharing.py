@@ -1,4 +1,4 @@
-"""What is kept, exchanged with a store that several machines share.
+"""Exchange of the cache folder with a store that several machines share.
 
 Under `kernels/<address>` lies the address of the unit that holds a kernel, under `units/<address>` and
 `compiled/<address>` an archive of one artifact each (`archive.py`). What arrives becomes part of the cache

@@ -13,16 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from filelock import FileLock, Timeout
-
 from polyfuse.base.digest import stable_json
-from polyfuse.base.errors import CacheError
-from polyfuse.base.files import atomic_write, publish_folder, remove_folder, scratch_folder
+from polyfuse.base.files import atomic_write, locked, publish_folder, remove_folder, scratch_folder
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.settings import Settings
 from polyfuse.cache.artifacts import CONTENTS, is_address, mark_used, read_object
@@ -51,7 +48,7 @@ class KernelStore:
     Attributes:
         root: the folder.
         limit: most bytes to keep there; 0: any number.
-        sharing: exchanges what is kept with other machines; None: nothing does.
+        sharing: exchanges artifacts with other machines; None: nothing does.
     """
 
     def __init__(
@@ -69,7 +66,7 @@ class KernelStore:
         """Return the store that the settings ask for, or a temporary one where that cannot be written.
 
         Args:
-            shared: exchange what is kept with the remote store of the settings.
+            shared: exchange artifacts with the remote store of the settings.
         """
         root = writable_root(settings)
         sharing = None
@@ -127,7 +124,7 @@ class KernelStore:
         folder = self._unit(unit)
         made = False
         if not _is_complete(folder):
-            with self._building(unit):
+            with locked(self._locks / f"{unit}.lock", self._lock_timeout):
                 # Another process may have built it while this one waited.
                 if not _is_complete(folder):
                     self._make(folder, kernels, build)
@@ -168,19 +165,6 @@ class KernelStore:
             contents = {"files": _list_files(scratch), "kernels": kernels}
             atomic_write(scratch / CONTENTS, stable_json(contents))
             publish_folder(scratch, folder)
-
-    @contextlib.contextmanager
-    def _building(self, unit: str) -> Iterator[None]:
-        self._locks.mkdir(parents=True, exist_ok=True)
-        path = self._locks / f"{unit}.lock"
-        try:
-            with FileLock(str(path), timeout=self._lock_timeout):
-                yield
-        except Timeout as error:
-            raise CacheError(
-                f"another process held {path} for {self._lock_timeout:.0f} seconds",
-                "end it, or raise the option `build_timeout`",
-            ) from error
 
     def _unit(self, unit: str) -> Path:
         return self._kernels / unit[:2] / unit

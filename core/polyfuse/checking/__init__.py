@@ -1,8 +1,10 @@
-"""Kernels beside the interpreter on real operands: bounds, copies, verdicts, and what is remembered of them.
+"""Kernels compared with the interpreter on real operands, and what is remembered of the results.
 
-* `bounds`, `reductions`, `distance`: how far each element of an honest kernel may be off.
+* `compare`: whether two results agree, given how far each element may be off.
+* `bounds`, `reductions`: how far each element of a right kernel may be off.
 * `operands`: copies of operands that share memory as the operands do.
-* `verdict`: one launch, compared.
-* `records`: kernels that agreed, and those that are barred, on disk.
-* `launch`: what a program calls in place of a kernel that is to be checked.
+* `launch`: one launch, compared. `checked`: a kernel whose launches are compared.
+* `first`: a kernel whose launch raises is replaced.
+* `records`: kernels that agreed, and those that are barred, on disk. `tally`: counts of this process.
+* `repro`: a launch in a file.
 """

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from polyfuse.checking import reductions
-from polyfuse.checking.distance import ZERO, apart, of_unknown_sign, spread
+from polyfuse.checking.compare import ZERO, apart, of_unknown_sign, spread
 from polyfuse.ir.expr import Access
 from polyfuse.ir.interpreter import semantics
 from polyfuse.ir.interpreter.evaluator import type_of

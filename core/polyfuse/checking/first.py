@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
-from polyfuse.base.errors import KernelLaunchError, is_from_model
+from polyfuse.base.errors import KernelLaunchError
 from polyfuse.checking.operands import Layout, layout_of, raw
 from polyfuse.ir.kernel import Kernel
+from polyfuse.runtime.provisional import Provisional, is_recoverable
 
-__all__ = ["FirstLaunch", "is_harmless", "is_recoverable"]
-
-_Replace = Callable[[Exception], Callable[..., Any]]
+__all__ = ["FirstLaunch", "is_replaceable"]
 
 
-class FirstLaunch:
+class FirstLaunch(Provisional):
     """A kernel until its first launch has succeeded.
 
     Where the kernel overwrites what it reads, a sum of those bytes is kept meanwhile: a kernel that raised
@@ -29,39 +28,40 @@ class FirstLaunch:
     Args:
         kernel: what it was generated from, or what reads that from a file. Such a kernel ran in an earlier
             process, and no sum is kept.
-        replace: told of the failure; returns what is called in the kernel's place from now on.
+        synchronize: waits for the device. If it raises after the launch did, nothing can run there any more.
+        replace: told of the failure; returns what is called in the kernel's span from now on.
     """
 
     def __init__(
-        self, kernel: Kernel | Callable[[], Kernel], launch: Callable[..., Any], replace: _Replace
+        self,
+        kernel: Kernel | Callable[[], Kernel],
+        launch: Callable[..., Any],
+        synchronize: Callable[[], None],
+        replace: Callable[[Exception], Callable[..., Any]],
     ) -> None:
-        self.launch = launch
+        super().__init__(launch)
         self._kernel = kernel
+        self._synchronize = synchronize
         self._replace = replace
-        self._put: Callable[[Callable[..., Any]], None] | None = None
-        self._settled: Callable[..., Any] | None = None
         self._works = False
-
-    def attach(self, put: Callable[[Callable[..., Any]], None]) -> None:
-        """Be given what puts another function in this one's place in the program."""
-        self._put = put
 
     def __call__(self, *operands: Any) -> None:
         """Launch."""
-        if self._settled is not None:
-            self._settled(*operands)
+        if self.current is not None:
+            self.current(*operands)
             return
         kernel = self._kernel
         before = _sums(kernel, operands) if not self._works and isinstance(kernel, Kernel) else None
         try:
             self.launch(*operands)
         except Exception as error:
-            if not is_recoverable(error):
+            if not is_replaceable(error, self._synchronize):
                 raise
             replacement = self._replace(error)
-            self._settle(replacement)
+            self.settle(replacement)
             kernel = kernel if isinstance(kernel, Kernel) else kernel()
-            if not is_harmless(error) and not _equal(before, _sums(kernel, operands)):
+            # the driver refused to start it, or its operands are as they were
+            if not isinstance(error, KernelLaunchError) and not _equal(before, _sums(kernel, operands)):
                 error.add_note(_DAMAGED)
                 raise
             replacement(*operands)
@@ -70,40 +70,39 @@ class FirstLaunch:
             return
         self._works = True
         if not any(isinstance(operand, int) for operand in operands):
-            self._settle(self.launch)
-
-    def _settle(self, function: Callable[..., Any]) -> None:
-        self._settled = function
-        if self._put is not None:
-            self._put(function)
+            self.settle(self.launch)
 
 
 _DAMAGED = (
     "The kernel overwrites what it reads, and had begun to when it failed, so that nothing else can compute "
-    "it in this call; from the next call on, something else takes its place."
+    "it in this call; from the next call on, something else replaces it."
 )
 
 
-def is_recoverable(error: Exception) -> bool:
-    """Whether another backend may do better: not where the model is at fault, or memory is used up."""
-    return not is_from_model(error) and not isinstance(error, (torch.OutOfMemoryError, MemoryError))
-
-
-def is_harmless(error: Exception) -> bool:
-    """Whether a kernel that raised this was not started."""
-    return isinstance(error, KernelLaunchError)
+def is_replaceable(error: Exception, synchronize: Callable[[], None]) -> bool:
+    """Whether something else may be launched after a launch raised. Some errors of a device stay (an illegal
+    address, a failed assertion): whatever asks for it afterwards raises, and so does a recording, which may
+    not wait for the device.
+    """
+    if not is_recoverable(error):
+        return False
+    try:
+        synchronize()
+    except Exception:
+        return False
+    return True
 
 
 def _overwritten(kernel: Kernel, layout: Layout) -> list[int]:
     written = {
-        place.block
-        for arg, place in zip(kernel.args, layout.places, strict=True)
-        if place is not None and arg.kind != "in"
+        span.block
+        for arg, span in zip(kernel.args, layout.spans, strict=True)
+        if span is not None and arg.kind != "in"
     }
     return [
         number
-        for number, (arg, place) in enumerate(zip(kernel.args, layout.places, strict=True))
-        if place is not None and arg.kind != "out" and place.block in written
+        for number, (arg, span) in enumerate(zip(kernel.args, layout.spans, strict=True))
+        if span is not None and arg.kind != "out" and span.block in written
     ]
 
 
@@ -119,8 +118,8 @@ def _sums(kernel: Kernel, operands: Sequence[Any]) -> list[Any]:
     layout = layout_of(kernel, mine)
     out: list[Any] = []
     for number in [] if layout is None else _overwritten(kernel, layout):
-        place = layout.places[number] if layout is not None else None
-        nbytes = 0 if place is None else place.nbytes
+        span = layout.spans[number] if layout is not None else None
+        nbytes = 0 if span is None else span.nbytes
         words = raw(mine[number], nbytes // 8 * 8)
         aligned = words.storage_offset() % 8 == 0
         out.append((words.view(torch.int64) if aligned else words).sum())

@@ -16,7 +16,7 @@ from torch import Tensor
 from polyfuse.ir.kernel import Kernel
 from polyfuse.symbolic import evaluate
 
-__all__ = ["Block", "Copied", "Layout", "Place", "copied", "layout_of", "put_back"]
+__all__ = ["Block", "Copied", "Layout", "Span", "copied", "guarded_block", "layout_of", "put_back"]
 
 _ALIGNMENT = 256
 _GUARD = 1024
@@ -24,7 +24,7 @@ _PATTERN = 0xA5
 
 
 @dataclass(frozen=True)
-class Place:
+class Span:
     """Where an operand's elements lie: `nbytes` from `offset` on in a block, by the block's number."""
 
     block: int
@@ -37,28 +37,28 @@ class Layout:
     """How operands lie to each other.
 
     Attributes:
-        places: of each operand; None for sizes.
+        spans: of each operand; None for sizes.
         blocks: first address and bytes of each stretch of memory that operands cover.
         sizes: values of the kernel's sizes.
     """
 
-    places: tuple[Place | None, ...]
+    spans: tuple[Span | None, ...]
     blocks: tuple[tuple[int, int], ...]
     sizes: tuple[tuple[str, int], ...]
 
     @property
     def alignments(self) -> tuple[int, ...]:
         """The largest power of two, up to 64, that the address of each operand is a multiple of."""
-        found = (self.blocks[place.block][0] + place.offset for place in self.places if place is not None)
+        found = (self.blocks[span.block][0] + span.offset for span in self.spans if span is not None)
         return tuple(min(64, address & -address) if address else 64 for address in found)
 
     @property
     def aliases(self) -> str:
         """Which operands share memory, and at which distance; empty if none do."""
         shared: dict[int, list[str]] = {}
-        for number, place in enumerate(self.places):
-            if place is not None:
-                shared.setdefault(place.block, []).append(f"{number}+{place.offset}")
+        for number, span in enumerate(self.spans):
+            if span is not None:
+                shared.setdefault(span.block, []).append(f"{number}+{span.offset}")
         return " ".join(",".join(names) for names in shared.values() if len(names) > 1)
 
 
@@ -83,7 +83,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Copied:
-    """Operands that can be launched with in place of others."""
+    """Operands that can be launched with instead of others."""
 
     operands: tuple[Tensor | int, ...]
     blocks: tuple[Block, ...]
@@ -96,7 +96,7 @@ def layout_of(kernel: Kernel, operands: Sequence[object]) -> Layout | None:
         for arg, value in zip(kernel.args, operands, strict=True)
         if arg.kind == "size"
     }
-    spans: list[tuple[int, int, int]] = []
+    ranges: list[tuple[int, int, int]] = []
     for number, (arg, value) in enumerate(zip(kernel.args, operands, strict=True)):
         if arg.kind == "size":
             continue
@@ -106,48 +106,51 @@ def layout_of(kernel: Kernel, operands: Sequence[object]) -> Layout | None:
         start = value.storage_offset() * value.element_size()
         if value.element_size() != arg.dtype.itemsize or start + nbytes > value.untyped_storage().nbytes():
             return None
-        spans.append((value.data_ptr(), nbytes, number))
-    places: list[Place | None] = [None] * len(operands)
+        ranges.append((value.data_ptr(), nbytes, number))
+    spans: list[Span | None] = [None] * len(operands)
     blocks: list[list[int]] = []
-    for start, nbytes, number in sorted(spans):
+    for start, nbytes, number in sorted(ranges):
         if not blocks or start >= blocks[-1][1] or not nbytes:
             blocks.append([start, start])
         blocks[-1][1] = max(blocks[-1][1], start + nbytes)
-        places[number] = Place(len(blocks) - 1, start - blocks[-1][0], nbytes)
-    return Layout(tuple(places), tuple((a, b - a) for a, b in blocks), tuple(sizes.items()))
+        spans[number] = Span(len(blocks) - 1, start - blocks[-1][0], nbytes)
+    return Layout(tuple(spans), tuple((a, b - a) for a, b in blocks), tuple(sizes.items()))
 
 
 def copied(operands: Sequence[object], layout: Layout) -> Copied:
     """Copies of operands, with the same layout."""
     blocks: list[Block] = []
     devices: dict[int, torch.device] = {}
-    for value, place in zip(operands, layout.places, strict=True):
-        if place is not None and isinstance(value, Tensor):
-            devices.setdefault(place.block, value.device)
+    for value, span in zip(operands, layout.spans, strict=True):
+        if span is not None and isinstance(value, Tensor):
+            devices.setdefault(span.block, value.device)
     for number, (address, nbytes) in enumerate(layout.blocks):
-        memory = torch.full(
-            (nbytes + 2 * _GUARD + _ALIGNMENT,), _PATTERN, dtype=torch.uint8, device=devices[number]
-        )
-        start = _GUARD + (address - memory.data_ptr() - _GUARD) % _ALIGNMENT
-        blocks.append(Block(memory, start, nbytes))
+        blocks.append(guarded_block(nbytes, address, devices[number]))
     out: list[Tensor | int] = []
-    for value, place in zip(operands, layout.places, strict=True):
-        if place is None or not isinstance(value, Tensor):
+    for value, span in zip(operands, layout.spans, strict=True):
+        if span is None or not isinstance(value, Tensor):
             out.append(int(value))  # type: ignore[call-overload]
             continue
-        block = blocks[place.block]
-        bytes_ = block.bytes[place.offset : place.offset + place.nbytes]
-        bytes_.copy_(raw(value, place.nbytes))
+        block = blocks[span.block]
+        bytes_ = block.bytes[span.offset : span.offset + span.nbytes]
+        bytes_.copy_(raw(value, span.nbytes))
         out.append(_shaped(bytes_, value))
     return Copied(tuple(out), tuple(blocks))
 
 
+def guarded_block(nbytes: int, address: int, device: torch.device | str) -> Block:
+    """New memory between known bytes, at an address with the same remainder as another one."""
+    memory = torch.full((nbytes + 2 * _GUARD + _ALIGNMENT,), _PATTERN, dtype=torch.uint8, device=device)
+    start = _GUARD + (address - memory.data_ptr() - _GUARD) % _ALIGNMENT
+    return Block(memory, start, nbytes)
+
+
 def put_back(made: Copied, layout: Layout, operands: Sequence[object], kernel: Kernel) -> None:
     """Write what a kernel made of copies into the operands themselves."""
-    for arg, value, place in zip(kernel.args, operands, layout.places, strict=True):
-        if arg.kind in ("out", "inout") and place is not None and isinstance(value, Tensor):
-            source = made.blocks[place.block].bytes[place.offset : place.offset + place.nbytes]
-            raw(value, place.nbytes).copy_(source)
+    for arg, value, span in zip(kernel.args, operands, layout.spans, strict=True):
+        if arg.kind in ("out", "inout") and span is not None and isinstance(value, Tensor):
+            source = made.blocks[span.block].bytes[span.offset : span.offset + span.nbytes]
+            raw(value, span.nbytes).copy_(source)
 
 
 def raw(tensor: Tensor, nbytes: int) -> Tensor:

@@ -1,6 +1,6 @@
 """What is remembered of kernels on this machine: those that agreed with the interpreter, and those barred.
 
-Both lie in the cache folder, beside the kernels, under addresses that hold all that an outcome depends on:
+Both are stored in the cache folder, beside the kernels, under addresses that hold all that they depend on:
 the built kernel's own address (its text, backend, compiler), the device's facts, and the representation that
 it was generated from.
 """
@@ -111,7 +111,8 @@ class Records:
         except OSError as error:
             warn_once(
                 "checking",
-                f"outcomes of checks cannot be kept in {path.parent} ({error}); this process remembers them",
+                f"results of checks cannot be written to {path.parent} ({error}); only this process has them:"
+                " free space, or name another folder with the option `cache_dir`",
             )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyfuse.checking.distance import ZERO, apart
+from polyfuse.checking.compare import ZERO, apart
 from polyfuse.ir.ops import CONTRACTIONS
 
 __all__ = ["reduced", "scanned", "steps"]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.files import replacing
-from polyfuse.checking.operands import Layout, copied
+from polyfuse.checking.operands import Layout, copied, guarded_block
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.print import text
 
@@ -63,8 +63,8 @@ def write_repro(
         held["blocks"] = [block.bytes.cpu().clone() for block in made.blocks]
         held["residues"] = [address % 256 for address, _ in layout.blocks]
         held["operands"] = [
-            int(value) if place is None else [place.block, place.offset, place.nbytes]
-            for value, place in zip(operands, layout.places, strict=True)
+            int(value) if span is None else [span.block, span.offset, span.nbytes]
+            for value, span in zip(operands, layout.spans, strict=True)
         ]
     content = {
         "kind": _KIND,
@@ -76,8 +76,8 @@ def write_repro(
         **held,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as place:
-        torch.save(content, place)
+    with replacing(path) as temporary:
+        torch.save(content, temporary)
     return path
 
 
@@ -94,7 +94,7 @@ def read_repro(path: Path, device: str = "") -> Repro:
     """Read a launch.
 
     Args:
-        device: where the operands are put; empty: on the processor.
+        device: where the operands are put; empty: on the CPU.
     """
     try:
         content = torch.load(path, weights_only=True)
@@ -103,7 +103,7 @@ def read_repro(path: Path, device: str = "") -> Repro:
         operands: list[Tensor | int] = []
         if content["operands"] is not None:
             blocks = [
-                _placed(block, residue, device)
+                guarded_block(block.numel(), residue, device or "cpu").bytes.copy_(block)
                 for block, residue in zip(content["blocks"], content["residues"], strict=True)
             ]
             for item in content["operands"]:
@@ -121,10 +121,3 @@ def read_repro(path: Path, device: str = "") -> Repro:
         )
     except (OSError, KeyError, AttributeError, ValueError, RuntimeError) as error:
         raise PolyfuseError(f"{path} holds no launch ({error})", "name a file that a check wrote") from error
-
-
-def _placed(block: Tensor, residue: int, device: str) -> Tensor:
-    """A block's bytes at an address with the same remainder."""
-    memory = torch.empty(block.numel() + 512, dtype=torch.uint8, device=device or "cpu")
-    start = (residue - memory.data_ptr()) % 256
-    return memory[start : start + block.numel()].copy_(block)

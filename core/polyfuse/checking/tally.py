@@ -1,11 +1,54 @@
-"""What was checked in this process: for `polyfuse check`, which reports it, and for tests."""
+"""What was checked in this process, and what was found: for `polyfuse check`, warnings and tests."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Finding", "Tally", "begin", "checked", "forgets", "found", "result", "seen", "skip"]
+from polyfuse.base.log import get_logger
+from polyfuse.ir.kernel import Kernel
+
+if TYPE_CHECKING:
+    from polyfuse.checking.launch import CheckResult
+    from polyfuse.checking.operands import Layout
+
+__all__ = [
+    "Finding",
+    "Subject",
+    "Tally",
+    "begin",
+    "checked",
+    "forgets",
+    "report_difference",
+    "result",
+    "seen",
+    "skip",
+]
+
+
+_log = get_logger("checking")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A built kernel that is checked.
+
+    Attributes:
+        kernel: what it was generated from.
+        name: for people.
+        backend: who generated it.
+        key: under which its agreement is remembered.
+        config: in which configuration, as text.
+    """
+
+    kernel: Kernel
+    name: str
+    backend: str
+    key: str
+    config: str = ""
 
 
 @dataclass(frozen=True)
@@ -92,10 +135,43 @@ def skip(name: str, reason: str) -> None:
         _TALLY.skipped.setdefault(name, reason)
 
 
-def found(finding: Finding) -> None:
-    """Note a kernel that differs."""
+def report_difference(
+    subject: Subject,
+    result: CheckResult,
+    operands: Sequence[Any],
+    layout: Layout,
+    folder: Path,
+    options: dict[str, Any],
+) -> Finding:
+    """Note a kernel that differs, and write its launch to a file for `polyfuse replay`.
+
+    Args:
+        folder: where the file goes.
+        options: with which the kernel was generated.
+    """
+    from polyfuse.checking.repro import write_repro
+
+    kernel = subject.kernel
+    path = folder / f"{subject.name}-{subject.backend}-{subject.key[:12]}.pt"
+    about = f"{subject.name}: {result.problem}"
+    args = kernel, subject.backend, subject.config, options, about, operands, layout
+    try:
+        repro = str(write_repro(path, *args))
+    except Exception as error:
+        _log.info("the launch of %s cannot be written to %s: %s", subject.name, path, error)
+        repro = ""
+    finding = Finding(
+        subject.name,
+        subject.backend,
+        subject.config,
+        tuple(dict.fromkeys(o.op for o in kernel.origins)),
+        next((o.source for o in kernel.origins if o.source), ""),
+        result.problem,
+        repro,
+    )
     with _LOCK:
         _TALLY.findings.append(finding)
+    return finding
 
 
 def result() -> Tally:

@@ -20,15 +20,15 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS: Final = {
     "backends": ("polyfuse.cli.backends", "list the installed backends and their state"),
     "bisect": ("polyfuse.cli.bisect", "find the rewrite or fusion that makes a program fail"),
-    "cache": ("polyfuse.cli.cache", "show, clear or trim what is kept between runs, or take it along"),
-    "check": ("polyfuse.cli.check", "run a program with every kernel checked beside the interpreter"),
+    "cache": ("polyfuse.cli.cache", "show, clear, trim, save or load the cache folder"),
+    "check": ("polyfuse.cli.check", "run a program and compare every kernel with the interpreter"),
     "conformance": ("polyfuse.cli.conformance", "test a backend against the reference interpreter"),
     "doctor": ("polyfuse.cli.doctor", "check this installation and every backend's toolchain"),
-    "explain": ("polyfuse.cli.explain", "run a program and tell what was compiled, and why so"),
+    "explain": ("polyfuse.cli.explain", "run a program and print what was compiled and why"),
     "package": ("polyfuse.cli.package", "describe or verify an ahead-of-time package"),
-    "replay": ("polyfuse.cli.replay", "run a dumped graph or kernel beside the interpreter"),
+    "replay": ("polyfuse.cli.replay", "compile a dumped graph or kernel and compare it with the interpreter"),
     "settings": ("polyfuse.cli.settings", "list every option with its value here"),
-    "tune": ("polyfuse.cli.tune", "show or forget what was timed on this machine"),
+    "tune": ("polyfuse.cli.tune", "show or forget what was measured on this machine"),
 }
 
 

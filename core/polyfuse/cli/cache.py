@@ -1,4 +1,4 @@
-"""`polyfuse cache`: what is kept between runs, shown, removed, and taken to another machine."""
+"""`polyfuse cache`: show, clear, trim, save and load the cache folder."""
 
 from __future__ import annotations
 
@@ -52,22 +52,22 @@ class Held:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
-    info = actions.add_parser("info", help="count what is kept, and its bytes")
+    info = actions.add_parser("info", help="count artifacts and bytes")
     info.add_argument("--json", action="store_true", help="print JSON")
-    clear = actions.add_parser("clear", help="remove it; what is in use is made again")
+    clear = actions.add_parser("clear", help="remove artifacts; they are made again when needed")
     clear.add_argument(
         "--kind",
         action="append",
         choices=tuple(KINDS),
-        help="only this; otherwise kernels and compiled graphs",
+        help="only this kind; default: kernels and compiled graphs",
     )
-    trimming = actions.add_parser("trim", help="remove what was not used for longest")
+    trimming = actions.add_parser("trim", help="remove the least recently used artifacts")
     trimming.add_argument("--limit", type=int, metavar="MIB", help="instead of the option cache_limit")
-    saving = actions.add_parser("save", help="write it to one file, for another machine")
+    saving = actions.add_parser("save", help="write artifacts to one file, for another machine")
     saving.add_argument("file", type=Path)
-    saving.add_argument("--kind", action="append", choices=tuple(KINDS), help="only this; otherwise all")
+    saving.add_argument("--kind", action="append", choices=tuple(KINDS), help="only this kind; default: all")
     loading = actions.add_parser(
-        "load", help="add what such a file holds; it is code, so take it from those you trust"
+        "load", help="add the artifacts of such a file; they are code: load only files that you trust"
     )
     loading.add_argument("file", type=Path)
 

@@ -1,4 +1,4 @@
-"""`polyfuse check`: run a program with every kernel that it compiles checked beside the interpreter."""
+"""`polyfuse check`: run a program and compare every kernel that it compiles with the interpreter."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 
 from polyfuse.base.settings import set_environment
 from polyfuse.checking import tally
+from polyfuse.cli.explain import configure as configure_program
 from polyfuse.cli.explain import run_program
 
 __all__ = ["configure", "run"]
@@ -13,12 +14,10 @@ __all__ = ["configure", "run"]
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
-    parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a file")
     parser.add_argument(
         "--all", action="store_true", help="check every launch, not only the first of each kernel and kind"
     )
-    parser.add_argument("program", help="the Python program to run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    configure_program(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

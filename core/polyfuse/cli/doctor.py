@@ -61,7 +61,7 @@ def _own_findings(settings: Settings) -> Iterator[Finding]:
     elif writable_root(settings) == root:
         yield Finding("cache", True, str(root))
         for what, held in usage(root).items():
-            yield Finding(f"{what} kept", True, f"{held.count}, {held.size / 2**20:.1f} MiB")
+            yield Finding(f"{what} stored", True, f"{held.count}, {held.size / 2**20:.1f} MiB")
     else:
         yield Finding(
             "cache", False, f"{root} cannot be written", "set POLYFUSE_CACHE_DIR to a folder that can"

@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a file")
     parser.add_argument("program", help="the Python program to run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -84,5 +84,5 @@ def _argument(argument: Argument) -> str:
         written = ", written to" if argument.mutated else ""
         return f"{argument.name}: {argument.dtype}[{sizes}] on {argument.device}{written}"
     if argument.kind == "number":
-        return f"{argument.name}: whole number {argument.size[0]}"
+        return f"{argument.name}: integer {argument.size[0]}"
     return f"{argument.name}: {argument.value!r}"

@@ -10,7 +10,7 @@ from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.lowering import LoweringReport, lower_graph
-from polyfuse.runtime.subgraphs import Body
+from polyfuse.runtime.subgraphs import Subgraph
 from polyfuse.schedule.claims import Claims, Refusal, UnclaimedError, claim_nodes
 
 __all__ = ["Lowered", "lower_and_claim"]
@@ -25,7 +25,7 @@ class Lowered:
 
 
 def lower_and_claim(
-    aten: AtenGraph, session: CompileSession, subgraphs: Mapping[str, Body], clock: Clock
+    aten: AtenGraph, session: CompileSession, subgraphs: Mapping[str, Subgraph], clock: Clock
 ) -> Lowered:
     """Lower a graph and ask who generates its loops.
 

@@ -40,31 +40,29 @@ def compile_fx_graph(
     return compile_in_session(gm, example_inputs, session_for(decided(Settings.resolve(mode, options))))
 
 
-def compile_in_session(
-    gm: Any, example_inputs: Sequence[Any], session: CompileSession
-) -> Callable[..., Any]:
+def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileSession) -> Callable[..., Any]:
     """Compile what Dynamo captured, or `torch.fx.symbolic_trace` did, with the settings and the kernels of a
     session.
     """
     if differentiates_forward():
         return _eager(gm, session.settings)
-    keeper = GraphCache(session)
+    graph_cache = GraphCache(session)
     if session.settings.autotunes:
         session.tuner.expect()
 
-    def keep(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
-        kept = keeper(gm, example_inputs)
-        if not keeper.hopeful:
+    def lookup(gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
+        entry = graph_cache(gm, example_inputs)
+        if not graph_cache.may_hit:
             device_types = sorted({x.device.type for x in example_inputs if isinstance(x, torch.Tensor)})
             session.expect(device_types, node_count(gm), _address(gm, example_inputs, session.settings))
-        return kept
+        return entry
 
     def inner(graph: AtenGraph) -> BoxedCallable:
         # a graph that is found needs none of it
         from polyfuse.compiler.stages import compile_aten
 
         compiled = compile_aten(graph, session)
-        keeper.note(compiled)
+        graph_cache.note(compiled)
         return compiled
 
     def more(state: Rewriting) -> Sequence[tuple[str, int]]:
@@ -79,9 +77,9 @@ def compile_in_session(
         settings=session.settings,
         more=more,
         channels_last=session.wants_channels_last,
-        keep=keep,
+        lookup=lookup,
     )
-    keeper.settle()
+    graph_cache.settle()
     return compiled
 
 

@@ -1,4 +1,4 @@
-"""Compiled graphs kept across processes: what is stored of one, when it is found again, when it is not kept.
+"""The graph cache: what is stored of a compiled graph, when it is found again, when it bypasses the cache.
 
 A graph is looked up before it is traced, by what Dynamo captured (`frontend/captured.py`), so that a process
 that finds it neither traces nor compiles: AOTAutograd's wrappers are read together with a `GraphRecord` for
@@ -25,7 +25,8 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, Located, compiled_key
 from polyfuse.cache.graphs import count
 from polyfuse.cache.limit import trim_if_due
-from polyfuse.compiler.guarding import BuiltKernel, guarded, guarded_later, is_barred
+from polyfuse.checking.first import FirstLaunch
+from polyfuse.compiler.guarding import BuiltKernel, Guard, is_barred
 from polyfuse.compiler.native_host import NativeHost
 from polyfuse.compiler.packages.kernels import GeneratedFrom, Unpacked, packed
 from polyfuse.compiler.reports.report import GraphReport, record
@@ -38,7 +39,7 @@ from polyfuse.runtime.checks import spared
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.torch_compat.tracing import global_state
-from polyfuse.torch_compat.tracing.aot import kept_of
+from polyfuse.torch_compat.tracing.aot import cache_record
 
 if TYPE_CHECKING:
     from polyfuse.compiler.kernels import PendingKernel
@@ -174,7 +175,7 @@ class GraphCache:
         return GraphCacheEntry(self._key, self._folder.path, self._revive, self._stored)
 
     @property
-    def hopeful(self) -> bool:
+    def may_hit(self) -> bool:
         """Whether there is something under the key of the graph."""
         return bool(self._key) and self._folder.holds(self._key)
 
@@ -183,9 +184,9 @@ class GraphCache:
         self._compiled += 1
         if not self._key:
             return
-        kept = kept_of(compiled)
-        if isinstance(kept, str):
-            self._refusal = self._refusal or kept
+        record = cache_record(compiled)
+        if isinstance(record, str):
+            self._refusal = self._refusal or record
 
     def settle(self) -> None:
         """Count what became of the graph, and report what was found."""
@@ -202,7 +203,7 @@ class GraphCache:
             self._bypass()
 
     def _bypass(self) -> None:
-        _log.info("a graph is not kept: %s", self._refusal)
+        _log.info("a graph bypasses the graph cache: %s", self._refusal)
         count("bypass", self._refusal)
 
     def _stored(self) -> None:
@@ -224,7 +225,7 @@ class GraphCache:
 
     def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
         session = self._session
-        refused = _not_kept_with(session.settings)
+        refused = _bypassed_by(session.settings)
         if refused:
             raise CacheBypass(refused)
         code = partial(code_digest, memory=session.store.root / "code")
@@ -232,52 +233,56 @@ class GraphCache:
         if session.key_facts is None or plugins is None:
             raise CacheBypass("a plugin does not say what its results depend on, or its files changed")
         text = captured_text(gm, example_inputs)
-        from polyfuse.torch_compat.tracing.aot_cache import refusal
+        from polyfuse.torch_compat.tracing.aot_cache import bypass_reason
 
-        refused = refusal(gm)
+        refused = bypass_reason(gm)
         if refused:
             raise CacheBypass(refused)
         own = code("polyfuse")
         if not own:
             raise CacheBypass("the compiler's own files changed since it was loaded")
-        surroundings = (*global_state.switches(), *plugins, *session.key_facts, own)
-        return compiled_key(text, surroundings, session.settings.fingerprint())
+        environment = (*global_state.switches(), *plugins, *session.key_facts, own)
+        return compiled_key(text, environment, session.settings.fingerprint())
 
-    def _revive(self, kept: GraphRecord) -> BoxedCallable:
+    def _revive(self, stored: GraphRecord) -> BoxedCallable:
         """A stored graph as something that can be called."""
         from polyfuse.torch_compat.tracing.aot_cache import CacheEntryGone
 
         start = time.perf_counter()
         try:
             facts: dict[str, str] = {}
-            host = () if kept.host is None else (kept.host.place,)
-            self._session.store.fetch([place.key for place in (*kept.kernels.values(), *host)])
-            made = Unpacked(kept.sources)
+            host = () if stored.host is None else (stored.host.place,)
+            self._session.store.fetch([place.key for place in (*stored.kernels.values(), *host)])
+            made = Unpacked(stored.sources)
             kernels = {
-                name: self._checked(partial(made.get, name), place, self._kernel(place, facts))
-                for name, place in kept.kernels.items()
+                name: self._checked(partial(made.get, name), place, self._kernel(place, facts), stored.report)
+                for name, place in stored.kernels.items()
             }
-            module = load(kept.text, kernels, kept.constants)
-            if kept.host is not None and self._session.settings.check == "off":
-                module.native = self._host(kept.host, kept.kernels, facts)
+            module = load(stored.text, kernels, stored.constants)
+            if stored.host is not None and self._session.settings.check == "off":
+                module.native = self._host(stored.host, stored.kernels, facts)
         except Exception as error:
             self._folder.drop(self._key)
-            _log.info("a compiled graph that was kept cannot be used: %s", error)
+            _log.info("a cached graph cannot be used: %s", error)
             raise CacheEntryGone(str(error)) from error
         seconds = time.perf_counter() - start
         report = replace(
-            kept.report,
+            stored.report,
             compile_seconds=seconds,
             stage_seconds=(("read", seconds),),
             recording=module.graph_status,
-            host=kept.report.host if module.native is None else module.native.status,
+            host=stored.report.host if module.native is None else module.native.status,
             cached=True,
         )
         self._revived.append(report)
-        return partial(spared, module, donated=kept.donated) if kept.donated else module
+        return partial(spared, module, donated=stored.donated) if stored.donated else module
 
     def _checked(
-        self, made: Callable[[], GeneratedFrom], place: KernelRecord, kernel: KernelEntry
+        self,
+        made: Callable[[], GeneratedFrom],
+        place: KernelRecord,
+        kernel: KernelEntry,
+        report: GraphReport,
     ) -> KernelEntry:
         """A kernel that was built before, checked if that was asked for, and replaced where it fails."""
         session = self._session
@@ -285,14 +290,18 @@ class GraphCache:
             return kernel
         backend = session.plugins.backend(place.backend)
 
-        def built() -> BuiltKernel:
+        def guard() -> Guard:
             what = made()
-            return BuiltKernel(what.kernel, what.name, backend, place.key, what.config, what.scratch)
+            built = BuiltKernel(what.kernel, what.name, backend, place.key, what.config, what.scratch)
+            note = partial(report.note_provider, what.kernel.name)
+            return Guard(built, session, partial(session.backends, what.kernel.device), note)
 
-        if session.settings.check == "off":
-            return guarded_later(built, kernel, session)
-        what = built()
-        return guarded(what, kernel, session, partial(session.backends, what.kernel.device))
+        if session.settings.check != "off":
+            return guard().around(kernel)
+        # what it was generated from is read only if it fails
+        return FirstLaunch(
+            lambda: made().kernel, kernel, backend.synchronize, lambda error: guard().failed(error)
+        )
 
     def _host(
         self, host: HostRecord, kernels: Mapping[str, KernelRecord], facts: dict[str, str]
@@ -328,8 +337,8 @@ def _facts(backend: Backend) -> str:
     return digest(stable_json(dict(backend.describe())), stable_json(dict(backend.machine())))
 
 
-def _not_kept_with(settings: Settings) -> str:
-    """Why graphs are not kept with these options; empty if they are."""
+def _bypassed_by(settings: Settings) -> str:
+    """Why graphs bypass the cache with these options; empty if they do not."""
     asked = {
         "cache": not settings.cache,
         "freezing": settings.freezing,
@@ -341,5 +350,5 @@ def _not_kept_with(settings: Settings) -> str:
     }
     names = [name for name, on in asked.items() if on]
     if settings.autotunes:
-        return "it is autotuned, which may go on in a later process"
-    return f"the option {names[0]!r} is against it" if names else ""
+        return "autotuning may go on in a later process"
+    return f"the option {names[0]!r} is set" if names else ""

@@ -1,4 +1,6 @@
-"""Kernels that are wrong: who checks them, what is remembered of them, and what takes their place."""
+"""Kernels that are wrong or cannot be launched: which are checked, what is remembered of them, and what
+replaces them.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +22,16 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Source
 
 if TYPE_CHECKING:
+    from polyfuse.checking.launch import CheckResult
     from polyfuse.checking.operands import Layout
-    from polyfuse.checking.verdict import Judgement
+    from polyfuse.checking.tally import Subject
     from polyfuse.compiler.session import CompileSession
 
 __all__ = [
     "BuiltKernel",
+    "Guard",
     "barred",
     "called_alike",
-    "guarded",
-    "guarded_later",
     "interpreted",
     "is_barred",
     "replacements",
@@ -59,57 +61,117 @@ class BuiltKernel:
     scratch: int
 
 
-def guarded(
-    built: BuiltKernel,
-    launch: Callable[..., Any],
-    session: CompileSession,
-    takers: Callable[[], Iterable[Backend]],
-    tried: tuple[str, ...] = (),
-    *,
-    tuned: bool = False,
-) -> Callable[..., Any]:
-    """The kernel, checked as the option `check` says, and replaced where a launch raises.
+@dataclass(frozen=True)
+class Guard:
+    """What is done about a kernel that is wrong, or whose launch raises.
 
-    Args:
-        takers: backends that may generate the kernel, best first.
-        tried: those that failed.
-        tuned: whether the kernel won by being fast: its first launch is checked, whatever the option says.
-    """
-    if built.backend.name == "interpreter":
-        return launch
-    tried = (*tried, built.backend.name)
-    replace = partial(_failed, built, session, takers, tried)
-    if session.settings.check == "off" and not tuned:
-        return FirstLaunch(built.kernel, launch, replace)
-    from polyfuse.checking.launch import CheckedKernel, Subject  # what is not checked need not load it
-    from polyfuse.ir.digest import ir_digest
-
-    machine = built.backend.machine()
-    key = session.records.key(built.address, machine, ir_digest(built.kernel))
-    return CheckedKernel(
-        Subject(built.kernel, built.name, built.backend.name, key, built.config),
-        launch,
-        session.records,
-        session.settings.check == "all",
-        built.backend.synchronize,
-        partial(_differs, built, session, takers, tried),
-        replace,
-    )
-
-
-def guarded_later(
-    built: Callable[[], BuiltKernel], launch: Callable[..., Any], session: CompileSession
-) -> Callable[..., Any]:
-    """A kernel of a stored graph, replaced where its first launch raises; what it was generated from is read
-    then.
+    Attributes:
+        built: the kernel.
+        session: of the graph.
+        backends: which may generate the kernel, best first.
+        note: told which backend provides the kernel instead, and why.
+        tried: names of backends whose kernels failed.
     """
 
-    def replace(error: Exception) -> Callable[..., Any]:
-        found = built()
-        takers = partial(session.backends, found.kernel.device)
-        return _failed(found, session, takers, (found.backend.name,), error)
+    built: BuiltKernel
+    session: CompileSession
+    backends: Callable[[], Iterable[Backend]]
+    note: Callable[[str, str], None]
+    tried: tuple[str, ...] = ()
 
-    return FirstLaunch(lambda: built().kernel, launch, replace)
+    def around(self, launch: Callable[..., Any], *, tuned: bool = False) -> Callable[..., Any]:
+        """The kernel, checked as the option `check` says, and replaced where a launch raises.
+
+        Args:
+            tuned: whether the kernel won by being fast: its first launch is checked, whatever the option
+                says.
+        """
+        built, session = self.built, self.session
+        if built.backend.name == "interpreter":
+            return launch
+        if session.settings.check == "off" and not tuned:
+            return FirstLaunch(built.kernel, launch, built.backend.synchronize, self.failed)
+        from polyfuse.checking.checked import CheckedKernel  # what is not checked need not load it
+
+        return CheckedKernel(
+            self._subject(),
+            launch,
+            session.records,
+            session.settings.check == "all",
+            built.backend.synchronize,
+            self.differs,
+            self.failed,
+        )
+
+    def differs(self, found: CheckResult, operands: Sequence[Any], layout: Layout) -> Callable[..., Any]:
+        """Bar a kernel, tell of it, and return what is called in its place."""
+        from polyfuse.checking.tally import report_difference
+
+        built, session = self.built, self.session
+        folder = Path(session.settings.dump_folder() or session.store.root / "repros")
+        finding = report_difference(
+            self._subject(), found, operands, layout, folder, _options(session.settings)
+        )
+        self._bar(found.problem, finding.repro)
+        if session.settings.strict:
+            raise BackendError(str(finding), "report it to the backend's author with the file")
+        warn_once(
+            "checking",
+            f"{finding}; it is not used here any more",
+            key=f"{built.address} {built.backend.name}",
+        )
+        return self._next(f"the kernel of {built.backend.name} differs from the interpreter")[0]
+
+    def failed(self, error: Exception) -> Callable[..., Any]:
+        """What is called in place of a kernel whose launch raised."""
+        built, session = self.built, self.session
+        if session.settings.strict:
+            raise error
+        name = built.backend.name
+        _log.info("kernel %s by backend %r failed", built.name, name, exc_info=error)
+        # for this process only: what stands in the way of a launch may be gone in another one
+        self._bar(f"its launch raised {type(error).__name__}", keep=False)
+        what = f"{type(error).__name__}: {shorten(str(error), 200)}"
+        replacement, other = self._next(f"{name} failed to launch ({what})")
+        warn_once(
+            "compiler",
+            f"kernel {built.name} of backend {name!r} could not be launched ({what}); {other} replaces it,"
+            " here and wherever a launch of that backend fails; POLYFUSE_STRICT=1 raises the error",
+            key=f"launches of {name}",
+        )
+        return replacement
+
+    def _subject(self) -> Subject:
+        from polyfuse.checking.tally import Subject
+        from polyfuse.ir.digest import ir_digest
+
+        built = self.built
+        key = self.session.records.key(built.address, built.backend.machine(), ir_digest(built.kernel))
+        return Subject(built.kernel, built.name, built.backend.name, key, built.config)
+
+    def _next(self, reason: str) -> tuple[Callable[..., Any], str]:
+        """What replaces a kernel, and its name for people."""
+        built, session = self.built, self.session
+        tried = (*self.tried, built.backend.name)
+        for other, source, launch in replacements(built.kernel, tried, session, self.backends()):
+            self.note(other.backend.name, reason)
+            alike = called_alike(built.kernel, built.scratch, source, launch)
+            guard = Guard(other, session, self.backends, self.note, tried)
+            return guard.around(alike), f"backend {other.backend.name!r}"
+        self.note("an interpreter", reason)
+        return interpreted(built.kernel), "the interpreter"
+
+    def _bar(self, why: str, repro: str = "", keep: bool = True) -> None:
+        """Never use the kernel again on this machine; without `keep`, in this process."""
+        built, records = self.built, self.session.records
+        about = {
+            "kernel": built.name,
+            "backend": built.backend.name,
+            "config": built.config,
+            "subject": _subject(built.backend, built.kernel),
+            "repro": repro,
+        }
+        records.bar(records.bar_key(built.address, built.backend.machine()), why, about, keep)
 
 
 def barred(session: CompileSession, backend: Backend, kernel: Kernel, source: Source) -> str:
@@ -138,7 +200,7 @@ def is_barred(session: CompileSession, backend: Backend, address: str) -> bool:
 def replacements(
     kernel: Kernel, tried: Sequence[str], session: CompileSession, takers: Iterable[Backend]
 ) -> Iterator[tuple[BuiltKernel, Source, Callable[..., Any]]]:
-    """What can take a kernel's place, built when it is reached, with its source.
+    """What can replace a kernel, built when it is reached, with its source.
 
     Args:
         tried: backends whose kernels failed: they are not asked again.
@@ -157,7 +219,7 @@ def interpreted(kernel: Kernel) -> Callable[..., None]:
 def called_alike(
     kernel: Kernel, planned: int, source: Source, found: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """A kernel that takes the place of the planned one, called as that is.
+    """A kernel that replaces the planned one, called as that is.
 
     Memory may have been planned with two arguments of the kernel in one place, which this one refuses; and
     with so much scratch, which is passed on only if it is as much as this one asks for.
@@ -189,113 +251,12 @@ def _built(
     return BuiltKernel(kernel, source.name, backend, address, "", source.scratch), source, outcome
 
 
-def _differs(
-    built: BuiltKernel,
-    session: CompileSession,
-    takers: Callable[[], Iterable[Backend]],
-    tried: tuple[str, ...],
-    found: Judgement,
-    operands: Sequence[Any],
-    layout: Layout,
-) -> Callable[..., Any]:
-    """Bar a kernel, tell of it, and return what is called in its place."""
-    from polyfuse.checking import tally
-
-    repro = _repro(built, session, found, operands, layout)
-    origins = built.kernel.origins
-    finding = tally.Finding(
-        built.name,
-        built.backend.name,
-        built.config,
-        tuple(dict.fromkeys(o.op for o in origins)),
-        next((o.source for o in origins if o.source), ""),
-        found.problem,
-        repro,
-    )
-    tally.found(finding)
-    _bar(built, session, found.problem, repro)
-    if session.settings.strict:
-        raise BackendError(str(finding), "report it to the backend's author with the file")
-    warn_once(
-        "checking", f"{finding}; it is not used here any more", key=f"{built.address} {built.backend.name}"
-    )
-    return _next(built, session, takers, tried)[0]
-
-
-def _failed(
-    built: BuiltKernel,
-    session: CompileSession,
-    takers: Callable[[], Iterable[Backend]],
-    tried: tuple[str, ...],
-    error: Exception,
-) -> Callable[..., Any]:
-    """What is called in place of a kernel whose launch raised."""
-    if session.settings.strict:
-        raise error
-    _log.info("kernel %s by backend %r failed", built.name, built.backend.name, exc_info=error)
-    # for this process only: what stands in the way of a launch may be gone in another one
-    _bar(built, session, f"its launch raised {type(error).__name__}", keep=False)
-    replacement, name = _next(built, session, takers, tried)
-    warn_once(
-        "compiler",
-        f"kernel {built.name} of backend {built.backend.name!r} could not be launched"
-        f" ({type(error).__name__}: {shorten(str(error), 200)}); {name} takes its place, here and wherever a"
-        " launch of that backend fails; POLYFUSE_STRICT=1 raises the error",
-        key=f"launches of {built.backend.name}",
-    )
-    return replacement
-
-
-def _next(
-    built: BuiltKernel,
-    session: CompileSession,
-    takers: Callable[[], Iterable[Backend]],
-    tried: tuple[str, ...],
-) -> tuple[Callable[..., Any], str]:
-    """What takes a kernel's place, and its name for people."""
-    for other, source, launch in replacements(built.kernel, tried, session, takers()):
-        alike = called_alike(built.kernel, built.scratch, source, launch)
-        return guarded(other, alike, session, takers, tried), f"backend {other.backend.name!r}"
-    return interpreted(built.kernel), "the interpreter"
-
-
-def _bar(built: BuiltKernel, session: CompileSession, why: str, repro: str = "", keep: bool = True) -> None:
-    """Never use a kernel again on this machine; without `keep`, in this process."""
-    name = built.backend.name
-    about = {
-        "kernel": built.name,
-        "backend": name,
-        "config": built.config,
-        "subject": _subject(built.backend, built.kernel),
-        "repro": repro,
-    }
-    session.records.bar(session.records.bar_key(built.address, built.backend.machine()), why, about, keep)
-
-
 def _subject(backend: Backend, kernel: Kernel) -> str:
     """A kernel in all its configurations by a backend as it is: another version of it may have it right."""
     from polyfuse.ir.digest import ir_digest
 
     facts = stable_json({**backend.describe(), **backend.machine()})
     return digest("subject", backend.name, facts, ir_digest(kernel))
-
-
-def _repro(
-    built: BuiltKernel, session: CompileSession, found: Judgement, operands: Sequence[Any], layout: Layout
-) -> str:
-    """The name of a file with the launch; empty where none can be written."""
-    from polyfuse.checking.repro import write_repro
-
-    folder = session.settings.dump_folder() or session.store.root / "repros"
-    path = Path(folder) / f"{built.name}-{built.backend.name}-{built.address[:12]}.pt"
-    try:
-        options = _options(session.settings)
-        about = f"{built.name}: {found.problem}"
-        args = (built.kernel, built.backend.name, built.config, options, about, operands, layout)
-        return str(write_repro(path, *args))
-    except Exception as error:
-        _log.info("the launch of %s cannot be written to %s: %s", built.name, path, error)
-        return ""
 
 
 def _options(settings: Settings) -> dict[str, Any]:

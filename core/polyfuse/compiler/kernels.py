@@ -1,5 +1,5 @@
-"""Kernels of a schedule to callables: emission, builds in the background, and what takes the place of a
-kernel that fails: another configuration of it, then the next backend.
+"""Kernels of a schedule to callables: tuning, emission, builds in the background, and what a kernel that
+fails falls back to: another configuration of it, then the next backend.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import Located
 from polyfuse.compiler.guarding import (
     BuiltKernel,
+    Guard,
     barred,
     called_alike,
-    guarded,
     interpreted,
     replacements,
 )
@@ -225,7 +225,8 @@ class PendingKernel:
         text = "" if config is None else str(config)
         built = BuiltKernel(self._kernel, source.name, backend, address, text, planned)
         tuned = self.emitted.tuned and source is self.emitted.source
-        return guarded(built, alike, self.session, self._claiming_backends, tuned=tuned)
+        guard = Guard(built, self.session, self._claiming_backends, self._note_provider)
+        return guard.around(alike, tuned=tuned)
 
     def result(self) -> Callable[..., Any]:
         """The callable kernel; with the option `profile`, one that measures itself."""
@@ -236,11 +237,11 @@ class PendingKernel:
         return metered(source.name, source.key, kernel.device.partition(":")[0], uses, found)
 
     def folder(self) -> Path | None:
-        """Where the built kernel lies; None where something else took its place."""
+        """Where the built kernel lies; None where it fell back to something else."""
         key = self.emitted.source.key
         if isinstance(self.future.outcomes()[key], PolyfuseError):
             return None
-        place = self.future.places()[key]
+        place = self.future.locations()[key]
         good = _is_good(self.emitted.backend, self.future, self.emitted.source)
         return place.folder if good and isinstance(place, Located) else None
 
@@ -248,8 +249,8 @@ class PendingKernel:
         """The callable kernel.
 
         Where it could not be built as it should be, other configurations of it are tried. Where its backend
-        failed, the next one that claims it takes its place, and the interpretation of the kernel in the end;
-        with `strict`, the failure is raised.
+        failed, it falls back to the next one that claims it, and to the interpretation of the kernel in the
+        end; with `strict`, the failure is raised.
         """
         source, future, first = self.emitted.source, self.future, self.emitted.backend
         outcome = future.outcomes()[source.key]
@@ -268,19 +269,21 @@ class PendingKernel:
             raise outcome
         failed, kernel = first.name, self._kernel
         _log.info("%s", outcome)
-        others = self._claiming_backends()
-        for built, other_source, found in replacements(kernel, (failed,), self.session, others):
-            self._note_provider(built.backend.name, failed, outcome)
+        for built, other_source, found in replacements(
+            kernel, (failed,), self.session, self._claiming_backends()
+        ):
+            self._note_provider(built.backend.name, f"{failed} failed: {outcome.cause}")
             _warn_of_replacement(failed, kernel, outcome, repr(built.backend.name))
             alike = called_alike(kernel, source.scratch, other_source, found)
-            return guarded(built, alike, self.session, self._claiming_backends, (failed,))
-        self._note_provider("an interpreter", failed, outcome)
+            return Guard(built, self.session, self._claiming_backends, self._note_provider, (failed,)).around(
+                alike
+            )
+        self._note_provider("an interpreter", f"{failed} failed: {outcome.cause}")
         _warn_of_replacement(failed, kernel, outcome, "an interpreter")
         return interpreted(kernel)
 
-    def _note_provider(self, name: str, failed: str, error: PolyfuseError) -> None:
-        provider = self.emitted.provider
-        provider.backend, provider.reason = name, f"{failed} failed: {error.cause}"
+    def _note_provider(self, name: str, reason: str) -> None:
+        self.emitted.provider.backend, self.emitted.provider.reason = name, reason
 
     def _otherwise(self, any_will_do: bool) -> Callable[..., Any] | None:
         """The kernel in another configuration that can be built as it should be; else, if any will do, in one
@@ -310,7 +313,7 @@ class PendingKernel:
 
 def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
     """Whether what was built is as its backend wants it."""
-    place = future.places()[source.key]
+    place = future.locations()[source.key]
     if not isinstance(place, Located):
         return False
     try:
@@ -326,8 +329,8 @@ def _is_good(backend: Backend, future: BuildFuture, source: Source) -> bool:
 def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, other: str) -> None:
     warn_once(
         "compiler",
-        f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}); {other} takes its "
-        "place, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with the compiler's words",
+        f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}), which falls back to "
+        f"{other}, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with the compiler's words",
         key=f"replacement of {failed}",
     )
 

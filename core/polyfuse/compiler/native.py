@@ -56,7 +56,9 @@ def native_host(
         if session.settings.strict:
             raise
         status.refused = f"{type(error).__name__}: {error}"
-        warn_once("compiler", f"a native host program cannot be printed ({error}); Python takes its place")
+        warn_once(
+            "compiler", f"a native host program cannot be printed ({error}); the Python program runs instead"
+        )
     return None
 
 

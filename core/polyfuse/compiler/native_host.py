@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,11 @@ class NativeHost:
     source: Source | None = None
 
     def open(
-        self, launchables: Mapping[str, Callable[..., Any]], objects: Mapping[str, Any], aligned: Any
+        self,
+        launchables: Mapping[str, Callable[..., Any]],
+        objects: Mapping[str, Any],
+        aligned: Any,
+        replaced: Collection[str],
     ) -> NativeCall | None:
         """The program, to be called with a list of inputs; None where the Python program has to do.
 
@@ -44,28 +48,30 @@ class NativeHost:
             launchables: the kernels, by their names in the program.
             objects: the graph's object table.
             aligned: which inputs kernels take to be aligned.
+            replaced: names of kernels in whose place something else is called.
         """
         # what is needed to open one, a graph without one need not load
         from polyfuse.program.native_tables import host_tables
 
         try:
             pairs = zip(self.program.kernel_names, self.program.kernels, strict=True)
-            addresses = [self._address(name, call) for name, call in pairs]
+            addresses = [self._address(name, call, replaced) for name, call in pairs]
             opener = self.opener()
             return opener(host_tables(self.program, addresses, launchables, objects, aligned))
         except Exception as error:
             self.status.refused = str(error) if isinstance(error, PolyfuseError) else repr(error)
             if not isinstance(error, UnsupportedError):
                 warn_once(
-                    "compiler", f"a native host program cannot be used ({error}); Python takes its place"
+                    "compiler",
+                    f"a native host program cannot be used ({error}); the Python program runs instead",
                 )
             return None
 
-    def _address(self, name: str, call: HostCall) -> int:
+    def _address(self, name: str, call: HostCall, replaced: Collection[str]) -> int:
         """The address of a kernel that is called directly."""
-        folder = self.folder(name)
+        folder = None if name in replaced else self.folder(name)
         if folder is None:
-            raise UnsupportedError(f"another kernel took the place of {name}")
+            raise UnsupportedError(f"another kernel replaced {name}")
         library = ctypes.CDLL(str(folder / call.library))
         address = ctypes.cast(getattr(library, call.symbol), ctypes.c_void_p).value
         assert address is not None

@@ -14,7 +14,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.frontend.describe import alias_root
 from polyfuse.frontend.rewrites.tools import (
     Rewriting,
-    keeps_place,
+    keeps_offset,
     same_kind,
     same_layout,
     tensor_value,
@@ -151,7 +151,7 @@ def _keeps_layout(node: Node, replacement: Node) -> bool:
     traced with them."""
     pairs = [(n.meta["val"] if _many(n) else (n.meta["val"],)) for n in (node, replacement)]
     return all(
-        same_layout(before, after) and keeps_place(node, before, after.storage_offset())
+        same_layout(before, after) and keeps_offset(node, before, after.storage_offset())
         for before, after in zip(*pairs, strict=True)
         if before is not after
     )

@@ -156,10 +156,10 @@ def _cacheable(aten: AtenGraph, built: BuiltGraph, session: CompileSession) -> C
     module, settings = built.module, session.settings
     if settings.graph_cache:
         if any(is_unasked(item.emitted.backend, settings) for item in built.kernels.values()):
-            module.kept = "a kernel of it is interpreted, which each process is told"
+            module.cache_record = "a kernel of it is interpreted, which each process is told"
         else:
             objects = built.schedule.graph.objects
-            module.kept = record_of(aten, module, built.kernels, objects, built.report, session)
+            module.cache_record = record_of(aten, module, built.kernels, objects, built.report, session)
     return module
 
 

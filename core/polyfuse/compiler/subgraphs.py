@@ -15,8 +15,8 @@ from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.describe import mutated_placeholders, output_node
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
-from polyfuse.lowering.calls.subgraphs import CALLERS
-from polyfuse.runtime.subgraphs import DENSE, Body, Layout
+from polyfuse.lowering.calls.host import CALLERS
+from polyfuse.runtime.subgraphs import DENSE, Layout, Subgraph
 from polyfuse.symbolic import contiguous_strides
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fx, shapes
@@ -28,14 +28,14 @@ _log = get_logger("compiler")
 Compiler: TypeAlias = Callable[[AtenGraph, CompileSession], BoxedCallable]
 
 
-def compile_subgraphs(aten: AtenGraph, session: CompileSession, compiler: Compiler) -> Mapping[str, Body]:
+def compile_subgraphs(aten: AtenGraph, session: CompileSession, compiler: Compiler) -> Mapping[str, Subgraph]:
     """The functions that operators of a graph call, compiled, by the names of their modules. One that cannot
     be compiled is left out and runs in eager mode.
 
     Args:
         compiler: all stages for one graph; raises what a stage raises.
     """
-    found: dict[str, Body] = {}
+    found: dict[str, Subgraph] = {}
     for name in _called(aten):
         module = fx.get_constant(aten.module, name)
         if name in found or not isinstance(module, GraphModule):
@@ -54,7 +54,7 @@ def _called(aten: AtenGraph) -> Iterator[str]:
                     yield str(argument.target)
 
 
-def _compiled(name: str, module: GraphModule, session: CompileSession, compiler: Compiler) -> Body | None:
+def _compiled(name: str, module: GraphModule, session: CompileSession, compiler: Compiler) -> Subgraph | None:
     layouts = [_layout(value) for value in fx.placeholder_values(module.graph)]
     if _UNKNOWN in layouts or mutated_placeholders(module):
         _log.info("%s runs in eager mode: it writes to its arguments, or nobody can say how they lie", name)
@@ -74,7 +74,7 @@ def _compiled(name: str, module: GraphModule, session: CompileSession, compiler:
         # a size that only the surroundings know, for one
         _log.info("%s runs in eager mode: %s", name, error)
         return None
-    return Body(run, tuple(layouts), not isinstance(result, tuple | list), name)
+    return Subgraph(run, tuple(layouts), not isinstance(result, tuple | list), name)
 
 
 _UNKNOWN = "unknown"

@@ -18,7 +18,11 @@ from torch.fx import GraphModule
 
 from polyfuse.base.settings import Settings
 from polyfuse.frontend.decompositions.decompose import decomposition_table
-from polyfuse.frontend.decompositions.forced import kept_before_autograd, note_unmatched, without_forced
+from polyfuse.frontend.decompositions.forced import (
+    decompositions_before_autograd,
+    note_unmatched,
+    without_forced,
+)
 from polyfuse.frontend.graph import InnerCompiler
 from polyfuse.torch_compat.tracing import aot, decomp, dynamo
 
@@ -29,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = ["compile_graph"]
 
-Keeper: TypeAlias = Callable[[Any, Sequence[Any]], "GraphCacheEntry | None"]
-"""From a captured graph and its inputs to how it is kept; None: it is not."""
+Lookup: TypeAlias = Callable[[Any, Sequence[Any]], "GraphCacheEntry | None"]
+"""From a captured graph and its inputs to its entry in the graph cache; None: it bypasses the cache."""
 
 
 def compile_graph(
@@ -41,30 +45,30 @@ def compile_graph(
     settings: Settings,
     more: MoreRewrites | None = None,
     channels_last: Callable[[torch.Tensor, bool], bool] | None = None,
-    keep: Keeper | None = None,
+    lookup: Lookup | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
     graph. `more` are rewrites that run after those of this room; `channels_last` says of the operand of a
-    convolution, and of whether gradients are needed, whether its channels should come last. `keep` says how
-    the graph is looked up among those that were compiled before.
+    convolution, and of whether gradients are needed, whether its channels should come last. `lookup` gives
+    the graph's entry in the graph cache.
 
     The result takes the arguments of `gm` and is differentiable where `gm` is.
     """
     again = partial(
-        compile_graph, inner=inner, settings=settings, more=more, channels_last=channels_last, keep=keep
+        compile_graph, inner=inner, settings=settings, more=more, channels_last=channels_last, lookup=lookup
     )
     if not dynamo.returns_flat_tuple(gm):
         return dynamo.flatten_results(gm, lambda flat: again(flat, example_inputs))
     if dynamo.has_nested_inputs(example_inputs):
         return dynamo.flatten_inputs(gm, example_inputs, again)
-    kept = keep(gm, example_inputs) if keep is not None else None
+    entry = lookup(gm, example_inputs) if lookup is not None else None
     ordinal = dynamo.graph_ordinal()
 
     @cache
     def traced() -> Traced:
         from polyfuse.frontend.traced import Traced  # a graph that is found is not traced
 
-        return Traced(inner, settings, ordinal, more, channels_last, kept is not None)
+        return Traced(inner, settings, ordinal, more, channels_last, entry is not None)
 
     def partition(
         joint: GraphModule, inputs: Sequence[Any], /, **kwargs: Any
@@ -73,9 +77,9 @@ def compile_graph(
 
     dynamo.count_aot("total")
     try:
-        options = aot.partition_options(own_cse=settings.graph_rewrites, memory_budget=None)
+        options = aot.partition_options(own_cse=settings.graph_rewrites)
         note_unmatched(settings.force_fallback)
-        with options, decomp.kept_whole(*kept_before_autograd(settings.force_fallback)):
+        with options, decomp.undecomposed(*decompositions_before_autograd(settings.force_fallback)):
             compiled = aot.compile_module(
                 gm,
                 example_inputs,
@@ -90,7 +94,7 @@ def compile_graph(
                 decompositions=without_forced(
                     decomposition_table(settings.numerics), settings.force_fallback
                 ),
-                keep=kept,
+                entry=entry,
             )
     except dynamo.restart_exceptions():
         raise

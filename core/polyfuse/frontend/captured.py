@@ -100,7 +100,7 @@ def _inputs(placeholders: Sequence[Node], examples: Sequence[Any]) -> Iterator[s
     if env is not None:
         for symbol in sorted(known, key=str):
             if shapes.is_unbacked(symbol):
-                raise CacheBypass("a size of an input depends on data")
+                raise CacheBypass("a size of an input is an unbacked symbol")
             yield f"range {symbol} {shapes.value_range(env, symbol)}"
         yield f"shapes {env.settings}"
 
@@ -127,9 +127,9 @@ def _tensor(node: Node, value: Any, example: torch.Tensor) -> str:
         *(example.is_inference(), example._is_view()),
         is_static_input(node),
     )
-    place = f"{example.dtype} {example.device} {global_state.device_facts(example.device)}"
+    kind = f"{example.dtype} {example.device} {global_state.device_facts(example.device)}"
     layout = f"{shapes.exprs_of(value.shape)} {shapes.exprs_of(value.stride())}"
-    return f"tensor {place} {layout} {shapes.expr_of(value.storage_offset())} {flags}"
+    return f"tensor {kind} {layout} {shapes.expr_of(value.storage_offset())} {flags}"
 
 
 def _target(node: Node) -> str:
@@ -168,7 +168,7 @@ def _function(function: Callable[..., Any]) -> str:
 
 
 def _is_original(function: Any) -> bool:
-    """Whether a function is the one that its module came with, and not another that was put in its place."""
+    """Whether a function is the one that its module came with, and was not replaced."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code is None or Path(code.co_filename).is_relative_to(_FOLDER)
 

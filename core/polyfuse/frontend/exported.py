@@ -74,12 +74,12 @@ class ExportedGraph:
 def functional_graph(
     program: ExportedProgram, numerics: str, *, own_kernels: bool = False, forced: Sequence[str] = ()
 ) -> ExportedGraph:
-    """Take operators apart that the compiler does not take whole, and write mutations into the graph.
+    """Decompose operators that the compiler does not lower whole, and write mutations into the graph.
 
     Args:
         program: what was captured.
         numerics: the option.
-        own_kernels: whether operators are taken apart too that libraries compute better, so that no library
+        own_kernels: whether operators are decomposed too that libraries compute better, so that no library
             is needed.
         forced: names of operators that stay whole, for eager mode to run.
 

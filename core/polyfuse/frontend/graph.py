@@ -48,7 +48,7 @@ class GraphOutput:
     alias_of_input: int | None
     """Position of the input whose storage it shares, if any."""
     saved: bool
-    """Kept for the backward; the user never sees it."""
+    """Saved for the backward; the user never sees it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,11 +69,6 @@ class AtenGraph:
     shape_env: Any
     rewrites: tuple[tuple[str, int], ...] = ()
     """Rewrites done, by pass."""
-
-    @property
-    def static_input_indices(self) -> tuple[int, ...]:
-        """Positions of inputs that keep their address."""
-        return tuple(i.index for i in self.inputs if i.static)
 
     def node(self, name: str) -> Node:
         """The node called `name`."""

@@ -1,6 +1,6 @@
 """Inputs that a backward reads and that the forward overwrites: their old content is what must be saved.
 
-The split of a joint graph saves an input in the place of what follows cheaply from it, such as
+The split of a joint graph saves an input instead of what follows cheaply from it, such as
 `buffer.exp()`, and takes no notice of a `copy_` at the forward's end. The backward would find what the buffer
 holds by then.
 """

@@ -1,6 +1,6 @@
 """What AOTAutograd calls: each graph that it traced is rewritten, described and handed to the compiler.
 
-A captured graph that is found among those compiled before (`captured.py`) needs none of it.
+A captured graph that is found in the graph cache (`captured.py`) needs none of it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Traced:
     """Which of the graphs of one Dynamo compile this is."""
     more: MoreRewrites | None = None
     channels_last: Callable[[torch.Tensor, bool], bool] | None = None
-    kept: bool = False
-    """Whether what is compiled is stored."""
+    cached: bool = False
+    """Whether what is compiled goes into the graph cache."""
 
     def inference(self, gm: GraphModule, inputs: Sequence[Any]) -> BoxedCallable:
         self._lay_out(gm, training=False)
@@ -71,7 +71,7 @@ class Traced:
         return self._compile(gm, inputs, "forward")
 
     def backward(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-        # autograd may call the product under a live Dynamo, which must not trace it
+        # autograd may call the result under a live Dynamo, which must not trace it
         compiled = self._compile(gm, inputs, "backward")
         return fx.mark_boxed(dynamo.disable(compiled, reason="already compiled"))
 
@@ -123,7 +123,7 @@ class Traced:
             dynamo.report_output_strides(_reported_strides(graph, compiled))
         if frozen is not None:
             compiled = FrozenProgram(compiled, partial(values_of, frozen), frozen.sources)
-        if self.kept:
+        if self.cached:
             compiled = aot.storable(compiled)
         return fx.mark_boxed(compiled)
 

@@ -18,7 +18,7 @@ from polyfuse.ir.types import DType, from_torch
 from polyfuse.lowering.elements.numbers import size_number
 from polyfuse.lowering.indexing.index_checks import Checks
 from polyfuse.lowering.report import LoweringReport
-from polyfuse.lowering.shapes.layout import memory_order, storage_layout
+from polyfuse.lowering.shapes.layout import memory_order, span, storage_layout
 from polyfuse.lowering.sizes import SizeTable
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin.target_info import TargetInfo
@@ -139,9 +139,7 @@ class LoweringContext:
         """A value given by the element at ``i0, i1, ...``, which is converted to the type it is computed
         in."""
         value = self.template(like) if isinstance(like, torch.Tensor) else like
-        if value.dtype is None:
-            raise UnsupportedError(f"{value.torch_dtype} is not a type that kernels compute in")
-        value.body = cast(self.rounded(body, value.dtype), value.dtype.compute)
+        value.body = cast(self.rounded(body, value.kernel_type), value.kernel_type.compute)
         value.origins = self.origins
         return value
 
@@ -159,7 +157,7 @@ class LoweringContext:
         if stride is None:
             stride = storage_layout(value.size, value.stride, self.sizes)
         buffer = self.add_buffer(value.dtype, value.torch_dtype, value.device, value.size, stride)
-        value.settle(buffer.view())
+        value.set_view(buffer.view())
         return value
 
     def rounded(self, body: Expr, dtype: DType) -> Expr:
@@ -202,8 +200,7 @@ class LoweringContext:
     def local(self, value: TensorValue, device: str) -> TensorValue:
         """`value` where kernels of `device` can read it: single numbers are copied over, as eager mode
         does."""
-        if value.dtype is None:
-            raise UnsupportedError(f"{value.torch_dtype} is not a type that kernels compute in")
+        dtype = value.kernel_type
         if value.device == device or (value.body is not None and not loads(value.body)):
             return value
         if value.size:
@@ -211,25 +208,24 @@ class LoweringContext:
         view = self.realize(value)
         key = (view.buffer, device)
         if key not in self._moved:
-            self._moved[key] = self._copy_to_device(value, view, device)
+            self._moved[key] = self._copy_to_device(value, dtype, view, device)
         return self._moved[key]
 
-    def _copy_to_device(self, value: TensorValue, view: View, device: str) -> TensorValue:
+    def _copy_to_device(self, value: TensorValue, dtype: DType, view: View, device: str) -> TensorValue:
         """A single number on another device."""
-        assert value.dtype is not None
-        result = self.temporary(value.dtype, device, value.size)
+        result = self.temporary(dtype, device, value.size)
         result.torch_dtype = value.torch_dtype
-        buffer = self.add_buffer(value.dtype, value.torch_dtype, device, result.size, result.stride)
+        buffer = self.add_buffer(dtype, value.torch_dtype, device, result.size, result.stride)
         where = ("device", Opaque(text=f"torch.device({device!r})"))
         if value.device == "cpu":
             # read now and passed by value, as eager mode does: a copy would wait for the device
             number = self.add_buffer(None, value.torch_dtype, "cpu", (), (), "object")
             self._call("aten._local_scalar_dense.default", (view,), (), number.name)
-            dtype = ("dtype", Opaque(text=str(value.torch_dtype)))
-            self._call("aten.full.default", ((), number.view()), (dtype, where), buffer.name)
+            kind = ("dtype", Opaque(text=str(value.torch_dtype)))
+            self._call("aten.full.default", ((), number.view()), (kind, where), buffer.name)
         else:
             self._call("aten._to_copy.default", (view,), (where,), buffer.name)
-        result.settle(buffer.view())
+        result.set_view(buffer.view())
         return result
 
     def _call(self, op: str, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...], result: str) -> None:
@@ -242,13 +238,12 @@ class LoweringContext:
         one."""
         if value.view is not None:
             return value.view
-        assert value.dtype is not None
         stride = storage_layout(value.size, value.stride, self.sizes)
-        buffer = self.add_buffer(value.dtype, value.torch_dtype, value.device, value.size, stride)
+        buffer = self.add_buffer(value.kernel_type, value.torch_dtype, value.device, value.size, stride)
         self.report.realized[buffer.name] = reason
         view = buffer.view()
         self.write(value, view)
-        value.settle(view)
+        value.set_view(view)
         return view
 
     def write(self, value: TensorValue, target: View) -> None:
@@ -276,19 +271,14 @@ class LoweringContext:
         repeated = [s == 0 and n not in (0, 1) for n, s in zip(value.size, value.stride, strict=True)]
         size = tuple(1 if r else n for n, r in zip(value.size, repeated, strict=True))
         single = TensorValue(value.dtype, value.torch_dtype, value.device, size, value.stride)
-        assert value.dtype is not None
-        extent: IndexLike = 1
-        for n, s in zip(size, value.stride, strict=True):
-            extent = extent + (n - 1) * s
-        if 0 in size:
-            extent = 0
-        buffer = self.add_buffer(value.dtype, value.torch_dtype, value.device, (extent,), (1,))
+        extent = (span(size, value.stride),)
+        buffer = self.add_buffer(value.kernel_type, value.torch_dtype, value.device, extent, (1,))
         self.report.realized[buffer.name] = reason + ", with its traced strides"
         single.body = value.at([0 if r else a for a, r in zip(axes_of(value.size), repeated, strict=True)])
         single.origins = value.origins
         self.write(single, View(buffer.name, size, value.stride))
         view = View(buffer.name, value.size, value.stride)
-        value.settle(view)
+        value.set_view(view)
         return view
 
     def cost(self, body: Expr) -> tuple[int, int, bool]:
@@ -324,7 +314,7 @@ class LoweringContext:
             return f"{ops} operations on {reads} reads are enough for one expression"
         return ""
 
-    def settle(self, value: TensorValue, readers: int) -> TensorValue:
+    def store_if_better(self, value: TensorValue, readers: int) -> TensorValue:
         """Store `value` if that is better for so many readers."""
         if value.body is not None:
             reason = self.reason_to_store(value, readers)
@@ -339,15 +329,15 @@ class LoweringContext:
         for node, result in islice(self.env.items(), self._examined, None):
             self._unstored.extend((node, value) for value in tensors_in(result) if value.body is not None)
         self._examined = len(self.env)
-        kept: list[tuple[Any, TensorValue]] = []
+        unstored: list[tuple[Any, TensorValue]] = []
         for node, value in self._unstored:
             if value.body is None or self.last_use.get(node, -1) < self.position:
                 continue
             if buffer in self._read_by(value.body):
                 self.realize(value, "reads what is overwritten later")
             else:
-                kept.append((node, value))
-        self._unstored = kept
+                unstored.append((node, value))
+        self._unstored = unstored
 
     def _read_by(self, body: Expr) -> tuple[str, ...]:
         """The buffers that a body reads."""

@@ -19,12 +19,12 @@ from polyfuse.frontend.describe import output_args
 from polyfuse.frontend.graph import AtenGraph
 from polyfuse.ir.expr import const
 from polyfuse.ir.graph import Graph, GraphInput, GraphOutput
-from polyfuse.ir.nodes import Opaque, Origin, Pointwise, View
+from polyfuse.ir.nodes import Opaque, Origin, Pointwise
 from polyfuse.ir.types import from_torch
 from polyfuse.lowering import families
-from polyfuse.lowering.calls.effects import is_token
 from polyfuse.lowering.calls.extern import host_object
 from polyfuse.lowering.calls.fallback import ACCEPT, is_eager_by_design, run_eagerly
+from polyfuse.lowering.calls.host import is_token
 from polyfuse.lowering.context import Readers, origins_of, tensors_in
 from polyfuse.lowering.indexing.scatter import stores_nowhere
 from polyfuse.lowering.offered import OpenContext, combined
@@ -48,19 +48,19 @@ def lower_graph(
     extensions: Extensions | None = None,
     target_info: Callable[[str], TargetInfo] | None = None,
     eager: Mapping[str, str] | None = None,
-    bodies: Mapping[str, Callable[..., Any]] | None = None,
+    subgraphs: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Graph:
     """Lower a functional ATen graph. `report`, where given, is filled with what became of each operator;
-    `extensions` are what plugins offer, `target_info` those of a device, `eager` names traced nodes that are
-    left to eager operators, with the reasons, and `bodies` are compiled forms of modules that operators call,
-    by the modules' names.
+    `extensions` are what plugins offer, `target_info` those of a device, `eager` names traced nodes that fall
+    back to eager, with the reasons, and `subgraphs` are compiled forms of the modules that
+    higher-order operators call, by the modules' names.
 
     Raises:
         UnsupportedError: with the option `strict`, an operator could not be lowered as it should be.
     """
     found = LoweringReport() if report is None else report
     lowerer = _Lowerer(aten, settings, found, families.registry(), extensions)
-    lowerer.eager, lowerer.bodies = eager or {}, bodies or {}
+    lowerer.eager, lowerer.subgraphs = eager or {}, subgraphs or {}
     if target_info is not None:
         lowerer.ctx.target_info = target_info
     return lowerer.run()
@@ -88,7 +88,7 @@ class _Lowerer:
         self.outputs: tuple[GraphOutput, ...] = ()
         self.rows: dict[Node, Lowering | None] = {}
         self.eager: Mapping[str, str] = {}
-        self.bodies: Mapping[str, Callable[..., Any]] = {}
+        self.subgraphs: Mapping[str, Callable[..., Any]] = {}
 
     def run(self) -> Graph:
         nodes = list(self.aten.module.graph.nodes)
@@ -190,10 +190,12 @@ class _Lowerer:
                 ctx.readers[node] = Readers()
                 ctx.env[node] = self._lower(node)
                 for made in ctx.nodes[first:]:
-                    # captured tensors may have to be stored, but nothing of what is computed at each place
+                    # captured tensors may have to be stored, but nothing of what the kernel computes
                     if not isinstance(made, Pointwise):
                         name = ops.op_name(node.target)
-                        raise UnsupportedError(f"{name} has no form that a kernel can compute at each place")
+                        raise UnsupportedError(
+                            f"{name} has no form that a kernel can compute for each element"
+                        )
         raise UnsupportedError("a function without results cannot be computed in a kernel")
 
     # Ends of the graph.
@@ -210,12 +212,7 @@ class _Lowerer:
             return None
         if isinstance(value, torch.Tensor):
             result = ctx.template(value)
-            plain = len(result.stride) == result.rank
-            stride = result.stride if plain else tuple(0 for _ in result.size)
-            ctx.add_buffer(
-                result.dtype, result.torch_dtype, result.device, result.size, stride, "input", name
-            )
-            result.settle(View(name, result.size, stride))
+            self._stored_elsewhere(result, "input", name)
             address = _address(described, result, ctx.target_info(result.device).alignment)
             static = described.static
             self.inputs.append(GraphInput(name, "tensor", static=static, address=address, label=label))
@@ -231,8 +228,8 @@ class _Lowerer:
 
     def _constant(self, node: Node, module: torch.fx.GraphModule | None = None) -> Any:
         ctx = self.ctx
-        if module is None and str(node.target) in self.bodies:
-            return self.bodies[str(node.target)]
+        if module is None and str(node.target) in self.subgraphs:
+            return self.subgraphs[str(node.target)]
         value = fx.get_constant(module or self.aten.module, str(node.target))
         if not isinstance(value, torch.Tensor):
             return value
@@ -242,12 +239,16 @@ class _Lowerer:
             if known is not None:
                 return ctx.lazy(result, const(known, result.dtype.compute))
         name = ctx.fresh("constant")
-        plain = len(result.stride) == result.rank
-        stride = result.stride if plain else tuple(0 for _ in result.size)
         ctx.objects[name] = value.detach()
-        ctx.add_buffer(result.dtype, result.torch_dtype, result.device, result.size, stride, "constant", name)
-        result.settle(View(name, result.size, stride))
+        self._stored_elsewhere(result, "constant", name)
         return result
+
+    def _stored_elsewhere(self, value: TensorValue, kind: str, name: str) -> None:
+        """`value` lies in a buffer of that kind and name, as traced."""
+        buffer = self.ctx.add_buffer(
+            value.dtype, value.torch_dtype, value.device, value.size, value.strides, kind, name
+        )
+        value.set_view(buffer.view())
 
     def _results(self, node: Node) -> tuple[GraphOutput, ...]:
         described = self.aten.outputs
@@ -292,12 +293,12 @@ class _Lowerer:
             refused = _is_refused(node, name)
             reason = "asked for by the option force_fallback" if forced else "it has no lowering"
             if refused:
-                reason = "eager mode refuses it for this type of elements"
+                reason = "eager mode refuses this dtype"
             reason = self.eager.get(node.name, reason)
             accepted = forced or refused or is_eager_by_design(node.target)
             return run_eagerly(ctx, node, args, kwargs, reason, accepted)
         if stores_nowhere(name, args):
-            reason = "eager mode refuses places in an empty tensor"
+            reason = "eager mode refuses indices into an empty tensor"
             return run_eagerly(ctx, node, args, kwargs, reason, accepted=True)
         try:
             result = self._native(row, node, fake, args, kwargs)
@@ -309,7 +310,7 @@ class _Lowerer:
             accepted = ops.facts(node.target).is_view and _is_beyond_kernels(args, fake)
             if name not in self.registry:
                 accepted = accepted or is_eager_by_design(node.target)
-            _log.info("%s (%s) runs in eager mode: %s", name, node.name, error)
+            _log.info("%s (%s) falls back to eager: %s", name, node.name, error)
             return run_eagerly(ctx, node, args, kwargs, cause, accepted)
         ctx.report.count(ctx.report.library if row.library else ctx.report.native, name)
         return self._finish(node, result)
@@ -323,7 +324,7 @@ class _Lowerer:
                 return ctx.lazy(empty, const(0, empty.dtype.compute))
         for value in tensors_in(args):
             if value.dtype is not None and value.body is not None and row.passes > 1:
-                ctx.settle(value, row.passes)
+                ctx.store_if_better(value, row.passes)
         return row.function(ctx, node, *args, **kwargs)
 
     def _finish(self, node: Node, result: Any) -> Any:
@@ -336,7 +337,7 @@ class _Lowerer:
             if readers.stored:
                 self.ctx.realize(result, readers.stored)
             else:
-                self.ctx.settle(result, readers.passes)
+                self.ctx.store_if_better(result, readers.passes)
         return result
 
     def _value(self, argument: Any) -> Any:

@@ -38,7 +38,7 @@ class OpenContext(LoweringContext):
     """The context with all that `polyfuse.plugin.LoweringContext` promises.
 
     Attributes:
-        inliner: lowers the body of a traced function into this graph.
+        inliner: lowers the subgraph of a traced function into this graph.
     """
 
     inliner: Callable[[torch.fx.GraphModule, Sequence[Any]], Any]
@@ -49,7 +49,7 @@ class OpenContext(LoweringContext):
             raise UnsupportedError(f"a {type(module).__name__} is no traced function")
         return self.inliner(module, arguments)
 
-    def keep(self, prefix: str, value: object) -> str:
+    def add_object(self, prefix: str, value: object) -> str:
         """Put an object into the graph's table."""
         key = self.fresh(prefix)
         self.objects[key] = value
@@ -153,7 +153,7 @@ def _accepted(ctx: LoweringContext, fake: Any, result: Any, first: int) -> Any:
 
 def _check(ctx: LoweringContext, fake: torch.Tensor, value: Any) -> None:
     if not isinstance(value, TensorValue):
-        raise PolyfuseError(f"the lowering returned a {type(value).__name__} in place of a value")
+        raise PolyfuseError(f"the lowering returned a {type(value).__name__} and no value")
     wanted = ctx.template(fake)
     for what in ("torch_dtype", "device", "size", "stride"):
         if getattr(value, what) != getattr(wanted, what):
@@ -181,12 +181,12 @@ def _take_back(ctx: LoweringContext, nodes: int, buffers: int) -> None:
     The others may hold arguments that were stored on the way, and go away if nobody reads them.
     """
     written = set(list(ctx.buffers)[:buffers])
-    kept: list[Node] = []
+    right: list[Node] = []
     for node in ctx.nodes[nodes:]:
         if _is_right(ctx, node) and not written.intersection(node.writes()):
-            kept.append(node)
+            right.append(node)
             written.update(node.writes())
-    ctx.nodes[nodes:] = kept
+    ctx.nodes[nodes:] = right
 
 
 def _is_right(ctx: LoweringContext, node: Node) -> bool:

@@ -12,8 +12,6 @@ from polyfuse.ir.types import DType, from_torch
 from polyfuse.lowering.value import TensorValue
 from polyfuse.symbolic import Index
 
-_CATEGORY = {bool: 0, int: 1, float: 2}
-
 
 def result_type(operands: Iterable[Any]) -> torch.dtype:
     """The dtype operands are promoted to: tensors with dimensions first, then single-number tensors, then
@@ -35,15 +33,9 @@ def result_type(operands: Iterable[Any]) -> torch.dtype:
         known = ranked[level]
         ranked[level] = dtype if known is None else torch.promote_types(known, dtype)
     result: torch.dtype | None = None
-    for dtype_or_none in ranked:
-        if dtype_or_none is None:
-            continue
-        if result is None:
-            result = dtype_or_none
-        elif _category(dtype_or_none) > _category(result):
-            result = (
-                dtype_or_none if ranked.index(dtype_or_none) else torch.promote_types(result, dtype_or_none)
-            )
+    for known in ranked:
+        if known is not None and (result is None or _category(known) > _category(result)):
+            result = known
     if result is None:
         raise UnsupportedError("an operator without operands has no dtype")
     return result

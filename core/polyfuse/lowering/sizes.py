@@ -80,7 +80,7 @@ class SizeTable:
         return found
 
     def evaluate(self, condition: Any) -> bool:
-        """Whether a symbolic condition holds for the example inputs; the compiled graph is kept to that
+        """Whether a symbolic condition holds for the example inputs; the compiled graph is guarded by that
         answer."""
         return shapes.guard(self.env, condition)
 

@@ -71,6 +71,11 @@ class TensorValue:
         return len(self.size)
 
     @property
+    def strides(self) -> tuple[IndexLike, ...]:
+        """One stride a dimension; zeros where the tensor has none, as a sparse one."""
+        return self.stride if len(self.stride) == self.rank else (0,) * self.rank
+
+    @property
     def faithful(self) -> bool:
         """Whether it is stored with the traced strides, so that torch's metadata of its views holds."""
         view = self.view
@@ -113,7 +118,7 @@ class TensorValue:
         lead = len(axes) - len(self.size)
         return self.at([0 if n == 1 else axes[lead + d] for d, n in enumerate(self.size)])
 
-    def settle(self, view: View, raw: DType | None = None) -> None:
+    def set_view(self, view: View, raw: DType | None = None) -> None:
         """From now on the value is stored at `view`."""
         self.view, self.body, self.raw, self.origins = view, None, raw, ()
 

@@ -60,11 +60,11 @@ class CallSite:
             result: a new buffer; of kind `object` where only calls understand what is in it.
         """
         from polyfuse.ir.nodes import ExternCall
-        from polyfuse.runtime.once import ONCE
+        from polyfuse.runtime.frozen import FROZEN
 
         # nothing may be written over the result, which lives as long as the parameter does
         kept = (operand.buffer,)
-        return ExternCall(name, f"{ONCE}{op}", (operand, *args), (), (result.name,), aliases=kept)
+        return ExternCall(name, f"{FROZEN}{op}", (operand, *args), (), (result.name,), aliases=kept)
 
 
 @dataclass(frozen=True)

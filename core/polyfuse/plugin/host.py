@@ -1,7 +1,7 @@
 """Native host programs, as data: what a backend prints in its own language instead of the Python program.
 
 The core has decided everything here: which tensors are plain memory, which exist as values of the
-surroundings, and in which order things happen. What only the surroundings can do (allocate a tensor that
+environment, and in which order things happen. What only the environment can do (allocate a tensor that
 outlives the program, call an operator, look at a layout) is a `Request`: the program names it by its number
 and passes operands. So one program runs inside Python, where requests are calls of Python functions, and
 without Python, where somebody else answers them.
@@ -23,15 +23,15 @@ __all__ = [
     "HostInput",
     "HostProgram",
     "HostStep",
-    "Let",
+    "BindSize",
     "Operand",
-    "Place",
+    "OffsetAddress",
     "Quiet",
     "Raise",
     "Request",
     "Reserve",
     "Run",
-    "Send",
+    "MakeRequest",
 ]
 
 
@@ -63,7 +63,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Request:
-    """Something that the surroundings do for the program.
+    """Something that the environment do for the program.
 
     Attributes:
         kind: `"operator"` (one of torch's, called for its results), `"out"` (one that writes to its argument
@@ -90,7 +90,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Send:
+class MakeRequest:
     """Make a request. Operands are references and integers; results are bound to names, `""` for none."""
 
     request: int
@@ -136,7 +136,7 @@ class Discard:
 
 
 @dataclass(frozen=True)
-class Place:
+class OffsetAddress:
     """Bind the address that lies so many bytes behind another one."""
 
     name: str
@@ -152,7 +152,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Let:
+class BindSize:
     """Bind a shape symbol: the `power`-th root of `(number - offset) // factor`, where `number` is an integer
     that has a name.
     """
@@ -173,12 +173,12 @@ class Drop:
 
 @dataclass(frozen=True)
 class Quiet:
-    """Steps that need nothing of the surroundings and take a while: others may go on meanwhile."""
+    """Steps that need nothing of the environment and take a while: others may go on meanwhile."""
 
     steps: tuple[HostStep, ...]
 
 
-HostStep = Send | Raise | Run | Reserve | Discard | Place | Address | Let | Drop | Quiet
+HostStep = MakeRequest | Raise | Run | Reserve | Discard | OffsetAddress | Address | BindSize | Drop | Quiet
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class HostProgram:
         inputs: in calling order.
         constants: names of references to entries of the object table that kernels read.
         kernels: those that are called directly.
-        requests: what the surroundings are asked for, by number.
+        requests: what the environment are asked for, by number.
         steps: in order.
         results: what it gives back: references and integers.
         returns: nested tuples of plain values, `Operand` (a position among the results) and `Constant`: what

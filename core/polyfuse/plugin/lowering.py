@@ -159,7 +159,7 @@ class LoweringContext(Protocol):
         are such values too. Raises `UnsupportedError` where a part of it is no scalar expression.
         """
 
-    def keep(self, prefix: str, value: object) -> str:
+    def add_object(self, prefix: str, value: object) -> str:
         """Put an object into the graph's table. If it can be called, the name that this returns is an
         operator that a call given to `emit` may have; an attribute `records` says whether all that it does
         is to launch work on the current stream, so that a program with it can be recorded.

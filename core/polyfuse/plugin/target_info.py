@@ -48,6 +48,9 @@ class TargetInfo:
         bandwidth: bytes that memory moves in a second, roughly.
         operations: additions and multiplications of GEMMs in a second, roughly. Both serve to say which
             work takes as long as a message to another process.
+        network: bytes that messages to other processes move in a second, roughly, where the option
+            `network_bandwidth` is not set.
+        double_sums: whether eager mode accumulates numbers in single precision in double precision there.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
     """
@@ -68,6 +71,8 @@ class TargetInfo:
     scans_look_back: bool = False
     bandwidth: float = 20e9
     operations: float = 200e9
+    network: float = 1e9
+    double_sums: bool = True
 
     def splits(self, groups: int, elements: int) -> int:
         """How many parts to split the loops of so many thread blocks into, each over so many elements; 0: the

@@ -21,7 +21,7 @@ from polyfuse.torch_compat.devices.device_graphs import unsafe_to_record
 from polyfuse.torch_compat.tracing import shapes
 from polyfuse.torch_compat.user_kernels import UserKernel
 
-__all__ = ["doubtful", "graph_facts", "option_in_the_way", "part_fault"]
+__all__ = ["doubtful", "graph_facts", "option_in_the_way", "partition_fault"]
 
 UNSAFE: Final = frozenset(
     {
@@ -134,7 +134,7 @@ def _refusal(
         return option
     for item in inputs:
         if item.kind == "symint" and item.value is not None:
-            if any(shapes.named_by_data(symbol) for symbol in free_symbols(item.value)):
+            if any(shapes.is_unbacked_name(symbol) for symbol in free_symbols(item.value)):
                 return f"the size {item.name} depends on data"
     return next(_faults(schedule), "")
 
@@ -147,7 +147,7 @@ def option_in_the_way(settings: Settings) -> str:
     return ""
 
 
-def part_fault(step: Launch | Call, graph: Graph, device: str) -> str:
+def partition_fault(step: Launch | Call, graph: Graph, device: str) -> str:
     """Why a step cannot be recorded with others on a device; empty if it can."""
     for name in (*step.reads, *step.writes):
         buffer = graph.buffers.get(name)

@@ -1,7 +1,7 @@
 """A host program in the form that backends print in their own languages (`polyfuse.plugin.host`).
 
 Tensors that only directly called kernels touch become plain memory: they are reserved, never made. All others
-are references, and whatever is done with them except launching kernels is a request to the surroundings. What
+are references, and whatever is done with them except launching kernels is a request to the environment. What
 has no such form is refused with a reason; the Python program does it.
 """
 
@@ -17,6 +17,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.nodes import Opaque, View
 from polyfuse.plugin.host import (
     Address,
+    BindSize,
     Constant,
     Discard,
     Drop,
@@ -24,16 +25,15 @@ from polyfuse.plugin.host import (
     HostInput,
     HostProgram,
     HostStep,
-    Let,
+    MakeRequest,
+    OffsetAddress,
     Operand,
-    Place,
     Raise,
     Request,
     Reserve,
     Run,
-    Send,
 )
-from polyfuse.program.native_memory import STACK_BYTES, Homes, find_homes, quiet_runs
+from polyfuse.program.native_memory import STACK_BYTES, PlainMemory, plan_plain_memory, quiet_runs
 from polyfuse.program.python_text import OBJECT_CALL, is_plain_layout, origin_text
 from polyfuse.program.steps import (
     Allocate,
@@ -83,7 +83,9 @@ class _Lowering:
         self.calls = calls
         self.kernels = {entry.name: entry.kernel for entry in program.kernels}
         self.constants = dict(program.constants)
-        self.homes: Homes = find_homes(program, frozenset(n for n, c in calls.items() if c is not None))
+        self.memory: PlainMemory = plan_plain_memory(
+            program, frozenset(n for n, c in calls.items() if c is not None)
+        )
         self.table = [n for n in (k.name for k in program.kernels) if calls.get(n) is not None]
         self.requests: list[Request] = []
         self.steps: list[HostStep] = []
@@ -105,7 +107,7 @@ class _Lowering:
     def lowered(self) -> HostProgram:
         """The whole program."""
         program = self.program
-        launched = self.homes.launched
+        launched = self.memory.launched
         for item in program.inputs:
             if item.alignment and not item.static:
                 self.addressed.add(item.name)  # the check fetches it
@@ -179,12 +181,10 @@ class _Lowering:
             if isinstance(operand, str):
                 self._address(operand)
         placed = tuple(self._slot(o) if isinstance(o, str) else self._index(o) for o in step.operands)
-        self.work[len(self.steps)] = self._points(step.kernel)
+        # points of the kernel, for the example sizes
+        hints = self.kernels[step.kernel].size_hints
+        self.work[len(self.steps)] = math.prod(max(1, hint) for hint in hints)
         self.steps.append(Run(self.table.index(step.kernel), placed))
-
-    def _points(self, name: str) -> int:
-        """How many points a kernel has, for the example sizes."""
-        return math.prod(max(1, hint) for hint in self.kernels[name].size_hints)
 
     def _extern(self, step: ExternStep) -> None:
         operands: list[str | IndexLike] = []
@@ -211,40 +211,41 @@ class _Lowering:
         if step.device != "cpu":
             raise UnsupportedError(f"{step.name} is allocated on {step.device}")
         dtype: torch.dtype = getattr(torch, step.dtype)
-        if step.name in self.homes.plain:
+        if step.name in self.memory.plain:
             size = self._index(storage_size(step.size, step.stride) * dtype.itemsize)
-            small = isinstance(size, int) and self.homes.stack_bytes <= STACK_BYTES
+            small = isinstance(size, int) and self.memory.stack_bytes <= STACK_BYTES
             self.slots[step.name] = step.name
             self.stacked.update((step.name,) if small else ())
             self.steps.append(Reserve(step.name, size, small))
             return
         operands: list[str | IndexLike] = []
-        size_, stride = self._value(step.size, operands), self._value(step.stride, operands)
-        self._send("runtime", "empty_strided_cpu", (size_, stride, dtype), operands, (step.name,))
+        self._send(
+            "runtime", "empty_strided_cpu", (*self._layout(step, operands), dtype), operands, (step.name,)
+        )
         self._defined(step.name)
 
     def _reuse(self, step: Reuse) -> None:
         old = self._slot(step.old)
-        if step.new in self.homes.plain or step.same_layout:
+        if step.new in self.memory.plain or step.same_layout:
             self.slots[step.new] = old
             return
         operands: list[str | IndexLike] = [old]
-        size, stride = self._value(step.size, operands), self._value(step.stride, operands)
-        self._send("runtime", "reinterpret_tensor", (Operand(0), size, stride), operands, (step.new,))
+        args = (Operand(0), *self._layout(step, operands))
+        self._send("runtime", "reinterpret_tensor", args, operands, (step.new,))
         self._defined(step.new)
         self.steps.append(Drop((old,)))
 
     def _make_view(self, step: MakeView) -> None:
         view = step.view
-        if step.name not in self.homes.plain:
+        if step.name not in self.memory.plain:
             self._view(view, step.name)
             self._defined(step.name)
             return
         self._address(view.buffer)
-        width = view.dtype.itemsize if view.dtype is not None else self.homes.itemsizes[view.buffer]
+        width = view.dtype.itemsize if view.dtype is not None else self.memory.itemsizes[view.buffer]
         offset = self._index(view.offset * width)
         self.slots[step.name] = step.name
-        self.steps.append(Place(step.name, self._slot(view.buffer), offset))
+        self.steps.append(OffsetAddress(step.name, self._slot(view.buffer), offset))
 
     def _view(self, view: View, name: str) -> None:
         operands: list[str | IndexLike] = []
@@ -261,9 +262,9 @@ class _Lowering:
         for name in names:
             if name in self.numbers:
                 continue
-            if name not in self.homes.plain:
+            if name not in self.memory.plain:
                 dropped.append(self._slot(name))
-            elif name in self.homes.owners:
+            elif name in self.memory.owners:
                 slot = self._slot(name)
                 if slot not in self.stacked:
                     self.steps.append(Discard(slot))
@@ -281,16 +282,15 @@ class _Lowering:
             operands: list[str | IndexLike] = [self._slot(read.name)]
             self._send("runtime", read.kind, args, operands, (number,), letters="i")
         self.steps.append(
-            Let(step.symbol, number, self._index(step.factor), self._index(step.offset), step.power)
+            BindSize(step.symbol, number, self._index(step.factor), self._index(step.offset), step.power)
         )
-        if read.kind == "value" and (step.factor, step.offset, step.power) == (1, 0, 1):
+        if step.is_copy:
             self.symbols[number] = symbol(step.symbol)
 
     def _conform(self, step: Conform) -> None:
         operands: list[str | IndexLike] = [self._slot(step.name)]
-        size, stride = self._value(step.size, operands), self._value(step.stride, operands)
         dtype = getattr(torch, step.dtype) if step.dtype else None
-        args = (Operand(0), size, stride, step.alignment or 1, dtype)
+        args = (Operand(0), *self._layout(step, operands), step.alignment or 1, dtype)
         name = self._temporary("conformed")
         self._send("runtime", "conform", args, operands, (name,))
         self.steps.append(Drop((self._slot(step.name),)))
@@ -301,10 +301,10 @@ class _Lowering:
         """Steps that only look at a tensor."""
         if isinstance(step, AssertLayout):
             operands: list[str | IndexLike] = [self._slot(step.name)]
-            size, stride = self._value(step.size, operands), self._value(step.stride, operands)
+            args = (Operand(0), *self._layout(step, operands))
             function = "assert_size_stride" if is_plain_layout(step) else "assert_layout"
             subject = self.shown.get(step.name, step.name)
-            self._send("runtime", function, (Operand(0), size, stride), operands, (), subject=subject)
+            self._send("runtime", function, args, operands, (), subject=subject)
         elif isinstance(step, RaiseFailed):
             # a request that is made only where the status says so: its operands are that status and the sizes
             self._address(step.name)
@@ -354,6 +354,11 @@ class _Lowering:
             return Constant(value.key)
         return value
 
+    def _layout(
+        self, step: Allocate | AssertLayout | Conform | Reuse, operands: list[str | IndexLike]
+    ) -> tuple[Any, Any]:
+        return self._value(step.size, operands), self._value(step.stride, operands)
+
     def _operand(self, operand: str | IndexLike, operands: list[str | IndexLike]) -> Operand:
         if operand not in operands:
             operands.append(operand)
@@ -363,7 +368,7 @@ class _Lowering:
         """The value of a variable that is a number."""
         if name not in self.symbols:
             fresh = self._temporary("number")
-            self.steps.append(Let(fresh, name))
+            self.steps.append(BindSize(fresh, name))
             self.symbols[name] = symbol(fresh)
         return self.symbols[name]
 
@@ -382,7 +387,7 @@ class _Lowering:
         return name
 
     def _index(self, index: IndexLike) -> IndexLike:
-        """A size that can be computed natively: in whole numbers, without a division by nothing."""
+        """A size that can be computed natively: in integers, without a division by nothing."""
         for atom in () if isinstance(index, int) else atoms(index):
             if atom.kind == "host" or (atom.kind == "sym" and shapes.named_fraction(atom.name)):
                 raise UnsupportedError(f"the size {index} is no integer")
@@ -414,7 +419,7 @@ class _Lowering:
         named = tuple(r for r in results if r)
         for result in named:
             self.slots[result] = result
-        self.steps.append(Send(len(self.requests) - 1, tuple(operands), named))
+        self.steps.append(MakeRequest(len(self.requests) - 1, tuple(operands), named))
 
     def _slot(self, name: str) -> str:
         return self.slots.get(name, name)
@@ -422,13 +427,13 @@ class _Lowering:
     def _defined(self, name: str, slot: str = "") -> None:
         """Fetch the address of a new reference if kernels want it."""
         self.addressed.discard(slot or name)
-        if name in self.homes.launched:
+        if name in self.memory.launched:
             self._address(name)
 
     def _address(self, name: str) -> None:
         """Make sure of the address of a variable."""
         slot = self._slot(name)
-        if name not in self.homes.plain and slot not in self.addressed:
+        if name not in self.memory.plain and slot not in self.addressed:
             self.addressed.add(slot)
             self.steps.append(Address(slot))
 
@@ -443,8 +448,8 @@ def _refuse(program: Program) -> None:
         raise UnsupportedError(f"it computes on {program.device}")
     if program.profile:
         raise UnsupportedError("the option profile looks at every launch")
-    if program.parts:
-        raise UnsupportedError("parts of it are recorded")
+    if program.partitions:
+        raise UnsupportedError("partitions of it are recorded as device graphs")
     for step in program.steps:
         if isinstance(step, LaunchKernel) and step.device:
             raise UnsupportedError(f"a kernel runs on {step.device}")

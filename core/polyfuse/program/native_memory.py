@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from polyfuse.plugin.host import Discard, HostStep, Place, Quiet, Reserve, Run
-from polyfuse.program.parts import names_in
+from polyfuse.plugin.host import Discard, HostStep, OffsetAddress, Quiet, Reserve, Run
+from polyfuse.program.partitions import names_in
 from polyfuse.program.steps import (
     Allocate,
     BindSymbol,
@@ -24,7 +24,7 @@ from polyfuse.program.steps import (
 )
 from polyfuse.symbolic import storage_size
 
-__all__ = ["STACK_BYTES", "Homes", "find_homes", "quiet_runs"]
+__all__ = ["STACK_BYTES", "PlainMemory", "plan_plain_memory", "quiet_runs"]
 
 STACK_BYTES = 102_400
 """Most bytes of a program's intermediate values that lie on the stack. Threads have half a megabyte and more.
@@ -36,8 +36,8 @@ takes as long as a few hundred points."""
 
 
 @dataclass(frozen=True)
-class Homes:
-    """Where variables live.
+class PlainMemory:
+    """Which variables are addresses of plain memory.
 
     Attributes:
         plain: those that are addresses and nothing more.
@@ -54,7 +54,7 @@ class Homes:
     stack_bytes: int
 
 
-def find_homes(program: Program, direct: frozenset[str]) -> Homes:
+def plan_plain_memory(program: Program, direct: frozenset[str]) -> PlainMemory:
     """Decide it, given the kernels that are called directly."""
     steps = program.steps
     launched = {
@@ -95,11 +95,11 @@ def find_homes(program: Program, direct: frozenset[str]) -> Homes:
         elif isinstance(step, MakeView):
             width = step.view.dtype.itemsize if step.view.dtype else itemsizes.get(step.view.buffer, 1)
             itemsizes[step.name] = width
-    return Homes(plain, frozenset(owners), frozenset(launched), itemsizes, stack)
+    return PlainMemory(plain, frozenset(owners), frozenset(launched), itemsizes, stack)
 
 
 def quiet_runs(steps: Sequence[HostStep], work: Mapping[int, int]) -> tuple[HostStep, ...]:
-    """The steps, with long work that needs nothing of the surroundings put together.
+    """The steps, with long work that needs nothing of the environment put together.
 
     Args:
         steps: all, in order.
@@ -109,7 +109,7 @@ def quiet_runs(steps: Sequence[HostStep], work: Mapping[int, int]) -> tuple[Host
     position = 0
     while position < len(steps):
         end = position
-        while end < len(steps) and isinstance(steps[end], (Run, Reserve, Discard, Place)):
+        while end < len(steps) and isinstance(steps[end], (Run, Reserve, Discard, OffsetAddress)):
             end += 1
         run = tuple(steps[position:end])
         if sum(work.get(i, 0) for i in range(position, end)) >= WORTH_A_PAUSE:

@@ -11,11 +11,11 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph, GraphInput, views_in
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Opaque, Origin, SymbolPath, View
-from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, part_fault
+from polyfuse.program.device_graphs import doubtful, graph_facts, option_in_the_way, partition_fault
 from polyfuse.program.lifetimes import lifetimes, unused_inputs, used_constants
 from polyfuse.program.memory import MemoryPlan, itemsize, plan_memory
-from polyfuse.program.parts import Surroundings, Work, find_parts
-from polyfuse.program.pools import Place, Pool, plan_pools
+from polyfuse.program.partitions import RecordingContext, Work, find_partitions
+from polyfuse.program.pools import Pool, PoolSlice, plan_pools
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -27,7 +27,7 @@ from polyfuse.program.steps import (
     LaunchKernel,
     MakeView,
     Observe,
-    Part,
+    Partition,
     Program,
     ProgramInput,
     ProgramKernel,
@@ -77,16 +77,18 @@ class _Planner:
         self.alignments = _assumed_alignments(schedule)
         graph, mutated = self.graph, frozenset(self.graph.mutated_inputs())
         self.inputs = tuple(_program_input(i, graph, self.alignments, mutated) for i in graph.inputs)
-        self.device = _accelerator(self.graph)
+        # the first device of the graph that is not the CPU
+        devices = (b.device for b in graph.buffers.values())
+        self.device = next((d for d in devices if d and not d.startswith("cpu")), "")
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = lifetimes(schedule, settings)
         pooled = settings.memory_pools and self.graph.kind == "inference"
-        self.places = plan_pools(self.lifetimes, self.graph.buffers) if pooled else {}
+        self.slices = plan_pools(self.lifetimes, self.graph.buffers) if pooled else {}
         self.memory = plan_memory(
-            [item for item in self.lifetimes if item.name not in self.places],
+            [item for item in self.lifetimes if item.name not in self.slices],
             len(schedule.steps),
             settings.reuse_buffers,
-            tuple(dict.fromkeys(place.pool for place in self.places.values())),
+            tuple(dict.fromkeys(part.pool for part in self.slices.values())),
         )
         self.taken = {old: new for new, old in self.memory.takes.items()}
         self.dead: set[str] = set()
@@ -139,13 +141,13 @@ class _Planner:
             profile=self.settings.profile,
             symbol_hints=tuple(sorted(self.graph.symbol_hints.items())),
             recording=recording,
-            parts=self._parts(recording, steps, first, frozenset(name for name, _ in constants)),
+            partitions=self._partitions(recording, steps, first, frozenset(name for name, _ in constants)),
             views=_views_of_inputs(self.graph),
         )
 
-    def _parts(
+    def _partitions(
         self, recording: GraphFacts | None, steps: tuple[Step, ...], first: int, constants: frozenset[str]
-    ) -> tuple[Part, ...]:
+    ) -> tuple[Partition, ...]:
         """What is recorded of a program that cannot be recorded as a whole, or of which trying may show that,
         where no option is against it.
         """
@@ -153,8 +155,8 @@ class _Planner:
             return ()
         if not recording.refused and not any(doubtful(step, self.graph) for step in self.schedule.steps):
             return ()
-        around = Surroundings(self.graph, self.main_device, constants, recording.limit)
-        return find_parts(steps, {first + i: work for i, work in self.work.items()}, around)
+        around = RecordingContext(self.graph, self.main_device, constants, recording.limit)
+        return find_partitions(steps, {first + i: work for i, work in self.work.items()}, around)
 
     def _prologue(self) -> int:
         """Checks of input values, and release of inputs that nothing uses."""
@@ -219,8 +221,8 @@ class _Planner:
                 "report it with the dumped schedule",
             )
         self.bound[name] = None
-        if name in self.places:
-            self._carve(name, self.places[name])
+        if name in self.slices:
+            self._carve(name, self.slices[name])
             return ""
         old = self.memory.takes.get(name)
         if old is None:
@@ -233,13 +235,13 @@ class _Planner:
         self._forget(old)
         return old
 
-    def _carve(self, name: str, place: Place) -> None:
+    def _carve(self, name: str, part: PoolSlice) -> None:
         """Make a buffer a part of its pool; the first one of a pool allocates that."""
-        buffer, pool = self.graph.buffers[name], place.pool
+        buffer, pool = self.graph.buffers[name], part.pool
         if pool not in self.pool_names:
             self.pool_names[pool] = self._temporary("pool")
             self._add(Allocate(self.pool_names[pool], (pool.size,), (1,), "uint8", pool.device))
-        offset = place.offset // itemsize(buffer)
+        offset = part.offset // itemsize(buffer)
         view = View(self.pool_names[pool], buffer.size, buffer.stride, offset, buffer.dtype)
         self._add(MakeView(name, view))
 
@@ -250,9 +252,9 @@ class _Planner:
             self._add(Free(done))
 
     def _note(self, step: Launch | Call, writes: tuple[str, ...]) -> None:
-        """Keep what the next step does, for what records parts of the program."""
+        """Keep what the next step does, for what records partitions of the program."""
         if self.settings.device_graphs:
-            fault = part_fault(step, self.graph, self.main_device)
+            fault = partition_fault(step, self.graph, self.main_device)
             if not fault and doubtful(step, self.graph):
                 fault = "may be impossible to record"
             self.work[len(self.steps)] = Work(fault, writes)
@@ -497,8 +499,3 @@ def _repeated_views(graph: Graph, schedule: Schedule) -> frozenset[View]:
 def _origins(step: Launch | Call) -> tuple[Origin, ...]:
     nodes: tuple[Node, ...] = step.nodes if isinstance(step, Launch) else (step.node,)
     return tuple(dict.fromkeys(origin for node in nodes for origin in node.origins))
-
-
-def _accelerator(graph: Graph) -> str:
-    """The first device of the graph that is not the processor, as text; ``""`` if there is none."""
-    return next((b.device for b in graph.buffers.values() if b.device and not b.device.startswith("cpu")), "")

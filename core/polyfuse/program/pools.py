@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from polyfuse.ir.nodes import Buffer
 from polyfuse.program.memory import Lifetime, itemsize, storage_size
 
-__all__ = ["ALIGNMENT", "Place", "Pool", "plan_pools"]
+__all__ = ["ALIGNMENT", "PoolSlice", "Pool", "plan_pools"]
 
 ALIGNMENT = 64
 """Of every buffer in a pool, in bytes: a cache line, and more than any vector load needs."""
@@ -41,7 +41,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Place:
+class PoolSlice:
     """Where a buffer lies: `offset` bytes from the start of a pool."""
 
     pool: Pool
@@ -58,9 +58,9 @@ class _Group:
     last: int
 
 
-def plan_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, Place]:
-    """The places of the buffers that share pools, by name; a device with a single one gets no pool."""
-    places: dict[str, Place] = {}
+def plan_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, PoolSlice]:
+    """The slices of the buffers that share pools, by name; a device with a single one gets no pool."""
+    slices: dict[str, PoolSlice] = {}
     for number, (device, groups) in enumerate(_groups(lifetimes, buffers).items()):
         if len(groups) > 1:
             offsets = _offsets(groups)
@@ -68,8 +68,8 @@ def plan_pools(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> 
             first, last = min(g.first for g in groups), max(g.last for g in groups)
             pool = Pool(f"pool_{number}", device, size, first, last)
             for group, offset in zip(groups, offsets, strict=True):
-                places.update(dict.fromkeys(group.names, Place(pool, offset)))
-    return places
+                slices.update(dict.fromkeys(group.names, PoolSlice(pool, offset)))
+    return slices
 
 
 def _groups(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dict[str, list[_Group]]:
@@ -84,7 +84,7 @@ def _groups(lifetimes: Sequence[Lifetime], buffers: Mapping[str, Buffer]) -> dic
         sizes = [_bytes(buffers[item.name]) for item in chain]
         fits = all(item.allocated and item.poolable and item.last is not None for item in chain)
         if fits and all(size is not None and size > 0 for size in sizes):
-            size = max(_aligned(size) for size in sizes if size is not None)
+            size = max(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes if size is not None)
             last = max(item.last for item in chain if item.last is not None)
             group = _Group(tuple(item.name for item in chain), size, chain[0].first, last)
             found.setdefault(buffers[chain[0].name].device, []).append(group)
@@ -120,7 +120,3 @@ def _bytes(buffer: Buffer) -> int | None:
     elements = storage_size(buffer.size, buffer.stride)
     known = isinstance(elements, int) and buffer.dtype is not None
     return elements * itemsize(buffer) if known and isinstance(elements, int) else None
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -16,6 +16,7 @@ from polyfuse.base.names import Names, plain_word
 from polyfuse.base.text import shorten
 from polyfuse.ir.nodes import Opaque, Origin, View
 from polyfuse.program.memory import example_value
+from polyfuse.program.partitions import uses
 from polyfuse.program.steps import (
     Allocate,
     AssertFinite,
@@ -27,7 +28,7 @@ from polyfuse.program.steps import (
     LaunchKernel,
     MakeView,
     Observe,
-    Part,
+    Partition,
     Program,
     RaiseFailed,
     Read,
@@ -43,8 +44,8 @@ from polyfuse.symbolic import text as symbolic_text
 
 __all__ = ["OBJECT_CALL", "is_plain_layout", "origin_text", "python_text"]
 
-_MODULE = "NAME KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED DEVICE GRAPH PARTS VIEWS math torch main"
-_FUNCTIONS = "call call_in_parts call_python args _"
+_MODULE = "NAME KERNELS OBJECTS INPUTS NAMES CHECKS ALIGNED DEVICE GRAPH PARTITIONS VIEWS math torch main"
+_FUNCTIONS = "call call_partitioned call_python args _"
 _RESERVED = (*keyword.kwlist, *dir(builtins), *runtime.__all__, *_MODULE.split(), *_FUNCTIONS.split())
 _PLAIN_HOST_VALUES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -88,11 +89,11 @@ class _Printer:
         symbols = self._plain_symbols()
         for name, key in program.constants:
             self.objects[self.variable(name)] = key
-        if program.has_detour:
-            self._body("call_in_parts", symbols, program.parts)
-            self.functions += ["", "", "def call_in_parts(args):", *self.lines]
+        if program.has_partitioned_form:
+            self._body("call_partitioned", symbols, program.partitions)
+            self.functions += ["", "", "def call_partitioned(args):", *self.lines]
             self.lines = []
-        self._body("call", symbols, () if program.has_detour else program.parts)
+        self._body("call", symbols, () if program.has_partitioned_form else program.partitions)
         title = f'"""Graph {program.name} ({program.kind}), compiled by Polyfuse."""'
         parts = [title, ""]
         if any("math." in line for line in (*self.functions, *self.lines)):
@@ -141,10 +142,9 @@ class _Printer:
             facts = asdict(self.program.recording)
             del facts["names"]  # `INPUTS` has them
             rows.append(f"GRAPH = {facts!r}")
-        if self.program.parts:
-            rows.append(
-                f"PARTS = {tuple((p.name, asdict(p.facts), len(p.inputs)) for p in self.program.parts)!r}"
-            )
+        if self.program.partitions:
+            table = tuple((p.name, asdict(p.facts), len(p.inputs)) for p in self.program.partitions)
+            rows.append(f"PARTITIONS = {table!r}")
         if self.program.views:
             rows.append(f"VIEWS = {self.program.views!r}")
         return [*rows, f"CHECKS = {checks!r}", f"ALIGNED = {aligned!r}", f"DEVICE = {self.program.device!r}"]
@@ -229,7 +229,7 @@ class _Printer:
 
     # Steps.
 
-    def _body(self, function: str, plain_inputs: set[str], parts: Sequence[Part]) -> None:
+    def _body(self, function: str, plain_inputs: set[str], partitions: Sequence[Partition]) -> None:
         names = []
         for item in self.program.inputs:
             if item.kind == "none":
@@ -244,10 +244,10 @@ class _Printer:
             self._open(f"with {self.helper('record_function')}({'polyfuse ' + self.program.name!r}):")
         done = 0
         lost: set[str] = set()
-        for part in parts:
+        for part in partitions:
             self._steps(done, part.start, plain_inputs, lost)
             self._flush()
-            _print_part(self, part, lost)
+            _print_partition(self, part, lost)
             lost.update(part.lost)
             done = part.end
         self._steps(done, len(self.program.steps), plain_inputs, lost)
@@ -280,7 +280,7 @@ class _Printer:
         found: set[str] = set()
         seen, numbers = set[str](), {item.name for item in self.program.inputs if item.kind == "symint"}
         for step in self.program.steps:
-            if isinstance(step, BindSymbol) and _is_copy(step) and step.read.name not in seen:
+            if isinstance(step, BindSymbol) and step.is_copy and step.read.name not in seen:
                 if step.read.name == step.symbol or step.read.name in numbers:
                     seen.add(step.read.name)
                     self.names.bind(("variable", step.read.name), step.symbol)
@@ -416,7 +416,7 @@ def is_plain_layout(step: AssertLayout) -> bool:
     return not step.stride or any(n != 0 for n in step.stride)
 
 
-def _print_part(printer: _Printer, part: Part, lost: set[str]) -> None:
+def _print_partition(printer: _Printer, part: Partition, lost: set[str]) -> None:
     """A function, put before the program's own, and the call of it."""
     given = [printer.variable(name) for name in part.inputs] + list(part.symbols)
     results = _tuple(printer.variable(name) for name in part.results)
@@ -440,10 +440,6 @@ def _read_text(printer: _Printer, read: Read) -> str:
     if read.kind == "value":
         return name
     return f"{name}.shape[{read.dim}]" if read.kind == "size" else f"{name}.stride({read.dim})"
-
-
-def _is_copy(step: BindSymbol) -> bool:
-    return step.read.kind == "value" and (step.factor, step.offset, step.power) == (1, 0, 1)
 
 
 def _tuple(items: Any) -> str:
@@ -480,9 +476,9 @@ def origin_text(origins: tuple[Origin, ...]) -> str:
 
 
 def _printed_as_they_are(program: Program) -> Iterator[str]:
-    """Names that stand in the text unchanged: kernels, parts, and symbols, which texts of sizes hold."""
+    """Names that stand in the text unchanged: kernels, partitions, and symbols, which texts of sizes hold."""
     yield from (item.name for item in program.kernels)
-    yield from (part.name for part in program.parts)
+    yield from (part.name for part in program.partitions)
     yield from (*dict(program.symbol_hints), *(s.symbol for s in program.steps if isinstance(s, BindSymbol)))
 
 
@@ -494,12 +490,6 @@ def _devices_unchecked(program: Program) -> set[str]:
     """
     found = {i.name for i in program.inputs if i.kind == "tensor" and not i.size}
     for step in program.steps:
-        if isinstance(step, LaunchKernel):
-            found.difference_update(o for o in step.operands if isinstance(o, str))
-        elif isinstance(step, MakeView):
-            found.discard(step.view.buffer)
-        elif isinstance(step, Reuse):
-            found.discard(step.old)
-        elif isinstance(step, BindSymbol):
-            found.discard(step.read.name)
+        if isinstance(step, (LaunchKernel, MakeView, Reuse, BindSymbol)):
+            found.difference_update(uses(step))
     return found

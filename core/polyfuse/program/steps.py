@@ -20,7 +20,7 @@ class Ref:
 
 @dataclass(frozen=True)
 class Read:
-    """A whole number that the program reads from one of its variables.
+    """An integer that the program reads from one of its variables.
 
     Attributes:
         kind: ``"value"`` (the variable is a number), ``"size"`` or ``"stride"`` of a tensor.
@@ -49,6 +49,11 @@ class BindSymbol(Step):
     factor: IndexLike = 1
     offset: IndexLike = 0
     power: int = 1
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the symbol is the very number that is read."""
+        return self.read.kind == "value" and (self.factor, self.offset, self.power) == (1, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,7 @@ class ProgramKernel:
 
 
 @dataclass(frozen=True)
-class Part:
+class Partition:
     """Consecutive steps that are a function of their own, so that they can be recorded.
 
     Attributes:
@@ -272,11 +277,11 @@ class Program:
         steps: in order; the last is `Return`.
         kernels: every kernel once.
         constants: (variable, key of the object table) of constant tensors.
-        device: the device to be current while the program runs; ``""`` if all is on the processor.
+        device: the device to be current while the program runs; ``""`` if all is on the CPU.
         profile: whether launches are marked for the profiler.
         symbol_hints: example values of shape symbols.
         recording: what a recording of its work has to know; None if it is not to be recorded.
-        parts: what is recorded in place of the whole where that cannot be, or fails, in order.
+        partitions: what is recorded instead of the whole where that cannot be, or fails, in order.
         views: (result, input) for each result of a forward that is part of an input, as autograd must know.
     """
 
@@ -291,13 +296,13 @@ class Program:
     profile: bool = False
     symbol_hints: tuple[tuple[str, int], ...] = ()
     recording: GraphFacts | None = None
-    parts: tuple[Part, ...] = ()
+    partitions: tuple[Partition, ...] = ()
     views: tuple[tuple[int, int], ...] = ()
 
     @property
-    def has_detour(self) -> bool:
-        """Whether the parts are used only once recording the whole has failed."""
-        return bool(self.parts) and self.recording is not None and not self.recording.refused
+    def has_partitioned_form(self) -> bool:
+        """Whether the partitions are used only once recording the whole has failed."""
+        return bool(self.partitions) and self.recording is not None and not self.recording.refused
 
     def launches(self) -> tuple[LaunchKernel, ...]:
         """The kernel launches, in order."""

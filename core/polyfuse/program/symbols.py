@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.nodes import View
-from polyfuse.program.steps import (
-    Allocate,
-    AssertLayout,
-    BindSymbol,
-    Conform,
-    ExternStep,
-    LaunchKernel,
-    MakeView,
-    ProgramInput,
-    RaiseFailed,
-    Read,
-    Return,
-    Reuse,
-    Step,
-)
-from polyfuse.symbolic import Atom, Index, IndexLike, atoms, free_symbols
+from polyfuse.program.steps import BindSymbol, ProgramInput, Read, Step
+from polyfuse.symbolic import Index, IndexLike, atoms, free_symbols
 from polyfuse.symbolic.index import of_atom
 
 
@@ -36,9 +23,9 @@ def bind_symbols(inputs: Sequence[ProgramInput], needed: Iterable[str]) -> tuple
         UnsupportedError: a symbol occurs in no input, or only where it cannot be solved for.
     """
     missing = dict.fromkeys(needed)
-    places = list(_places(inputs))
+    readable = list(_readable(inputs))
     bound: list[BindSymbol] = []
-    for read, expression in places:
+    for read, expression in readable:
         names = free_symbols(expression)
         if len(names) == 1 and names[0] in missing and _is_plain(expression):
             bound.append(BindSymbol(names[0], read))
@@ -46,7 +33,7 @@ def bind_symbols(inputs: Sequence[ProgramInput], needed: Iterable[str]) -> tuple
     progress = True
     while missing and progress:
         progress = False
-        for read, expression in places:
+        for read, expression in readable:
             unknown = [n for n in free_symbols(expression) if n in missing]
             step = _solve(read, expression, unknown[0]) if len(unknown) == 1 else None
             if step is not None:
@@ -59,11 +46,11 @@ def bind_symbols(inputs: Sequence[ProgramInput], needed: Iterable[str]) -> tuple
                     del missing[step.symbol]
                 progress = True
     if missing:
-        raise _unsolvable(next(iter(missing)), places)
+        raise _unsolvable(next(iter(missing)), readable)
     return tuple(bound)
 
 
-def _places(inputs: Sequence[ProgramInput]) -> Iterator[tuple[Read, IndexLike]]:
+def _readable(inputs: Sequence[ProgramInput]) -> Iterator[tuple[Read, IndexLike]]:
     """Every number that can be read from the inputs, with what it stands for; the cheapest first."""
     for item in inputs:
         if item.kind == "symint" and item.value is not None:
@@ -96,7 +83,7 @@ def _solve(read: Read, expression: IndexLike, symbol: str) -> BindSymbol | None:
         for atom in monomial:
             if atom.kind == "sym" and atom.name == symbol:
                 count += 1
-            elif symbol in _symbols_of(atom):
+            elif any(symbol in free_symbols(argument) for argument in atom.args):
                 return None
             else:
                 rest = rest * of_atom(atom)
@@ -110,10 +97,6 @@ def _solve(read: Read, expression: IndexLike, symbol: str) -> BindSymbol | None:
     return BindSymbol(symbol, read, factor, offset, power) if 0 < power <= 2 else None
 
 
-def _symbols_of(atom: Atom) -> tuple[str, ...]:
-    return tuple(name for argument in atom.args for name in free_symbols(argument))
-
-
 def _first_unbound(
     step: BindSymbol, bound: Sequence[BindSymbol], missing: dict[str, None]
 ) -> tuple[str, ...]:
@@ -122,8 +105,8 @@ def _first_unbound(
     return tuple(n for n in used if n not in known and n not in missing)
 
 
-def _unsolvable(symbol: str, places: Sequence[tuple[Read, IndexLike]]) -> UnsupportedError:
-    where = [f"{e} ({r.kind} {r.dim} of {r.name})" for r, e in places if symbol in free_symbols(e)]
+def _unsolvable(symbol: str, readable: Sequence[tuple[Read, IndexLike]]) -> UnsupportedError:
+    where = [f"{e} ({r.kind} {r.dim} of {r.name})" for r, e in readable if symbol in free_symbols(e)]
     cause = f"the size {symbol} is needed at run time but "
     cause += f"cannot be solved for in {where[0]}" if where else "no input of the graph tells its value"
     return UnsupportedError(cause, "mark that dimension static, or pass the size itself to the function")
@@ -140,19 +123,8 @@ def symbols_in(expressions: Iterable[IndexLike]) -> Iterator[str]:
 def expressions(steps: Iterable[Step]) -> Iterator[IndexLike]:
     """Every size expression in some steps."""
     for step in steps:
-        if isinstance(step, (AssertLayout, Allocate, Reuse, Conform)):
-            yield from step.size
-            yield from step.stride
-        elif isinstance(step, RaiseFailed):
-            yield from (size for _, _, size in step.rows)
-        elif isinstance(step, LaunchKernel):
-            yield from (o for o in step.operands if not isinstance(o, str))
-        elif isinstance(step, MakeView):
-            yield from _sizes_in(step.view)
-        elif isinstance(step, ExternStep):
-            yield from _sizes_in((step.args, tuple(value for _, value in step.kwargs)))
-        elif isinstance(step, Return):
-            yield from _sizes_in(step.values)
+        for item in fields(step):
+            yield from _sizes_in(getattr(step, item.name))
 
 
 def _sizes_in(value: Any) -> Iterator[IndexLike]:

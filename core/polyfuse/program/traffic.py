@@ -1,4 +1,4 @@
-"""How many bytes a schedule moves between memory and processor, and how many it would move without fusion."""
+"""How many bytes a schedule reads and writes in memory, and how many it would without fusion."""
 
 from __future__ import annotations
 

@@ -20,9 +20,7 @@ def is_const(expr: Expr, value: float | int | bool) -> bool:
     if expr.op != "const" or expr.value != value:
         return False
     return (
-        value != 0
-        or not expr.dtype.is_float
-        or math.copysign(1.0, expr.value) == math.copysign(1.0, value)
+        value != 0 or not expr.dtype.is_float or math.copysign(1.0, expr.value) == math.copysign(1.0, value)
     )
 
 

@@ -1,5 +1,5 @@
-"""A program with further inputs that follow from the parameters of a model: they are computed when parameters
-are met for the first time, and again when these have changed.
+"""Frozen constants: values that follow from the parameters of a model alone, such as weights laid out for a
+library. They are computed when parameters are met for the first time, and again when these have changed.
 """
 
 from __future__ import annotations
@@ -7,27 +7,46 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["FrozenProgram", "stamp"]
+__all__ = ["FROZEN", "FrozenCall", "FrozenProgram"]
+
+FROZEN = "frozen."
+"""Before the name of an operator that is called through `FrozenCall`."""
 
 _MOST_MODELS = 64
 """Sets of parameters that are remembered: the layers of a model may share one program."""
 
 _Values = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+_Stamp = tuple[tuple[int, int], ...]
 
 
 @dataclass
-class _Known:
-    """Further inputs, and the state of the parameters that they were computed from."""
+class _Entry:
+    """A value, and the state of the parameters that it was computed from."""
 
     parameters: tuple[weakref.ref[torch.Tensor], ...]
-    stamp: tuple[tuple[int, int], ...]
-    values: list[torch.Tensor]
+    stamp: _Stamp
+    value: Any
+
+    def is_of(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the parameters."""
+        return all(ref() is tensor for ref, tensor in zip(self.parameters, given))
+
+    def is_current(self, given: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the parameters, and they have not changed."""
+        return self.is_of(given) and self.stamp == _stamp(given)
+
+
+def _stamp(given: Sequence[torch.Tensor]) -> _Stamp:
+    """What changes when a parameter does: where it is, and how often it was written to. Tensors made in
+    inference mode do not count that.
+    """
+    return tuple((t.data_ptr(), -1 if t.is_inference() else t._version) for t in given)
 
 
 class FrozenProgram:
@@ -47,48 +66,57 @@ class FrozenProgram:
         self.program = program
         self._compute = values
         self._sources = tuple(sources)
-        self._known: OrderedDict[tuple[int, ...], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[int, ...], _Entry] = OrderedDict()
         self._lock = threading.Lock()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         given = [args[i] for i in self._sources]
-        known = self._known.get(tuple(map(id, given)))
-        if known is None or not _is_current(known, given):
-            known = self._renewed(given)
-        args.extend(known.values)
+        entry = self._known.get(tuple(map(id, given)))
+        if entry is None or not entry.is_current(given):
+            entry = self._renewed(given)
+        args.extend(entry.value)
         return self.program(args)
 
-    def _renewed(self, given: Sequence[torch.Tensor]) -> _Known:
+    def _renewed(self, given: Sequence[torch.Tensor]) -> _Entry:
         key = tuple(map(id, given))
         with self._lock:
-            known = self._known.get(key)
-            if known is not None and _is_current(known, given):
-                return known
-            now = stamp(given)
+            entry = self._known.get(key)
+            if entry is not None and entry.is_current(given):
+                return entry
+            now = _stamp(given)
             values = self._compute(given)
-            if known is not None and _same_tensors(known, given):
+            if entry is not None and entry.is_of(given):
                 # at the same addresses, which recordings of the program may hold
-                for old, new in zip(known.values, values, strict=True):
+                for old, new in zip(entry.value, values, strict=True):
                     old.copy_(new)
-                known.stamp = now
-                return known
-            known = _Known(tuple(map(weakref.ref, given)), now, values)
-            self._known[key] = known
+                entry.stamp = now
+                return entry
+            entry = self._known[key] = _Entry(tuple(map(weakref.ref, given)), now, values)
             while len(self._known) > _MOST_MODELS:
                 self._known.popitem(last=False)
-            return known
+            return entry
 
 
-def _is_current(known: _Known, given: Sequence[torch.Tensor]) -> bool:
-    return _same_tensors(known, given) and known.stamp == stamp(given)
-
-
-def _same_tensors(known: _Known, given: Sequence[torch.Tensor]) -> bool:
-    return all(ref() is tensor for ref, tensor in zip(known.parameters, given))
-
-
-def stamp(given: Sequence[torch.Tensor]) -> tuple[tuple[int, int], ...]:
-    """What changes when a parameter does: where it is, and how often it was written to. Tensors made in
-    inference mode do not count that.
+class FrozenCall:
+    """Called as the operator is, with a parameter first and with plain values. A result lives as long as its
+    parameter.
     """
-    return tuple((t.data_ptr(), -1 if t.is_inference() else t._version) for t in given)
+
+    def __init__(self, operator: Callable[..., Any]) -> None:
+        self._operator = operator
+        self._known: dict[tuple[int, Hashable], _Entry] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, parameter: torch.Tensor, *args: Any) -> Any:
+        key = id(parameter), tuple(tuple(a) if isinstance(a, list) else a for a in args)
+        entry = self._known.get(key)
+        if entry is not None and entry.is_current((parameter,)):
+            return entry.value
+        with self._lock:
+            now = _stamp((parameter,))
+            # a tensor made in inference mode would not say when it is written to
+            with torch.inference_mode(False), torch.no_grad():
+                result = self._operator(parameter.detach(), *args)
+            forget = weakref.ref(parameter, lambda _: self._known.pop(key, None))
+            self._known[key] = _Entry((forget,), now, result)
+            return result

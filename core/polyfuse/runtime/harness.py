@@ -9,9 +9,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.module import CompiledModule
-
-__all__ = ["main", "random_inputs", "time_call", "time_kernels"]
+__all__ = ["main", "random_inputs", "time_call"]
 
 
 def random_inputs(specs: Sequence[Sequence[Any]]) -> list[Any]:
@@ -29,36 +27,6 @@ def time_call(function: Callable[[list[Any]], Any], inputs: Sequence[Any], secon
         function(list(inputs))
         samples.append(time.perf_counter() - start)
     return statistics.median(samples)
-
-
-def time_kernels(module: CompiledModule, inputs: Sequence[Any], calls: int = 20) -> dict[str, float]:
-    """Median seconds that each kernel takes in one call of the program, all its launches together."""
-    module.wait()
-    namespace = module.namespace
-    kernels = module.kernels
-    spent: dict[str, list[float]] = {name: [] for name in kernels}
-
-    module(list(inputs))
-
-    def timed(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*operands: Any) -> None:
-            start = time.perf_counter()
-            kernel(*operands)
-            spent[name][-1] += time.perf_counter() - start
-
-        return run
-
-    # a native host program calls its kernels by their addresses
-    run = namespace.get("call_python", module)
-    try:
-        namespace.update({name: timed(name, kernel) for name, kernel in kernels.items()})
-        for _ in range(calls + 1):
-            for samples in spent.values():
-                samples.append(0.0)
-            run(list(inputs))
-    finally:
-        namespace.update(kernels)
-    return {name: statistics.median(samples[1:]) for name, samples in spent.items()}
 
 
 def main(namespace: dict[str, Any]) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import linecache
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 
@@ -18,9 +18,10 @@ from polyfuse.runtime.explain import explain, layout_error, line_map, not_a_tens
 from polyfuse.runtime.graphs.replay import GraphFacts, GraphStatus, recorded_program
 from polyfuse.runtime.native import on_device
 from polyfuse.runtime.native_program import HostStatus, NativeCall
+from polyfuse.runtime.provisional import Provisional
 from polyfuse.torch_compat.bindings import has_no_memory, is_fake
 
-__all__ = ["CompiledModule", "KernelEntry", "Provisional", "load"]
+__all__ = ["CompiledModule", "KernelEntry", "load"]
 
 
 class Pending(Protocol):
@@ -28,14 +29,6 @@ class Pending(Protocol):
 
     def result(self) -> Callable[..., Any]:
         """Wait for it; raises what its build raised."""
-
-
-@runtime_checkable
-class Provisional(Protocol):
-    """A kernel that another one may take the place of while the program runs."""
-
-    def attach(self, put: Callable[[Callable[..., Any]], None]) -> None:
-        """Be given what puts another function in its place."""
 
 
 class Native(Protocol):
@@ -48,7 +41,11 @@ class Native(Protocol):
     status: HostStatus
 
     def open(
-        self, launchables: Mapping[str, Callable[..., Any]], objects: Mapping[str, Any], aligned: Aligned
+        self,
+        launchables: Mapping[str, Callable[..., Any]],
+        objects: Mapping[str, Any],
+        aligned: Aligned,
+        replaced: Collection[str],
     ) -> NativeCall | None:
         """Wait for it; None where it cannot be had."""
 
@@ -69,7 +66,7 @@ class CompiledModule:
         namespace: the globals of the program.
         output_strides: strides that the compiler chose for results, where it may; None if it changed none.
         graph_status: what becomes of recording its work; None where that was not asked for.
-        kept: what the compiler stores of it, so that a later process need not compile it, or why it does not.
+        cache_record: what the graph cache stores of it, or why it stores nothing.
         native: the same program in its native form, if that was asked for.
     """
 
@@ -90,9 +87,10 @@ class CompiledModule:
         self.output_strides = output_strides
         self.namespace = namespace
         self.graph_status = GraphStatus() if namespace.get("GRAPH") is not None else None
-        self.kept: object = "nobody said how to"
+        self.cache_record: object = "it was not compiled for the graph cache"
         self.native: Native | None = None
         self._pending = dict(kernels)
+        self._provisional: dict[str, Provisional] = {}
         self._lock = threading.Lock()
         self._run: Callable[[list[Any]], tuple[Any, ...]] = self._first_run
 
@@ -117,6 +115,7 @@ class CompiledModule:
                 kernel = entry if callable(entry) else entry.result()
                 self.namespace[name] = kernel
                 if isinstance(kernel, Provisional):
+                    self._provisional[name] = kernel
                     kernel.attach(partial(self.namespace.__setitem__, name))
                 del self._pending[name]
 
@@ -134,15 +133,20 @@ class CompiledModule:
     def _first_run(self, args: list[Any]) -> tuple[Any, ...]:
         self._check_inputs(args)
         self.wait()
-        self._open_native(args)
+        # a native program calls kernels by their addresses, past what checks their first launch
+        checking = self.native is not None and any(k.pending for k in self._provisional.values())
+        if not checking:
+            self._open_native(args)
         moved = misplaced(args, self.namespace["ALIGNED"])
         run = self._recorded(partial(self._entry, moved=moved))
         # which inputs are such is guarded: a call with others is another program's
         bare = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and has_no_memory(a)]
         run = partial(with_memory, run, positions=bare) if bare else run
         views = self.namespace.get("VIEWS")
-        self._run = partial(with_views, run, views=views) if views else run
-        return self._run(args)
+        run = partial(with_views, run, views=views) if views else run
+        if not checking:
+            self._run = run
+        return run(args)
 
     def _open_native(self, args: Sequence[Any]) -> None:
         """Put the native program in the place of the Python program, if there is one."""
@@ -157,7 +161,8 @@ class CompiledModule:
                 )
                 return
         objects = {key: space[variable] for variable, key in space["OBJECTS"].items()}
-        program = self.native.open(self.kernels, objects, space["ALIGNED"])
+        replaced = [name for name, kernel in self._provisional.items() if kernel.replaced]
+        program = self.native.open(self.kernels, objects, space["ALIGNED"], replaced)
         if program is not None:
             space["call_python"], space["call"] = space["call"], program
 
@@ -182,28 +187,28 @@ class CompiledModule:
         generators = [o for o in objects if isinstance(o, torch.Generator)]
         known = GraphFacts(**facts, names=tuple(row[0] for row in inputs))
 
-        def in_parts() -> Callable[[list[Any]], Any]:
-            self._record_parts(generators)
-            return entry("call_in_parts")
+        def partitioned() -> Callable[[list[Any]], Any]:
+            self._record_partitions(generators)
+            return entry("call_partitioned")
 
-        detour = None
+        fallback = None
         if known.refused:
-            self._record_parts(generators)
-        elif "PARTS" in self.namespace:
-            detour = in_parts
-        return recorded_program(program, known, sizes, generators, self.name, self.graph_status, detour)
+            self._record_partitions(generators)
+        elif "PARTITIONS" in self.namespace:
+            fallback = partitioned
+        return recorded_program(program, known, sizes, generators, self.name, self.graph_status, fallback)
 
-    def _record_parts(self, generators: Sequence[torch.Generator]) -> None:
-        for name, own, tensors in self.namespace.get("PARTS", ()):
-            self._record_part(name, GraphFacts(**own), tensors, generators)
+    def _record_partitions(self, generators: Sequence[torch.Generator]) -> None:
+        for name, own, tensors in self.namespace.get("PARTITIONS", ()):
+            self._record_partition(name, GraphFacts(**own), tensors, generators)
 
-    def _record_part(
+    def _record_partition(
         self, name: str, facts: GraphFacts, tensors: int, generators: Sequence[torch.Generator]
     ) -> None:
         """Put what records a function of the program in its place. Inputs behind `tensors` are numbers."""
         assert self.graph_status is not None
         status = GraphStatus()
-        self.graph_status.parts.append(status)
+        self.graph_status.partitions.append(status)
         sizes = range(tensors, len(facts.names))
         self.namespace[name] = recorded_program(
             self.namespace[name], facts, sizes, generators, f"{name} of {self.name}", status

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.once import ONCE, Once
+from polyfuse.runtime.frozen import FROZEN, FrozenCall
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.calls import fast_call
 
@@ -29,11 +29,7 @@ assert_size_stride = bindings.assert_size_stride
 empty_strided_cpu = bindings.empty_strided_cpu
 reinterpret_tensor = bindings.reinterpret_tensor
 record_function = torch.profiler.record_function
-
-
-def tensor_data_ptr_address() -> int | None:
-    """Address of a C function from a tensor object to its data pointer, for native launchers, or None."""
-    return bindings.tensor_data_ptr_address()
+tensor_data_ptr_address = bindings.tensor_data_ptr_address
 
 
 def allocator(device: str) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
@@ -50,11 +46,11 @@ def allocator(device: str) -> Callable[[Sequence[int], Sequence[int], torch.dtyp
 
 
 def operator(name: str, out: bool = False) -> Callable[..., Any]:
-    """The cheapest callable for an operator; with `out`, the one that is called with `out=`. After `once.`,
-    one that calls it once for each parameter.
+    """The cheapest callable for an operator; with `out`, the one that is called with `out=`. After `frozen.`,
+    one that calls it through `FrozenCall`.
     """
-    if name.startswith(ONCE):
-        return Once(fast_call(name.removeprefix(ONCE)))
+    if name.startswith(FROZEN):
+        return FrozenCall(fast_call(name.removeprefix(FROZEN)))
     return fast_call(name, out)
 
 
@@ -68,7 +64,7 @@ def device_guard(device: str) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def on_device(call: Callable[[list[Any]], Any], device: str) -> Callable[[list[Any]], Any]:
-    """`call` with the device current while it runs; where only one exists, or it is the processor, `call`
+    """`call` with the device current while it runs; where only one exists, or it is the CPU, `call`
     itself.
     """
     where = torch.device(device) if device else torch.device("cpu")

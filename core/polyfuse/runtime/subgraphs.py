@@ -10,7 +10,7 @@ import torch
 
 from polyfuse.runtime.checks import conform
 
-__all__ = ["DENSE", "Body", "Layout"]
+__all__ = ["DENSE", "Subgraph", "Layout"]
 
 DENSE = "dense"
 """A layout: row by row, whatever the sizes are."""
@@ -20,7 +20,7 @@ Layout: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]] | str | None
 
 
 @dataclass(frozen=True, eq=False)
-class Body:
+class Subgraph:
     """Called like the function that it was compiled from.
 
     Attributes:

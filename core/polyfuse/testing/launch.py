@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polyfuse.checking.compare import agree, mismatch
+from polyfuse.checking.operands import Copied, Layout, copied, layout_of, raw
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.plugin import Backend, Launchable
-from polyfuse.testing.cases.case import Case, Operands, Part
-from polyfuse.testing.compare import difference
+from polyfuse.testing.cases.case import Case, Operand, Operands, Part
 
 Faults = dict[int, str]
 """By position of a part: what is wrong with it."""
@@ -30,29 +31,28 @@ def check(
     """
     faults: Faults = {}
     for number, run in enumerate(case.runs):
-        truth = _begun(run(), pairs)
-        guards = [_Guarded(o, device) if isinstance(o, Tensor) else None for o in run()]
+        truth, fresh = _begun(run(), pairs), run()
+        placed = [_on(device, operand) for operand in fresh]
         for output, source in pairs:
-            guards[output] = guards[source]
-        given = tuple(o if g is None else g.tensor for o, g in zip(truth, guards, strict=True))
+            placed[output] = placed[source]
+        layout = layout_of(case.kernel, placed)
+        assert layout is not None, f"operands of {case.kernel.name} are smaller than it declares"
+        given = copied(placed, layout)
         run_kernel(case.kernel, truth)
         try:
-            launchable(*given)
+            launchable(*given.operands)
             backend.synchronize()
         except Exception as error:
             return {k: f"the launch raised {type(error).__name__}: {error}" for k in range(len(case.parts))}
-        fresh = run()
         for position, part in enumerate(case.parts):
-            if position in faults:
-                continue
-            fault = _compare(part, given, truth, fresh)
+            fault = "" if position in faults else _compare(case, part, given.operands, truth, fresh)
             if fault:
                 sizes = [v for v in fresh if isinstance(v, int)]
                 where = f", sizes {sizes}" if sizes else f", launch {number}" if len(case.runs) > 1 else ""
                 faults[position] = fault + where
-        spoilt = _spoilt(case, given, fresh, guards, frozenset(source for _, source in pairs))
-        if spoilt:
-            faults.setdefault(0, spoilt)
+        damage = _damage(case, given, layout, fresh, frozenset(source for _, source in pairs))
+        if damage:
+            faults.setdefault(0, damage)
     return faults
 
 
@@ -68,56 +68,45 @@ def _begun(operands: Operands, pairs: Sequence[tuple[int, int]]) -> Operands:
     return tuple(found)
 
 
-class _Guarded:
-    """A copy of a tensor with known bytes around it, at the same distance from an aligned place."""
-
-    def __init__(self, original: Tensor, device: str) -> None:
-        size = original.element_size()
-        self.start = _GUARD + original.storage_offset() * size
-        self.end = self.start + original.numel() * size
-        self.memory = torch.full((self.end + _GUARD,), _PATTERN, dtype=torch.uint8, device=device)
-        self.tensor = self.memory[self.start : self.end].view(original.dtype)
-        self.tensor.copy_(original)
-
-    def intact(self) -> bool:
-        """Whether the bytes around the tensor are as they were."""
-        return bool(
-            (self.memory[: self.start] == _PATTERN).all() and (self.memory[self.end :] == _PATTERN).all()
-        )
+def _on(device: str, operand: Operand) -> Operand:
+    """An operand on a device, at the same offset in its storage."""
+    if not isinstance(operand, Tensor):
+        return operand
+    storage = raw(operand.as_strided((0,), (1,), 0), operand.untyped_storage().nbytes()).to(device)
+    moved = torch.empty(0, dtype=operand.dtype, device=device)
+    return moved.set_(storage.untyped_storage(), operand.storage_offset(), operand.shape, operand.stride())
 
 
-_GUARD, _PATTERN = 256, 0xA5
-
-
-def _compare(part: Part, given: Operands, truth: Operands, fresh: Operands) -> str:
+def _compare(case: Case, part: Part, given: Operands, truth: Operands, fresh: Operands) -> str:
     found, wanted = given[part.operand], truth[part.operand]
     assert isinstance(found, Tensor) and isinstance(wanted, Tensor)
+    found = found.cpu()
     answers = (wanted,) if part.expected is None else (part.expected(fresh), wanted)
-    valid = None if part.valid is None else part.valid(fresh)
-    slack = None if part.slack is None else part.slack(fresh)
-    return difference(found.cpu(), answers, part.tolerance, valid, slack)
+    slack = 0.0
+    if part.slack is not None and found.dtype.is_floating_point:
+        slack = part.slack(fresh).double().nan_to_num(nan=0.0, posinf=0.0).reshape(found.shape)
+    allowed = [part.tolerance.allowed(answer) + slack for answer in answers]
+    good = torch.zeros(found.shape, dtype=torch.bool)
+    for answer, bound in zip(answers, allowed, strict=True):
+        good |= agree(found, answer, bound, part.tolerance.signed_zero)
+    if part.valid is not None:
+        good |= ~part.valid(fresh).reshape(good.shape)
+    worst = mismatch(case.kernel.args[part.operand].name, found, answers[0], allowed[0], good)
+    return "" if worst is None else str(worst)
 
 
-def _spoilt(
-    case: Case,
-    given: Operands,
-    fresh: Operands,
-    guards: Sequence[_Guarded | None],
-    given_up: frozenset[int],
-) -> str:
+def _damage(case: Case, given: Copied, layout: Layout, fresh: Operands, given_up: frozenset[int]) -> str:
     """Inputs must be as they were, but for those that are given up, and so must the memory around every
     buffer.
     """
-    rows = zip(case.kernel.args, given, fresh, guards, strict=True)
-    for position, (arg, after, before, guard) in enumerate(rows):
-        if guard is not None and not guard.intact():
-            return f"memory beside the buffer {arg.name} was written to"
-        if arg.kind != "in" or position in given_up:
+    rows = zip(case.kernel.args, given.operands, fresh, layout.spans, strict=True)
+    for position, (arg, after, before, span) in enumerate(rows):
+        if span is None:
             continue
-        if isinstance(after, Tensor) and isinstance(before, Tensor):
-            if difference(after.cpu(), (before,), _SAME):
+        if not given.blocks[span.block].is_intact():
+            return f"memory beside the buffer {arg.name} was written to"
+        if arg.kind == "in" and position not in given_up:
+            assert isinstance(after, Tensor) and isinstance(before, Tensor)
+            if not torch.equal(raw(after, span.nbytes).cpu(), raw(before, span.nbytes)):
                 return f"the input {arg.name} was changed"
     return ""
-
-
-_SAME = Part("", "", "", 0).tolerance

@@ -1,4 +1,4 @@
-"""Kernels in the place of torch's own, for one operator and type of device, until they are taken back."""
+"""Kernels that replace torch's own, for one operator and type of device, until they are taken back."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _REPEATED: dict[str, Any] = (
 
 
 class Override:
-    """`kernel` in the place of torch's own, which it gets as its first argument, until `close`."""
+    """`kernel` instead of torch's own, which it gets as its first argument, until `close`."""
 
     def __init__(self, op: OpOverload, device_type: str, kernel: Kernel) -> None:
         key = _key(device_type)

@@ -54,7 +54,7 @@ class OpFacts:
     """Must run even when nothing reads its result."""
     pointwise: bool
     data_dependent: bool
-    """The size of a result depends on data."""
+    """The size of a result, or the result, is an unbacked symbol."""
     keeps_strides: bool
     """Inputs must have exactly the strides of the trace (custom operators may rely on them)."""
 

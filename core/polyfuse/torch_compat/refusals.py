@@ -25,11 +25,11 @@ _GROUPS: Final[Mapping[str, frozenset[torch.dtype]]] = {
     # floating-point numbers alone
     "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d "
     "adaptive_max_pool3d max_unpool2d max_unpool3d _softmax _log_softmax _softmax_backward_data "
-    "_native_batch_norm_legit native_batch_norm binary_cross_entropy frac gelu glu grid_sampler_2d "
-    "grid_sampler_3d hardshrink hardsigmoid hardswish huber_loss hypot igamma igammac lerp "
-    "log_sigmoid_forward "
-    "logaddexp logaddexp2 logcumsumexp mish mse_loss multi_margin_loss multilabel_margin_loss_forward "
-    "nextafter nll_loss_forward _prelu_kernel round.decimals silu smooth_l1_loss softplus upsample_linear1d "
+    "_native_batch_norm_legit _native_batch_norm_legit_no_training native_batch_norm "
+    "binary_cross_entropy frac gelu glu grid_sampler_2d grid_sampler_3d hardshrink hardsigmoid hardswish "
+    "huber_loss hypot igamma igammac lerp log_sigmoid_forward logaddexp logaddexp2 logcumsumexp mish "
+    "mse_loss multi_margin_loss multilabel_margin_loss_forward nextafter nll_loss_forward _prelu_kernel "
+    "round.decimals silu smooth_l1_loss softplus upsample_linear1d "
     "upsample_trilinear3d": _INTEGERS | _BOOL,
     # and bytes, which stand for pixels
     "_upsample_bilinear2d_aa _upsample_nearest_exact1d upsample_bicubic2d upsample_bilinear2d "

@@ -20,7 +20,7 @@ __all__ = ["Dynamic", "UserKernel", "kernel_constants", "kernel_in_table", "kern
 
 _log = get_logger("lowering")
 
-_PROCESSOR = torch.device("cpu")
+_CPU = torch.device("cpu")
 
 Grid = tuple[Any, Any, Any]
 
@@ -102,7 +102,7 @@ class UserKernel:
 
     def __call__(self, *flat: Any) -> None:
         """Launch it, on the device that its tensors are on."""
-        where = next((value.device for value in flat if isinstance(value, torch.Tensor)), _PROCESSOR)
+        where = next((value.device for value in flat if isinstance(value, torch.Tensor)), _CPU)
         module = None if where.type == "cpu" else torch.get_device_module(where)
         if module is None or module.current_device() == where.index:
             self._launch(flat)

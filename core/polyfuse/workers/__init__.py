@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from polyfuse.base.lazy import attribute
+
 if TYPE_CHECKING:
     from polyfuse.workers.future import BuildFuture as BuildFuture
     from polyfuse.workers.pool import BuildPool as BuildPool
@@ -15,13 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["BuildFuture", "BuildPool"]
 
 
+_LAZY = {
+    "BuildFuture": "polyfuse.workers.future:BuildFuture",
+    "BuildPool": "polyfuse.workers.pool:BuildPool",
+}
+
+
 def __getattr__(name: str) -> object:
-    if name == "BuildPool":
-        from polyfuse.workers.pool import BuildPool
-
-        return BuildPool
-    if name == "BuildFuture":
-        from polyfuse.workers.future import BuildFuture
-
-        return BuildFuture
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return attribute(__name__, _LAZY, name)

@@ -1,6 +1,6 @@
 """Dividing kernels into units that are built together.
 
-Starting a compiler costs more than a small kernel, so small kernels share a unit; but each processor should
+Starting a compiler costs more than a small kernel, so small kernels share a unit; but each CPU should
 have one. Text length stands for the time that a kernel takes.
 """
 
@@ -13,14 +13,14 @@ from polyfuse.plugin import Source
 
 __all__ = ["MAX_UNIT", "divide"]
 
-# In characters of source: above it, units are no longer balanced well among processors.
+# In characters of source: above it, units are no longer balanced well among CPUs.
 MAX_UNIT: Final = 40_000
 
 
 def divide(sources: Sequence[Source], workers: int, min_unit: int) -> tuple[tuple[Source, ...], ...]:
     """Divide sources into units of nearly equal size, at most one each for `workers`, or several each where
     they would grow too big. Below `min_unit` characters of source, a unit of its own costs more than it saves
-    even when a processor is idle; where that is 1, every source is a unit of its own.
+    even when a CPU is idle; where that is 1, every source is a unit of its own.
 
     Deterministic: the same sources in any order give the same units.
     """

@@ -10,10 +10,10 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.cache import Located
 from polyfuse.plugin import Launchable
 
-__all__ = ["BuildFuture", "Placed"]
+__all__ = ["BuildFuture", "Location"]
 
 # Where a built kernel lies, or why there is none.
-Placed = Located | PolyfuseError
+Location = Located | PolyfuseError
 
 
 class BuildFuture:
@@ -23,8 +23,8 @@ class BuildFuture:
 
     def __init__(
         self,
-        units: Mapping[str, Future[Mapping[str, Placed]]],
-        load: Callable[[str, Placed], Launchable | PolyfuseError],
+        units: Mapping[str, Future[Mapping[str, Location]]],
+        load: Callable[[str, Location], Launchable | PolyfuseError],
     ) -> None:
         self._units = units
         self._load = load
@@ -45,16 +45,16 @@ class BuildFuture:
         wait(set(self._units.values()), timeout=seconds)
         return sum(not future.done() for future in self._units.values())
 
-    def places(self) -> Mapping[str, Placed]:
+    def locations(self) -> Mapping[str, Location]:
         """Wait for the builds, and return for each kernel where it lies, or the error. Loads nothing."""
         return {key: future.result()[key] for key, future in self._units.items()}
 
     def outcomes(self) -> Mapping[str, Launchable | PolyfuseError]:
         """Wait, load, and return for each kernel either something to call or the error. Never raises them."""
         with self._lock:
-            for key, placed in self.places().items():
+            for key, location in self.locations().items():
                 if key not in self._outcomes:
-                    self._outcomes[key] = self._load(key, placed)
+                    self._outcomes[key] = self._load(key, location)
             return dict(self._outcomes)
 
     def result(self) -> Mapping[str, Launchable]:

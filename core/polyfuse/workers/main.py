@@ -45,7 +45,7 @@ def _start(arguments: Sequence[str]) -> None:
 
 def _answer(request: Mapping[str, object]) -> Mapping[str, object]:
     try:
-        build = _function(str(request["function"]))
+        build = _resolve(str(request["function"]))
         sources = [Source(**source) for source in request["sources"]]  # type: ignore[attr-defined]
         build(sources, Path(str(request["folder"])), request["options"])
     except KernelBuildError as error:
@@ -68,11 +68,6 @@ def _answer(request: Mapping[str, object]) -> Mapping[str, object]:
 
 
 @cache
-def _function(path: str) -> Callable[[Sequence[Source], Path, object], None]:
-    found: Callable[[Sequence[Source], Path, object], None] = _resolve(path)
-    return found
-
-
 def _resolve(path: str) -> Callable[..., None]:
     module, _, attribute = path.partition(":")
     found: Callable[..., None] = getattr(import_module(module), attribute)

@@ -1,4 +1,4 @@
-"""The build pool: sources in, launchables out, every processor busy in between."""
+"""The build pool: sources in, launchables out, every CPU busy in between."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore, Located, kernel_key
 from polyfuse.plugin import Backend, Launchable, Source
 from polyfuse.workers.chunks import divide
-from polyfuse.workers.future import BuildFuture, Placed
+from polyfuse.workers.future import BuildFuture, Location
 from polyfuse.workers.process import WorkerProcesses
 
 __all__ = ["BuildPool"]
 
 _log = get_logger("workers")
 
-_Unit = Future[Mapping[str, Placed]]
+_Unit = Future[Mapping[str, Location]]
 
 
 class BuildPool:
@@ -158,14 +158,14 @@ class BuildPool:
 
     def _build_unit(
         self, backend: Backend, sources: Sequence[Source], cache_keys: Mapping[str, str], store: KernelStore
-    ) -> Mapping[str, Placed]:
+    ) -> Mapping[str, Location]:
         try:
             folder = self._add(backend, sources, cache_keys, store)
         except KernelBuildError as error:
             if len(sources) == 1:
                 return {sources[0].key: error}
             _log.info("a unit of %d kernels failed, each is built alone: %s", len(sources), error.cause)
-            alone: dict[str, Placed] = {}
+            alone: dict[str, Location] = {}
             for source in sources:
                 alone.update(self._build_unit(backend, (source,), cache_keys, store))
             return alone
@@ -221,18 +221,18 @@ class BuildPool:
         cache_keys: Mapping[str, str],
         store: KernelStore,
         key: str,
-        placed: Placed,
+        location: Location,
     ) -> Launchable | PolyfuseError:
-        if isinstance(placed, PolyfuseError):
-            return placed
+        if isinstance(location, PolyfuseError):
+            return location
         try:
-            return self._load_unit(backend, placed)
+            return self._load_unit(backend, location)
         except Exception as error:
             _log.info("a stored kernel does not load and is built again: %s", error)
         # The files may be damaged in a way that their sizes do not show, or belong to another system.
-        store.discard(placed.folder)
+        store.discard(location.folder)
         with self._lock:
-            self._loaded.pop((backend.name, placed.folder), None)
+            self._loaded.pop((backend.name, location.folder), None)
         again = self._build_unit(backend, (sources[key],), cache_keys, store)[key]
         if isinstance(again, PolyfuseError):
             return again
@@ -257,7 +257,7 @@ class BuildPool:
         return unit[place.source_key]
 
 
-def _finished(places: Mapping[str, Placed]) -> _Unit:
+def _finished(places: Mapping[str, Location]) -> _Unit:
     future: _Unit = Future()
     future.set_result(places)
     return future
@@ -272,8 +272,10 @@ def _as_build_error(backend: Backend, error: Exception, doing: str) -> PolyfuseE
     )
 
 
-def _no_load(key: str, placed: Placed) -> Launchable | PolyfuseError:
+def _no_load(key: str, location: Location) -> Launchable | PolyfuseError:
     """For futures that hold errors alone."""
     return (
-        placed if isinstance(placed, PolyfuseError) else CacheError(f"{key} was not built", "compile again")
+        location
+        if isinstance(location, PolyfuseError)
+        else CacheError(f"{key} was not built", "compile again")
     )

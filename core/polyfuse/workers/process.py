@@ -12,6 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from polyfuse.base.errors import KernelBuildError
 from polyfuse.base.settings import child_environment
@@ -106,7 +107,7 @@ class WorkerProcess:
     def _crash(self, sources: Sequence[Source], timeout: float | None) -> KernelBuildError:
         status = self._process.wait()
         self._errors.seek(0)
-        said = self._errors.read().decode("utf-8", "replace")[-4000:]
+        output = self._errors.read().decode("utf-8", "replace")[-4000:]
         names = ", ".join(source.name for source in sources)
         if timeout is not None:
             cause, fix = f"building {names} took longer than {timeout:.0f} seconds", "raise `build_timeout`"
@@ -115,7 +116,7 @@ class WorkerProcess:
                 f"the process that built {names} died with status {status}",
                 "report it to the backend's author",
             )
-        return KernelBuildError(cause, fix, output=said, name=sources[0].name)
+        return KernelBuildError(cause, fix, output=output, name=sources[0].name)
 
 
 class WorkerProcesses:
@@ -126,25 +127,17 @@ class WorkerProcesses:
         self._lock = threading.Lock()
         self._closed = False
 
-    def build(
-        self,
-        function: str,
-        sources: Sequence[Source],
-        folder: Path,
-        options: Mapping[str, object],
-        timeout: float,
-    ) -> None:
-        """Build in a borrowed worker."""
+    def build(self, *request: Any) -> None:
+        """Build in a borrowed worker, which takes the arguments of `WorkerProcess.build`."""
         worker = self._take()
         try:
-            worker.build(function, sources, folder, options, timeout)
+            worker.build(*request)
         finally:
             self._give_back(worker)
 
     def start(self, function: str, options: Mapping[str, object]) -> None:
         """Start one more worker, which calls a function and then waits for work."""
-        worker = WorkerProcess(function, options)
-        self._give_back(worker)
+        self._give_back(WorkerProcess(function, options))
 
     def close(self) -> None:
         """End all waiting workers; those at work end when they are given back."""

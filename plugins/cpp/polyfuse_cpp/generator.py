@@ -60,7 +60,7 @@ def configs(kernel: Kernel, isa: Isa) -> Sequence[Config]:
         found.extend(Config.of(unroll=count) for count in (1, 2, 4, 8))
     lanes = lane_choices(facts)
     if len(lanes) > 1:
-        found.extend(Config.of(lane=place) for place in lanes)
+        found.extend(Config.of(lane=position) for position in lanes)
     return found if len(found) > 1 else ()
 
 

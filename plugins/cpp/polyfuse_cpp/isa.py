@@ -77,7 +77,7 @@ def detect_isa_name() -> str:
 @cache
 def gathers_pay() -> bool:
     """Whether this machine's own gathers are quicker than loads one by one: not those of AMD, nor of
-    Intel's processors that leak through them, where microcode holds them up.
+    Intel's CPUs that leak through them, where microcode holds them up.
     """
     return "AuthenticAMD" not in _cpu_facts("vendor_id") and "gds" not in _cpu_facts("bugs")
 
@@ -122,7 +122,7 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _cpu_facts(key: str) -> frozenset[str]:
-    """Words that Linux has under a key about the first processor."""
+    """Words that Linux has under a key about the first CPU."""
     for line in _cpu_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() == key:

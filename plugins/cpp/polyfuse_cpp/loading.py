@@ -31,13 +31,13 @@ def load_folder(folder: Path) -> Mapping[str, Callable[..., None]]:
 
 
 def load_packaged(folder: Path, facts: Mapping[str, str]) -> Mapping[str, Callable[..., None]]:
-    """The kernels of a package, if this processor has the instructions that they were built with."""
+    """The kernels of a package, if this CPU has the instructions that they were built with."""
     name = facts["isa"].split()[0]
     lacking = set(ISAS[name].cpu_flags) - set(detect_isa().cpu_flags) if name in ISAS else {name}
     lacking |= set(facts["dots"].split()) - set(dot_instructions())
     if lacking:
         raise KernelLoadError(
-            f"kernels were built for processors with {name}, and this one lacks {', '.join(sorted(lacking))}",
-            "make the package on a machine with the same processor",
+            f"kernels were built for CPUs with {name}, and this one lacks {', '.join(sorted(lacking))}",
+            "make the package on a machine with the same CPU",
         )
     return load_folder(folder)

@@ -20,11 +20,7 @@ _NEAR = 4
 
 def loop_seconds(facts: Facts, plan: Plan) -> float:
     """A guess for one thread."""
-    points = steps = 1
-    for name in facts.axes:
-        points *= max(1, facts.hints[name])
-    for name in facts.raxes:
-        steps *= max(1, facts.hints[name])
+    points, steps = max(1, facts.points(facts.axes)), max(1, facts.points(facts.raxes))
     accesses = {id(a.stmt): a for a in facts.all_accesses}
     total = 0.0
     for section, beside in zip(facts.kernel.sections, plan.unrolls):

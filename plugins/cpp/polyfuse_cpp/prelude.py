@@ -111,7 +111,7 @@ def prelude_for(
 ) -> str:
     """C++ text with the vector layer for *lanes* lanes on registers of *register_bytes* bytes.
 
-    Without *gathers*, loads one by one take the place of the machine's own gathers. *dots* are the macros of
+    Without *gathers*, loads one by one stand for the machine's own gathers. *dots* are the macros of
     `isa.dot_instructions`. *saturates*: what is too large for ``float8_e4m3fn`` becomes the largest number.
     """
     head = f"#define PF_W {lanes}\n#define PF_BYTES {register_bytes}\n#define PF_GATHERS {int(gathers)}\n"

@@ -99,7 +99,7 @@ def lane_choices(facts: Facts) -> tuple[int, ...]:
     """Places of the axes that lanes could run along."""
     scans = any(s.op == "scan" for s in facts.statements)
     names = (*facts.axes, *(() if scans else facts.raxes))
-    return tuple(place for place, name in enumerate(names, 1) if facts.hints[name] >= 2 * _FEW)
+    return tuple(position for position, name in enumerate(names, 1) if facts.hints[name] >= 2 * _FEW)
 
 
 def choose_split(facts: Facts, plan: Plan) -> Split | None:
@@ -143,11 +143,11 @@ def _lane(facts: Facts, scans: bool, lanes: int, without: Collection[str]) -> st
     """The axis along which most memory is contiguous; the innermost parallel one where several are equal."""
     candidates = [*reversed(facts.axes), *(() if scans else reversed(facts.raxes))]
     best, best_score = "", float("-inf")
-    for place, name in enumerate(candidates):
+    for position, name in enumerate(candidates):
         extent = facts.hints[name]
         if name in without or (extent < _FEW and facts.sizes[name] == extent):
             continue
-        score = -place * 0.01
+        score = -position * 0.01
         for access in facts.all_accesses:
             if facts.raxes and access.looped:
                 score += 8 * _score_in_loop(access, name, facts, lanes)
@@ -298,8 +298,8 @@ def _runs_along(access: Access, name: str, lane: str, facts: Facts) -> bool:
 def is_apart(access: Access, name: str, facts: Facts) -> bool:
     """Whether two points that differ on axis `name` never store to one element.
 
-    So it is where the place on that axis is what remains of the address by some number of which all else,
-    the places that data name included, are multiples.
+    So it is where the position on that axis is what remains of the address by some number of which all else,
+    the positions that data name included, are multiples.
     """
     step = coefficient(access.index, name)
     if not isinstance(step, int) or step == 0:

@@ -187,7 +187,7 @@ def test_weights_are_laid_out_once_and_again_after_a_change(
     report = run(function, *args, freezing=True, change=weight, dynamic=dynamic)
     if dynamic and call == "_convolution_pointwise.binary":
         call = "_convolution_pointwise.default"  # nobody knows that both sides of the sum are of one size
-    assert report.calls == (f"once.{once}.default", f"mkldnn.{call}")
+    assert report.calls == (f"frozen.{once}.default", f"mkldnn.{call}")
 
 
 def test_weights_that_are_not_kept(run: Any) -> None:
@@ -209,7 +209,7 @@ def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     function = torch.compile(LINEAR, backend="polyfuse", options={"strict": True, "freezing": True})
     with torch.no_grad():
         torch.testing.assert_close(function(X), LINEAR(X))
-    assert last_reports()[-1].calls == (f"once.{LINEAR_ONCE}.default", "mkldnn._linear_pointwise.default")
+    assert last_reports()[-1].calls == (f"frozen.{LINEAR_ONCE}.default", "mkldnn._linear_pointwise.default")
     forget_sessions()
 
 

@@ -29,7 +29,7 @@ class Attention(torch.nn.Module):
     def forward(self, x):
         b, t, c = x.shape
         q, k, v = self.inside(x).view(b, t, 3, 2, 8).permute(2, 0, 3, 1, 4)
-        y = torch.nn.functional.scaled_dot_matmul_attention(q, k, v, is_causal=True)
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.outside(y.transpose(1, 2).reshape(b, t, c))
 
 
@@ -117,7 +117,7 @@ def test_products_and_attention_of_any_size(attention):
 def test_views_of_attention(folder):
     class Views(torch.nn.Module):
         def forward(self, x):
-            y = torch.nn.functional.scaled_dot_matmul_attention(x, x, x, is_causal=True)
+            y = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
             return y.transpose(1, 2).reshape(x.shape[0], -1, 16).view(-1, 16)
 
     x = torch.randn(2, 2, 5, 8)

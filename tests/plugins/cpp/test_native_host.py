@@ -288,7 +288,7 @@ def test_what_stands_in_the_way_is_reported(tmp_path, monkeypatch):
         assert report() == "Python: no backend prints host programs"
     with monkeypatch.context() as patch:
         patch.setattr(PendingKernel, "folder", lambda self: None)
-        assert "another kernel took the place of" in report()
+        assert "another kernel replaced" in report()
     with monkeypatch.context() as patch:
         patch.setattr("polyfuse_cpp.native_host.program.host_unit", lambda source: "#error no")
         assert "#error no" in report(cache_dir=str(tmp_path / "another"))

@@ -1,4 +1,4 @@
-"""Weights that the C++ backend's products read in panels, laid out once with freezing."""
+"""Packed weights that the C++ backend's matmuls read, packed once with freezing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autotuning import Run, reasons, with_times
 from polyfuse.compiler.session import forget_sessions
 from polyfuse_cpp.backend import CppBackend
 
-LAYS_OUT = "once.aten.as_strided_copy.default"
+LAYS_OUT = "frozen.aten.as_strided_copy.default"
 LAYER = torch.nn.Linear(24, 128)
 TURNED = torch.nn.Parameter(torch.randn(24, 96))
 WIDE = torch.nn.Linear(24, 128, dtype=torch.float64)
@@ -23,7 +23,7 @@ X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 128)
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
-    """Compile and run a function where weights in panels win."""
+    """Compile and run a function where packed weights win."""
     yield with_times(monkeypatch, tmp_path, {"cpp+packed": 1.0})
     forget_sessions()
 
@@ -49,7 +49,7 @@ def test_laid_out_once_and_again_after_a_change(
     assert any(name.startswith("cpp+packed path=5") for name in reasons(report))
 
 
-def test_two_layers_have_panels_of_their_own(run: Run) -> None:
+def test_two_layers_have_packed_weights_of_their_own(run: Run) -> None:
     first, second = torch.nn.Linear(24, 64), torch.nn.Linear(64, 32)
     model = torch.nn.Sequential(first, torch.nn.Tanh(), second, torch.nn.Tanh(), first)
     model[4] = torch.nn.Linear(32, 64)
@@ -69,7 +69,7 @@ def test_weights_that_are_not_laid_out(run: Run) -> None:
         assert reason in found.get("cpp+packed", ""), (reason, found)
 
 
-def test_a_backend_that_fails_over_panels_loses_them_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_fails_loses_packed_weights_alone(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: CppBackend, product: object) -> int:
         raise ValueError("no idea")
 

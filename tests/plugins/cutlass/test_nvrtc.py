@@ -121,7 +121,7 @@ def test_it_compiles_in_worker_processes(library, tmp_path, monkeypatch):
     good = backend.emit(KERNELS["split"][0], KERNELS["split"][1].config)
     bad = Source("broken", "int wrong = missing;", "cuda", meta=good.meta)
     with BuildPool(settings) as pool:
-        placed = pool.submit(backend, [good, bad], KernelStore(tmp_path)).places()
+        placed = pool.submit(backend, [good, bad], KernelStore(tmp_path)).locations()
     assert backend.review(placed[good.key].folder, good.key)
     assert isinstance(placed[bad.key], KernelBuildError) and "missing" in placed[bad.key].output
 

@@ -16,7 +16,7 @@ from polyfuse.base.errors import KernelBuildError
 from polyfuse.cache import Located
 from polyfuse.cache.timings import Candidate
 from polyfuse.plugin import Source, Yes
-from polyfuse.workers.future import BuildFuture, Placed
+from polyfuse.workers.future import BuildFuture, Location
 
 
 class Maker:
@@ -33,15 +33,15 @@ class Pool:
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
-        self.units: dict[str, Future[Mapping[str, Placed]]] = {}
+        self.units: dict[str, Future[Mapping[str, Location]]] = {}
         self.idle = 0
 
     def submit(self, backend: Any, sources: Sequence[Source], store: Any) -> BuildFuture:
         self.asked.append([source.name for source in sources])
-        units: dict[str, Future[Mapping[str, Placed]]] = {source.key: Future() for source in sources}
+        units: dict[str, Future[Mapping[str, Location]]] = {source.key: Future() for source in sources}
         self.units |= {source.name: units[source.key] for source in sources}
         for source in sources:
-            place: Placed = Located(Path("somewhere"), source.key)
+            place: Location = Located(Path("somewhere"), source.key)
             if source.name == "wrong":
                 place = KernelBuildError("it is wrong", "write another")
             units[source.key].set_result({source.key: place})

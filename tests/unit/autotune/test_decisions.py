@@ -74,6 +74,7 @@ def test_a_kernel_that_was_not_timed_has_no_choice(emitted, monkeypatch, tmp_pat
     with_times(monkeypatch, tmp_path, {})(lambda a: a.sin() + 1, A)
     (step,) = emitted[0][-1].steps
     assert isinstance(step, Launch) and step.choice is None and step.config is None
+    assert step.halves is None
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -93,6 +94,15 @@ def test_the_disk_is_read_at_the_start_of_a_search_alone(emitted, monkeypatch, t
     # once more after the lock was taken: another process may have measured meanwhile
     assert set(reads.values()) == {1 if again else 2}
     assert emitted[1] == [Config.of(way=2)]
+
+
+def test_a_fused_launch_says_what_was_merged_last(emitted, monkeypatch, tmp_path):
+    with_times(monkeypatch, tmp_path, {})(lambda a: torch.softmax(a, -1), A)
+    (step,) = emitted[0][-1].steps
+    assert isinstance(step, Launch) and step.halves is not None
+    first, second = step.halves
+    assert first and second and not first & second
+    assert first | second == {node.name for node in step.nodes}
 
 
 def test_nothing_of_a_decision_is_stored(emitted, monkeypatch, tmp_path: Path):

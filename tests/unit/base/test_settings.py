@@ -45,7 +45,7 @@ def test_environment_texts(clean_environment):
         ({"plugin_options": ()}, ["unknown"]),
         ({"numerics": "slow"}, ["'fast' or 'eager'"]),
         ({"max_fusion_size": 0}, ["1 or more"]),
-        ({"max_fusion_size": "many"}, ["whole number"]),
+        ({"max_fusion_size": "many"}, ["an integer"]),
         ({"strict": "maybe"}, ["True or False"]),
         ({"backends": 3}, ["list of names"]),
         ({"dump": 3}, ["text"]),

@@ -66,7 +66,7 @@ def test_races_are_read_from_what_was_measured(tmp_path):
 
 def test_the_table_of_a_tournament(monkeypatch):
     monkeypatch.setattr(report, "facts", lambda content: [])
-    text = "\n".join(report._tournament_section({"rows": [{"name": "softmax", "races": [RACE]}]}))
+    text = "\n".join(report._autotune_backends_section({"rows": [{"name": "softmax", "races": [RACE]}]}))
     assert "| softmax | two | two 1 ms, one 2 ms | 2.00× |" in text
     assert "geometric mean" in text
     assert "two by 2.00" in report.one_line(

@@ -9,8 +9,8 @@ import numpy
 import pytest
 import torch
 
+from polyfuse.checking.launch import CheckResult, check_launch
 from polyfuse.checking.operands import layout_of
-from polyfuse.checking.verdict import Judgement, judge
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.text.parse import parse_kernel
 
@@ -41,10 +41,10 @@ def sums(count: int, dtype: str = "f32"):
     return parse_kernel(text.replace("4*N", str(4 * count)).replace("N", str(count)).replace("DT", dtype))
 
 
-def verdict(kernel: Any, launch: Callable[..., Any], operands: Sequence[Any]) -> Judgement:
+def verdict(kernel: Any, launch: Callable[..., Any], operands: Sequence[Any]) -> CheckResult:
     layout = layout_of(kernel, operands)
     assert layout is not None
-    return judge(kernel, launch, operands, layout)
+    return check_launch(kernel, launch, operands, layout)
 
 
 def drawn(kind: str, count: int) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_an_accumulator_of_16_bits_is_seen():
         out.copy_(total)
 
     found = verdict(sums(256, "bf16"), narrow, (x, torch.empty(4, dtype=torch.bfloat16)))
-    assert found.worst is not None and found.worst.operand == "out0"
+    assert found.worst is not None and found.worst.name == "out0"
 
 
 ELEMENTS = """kernel k on cpu {
@@ -180,7 +180,7 @@ def test_operands_that_share_memory_do_so_in_the_copies():
         seen.append(copies)
         run_kernel(kernel, copies)
 
-    found = judge(kernel, launch, operands, layout)
+    found = check_launch(kernel, launch, operands, layout)
     assert not found.problem
     a, b, out = seen[0]
     assert a.data_ptr() == out.data_ptr() and b.data_ptr() == a.data_ptr() + 16

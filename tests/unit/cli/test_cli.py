@@ -36,13 +36,13 @@ def test_doctor(capsys):
     assert "torch" in capsys.readouterr().out
 
 
-def test_doctor_counts_what_is_kept(capsys, monkeypatch, tmp_path):
+def test_doctor_counts_artifacts(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
     (tmp_path / "compiled" / "key").mkdir(parents=True)
     (tmp_path / "compiled" / "key" / "entry").write_bytes(bytes(3 << 20))
     cli.main(["doctor", "interpreter"])
     out = capsys.readouterr().out
-    assert "compiled graphs kept: 1, 3.0 MiB" in out and "units of kernels kept: 0, 0.0 MiB" in out
+    assert "compiled graphs stored: 1, 3.0 MiB" in out and "units of kernels stored: 0, 0.0 MiB" in out
 
 
 def test_doctor_of_an_unknown_backend(capsys):

@@ -57,7 +57,7 @@ def test_once_for_each_graph(prepared: list[int], tmp_path: Path) -> None:
         assert len(prepared) == count
 
 
-def test_each_time_where_nothing_is_kept(prepared: list[int], tmp_path: Path) -> None:
+def test_each_time_where_nothing_is_cached(prepared: list[int], tmp_path: Path) -> None:
     for _ in range(2):
         run(tmp_path, torch.sin, torch.ones(3), cache=False)
     assert len(prepared) >= 1

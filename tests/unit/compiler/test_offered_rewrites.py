@@ -255,7 +255,7 @@ def test_other_facts_build_again(monkeypatch, tmp_path: Path) -> None:
     assert len(found[0]) == 1 and len(found[1]) == 2 and found[1] == found[2]
 
 
-def test_without_facts_nothing_is_kept(monkeypatch, tmp_path: Path, warnings_seen) -> None:
+def test_without_facts_nothing_is_cached(monkeypatch, tmp_path: Path, warnings_seen) -> None:
     def failing(settings):
         raise OSError("no table")
 

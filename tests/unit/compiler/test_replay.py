@@ -64,7 +64,7 @@ def test_what_differs_is_told(dumped: Path, monkeypatch) -> None:
 
     monkeypatch.setattr(Interpreted, "__call__", spoil)
     found = replay((dumped / "graph.ir").read_text(), session(max_fusion_size=33))
-    assert any("elements differ, first" in d.problem or "instead of" in d.problem for d in found)
+    assert any("elements differ" in d.problem for d in found)
 
 
 def test_what_a_text_does_not_hold_is_named() -> None:

@@ -9,23 +9,18 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from polyfuse.frontend.decompositions.decompose import FAMILIES, KEPT, OWN, decomposition_table
+from polyfuse.frontend.decompositions.decompose import FAMILIES, OWN, decomposition_table
+from polyfuse.lowering.families import registry
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
 aten = torch.ops.aten
 
 
-def test_no_operator_is_both_kept_and_decomposed() -> None:
-    kept = {op for names in KEPT.values() for op in decomp.expand_packets(names)}
-    both = [ops.op_name(op) for op in kept if op in decomposition_table("fast")]
-    assert both == []
-
-
-def test_every_kept_name_exists() -> None:
-    for names in KEPT.values():
-        for name in names:
-            assert decomp.expand_packets([name]), name
+def test_what_becomes_a_library_call_is_not_decomposed() -> None:
+    names = [name for name in registry() if registry().get(name).library]
+    both = [name for name in names if ops.maybe_op(name) in decomposition_table("eager")]
+    assert both == ["aten.native_dropout.default"]  # which devices with kernels of their own for it keep
 
 
 def test_most_listed_names_exist() -> None:

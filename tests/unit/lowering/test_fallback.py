@@ -156,7 +156,7 @@ def test_strict_refuses_operators_without_a_lowering(
     function: Callable[[torch.Tensor], torch.Tensor], operator: str
 ) -> None:
     run, _ = compiled(function, strict=True)
-    with pytest.raises(Exception, match=rf"{operator}\.default \(test_fallback.*would run in eager mode"):
+    with pytest.raises(Exception, match=rf"{operator}\.default \(test_fallback.*would fall back to eager"):
         run(torch.randn(8))
     accepted, _ = compiled(function, strict=True, force_fallback=(operator,))
     x = torch.randn(8)
@@ -180,7 +180,7 @@ def test_forced_before_it_is_decomposed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("aten.gellu", "did you mean aten.gelu"), ("aten.linear", "takes apart before")]
+    ("name", "words"), [("aten.gellu", "did you mean aten.gelu"), ("aten.linear", "decomposes before")]
 )
 def test_names_that_force_nothing(name: str, words: str, caplog: pytest.LogCaptureFixture) -> None:
     reset_warned()

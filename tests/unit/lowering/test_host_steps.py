@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from lowered import check
+from lowered import check, compiled
 
 
 @pytest.mark.parametrize("number", [torch.tensor(5), torch.tensor(True), torch.tensor([[3]])])
@@ -75,3 +77,29 @@ def test_numbers_that_operators_of_users_return() -> None:
         for seed in range(2):
             torch.manual_seed(seed)
             check(fn, torch.randn(5, 3))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        lambda x, i: x[i] * 2,
+        lambda x, i: (x + 1)[i],
+        lambda x, i: x[i][1:].exp() + x.t().select(1, i)[1:],
+        lambda x, i: torch.mm(x[i].view(1, 5), x.t()),
+    ],
+)
+def test_an_index_read_from_data(row: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+    """It may count from the end, and is checked."""
+
+    def function(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return row(x, n.sum().item())
+
+    x = torch.randn(8, 5)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run, record = compiled(function)
+        for index in (3, -2, 7, -8):
+            torch.testing.assert_close(run(x, torch.tensor([index])), row(x, index))
+        assert not record.report.fallbacks
+        for index in (8, -9):
+            with pytest.raises(IndexError, match=rf"index {index} is out of bounds .* with size 8"):
+                run(x, torch.tensor([index]))

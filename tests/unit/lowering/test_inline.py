@@ -73,6 +73,6 @@ def test_what_is_no_scalar_expression_is_refused():
 
 def test_objects_are_kept_under_names_of_their_own():
     ctx = context()
-    names = [ctx.keep("thing", print) for _ in range(2)]
+    names = [ctx.add_object("thing", print) for _ in range(2)]
     assert len(set(names)) == 2 and all(name.startswith("object.") for name in names)
     assert list(ctx.objects.values()) == [print, print]

@@ -63,3 +63,18 @@ def test_nothing_is_put_into_an_empty_tensor(put: Callable[..., Any]) -> None:
 def test_places_of_an_empty_tensor_that_exist() -> None:
     check(lambda x, i: x.index_put((i,), torch.ones(())), torch.zeros(3, 0), ROWS, native=False)
     check(lambda x: x.index_put((x > 0,), torch.ones(())), EMPTY)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_maxima_of_integers_in_one_dimension(dtype: torch.dtype) -> None:
+    run, record = compiled(lambda x: torch.max_pool1d(x, 2))
+    with pytest.raises(NotImplementedError, match="not implemented for"):
+        run(torch.ones(1, 2, 8).to(dtype))
+    assert [f.reason for f in record.report.fallbacks] == ["eager mode refuses this dtype"]
+    check(lambda x: torch.max_pool1d(x, 2), torch.randn(1, 2, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8], ids=str)
+def test_batch_norm_of_integers(dtype: torch.dtype) -> None:
+    x, mean, variance = torch.ones(1, 2, 8).to(dtype), torch.zeros(2), torch.ones(2)
+    refused(torch.nn.functional.batch_norm, x, mean, variance)

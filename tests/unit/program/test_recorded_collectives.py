@@ -1,5 +1,5 @@
-"""Programs recorded in parts around collectives, on a device that fills with nonsense what nobody uses, in a
-group that does its work when it is waited for.
+"""Programs recorded in partitions around collectives, on a device that fills with nonsense what nobody uses,
+in a group that does its work when it is waited for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from obstacle import layers
 from polyfuse.compiler.reports.explain import explain_graph
 from polyfuse.compiler.reports.report import last_reports
 from recorded_on_device import status
-from recording_in_parts import compiled, fresh_device, same
+from recording_partitions import compiled, fresh_device, same
 
 functional = torch.ops._c10d_functional
 wait = functional.wait_tensor
@@ -57,7 +57,7 @@ def test_what_runs_is_safe_from_recordings(overlap: bool) -> None:
         kept.append((run(x, w), work(x, w)))
     for actual, expected in kept:
         same(actual, expected)
-    parts = status().parts
+    parts = status().partitions
     assert len(parts) >= 3 and all(part.replays for part in parts)
     assert "communicates with other processes" in explain_graph(last_reports()[-1])
 

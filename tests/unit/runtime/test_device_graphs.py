@@ -194,7 +194,7 @@ def test_large_parameters_that_move_are_followed_for_a_while(
 ) -> None:
     from polyfuse.runtime.graphs import inputs as graph_inputs
 
-    monkeypatch.setattr(graph_inputs, "RESTLESS_LIMIT", 100)
+    monkeypatch.setattr(graph_inputs, "MOVING_LIMIT", 100)
     moving((4, 8), 9)
     assert device.recorded == 4
     assert sum("in another place" in w for w in warnings_seen()) == 1

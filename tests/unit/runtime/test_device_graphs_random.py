@@ -119,7 +119,7 @@ class Session:
 @pytest.mark.parametrize("parts", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_random_use(device: FakeDevice, seed: int, parts: bool) -> None:
-    """Of whole programs, and of such as are recorded in parts."""
+    """Of whole programs, and of such as are recorded in partitions."""
     session = Session(seed, parts)
     actions = [session.infer] * 4 + [session.forward] * 3 + [session.backward] * 3
     actions += [session.forget] * 2 + [session.step]

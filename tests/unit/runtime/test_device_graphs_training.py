@@ -70,21 +70,21 @@ def test_a_backward_reads_what_its_forward_saved_where_it_is(device: FakeDevice)
     from polyfuse.runtime.graphs import inputs as graph_inputs
 
     treatments = []
-    original = graph_inputs.treat
+    original = graph_inputs.plan_inputs
 
-    def spy(*args: object, **named: object) -> graph_inputs.Treatment:
+    def spy(*args: object, **named: object) -> graph_inputs.InputPlan:
         treatments.append(original(*args, **named))  # type: ignore[arg-type]
         return treatments[-1]
 
     from polyfuse.runtime.graphs import replay
 
-    replay.treat, before = spy, replay.treat  # type: ignore[assignment]
+    replay.plan_inputs, before = spy, replay.plan_inputs  # type: ignore[assignment]
     try:
         _, run, _ = pair()
         for _ in range(2):
             run(torch.randn(5, 8)).backward()
     finally:
-        replay.treat = before
+        replay.plan_inputs = before
     forward, backward = treatments
     assert len(forward.copied) == 1
     # the gradient that comes in, and the model's own input, which the forward did not compute

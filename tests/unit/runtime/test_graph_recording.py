@@ -10,7 +10,7 @@ import torch
 from fake_graphs import FakeDevice
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.runtime.graphs import memory as graph_memory
-from polyfuse.runtime.graphs.inputs import GraphFacts, treat
+from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory
 from polyfuse.runtime.graphs.recording import Recording, make_recording
 from polyfuse.torch_compat.devices.device_graphs import same_addresses, storage_at
@@ -18,8 +18,8 @@ from polyfuse.torch_compat.devices.device_graphs import same_addresses, storage_
 
 def recorded(facts: GraphFacts, memory: GraphMemory, results: list[Any]) -> Recording:
     """A recording of a program that gives these results, for no inputs."""
-    treatment = treat(facts, [], memory, [])
-    return make_recording(lambda args: tuple(results), facts, memory, [], treatment, (), lambda slot: False)
+    plan = plan_inputs(facts, [], memory, [])
+    return make_recording(lambda args: tuple(results), facts, memory, [], plan, (), lambda slot: False)
 
 
 def test_a_seed_on_the_processor_is_constant_and_read_where_it_is() -> None:
@@ -29,8 +29,8 @@ def test_a_seed_on_the_processor_is_constant_and_read_where_it_is() -> None:
     (seed,) = recorded(facts, memory, [torch.tensor(7)]).constants
     assert isinstance(seed, torch.Tensor)
     backward = GraphFacts("meta", varying=(0,), carried=(0,))
-    assert treat(backward, [seed], memory, []).fixed == [0]
-    other = treat(backward, [torch.tensor(7)], memory, [])
+    assert plan_inputs(backward, [seed], memory, []).fixed == [0]
+    other = plan_inputs(backward, [torch.tensor(7)], memory, [])
     assert other.refused
 
 
@@ -54,12 +54,12 @@ def test_a_parameter_that_is_gone_is_not_taken_for_what_is_in_its_place() -> Non
         return torch.empty(0).set_(storage, 0, (4,), (1,))
 
     parameter = at_the_place()
-    treat(GraphFacts("cpu", fixed=(0,)), [parameter], memory, [])
+    plan_inputs(GraphFacts("cpu", fixed=(0,)), [parameter], memory, [])
     varying = GraphFacts("cpu", varying=(0,))
-    assert treat(varying, [parameter.detach()], memory, []).fixed == [0]
-    assert treat(varying, [at_the_place()], memory, []).copied == (0,)
+    assert plan_inputs(varying, [parameter.detach()], memory, []).fixed == [0]
+    assert plan_inputs(varying, [at_the_place()], memory, []).copied == (0,)
     del parameter
-    assert treat(varying, [at_the_place()], memory, []).copied == (0,)
+    assert plan_inputs(varying, [at_the_place()], memory, []).copied == (0,)
 
 
 def test_what_is_known_of_parameters_that_are_gone_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_what_is_known_of_parameters_that_are_gone_is_forgotten(monkeypatch: pyt
 
 def test_another_input_on_the_processor_is_a_reason_not_to_record() -> None:
     facts = GraphFacts("meta", varying=(0,))
-    found = treat(facts, [torch.zeros(3)], GraphMemory(FakeDevice()), [])
+    found = plan_inputs(facts, [torch.zeros(3)], GraphMemory(FakeDevice()), [])
     assert found.refused == "input 0 is on cpu"
 
 

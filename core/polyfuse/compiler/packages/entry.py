@@ -12,6 +12,7 @@ import torch
 from torch.export import ExportedProgram
 
 from polyfuse.aot.description import Argument, Entry, Source, Symbol
+from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import PackageError, PolyfuseError
 from polyfuse.base.text import shorten
 from polyfuse.compiler.built import BuiltGraph
@@ -22,8 +23,9 @@ from polyfuse.compiler.stages import compile_whole
 from polyfuse.frontend.exported import ExportedGraph, ExportedInput, functional_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.frontend.traced import compile_traced
+from polyfuse.ir.text.print import text as ir_text
 from polyfuse.plugin import Backend
-from polyfuse.runtime.once import ONCE
+from polyfuse.runtime.frozen import FROZEN
 from polyfuse.torch_compat.namespaces import comes_with_torch
 from polyfuse.torch_compat.tracing import fake, fx, pytree, shapes
 
@@ -52,6 +54,7 @@ class PackagedEntry:
     Attributes:
         entry: how it is described.
         text: its host program.
+        kernel_texts: what its kernels were generated from, as JSON.
         kernels: that the program launches.
         devices: device types that it computes on.
         exported, built: what it was made of.
@@ -59,6 +62,7 @@ class PackagedEntry:
 
     entry: Entry
     text: str
+    kernel_texts: str
     kernels: tuple[PackagedKernel, ...]
     devices: frozenset[str]
     exported: ExportedGraph
@@ -99,11 +103,23 @@ def compile_entry(
         _nesting(exported.in_spec, "arguments"),
         _nesting(exported.out_spec, "results"),
         operators,
+        kernel_texts=f"programs/{name}.kernels.json",
     )
     devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}
     devices |= {pending.launch.kernel.device.partition(":")[0] for pending in built.kernels.values()}
+    made = {kernel: pending.built for kernel, pending in built.kernels.items()}
+    rows = {
+        key: (m.name, m.config, list(dict.fromkeys(o.op for o in m.kernel.origins)), ir_text(m.kernel, False))
+        for key, m in made.items()
+    }
     return PackagedEntry(
-        entry, built.module.text, tuple(kernels.values()), frozenset(devices), exported, built
+        entry,
+        built.module.text,
+        stable_json(rows),
+        tuple(kernels.values()),
+        frozenset(devices),
+        exported,
+        built,
     )
 
 
@@ -127,7 +143,7 @@ def _compile(name: str, exported: ExportedGraph, session: CompileSession) -> Bui
 
 def _packaged(name: str, pending: Any) -> PackagedKernel:
     source, backend = pending.emitted.source, pending.emitted.backend
-    place = pending.future.places()[source.key]
+    place = pending.future.locations()[source.key]
     if isinstance(place, PolyfuseError):
         raise place
     return PackagedKernel(backend, place.folder, place.folder.name[:16], place.source_key)
@@ -137,7 +153,7 @@ def _operators(text: str) -> Iterator[str]:
     """Names of the operators that a host program calls."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "operator":
-            yield str(ast.literal_eval(node.args[0])).removeprefix(ONCE)
+            yield str(ast.literal_eval(node.args[0])).removeprefix(FROZEN)
 
 
 def _check_operators(operators: tuple[str, ...], modules: tuple[str, ...]) -> None:

@@ -146,7 +146,7 @@ def _printed(library: HostLibrary, session: CompileSession) -> tuple[Backend, So
 
 
 def _built(name: str, future: BuildFuture, source: Source) -> NativeLibrary:
-    place = future.places()[source.key]
+    place = future.locations()[source.key]
     if isinstance(place, PolyfuseError):
         raise place
     files: dict[str, Path] = {}

@@ -127,6 +127,7 @@ def _write(
         units = {name: _add_unit(writer, kernel) for name, kernel in folders.items()}
         for entry in entries.values():
             writer.add(entry.entry.program, entry.text.encode())
+            writer.add(entry.entry.kernel_texts, entry.kernel_texts.encode())
         natives = {name: file for library in libraries.values() for name, file in library.files.items()}
         for name in sorted(natives):
             content = natives[name].read_bytes()

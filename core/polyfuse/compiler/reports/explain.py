@@ -49,9 +49,7 @@ def explain_graph(report: GraphReport) -> str:
     lines += _section("not timed", _tally(_declined(report)))
     lines += _section("overlapped collectives", _overlapped(report))
     lines += _section("not fused", _unfused(report))
-    lines += _section(
-        "eager fallbacks", _tally(f"{op}: {why}" for op, why in report.fallbacks)
-    )
+    lines += _section("eager fallbacks", _tally(f"{op}: {why}" for op, why in report.fallbacks))
     lines += _section(
         "refusals of backends",
         _tally(

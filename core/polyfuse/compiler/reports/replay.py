@@ -13,18 +13,20 @@ from torch import Tensor
 from polyfuse.base.config import Config
 from polyfuse.base.errors import IRError, PolyfuseError, UnsupportedError
 from polyfuse.base.settings import Settings
+from polyfuse.checking.compare import agree, mismatch
+from polyfuse.checking.launch import CheckResult, check_launch
 from polyfuse.checking.operands import layout_of
 from polyfuse.checking.repro import read_repro
-from polyfuse.checking.verdict import judge
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.compiler.stages import compile_graph
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.interpreter.interpret import run_graph, run_kernel
+from polyfuse.ir.interpreter.interpret import run_graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import ExternCall
 from polyfuse.ir.text.parse import parse, parse_kernel
+from polyfuse.plugin import Backend
 from polyfuse.schedule import UnclaimedError, claim_nodes
 from polyfuse.symbolic import IndexLike, evaluate
 
@@ -71,23 +73,29 @@ def replay_launch(path: Path) -> tuple[str, str]:
     session = session_for(Settings.resolve(None, {**held.options, "strict": True}))
     backend = session.plugins.backend(held.backend)
     config = Config.parse(held.config) if held.config else None
-    source = backend.emit(kernel, config)
-    outcome = session.pool.submit(backend, [source], session.store).outcomes()[source.key]
-    if isinstance(outcome, PolyfuseError):
-        raise outcome
-    sizes = {a.name: a.hint or _UNKNOWN_SIZE for a in kernel.args if a.kind == "size"}
-    operands: Sequence[Any] = held.operands
-    if not operands:
-        operands = [_operand(a, sizes, i, True) for i, a in enumerate(kernel.args)]
+    operands: Sequence[Any] = held.operands or _operands(kernel, 0, True)
     operands = [
         o.view(a.dtype.torch) if isinstance(o, Tensor) else o
         for a, o in zip(kernel.args, operands, strict=True)
     ]
+    found = _launched(kernel, backend, config, session, operands)
+    return held.about, found.problem or (f"it could not be checked: {found.unknown}" if found.unknown else "")
+
+
+def _launched(
+    kernel: Kernel, backend: Backend, config: Config | None, session: CompileSession, operands: Sequence[Any]
+) -> CheckResult:
+    """Build a kernel, and launch it beside the interpreter."""
+    source = backend.emit(kernel, config)
+    outcome = session.pool.submit(backend, [source], session.store).outcomes()[source.key]
+    if isinstance(outcome, PolyfuseError):
+        raise outcome
     layout = layout_of(kernel, operands)
     assert layout is not None
-    scratch = (torch.empty(source.scratch, dtype=torch.uint8, device=device),) if source.scratch else ()
-    found = judge(kernel, lambda *o: outcome(*o, *scratch), operands, layout, backend.synchronize)
-    return held.about, found.problem or (f"it could not be checked: {found.unknown}" if found.unknown else "")
+    scratch: tuple[Tensor, ...] = ()
+    if source.scratch:
+        scratch = (torch.empty(source.scratch, dtype=torch.uint8, device=kernel.device),)
+    return check_launch(kernel, lambda *o: outcome(*o, *scratch), operands, layout, backend.synchronize)
 
 
 def _replay_graph(graph: Graph, session: CompileSession, seed: int) -> tuple[Difference, ...]:
@@ -123,36 +131,28 @@ def _replay_graph(graph: Graph, session: CompileSession, seed: int) -> tuple[Dif
 
 
 def _replay_kernel(kernel: Kernel, session: CompileSession, seed: int) -> tuple[Difference, ...]:
-    sizes = {a.name: a.hint or _UNKNOWN_SIZE for a in kernel.args if a.kind == "size"}
     backends = session.plugins.backends(kernel.device)
     if not backends:
         raise PolyfuseError(f"no backend works for {kernel.device}", "run polyfuse backends to see why")
     for small in (False, True):
-        fresh = [_operand(a, sizes, seed + i, small) for i, a in enumerate(kernel.args)]
-        truth = [_copy(x) for x in fresh]
-        try:
-            run_kernel(kernel, truth)
-            break
-        except IRError:
-            if small:
-                raise
-    source = backends[0].emit(kernel)
-    outcome = session.pool.submit(backends[0], [source], session.store).outcomes()[source.key]
-    if isinstance(outcome, PolyfuseError):
-        raise outcome
-    mine = [_copy(x) for x in fresh]
-    outcome(*mine)
-    written = [
-        (a.name, x, y) for a, x, y in zip(kernel.args, mine, truth, strict=True) if a.kind in ("out", "inout")
-    ]
-    return tuple(Difference(name, _difference(x, y)) for name, x, y in written)
+        found = _launched(kernel, backends[0], None, session, _operands(kernel, seed, small))
+        if not found.unknown:
+            return (Difference(kernel.name, found.problem),)
+    raise PolyfuseError(
+        f"kernel {kernel.name} cannot be compared ({found.unknown})", "report it with its text"
+    )
 
 
-def _operand(arg: Any, sizes: Mapping[str, int], seed: int, small: bool) -> Any:
-    if arg.kind == "size":
-        return sizes[arg.name]
-    made = _random(_value(arg.numel or 0, sizes), arg.dtype.torch, seed, small)
-    return made.zero_() if arg.kind == "out" else made
+def _operands(kernel: Kernel, seed: int, small: bool) -> list[Any]:
+    sizes = {a.name: a.hint or _UNKNOWN_SIZE for a in kernel.args if a.kind == "size"}
+    operands: list[Any] = []
+    for number, arg in enumerate(kernel.args):
+        if arg.kind == "size":
+            operands.append(sizes[arg.name])
+        else:
+            made = _random(_value(arg.numel or 0, sizes), arg.dtype.torch, seed + number, small)
+            operands.append(made.to(kernel.device))
+    return operands
 
 
 def _constants(graph: Graph, sizes: Mapping[str, int], seed: int) -> dict[str, Tensor]:
@@ -221,19 +221,11 @@ def _difference(found: Any, wanted: Any) -> str:
         return "" if found == wanted else f"{found!r} instead of {wanted!r}"
     if found.shape != wanted.shape or found.dtype != wanted.dtype:
         return f"{found.dtype} {tuple(found.shape)} instead of {wanted.dtype} {tuple(wanted.shape)}"
+    if wanted.is_complex():
+        found, wanted = torch.view_as_real(found), torch.view_as_real(wanted)
     tolerance = _TOLERANCES.get(wanted.dtype, 0.0)
-    if tolerance:
-        finite = wanted[wanted.isfinite()].abs()
-        # sums of many terms are as exact as their largest ones
-        scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
-        wrong = ~torch.isclose(found, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
-    else:
-        wrong = found != wanted
-    count = int(wrong.sum())
-    if not count:
-        return ""
-    place = tuple(wrong.nonzero()[0].tolist())
-    return (
-        f"{count} of {wanted.numel()} elements differ, first {found[place].item()!r} instead of"
-        f" {wanted[place].item()!r} at {list(place)}"
-    )
+    # sums of many terms are as exact as their largest ones
+    size = wanted.double().abs().nan_to_num(0.0, 0.0)
+    scale = max(1.0, float(size.max())) if size.numel() else 1.0
+    allowed = tolerance * (size + scale)
+    return str(mismatch("", found, wanted, allowed, agree(found, wanted, allowed, False)) or "")

@@ -17,7 +17,7 @@ KEPT = 256
 
 @dataclass
 class Provider:
-    """Who provides a kernel, kept up to date: a build that fails makes it another backend.
+    """Who provides a kernel, kept up to date: a build, launch or check that fails makes it another backend.
 
     Attributes:
         backend: its name.
@@ -100,6 +100,12 @@ class GraphReport:
     cached: bool = False
     recording: GraphStatus | None = None
     host: HostStatus | None = None
+
+    def note_provider(self, kernel: str, backend: str, reason: str) -> None:
+        """Another backend provides a kernel from now on."""
+        for launch in self.launches:
+            if launch.kernel == kernel:
+                launch.provider.backend, launch.provider.reason = backend, reason
 
 
 _LOCK = threading.Lock()

@@ -1,8 +1,8 @@
-"""Which operators are broken up into simpler ones before lowering, and which are kept.
+"""Which operators are broken up into simpler ones before lowering, and which stay whole.
 
-An operator is decomposed when the pieces fuse at least as well as a native lowering would. It is kept when it
-maps to a library call (`mm`, `convolution`, attention), when one native loop beats the pieces (`_softmax`,
-pooling, `cumsum`), or when the pieces would draw other random numbers than eager mode does.
+An operator is decomposed when the pieces fuse at least as well as a native lowering would. It stays whole
+when it maps to a library call (`mm`, `convolution`, attention), when one native loop beats the pieces
+(`_softmax`, pooling, `cumsum`), or when the pieces would draw other random numbers than eager mode does.
 
 The names here are ATen operators; `op` stands for all its overloads. Names that a torch release lacks are
 skipped.
@@ -11,11 +11,11 @@ skipped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from polyfuse.frontend.decompositions import foreach, indexing, layouts, losses, operators
+from polyfuse.frontend.decompositions import foreach, indexing, layouts, losses, operators, optimizers
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
@@ -23,7 +23,6 @@ __all__ = [
     "BEFORE_AUTOGRAD",
     "FAMILIES",
     "IN_OPMATH",
-    "KEPT",
     "REPLACED",
     "WHOLE",
     "before_autograd",
@@ -111,16 +110,16 @@ OWN: Final[Mapping[str, Callable[..., Any]]] = {
     "put": indexing.put,
     "take": indexing.take,
     "_unsafe_masked_index": indexing.unsafe_masked_index,
-    "max_pool2d_with_indices_backward": indexing.max_pool2d_backward,
-    "max_pool3d_with_indices_backward": indexing.max_pool3d_backward,
+    "max_pool2d_with_indices_backward": partial(indexing.max_pool_backward, rank=2),
+    "max_pool3d_with_indices_backward": partial(indexing.max_pool_backward, rank=3),
     "masked_scatter": indexing.masked_scatter,
-    "adaptive_max_pool2d_backward": indexing.adaptive_max_pool2d_backward,
-    "adaptive_max_pool3d_backward": indexing.adaptive_max_pool3d_backward,
+    "adaptive_max_pool2d_backward": partial(indexing.adaptive_max_pool_backward, rank=2),
+    "adaptive_max_pool3d_backward": partial(indexing.adaptive_max_pool_backward, rank=3),
     "nll_loss_backward": losses.nll_loss_backward,
     "nll_loss2d_backward": losses.nll_loss_backward,
-    "_fused_adam": operators.fused_adam,
-    "_fused_adamw": operators.fused_adamw,
-    "_fused_sgd": operators.fused_sgd,
+    "_fused_adam": partial(optimizers.fused_adam, decoupled=False),
+    "_fused_adamw": partial(optimizers.fused_adam, decoupled=True),
+    "_fused_sgd": optimizers.fused_sgd,
 }
 """Operators decomposed in this project's own way."""
 
@@ -153,13 +152,15 @@ WHOLE: Final[tuple[str, ...]] = _names(
     "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
     "upsample_trilinear3d"
 )
-"""Operators that torch breaks up before autograd sees them, and which are kept whole here: a gradient that
+"""Operators that torch breaks up before autograd sees them, and which stay whole here: a gradient that
 gathers needs no atomic additions, and known sizes make addresses that need no arithmetic on data."""
 
 REPLACED: Final[Mapping[str, Callable[..., Any]]] = {
     "multilabel_margin_loss_forward": losses.multilabel_margin_loss_forward,
+    "max_pool1d": operators.max_pool1d,
 }
-"""Operators that torch breaks up before autograd sees them, and whose pieces are wrong there."""
+"""Operators that torch breaks up before autograd sees them, and whose pieces are wrong, or computed for types
+that eager mode refuses."""
 
 
 BEFORE_AUTOGRAD: Final[tuple[str, ...]] = (*WHOLE, *REPLACED, *FLOATING_ONLY, *IN_OPMATH)
@@ -174,33 +175,6 @@ def before_autograd(op: Any) -> Callable[..., Any] | None:
     if name in IN_OPMATH:
         return OWN.get(name) or operators.in_opmath(decomp.registered()[op])
     return REPLACED.get(ops.base_name(op)) or operators.with_size(op)
-
-
-KEPT: Final[Mapping[str, tuple[str, ...]]] = {
-    "library calls": _names(
-        "mm addmm bmm baddbmm _int_mm _scaled_mm convolution convolution_backward "
-        "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward "
-        "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_cudnn_attention sort topk _embedding_bag"
-    ),
-    "one native loop": _names(
-        "_softmax _log_softmax var.correction var_mean.correction mean sum.dim_IntList amax amin argmax "
-        "argmin max.dim min.dim any prod cumsum cumprod logcumsumexp cummax cummin max_pool2d_with_indices "
-        "avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d "
-        "_adaptive_avg_pool2d_backward constant_pad_nd reflection_pad1d reflection_pad2d "
-        "replication_pad1d replication_pad2d cat repeat flip "
-        "roll tril triu"
-    ),
-    "memory access": _names(
-        "index.Tensor index_select index_put gather embedding scatter.src scatter.value scatter_add "
-        "scatter_reduce.two bucketize searchsorted as_strided unfold diagonal"
-    ),
-    "random": _names(
-        "rand randn rand_like randn_like randint randint_like randperm bernoulli uniform "
-        "normal_functional exponential multinomial rrelu_with_noise"
-    ),
-}
-"""Operators that reach lowering whole, and why; whatever is in neither table does so too."""
 
 
 def _first_of(own: Callable[..., Any], theirs: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from polyfuse.frontend.decompositions.decompose import BEFORE_AUTOGRAD, WHOLE, b
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import decomp
 
-__all__ = ["is_named", "kept_before_autograd", "note_unmatched", "without_forced"]
+__all__ = ["is_named", "decompositions_before_autograd", "note_unmatched", "without_forced"]
 
 
 def is_named(name: str, forced: Sequence[str]) -> bool:
@@ -28,7 +28,7 @@ def without_forced(
     return {op: function for op, function in table.items() if not is_named(ops.op_name(op), forced)}
 
 
-def kept_before_autograd(
+def decompositions_before_autograd(
     forced: Sequence[str],
 ) -> tuple[tuple[str, ...], Callable[[Any], Callable[..., Any] | None]]:
     """Names of ATen operators that torch must not break up before autograd, and what each becomes."""
@@ -56,6 +56,6 @@ def note_unmatched(forced: Sequence[str]) -> None:
         elif decomp.is_composite(found) and name.removeprefix("aten.").partition(".")[0] not in WHOLE:
             warn_once(
                 "frontend",
-                f"the option force_fallback names {name!r}, which torch takes apart before Polyfuse sees it; "
+                f"the option force_fallback names {name!r}, which torch decomposes before Polyfuse sees it; "
                 "name the operators that it becomes, which `polyfuse explain` lists",
             )

@@ -1,6 +1,6 @@
 """Decompositions of operators on positions that torch has none for: each to one gather or one scatter.
 
-A decomposition may return `NotImplemented`: the operator is then kept.
+A decomposition may return `NotImplemented`: the operator then stays whole.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from polyfuse.frontend.decompositions.operators import like_layout
 from polyfuse.torch_compat.tracing import shapes
 
 __all__ = [
-    "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward",
+    "adaptive_max_pool_backward",
     "index_add",
     "index_reduce",
     "masked_scatter",
-    "max_pool2d_backward",
-    "max_pool3d_backward",
+    "max_pool_backward",
     "put",
     "take",
     "unsafe_masked_index",
@@ -41,8 +39,8 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any 
         source = (source * alpha).to(x.dtype)
     if x.dim() == 0:
         return torch.index_put(x.view(1), [index.view(1)], source.view(1), accumulate=True).view(())
-    places = [*(None for _ in range(dim % x.dim())), index.view(-1)]
-    return torch.ops.aten.index_put.default(x.contiguous(), places, source, True)
+    indices = [*(None for _ in range(dim % x.dim())), index.view(-1)]
+    return torch.ops.aten.index_put.default(x.contiguous(), indices, source, True)
 
 
 def index_reduce(
@@ -89,17 +87,12 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Any:
     return torch.where(mask, taken, x)
 
 
-def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
+def adaptive_max_pool_backward(grad: Tensor, x: Tensor, indices: Tensor, *, rank: int) -> Any:
     """Each gradient added where its maximum was found."""
-    return _scattered(grad, x, indices, 2)
+    return _scattered(grad, x, indices, rank)
 
 
-def adaptive_max_pool3d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Any:
-    """Each gradient added where its maximum was found."""
-    return _scattered(grad, x, indices, 3)
-
-
-def max_pool2d_backward(
+def max_pool_backward(
     grad: Tensor,
     x: Tensor,
     kernel_size: Sequence[int],
@@ -108,34 +101,10 @@ def max_pool2d_backward(
     dilation: Sequence[int],
     ceil_mode: bool,
     indices: Tensor,
-) -> Any:
-    """Each gradient added where its maximum was found, where many windows are over each element."""
-    return _of_windows(grad, x, kernel_size, stride, dilation, indices, 2)
-
-
-def max_pool3d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-    indices: Tensor,
-) -> Any:
-    """Each gradient added where its maximum was found, where many windows are over each element."""
-    return _of_windows(grad, x, kernel_size, stride, dilation, indices, 3)
-
-
-def _of_windows(
-    grad: Tensor,
-    x: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    indices: Tensor,
+    *,
     rank: int,
 ) -> Any:
+    """Each gradient added where its maximum was found, where many windows are over each element."""
     kernel, step, gaps = (tuple(v) * (rank if len(v) == 1 else 1) for v in (kernel_size, stride, dilation))
     over = math.prod(-(-k // s) for k, s in zip(kernel, step or kernel, strict=True))
     if over <= _FEW_WINDOWS and all(d == 1 for d in gaps):
@@ -145,9 +114,6 @@ def _of_windows(
 
 def _scattered(grad: Tensor, x: Tensor, indices: Tensor, rank: int) -> Tensor:
     lead = x.shape[:-rank]
-    plane = 1
-    for n in x.shape[-rank:]:
-        plane = plane * n
-    zeros = grad.new_zeros((*lead, plane))
+    zeros = grad.new_zeros((*lead, math.prod(x.shape[-rank:])))
     rows = torch.scatter_add(zeros, -1, indices.reshape(*lead, -1), grad.reshape(*lead, -1))
     return rows.view(x.shape)

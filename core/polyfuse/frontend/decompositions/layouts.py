@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,52 +19,60 @@ __all__ = ["LAID_OUT"]
 _CHANNELS_LAST: Final = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def _first(result: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """`result`, or the first of several, changed."""
-    if isinstance(result, Tensor):
-        return change(result)
-    if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
-        return (change(result[0]), *result[1:])
-    return result
+Relaid: TypeAlias = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""From a decomposition to one whose results lie otherwise."""
 
 
-def _by_rows(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """The operator writes its first result row by row, however its arguments lie."""
+def _relaid(change: Callable[[Tensor, Sequence[Any]], Tensor]) -> Relaid:
+    """Change the first result of a decomposition; `change` gets it and the arguments."""
 
-    @functools.wraps(decomposition)
-    def laid_out(*args: Any, **kwargs: Any) -> Any:
-        return _first(decomposition(*args, **kwargs), lambda result: result.contiguous())
-
-    return laid_out
-
-
-def _by_rows_or_channels(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """On the processor, the first result lies row by row, unless that of the decomposition, which follows the
-    argument, has its channels last."""
-
-    def change(result: Tensor) -> Tensor:
-        if shapes.is_unbacked(result) or result.device.type != "cpu" or _has_channels_last(result):
+    def around(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(decomposition)
+        def laid_out(*args: Any, **kwargs: Any) -> Any:
+            result, given = decomposition(*args, **kwargs), (*args, *kwargs.values())
+            if isinstance(result, Tensor):
+                return change(result, given)
+            if isinstance(result, tuple | list) and result and isinstance(result[0], Tensor):
+                return (change(result[0], given), *result[1:])
             return result
-        return result.contiguous()
 
-    @functools.wraps(decomposition)
-    def laid_out(*args: Any, **kwargs: Any) -> Any:
-        return _first(decomposition(*args, **kwargs), change)
+        return laid_out
 
-    return laid_out
+    return around
 
 
-def _in_the_format_of_the_first(decomposition: Callable[..., Any]) -> Callable[..., Any]:
+def _by_rows(result: Tensor, given: Sequence[Any]) -> Tensor:
+    """The operator writes its first result row by row, however its arguments lie."""
+    return result.contiguous()
+
+
+def _by_rows_or_channels(result: Tensor, given: Sequence[Any]) -> Tensor:
+    """On the CPU, the first result lies row by row, unless that of the decomposition, which follows the
+    argument, has its channels last."""
+    if shapes.is_unbacked(result) or result.device.type != "cpu" or _has_channels_last(result):
+        return result
+    return result.contiguous()
+
+
+def _in_the_format_of_the_first(result: Tensor, given: Sequence[Any]) -> Tensor:
     """The operator keeps channels last where its first argument has them so, and writes row by row else."""
+    x = given[0]
+    if shapes.is_unbacked(x):
+        return result
+    last = _CHANNELS_LAST[x.dim()] if _has_channels_last(x) else torch.contiguous_format
+    return result.contiguous(memory_format=last)
 
-    @functools.wraps(decomposition)
-    def laid_out(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if shapes.is_unbacked(x):
-            return decomposition(x, *args, **kwargs)
-        last = _CHANNELS_LAST[x.dim()] if _has_channels_last(x) else torch.contiguous_format
-        return decomposition(x, *args, **kwargs).contiguous(memory_format=last)
 
-    return laid_out
+def _as_sums(result: Tensor, given: Sequence[Any]) -> Tensor:
+    """The result lies as the sum of one or two tensors does: operators that work element by element share one
+    rule."""
+    tensors = [a for a in given if isinstance(a, Tensor)]
+    # where data decide a size, nobody can say how things lie before the program runs
+    if any(map(shapes.is_unbacked, tensors)) or all(t.is_contiguous() for t in tensors):
+        return result
+    # its strides are looked at, and nobody reads it
+    total = tensors[0] + (tensors[1] if len(tensors) == 2 else 0)
+    return like_layout(result, total)
 
 
 def _has_channels_last(x: Tensor) -> bool:
@@ -76,25 +84,7 @@ def _has_channels_last(x: Tensor) -> bool:
     return tuple(x.stride()) == (wanted[0], wanted[-1], *wanted[1:-1])
 
 
-def _as_sums(decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """The result lies as the sum of one or two tensors does: operators that work element by element share one
-    rule."""
-
-    @functools.wraps(decomposition)
-    def laid_out(*args: Any, **kwargs: Any) -> Any:
-        result = decomposition(*args, **kwargs)
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)]
-        # where data decide a size, nobody can say how things lie before the program runs
-        if any(map(shapes.is_unbacked, tensors)) or all(t.is_contiguous() for t in tensors):
-            return result
-        # its strides are looked at, and nobody reads it
-        total = tensors[0] + (tensors[1] if len(tensors) == 2 else 0)
-        return like_layout(result, total)
-
-    return laid_out
-
-
-LAID_OUT: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = MappingProxyType(
+LAID_OUT: Final[Mapping[str, Relaid]] = MappingProxyType(
     {
         **dict.fromkeys(
             (
@@ -106,11 +96,13 @@ LAID_OUT: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]
                 "_batch_norm_with_update_functional",
                 "_batch_norm_no_update",
             ),
-            _by_rows_or_channels,
+            _relaid(_by_rows_or_channels),
         ),
-        **dict.fromkeys(("masked_scatter", "nll_loss2d_forward"), _by_rows),
-        "channel_shuffle": _in_the_format_of_the_first,
-        **dict.fromkeys(("floor_divide", "heaviside", "logaddexp", "native_dropout_backward"), _as_sums),
+        **dict.fromkeys(("masked_scatter", "nll_loss2d_forward"), _relaid(_by_rows)),
+        "channel_shuffle": _relaid(_in_the_format_of_the_first),
+        **dict.fromkeys(
+            ("floor_divide", "heaviside", "logaddexp", "native_dropout_backward"), _relaid(_as_sums)
+        ),
     }
 )
 """What is put around decompositions, by the names of operators."""

@@ -1,12 +1,12 @@
 """Decompositions that torch does not have, or whose pieces fuse worse than these.
 
-A decomposition may return `NotImplemented`: the operator is then kept.
+A decomposition may return `NotImplemented`: the operator then stays whole.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,10 @@ __all__ = [
     "floating_before_autograd",
     "floating_only",
     "frac",
-    "fused_adam",
-    "fused_adamw",
-    "fused_sgd",
     "in_opmath",
     "like_layout",
     "logit",
+    "max_pool1d",
     "native_dropout",
     "select_scatter",
     "sigmoid_backward",
@@ -39,7 +37,6 @@ __all__ = [
 ]
 
 _HALF = (torch.float16, torch.bfloat16)
-_WIDE = (torch.float32, torch.float64)
 
 
 def frac(x: Tensor) -> Tensor:
@@ -63,7 +60,7 @@ def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
 def weight_norm_backward(
     grad_w: Tensor, saved_v: Tensor, saved_g: Tensor, saved_norms: Tensor, dim: int
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of a weight's directions and of their lengths, one for each place along `dim`."""
+    """Gradients of a weight's directions and of their lengths, one for each position along `dim`."""
     given = (grad_w, saved_v, saved_g, saved_norms)
     grad, v, g, norms = (t.float() if t.dtype in _HALF else t for t in given)
     others = [d for d in range(v.dim()) if d != dim]
@@ -98,6 +95,16 @@ def in_opmath(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     return widened
 
 
+def max_pool1d(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """torch's decomposition, which takes integers, that eager mode refuses: an operator that refuses them as
+    well, with a result of the same shape, stands for those."""
+    result: Tensor = decomp.composed(torch.ops.aten.max_pool1d.default, x, *args, **kwargs)
+    if x.is_floating_point():
+        return result
+    rows = torch.ops.aten.adaptive_max_pool2d.default(x.unsqueeze(-2), [1, result.shape[-1]])[0]
+    return rows.squeeze(-2)
+
+
 def floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
     """Keep the operator when its first argument is not floating point."""
 
@@ -106,6 +113,15 @@ def floating_only(decomposition: Callable[..., Any]) -> Callable[..., Any]:
         return decomposition(first, *args, **kwargs) if first.is_floating_point() else NotImplemented
 
     return checked
+
+
+_FUNCTIONAL: Mapping[str, Callable[..., Any]] = {
+    # training, eager mode refuses to trace already
+    "aten._native_batch_norm_legit.default": lambda *a: (
+        torch.ops.aten._native_batch_norm_legit_no_training.default(*a[:5], *a[6:])
+    )
+}
+"""Operators that write to no argument and are refused alike, for some that do: these cannot stay whole."""
 
 
 def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,7 +134,8 @@ def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., 
     def checked(*args: Any, **kwargs: Any) -> Any:
         first = next((a for a in args if isinstance(a, Tensor)), None)
         if first is not None and is_refused(name, first.dtype):
-            return NotImplemented
+            functional = _FUNCTIONAL.get(name)
+            return NotImplemented if functional is None else functional(*args)
         return decomposition(*args, **kwargs)
 
     return checked
@@ -126,10 +143,10 @@ def unless_refused(op: Any, decomposition: Callable[..., Any]) -> Callable[..., 
 
 def floating_before_autograd(op: Any, decomposition: Callable[..., Any]) -> Callable[..., Any]:
     """The same for an operator that torch breaks up before autograd sees it; integers need no gradient."""
-    kept = with_size(op) or functools.partial(decomp.below_autograd, op)
+    whole = with_size(op) or functools.partial(decomp.below_autograd, op)
 
     def chosen(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return (decomposition if first.is_floating_point() else kept)(first, *args, **kwargs)
+        return (decomposition if first.is_floating_point() else whole)(first, *args, **kwargs)
 
     return chosen
 
@@ -147,7 +164,7 @@ def logit(x: Tensor, eps: float | None = None) -> Any:
 def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
     """Drawing the mask stays an operator, so the numbers are those of eager mode; using it fuses.
 
-    Elsewhere than on the processor, eager mode draws inside its own kernel: there the operator is kept.
+    Elsewhere than on the CPU, eager mode draws inside its own kernel: there it stays whole.
     """
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -201,14 +218,15 @@ def slice_scatter(
 
 
 def select_scatter(base: Tensor, src: Tensor, dim: int, index: Any) -> Tensor:
-    """`src` at one place along a dimension; type and strides are those of `base`, in torch's form of both."""
+    """`src` at one position along a dimension; type and strides are those of `base`, in torch's form of
+    both."""
     size = base.shape[dim]
     shape = [-1 if d == dim % base.dim() else 1 for d in range(base.dim())]
-    place = torch.arange(size, device=base.device).view(shape)
+    position = torch.arange(size, device=base.device).view(shape)
     if isinstance(index, int):
-        chosen = place == (index + size if index < 0 else index)
-    else:  # whether it counts from the end may be known at run time alone; only one of the two is a place
-        chosen = (place == index) | (place == index + size)
+        chosen = position == (index + size if index < 0 else index)
+    else:  # whether it counts from the end may be known at run time alone; only one of the two is a position
+        chosen = (position == index) | (position == index + size)
     return like_layout(torch.where(chosen, src.to(base.dtype).unsqueeze(dim), base), base)
 
 
@@ -220,8 +238,8 @@ def diagonal_scatter(base: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, 
     matrices = base.movedim((dim1, dim2), (-2, -1))
     row = torch.arange(matrices.shape[-2], device=base.device)
     column = torch.arange(matrices.shape[-1], device=base.device)
-    place = (row + min(offset, 0)).clamp(0, length - 1)
-    values = src.to(base.dtype).index_select(-1, place).unsqueeze(-1)
+    position = (row + min(offset, 0)).clamp(0, length - 1)
+    values = src.to(base.dtype).index_select(-1, position).unsqueeze(-1)
     on_diagonal = column - row.unsqueeze(-1) == offset
     return like_layout(torch.where(on_diagonal, values, matrices).movedim((-2, -1), (dim1, dim2)), base)
 
@@ -248,8 +266,10 @@ def _slice_scatter_by_data(base: Tensor, src: Tensor, dim: int, start: Any, end:
     size, count = base.shape[dim], src.shape[dim]
 
     def bound(value: Any, otherwise: Any) -> Tensor:
-        place = torch.full((), otherwise if value is None else value, dtype=torch.int64, device=base.device)
-        return torch.where(place < 0, place + size, place)
+        position = torch.full(
+            (), otherwise if value is None else value, dtype=torch.int64, device=base.device
+        )
+        return torch.where(position < 0, position + size, position)
 
     distance = torch.arange(size, device=base.device) - bound(start, 0).clamp(min=0)
     inside = (distance >= 0) & (distance < count * step) & (distance % step == 0)
@@ -273,101 +293,6 @@ def _padding(rank: int, dim: int, before: int, after: int) -> list[int]:
     pads[2 * (rank - 1 - dim)] = before
     pads[2 * (rank - 1 - dim) + 1] = after
     return pads[: 2 * (rank - dim)]
-
-
-def _can_step(tensors: Sequence[Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
-    """Loss scaling and half-precision parameters stay with the library's kernel."""
-    return grad_scale is None and found_inf is None and all(t.dtype in _WIDE for t in tensors)
-
-
-def fused_adam(*args: Any, **kwargs: Any) -> Any:
-    """Adam with L2 regularisation, a parameter at a time."""
-    return _adam(*args, decoupled=False, **kwargs)
-
-
-def fused_adamw(*args: Any, **kwargs: Any) -> Any:
-    """Adam with decoupled weight decay, a parameter at a time."""
-    return _adam(*args, decoupled=True, **kwargs)
-
-
-def _adam(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    averages: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    max_squares: Sequence[Tensor],
-    steps: Sequence[Tensor],
-    *,
-    lr: Any,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    amsgrad: bool,
-    maximize: bool,
-    decoupled: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> Any:
-    if not _can_step([*params, *grads], grad_scale, found_inf):
-        return NotImplemented
-    new: tuple[list[Tensor], ...] = ([], [], [], [], [])
-    for i, (param, grad, average, square, step) in enumerate(
-        zip(params, grads, averages, squares, steps, strict=True)
-    ):
-        new[1].append(grad)
-        gradient = -grad if maximize else grad
-        if weight_decay != 0:
-            if decoupled:
-                param = param - lr * weight_decay * param
-            else:
-                gradient = gradient + weight_decay * param
-        average = average + (1 - beta1) * (gradient - average)
-        square = beta2 * square + (1 - beta2) * gradient * gradient
-        count = step.to(torch.float64)
-        correction1 = 1 - torch.pow(beta1, count)
-        correction2 = torch.sqrt(1 - torch.pow(beta2, count)).to(param.dtype)
-        peak = square
-        if amsgrad:
-            peak = torch.maximum(max_squares[i], square)
-            new[4].append(peak)
-        denominator = torch.sqrt(peak) / correction2 + eps
-        param = param - (lr / correction1).to(param.dtype) * average / denominator
-        for into, value in zip((new[0], new[2], new[3]), (param, average, square), strict=True):
-            into.append(value)
-    return new
-
-
-def fused_sgd(
-    params: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    buffers: Sequence[Tensor],
-    *,
-    weight_decay: float,
-    momentum: float,
-    lr: Any,
-    dampening: float,
-    nesterov: bool,
-    maximize: bool,
-    is_first_step: bool,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> Any:
-    """Stochastic gradient descent, a parameter at a time."""
-    if not _can_step([*params, *grads], grad_scale, found_inf):
-        return NotImplemented
-    new_params: list[Tensor] = []
-    new_buffers: list[Tensor] = []
-    for i, (param, grad) in enumerate(zip(params, grads, strict=True)):
-        change = -grad if maximize else grad
-        if weight_decay != 0:
-            change = change + weight_decay * param
-        if momentum != 0:
-            buffer = change.clone() if is_first_step else momentum * buffers[i] + (1 - dampening) * change
-            new_buffers.append(buffer)
-            change = change + momentum * buffer if nesterov else buffer
-        new_params.append(param - lr * change)
-    return new_params, list(grads), new_buffers
 
 
 def with_size(op: Any) -> Callable[..., Any] | None:

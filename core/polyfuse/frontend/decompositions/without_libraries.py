@@ -1,4 +1,4 @@
-"""Operators that libraries alone compute, taken apart for where there is none."""
+"""Operators that libraries alone compute, decomposed for where there is none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def without_libraries() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _attention(*args: Any, **kwargs: Any) -> Any:
-    """Attention as products and a softmax, laid out as the library's: views that follow count on it."""
+    """Attention as matmuls and a softmax, laid out as the library's: views that follow count on it."""
     result, *others = decomp.registered()[_ATTENTION](*args, **kwargs)
     tokens_first = result.transpose(1, 2).clone(memory_format=torch.contiguous_format)
     return (tokens_first.transpose(1, 2), *others)
@@ -40,7 +40,7 @@ def _convolution(
     groups: int,
 ) -> Any:
     """`aten.convolution`: a transposed one reads its input with zeros between the elements, by the weight
-    turned round; others stay.
+    flipped; others stay.
     """
     if not transposed:
         return NotImplemented
@@ -53,10 +53,10 @@ def _convolution(
         margins += [reach, reach + output_padding[d]]
     x = _aten.constant_pad_nd(x, margins)
     inputs, outputs, *window = weight.shape
-    turned = weight.reshape(groups, inputs // groups, outputs, *window).transpose(1, 2)
-    turned = turned.reshape(groups * outputs, inputs // groups, *window).flip([2 + d for d in range(dims)])
+    flipped = weight.reshape(groups, inputs // groups, outputs, *window).transpose(1, 2)
+    flipped = flipped.reshape(groups * outputs, inputs // groups, *window).flip([2 + d for d in range(dims)])
     ones, none = [1] * dims, [0] * dims
-    return _aten.convolution(x, turned, bias, ones, none, dilation, False, none, groups)
+    return _aten.convolution(x, flipped, bias, ones, none, dilation, False, none, groups)
 
 
 def _spread(x: Tensor, dim: int, step: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -48,27 +49,24 @@ def holds_exactly(narrow: torch.dtype, wide: torch.dtype) -> bool:
 
 def merge_casts(state: Rewriting) -> int:
     """A cast to something wider and on to a third dtype is one cast, or none at all."""
-    count = 0
-    for node in state.nodes():
+
+    def merged(node: Node) -> Node | Callable[[], Node] | None:
         inner = node.args[0] if node.args else None
         if not (_is_plain_cast(node) and isinstance(inner, Node) and _is_plain_cast(inner)):
-            continue
+            return None
         source = inner.args[0]
         first, middle, last = tensor_value(source), tensor_value(inner), tensor_value(node)
         if first is None or middle is None or last is None or not isinstance(source, Node):
-            continue
+            return None
         if not holds_exactly(first.dtype, middle.dtype) or not _converts_directly(first, middle, last):
-            continue
+            return None
         if same_layout(first, last) and state.may_share(node, source):
-            if state.spend():
-                state.replace(node, source)
-                count += 1
-        elif first.dtype != last.dtype and state.spend():
-            state.replace(
-                node, state.call_before(node, aten._to_copy.default, (source,), {"dtype": last.dtype})
-            )
-            count += 1
-    return count
+            return source
+        if first.dtype == last.dtype:
+            return None
+        return lambda: state.call_before(node, aten._to_copy.default, (source,), {"dtype": last.dtype})
+
+    return state.replace_each(merged)
 
 
 def _converts_directly(first: torch.Tensor, middle: torch.Tensor, last: torch.Tensor) -> bool:

@@ -8,6 +8,7 @@ evaluated while small. Parameters and buffers are inputs of the graph, not const
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,7 @@ from polyfuse.frontend.rewrites.tools import (
     Rewriting,
     aten,
     is_viewed,
-    keeps_place,
+    keeps_offset,
     same_sizes,
     tensor_value,
     uniform_value,
@@ -41,19 +42,18 @@ _UNIFORM_COPIES: Final = (
 
 def spell_as_full(state: Rewriting) -> int:
     """`scalar_tensor` and `full_like` become `full`, the one name for "the same value everywhere"."""
-    count = 0
-    for node in state.nodes():
+
+    def spelled(node: Node) -> Callable[[], Node] | None:
         value = tensor_value(node)
         if value is None or node.target not in (aten.scalar_tensor.default, aten.full_like.default):
-            continue
+            return None
         number: Any = node.args[-1 if node.target is aten.scalar_tensor.default else 1]
         static = all(isinstance(n, int) for n in value.shape)
         if not static or not value.is_contiguous() or not isinstance(number, bool | int | float):
-            continue
-        if state.spend():
-            state.replace(node, _full_before(state, node, value, number))
-            count += 1
-    return count
+            return None
+        return lambda: _full_before(state, node, value, number)
+
+    return state.replace_each(spelled)
 
 
 def _full_before(state: Rewriting, node: Node, value: torch.Tensor, number: bool | int | float) -> Node:
@@ -68,12 +68,8 @@ def lifted_scalars(state: Rewriting) -> int:
         if node.op != "get_attr" or not node.users:
             continue
         constant = fx.get_constant(state.module, str(node.target))
-        if (
-            not _is_plain(constant)
-            or constant.numel() != 1
-            or constant.dim() > 0
-            or _is_read_whole(state, node)
-        ):
+        # what is returned or written as an object counts as one
+        if not _is_plain(constant) or constant.dim() > 0 or state.escapes(node):
             continue
         with fake.real_tensors():
             value = constant.item()
@@ -94,34 +90,27 @@ def _is_plain(constant: Any) -> bool:
     )
 
 
-def _is_read_whole(state: Rewriting, node: Node) -> bool:
-    """Returned or written as an object: its identity counts."""
-    return state.escapes(node)
-
-
 def fold_uniform(state: Rewriting) -> int:
     """Views, casts and arithmetic of tensors that hold one value everywhere, as a new `full`."""
-    count = 0
-    for node in state.nodes():
+
+    def folded(node: Node) -> Callable[[], Node] | None:
         value = tensor_value(node)
-        if value is None or not _is_foldable_place(state, node, value):
-            continue
+        if value is None or not _is_foldable(state, node, value):
+            return None
         number = _uniform_result(node, value)
-        if number is None or not state.spend():
-            continue
-        state.replace(node, _full_before(state, node, value, number))
-        count += 1
-    return count
+        return None if number is None else lambda: _full_before(state, node, value, number)
+
+    return state.replace_each(folded)
 
 
-def _is_foldable_place(state: Rewriting, node: Node, value: torch.Tensor) -> bool:
+def _is_foldable(state: Rewriting, node: Node, value: torch.Tensor) -> bool:
     """Static shape (a symbolic one would need nodes for its sizes), strides like those of `full`, not
     returned.
     """
     static = all(isinstance(n, int) for n in value.shape)
     if not static or value.dtype.is_complex or value.layout != torch.strided:
         return False
-    return value.is_contiguous() and keeps_place(node, value, 0) and not state.escapes(node)
+    return value.is_contiguous() and keeps_offset(node, value, 0) and not state.escapes(node)
 
 
 def _uniform_result(node: Node, value: torch.Tensor) -> bool | int | float | None:
@@ -161,35 +150,29 @@ def _evaluate(target: Any, args: Any, value: torch.Tensor, **kwargs: Any) -> boo
         if not isinstance(result, torch.Tensor) or result.numel() != 1 or result.dtype != value.dtype:
             return None
         number: bool | int | float = result.item()
-    return (
-        number
-        if not isinstance(number, float) or math.isfinite(number) or value.is_floating_point()
-        else None
-    )
+    finite = not isinstance(number, float) or math.isfinite(number) or value.is_floating_point()
+    return number if finite else None
 
 
 def fold_constants(state: Rewriting) -> int:
     """Evaluate small calls all of whose tensors are lifted constants."""
-    count = 0
-    for node in state.nodes():
+
+    def evaluated(node: Node) -> Callable[[], Node] | None:
         value = tensor_value(node)
         if value is None or not _is_small(value) or state.escapes(node) or not _is_evaluable(state, node):
-            continue
-        if not keeps_place(node, value, 0):
-            continue
+            return None
+        if not keeps_offset(node, value, 0):
+            return None
         viewed = is_viewed(node)
         with fake.real_tensors(), torch.no_grad():
             real = node.target(*_real(state, node.args), **_real(state, node.kwargs))
             # views were traced with the strides too, which a copy has where they leave no gaps
             real = real.clone(memory_format=torch.preserve_format if viewed else torch.contiguous_format)
         if viewed and not same_sizes(real.stride(), value.stride()):
-            continue
-        if not state.spend():
-            break
-        replacement = state.constant_before(node, real, _fake_like(real, value))
-        state.replace(node, replacement)
-        count += 1
-    return count
+            return None
+        return lambda: state.constant_before(node, real, _fake_like(real, value))
+
+    return state.replace_each(evaluated)
 
 
 def _is_small(value: torch.Tensor) -> bool:

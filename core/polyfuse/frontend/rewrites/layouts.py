@@ -56,7 +56,7 @@ def spread_channels_last(module: GraphModule, wants: Callable[[torch.Tensor], bo
     for node in list(module.graph.nodes):
         if node.op == "call_function":
             walk.visit(node)
-    walk.keep(output_node(module))
+    walk.restore(output_node(module))
     return walk.changed
 
 
@@ -82,7 +82,7 @@ class _Walk:
     traced: dict[Node, Any] = field(default_factory=dict)
     """The traced value of each node that lies otherwise now."""
     _last: dict[Node, Node] = field(default_factory=dict)
-    _kept: dict[Node, Node] = field(default_factory=dict)
+    _restored: dict[Node, Node] = field(default_factory=dict)
 
     def visit(self, node: Node) -> None:
         """Lay out one call's operands, and find out how its result lies then."""
@@ -92,14 +92,14 @@ class _Walk:
         if node.args is before and not any(a in self.traced for a in node.all_input_nodes):
             return
         if not _follows(node):
-            self.keep(node)
+            self.restore(node)
             return
         args, kwargs = fx.value_of(node.args), fx.value_of(node.kwargs)
         try:
             value = fake.fake_evaluate(self.mode, node.target, args, kwargs)
         except (RuntimeError, ValueError):  # a view that such strides do not allow
             node.args = before
-            self.keep(node)
+            self.restore(node)
             return
         if node in self.convolutions:
             self.changed += 1
@@ -107,7 +107,7 @@ class _Walk:
             self.traced[node] = node.meta["val"]
             node.meta["val"] = value
 
-    def keep(self, node: Node) -> None:
+    def restore(self, node: Node) -> None:
         """Give a node its operands as they were traced."""
         if _writes_only(node):
             return
@@ -129,7 +129,7 @@ class _Walk:
 
     def _as_traced(self, source: Node, user: Node) -> Node:
         """`source`, laid out as it was traced, for `user` and those after it."""
-        if source not in self._kept:
+        if source not in self._restored:
             old = self.traced[source]
             if old.is_contiguous():
                 made = self._call(
@@ -140,8 +140,8 @@ class _Walk:
                 about = {"dtype": old.dtype, "device": old.device}
                 room = self._call(user, aten.empty_strided.default, (size, stride), about)
                 made = self._call(user, aten.copy.default, (room, source), {})
-            self._kept[source] = made
-        return self._kept[source]
+            self._restored[source] = made
+        return self._restored[source]
 
     def _call(self, user: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
         with self.module.graph.inserting_before(user):

@@ -38,19 +38,16 @@ def remove_identity_views(state: Rewriting) -> int:
     """A view equal to something further up its own chain of views: `permute` undone, `expand` to the same
     size.
     """
-    count = 0
-    for node in state.nodes():
+
+    def equal(node: Node) -> Node | None:
         value = tensor_value(node)
         if not _is_pure_view(node) or value is None:
-            continue
+            return None
         target = _equal_ancestor(node, value)
         # The caller may rely on getting two tensor objects for two outputs.
-        if target is None or (state.is_output(node) and not state.may_return(target)):
-            continue
-        if state.spend():
-            state.replace(node, target)
-            count += 1
-    return count
+        return None if target is None or (state.is_output(node) and not state.may_return(target)) else target
+
+    return state.replace_each(equal)
 
 
 def _equal_ancestor(node: Node, value: torch.Tensor) -> Node | None:
@@ -60,7 +57,7 @@ def _equal_ancestor(node: Node, value: torch.Tensor) -> Node | None:
         candidate = tensor_value(ancestor)
         if candidate is None:
             break
-        if same_kind(candidate, value) and _same_place(candidate, value):
+        if same_kind(candidate, value) and _same_window(candidate, value):
             found = ancestor
         ancestor = ancestor.args[0] if _is_pure_view(ancestor) and ancestor.args else None
     return found
@@ -73,39 +70,32 @@ def _is_pure_view(node: Node) -> bool:
     return facts.is_view and facts.is_operator
 
 
-def _same_place(a: torch.Tensor, b: torch.Tensor) -> bool:
+def _same_window(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_sizes(a.stride(), b.stride()) and same_number(a.storage_offset(), b.storage_offset())
 
 
 def remove_copies(state: Rewriting) -> int:
-    """Copies with the layout of their source, where nobody can tell the two apart."""
+    """Copies with the layout of their source, where nobody can distinguish the two."""
     return _replace_by_sources(state, _COPIES)
 
 
 def _replace_by_sources(state: Rewriting, finders: Mapping[Any, Callable[[Node], Node | None]]) -> int:
     """Replace calls by what `finders`, by operator, say that they give again, if it lies as they do."""
-    count = 0
-    for node in state.nodes():
+
+    def source_of(node: Node) -> Node | None:
         find = finders.get(node.target)
         source = find(node) if find is not None else None
-        if source is None:
-            continue
         value, original = tensor_value(node), tensor_value(source)
-        if value is None or original is None or not same_layout(value, original):
-            continue
-        if state.may_share(node, source) and state.spend():
-            state.replace(node, source)
-            count += 1
-    return count
+        if source is None or value is None or original is None or not same_layout(value, original):
+            return None
+        return source if state.may_share(node, source) else None
+
+    return state.replace_each(source_of)
 
 
 def _first(node: Node) -> Node | None:
     source = node.args[0]
     return source if isinstance(source, Node) else None
-
-
-def _cloned(node: Node) -> Node | None:
-    return _first(node)
 
 
 def _rounded(node: Node) -> Node | None:
@@ -116,12 +106,9 @@ def _converted(node: Node) -> Node | None:
     return None if node.kwargs.get("pin_memory") else _first(node)
 
 
-def _repeated(node: Node) -> Node | None:
-    return _first(node) if all(same_number(r, 1) for r in node.args[1]) else None
-
-
-def _padded(node: Node) -> Node | None:
-    return _first(node) if all(same_number(p, 0) for p in node.args[1]) else None
+def _where_all(neutral: int) -> Callable[[Node], Node | None]:
+    """The first argument where all of a list of options are that number."""
+    return lambda node: _first(node) if all(same_number(n, neutral) for n in node.args[1]) else None
 
 
 def _single_cat(node: Node) -> Node | None:
@@ -136,17 +123,17 @@ def _overwritten(node: Node) -> Node | None:
 
 
 _COPIES: Final[Mapping[Any, Callable[[Node], Node | None]]] = {
-    aten.clone.default: _cloned,
-    aten.alias_copy.default: _cloned,
-    aten.lift_fresh_copy.default: _cloned,
+    aten.clone.default: _first,
+    aten.alias_copy.default: _first,
+    aten.lift_fresh_copy.default: _first,
     aten.ceil.default: _rounded,
     aten.floor.default: _rounded,
     aten.round.default: _rounded,
     aten.trunc.default: _rounded,
     aten._to_copy.default: _converted,
     torch.ops.prims.convert_element_type.default: _first,
-    aten.repeat.default: _repeated,
-    aten.constant_pad_nd.default: _padded,
+    aten.repeat.default: _where_all(1),
+    aten.constant_pad_nd.default: _where_all(0),
     aten.cat.default: _single_cat,
     aten.copy.default: _overwritten,
 }
@@ -169,14 +156,14 @@ def _is_floating(node: Node) -> bool:
 def _neutral_sum(node: Node) -> Node | None:
     """`x + 0`: for floating point only -0.0 is neutral, since -0.0 + 0.0 is 0.0."""
     left, right = node.args[:2]
-    for kept, added in ((left, right), (right, left)):
+    for other, added in ((left, right), (right, left)):
         number = uniform_value(added)
-        if not isinstance(kept, Node) or number is None or number != 0:
+        if not isinstance(other, Node) or number is None or number != 0:
             continue
         if added is left and node.kwargs.get("alpha", 1) != 1:
             continue
         if not _is_floating(node) or (not _is_positive_zero(number) and node.kwargs.get("alpha", 1) == 1):
-            return kept
+            return other
     return None
 
 

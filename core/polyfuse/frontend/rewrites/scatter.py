@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from torch.fx import Node
@@ -23,7 +25,7 @@ _ACCUMULATING: Final = (
     aten.scatter_add.default,
 )
 
-_PRODUCTS: Final = (aten.mm.default, aten.bmm.default)
+_MATMULS: Final = (aten.mm.default, aten.bmm.default)
 
 
 def scatter_into_sums(state: Rewriting) -> int:
@@ -31,34 +33,30 @@ def scatter_into_sums(state: Rewriting) -> int:
 
     The gradients of an embedding that is used twice, or that is the matrix of the last layer too, are such
     sums: a table each. In floating point the order of additions changes, which `numerics="eager"` excludes,
-    and a negative zero would stay one, so that `x` is a product or such a sum itself.
+    and a negative zero would stay one, so that `x` is a matmul or such a sum itself.
     """
     if state.stage == "joint":
         return 0
-    count = 0
-    for node in state.nodes():
+
+    def merged(node: Node) -> Callable[[], Node] | None:
         if node.target is not aten.add.Tensor or node.kwargs.get("alpha", 1) != 1:
-            continue
+            return None
         value = tensor_value(node)
         if value is None or (state.settings.numerics == "eager" and value.is_floating_point()):
-            continue
+            return None
         for scattered, other in (node.args[1::-1], node.args[:2]):
             if not isinstance(scattered, Node) or not isinstance(other, Node) or scattered is other:
                 continue
-            if not _is_sum_of_scattered(scattered) or not _fits(scattered, other, node):
-                continue
-            if state.spend():
-                args = (other, *scattered.args[1:])
-                new = state.call_before(node, scattered.target, args, dict(scattered.kwargs))
-                state.replace(node, new)
-                state.graph.erase_node(scattered)
-                count += 1
-            break
-    return count
+            if _is_sum_of_scattered(scattered) and _fits(scattered, other, node):
+                target, args = scattered.target, (other, *scattered.args[1:])
+                return partial(state.call_before, node, target, args, dict(scattered.kwargs))
+        return None
+
+    return state.replace_each(merged)
 
 
 def _is_sum_of_scattered(node: Node) -> bool:
-    """Whether a call adds values to zeros at places given by data, for one reader."""
+    """Whether a call adds values to zeros at indices given by data, for one reader."""
     if node.op != "call_function" or node.target not in _ACCUMULATING or len(node.users) != 1:
         return False
     if node.target is not aten.scatter_add.default and not (len(node.args) > 3 and node.args[3] is True):
@@ -89,4 +87,4 @@ def _starts_from_zero(node: Node) -> bool:
         return uniform_value(base) == 0 or (isinstance(base, Node) and _starts_from_zero(base))
     if node.target in UNIFORM_VIEWS:
         return isinstance(node.args[0], Node) and _starts_from_zero(node.args[0])
-    return node.target in _PRODUCTS
+    return node.target in _MATMULS

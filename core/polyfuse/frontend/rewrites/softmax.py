@@ -6,6 +6,7 @@ for each row, and the backward computes the rest again from the operand while it
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,18 +21,16 @@ def spell_out_log_softmax(state: Rewriting) -> int:
     """`_log_softmax` becomes the operations that it stands for where forward and backward are one graph."""
     if state.stage != "joint":
         return 0
-    count = 0
-    for node in state.nodes():
+
+    def spelled(node: Node) -> Callable[[], Node] | None:
         if node.target is not aten._log_softmax.default or state.escapes(node):
-            continue
+            return None
         source, result = tensor_value(node.args[0]), tensor_value(node)
         if source is None or result is None or not _can_be_in_pieces(node, source, result):
-            continue
-        if not state.spend():
-            continue
-        state.replace(node, _in_pieces(state, node, source, result))
-        count += 1
-    return count
+            return None
+        return lambda: _in_pieces(state, node, source, result)
+
+    return state.replace_each(spelled)
 
 
 def _can_be_in_pieces(node: Node, source: torch.Tensor, result: torch.Tensor) -> bool:

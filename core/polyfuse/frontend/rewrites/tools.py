@@ -62,10 +62,22 @@ class Rewriting:
         node.replace_all_uses_with(replacement)
         self.graph.erase_node(node)
 
+    def replace_each(self, find: Callable[[Node], Node | Callable[[], Node] | None]) -> int:
+        """Replace every call by what `find` gives for it: another node, or a function that makes one, called
+        while fuel is left. None leaves the call. Returns how many were replaced.
+        """
+        count = 0
+        for node in self.nodes():
+            found = find(node)
+            if found is not None and self.spend():
+                self.replace(node, found if isinstance(found, Node) else found())
+                count += 1
+        return count
+
     def call_before(
         self, node: Node, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Node:
-        """A new call in place of `node`, inheriting its origin, with its value computed on fake tensors."""
+        """A new call instead of `node`, inheriting its origin, with its value computed on fake tensors."""
         kwargs = kwargs or {}
         with self.graph.inserting_before(node):
             new = self.graph.call_function(target, args, kwargs)
@@ -75,7 +87,7 @@ class Rewriting:
         return new
 
     def constant_before(self, node: Node, value: torch.Tensor, fake_value: Any) -> Node:
-        """A node reading a new constant of the module, in place of `node`."""
+        """A node reading a new constant of the module, instead of `node`."""
         name = fx.constant_name(self.module, "_folded_constant")
         fx.set_constant(self.module, name, value)
         with self.graph.inserting_before(node):
@@ -101,7 +113,7 @@ class Rewriting:
     def may_share(self, copy: Node, source: Node) -> bool:
         """May `copy`, a fresh copy of `source`, become `source` itself?"""
         value, original = tensor_value(copy), tensor_value(source)
-        if value is None or original is None or not keeps_place(copy, value, original.storage_offset()):
+        if value is None or original is None or not keeps_offset(copy, value, original.storage_offset()):
             return False
         if not self.escapes(copy):
             return True
@@ -148,10 +160,10 @@ def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(same_number(x, y) for x, y in zip(a, b, strict=True))
 
 
-def keeps_place(node: Node, value: torch.Tensor, start: Any) -> bool:
+def keeps_offset(node: Node, value: torch.Tensor, start: Any) -> bool:
     """May what begins at element `start` of its memory stand for `value`, a result of `node`?
 
-    Not if there are views of `node` and it begins elsewhere: their places in memory were traced with its own.
+    Not if there are views of `node` and it begins elsewhere: their offsets were traced with its own.
     """
     return same_number(value.storage_offset(), start) or not is_viewed(node)
 

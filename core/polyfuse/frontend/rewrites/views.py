@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.fx import Node
@@ -13,14 +14,14 @@ __all__ = ["merge_views", "spell_as_permute", "spell_as_view"]
 
 def spell_as_permute(state: Rewriting) -> int:
     """`t`, `transpose`, `movedim` and friends become `permute`."""
-    count = 0
-    for node in state.nodes():
+
+    def spelled(node: Node) -> Callable[[], Node] | None:
         order = _order_of(node)
-        if order is None or node.target is aten.permute.default or not state.spend():
-            continue
-        state.replace(node, state.call_before(node, aten.permute.default, (node.args[0], order)))
-        count += 1
-    return count
+        if order is None or node.target is aten.permute.default:
+            return None
+        return lambda: state.call_before(node, aten.permute.default, (node.args[0], order))
+
+    return state.replace_each(spelled)
 
 
 def _order_of(node: Node) -> list[int] | None:
@@ -50,42 +51,40 @@ def _order_of(node: Node) -> list[int] | None:
 
 def spell_as_view(state: Rewriting) -> int:
     """`as_strided` that only regroups a contiguous tensor becomes `view`: elements instead of memory."""
-    count = 0
-    for node in state.nodes():
-        if node.target is not aten.as_strided.default:
-            continue
-        source, result = tensor_value(node.args[0]), tensor_value(node)
-        if source is None or result is None or not (source.is_contiguous() and result.is_contiguous()):
-            continue
+
+    def spelled(node: Node) -> Callable[[], Node] | None:
+        source, result = tensor_value(node.args[0]) if node.args else None, tensor_value(node)
+        if node.target is not aten.as_strided.default or source is None or result is None:
+            return None
         moved = not same_number(source.storage_offset(), result.storage_offset())
-        if moved or not same_number(source.numel(), result.numel()):
-            continue
-        if state.spend():
-            state.replace(node, state.call_before(node, aten.view.default, node.args[:2]))
-            count += 1
-    return count
+        if moved or not (source.is_contiguous() and result.is_contiguous()):
+            return None
+        if not same_number(source.numel(), result.numel()):
+            return None
+        return lambda: state.call_before(node, aten.view.default, node.args[:2])
+
+    return state.replace_each(spelled)
 
 
 def merge_views(state: Rewriting) -> int:
     """`permute` of `permute`, and `view` of `view`, as one."""
-    count = 0
-    for node in state.nodes():
+
+    def merged(node: Node) -> Callable[[], Node] | None:
         inner = node.args[0] if node.args else None
         if not isinstance(inner, Node) or inner.op != "call_function" or node.target is not inner.target:
-            continue
+            return None
         if node.target is aten.permute.default:
             outer, before = _order_of(node), _order_of(inner)
             if outer is None or before is None:
-                continue
+                return None
             arguments: tuple[Any, ...] = (inner.args[0], [before[d] for d in outer])
         elif node.target is aten.view.default and _viewable(inner.args[0], node):
             arguments = (inner.args[0], node.args[1])
         else:
-            continue
-        if state.spend():
-            state.replace(node, state.call_before(node, node.target, arguments))
-            count += 1
-    return count
+            return None
+        return lambda: state.call_before(node, node.target, arguments)
+
+    return state.replace_each(merged)
 
 
 def _viewable(source: Any, node: Node) -> bool:

@@ -19,9 +19,8 @@ from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.lowering.calls.extern import call
 from polyfuse.lowering.calls.overwriting import is_replaced
 from polyfuse.lowering.context import LoweringContext, tensors_in
-from polyfuse.lowering.shapes.layout import storage_layout
+from polyfuse.lowering.shapes.layout import span, storage_layout
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.symbolic import IndexLike
 from polyfuse.torch_compat import ops
 
 
@@ -30,18 +29,18 @@ class CallMemory:
 
     Args:
         may_be_fresh: whether the call can be given memory that holds nothing.
-        kept: buffers that the call reads besides.
+        reads: buffers that the call reads besides.
     """
 
     def __init__(
-        self, ctx: LoweringContext, node: Node, *, may_be_fresh: bool = True, kept: Iterable[str] = ()
+        self, ctx: LoweringContext, node: Node, *, may_be_fresh: bool = True, reads: Iterable[str] = ()
     ) -> None:
         self.ctx = ctx
         self.node = node
         self.fresh: dict[str, None] = {}
         self.written: dict[str, None] = {}
         self._may_be_fresh = may_be_fresh
-        self._kept = frozenset(kept)
+        self._reads = frozenset(reads)
         self._needed: dict[str, set[Any]] | None = None
 
     def own(self, source: Any, value: TensorValue, fake: torch.Tensor, key: Any) -> TensorValue:
@@ -70,19 +69,15 @@ class CallMemory:
             copy.origins = (*value.origins, *ctx.origins)
             view = ctx.realize_exact(copy, "overwritten by a call")
             self.written[view.buffer] = None
-        result.settle(view)
+        result.set_view(view)
         return result
 
     def _empty(self, value: TensorValue) -> View:
         """New memory with the traced strides."""
         ctx, size, stride = self.ctx, value.size, value.stride
-        extent: IndexLike = 0 if 0 in size else 1
-        if storage_layout(size, stride, ctx.sizes) == stride:
-            shape, step = size, stride
-        else:
-            for n, s in zip(size, stride, strict=True):
-                extent = extent + (n - 1) * s if extent != 0 else extent
-            shape, step = (extent,), (1,)
+        shape, step = size, stride
+        if storage_layout(size, stride, ctx.sizes) != stride:
+            shape, step = (span(size, stride),), (1,)
         return View(
             ctx.add_buffer(value.dtype, value.torch_dtype, value.device, shape, step).name, size, stride
         )
@@ -92,7 +87,7 @@ class CallMemory:
         view = value.view
         if view is None or not value.faithful or value.raw is not None:
             return False
-        if view.buffer in self.written or view.buffer in self._kept:
+        if view.buffer in self.written or view.buffer in self._reads:
             return False
         if any(s == 0 and n != 1 for n, s in zip(view.size, view.stride, strict=True)):
             return False

@@ -1,6 +1,6 @@
 """Communication with other processes: collectives that are started, and waits for them.
 
-What a collective computes in the place of its operand (sums over processes, broadcasts) is written to memory
+What a collective computes in its operand's memory (sums over processes, broadcasts) is written to memory
 of the graph's own: that of the operand where nobody needs it any more, else that of a copy, which whoever
 computes the operand can write as well. A result is one buffer from start to end: to wait for it makes no
 other one.
@@ -164,7 +164,7 @@ def _laid_out(ctx: LoweringContext, value: Any) -> Any:
     result = TensorValue(
         value.dtype, value.torch_dtype, value.device, value.size, contiguous_strides(value.size)
     )
-    result.settle(_contiguous(ctx, value))
+    result.set_view(_contiguous(ctx, value))
     return result
 
 
@@ -195,7 +195,7 @@ def _own(ctx: LoweringContext, node: Node, value: TensorValue, result: TensorVal
         assert target.view is not None
         view = target.view
         ctx.write(value, view)
-    result.settle(view)
+    result.set_view(view)
     return result
 
 

@@ -13,7 +13,7 @@ import torch
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.graph import views_in
-from polyfuse.ir.nodes import Collective, ExternCall, Opaque, SymbolPath, TemplateCall, View
+from polyfuse.ir.nodes import Collective, ExternCall, Opaque, SymbolPath, TemplateCall
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.sizes import FAR_BELOW
 from polyfuse.lowering.value import TensorValue
@@ -137,16 +137,9 @@ def call_out(
 def _result(ctx: LoweringContext, fake: Any) -> Any:
     if isinstance(fake, torch.Tensor):
         value = ctx.template(fake)
-        plain = len(value.stride) == value.rank
-        buffer = ctx.add_buffer(
-            value.dtype,
-            value.torch_dtype,
-            value.device,
-            value.size,
-            value.stride if plain else tuple(0 for _ in value.size),
-            "temp" if plain else "object",
-        )
-        value.settle(View(buffer.name, value.size, buffer.stride))
+        kind = "temp" if len(value.stride) == value.rank else "object"
+        buffer = ctx.add_buffer(value.dtype, value.torch_dtype, value.device, value.size, value.strides, kind)
+        value.set_view(buffer.view())
         return value
     if isinstance(fake, (tuple, list)):
         raise UnsupportedError("an operator returns nested lists of tensors")

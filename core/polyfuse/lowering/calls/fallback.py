@@ -1,4 +1,4 @@
-"""The eager operator in place of a lowering: always possible, so that no graph fails for want of one."""
+"""Fallback to the eager operator: always possible, so that no graph fails for want of a lowering."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ operator."""
 
 
 ACCEPT = "name it in `force_fallback` to accept that, or unset strict"
-"""What `strict` advises where an operator would run in eager mode."""
+"""What `strict` advises where an operator would fall back to eager."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Rebuilt:
     """Calls `target` with nested arguments rebuilt from a flat list: for operators that take dictionaries or
     return lists within lists.
 
-    `args` and `kwargs` have the original nesting, with `Slot` objects in the places of the flat arguments.
+    `args` and `kwargs` have the original nesting, with `Slot` objects for the flat arguments.
     With `kinds`, the results come as one flat tuple, in the types that were traced: when they run, some
     operators find others than they promised.
     """
@@ -53,7 +53,7 @@ class Rebuilt:
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of flat argument number `position`."""
+    """Stands for flat argument number `position`."""
 
     position: int
 
@@ -123,9 +123,9 @@ def run_eagerly(
     """
     name = ops.op_name(node.target)
     if ctx.settings.strict and not accepted:
-        place = f" ({short_source(fx.source_text(node))})" if fx.source_text(node) else ""
+        source = f" ({short_source(fx.source_text(node))})" if fx.source_text(node) else ""
         raise UnsupportedError(
-            f"{name}{place} would run in eager mode: {reason}",
+            f"{name}{source} would fall back to eager: {reason}",
             ACCEPT,
         )
     _note_small_floats(name, args, node.meta.get("val"), reason)
@@ -143,13 +143,13 @@ def is_eager_by_design(target: Any) -> bool:
 
 
 def _note_small_floats(name: str, args: tuple[Any, ...], fake: Any, reason: str) -> None:
-    """Say, once, that an operator on a floating-point type of a byte runs in eager mode: few expect it."""
+    """Say, once, that an operator on a floating-point type of a byte falls back to eager: few expect it."""
     results = fake if isinstance(fake, (tuple, list)) else (fake,)
     dtypes = [value.torch_dtype for value in tensors_in(args)]
     dtypes += [value.dtype for value in results if isinstance(value, torch.Tensor)]
     for dtype in dict.fromkeys(d for d in dtypes if d.itemsize == 1 and d.is_floating_point):
         if from_torch(dtype) is None:
-            text = f"{name} on {str(dtype).removeprefix('torch.')} runs in eager mode: {reason}"
+            text = f"{name} on {str(dtype).removeprefix('torch.')} falls back to eager: {reason}"
             warn_once("lowering", text)
 
 

@@ -88,9 +88,9 @@ class _Call:
         that are the same tensors, and so the same memory; and what was decided."""
         known = [s for s in sources if isinstance(s, Node) and _is_one_tensor(s)]
         twins = {name: self.node.kwargs[name] for name in others if self.node.kwargs[name] in known}
-        reads = tensors_in(tuple(value for name, value in others.items() if name not in twins))
-        kept = [value.view.buffer for value in reads if value.view is not None]
-        memory = CallMemory(self.ctx, self.node, may_be_fresh=not self.results, kept=kept)
+        others_read = tensors_in(tuple(value for name, value in others.items() if name not in twins))
+        reads = [value.view.buffer for value in others_read if value.view is not None]
+        memory = CallMemory(self.ctx, self.node, may_be_fresh=not self.results, reads=reads)
         owned = []
         for number, (value, source) in enumerate(zip(values, sources, strict=True)):
             key = self.first + number
@@ -126,7 +126,8 @@ def _is_one_tensor(node: Node) -> bool:
 
 
 def _each(value: Any, source: Any, fake: Any, memory: CallMemory, key: int) -> Any:
-    """Memory of the call's own for a tensor, or for each of a list. `key` is the place among the results."""
+    """Memory of the call's own for a tensor, or for each of a list. `key` is the position among the
+    results."""
     if isinstance(value, TensorValue):
         return memory.own(source, value, fake, key)
     if isinstance(value, (list, tuple)):
@@ -149,7 +150,7 @@ def _part(ctx: LoweringContext, bases: Sequence[Any], prefix: str, kwargs: Mappi
         return _window(base, size, base.stride, start * base.stride[dim])
     if f"{prefix}_storage_offset" in kwargs:
         if storage_layout(whole.size, whole.stride, ctx.sizes) != whole.stride:
-            raise UnsupportedError("a window on the storage of a tensor with gaps is written by eager")
+            raise UnsupportedError("no call writes a window on the storage of a tensor with gaps")
         size, stride = (tuple(kwargs[f"{prefix}_{part}"]) for part in ("size", "stride"))
         return _window(base, size, stride, kwargs[f"{prefix}_storage_offset"] - base.offset)
     return base
@@ -159,5 +160,5 @@ def _window(base: TensorValue, size: tuple[Any, ...], stride: tuple[Any, ...], o
     """Some elements of `base`, from its element number `offset` on."""
     assert base.view is not None
     part = TensorValue(base.dtype, base.torch_dtype, base.device, size, stride, base.offset + offset)
-    part.settle(View(base.view.buffer, size, stride, base.view.offset + offset))
+    part.set_view(View(base.view.buffer, size, stride, base.view.offset + offset))
     return part

@@ -1,38 +1,120 @@
-"""Operators left to the library on purpose: algorithms that are no loops over elements."""
+"""Operators left to library calls on purpose: algorithms that are no loops over elements, and random numbers,
+so that a compiled model draws what eager mode draws."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from polyfuse.lowering.calls.extern import call
+from polyfuse.base.errors import UnsupportedError
+from polyfuse.lowering.calls.extern import call, call_out
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.elements.pointwise import elementwise
 from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.value import TensorValue
+from polyfuse.rewrite import make
 from polyfuse.torch_compat import ops
 
-_FAMILIES = {
-    # sorting itself stands with the operators that plugins may take over
-    "order statistics": "kthvalue median median.dim nanmedian nanmedian.dim mode _unique2 unique_dim histc",
-    "losses": (
-        "_ctc_loss _ctc_loss.Tensor _ctc_loss_backward _ctc_loss_backward.Tensor multi_margin_loss_backward "
-        "multilabel_margin_loss_forward multilabel_margin_loss_backward"
-    ),
-    "distances": "_cdist_forward _cdist_backward _pdist_forward _pdist_backward",
-    "linear algebra": (
-        "addbmm _trilinear cholesky cholesky_inverse cholesky_solve geqrf ormqr triangular_solve lu_unpack "
-        "_linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd linalg_cholesky_ex linalg_eig "
-        "linalg_eigvals linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve "
-        "linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp "
-        "linalg_pinv.atol_rtol_tensor linalg_qr linalg_solve_triangular"
-    ),
-}
 
-NAMES = tuple(
-    f"aten.{name}" if "." in name else f"aten.{name}.default"
-    for family in _FAMILIES.values()
-    for name in family.split()
+def _named(names: str) -> tuple[str, ...]:
+    return tuple(f"aten.{name}" if "." in name else f"aten.{name}.default" for name in names.split())
+
+
+ORDER_STATISTICS = _named("kthvalue median median.dim nanmedian nanmedian.dim mode _unique2 unique_dim histc")
+
+LOSSES = _named(
+    "_ctc_loss _ctc_loss.Tensor _ctc_loss_backward _ctc_loss_backward.Tensor multi_margin_loss_backward "
+    "multilabel_margin_loss_forward multilabel_margin_loss_backward"
 )
 
+DISTANCES = _named("_cdist_forward _cdist_backward _pdist_forward _pdist_backward")
 
-@lowers(*NAMES, library=True)
+LINEAR_ALGEBRA = _named(
+    "addbmm _trilinear cholesky cholesky_inverse cholesky_solve geqrf ormqr triangular_solve lu_unpack "
+    "_linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd linalg_cholesky_ex linalg_eig "
+    "linalg_eigvals linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_ldl_solve "
+    "linalg_lstsq linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_matrix_exp "
+    "linalg_pinv.atol_rtol_tensor linalg_qr linalg_solve_triangular"
+)
+
+MATMULS = _named("mm bmm addmm baddbmm _int_mm")
+
+TEMPLATES = _named(
+    "convolution convolution_backward _grouped_mm _scaled_mm mkldnn_rnn_layer sort sort.stable topk "
+    "_embedding_bag _embedding_bag_forward_only"
+)
+"""Calls that plugins may take over."""
+
+ATTENTION = _named(
+    " ".join(
+        f"_scaled_dot_product_{name}"
+        for name in (
+            *("flash_attention_for_cpu", "flash_attention_for_cpu_backward"),
+            *("flash_attention", "flash_attention_backward"),
+            *("efficient_attention", "efficient_attention_backward"),
+            *("cudnn_attention", "cudnn_attention_backward", "attention_math_for_mps"),
+        )
+    )
+)
+
+RANDOM = _named(
+    "rand rand.generator randn randn.generator rand_like randn_like randint randint.low randint.generator "
+    "randint.low_generator randint_like randint_like.low_dtype randperm randperm.generator bernoulli "
+    "bernoulli.p bernoulli.Tensor uniform normal_functional normal.Tensor_Tensor normal.Tensor_float "
+    "normal.float_Tensor exponential geometric cauchy log_normal random random.from random.to multinomial "
+    "poisson binomial rrelu_with_noise rrelu_with_noise_functional native_dropout"
+)
+"""They stay in program order."""
+
+
+@lowers(*ORDER_STATISTICS, *LOSSES, *DISTANCES, *LINEAR_ALGEBRA, library=True)
 def library(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Any:
     return call(ctx, node.meta["val"], ops.op_name(node.target), args, named)
+
+
+@lowers(*TEMPLATES, library=True)
+def template(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Any:
+    return call(ctx, node.meta["val"], ops.op_name(node.target), args, named, template=True)
+
+
+@lowers(*RANDOM, library=True)
+def draw(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Any:
+    return call(ctx, node.meta["val"], ops.op_name(node.target), args, named, ordered=True)
+
+
+@lowers(*ATTENTION, library=True)
+def attention(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> Any:
+    facts = ops.facts(node.target)
+    draws = facts.is_random and _has_dropout(node.target, args, named)
+    return call(ctx, node.meta["val"], facts.name, args, named, template=True, ordered=draws)
+
+
+def _has_dropout(target: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a random operator really draws: attention without dropout does not."""
+    names = ops.argument_names(target)
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    return bool(named.get("dropout_p", args[position] if position < len(args) else 0.0) != 0.0)
+
+
+@lowers(*MATMULS, library=True)
+def matmul(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> TensorValue:
+    name = ops.op_name(node.target)
+    if ctx.template(node.meta["val"]).dtype is None or named.get("out_dtype") is not None:
+        raise UnsupportedError("no kernel computes matmuls of these types")
+    if name == "aten.addmm.default" and not named and _is_added_later(ctx, node):
+        term, a, b = args
+        alone = call_out(ctx, node.meta["val"], "aten.mm.out", (a, b))
+        return elementwise(ctx, node, (alone, term), lambda p, t: make("add", p, t))
+    return call_out(ctx, node.meta["val"], name.replace(".default", ".out"), args, named)
+
+
+def _is_added_later(ctx: LoweringContext, node: Any) -> bool:
+    """Whether what is added to a matmul is better added by the kernels that read the sum: it costs them
+    nothing, and the device's library has faster matmuls than sums."""
+    if ctx.settings.gemm not in ("library", "known") or ctx.settings.numerics == "eager":
+        return False
+    readers = ctx.readers.get(node)
+    if readers is None or readers.stored or not readers.passes:
+        return False
+    return ctx.target_info(str(node.meta["val"].device)).separate_gemm_add

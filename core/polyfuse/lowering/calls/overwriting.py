@@ -1,4 +1,4 @@
-"""Whether an operand's storage may be written to, in place of a copy: nobody needs what it holds any more."""
+"""Whether an operand's storage may be written to, instead of a copy: nobody needs what it holds any more."""
 
 from __future__ import annotations
 

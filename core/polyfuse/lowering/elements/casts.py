@@ -1,4 +1,4 @@
-"""Copies and conversions: dtype, memory format, device."""
+"""Copies and conversions: dtype, memory format, device; and copies over existing storage."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.pointwise import elementwise, promoted
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
+from polyfuse.rewrite import cast
 from polyfuse.torch_compat import ops
 
 
@@ -33,7 +34,7 @@ def convert(ctx: LoweringContext, node: Any, value: TensorValue, *others: Any, *
     if not isinstance(source, TensorValue):
         return elementwise(ctx, node, (source,), lambda v: v)
     if result.dtype is None or source.dtype is None:
-        raise UnsupportedError(f"{source.torch_dtype} to {result.torch_dtype} is converted by eager")
+        raise UnsupportedError(f"no kernel converts {source.torch_dtype} to {result.torch_dtype}")
     if source.device != result.device:
         copied: TensorValue = call(ctx, node.meta["val"], name, (value, *others), named)
         return copied
@@ -67,3 +68,28 @@ def fill(ctx: LoweringContext, node: Any, value: TensorValue, number: Any, **nam
 @lowers("aten.type_as.default")
 def type_as(ctx: LoweringContext, node: Any, value: TensorValue, other: TensorValue) -> TensorValue:
     return elementwise(ctx, node, (value,), lambda v: v, promoted((value,)))
+
+
+@lowers("aten.copy_.default")
+def copy_(
+    ctx: LoweringContext, node: Any, target: TensorValue, source: Any, non_blocking: bool = False
+) -> TensorValue:
+    """Write `source` over `target`, after everything that still needs the old content has it: what
+    functionalisation leaves at the end of a graph."""
+    if target.dtype is None or target.view is None or target.raw is not None:
+        raise UnsupportedError(f"no kernel overwrites tensors of {target.torch_dtype}")
+    if isinstance(source, TensorValue) and source.device != target.device:
+        raise UnsupportedError(f"no kernel copies from {source.device} to {target.device}")
+    if any(s == 0 and n != 1 for n, s in zip(target.size, target.view.stride, strict=True)):
+        raise UnsupportedError("no kernel overwrites elements that share memory")
+    if isinstance(source, TensorValue) and source.view == target.view and source.raw is None:
+        return target  # it was computed there
+    ctx.before_write(target.view.buffer)
+    value = TensorValue(
+        target.dtype, target.torch_dtype, target.device, target.size, target.stride, target.offset
+    )
+    body = ctx.operand(source, axes_of(target.size), target.dtype.compute, target.device)
+    value.body = cast(body, target.dtype.compute)
+    value.origins = ctx.origins
+    ctx.write(value, target.view)
+    return target

@@ -4,35 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.expr import const, index_value
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
-from polyfuse.lowering.elements.numbers import is_whole
+from polyfuse.lowering.elements.numbers import is_integer
 from polyfuse.lowering.elements.pointwise import elementwise
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make
-from polyfuse.symbolic import IndexLike
 
 
-@lowers("aten.full.default", "aten.new_full.default")
+@lowers("aten.full.default", "aten.new_full.default", "aten.scalar_tensor.default")
 def full(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> TensorValue:
-    number = named.get("fill_value", args[-1] if args else None)
-    return elementwise(ctx, node, (number,), lambda v: v)
-
-
-@lowers("aten.scalar_tensor.default")
-def scalar_tensor(ctx: LoweringContext, node: Any, number: Any, **named: Any) -> TensorValue:
-    return elementwise(ctx, node, (number,), lambda v: v)
+    return elementwise(ctx, node, (named.get("fill_value", args[-1] if args else None),), lambda v: v)
 
 
 def _filled(number: int) -> Any:
     def lower(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> TensorValue:
         result = ctx.template(node.meta["val"])
-        if result.dtype is None:
-            raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
-        return ctx.lazy(result, const(number, result.dtype.compute))
+        return ctx.lazy(result, const(number, result.kernel_type.compute))
 
     return lower
 
@@ -57,24 +47,25 @@ lowers(
 @lowers("prims.iota.default")
 def iota(ctx: LoweringContext, node: Any, length: Any, *, start: Any, step: Any, **named: Any) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    assert result.dtype is not None
-    return ctx.lazy(result, cast(index_value(axes_of(result.size)[0] * step + start), result.dtype.compute))
+    return _counted(ctx, result, start, step)
 
 
 @lowers("aten.arange.start_step", "aten.arange.start", "aten.arange.default")
 def arange(ctx: LoweringContext, node: Any, *args: Any, **named: Any) -> TensorValue:
-    start, end, step = (
-        (0, args[0], 1) if len(args) == 1 else (args[0], args[1], args[2] if len(args) > 2 else 1)
-    )
-    del end
     result = ctx.template(node.meta["val"])
-    if result.dtype is None:
-        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
-    place: IndexLike = axes_of(result.size)[0]
-    if is_whole(start) and is_whole(step):
-        return ctx.lazy(result, cast(index_value(place * step + start), result.dtype.compute))
+    start, step = (0 if len(args) == 1 else args[0]), (args[2] if len(args) > 2 else 1)
+    if is_integer(start) and is_integer(step):
+        return _counted(ctx, result, start, step)
+    kind, axis = result.kernel_type, axes_of(result.size)[0]
     # eager counts in double precision (single on devices that lack it) and converts the sum
-    wide = DType.f64 if result.dtype is not DType.f32 or result.device == "cpu" else DType.f32
+    single = kind is DType.f32 and not ctx.target_info(result.device).double_sums
+    wide = DType.f32 if single else DType.f64
     first, stride = (ctx.operand(number, (), wide, result.device) for number in (start, step))
-    counted = make("mul", cast(index_value(place), wide), stride)
-    return ctx.lazy(result, cast(make("add", first, counted), result.dtype.compute))
+    steps = make("mul", cast(index_value(axis), wide), stride)
+    return ctx.lazy(result, cast(make("add", first, steps), kind.compute))
+
+
+def _counted(ctx: LoweringContext, result: TensorValue, start: Any, step: Any) -> TensorValue:
+    """Integers from `start` on."""
+    number = index_value(axes_of(result.size)[0] * step + start)
+    return ctx.lazy(result, cast(number, result.kernel_type.compute))

@@ -22,37 +22,29 @@ _ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Mod: "remainder",
     ast.Pow: "pow",
 }
-_TO_INTEGER = {"trunc": "trunc", "floor": "floor", "ceil": "ceil", "round": "round"}
-_OF_FLOAT = {
-    "sqrt": "sqrt",
-    "exp": "exp",
-    "log": "log",
-    "log2": "log2",
-    "sin": "sin",
-    "cos": "cos",
-    "tanh": "tanh",
-}
+_TO_INTEGER = ("trunc", "floor", "ceil", "round")
+_OF_FLOAT = ("sqrt", "exp", "log", "log2", "sin", "cos", "tanh")
 
 
 def size_number(index: Index) -> Expr:
     """The value of an index; one written in host text is computed in double precision or 64-bit integers."""
-    if _is_read_fraction(index):
-        raise UnsupportedError("fractions read from data are numbers of the host alone")
+    if _is_unbacked_fraction(index):
+        raise UnsupportedError("no kernel reads unbacked symbols that are floating-point numbers")
     atom = _host_atom(index)
     if atom is None:
         return index_value(index)
     return _value(ast.parse(atom.name, mode="eval").body, atom)
 
 
-def is_whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """Whether a number is an integer, or made of sizes in a way that gives one."""
     if not isinstance(value, Index):
         return isinstance(value, int)
-    return _host_atom(value) is None and not _is_read_fraction(value)
+    return _host_atom(value) is None and not _is_unbacked_fraction(value)
 
 
-def _is_read_fraction(index: Index) -> bool:
-    """Whether the number is, or is made of, floating-point numbers that are read from data."""
+def _is_unbacked_fraction(index: Index) -> bool:
+    """Whether the number is, or is made of, unbacked symbols that are floating-point numbers."""
     return any(atom.kind == "sym" and shapes.named_fraction(atom.name) for atom in atoms(index))
 
 
@@ -87,12 +79,12 @@ def _called(node: ast.Call, values: list[Expr], atom: Atom) -> Expr:
         return cast(values[0], DType.f64)
     if name == "round" and len(values) > 1:
         # Python rounds the decimal number; a product with a power of ten may lie beyond the half
-        raise UnsupportedError("a number that is rounded to some digits is one of the host alone")
+        raise UnsupportedError("no kernel rounds a number to decimal digits")
     if name in _TO_INTEGER:
         value = values[0]
-        return cast(make(_TO_INTEGER[name], value), DType.i64) if value.dtype.is_float else value
+        return cast(make(name, value), DType.i64) if value.dtype.is_float else value
     if name in _OF_FLOAT:
-        return make(_OF_FLOAT[name], cast(values[0], DType.f64))
+        return make(name, cast(values[0], DType.f64))
     if name == "abs":
         return make("abs", values[0])
     if name in ("min", "max"):

@@ -33,10 +33,8 @@ def elementwise(
     """``body`` of broadcast operands, each converted to `compute` (by default the type the result is computed
     in), by way of `through` where that is given, for all of them or for each."""
     result = ctx.template(node.meta["val"])
-    if result.dtype is None:
-        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
     axes = axes_of(result.size)
-    kind = compute or result.dtype.compute
+    kind = compute or result.kernel_type.compute
     ways = through if isinstance(through, tuple) else (through,) * len(operands)
     values = [ctx.operand(o, axes, kind, result.device, w) for o, w in zip(operands, ways, strict=True)]
     return ctx.lazy(result, body(*values))
@@ -54,16 +52,7 @@ def promoted(operands: Sequence[Any]) -> DType:
 
 # Tables.
 
-SAME: dict[str, str] = {
-    "neg": "neg",
-    "abs": "abs",
-    "sign": "sign",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "round": "round",
-    "bitwise_not": "bitwise_not",
-}
+SAME = ("neg", "abs", "sign", "floor", "ceil", "trunc", "round", "bitwise_not")
 """One operand, the result of its type."""
 
 TO_FLOAT = (
@@ -73,45 +62,27 @@ TO_FLOAT = (
 )
 """One operand; integers become the default float first."""
 
-BINARY: dict[str, tuple[str, ...]] = {
-    "mul": ("mul.Tensor", "mul.Scalar"),
-    "maximum": ("maximum.default",),
-    "minimum": ("minimum.default",),
-    "fmin": ("fmin.default",),
-    "fmax": ("fmax.default",),
-    "div": ("div.Tensor", "div.Scalar", "true_divide.Tensor"),
-    "floor_div": ("floor_divide.default", "floor_divide.Scalar"),
-    "remainder": ("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor"),
-    "fmod": ("fmod.Tensor", "fmod.Scalar"),
-    "atan2": ("atan2.default",),
-    "hypot": ("hypot.default",),
-    "copysign": ("copysign.Tensor", "copysign.Scalar"),
-    "nextafter": ("nextafter.default",),
-    "bitwise_and": (
-        "bitwise_and.Tensor",
-        "bitwise_and.Scalar",
-        "bitwise_and.Scalar_Tensor",
-        "__and__.Tensor",
-    ),
-    "bitwise_or": ("bitwise_or.Tensor", "bitwise_or.Scalar", "bitwise_or.Scalar_Tensor", "__or__.Tensor"),
-    "bitwise_xor": (
-        "bitwise_xor.Tensor",
-        "bitwise_xor.Scalar",
-        "bitwise_xor.Scalar_Tensor",
-        "__xor__.Tensor",
-    ),
-    "shift_left": (
-        "bitwise_left_shift.Tensor",
-        "bitwise_left_shift.Tensor_Scalar",
-        "__lshift__.Tensor",
-        "__lshift__.Scalar",
-    ),
-    "shift_right": (
-        "bitwise_right_shift.Tensor",
-        "bitwise_right_shift.Tensor_Scalar",
-        "__rshift__.Tensor",
-        "__rshift__.Scalar",
-    ),
+BINARY: dict[str, str] = {
+    "mul": "mul.Tensor mul.Scalar",
+    "maximum": "maximum.default",
+    "minimum": "minimum.default",
+    "fmin": "fmin.default",
+    "fmax": "fmax.default",
+    "div": "div.Tensor div.Scalar true_divide.Tensor",
+    "floor_div": "floor_divide.default floor_divide.Scalar",
+    "remainder": "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor",
+    "fmod": "fmod.Tensor fmod.Scalar",
+    "atan2": "atan2.default",
+    "hypot": "hypot.default",
+    "copysign": "copysign.Tensor copysign.Scalar",
+    "nextafter": "nextafter.default",
+    "bitwise_and": "bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor __and__.Tensor",
+    "bitwise_or": "bitwise_or.Tensor bitwise_or.Scalar bitwise_or.Scalar_Tensor __or__.Tensor",
+    "bitwise_xor": "bitwise_xor.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor __xor__.Tensor",
+    "shift_left": "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar __lshift__.Tensor "
+    "__lshift__.Scalar",
+    "shift_right": "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar __rshift__.Tensor "
+    "__rshift__.Scalar",
 }
 """Two operands, computed in the result's type."""
 
@@ -126,22 +97,28 @@ COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 def _register_tables() -> None:
-    for name, op in SAME.items():
-        lowers(f"aten.{name}.default")(_same(op))
+    for name in SAME:
+        lowers(f"aten.{name}.default")(_same(name))
     for name in TO_FLOAT:
         lowers(f"aten.{name}.default")(_plain(name))
     for op, overloads in BINARY.items():
-        lowers(*(f"aten.{o}" for o in overloads))(_plain(op))
+        lowers(*(f"aten.{o}" for o in overloads.split()))(_plain(op))
     for name in COMPARISONS:
         lowers(f"aten.{name}.Tensor", f"aten.{name}.Scalar")(_comparison(name))
     for name, op in {"and": "bitwise_and", "or": "bitwise_or", "xor": "ne"}.items():
         lowers(f"aten.logical_{name}.default")(_logical(op))
+    for names, body in BODIES.items():
+        lowers(*(f"aten.{name}" for name in names.split()))(_of_body(body))
+
+
+def _of_body(body: Body) -> Callable[..., TensorValue]:
+    return lambda ctx, node, *operands: elementwise(ctx, node, operands, body)
 
 
 def _plain(op: str) -> Callable[..., TensorValue]:
     def lower(ctx: LoweringContext, node: Any, *operands: Any) -> TensorValue:
         if op == "nextafter" and node.meta["val"].dtype.itemsize < 4:
-            raise UnsupportedError("neighbours in half precision are found by eager")
+            raise UnsupportedError("no kernel finds neighbours in half precision")
         through: Through | tuple[Through, ...] = None
         if op in STEPS or (op in ROUNDED and ctx.eager_rounding):
             through = common(operands)
@@ -203,28 +180,15 @@ def _logical(op: str) -> Callable[..., TensorValue]:
     return lower
 
 
-_register_tables()
-
-
 # Arithmetic with options.
 
 
-@lowers("aten.add.Tensor", "aten.add.Scalar")
-def add(ctx: LoweringContext, node: Any, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
-    return _scaled(ctx, node, "add", a, b, alpha)
-
-
-@lowers("aten.sub.Tensor", "aten.sub.Scalar")
-def sub(ctx: LoweringContext, node: Any, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
-    return _scaled(ctx, node, "sub", a, b, alpha)
-
-
-@lowers("aten.rsub.Tensor", "aten.rsub.Scalar")
-def rsub(ctx: LoweringContext, node: Any, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
-    return _scaled(ctx, node, "sub", b, a, alpha)
-
-
-def _scaled(ctx: LoweringContext, node: Any, op: str, a: Any, b: Any, alpha: Any) -> TensorValue:
+@lowers(*(f"aten.{name}.{other}" for name in ("add", "sub", "rsub") for other in ("Tensor", "Scalar")))
+def scaled_sum(ctx: LoweringContext, node: Any, a: Any, b: Any, alpha: Any = 1) -> TensorValue:
+    name = str(node.target).split(".")[1]
+    op = name.removeprefix("r")
+    if name == "rsub":
+        a, b = b, a
     through = common((a, b)) if ctx.eager_rounding else None
     if isinstance(alpha, (int, float)) and alpha == 1:
         return elementwise(ctx, node, (a, b), lambda x, y: make(op, x, y), through=through)
@@ -258,9 +222,7 @@ def power(ctx: LoweringContext, node: Any, a: Any, b: Any) -> TensorValue:
         through = common((a, b)) if ctx.eager_rounding else None
         return elementwise(ctx, node, (a, b), lambda x, y: make("pow", x, y), through=through)
     if isinstance(b, bool) or not isinstance(b, int) or not 0 <= b <= 64 or result.dtype is torch.bool:
-        raise UnsupportedError(
-            "integer powers with other than small constant exponents are computed by eager"
-        )
+        raise UnsupportedError("no kernel computes integer powers with other than small constant exponents")
     exponent = b
     return elementwise(ctx, node, (a,), lambda x: _integer_power(x, exponent))
 
@@ -276,20 +238,10 @@ def _integer_power(x: Expr, exponent: int) -> Expr:
     return total
 
 
-@lowers("aten.square.default")
-def square(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, node, (x,), lambda v: make("mul", v, v))
-
-
-@lowers("aten.positive.default")
-def positive(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, node, (x,), lambda v: v)
-
-
 @lowers("aten.round.decimals")
 def round_decimals(ctx: LoweringContext, node: Any, x: TensorValue, decimals: int = 0) -> TensorValue:
     if not node.meta["val"].dtype.is_floating_point:
-        raise UnsupportedError("decimals of integers are rounded by eager")
+        raise UnsupportedError("no kernel rounds decimals of integers")
     scale = 10.0 ** abs(decimals)
 
     def body(v: Expr) -> Expr:
@@ -300,29 +252,14 @@ def round_decimals(ctx: LoweringContext, node: Any, x: TensorValue, decimals: in
     return elementwise(ctx, node, (x,), body)
 
 
-@lowers("aten.addcmul.default")
-def addcmul(ctx: LoweringContext, node: Any, a: Any, b: Any, c: Any, *, value: Any = 1) -> TensorValue:
-    return elementwise(
-        ctx, node, (a, b, c, value), lambda x, y, z, k: make("add", x, make("mul", make("mul", k, y), z))
-    )
+@lowers("aten.addcmul.default", "aten.addcdiv.default")
+def scaled_term(ctx: LoweringContext, node: Any, a: Any, b: Any, c: Any, *, value: Any = 1) -> TensorValue:
+    def body(x: Expr, y: Expr, z: Expr, k: Expr) -> Expr:
+        divides = str(node.target) == "aten.addcdiv.default"
+        term = make("mul", k, make("div", y, z)) if divides else make("mul", make("mul", k, y), z)
+        return make("add", x, term)
 
-
-@lowers("aten.addcdiv.default")
-def addcdiv(ctx: LoweringContext, node: Any, a: Any, b: Any, c: Any, *, value: Any = 1) -> TensorValue:
-    return elementwise(
-        ctx, node, (a, b, c, value), lambda x, y, z, k: make("add", x, make("mul", k, make("div", y, z)))
-    )
-
-
-@lowers("aten.lerp.Scalar", "aten.lerp.Tensor")
-def lerp(ctx: LoweringContext, node: Any, start: Any, end: Any, weight: Any) -> TensorValue:
-    def body(a: Expr, b: Expr, w: Expr) -> Expr:
-        span = make("sub", b, a)
-        low = make("add", a, make("mul", w, span))
-        high = make("sub", b, make("mul", span, make("sub", const(1.0, w.dtype), w)))
-        return where(make("lt", make("abs", w), const(0.5, w.dtype)), low, high)
-
-    return elementwise(ctx, node, (start, end, weight), body)
+    return elementwise(ctx, node, (a, b, c, value), body)
 
 
 # Tests and choices.
@@ -351,11 +288,9 @@ def logical_not(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
 @lowers("aten.where.self", "aten.where.ScalarSelf", "aten.where.ScalarOther", "aten.where.Scalar")
 def where_(ctx: LoweringContext, node: Any, condition: TensorValue, yes: Any, no: Any) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    if result.dtype is None:
-        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
-    axes = axes_of(result.size)
+    axes, kind = axes_of(result.size), result.kernel_type.compute
     test = truth(ctx.operand(condition, axes, promoted((condition,)), result.device))
-    a, b = (ctx.operand(v, axes, result.dtype.compute, result.device) for v in (yes, no))
+    a, b = (ctx.operand(v, axes, kind, result.device) for v in (yes, no))
     return ctx.lazy(result, where(test, a, b))
 
 
@@ -367,7 +302,7 @@ def masked_fill(ctx: LoweringContext, node: Any, x: Any, mask: TensorValue, valu
 def _limited(op: str, v: Expr, limit: Expr) -> Expr:
     """`v`, or `limit` where that is the `op` of both; a constant stands first.
 
-    A processor's instruction gives the second of two equal operands, so that a zero keeps its sign where the
+    A CPU's instruction gives the second of two equal operands, so that a zero keeps its sign where the
     limit is the other zero, as in eager mode; and that the first operand is not NaN need not be looked at.
     """
     return make(op, limit, v) if limit.op == "const" else make(op, v, limit)
@@ -390,32 +325,7 @@ def clamp(
     return elementwise(ctx, node, (x, *(b for _, b in bounds)), body)
 
 
-@lowers("aten.clamp_min.default", "aten.clamp_min.Tensor")
-def clamp_min(ctx: LoweringContext, node: Any, x: Any, low: Any) -> TensorValue:
-    return elementwise(ctx, node, (x, low), lambda v, limit: _limited("maximum", v, limit))
-
-
-@lowers("aten.clamp_max.default", "aten.clamp_max.Tensor")
-def clamp_max(ctx: LoweringContext, node: Any, x: Any, high: Any) -> TensorValue:
-    return elementwise(ctx, node, (x, high), lambda v, limit: _limited("minimum", v, limit))
-
-
-# Activations that are not decomposed.
-
-
-@lowers("aten.relu.default")
-def relu(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
-    return elementwise(ctx, node, (x,), lambda v: _limited("maximum", v, const(0, v.dtype)))
-
-
-@lowers("aten.silu.default")
-def silu(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
-    return elementwise(
-        ctx,
-        node,
-        (x,),
-        lambda v: make("div", v, make("add", const(1.0, v.dtype), make("exp", make("neg", v)))),
-    )
+# Activations that are not decomposed, and others with a body of their own.
 
 
 @lowers("aten.gelu.default")
@@ -438,42 +348,67 @@ def gelu(ctx: LoweringContext, node: Any, x: TensorValue, *, approximate: str = 
     return elementwise(ctx, node, (x,), exact if approximate == "none" else smooth)
 
 
-@lowers("aten.leaky_relu.default")
-def leaky_relu(ctx: LoweringContext, node: Any, x: TensorValue, slope: Any = 0.01) -> TensorValue:
-    return elementwise(
-        ctx, node, (x, slope), lambda v, k: where(make("gt", v, const(0.0, v.dtype)), v, make("mul", v, k))
-    )
-
-
 @lowers("aten.elu.default")
 def elu(
     ctx: LoweringContext, node: Any, x: TensorValue, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1
 ) -> TensorValue:
     def body(v: Expr, a: Expr, s: Expr, k: Expr) -> Expr:
         negative = make("mul", make("expm1", make("mul", v, k)), make("mul", a, s))
-        return where(make("gt", v, const(0.0, v.dtype)), make("mul", v, s), negative)
+        return where(_is_positive(v), make("mul", v, s), negative)
 
     return elementwise(ctx, node, (x, alpha, scale, input_scale), body)
 
 
-@lowers("aten.angle.default")
-def angle(ctx: LoweringContext, node: Any, x: TensorValue) -> TensorValue:
+@lowers("aten.leaky_relu.default")
+def leaky_relu(ctx: LoweringContext, node: Any, x: TensorValue, slope: Any = 0.01) -> TensorValue:
+    return elementwise(ctx, node, (x, slope), lambda v, k: where(_is_positive(v), v, make("mul", v, k)))
+
+
+def _is_positive(v: Expr) -> Expr:
+    return make("gt", v, const(0.0, v.dtype))
+
+
+def _silu(v: Expr) -> Expr:
+    return make("div", v, make("add", const(1.0, v.dtype), make("exp", make("neg", v))))
+
+
+def _angle(v: Expr) -> Expr:
     """Of real numbers: pi for those below zero."""
+    zero = const(0.0, v.dtype)
+    angle = where(make("lt", v, zero), scalar(math.pi, v.dtype), zero)
+    return where(make("isnan", v), v, angle)
 
-    def body(v: Expr) -> Expr:
-        turned = where(make("lt", v, const(0.0, v.dtype)), scalar(math.pi, v.dtype), const(0.0, v.dtype))
-        return where(make("isnan", v), v, turned)
 
-    return elementwise(ctx, node, (x,), body)
+def _lerp(a: Expr, b: Expr, w: Expr) -> Expr:
+    span = make("sub", b, a)
+    low = make("add", a, make("mul", w, span))
+    high = make("sub", b, make("mul", span, make("sub", const(1.0, w.dtype), w)))
+    return where(make("lt", make("abs", w), const(0.5, w.dtype)), low, high)
+
+
+BODIES: dict[str, Body] = {
+    "square.default": lambda v: make("mul", v, v),
+    "positive.default": lambda v: v,
+    "relu.default": lambda v: _limited("maximum", v, const(0, v.dtype)),
+    "clamp_min.default clamp_min.Tensor": lambda v, limit: _limited("maximum", v, limit),
+    "clamp_max.default clamp_max.Tensor": lambda v, limit: _limited("minimum", v, limit),
+    "silu.default": _silu,
+    "angle.default": _angle,
+    "lerp.Scalar lerp.Tensor": _lerp,
+}
+"""Operators whose arguments are all operands, with what becomes of these."""
 
 
 @lowers("aten.polygamma.default")
 def polygamma(ctx: LoweringContext, node: Any, order: int, x: TensorValue) -> TensorValue:
     if order != 0:
-        raise UnsupportedError("derivatives of the digamma function are computed by eager")
+        raise UnsupportedError("no kernel computes derivatives of the digamma function")
     return elementwise(ctx, node, (x,), lambda v: make("digamma", v))
 
 
 @lowers("prims.fma.default")
 def fma(ctx: LoweringContext, node: Any, a: Any, b: Any, c: Any) -> TensorValue:
     return elementwise(ctx, node, (a, b, c), lambda x, y, z: make("fma", x, y, z))
+
+
+_register_tables()

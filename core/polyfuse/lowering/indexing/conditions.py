@@ -31,18 +31,9 @@ def at_least(a: IndexLike, b: IndexLike) -> Expr:
     return make("ge", index_value(a), index_value(b))
 
 
-def equal(a: IndexLike, b: IndexLike) -> Expr:
-    """``a == b``."""
-    if a == b:
-        return TRUE
-    if is_less(a, b) or is_less(b, a):
-        return FALSE
-    return make("eq", index_value(a), index_value(b))
-
-
-def between(place: IndexLike, low: IndexLike, high: IndexLike) -> Expr:
-    """``low <= place < high``."""
-    return make("bitwise_and", at_least(place, low), less(place, high))
+def between(index: IndexLike, low: IndexLike, high: IndexLike) -> Expr:
+    """``low <= index < high``."""
+    return make("bitwise_and", at_least(index, low), less(index, high))
 
 
 def all_of(*tests: Expr) -> Expr:
@@ -53,9 +44,9 @@ def all_of(*tests: Expr) -> Expr:
     return result
 
 
-def exists(places: Sequence[IndexLike], size: Sequence[IndexLike]) -> Expr:
-    """Whether there is an element at `places` of a tensor."""
-    return all_of(*[between(place, 0, n) for place, n in zip(places, size, strict=True)])
+def exists(indices: Sequence[IndexLike], size: Sequence[IndexLike]) -> Expr:
+    """Whether there is an element at `indices` of a tensor."""
+    return all_of(*[between(index, 0, n) for index, n in zip(indices, size, strict=True)])
 
 
 def masked(body: Expr, mask: Expr, other: Expr) -> Expr:

@@ -48,6 +48,7 @@ _WORDS: Mapping[str, Words] = MappingProxyType(
         "aten.scatter_add": _ALONG,
         "aten.scatter_reduce": _ALONG,
         "aten.index": _BRACKETS,
+        "aten.select": _BRACKETS,
         "aten.index_put": _BRACKETS,
         "aten.index_fill": _BRACKETS,
         "aten.index_copy": Words("IndexError", f"index_copy_(): {_BOUNDS}"),
@@ -95,7 +96,7 @@ def _is_plain_sum(node: Any) -> bool:
 
 
 def _called(node: Node) -> str:
-    """The operator that a decomposition took the place of, ``""`` where there was none."""
+    """The operator that a decomposition replaced, ``""`` where there was none."""
     original = fx.original_operator(node)
     return "" if original is None else _base(ops.op_name(original))
 

@@ -1,4 +1,4 @@
-"""Reads at places given by data: gather, advanced indexing, embedding."""
+"""Reads at positions given by data: gather, advanced indexing, embedding."""
 
 from __future__ import annotations
 
@@ -21,113 +21,117 @@ from polyfuse.rewrite import cast, make, where
 from polyfuse.symbolic import IndexLike, axis, is_less, is_nonnegative, product
 from polyfuse.symbolic.index import as_atom
 
-Place = IndexLike | Expr
+AnyIndex = IndexLike | Expr
 """A position in one dimension: an index, or a value computed from data (i64)."""
 
 
-def known_place(place: Place) -> IndexLike | None:
+def known_index(position: AnyIndex) -> IndexLike | None:
     """The index that a position is, where it does not depend on data."""
-    if not isinstance(place, Expr):
-        return place
-    return _counted(place)
+    if not isinstance(position, Expr):
+        return position
+    return _counted(position)
 
 
 @lru_cache(maxsize=1024)
-def _counted(place: Expr) -> IndexLike | None:
-    """The index that a value is if it is made of places alone, such as a window's start and a place in it."""
-    if place.op == "const":
-        return int(place.value)
-    if place.op == "index":
-        return place.index
-    if place.op not in ("add", "sub", "mul") or place.dtype is not DType.i64:
+def _counted(position: Expr) -> IndexLike | None:
+    """The index that a value is if it is made of positions alone, such as a window's start and a position
+    in it."""
+    if position.op == "const":
+        return int(position.value)
+    if position.op == "index":
+        return position.index
+    if position.op not in ("add", "sub", "mul") or position.dtype is not DType.i64:
         return None
-    one = _counted(place.args[0])
-    other = _counted(place.args[1]) if one is not None else None
+    one = _counted(position.args[0])
+    other = _counted(position.args[1]) if one is not None else None
     if one is None or other is None:
         return None
-    if place.op == "mul":
+    if position.op == "mul":
         return one * other if isinstance(one, int) or isinstance(other, int) else None
-    return one + other if place.op == "add" else one - other
+    return one + other if position.op == "add" else one - other
 
 
-def wrapped(place: Place, size: IndexLike) -> Place:
+def _value(position: AnyIndex) -> Expr:
+    return position if isinstance(position, Expr) else index_value(position)
+
+
+def wrapped(position: AnyIndex, size: IndexLike) -> AnyIndex:
     """Negative positions counted from the end."""
-    known = known_place(place)
+    known = known_index(position)
     if known is not None:
         if is_nonnegative(known):
             return known
         if is_nonnegative(-1 - known):
             return known + size
-    value = place if isinstance(place, Expr) else index_value(place)
+    value = _value(position)
     negative = make("lt", value, const(0, DType.i64))
     return where(negative, make("add", value, index_value(size)), value)
 
 
-def in_range(place: Place, size: IndexLike) -> Expr | None:
+def in_range(position: AnyIndex, size: IndexLike) -> Expr | None:
     """Whether a position exists; None where it certainly does."""
-    known = known_place(place)
+    known = known_index(position)
     if known is not None and is_nonnegative(known) and is_less(known, size):
         return None
-    value = place if isinstance(place, Expr) else index_value(place)
+    value = _value(position)
     return make("bitwise_and", make("ge", value, const(0, DType.i64)), make("lt", value, index_value(size)))
 
 
-def clamped(place: Place, size: IndexLike) -> Place:
+def clamped(position: AnyIndex, size: IndexLike) -> AnyIndex:
     """The nearest position that exists. Eager mode raises for others; here memory beyond the tensor is not
     touched."""
-    if in_range(place, size) is None:
-        return place
-    value = place if isinstance(place, Expr) else index_value(place)
-    return make("minimum", make("maximum", value, const(0, DType.i64)), index_value(size - 1))
+    if in_range(position, size) is None:
+        return position
+    return make("minimum", make("maximum", _value(position), const(0, DType.i64)), index_value(size - 1))
 
 
 def address(
-    places: Sequence[Place], size: Sequence[IndexLike], stride: Sequence[IndexLike], offset: IndexLike
+    positions: Sequence[AnyIndex], size: Sequence[IndexLike], stride: Sequence[IndexLike], offset: IndexLike
 ) -> tuple[IndexLike, tuple[Expr, ...]]:
-    """The address of a place, and the values that it names ``@0``, ``@1``, ..."""
+    """The address of a position, and the values that it names ``@0``, ``@1``, ..."""
     index = offset
     indirect: list[Expr] = []
-    for place, n, step in zip(places, size, stride, strict=True):
-        known = known_place(place)
+    for position, n, step in zip(positions, size, stride, strict=True):
+        known = known_index(position)
         if known is None:
-            assert isinstance(place, Expr)
+            assert isinstance(position, Expr)
             known = axis(f"@{len(indirect)}", n)
-            indirect.append(place)
+            indirect.append(position)
         index = index + known * step
     return index, tuple(indirect)
 
 
 def fetch(
-    ctx: LoweringContext, source: TensorValue, places: Sequence[Place], count: IndexLike | None = None
+    ctx: LoweringContext, source: TensorValue, positions: Sequence[AnyIndex], count: IndexLike | None = None
 ) -> Expr:
-    """The element of a value at places that may depend on data, all of them in range.
+    """The element of a value at positions that may depend on data, all of them in range.
 
     The value is stored, unless it is an expression that `count` readers had better compute where they are. If
-    only data tell whether it has elements, nothing is read where it has none, so that no place is beyond it.
+    only data tell whether it has elements, nothing is read where it has none, so that no position is beyond
+    it.
     """
-    if source.dtype is None:
-        raise UnsupportedError(f"{source.torch_dtype} is not a type that kernels compute in")
+    dtype = source.kernel_type
     if any(n == 0 for n in source.size):
-        raise UnsupportedError("places in a tensor without elements are refused by eager mode")
-    pairs = zip(places, source.size, strict=True)
-    some = all_of(*[less(0, n) for place, n in pairs if not _is_axis_of(place, n)])
-    nothing = const(0, source.dtype.compute)
+        raise UnsupportedError("eager mode refuses indices into a tensor without elements")
+    pairs = zip(positions, source.size, strict=True)
+    some = all_of(*[less(0, n) for position, n in pairs if not _is_axis_of(position, n)])
+    nothing = const(0, dtype.compute)
     if count is not None:
-        known = [place if (at := known_place(place)) is None else at for place in places]
+        known = [position if (at := known_index(position)) is None else at for position in positions]
         computed = read_at(ctx, source, known, count)
         if computed is not None:
             return masked(computed, some, nothing)
-    view = ctx.realize(source, "read at places given by data")
-    index, indirect = address(places, source.size, view.stride, view.offset)
-    element = load(view.buffer, index, source.raw or source.dtype, indirect)
+    view = ctx.realize(source, "read at indices given by data")
+    index, indirect = address(positions, source.size, view.stride, view.offset)
+    element = load(view.buffer, index, source.raw or dtype, indirect)
     if source.raw is not None:
-        element = bitcast(element, source.dtype)
-    return masked(cast(element, source.dtype.compute), some, nothing)
+        element = bitcast(element, dtype)
+    return masked(cast(element, dtype.compute), some, nothing)
 
 
-def _is_axis_of(place: Place, size: IndexLike) -> bool:
-    """Whether a place runs over a dimension, so that it is nowhere if that is empty."""
-    atom = None if isinstance(place, Expr) else as_atom(place)
+def _is_axis_of(position: AnyIndex, size: IndexLike) -> bool:
+    """Whether a position runs over a dimension, so that it is nowhere if that is empty."""
+    atom = None if isinstance(position, Expr) else as_atom(position)
     return atom is not None and atom.kind == "axis" and atom.args[0] == size
 
 
@@ -135,7 +139,7 @@ def position_at(ctx: LoweringContext, indices: TensorValue, axes: Sequence[Index
     """The i64 position that an index tensor holds at `axes`."""
     if indices.dtype is None or not indices.dtype.is_integer:
         raise UnsupportedError(
-            f"positions of type {indices.torch_dtype} select a number of elements that depends on data"
+            f"a mask of type {indices.torch_dtype} selects a number of elements that only data tell"
         )
     return ctx.operand(indices, axes, DType.i64, device)
 
@@ -167,17 +171,15 @@ def check_index(
     if words is None:
         return
     if indices.body is not None:
-        ctx.settle(indices, 2)
+        ctx.store_if_better(indices, 2)
     short = product(rows)
     beside = tuple(rows) if isinstance(short, int) and 1 < short <= _SHORT_ROW else ()
     axes = axes_of((*indices.size, *beside))
-    place = position_at(ctx, indices, axes[: indices.rank], selected.device)
+    position = position_at(ctx, indices, axes[: indices.rank], selected.device)
     size = selected.size[dim]
-    if not may_be_outside(place, -size if words.wraps else 0, size):
+    if not may_be_outside(position, -size if words.wraps else 0, size):
         return
-    counted = wrapped(place, size) if words.wraps else place
-    if not isinstance(counted, Expr):
-        counted = index_value(counted)
+    counted = _value(wrapped(position, size) if words.wraps else position)
     wrong: Expr | None
     if writes or not is_less(0, size):  # nothing is nearest to an index where nothing exists
         inside = in_range(counted, size)
@@ -186,7 +188,7 @@ def check_index(
         nearest = clamped(counted, size)
         wrong = make("ne", nearest, counted) if isinstance(nearest, Expr) else None
     if wrong is not None and not (wrong.op == "const" and not wrong.value):
-        ctx.checks.add(ctx, wrong, place, axes, indices.rank, size, words, selected.device)
+        ctx.checks.add(ctx, wrong, position, axes, indices.rank, size, words, selected.device)
 
 
 @lowers("aten.embedding.default", stores=(0,))
@@ -211,9 +213,9 @@ def index_select(
     dim = wrap(dim, value.rank)
     check_index(ctx, node, indices, value, dim, rows=value.size[1:] if dim == 0 and indices.rank else ())
     row = position_at(ctx, indices, axes[dim : dim + 1] if indices.rank else (), result.device)
-    places: list[Place] = list(axes)
-    places[dim] = clamped(row, value.size[dim])
-    return ctx.lazy(result, fetch(ctx, value, places))
+    positions: list[AnyIndex] = list(axes)
+    positions[dim] = clamped(row, value.size[dim])
+    return ctx.lazy(result, fetch(ctx, value, positions))
 
 
 @lowers("aten.gather.default")
@@ -231,21 +233,21 @@ def gather(
         return ctx.lazy(result, value.at(()))
     dim = wrap(dim, value.rank)
     check_index(ctx, node, indices, value, dim)
-    places: list[Place] = list(axes)
+    positions: list[AnyIndex] = list(axes)
     # an index of no dimensions counts as one of one
-    places[dim] = clamped(
+    positions[dim] = clamped(
         position_at(ctx, indices, axes[len(axes) - indices.rank :], result.device), value.size[dim]
     )
-    return ctx.lazy(result, fetch(ctx, value, places[: value.rank], product(result.size)))
+    return ctx.lazy(result, fetch(ctx, value, positions[: value.rank], product(result.size)))
 
 
-def advanced_places(
+def advanced_positions(
     ctx: LoweringContext,
     size: Sequence[IndexLike],
     indices: Sequence[TensorValue | None],
     axes: Sequence[IndexLike],
     device: str,
-) -> list[Place]:
+) -> list[AnyIndex]:
     """Where the element at `axes` of ``x[indices]`` lies in `x`, negative positions wrapped, none checked.
 
     The dimensions of the broadcast index stand where the indexed dimensions stood if those are neighbours,
@@ -256,14 +258,14 @@ def advanced_places(
     start = given[0] if given[-1] - given[0] + 1 == len(given) else 0
     broadcast = axes[start : start + rank]
     rest = iter([*axes[:start], *axes[start + rank :]])
-    places: list[Place] = []
+    positions: list[AnyIndex] = []
     for d, n in enumerate(size):
         index = indices[d] if d < len(indices) else None
         if index is None:
-            places.append(next(rest))
+            positions.append(next(rest))
         else:
-            places.append(wrapped(position_at(ctx, index, broadcast, device), n))
-    return places
+            positions.append(wrapped(position_at(ctx, index, broadcast, device), n))
+    return positions
 
 
 def check_indices(
@@ -291,8 +293,8 @@ def index_tensor(
     result = ctx.template(node.meta["val"])
     check_indices(ctx, node, indices, value)
     axes = axes_of(result.size)
-    places = advanced_places(ctx, value.size, indices, axes, result.device)
+    positions = advanced_positions(ctx, value.size, indices, axes, result.device)
     checked = [
-        p if not isinstance(p, Expr) else clamped(p, n) for p, n in zip(places, value.size, strict=True)
+        p if not isinstance(p, Expr) else clamped(p, n) for p, n in zip(positions, value.size, strict=True)
     ]
     return ctx.lazy(result, fetch(ctx, value, checked, product(result.size)))

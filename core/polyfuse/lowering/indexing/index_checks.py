@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from polyfuse.ir.expr import Expr, const, loads, walk
+from polyfuse.ir.expr import Expr, const, index_value, loads, walk
 from polyfuse.ir.nodes import RAISE, Buffer, Collective, ExternCall, Node, Origin, Pointwise, Scatter
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.ir.types import DType
-from polyfuse.lowering.indexing.error_texts import Words
+from polyfuse.lowering.indexing.error_texts import Words, words_for
 from polyfuse.rewrite import make
 from polyfuse.rewrite.algebra import is_const
 from polyfuse.symbolic import (
@@ -33,7 +33,7 @@ from polyfuse.symbolic import (
     is_nonnegative,
 )
 
-__all__ = ["Checks", "may_be_outside"]
+__all__ = ["Checks", "check_number", "may_be_outside"]
 
 _SAID = 1 << 62
 """What makes the number that is stored differ from zero, whatever the index is."""
@@ -44,7 +44,7 @@ class Checks:
     """The checks of one graph.
 
     Attributes:
-        enabled: whether there are any; off while a function is computed at each place of a kernel.
+        enabled: whether there are any; off while a function is computed inside a kernel.
     """
 
     enabled: bool
@@ -138,6 +138,17 @@ class Checks:
         return tuple(made)
 
 
+def check_number(ctx: Any, node: Any, index: IndexLike, selected: Any, dim: int) -> None:
+    """Let a number of the host be checked, which selects along the dimension `dim` and may count from the
+    end."""
+    words = words_for(node, selected.rank, dim)
+    if words is not None:
+        size, value = selected.size[dim], index_value(index)
+        low = make("lt", value, index_value(-size))
+        wrong = make("bitwise_or", low, make("ge", value, index_value(size)))
+        ctx.checks.add(ctx, wrong, value, (), 0, size, words, "cpu")
+
+
 def _axes_of(*roots: Expr) -> frozenset[str]:
     found: set[str] = set()
     for expr in walk(*roots):
@@ -146,9 +157,9 @@ def _axes_of(*roots: Expr) -> frozenset[str]:
     return frozenset(found)
 
 
-def may_be_outside(place: Expr, low: IndexLike, size: IndexLike) -> bool:
+def may_be_outside(index: Expr, low: IndexLike, size: IndexLike) -> bool:
     """Whether an index may be less than `low`, or not less than `size`, for all that its expression tells."""
-    least, most = _span(place)
+    least, most = _span(index)
     return least is None or not is_nonnegative(least - low) or most is None or not is_less(most, size)
 
 

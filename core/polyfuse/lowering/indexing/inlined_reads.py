@@ -1,8 +1,8 @@
-"""Expressions at places given by data.
+"""Expressions at positions given by data.
 
-A value that is still an expression is read at a few such places by computing it there, and nowhere else. (The
-loss of a language model reads one logarithm of a probability for each row of tens of thousands.) A sum whose
-terms are zero but at one such place is that term.
+A value that is still an expression is read at a few such positions by computing it there, and nowhere else.
+(The loss of a language model reads one logarithm of a probability for each row of tens of thousands.) A sum
+whose terms are zero but at one such position is that term.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ __all__ = ["only_term", "read_at"]
 
 @dataclass(frozen=True)
 class _Given:
-    """A value that takes the place of an axis variable, and how many values that can have."""
+    """A value that replaces an axis variable, and how many values that can have."""
 
     value: Expr
     extent: IndexLike
 
 
 def read_at(
-    ctx: LoweringContext, value: TensorValue, places: Sequence[IndexLike | Expr], count: IndexLike
+    ctx: LoweringContext, value: TensorValue, positions: Sequence[IndexLike | Expr], count: IndexLike
 ) -> Expr | None:
-    """The element of a lazy value at `places`, which are in range, for `count` readers; None where the value
-    had better be stored, or where its indices allow no such places.
+    """The element of a lazy value at `positions`, which are in range, for `count` readers; None where the
+    value had better be stored, or where its indices allow no such positions.
     """
     if value.body is None:
         return None
     given: dict[str, _Given] = {}
     indices: list[IndexLike] = []
-    for d, (place, extent) in enumerate(zip(places, value.size, strict=True)):
-        if isinstance(place, Expr):
-            given[f"at{d}"] = _Given(place, extent)
+    for d, (position, extent) in enumerate(zip(positions, value.size, strict=True)):
+        if isinstance(position, Expr):
+            given[f"at{d}"] = _Given(position, extent)
             indices.append(axis(f"at{d}", extent))
         else:
-            indices.append(place)
+            indices.append(position)
     element = value.at(indices)
     scattered = sum(1 for load in loads(element) if _names(load.index, given))
     if ctx.sizes.hint(count) * max(1, scattered) > ctx.sizes.hint(product(value.size)):
@@ -62,7 +62,8 @@ def read_at(
 
 
 def only_term(value: Expr, variable: Index) -> Expr | None:
-    """The sum of `value` along an axis, where that is zero but at one place of it; None where it is not."""
+    """The sum of `value` along an axis, where that is zero but at one position of it; None where it is
+    not."""
     if value.op == "cast":
         term = only_term(value.args[0], variable)
         return None if term is None else cast(term, value.dtype)
@@ -71,13 +72,13 @@ def only_term(value: Expr, variable: Index) -> Expr | None:
     conditions = _conditions(value.args[0])
     name, extent = axis_name(variable), axis_size(variable)
     for condition in conditions:
-        place = _equal_to(condition, variable)
-        if place is None or any(name in free_axes(_index_of(e)) for e in walk(place)):
+        position = _equal_to(condition, variable)
+        if position is None or any(name in free_axes(_index_of(e)) for e in walk(position)):
             continue
         inside = make(
-            "bitwise_and", make("ge", place, index_value(0)), make("lt", place, index_value(extent))
+            "bitwise_and", make("ge", position, index_value(0)), make("lt", position, index_value(extent))
         )
-        nearest = make("minimum", make("maximum", place, index_value(0)), index_value(extent - 1))
+        nearest = make("minimum", make("maximum", position, index_value(0)), index_value(extent - 1))
         others = [c for c in conditions if c is not condition]
         chosen = _with_values(
             where(all_of(*others) if others else inside, *value.args[1:]), {name: _Given(nearest, extent)}
@@ -107,7 +108,7 @@ def _equal_to(condition: Expr, variable: Index) -> Expr | None:
 
 
 def _with_values(root: Expr, given: Mapping[str, _Given]) -> Expr | None:
-    """`root` with values in place of axis variables; None where an index is not linear in them."""
+    """`root` with values instead of axis variables; None where an index is not linear in them."""
     return rewrite(root, lambda expr: _moved(expr, given)) if _is_linear(root, given) else None
 
 

@@ -1,4 +1,5 @@
-"""Writes at places given by data: a `Scatter` into the operand, or into a copy where that is still needed."""
+"""Writes at positions given by data: a `Scatter` into the operand, or into a copy where that is still
+needed."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.pointwise import truth
 from polyfuse.lowering.indexing.conditions import all_of
 from polyfuse.lowering.indexing.gather import (
-    Place,
+    AnyIndex,
     address,
-    advanced_places,
+    advanced_positions,
     check_index,
     check_indices,
     in_range,
@@ -29,6 +30,7 @@ from polyfuse.lowering.shapes.views import wrap
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make, where
 from polyfuse.symbolic import Index, IndexLike, is_equal, product
+from polyfuse.torch_compat import ops
 
 _COMBINE = {
     "sum": "add",
@@ -59,16 +61,16 @@ def scatter_into(
     ctx: LoweringContext,
     target: TensorValue,
     axes: Sequence[IndexLike],
-    places: Sequence[Place],
+    positions: Sequence[AnyIndex],
     value: Expr,
     mode: str,
 ) -> None:
-    """``target[places] mode= value`` for all `axes`; places that do not exist are passed over."""
+    """``target[positions] mode= value`` for all `axes`; positions that do not exist are passed over."""
     view = target.view
     assert view is not None
-    tests = [t for p, n in zip(places, target.size, strict=True) if (t := in_range(p, n)) is not None]
+    tests = [t for p, n in zip(positions, target.size, strict=True) if (t := in_range(p, n)) is not None]
     mask = all_of(*tests) if tests else None
-    index, indirect = address(places, target.size, view.stride, view.offset)
+    index, indirect = address(positions, target.size, view.stride, view.offset)
     loops = tuple(a for a in axes if isinstance(a, Index))
     element = ctx.buffers[view.buffer].dtype
     assert element is not None
@@ -89,11 +91,11 @@ def scatter_into(
 
 
 def stores_nowhere(name: str, args: Sequence[Any]) -> bool:
-    """Whether an operator puts elements at places of a tensor that has none, which eager mode refuses."""
+    """Whether an operator puts elements at positions of a tensor that has none, which eager mode refuses."""
     if not name.startswith(("aten.scatter", "aten.index_put")) or 0 not in args[0].size:
         return False
-    places = args[1] if name.startswith("aten.index_put") else (args[2],)
-    return any(p is not None and 0 not in p.size for p in places)
+    positions = args[1] if name.startswith("aten.index_put") else (args[2],)
+    return any(p is not None and 0 not in p.size for p in positions)
 
 
 def accumulation_type(dtype: DType, mode: str) -> DType:
@@ -101,7 +103,7 @@ def accumulation_type(dtype: DType, mode: str) -> DType:
     if mode == "set":
         return dtype
     if dtype is DType.bool:
-        raise UnsupportedError(f"truth values are combined by {mode} in eager mode")
+        raise UnsupportedError(f"no kernel combines truth values by {mode}")
     return dtype.compute
 
 
@@ -138,45 +140,35 @@ def _target(ctx: LoweringContext, node: Any, base: TensorValue, mode: str) -> _T
     """The operand itself where its content is not needed any more, otherwise a copy. Taken before the other
     operands are read: those that are computed from this one are stored first."""
     result = ctx.template(node.meta["val"])
-    if result.dtype is None or base.dtype is None:
-        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
-    kind = accumulation_type(result.dtype, mode)
+    kind = accumulation_type(result.kernel_type, mode)
     if _depends_on_the_run(ctx, result.device, kind, mode):
-        raise UnsupportedError("what data put at one place is stored in order by eager mode")
+        raise UnsupportedError(
+            "the order of stores to one index varies on this device, which the option deterministic excludes"
+        )
     view = free_storage(ctx, node, base, result, kind)
     if view is None:
         body = base.at(axes_of(result.size))
         return _Target(result, copy_for_writing(ctx, result, body, kind, "scattered into"), kind)
     ctx.before_write(view.buffer)
     target = TensorValue(kind, kind.torch, result.device, result.size, view.stride)
-    target.settle(view)
+    target.set_view(view)
     return _Target(result, target, kind)
 
 
 def _depends_on_the_run(ctx: LoweringContext, device: str, kind: DType, mode: str) -> bool:
     """Whether results have to be the same in every run, but would not be on so wide a device, where the order
-    of stores to one place is any."""
+    of stores to one position is any."""
     if ctx.settings.deterministic != "on" or not ctx.target_info(device).blocks:
         return False
     return mode == "set" or (kind.is_float and mode in ("add", "mul"))
 
 
-def _scatter(
-    ctx: LoweringContext,
-    into: _Target,
-    axes: Sequence[IndexLike],
-    places: Sequence[Place],
-    value: Expr,
-    mode: str,
-) -> TensorValue:
-    scatter_into(ctx, into.target, axes, places, value, mode)
-    return _converted(ctx, into.result, into.target)
-
-
-def _converted(ctx: LoweringContext, result: TensorValue, target: TensorValue) -> TensorValue:
+def _converted(ctx: LoweringContext, into: _Target) -> TensorValue:
+    """What the operator returns, once the target is written."""
+    result, target = into.result, into.target
     if target.dtype is result.dtype:
         assert target.view is not None
-        result.settle(target.view)
+        result.set_view(target.view)
         return result
     return ctx.lazy(result, target.at(axes_of(result.size)))
 
@@ -204,8 +196,10 @@ def index_put(
     store_rows(ctx, values, base)
     into = _target(ctx, node, base, mode)
     axes = axes_of(_put_shape(base.size, indices, given))
-    places = advanced_places(ctx, base.size, indices, axes, device)
-    return _scatter(ctx, into, axes, places, ctx.operand(values, axes, into.kind.compute, device), mode)
+    positions = advanced_positions(ctx, base.size, indices, axes, device)
+    value = ctx.operand(values, axes, into.kind.compute, device)
+    scatter_into(ctx, into.target, axes, positions, value, mode)
+    return _converted(ctx, into)
 
 
 def _put_shape(
@@ -236,7 +230,7 @@ def _masked_put(
     lead = [d for d, i in enumerate(indices) if i is not None]
     mask = indices[lead[0]]
     if len(lead) != 1 or mask is None or not is_equal(product(values.size), 1) or base.dtype is None:
-        raise UnsupportedError("the number of elements that a mask selects depends on data")
+        raise UnsupportedError("a mask selects a number of elements that only data tell")
     axes = axes_of(base.size)
     start = lead[0]
     test = truth(ctx.operand(mask, axes[start : start + mask.rank], DType.bool, base.device))
@@ -251,24 +245,22 @@ def _masked_put(
 
 def _along(
     ctx: LoweringContext, base: TensorValue, dim: int, indices: TensorValue
-) -> tuple[tuple[IndexLike, ...], list[Place]]:
+) -> tuple[tuple[IndexLike, ...], list[AnyIndex]]:
     """The iteration space of a scatter along `dim`, and where in `base` each point goes."""
     axes = axes_of(indices.size)
     if base.rank == 0:
         return axes, []
-    places: list[Place] = list(axes)
-    if not places:
-        places = [0] * base.rank
-    places[wrap(dim, base.rank)] = position_at(ctx, indices, axes, base.device)
-    return axes, places
+    positions: list[AnyIndex] = list(axes)
+    if not positions:
+        positions = [0] * base.rank
+    positions[wrap(dim, base.rank)] = position_at(ctx, indices, axes, base.device)
+    return axes, positions
 
 
-def _unchanged(ctx: LoweringContext, node: Any, base: TensorValue) -> TensorValue:
-    """What scattering nothing gives; an index without elements may have any number of dimensions."""
-    return ctx.lazy(node.meta["val"], base.at(axes_of(base.size)))
-
-
-@lowers("aten.scatter.src", "aten.scatter.value", "aten.scatter.reduce", "aten.scatter.value_reduce")
+@lowers(
+    *(f"aten.scatter.{name}" for name in ("src", "value", "reduce", "value_reduce")),
+    "aten.scatter_add.default",
+)
 def scatter(
     ctx: LoweringContext,
     node: Any,
@@ -279,29 +271,9 @@ def scatter(
     *,
     reduce: str = "",
 ) -> TensorValue:
-    if 0 in indices.size:
-        return _unchanged(ctx, node, base)
-    mode = _COMBINE[reduce] if reduce else "set"
-    check_index(ctx, node, indices, base, wrap(dim, base.rank), writes=True)
-    store_rows(ctx, source, base)
-    into = _target(ctx, node, base, mode)
-    axes, places = _along(ctx, base, dim, indices)
-    return _scatter(ctx, into, axes, places, _source(ctx, source, axes, into.kind.compute, base.device), mode)
-
-
-@lowers("aten.scatter_add.default")
-def scatter_add(
-    ctx: LoweringContext, node: Any, base: TensorValue, dim: int, indices: TensorValue, source: TensorValue
-) -> TensorValue:
-    if 0 in indices.size:
-        return _unchanged(ctx, node, base)
-    check_index(ctx, node, indices, base, wrap(dim, base.rank), writes=True)
-    store_rows(ctx, source, base)
-    into = _target(ctx, node, base, "add")
-    axes, places = _along(ctx, base, dim, indices)
-    return _scatter(
-        ctx, into, axes, places, _source(ctx, source, axes, into.kind.compute, base.device), "add"
-    )
+    if ops.base_name(node.target) == "scatter_add":
+        reduce = "add"
+    return scatter_reduce(ctx, node, base, dim, indices, source, reduce)
 
 
 def _source(ctx: LoweringContext, source: Any, axes: Sequence[IndexLike], kind: DType, device: str) -> Expr:
@@ -319,31 +291,31 @@ def scatter_reduce(
     base: TensorValue,
     dim: int,
     indices: TensorValue,
-    source: TensorValue,
+    source: Any,
     reduce: str,
     *,
     include_self: bool = True,
 ) -> TensorValue:
-    if 0 in indices.size:
-        return _unchanged(ctx, node, base)
-    mode = _COMBINE[reduce]
+    if 0 in indices.size:  # which may have any number of dimensions then
+        return ctx.lazy(node.meta["val"], base.at(axes_of(base.size)))
+    mode = _COMBINE[reduce] if reduce else "set"
     check_index(ctx, node, indices, base, wrap(dim, base.rank), writes=True)
     store_rows(ctx, source, base)
     into = _target(ctx, node, base, mode)
     result, target, kind = into.result, into.target, into.kind
-    axes, places = _along(ctx, base, dim, indices)
+    axes, positions = _along(ctx, base, dim, indices)
     # all that may be refused comes before the operand is written to
     value = _source(ctx, source, axes, kind.compute, base.device)
     if not include_self:
-        scatter_into(ctx, target, axes, places, neutral(mode, kind.compute), "set")
-    scatter_into(ctx, target, axes, places, value, mode)
+        scatter_into(ctx, target, axes, positions, neutral(mode, kind.compute), "set")
+    scatter_into(ctx, target, axes, positions, value, mode)
     if reduce != "mean":
-        return _converted(ctx, result, target)
+        return _converted(ctx, into)
     one = const(1, kind.compute)
     counts = copy_for_writing(
         ctx, result, const(int(include_self), kind.compute), kind, "counts what is scattered"
     )
-    scatter_into(ctx, counts, axes, places, one, "add")
+    scatter_into(ctx, counts, axes, positions, one, "add")
     own = axes_of(result.size)
     count = make("maximum", counts.at(own), one)
     op = "div" if kind.compute.is_float else "floor_div"

@@ -43,7 +43,7 @@ def searchsorted(
     sorter: TensorValue | None = None,
 ) -> TensorValue:
     if sorter is not None:
-        raise UnsupportedError("sequences sorted through an index are searched by eager")
+        raise UnsupportedError("no kernel searches sequences sorted through an index")
     return _position(ctx, node, sequence, value, right or side == "right")
 
 
@@ -52,22 +52,22 @@ def _position(ctx: LoweringContext, node: Any, sequence: TensorValue, value: Any
     result = ctx.template(node.meta["val"])
     count = sequence.size[-1] if sequence.rank else 1
     if not isinstance(count, int) or sequence.rank == 0:
-        raise UnsupportedError("sequences of varying length are searched by eager")
+        raise UnsupportedError("no kernel searches sequences of a length that varies")
     axes = axes_of(result.size)
     lead: Sequence[IndexLike] = axes[: sequence.rank - 1] if sequence.rank > 1 else ()
     kind = promoted((sequence, value))
     wanted = ctx.operand(value, axes, kind, result.device)
-    place: Expr = const(0, DType.i64)
+    position: Expr = const(0, DType.i64)
     if count:
         last = const(count - 1, DType.i64)
         step = 1 << (count.bit_length() - 1)
         while step:
-            further = make("add", place, const(step, DType.i64))
+            further = make("add", position, const(step, DType.i64))
             at = make("minimum", make("sub", further, const(1, DType.i64)), last)
             found = cast(fetch(ctx, sequence, [*lead, at]), kind)
             # written so that NaN stands after everything
             passed = make("bitwise_not", make("gt" if right else "ge", found, wanted))
             exists = make("le", further, const(count, DType.i64))
-            place = where(make("bitwise_and", exists, passed), further, place)
+            position = where(make("bitwise_and", exists, passed), further, position)
             step >>= 1
-    return ctx.lazy(result, place)
+    return ctx.lazy(result, position)

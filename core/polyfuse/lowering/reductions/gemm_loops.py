@@ -24,7 +24,7 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True)
 class GemmLoops:
-    """What takes a call's place.
+    """What is done instead of a call.
 
     Attributes:
         gemm: the sum of products, into a buffer of its own.
@@ -82,10 +82,10 @@ class _Form:
         held = self.buffers[view.buffer].dtype
         if held is None:
             raise Unavailable("an operand is of a type that loops do not compute")
-        place = view.offset
+        offset = view.offset
         for position, step in zip(index, view.stride, strict=True):
-            place = place + position * step
-        value = load(view.buffer, place, held, mask=mask)
+            offset = offset + position * step
+        value = load(view.buffer, offset, held, mask=mask)
         return value if view.dtype is None or view.dtype is held else bitcast(value, view.dtype)
 
     def broadcast(self, view: Any) -> Expr:
@@ -131,7 +131,7 @@ class _Form:
             tuple(strides),
             str(dtype.torch)[len("torch.") :],
         )
-        place = _place(self.axes, strides)
+        offset = _offset(self.axes, strides)
         kind = "dot_tf32" if rounded and left.dtype is DType.f32 else "dot"
         if fast and left.dtype.is_eight_bit_float:
             kind = "dot_fast"
@@ -140,33 +140,33 @@ class _Form:
             self.axes,
             depth,
             (name,),
-            place,
+            offset,
             kind,
             (left, right),
             origins=self.call.origins,
         )
-        return node, buffer, load(name, place, dtype)
+        return node, buffer, load(name, offset, dtype)
 
     def finish(self, gemm: Reduction, accumulator: Buffer, value: Expr) -> GemmLoops:
         """The loop form that stores `value`."""
-        place = _place(self.axes, self.output.stride)
+        offset = _offset(self.axes, self.output.stride)
         node = Pointwise(
             f"{self.call.name}_finish",
             self.axes,
             (),
             self.output.name,
-            place,
+            offset,
             cast(value, self.dtype),
             origins=self.call.origins,
         )
         return GemmLoops(gemm, node, accumulator)
 
 
-def _place(axes: Sequence[Index], strides: Sequence[IndexLike]) -> IndexLike:
-    place: IndexLike = 0
+def _offset(axes: Sequence[Index], strides: Sequence[IndexLike]) -> IndexLike:
+    offset: IndexLike = 0
     for position, step in zip(axes, strides, strict=True):
-        place = place + position * step
-    return place
+        offset = offset + position * step
+    return offset
 
 
 def _matmul(form: _Form, left: Any, right: Any, fast: bool = False) -> tuple[Reduction, Buffer, Expr]:
@@ -175,7 +175,7 @@ def _matmul(form: _Form, left: Any, right: Any, fast: bool = False) -> tuple[Red
         raise Unavailable("an operand is no tensor")
     depth = axis("k0", left.size[-1])
     *batch, row, column = form.axes
-    rounded = precision.rounds_products(form.output.device)
+    rounded = precision.rounds_matmuls(form.output.device)
     return form.sum_of_products(
         form.element(left, (*batch, row, depth)),
         form.element(right, (*batch, depth, column)),
@@ -241,7 +241,7 @@ def _convolution(form: _Form) -> GemmLoops:
     if len(image.size) != spatial + 2 or not isinstance(groups, int):
         raise Unavailable("its input has no batch axis")
     numbers = [_each(value, spatial) for value in (strides, padding, dilation)]
-    batch, channel, *places = form.axes
+    batch, channel, *positions = form.axes
     inside = axis("k0", weight.size[1])
     taps = tuple(axis(f"k{d + 1}", n) for d, n in enumerate(weight.size[2:]))
     if groups == 1:
@@ -251,8 +251,9 @@ def _convolution(form: _Form) -> GemmLoops:
         source = (channel // per_group) * weight.size[1] + inside
     index: list[IndexLike] = [batch, source]
     mask: Expr | None = None
-    for place, tap, extent, step, before, gap in zip(places, taps, image.size[2:], *numbers, strict=True):
-        at = place * step + tap * gap - before
+    sides = zip(positions, taps, image.size[2:], *numbers, strict=True)
+    for position, tap, extent, step, before, gap in sides:
+        at = position * step + tap * gap - before
         index.append(at)
         if before == 0:
             continue

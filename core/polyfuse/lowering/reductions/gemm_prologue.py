@@ -82,9 +82,9 @@ def _computed(producer: Pointwise, operand: Expr) -> Expr | None:
     """The value that a loop stored where `operand` reads; None where that cannot be said simply."""
     if producer.value.dtype is not operand.dtype:
         return None
-    place: IndexLike = operand.index
-    found = _point(producer, place)
-    if found is None or substitute(producer.index, found) != place:
+    offset: IndexLike = operand.index
+    found = _point(producer, offset)
+    if found is None or substitute(producer.index, found) != offset:
         return None
     value = reindex(producer.value, found)
     if any(a.kind in ("floordiv", "mod") for load in loads(value) for a in atoms(load.index)):
@@ -92,8 +92,8 @@ def _computed(producer: Pointwise, operand: Expr) -> Expr | None:
     return value
 
 
-def _point(producer: Pointwise, place: IndexLike) -> Mapping[str, IndexLike] | None:
-    """The point at which a loop writes a place, for dense results: each axis counts blocks of its stride."""
+def _point(producer: Pointwise, offset: IndexLike) -> Mapping[str, IndexLike] | None:
+    """The point at which a loop writes an offset of a dense result: each axis counts blocks of its stride."""
     found: dict[str, IndexLike] = {}
     steps: list[tuple[Index, IndexLike]] = []
     for axis in producer.axes:
@@ -106,7 +106,7 @@ def _point(producer: Pointwise, place: IndexLike) -> Mapping[str, IndexLike] | N
             steps.append((axis, step))
     outer = _outermost(steps)
     for axis, step in steps:
-        block = place // step
+        block = offset // step
         found[axis_name(axis)] = block if axis is outer else block % axis_size(axis)
     return found
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir import ops
 from polyfuse.ir.expr import Expr, const, index_value, loads
 from polyfuse.ir.nodes import Reduction
+from polyfuse.ir.ops import REDUCTIONS, identity
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.elements.numbers import size_number
@@ -21,6 +21,7 @@ from polyfuse.lowering.shapes.views import wrap
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make
 from polyfuse.symbolic import Index, IndexLike, axis, axis_name, coefficient, product
+from polyfuse.torch_compat import ops
 
 Values = Callable[[Sequence[IndexLike]], tuple[Expr, ...]]
 """From an index in each dimension of the operand to what is reduced there."""
@@ -32,13 +33,6 @@ def reduced_dims(dims: Any, rank: int) -> tuple[int, ...]:
         return tuple(range(rank))
     listed = dims if isinstance(dims, (tuple, list)) else (dims,)
     return tuple(sorted({wrap(d, rank) for d in listed}))
-
-
-def identity(kind: str, dtype: DType) -> Expr:
-    """What a reduction over nothing gives."""
-    if not ops.REDUCTIONS[kind].has_value_of_nothing:
-        raise UnsupportedError(f"{kind} over no elements has no value")
-    return const(ops.identity(kind, dtype), dtype)
 
 
 def reduce(
@@ -57,7 +51,7 @@ def reduce(
     first = next(r for r in results if r is not None)
     kept_in_place = first.rank == len(size)
     own = axes_of(first.size)
-    place: list[IndexLike] = []
+    indices: list[IndexLike] = []
     raxes: list[Index] = []
     position = 0
     for d, n in enumerate(size):
@@ -65,13 +59,15 @@ def reduce(
             variable = axis(f"r{d}", n) if n != 1 else 0
             if isinstance(variable, Index):
                 raxes.append(variable)
-            place.append(variable)
+            indices.append(variable)
         else:
-            place.append(own[d if kept_in_place else position])
+            indices.append(own[d if kept_in_place else position])
         position += d not in dims
     if any(size[d] == 0 for d in dims):
-        return (identity(kind, first.dtype or DType.f32),)
-    operands = values(place)
+        if not REDUCTIONS[kind].has_value_of_nothing:
+            raise UnsupportedError(f"{kind} over no elements has no value")
+        return (const(identity(kind, first.kernel_type), first.kernel_type),)
+    operands = values(indices)
     if not raxes:
         return _of_one(kind, operands)
     if kind == "sum" and len(raxes) == 1:
@@ -143,15 +139,13 @@ def _simple(
 ) -> TensorValue:
     """One operand, one result: reduced in `accumulate`, then converted to the traced type."""
     result = ctx.template(node.meta["val"])
-    if result.dtype is None or value.dtype is None:
-        raise UnsupportedError(f"{value.torch_dtype} is not a type that kernels compute in")
     reduced = reduced_dims(dims, value.rank)
 
-    def values(place: Sequence[IndexLike]) -> tuple[Expr, ...]:
-        element = value.at(place)
+    def values(indices: Sequence[IndexLike]) -> tuple[Expr, ...]:
+        element = value.at(indices)
         return (cast(before(element) if before else element, accumulate),)
 
-    direct = after is None and accumulate is result.dtype
+    direct = after is None and accumulate is result.kernel_type
     target = result if direct else ctx.temporary(accumulate, result.device, result.size)
     (total,) = reduce(ctx, kind, value.size, reduced, values, (target,))
     if direct and result.view is not None:
@@ -164,38 +158,16 @@ def extent(value: TensorValue, dims: Sequence[int]) -> IndexLike:
     return product(value.size[d] for d in dims)
 
 
-@lowers("aten.sum.dim_IntList", "aten.sum.default")
-def sum_(
-    ctx: LoweringContext,
-    node: Any,
-    value: TensorValue,
-    dims: Any = None,
-    keepdim: bool = False,
-    dtype: Any = None,
+@lowers("aten.sum.dim_IntList", "aten.sum.default", "aten.prod.dim_int", "aten.prod.default")
+def sum_or_prod(
+    ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = None, *_: Any, **__: Any
 ) -> TensorValue:
-    return _simple(ctx, node, "sum", value, dims, _computed(ctx, node))
-
-
-@lowers("aten.prod.dim_int", "aten.prod.default")
-def prod(
-    ctx: LoweringContext,
-    node: Any,
-    value: TensorValue,
-    dims: Any = None,
-    keepdim: bool = False,
-    dtype: Any = None,
-) -> TensorValue:
-    return _simple(ctx, node, "prod", value, dims, _computed(ctx, node))
+    return _simple(ctx, node, ops.base_name(node.target), value, dims, _computed(ctx, node))
 
 
 @lowers("aten.mean.dim", "aten.mean.default")
 def mean(
-    ctx: LoweringContext,
-    node: Any,
-    value: TensorValue,
-    dims: Any = None,
-    keepdim: bool = False,
-    dtype: Any = None,
+    ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = None, *_: Any, **__: Any
 ) -> TensorValue:
     kind = _computed(ctx, node)
     count = extent(value, reduced_dims(dims, value.rank))
@@ -207,47 +179,21 @@ def mean(
 
 
 def _computed(ctx: LoweringContext, node: Any) -> DType:
-    dtype = ctx.template(node.meta["val"]).dtype
-    if dtype is None:
-        raise UnsupportedError(f"{node.meta['val'].dtype} is not a type that kernels compute in")
-    return dtype.compute
+    return ctx.template(node.meta["val"]).kernel_type.compute
 
 
-@lowers("aten.any.default", "aten.any.dim", "aten.any.dims")
-def any_(
+@lowers(
+    *(f"aten.{name}.{overload}" for name in ("any", "all") for overload in ("default", "dim", "dims")),
+    *(f"aten.{name}.default" for name in ("amax", "max", "amin", "min")),
+)
+def extreme(
     ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = None, keepdim: bool = False
 ) -> TensorValue:
-    return _truth(ctx, node, "any", value, dims)
-
-
-@lowers("aten.all.default", "aten.all.dim", "aten.all.dims")
-def all_(
-    ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = None, keepdim: bool = False
-) -> TensorValue:
-    return _truth(ctx, node, "all", value, dims)
-
-
-def _truth(ctx: LoweringContext, node: Any, kind: str, value: TensorValue, dims: Any) -> TensorValue:
-    return _simple(ctx, node, kind, value, dims, DType.bool, before=truth)
-
-
-@lowers("aten.amax.default", "aten.max.default")
-def amax(
-    ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = (), keepdim: bool = False
-) -> TensorValue:
-    return _extreme(ctx, node, "max", value, dims)
-
-
-@lowers("aten.amin.default", "aten.min.default")
-def amin(
-    ctx: LoweringContext, node: Any, value: TensorValue, dims: Any = (), keepdim: bool = False
-) -> TensorValue:
-    return _extreme(ctx, node, "min", value, dims)
-
-
-def _extreme(ctx: LoweringContext, node: Any, kind: str, value: TensorValue, dims: Any) -> TensorValue:
+    kind = {"amax": "max", "amin": "min"}.get(name := ops.base_name(node.target), name)
     if value.dtype is DType.bool:
-        return _truth(ctx, node, {"max": "any", "min": "all"}[kind], value, dims)
+        kind = {"max": "any", "min": "all"}.get(kind, kind)
+    if kind in ("any", "all"):
+        return _simple(ctx, node, kind, value, dims, DType.bool, before=truth)
     return _simple(ctx, node, kind, value, dims, _computed(ctx, node))
 
 
@@ -255,18 +201,16 @@ def _extreme(ctx: LoweringContext, node: Any, kind: str, value: TensorValue, dim
 def arg_extreme(
     ctx: LoweringContext, node: Any, value: TensorValue, dim: int | None = None, keepdim: bool = False
 ) -> TensorValue:
-    kind = str(node.target).split(".")[1]
     result = ctx.template(node.meta["val"])
-    return _positions(ctx, kind, value, dim, None, result)[1]
+    return _positions(ctx, ops.base_name(node.target), value, dim, None, result)[1]
 
 
 @lowers("aten.max.dim", "aten.min.dim")
 def extreme_and_position(
     ctx: LoweringContext, node: Any, value: TensorValue, dim: int, keepdim: bool = False
 ) -> tuple[TensorValue, TensorValue]:
-    kind = "arg" + str(node.target).split(".")[1]
-    extreme, position = (ctx.template(f) for f in node.meta["val"])
-    return _positions(ctx, kind, value, dim, extreme, position)
+    best, position = (ctx.template(f) for f in node.meta["val"])
+    return _positions(ctx, f"arg{ops.base_name(node.target)}", value, dim, best, position)
 
 
 def _positions(
@@ -278,24 +222,19 @@ def _positions(
     position: TensorValue,
 ) -> tuple[TensorValue, TensorValue]:
     """The extreme along a dimension (or of everything) and where it is."""
-    if value.dtype is None:
-        raise UnsupportedError(f"{value.torch_dtype} is not a type that kernels compute in")
-    compute = DType.i32 if value.dtype is DType.bool else value.dtype.compute
+    compute = DType.i32 if value.kernel_type is DType.bool else value.kernel_type.compute
     dims = reduced_dims(dim, value.rank)
 
-    def values(place: Sequence[IndexLike]) -> tuple[Expr, ...]:
-        where_: IndexLike = 0
+    def values(indices: Sequence[IndexLike]) -> tuple[Expr, ...]:
+        position: IndexLike = 0
         for d in dims:
-            where_ = where_ * value.size[d] + place[d]
+            position = position * value.size[d] + indices[d]
         # values that half precision makes equal are found in eager mode's order
-        held = ctx.operand(value, place, compute, value.device, value.dtype)
-        return held, index_value(where_)
+        held = ctx.operand(value, indices, compute, value.device, value.dtype)
+        return held, index_value(position)
 
-    if extreme is None:
-        best: TensorValue | None = None
-    elif extreme.dtype is compute:
-        best = extreme
-    else:
+    best = extreme
+    if extreme is not None and extreme.dtype is not compute:
         best = ctx.temporary(compute, extreme.device, extreme.size)
     parts = reduce(ctx, kind, value.size, dims, values, (best, position))
     if position.view is None:
@@ -310,7 +249,7 @@ def _positions(
 # Moments.
 
 
-@lowers("aten.var_mean.correction", passes=2)
+@lowers("aten.var_mean.correction", "aten.var.correction", "aten.std.correction", passes=2)
 def var_mean(
     ctx: LoweringContext,
     node: Any,
@@ -319,39 +258,13 @@ def var_mean(
     *,
     correction: Any = None,
     keepdim: bool = False,
-) -> tuple[TensorValue, TensorValue]:
-    variance, average = (ctx.template(f) for f in node.meta["val"])
-    spread, centre = moments(ctx, value, reduced_dims(dims, value.rank), variance, correction)
-    return ctx.lazy(variance, spread), ctx.lazy(average, centre)
-
-
-@lowers("aten.var.correction", passes=2)
-def var(
-    ctx: LoweringContext,
-    node: Any,
-    value: TensorValue,
-    dims: Any = None,
-    *,
-    correction: Any = None,
-    keepdim: bool = False,
-) -> TensorValue:
-    variance = ctx.template(node.meta["val"])
-    return ctx.lazy(variance, moments(ctx, value, reduced_dims(dims, value.rank), variance, correction)[0])
-
-
-@lowers("aten.std.correction", passes=2)
-def std(
-    ctx: LoweringContext,
-    node: Any,
-    value: TensorValue,
-    dims: Any = None,
-    *,
-    correction: Any = None,
-    keepdim: bool = False,
-) -> TensorValue:
-    result = ctx.template(node.meta["val"])
-    spread = moments(ctx, value, reduced_dims(dims, value.rank), result, correction)[0]
-    return ctx.lazy(result, make("sqrt", spread))
+) -> Any:
+    """The variance, its root, or the variance and the mean."""
+    name, fakes = ops.base_name(node.target), node.meta["val"]
+    results = [ctx.template(fake) for fake in (fakes if name == "var_mean" else (fakes,))]
+    spread, centre = moments(ctx, value, reduced_dims(dims, value.rank), results[0], correction)
+    variance = ctx.lazy(results[0], make("sqrt", spread) if name == "std" else spread)
+    return (variance, ctx.lazy(results[1], centre)) if name == "var_mean" else variance
 
 
 def moments(
@@ -359,7 +272,7 @@ def moments(
 ) -> tuple[Expr, Expr]:
     """Variance and mean over `dims`, as elements of a result of the shape of `like`."""
     if value.dtype is None or not value.dtype.is_float or like.dtype is None:
-        raise UnsupportedError(f"moments of {value.torch_dtype} are computed by eager")
+        raise UnsupportedError(f"no kernel computes moments of {value.torch_dtype}")
     kind = value.dtype.compute
     count = extent(value, dims)
     correction = 1 if correction is None else correction
@@ -371,8 +284,8 @@ def moments(
         average = ctx.temporary(kind, like.device, like.size)
         average.body = make("div", total, number(count, kind))
 
-        def squares(place: Sequence[IndexLike]) -> tuple[Expr, ...]:
-            away = make("sub", value.at(place), average.at(_kept(place, dims, like.rank)))
+        def squares(indices: Sequence[IndexLike]) -> tuple[Expr, ...]:
+            away = make("sub", value.at(indices), average.at(_kept(indices, dims, like.rank)))
             return (make("mul", away, away),)
 
         target = ctx.temporary(kind, like.device, like.size)
@@ -394,57 +307,42 @@ def _degrees(count: IndexLike, correction: Any, kind: DType) -> Expr:
     return make("maximum", left, const(0.0, kind))
 
 
-def _kept(place: Sequence[IndexLike], dims: Sequence[int], rank: int) -> list[IndexLike]:
+def _kept(indices: Sequence[IndexLike], dims: Sequence[int], rank: int) -> list[IndexLike]:
     """The index of a reduced result that belongs to an index of the operand."""
-    if rank == len(place):
-        return [0 if d in dims else p for d, p in enumerate(place)]
-    return [p for d, p in enumerate(place) if d not in dims]
+    if rank == len(indices):
+        return [0 if d in dims else p for d, p in enumerate(indices)]
+    return [p for d, p in enumerate(indices) if d not in dims]
 
 
 # Softmax and its like: three passes over a row, the last of them lazy.
 
 
-@lowers("aten._softmax.default", passes=3)
+@lowers("aten._softmax.default", "aten._log_softmax.default", passes=3)
 def softmax(
     ctx: LoweringContext, node: Any, value: TensorValue, dim: int, half_to_float: bool
 ) -> TensorValue:
-    shifted, total, axes = _softmax_parts(ctx, node, value, dim)
-    return ctx.lazy(node.meta["val"], make("div", make("exp", shifted(axes)), total))
-
-
-@lowers("aten._log_softmax.default", passes=3)
-def log_softmax(
-    ctx: LoweringContext, node: Any, value: TensorValue, dim: int, half_to_float: bool
-) -> TensorValue:
-    shifted, total, axes = _softmax_parts(ctx, node, value, dim)
-    logarithm = make("log", total)
-    if value.rank and not ctx.target_info(value.device).licm:
-        # one for each row, so that whoever reads the result computes none
-        row = [1 if d == wrap(dim, value.rank) else n for d, n in enumerate(value.size)]
-        kept = ctx.temporary(logarithm.dtype, value.device, row)
-        kept.body, kept.origins = logarithm, ctx.origins
-        ctx.realize(kept, "one for each row")
-        logarithm = kept.expand_to(axes)
-    return ctx.lazy(node.meta["val"], make("sub", shifted(axes), logarithm))
-
-
-def _softmax_parts(
-    ctx: LoweringContext, node: Any, value: TensorValue, dim: int
-) -> tuple[Callable[[Sequence[IndexLike]], Expr], Expr, tuple[IndexLike, ...]]:
-    """``x - max`` as a function of the index, ``sum(exp(x - max))`` and the result's own index."""
     kind = _computed(ctx, node)
     if value.dtype is None or not value.dtype.is_float:
-        raise UnsupportedError(f"softmax of {value.torch_dtype} is computed by eager")
+        raise UnsupportedError(f"no kernel computes the softmax of {value.torch_dtype}")
     dims = (wrap(dim, value.rank),) if value.rank else ()
     row = tuple(1 if d in dims else n for d, n in enumerate(value.size))
     largest = ctx.temporary(kind, value.device, row)
     (top,) = reduce(ctx, "max", value.size, dims, lambda p: (cast(value.at(p), kind),), (largest,))
     largest.body = None if largest.view is not None else top
 
-    def shifted(place: Sequence[IndexLike]) -> Expr:
-        return make("sub", cast(value.at(place), kind), largest.at(_kept(place, dims, value.rank)))
+    def shifted(indices: Sequence[IndexLike]) -> Expr:
+        return make("sub", cast(value.at(indices), kind), largest.at(_kept(indices, dims, value.rank)))
 
     sums = ctx.temporary(kind, value.device, row)
     (total,) = reduce(ctx, "sum", value.size, dims, lambda p: (make("exp", shifted(p)),), (sums,))
     axes = axes_of(value.size)
-    return shifted, total, axes
+    if ops.base_name(node.target) == "_softmax":
+        return ctx.lazy(node.meta["val"], make("div", make("exp", shifted(axes)), total))
+    logarithm = make("log", total)
+    if value.rank and not ctx.target_info(value.device).licm:
+        # one for each row, so that whoever reads the result computes none
+        stored = ctx.temporary(logarithm.dtype, value.device, row)
+        stored.body, stored.origins = logarithm, ctx.origins
+        ctx.realize(stored, "one for each row")
+        logarithm = stored.expand_to(axes)
+    return ctx.lazy(node.meta["val"], make("sub", shifted(axes), logarithm))

@@ -38,13 +38,13 @@ def _scan(
         ctx.stored(other, view.stride)
     own = axes_of(value.size)
     along = axis(f"r{dim}", value.size[dim])
-    place: list[IndexLike] = [along if d == dim else a for d, a in enumerate(own)]
+    indices: list[IndexLike] = [along if d == dim else a for d, a in enumerate(own)]
     index: IndexLike = 0
-    for a, stride in zip(place, view.stride, strict=True):
+    for a, stride in zip(indices, view.stride, strict=True):
         index = index + a * stride
     order = [d for d in memory_order(value.size, view.stride, ctx.sizes) if d != dim]
     axes = tuple(a for a in (own[d] for d in order) if isinstance(a, Index))
-    values: tuple[Expr, ...] = (cast(value.at(place), results[0].dtype.compute),)
+    values: tuple[Expr, ...] = (cast(value.at(indices), results[0].dtype.compute),)
     if with_position:
         values = (*values, index_value(along))
     outputs = tuple(r.view.buffer for r in results if r.view is not None)
@@ -53,7 +53,7 @@ def _scan(
 
 def _is_too_long(ctx: LoweringContext, value: TensorValue, dim: int, result: Any) -> bool:
     """Whether one group of threads of a wide device would walk through a row by itself: it is long, there are
-    few, its pieces do not look back, and it has no equal stretches that several could take.
+    few, its parts do not look back, and it has no equal parts that several could take.
     """
     target_info, length = ctx.target_info(value.device), value.size[dim]
     if target_info.scans_look_back and result.stride(dim) == 1:
@@ -66,22 +66,20 @@ def _is_too_long(ctx: LoweringContext, value: TensorValue, dim: int, result: Any
 @lowers("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default")
 def running(ctx: LoweringContext, node: Any, value: TensorValue, dim: int, dtype: Any = None) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    kind = _KINDS[str(node.target).split(".")[1]]
-    if result.dtype is None or value.dtype is None:
-        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
-    if kind == "logsumexp" and not result.dtype.is_float:
+    kind, compute = _KINDS[ops.base_name(node.target)], result.kernel_type.compute
+    if kind == "logsumexp" and not compute.is_float:
         raise UnsupportedError("running sums of exponentials are floating-point")
-    if value.rank == 0 or value.size[wrap(dim, value.rank)] == 1:
-        return ctx.lazy(result, cast(value.at(axes_of(value.size)), result.dtype.compute))
     dim = wrap(dim, value.rank)
+    if value.rank == 0 or value.size[dim] == 1:
+        return ctx.lazy(result, cast(value.at(axes_of(value.size)), compute))
     if kind != "logsumexp" and _is_too_long(ctx, value, dim, node.meta["val"]):
         named = {} if dtype is None else {"dtype": dtype}
         library: TensorValue = call(ctx, node.meta["val"], ops.op_name(node.target), (value, dim), named)
         return library
-    if result.dtype is result.dtype.compute:
+    if result.dtype is compute:
         _scan(ctx, kind, value, dim, [result], False)
         return result
-    total = ctx.temporary(result.dtype.compute, result.device, result.size)
+    total = ctx.temporary(compute, result.device, result.size)
     _scan(ctx, kind, value, dim, [total], False)
     return ctx.lazy(result, total.at(axes_of(result.size)))
 
@@ -91,16 +89,14 @@ def running_extreme(
     ctx: LoweringContext, node: Any, value: TensorValue, dim: int
 ) -> tuple[TensorValue, TensorValue]:
     extreme, position = (ctx.template(f) for f in node.meta["val"])
-    if value.dtype is None:
-        raise UnsupportedError(f"running extremes of {value.torch_dtype} are computed by eager")
-    own = axes_of(value.size)
-    if value.rank == 0 or value.size[wrap(dim, value.rank)] == 1:
-        return ctx.lazy(extreme, value.at(own)), ctx.lazy(position, index_value(0))
+    own, dtype = axes_of(value.size), value.kernel_type
     dim = wrap(dim, value.rank)
-    kind = str(node.target).split(".")[1].removeprefix("cum")
-    compute = DType.i32 if value.dtype is DType.bool else value.dtype.compute
+    if value.rank == 0 or value.size[dim] == 1:
+        return ctx.lazy(extreme, value.at(own)), ctx.lazy(position, index_value(0))
+    kind = ops.base_name(node.target).removeprefix("cum")
+    compute = DType.i32 if dtype is DType.bool else dtype.compute
     best = extreme if extreme.dtype is compute else ctx.temporary(compute, extreme.device, extreme.size)
     _scan(ctx, kind, value, dim, [best, position], True)
     if best is not extreme:
-        ctx.lazy(extreme, cast(best.at(own), value.dtype.compute))
+        ctx.lazy(extreme, cast(best.at(own), dtype.compute))
     return extreme, position

@@ -6,12 +6,12 @@ from itertools import product as pairs
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.ir.expr import const
+from polyfuse.ir.expr import Expr, const
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import all_of, at_least, less, masked
 from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.shapes.windows import added
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.rewrite import make
 from polyfuse.symbolic import IndexLike
 
 MOST_TERMS = 64
@@ -30,11 +30,9 @@ def col2im(
     stride: Any,
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    if result.dtype is None or value.dtype is None:
-        raise UnsupportedError(f"blocks of {result.torch_dtype} are summed by eager")
     options = (*kernel, *dilation, *padding, *stride)
     if not all(isinstance(n, int) for n in options):
-        raise UnsupportedError("blocks of varying size are summed by eager")
+        raise UnsupportedError("no kernel sums blocks of a size that varies")
     axes = axes_of(result.size)
     sides = []
     blocks = []
@@ -43,21 +41,16 @@ def col2im(
         blocks.append((size + 2 * padding[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1)
         sides.append(_sources(axes[result.rank - 2 + d] + padding[d], kernel[d], dilation[d], stride[d]))
     if len(sides[0]) * len(sides[1]) > MOST_TERMS:
-        raise UnsupportedError("heavily overlapping blocks are summed by eager")
-    total = zero = const(0, result.dtype.compute)
-    for k, ((i, y), (j, x)) in enumerate(pairs(*sides)):
-        exists = all_of(
-            less(i, kernel[0]),
-            at_least(y, 0),
-            less(y, blocks[0]),
-            less(j, kernel[1]),
-            at_least(x, 0),
-            less(x, blocks[1]),
-        )
+        raise UnsupportedError("no kernel sums heavily overlapping blocks")
+    zero = const(0, result.kernel_type.compute)
+
+    def term(i: IndexLike, y: IndexLike, j: IndexLike, x: IndexLike) -> Expr:
+        tests = [less(i, kernel[0]), at_least(y, 0), less(y, blocks[0])]
+        tests += [less(j, kernel[1]), at_least(x, 0), less(x, blocks[1])]
         row = (axes[result.rank - 3] * kernel[0] + i) * kernel[1] + j
-        term = masked(value.at([*axes[: result.rank - 3], row, y * blocks[1] + x]), exists, zero)
-        total = make("add", total, term) if k else term
-    return ctx.lazy(result, total)
+        return masked(value.at([*axes[: result.rank - 3], row, y * blocks[1] + x]), all_of(*tests), zero)
+
+    return ctx.lazy(result, added(term(*first, *second) for first, second in pairs(*sides)))
 
 
 def _sources(at: IndexLike, kernel: int, dilation: int, stride: int) -> list[tuple[IndexLike, IndexLike]]:
@@ -65,5 +58,5 @@ def _sources(at: IndexLike, kernel: int, dilation: int, stride: int) -> list[tup
     if stride == 1:
         return [(i, at - i * dilation) for i in range(kernel)]
     if dilation != 1:
-        raise UnsupportedError("blocks with gaps and steps are summed by eager")
+        raise UnsupportedError("no kernel sums blocks with gaps and steps")
     return [(at % stride + back * stride, at // stride - back) for back in range(-(-kernel // stride))]

@@ -15,8 +15,9 @@ from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import TRUE, all_of, at_least, between, exists, less, masked
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.shapes.views import reshape_indices, wrap
+from polyfuse.lowering.shapes.windows import added
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.rewrite import cast, make, scalar
+from polyfuse.rewrite import cast, scalar
 from polyfuse.symbolic import IndexLike, is_nonnegative, maximum, minimum, product
 
 MOST_CHOICES = 4
@@ -28,7 +29,7 @@ MOST_TAPS = 27
 """Elements that one element of a gradient may be the sum of, written out."""
 
 Taps = list[tuple[IndexLike, Expr]]
-"""Places in one dimension, each with the condition under which it counts."""
+"""Indices in one dimension, each with the condition under which it counts."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Part:
 
 
 def chosen(parts: Sequence[Part], dim: int, result: TensorValue) -> Expr:
-    """All parts as one expression: which one an element lies in, then its place there."""
+    """All parts as one expression: which one an element lies in, then where in that."""
     kind = result.kernel_type.compute
     axes = axes_of(result.size)
     starts: list[IndexLike] = [0]
@@ -64,7 +65,7 @@ def chosen(parts: Sequence[Part], dim: int, result: TensorValue) -> Expr:
 
 
 def written(ctx: LoweringContext, parts: Sequence[Part], dim: int, result: TensorValue) -> TensorValue:
-    """All parts written into their places of a new buffer, each in a pass of its own."""
+    """All parts written into slices of a new buffer, each in a pass of its own."""
     kind = result.kernel_type
     whole = ctx.stored(result).view
     assert whole is not None
@@ -95,34 +96,34 @@ def innermost(value: TensorValue) -> int | None:
 
 @lowers("aten.cat.default")
 def cat(ctx: LoweringContext, node: Any, parts: Sequence[TensorValue], dim: int = 0) -> TensorValue:
-    """Its only reader chooses among few parts; otherwise each part is written into its place.
+    """Its only reader chooses among few parts; otherwise each part is written into its slice.
 
     Parts that no kernel makes are joined by the library, which copies stretches of memory.
     """
     result = ctx.template(node.meta["val"])
-    if result.dtype is None:
-        raise UnsupportedError(f"{result.torch_dtype} is not a type that kernels compute in")
     alone = [p for p, source in zip(parts, node.args[0], strict=True) if ctx.is_read_once(source)]
     # an empty tensor of one dimension joins with anything
     parts = [p for p in parts if p.rank == result.rank and p.size[wrap(dim, p.rank)] != 0]
     dim = wrap(dim, result.rank)
-    if any(p.dtype is None or p.device != result.device for p in parts):
-        raise UnsupportedError("parts of such types or on several devices are joined by eager")
+    if any(p.dtype is None or p.device != result.device for p in (result, *parts)):
+        raise UnsupportedError("no kernel joins parts of these types, or on several devices")
     pieces = [_whole(p, dim) for p in parts]
     if len(parts) <= MOST_CHOICES and ctx.is_read_once(node) and _is_cheap(ctx, parts):
         return ctx.lazy(result, chosen(pieces, dim, result))
-    # of elements that take turns in memory kernels write all of a line at once, the library one by one
-    turns = len(parts) <= MOST_CHOICES and result.stride[dim] == 1 and all(p.size[dim] == 1 for p in parts)
-    apart = not turns and _is_apart(ctx, parts, result)
-    apart = apart and not any(_may_be_placed(ctx, p, dim) for p in alone)
-    if apart or (len(parts) >= MANY_PARTS and _is_small(ctx, parts, result)):
+    # kernels write all of a line at once where elements of the parts are interleaved, the library one by one
+    interleaved = (
+        len(parts) <= MOST_CHOICES and result.stride[dim] == 1 and all(p.size[dim] == 1 for p in parts)
+    )
+    ready = not interleaved and _lies_ready(ctx, parts, result)
+    ready = ready and not any(_may_be_in_place_output(ctx, p, dim) for p in alone)
+    if ready or (len(parts) >= MANY_PARTS and _is_small(ctx, parts, result)):
         return call_out(ctx, node.meta["val"], "aten.cat.out", (tuple(parts), dim), template=False)
     return written(ctx, pieces, dim, result)
 
 
 def _whole(value: TensorValue, dim: int) -> Part:
-    def element(places: Sequence[IndexLike]) -> Expr:
-        return value.at([0 if n == 1 else p for n, p in zip(value.size, places, strict=True)])
+    def element(indices: Sequence[IndexLike]) -> Expr:
+        return value.at([0 if n == 1 else p for n, p in zip(value.size, indices, strict=True)])
 
     return Part(value.size[dim], element, value.origins)
 
@@ -134,7 +135,7 @@ def _is_cheap(ctx: LoweringContext, parts: Sequence[TensorValue]) -> bool:
     return reads <= 2 * ctx.settings.max_inlined_reads and count <= ctx.settings.max_inlined_ops
 
 
-def _is_apart(ctx: LoweringContext, parts: Sequence[TensorValue], result: TensorValue) -> bool:
+def _lies_ready(ctx: LoweringContext, parts: Sequence[TensorValue], result: TensorValue) -> bool:
     """Whether the parts lie in memory ready to be copied, and no kernel could write them here instead."""
     if not all(p.faithful and p.raw is None and p.dtype is result.dtype for p in parts):
         return False
@@ -142,7 +143,7 @@ def _is_apart(ctx: LoweringContext, parts: Sequence[TensorValue], result: Tensor
     return not any(p.view is None or p.view.buffer in made for p in parts)
 
 
-def _may_be_placed(ctx: LoweringContext, part: TensorValue, dim: int) -> bool:
+def _may_be_in_place_output(ctx: LoweringContext, part: TensorValue, dim: int) -> bool:
     """Whether a library call makes a part that it could write where the part is copied to."""
     if part.view is None:
         return False
@@ -170,14 +171,14 @@ def constant_pad(
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
     kind = result.kernel_type
-    places = _shifted(axes_of(result.size), pad)
+    indices = _shifted(axes_of(result.size), pad)
     default = ctx.rounded(
         scalar(fill, kind.compute)
         if isinstance(fill, (bool, int, float))
         else ctx.operand(fill, (), kind.compute, result.device),
         kind,
     )
-    return ctx.lazy(result, masked(value.at(places), exists(places, value.size), default))
+    return ctx.lazy(result, masked(value.at(indices), exists(indices, value.size), default))
 
 
 def _shifted(axes: Sequence[IndexLike], pad: Sequence[IndexLike]) -> list[IndexLike]:
@@ -203,12 +204,12 @@ def edge_pad(ctx: LoweringContext, node: Any, value: TensorValue, pad: Sequence[
     # a margin below nothing cuts off
     along = innermost(result) if all(is_nonnegative(p) for p in pad) else None
 
-    def at(places: Sequence[IndexLike]) -> Expr:
-        sources = _shifted(places, pad)
+    def at(indices: Sequence[IndexLike]) -> Expr:
+        sources = _shifted(indices, pad)
         for d in range(first, value.rank):
             last = value.size[d] - 1
             if d == along:
-                sources[d] = places[d]
+                sources[d] = indices[d]
             elif mirrored:
                 away = last - maximum(sources[d], -sources[d])
                 sources[d] = last - maximum(away, -away)
@@ -235,7 +236,7 @@ def _moved(
     move: Callable[[IndexLike], IndexLike],
 ) -> Part:
     """A part whose element at a position of `dim` comes from elsewhere along it."""
-    return Part(length, lambda places: at([move(p) if d == dim else p for d, p in enumerate(places)]))
+    return Part(length, lambda indices: at([move(p) if d == dim else p for d, p in enumerate(indices)]))
 
 
 def _in_parts(
@@ -249,14 +250,14 @@ def _in_parts(
 
 def _require_margins(pad: Sequence[IndexLike]) -> None:
     if not all(is_nonnegative(p) for p in pad):
-        raise UnsupportedError("margins that may be negative are left to eager")
+        raise UnsupportedError("no kernel adds margins that may be negative")
 
 
 @lowers(*(f"aten.{margin}_pad{n}d_backward.default" for margin in _MARGINS for n in (1, 2, 3)))
 def edge_pad_backward(
     ctx: LoweringContext, node: Any, grad: TensorValue, value: TensorValue, pad: Sequence[IndexLike]
 ) -> TensorValue:
-    """Every element gathers the gradients of all the places it was put in."""
+    """Every element gathers the gradients of all the elements that it was copied to."""
     result = ctx.template(node.meta["val"])
     _require_margins(pad)
     mirrored = "reflection" in str(node.target)
@@ -274,17 +275,15 @@ def edge_pad_backward(
     if taps > MOST_TAPS:
         raise UnsupportedError(f"the gradient of an element is the sum of {taps} others")
     zero = const(0, grad.kernel_type.compute)
-    total: Expr | None = None
-    for chosen in combinations(*sources):
-        element = grad.at([place for place, _ in chosen])
-        term = masked(element, all_of(*[condition for _, condition in chosen]), zero)
-        total = term if total is None else make("add", total, term)
-    assert total is not None
-    return ctx.lazy(result, total)
+    terms = (
+        masked(grad.at([index for index, _ in taps]), all_of(*[condition for _, condition in taps]), zero)
+        for taps in combinations(*sources)
+    )
+    return ctx.lazy(result, added(terms))
 
 
 def _mirrored(axis: IndexLike, n: IndexLike, before: IndexLike, after: IndexLike) -> Taps:
-    """Places of the padded dimension that hold element `axis`, each under its condition."""
+    """Indices of the padded dimension that hold element `axis`, each under its condition."""
     found: Taps = [(axis + before, TRUE)]
     if before != 0:
         found.append((before - axis, between(axis, 1, before + 1)))
@@ -295,7 +294,7 @@ def _mirrored(axis: IndexLike, n: IndexLike, before: IndexLike, after: IndexLike
 
 def _repeated(axis: IndexLike, n: IndexLike, before: IndexLike, after: IndexLike) -> Taps:
     if not isinstance(before, int) or not isinstance(after, int):
-        raise UnsupportedError("how often the edge was repeated is not known")
+        raise UnsupportedError("how often the edge is repeated varies")
     found: Taps = [(axis + before, TRUE)]
     found += [(k, less(axis, 1)) for k in range(before)]
     found += [(before + n + k, at_least(axis, n - 1)) for k in range(after)]
@@ -322,10 +321,10 @@ def roll(ctx: LoweringContext, node: Any, value: TensorValue, shifts: Any, dims:
         by[d] = (by.get(d, 0) + shift) % value.size[d]
     along = innermost(result)
 
-    def at(places: Sequence[IndexLike]) -> Expr:
+    def at(indices: Sequence[IndexLike]) -> Expr:
         moved = [
             (p + value.size[d] - by[d]) % value.size[d] if by.get(d, 0) != 0 and d != along else p
-            for d, p in enumerate(places)
+            for d, p in enumerate(indices)
         ]
         return value.at([0 if n == 1 else p for n, p in zip(value.size, moved, strict=True)])
 
@@ -345,5 +344,5 @@ def triangle(ctx: LoweringContext, node: Any, value: TensorValue, diagonal: Any 
     row, column = axes[-2], axes[-1]
     # outside the triangle nothing is read, infinities and NaN included
     lower = "tril" in str(node.target)
-    kept = less(column, row + diagonal + 1) if lower else at_least(column, row + diagonal)
-    return ctx.lazy(result, masked(value.at(axes), kept, const(0, kind)))
+    inside = less(column, row + diagonal + 1) if lower else at_least(column, row + diagonal)
+    return ctx.lazy(result, masked(value.at(axes), inside, const(0, kind)))

@@ -15,7 +15,7 @@ def memory_order(size: Sequence[IndexLike], stride: Sequence[IndexLike], sizes: 
 
 
 def is_dense(size: Sequence[IndexLike], stride: Sequence[IndexLike], sizes: SizeTable) -> bool:
-    """Whether the elements fill a stretch of memory, each at a place of its own."""
+    """Whether the elements fill a stretch of memory, each at an offset of its own."""
     expected: IndexLike = 1
     for d in reversed(memory_order(size, stride, sizes)):
         if not is_equal(stride[d], expected):
@@ -31,3 +31,11 @@ def storage_layout(
     if 0 in size or not is_dense(size, stride, sizes):
         return contiguous_strides(size)
     return stride
+
+
+def span(size: Sequence[IndexLike], stride: Sequence[IndexLike]) -> IndexLike:
+    """Elements from the first to the last in memory."""
+    extent: IndexLike = 1
+    for n, s in zip(size, stride, strict=True):
+        extent = extent + (n - 1) * s
+    return 0 if 0 in size else extent

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import product as pairs
 from typing import Any
 
 from polyfuse.base.errors import UnsupportedError
@@ -17,23 +16,25 @@ from polyfuse.ir.expr import Expr, const
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import all_of, less, masked
-from polyfuse.lowering.reductions.reduction import number, reduce
+from polyfuse.lowering.reductions.reduction import number
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.shapes.windows import (
     LARGEST_WRITTEN_OUT,
+    AnyWindows,
+    Axes,
     Windows,
-    binned,
-    bins_of,
-    element_at,
-    even_windows,
-    placed,
+    adaptive_windows,
+    added,
+    element,
     pooled_rank,
+    steps_of,
     sum_over_windows,
+    summed,
     windows_of,
 )
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import make
-from polyfuse.symbolic import IndexLike, maximum, minimum, product
+from polyfuse.symbolic import IndexLike, maximum, minimum
 
 
 @lowers("aten.avg_pool1d.default", "aten.avg_pool2d.default", "aten.avg_pool3d.default", stores=(0,))
@@ -45,29 +46,36 @@ def avg_pool(
     stride: Any = (),
     padding: Any = 0,
     ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
+    include_pad: bool = True,
+    override: int | None = None,
+) -> TensorValue:
+    w = windows_of(pooled_rank(node), kernel, stride, padding)
+    return _average(ctx, node, value, w, include_pad, override)
+
+
+def _average(
+    ctx: LoweringContext,
+    node: Any,
+    value: TensorValue,
+    w: Windows,
+    include_pad: bool = True,
+    override: int | None = None,
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    if result.dtype is None:
-        raise UnsupportedError(f"averages of {result.torch_dtype} are computed by eager")
-    kind = result.dtype.compute
-    w = windows_of(pooled_rank(node), kernel, stride, padding)
-    axes = axes_of(result.size)
-    total = _window_sum(ctx, value, w, result, kind)
-    shape = value.size[-w.rank :], result.size[-w.rank :]
-    count = _divisor(w, axes[-w.rank :], *shape, count_include_pad, divisor_override, kind)
+    kind, rank = result.kernel_type.compute, len(w.kernel)
+    total = _window_sum(ctx, value, w, result)
+    shape = value.size[-rank:], result.size[-rank:]
+    count = _divisor(w, axes_of(result.size)[-rank:], *shape, include_pad, override, kind)
     return ctx.lazy(result, make("div" if kind.is_float else "trunc_div", total, count))
 
 
+def _window_sum(ctx: LoweringContext, value: TensorValue, w: AnyWindows, result: TensorValue) -> Expr:
+    zero = const(0, result.kernel_type.compute)
+    return summed(ctx, result, w.counts, lambda p, step: element(w, value, p, w.indices(p, step), zero))
+
+
 def _divisor(
-    w: Windows,
-    window: Sequence[IndexLike],
-    size: Sequence[IndexLike],
-    out_size: Sequence[IndexLike],
-    include_pad: bool,
-    override: int | None,
-    kind: DType,
+    w: Windows, window: Axes, size: Axes, out_size: Axes, include_pad: bool, override: int | None, kind: DType
 ) -> Expr:
     """How many elements a window counts, one of those that exist."""
     if override:
@@ -91,27 +99,6 @@ def _divisor(
     return total
 
 
-def _window_sum(
-    ctx: LoweringContext, value: TensorValue, w: Windows, result: TensorValue, kind: DType
-) -> Expr:
-    axes = axes_of(result.size)
-    lead = axes[: -w.rank]
-    zero = const(0, kind)
-    if w.count <= LARGEST_WRITTEN_OUT:
-        total = zero
-        for k, step in enumerate(w.steps()):
-            element = element_at(value, lead, placed(w, axes, step), zero)
-            total = make("add", total, element) if k else element
-        return total
-    rank = result.rank
-
-    def values(place: Sequence[IndexLike]) -> tuple[Expr, ...]:
-        return (element_at(value, place[: rank - w.rank], placed(w, place[:rank], place[rank:]), zero),)
-
-    target = ctx.temporary(kind, result.device, result.size)
-    return reduce(ctx, "sum", (*result.size, *w.kernel), range(rank, rank + w.rank), values, (target,))[0]
-
-
 @lowers("aten.avg_pool2d_backward.default", "aten.avg_pool3d_backward.default", stores=(0,))
 def avg_pool_backward(
     ctx: LoweringContext,
@@ -122,66 +109,52 @@ def avg_pool_backward(
     stride: Any,
     padding: Any,
     ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
+    include_pad: bool,
+    override: int | None,
+) -> TensorValue:
+    w = windows_of(pooled_rank(node), kernel, stride, padding)
+    return _average_backward(ctx, node, grad, w, include_pad, override)
+
+
+def _average_backward(
+    ctx: LoweringContext,
+    node: Any,
+    grad: TensorValue,
+    w: Windows,
+    include_pad: bool = True,
+    override: int | None = None,
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    if result.dtype is None:
-        raise UnsupportedError(f"averages of {result.torch_dtype} are computed by eager")
-    kind = result.dtype.compute
-    w = windows_of(pooled_rank(node), kernel, stride, padding)
+    kind, rank = result.kernel_type.compute, len(w.kernel)
     axes = axes_of(result.size)
 
-    def counted(window: Sequence[IndexLike]) -> Expr:
-        shape = result.size[-w.rank :], grad.size[-w.rank :]
-        return _divisor(w, window, *shape, count_include_pad, divisor_override, kind)
+    def counted(window: Axes) -> Expr:
+        return _divisor(w, window, result.size[-rank:], grad.size[-rank:], include_pad, override, kind)
 
-    def element(window: Sequence[IndexLike]) -> Expr:
-        return grad.at([*axes[: -w.rank], *window])
+    def whole(window: Sequence[IndexLike]) -> Expr:
+        return grad.at([*axes[:-rank], *window])
 
     def share(window: Sequence[IndexLike]) -> Expr:
-        return make("div", element(window), counted(window))
+        return make("div", whole(window), counted(window))
 
-    zero, usual = const(0.0, kind), counted(axes[-w.rank :])
+    zero, usual = const(0.0, kind), counted(axes[-rank:])
     if usual.op == "const" and not ctx.eager_rounding:
         # all windows are equally large: one division does for all
-        total = sum_over_windows(w, axes, grad.size, element, zero)
-        return ctx.lazy(result, make("div", total, usual))
+        return ctx.lazy(result, make("div", sum_over_windows(w, axes, grad.size, whole, zero), usual))
     return ctx.lazy(result, sum_over_windows(w, axes, grad.size, share, zero))
 
 
 @lowers("aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool3d.default", stores=(0,))
 def adaptive_avg_pool(ctx: LoweringContext, node: Any, value: TensorValue, output_size: Any) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    if result.dtype is None or not result.dtype.is_float:
-        raise UnsupportedError(f"averages of {result.torch_dtype} are computed by eager")
-    kind = result.dtype.compute
-    rank = len(output_size)
-    bins = bins_of(value.size[-rank:], result.size[-rank:])
-    axes = axes_of(result.size)
-    zero = const(0.0, kind)
-    if all(b.is_even for b in bins):
-        w = even_windows(bins)
-        return ctx.lazy(result, make("div", _window_sum(ctx, value, w, result, kind), number(w.count, kind)))
-    longest = [b.longest for b in bins]
-    count = product(b.end(a) - b.start(a) for b, a in zip(bins, axes[-rank:], strict=True))
-    if math.prod(longest) <= LARGEST_WRITTEN_OUT:
-        total = zero
-        for k, step in enumerate(pairs(*(range(n) for n in longest))):
-            term, _ = binned(value, bins, axes, step, zero)
-            total = make("add", total, term) if k else term
-    else:
-        whole = result.rank
-        target = ctx.temporary(kind, result.device, result.size)
-        (total,) = reduce(
-            ctx,
-            "sum",
-            (*result.size, *longest),
-            range(whole, whole + rank),
-            lambda p: (binned(value, bins, p[:whole], p[whole:], zero)[0],),
-            (target,),
-        )
-    return ctx.lazy(result, make("div", total, number(count, kind)))
+    kind, rank = result.kernel_type.compute, len(output_size)
+    if not kind.is_float:
+        raise UnsupportedError(f"no kernel averages {result.torch_dtype}")
+    w = adaptive_windows(value.size[-rank:], result.size[-rank:])
+    if w.even is not None:
+        return _average(ctx, node, value, w.even)
+    count = number(w.elements(axes_of(result.size)), kind)
+    return ctx.lazy(result, make("div", _window_sum(ctx, value, w, result), count))
 
 
 @lowers(
@@ -191,29 +164,18 @@ def adaptive_avg_pool_backward(
     ctx: LoweringContext, node: Any, grad: TensorValue, value: TensorValue
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    if result.dtype is None:
-        raise UnsupportedError(f"averages of {result.torch_dtype} are computed by eager")
-    kind = result.dtype.compute
-    rank = pooled_rank(node)
-    bins = bins_of(result.size[-rank:], grad.size[-rank:])
-    axes = axes_of(result.size)
-    if all(b.is_even for b in bins):
-        windows = [
-            0 if b.out == 1 else a // (b.size // b.out) for a, b in zip(axes[-rank:], bins, strict=True)
-        ]
-        return ctx.lazy(
-            result, make("div", grad.at([*axes[:-rank], *windows]), number(even_windows(bins).count, kind))
-        )
-    overlap = [b.overlap for b in bins]
-    if math.prod(overlap) > LARGEST_WRITTEN_OUT:
-        raise UnsupportedError("the backward of heavily overlapping adaptive windows is left to eager")
-    total = zero = const(0.0, kind)
-    for k, step in enumerate(pairs(*(range(n) for n in overlap))):
-        windows = [b.first(a) + t for b, a, t in zip(bins, axes[-rank:], step, strict=True)]
-        inside = all_of(
-            *(less(w, b.last(a) + 1) for w, b, a in zip(windows, bins, axes[-rank:], strict=True))
-        )
-        count = product(b.end(w) - b.start(w) for b, w in zip(bins, windows, strict=True))
-        term = masked(make("div", grad.at([*axes[:-rank], *windows]), number(count, kind)), inside, zero)
-        total = make("add", total, term) if k else term
-    return ctx.lazy(result, total)
+    kind, rank = result.kernel_type.compute, pooled_rank(node)
+    w = adaptive_windows(result.size[-rank:], grad.size[-rank:])
+    if w.even is not None:
+        return _average_backward(ctx, node, grad, w.even)
+    if math.prod(w.overlaps) > LARGEST_WRITTEN_OUT:
+        raise UnsupportedError("no kernel computes the backward of heavily overlapping adaptive windows")
+    axes, zero = axes_of(result.size), const(0.0, kind)
+    over = adaptive_windows(w.out, w.size)  # the windows over an element, as if they were its elements
+
+    def term(step: Sequence[int]) -> Expr:
+        windows = over.indices(axes, step)
+        share = make("div", grad.at([*axes[:-rank], *windows]), number(w.elements(windows), kind))
+        return masked(share, all_of(*map(less, windows, over.ends(axes))), zero)
+
+    return ctx.lazy(result, added(map(term, steps_of(w.overlaps))))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product as pairs
 from typing import Any
 
 import torch
@@ -21,16 +20,15 @@ from polyfuse.ir.expr import Expr, const, index_value
 from polyfuse.ir.types import DType
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.indexing.conditions import TRUE, all_of, between, masked
-from polyfuse.lowering.indexing.gather import Place, fetch
-from polyfuse.lowering.reductions.reduction import number, reduce
+from polyfuse.lowering.indexing.gather import AnyIndex, fetch
+from polyfuse.lowering.reductions.reduction import number
 from polyfuse.lowering.registry import lowers
+from polyfuse.lowering.shapes.windows import added, summed
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.rewrite import cast, make, scalar, where
 from polyfuse.symbolic import IndexLike, is_equal, maximum, minimum
 from polyfuse.torch_compat.tracing import fake
 
-MOST_TAPS = 25
-"""Terms of a gradient that are written out; more are summed by a loop."""
 LONGEST_CHECKED = 1 << 16
 """Longest dimension whose positions are compared with the rational formula."""
 
@@ -83,13 +81,13 @@ class Grid:
             return scalar(1.0 / self.scale, self.kind)
         return make("div", number(self.size, self.kind), number(self.out, self.kind))
 
-    def coordinate(self, place: Expr) -> Expr:
-        """Where the output position `place` (i64) lies among the input positions: a number not below zero."""
+    def coordinate(self, index: Expr) -> Expr:
+        """Where the output position `index` (i64) lies among the input positions: a number not below zero."""
         step = self.step()
         if self.rule == "exact":
-            middle = make("add", cast(place, DType.f64), const(0.5, DType.f64))
+            middle = make("add", cast(index, DType.f64), const(0.5, DType.f64))
             return cast(make("mul", middle, cast(step, DType.f64)), self.kind)
-        at = cast(place, self.kind)
+        at = cast(index, self.kind)
         if self.rule in ("nearest", "corners"):
             return make("mul", at, step)
         half = const(0.5, self.kind)
@@ -97,12 +95,12 @@ class Grid:
             "maximum", make("sub", make("mul", step, make("add", at, half)), half), const(0.0, self.kind)
         )
 
-    def base(self, place: IndexLike) -> Place:
+    def base(self, index: IndexLike) -> AnyIndex:
         """The input position at or before the output position."""
-        exact = self._rational(place)
+        exact = self._rational(index)
         if exact is not None:
             return exact
-        found = cast(make("floor", self.coordinate(index_value(place))), DType.i64)
+        found = cast(make("floor", self.coordinate(index_value(index))), DType.i64)
         return make("minimum", found, index_value(self.size - 1))
 
     def positions(self) -> torch.Tensor:
@@ -119,11 +117,11 @@ class Grid:
                 at = at * step
             return at.floor().long().clamp_max(self.size - 1)
 
-    def _rational(self, place: IndexLike) -> IndexLike | None:
+    def _rational(self, index: IndexLike) -> IndexLike | None:
         """`base` by integer arithmetic, where that gives what eager mode finds."""
         size, out = self.size, self.out
         if self.is_identity:
-            return place
+            return index
         if size == 1:
             return 0
         if self.is_static:
@@ -131,9 +129,9 @@ class Grid:
             assert isinstance(size, int) and isinstance(out, int)
             known = self.positions().tolist()
             if all(formula(i) == at for i, at in enumerate(known)):
-                return formula(place)
+                return formula(index)
             return None
-        return place // self.factor if self.factor else None
+        return index // self.factor if self.factor else None
 
 
 def _step_value(grid: Grid) -> float:
@@ -147,91 +145,76 @@ def _formula(grid: Grid) -> Callable[[IndexLike], IndexLike]:
     """The exact position, were the scale the ratio of the sizes."""
     size, out = grid.size, grid.out
     assert isinstance(size, int) and isinstance(out, int)
-    if grid.rule == "corners":
-        common = math.gcd(size - 1, out - 1) or 1
-        numerator, denominator = (size - 1) // common, max((out - 1) // common, 1)
-        return lambda i: i * numerator // denominator
-    if grid.rule == "nearest":
-        common = math.gcd(size, out)
-        numerator, denominator = size // common, out // common
-        return lambda i: minimum(i * numerator // denominator, size - 1)
-    if grid.rule == "exact":
-        common = math.gcd(size, 2 * out)
-        return lambda i: minimum((2 * i + 1) * (size // common) // (2 * out // common), size - 1)
-    common = math.gcd(2 * size, 2 * out, size - out)
-    a, b, c = 2 * size // common, (size - out) // common, 2 * out // common
-    return lambda i: minimum(maximum((i * a + b) // c, 0), size - 1)
+    ratios = {
+        "corners": (size - 1, 0, max(out - 1, 1)),
+        "nearest": (size, 0, out),
+        "exact": (2 * size, size, 2 * out),
+        "linear": (2 * size, size - out, 2 * out),
+    }
+    common = math.gcd(*ratios[grid.rule])
+    a, b, c = (n // common for n in ratios[grid.rule])
+
+    def position(i: IndexLike) -> IndexLike:
+        index = (i * a + b) // c
+        if grid.rule == "corners":
+            return index
+        return minimum(maximum(index, 0) if grid.rule == "linear" else index, size - 1)
+
+    return position
 
 
 def _grids(
-    rule: str, size: Sequence[IndexLike], out: Sequence[IndexLike], scales: Sequence[Any], kind: DType
+    node: Any, rule: str, value: TensorValue, result: TensorValue, scales: Sequence[Any], kind: DType
 ) -> list[Grid]:
-    given = list(scales) + [None] * (len(out) - len(scales))
-    for scale in given:
-        if scale is not None and not isinstance(scale, (int, float)):
-            raise UnsupportedError("a scale that varies is left to eager")
-    return [
-        Grid(n, m, None if s is None else float(s), rule, kind)
-        for n, m, s in zip(size, out, given, strict=True)
-    ]
-
-
-def _rank(node: Any) -> int:
-    """Number of resampled dimensions, from the operator's name."""
-    return int(next(c for c in str(node.target) if c.isdigit()))
+    """The resampled dimensions, which are as many as the operator's name says."""
+    rank = int(next(c for c in str(node.target) if c.isdigit()))
+    if not all(scale is None or isinstance(scale, (int, float)) for scale in scales):
+        raise UnsupportedError("no kernel resamples by a scale that varies")
+    given = [None if s is None else float(s) for s in (*scales, *[None] * (rank - len(scales)))]
+    sizes = zip(value.size[-rank:], result.size[-rank:], given, strict=True)
+    return [Grid(n, m, scale, rule, kind) for n, m, scale in sizes]
 
 
 def _read(
-    ctx: LoweringContext, value: TensorValue, lead: Sequence[IndexLike], places: Sequence[Place]
+    ctx: LoweringContext, value: TensorValue, lead: Sequence[IndexLike], indices: Sequence[AnyIndex]
 ) -> Expr:
-    """An element; through memory only where the place is computed from data."""
-    known = [p for p in places if not isinstance(p, Expr)]
-    if len(known) == len(places):
+    """An element; through memory only where the index is computed from data."""
+    known = [p for p in indices if not isinstance(p, Expr)]
+    if len(known) == len(indices):
         return value.at(
             [*lead, *(0 if n == 1 else p for n, p in zip(value.size[len(lead) :], known, strict=True))]
         )
-    return fetch(ctx, value, [*lead, *places])
+    return fetch(ctx, value, [*lead, *indices])
 
 
 # Nearest neighbour.
 
-_SIZES = (1, 2, 3)
+_NEAREST = tuple(f"{stem}{n}d" for stem in ("upsample_nearest", "_upsample_nearest_exact") for n in (1, 2, 3))
 
 
-@lowers(
-    *(f"aten.{stem}{n}d.default" for stem in ("upsample_nearest", "_upsample_nearest_exact") for n in _SIZES),
-    passes=4,
-)
+@lowers(*(f"aten.{name}.default" for name in _NEAREST), passes=4)
 def nearest(
     ctx: LoweringContext, node: Any, value: TensorValue, output_size: Any, *scales: Any
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    rank = _rank(node)
     axes = axes_of(result.size)
-    grids = _grids(_nearest_rule(node), value.size[-rank:], result.size[-rank:], scales, DType.f32)
-    places = [grid.base(a) for grid, a in zip(grids, axes[-rank:], strict=True)]
-    return ctx.lazy(result, _read(ctx, value, axes[:-rank], places))
+    grids = _grids(node, _nearest_rule(node), value, result, scales, DType.f32)
+    rank = len(grids)
+    indices = [grid.base(a) for grid, a in zip(grids, axes[-rank:], strict=True)]
+    return ctx.lazy(result, _read(ctx, value, axes[:-rank], indices))
 
 
 def _nearest_rule(node: Any) -> str:
     return "exact" if "exact" in str(node.target) else "nearest"
 
 
-@lowers(
-    *(
-        f"aten.{stem}{n}d_backward.default"
-        for stem in ("upsample_nearest", "_upsample_nearest_exact")
-        for n in _SIZES
-    ),
-    stores=(0,),
-)
+@lowers(*(f"aten.{name}_backward.default" for name in _NEAREST), stores=(0,))
 def nearest_backward(
     ctx: LoweringContext, node: Any, grad: TensorValue, output_size: Any, input_size: Any, *scales: Any
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    rank = _rank(node)
-    grids = _grids(_nearest_rule(node), result.size[-rank:], grad.size[-rank:], scales, DType.f32)
-    return _gathered(ctx, grad, result, grids, [_Copies(g) for g in grids])
+    grids = _grids(node, _nearest_rule(node), result, grad, scales, DType.f32)
+    return _gathered(ctx, grad, result, [_Copies(g) for g in grids])
 
 
 # Linear interpolation.
@@ -244,53 +227,44 @@ def linear(
     ctx: LoweringContext, node: Any, value: TensorValue, output_size: Any, align_corners: bool, *scales: Any
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    kind = _interpolated_in(result)
-    rank = _rank(node)
     axes = axes_of(result.size)
     rule = "corners" if align_corners else "linear"
-    sides: list[list[tuple[Place, Expr | None]]] = []
-    for grid, a in zip(
-        _grids(rule, value.size[-rank:], result.size[-rank:], scales, kind), axes[-rank:], strict=True
-    ):
-        sides.append(_neighbours(grid, a))
+    grids = _grids(node, rule, value, result, scales, _interpolated_in(result))
+    rank = len(grids)
+    sides = [_neighbours(grid, a) for grid, a in zip(grids, axes[-rank:], strict=True)]
 
-    def blend(d: int, places: list[Place]) -> Expr:
+    def blend(d: int, indices: list[AnyIndex]) -> Expr:
         if d == rank:
-            return _read(ctx, value, axes[:-rank], places)
-        total: Expr | None = None
-        for place, weight in sides[d]:
-            part = blend(d + 1, [*places, place])
-            term = part if weight is None else make("mul", weight, part)
-            total = term if total is None else make("add", total, term)
-        assert total is not None
-        return total
+            return _read(ctx, value, axes[:-rank], indices)
+        parts = [(blend(d + 1, [*indices, index]), weight) for index, weight in sides[d]]
+        return added(part if weight is None else make("mul", weight, part) for part, weight in parts)
 
     return ctx.lazy(result, blend(0, []))
 
 
 def _interpolated_in(result: TensorValue) -> DType:
     if result.dtype is None or not result.dtype.is_float:
-        raise UnsupportedError(f"{result.torch_dtype} is interpolated by eager, in fixed point")
+        raise UnsupportedError(f"eager mode interpolates {result.torch_dtype} in fixed point")
     return result.dtype.compute
 
 
-def _neighbours(grid: Grid, place: IndexLike) -> list[tuple[Place, Expr | None]]:
+def _neighbours(grid: Grid, index: IndexLike) -> list[tuple[AnyIndex, Expr | None]]:
     """The two input positions around an output position, and their weights; one alone has none."""
-    low = grid.base(place)
+    low = grid.base(index)
     if grid.size == 1 or grid.is_identity:
         return [(low, None)]
-    weight = _weight(grid, index_value(place), low)
+    weight = _weight(grid, index_value(index), low)
     if isinstance(low, Expr):
-        high: Place = make("minimum", make("add", low, const(1, DType.i64)), index_value(grid.size - 1))
+        high: AnyIndex = make("minimum", make("add", low, const(1, DType.i64)), index_value(grid.size - 1))
     else:
         high = minimum(low + 1, grid.size - 1)
     return [(low, make("sub", const(1.0, grid.kind), weight)), (high, weight)]
 
 
-def _weight(grid: Grid, place: Expr, low: Place) -> Expr:
+def _weight(grid: Grid, index: Expr, low: AnyIndex) -> Expr:
     """How far the output position is from input position `low` to the next, from zero to one."""
     start = low if isinstance(low, Expr) else index_value(low)
-    return make("sub", grid.coordinate(place), cast(start, grid.kind))
+    return make("sub", grid.coordinate(index), cast(start, grid.kind))
 
 
 @lowers(*(f"aten.{name}_backward.default" for name in _LINEAR), stores=(0,))
@@ -304,11 +278,9 @@ def linear_backward(
     *scales: Any,
 ) -> TensorValue:
     result = ctx.template(node.meta["val"])
-    kind = _interpolated_in(result)
-    rank = _rank(node)
     rule = "corners" if align_corners else "linear"
-    grids = _grids(rule, result.size[-rank:], grad.size[-rank:], scales, kind)
-    return _gathered(ctx, grad, result, grids, [_Hats(g) for g in grids])
+    grids = _grids(node, rule, result, grad, scales, _interpolated_in(result))
+    return _gathered(ctx, grad, result, [_Hats(g) for g in grids])
 
 
 # Gradients.
@@ -327,7 +299,7 @@ class _Spread:
             self.shift, self.count, self._ratio = 0, factor, (factor, 1)
             return
         if not grid.is_static:
-            raise UnsupportedError("gradients of grids of varying size are left to eager")
+            raise UnsupportedError("no kernel computes gradients of grids of a size that varies")
         assert isinstance(size, int) and isinstance(out, int)
         firsts = grid.positions()
         with fake.real_tensors():
@@ -340,16 +312,16 @@ class _Spread:
             self.count = int((last - guess)[used].max()) - self.shift + 1 if bool(used.any()) else 0
         self._ratio = (out // math.gcd(size, out), size // math.gcd(size, out))
 
-    def start(self, place: IndexLike) -> IndexLike:
-        """The first output position that may use input position `place`."""
-        return place * self._ratio[0] // self._ratio[1] + self.shift
+    def start(self, index: IndexLike) -> IndexLike:
+        """The first output position that may use input position `index`."""
+        return index * self._ratio[0] // self._ratio[1] + self.shift
 
-    def share(self, source: IndexLike, place: IndexLike) -> Expr | None:
-        """The part of output position `source` that comes from input position `place`; None for all of it."""
+    def share(self, source: IndexLike, index: IndexLike) -> Expr | None:
+        """The part of output position `source` that comes from input position `index`; None for all of it."""
         raise NotImplementedError
 
-    def uses(self, source: IndexLike, place: IndexLike) -> Expr:
-        """Whether output position `source` exists and may use input position `place`."""
+    def uses(self, source: IndexLike, index: IndexLike) -> Expr:
+        """Whether output position `source` exists and may use input position `index`."""
         return between(source, 0, self.grid.out)
 
 
@@ -359,16 +331,16 @@ class _Copies(_Spread):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid, 0)
 
-    def share(self, source: IndexLike, place: IndexLike) -> None:
+    def share(self, source: IndexLike, index: IndexLike) -> None:
         return None
 
-    def uses(self, source: IndexLike, place: IndexLike) -> Expr:
+    def uses(self, source: IndexLike, index: IndexLike) -> Expr:
         exists = between(source, 0, self.grid.out)
         if self.grid.factor or self._is_even():
             return TRUE
         low = self.grid.base(source)
         found = low if isinstance(low, Expr) else index_value(low)
-        return all_of(exists, make("eq", found, index_value(place)))
+        return all_of(exists, make("eq", found, index_value(index)))
 
     def _is_even(self) -> bool:
         size, out = self.grid.size, self.grid.out
@@ -382,7 +354,7 @@ class _Hats(_Spread):
     def __init__(self, grid: Grid) -> None:
         super().__init__(grid, 0 if grid.is_identity else 1)
 
-    def share(self, source: IndexLike, place: IndexLike) -> Expr | None:
+    def share(self, source: IndexLike, index: IndexLike) -> Expr | None:
         kind = self.grid.kind
         if self.grid.is_identity:
             return None
@@ -391,7 +363,7 @@ class _Hats(_Spread):
         assert isinstance(self.grid.size, int)
         above = make("minimum", make("add", below, const(1, DType.i64)), const(self.grid.size - 1, DType.i64))
         weight = _weight(self.grid, index_value(source), low)
-        here, zero = index_value(place), const(0.0, kind)
+        here, zero = index_value(index), const(0.0, kind)
         left = where(make("eq", below, here), make("sub", const(1.0, kind), weight), zero)
         return make("add", left, where(make("eq", above, here), weight, zero))
 
@@ -400,43 +372,22 @@ def _gathered(
     ctx: LoweringContext,
     grad: TensorValue,
     result: TensorValue,
-    grids: Sequence[Grid],
     spreads: Sequence[_Spread],
 ) -> TensorValue:
     """Every element of `result` as the sum of what it contributed to."""
-    if result.dtype is None or grad.dtype is None or not result.dtype.is_float:
-        raise UnsupportedError(f"gradients of {result.torch_dtype} are left to eager")
-    kind = result.dtype.compute
-    rank = len(grids)
+    kind, rank = result.kernel_type.compute, len(spreads)
     zero = const(0.0, kind)
 
-    def term(place: Sequence[IndexLike], step: Sequence[IndexLike]) -> Expr:
-        inner = place[len(place) - rank :]
+    def term(index: Sequence[IndexLike], step: Sequence[IndexLike]) -> Expr:
+        inner = index[len(index) - rank :]
         sources = [s.start(p) + t for s, p, t in zip(spreads, inner, step, strict=True)]
         exists = all_of(*(s.uses(at, p) for s, at, p in zip(spreads, sources, inner, strict=True)))
         safe = [0 if n == 1 else at for n, at in zip(grad.size[-rank:], sources, strict=True)]
-        found = masked(cast(grad.at([*place[: len(place) - rank], *safe]), kind), exists, zero)
+        found = masked(cast(grad.at([*index[: len(index) - rank], *safe]), kind), exists, zero)
         for spread, at, p in zip(spreads, sources, inner, strict=True):
             share = spread.share(at, p)
             if share is not None:
                 found = make("mul", found, share)
         return found
 
-    counts = [s.count for s in spreads]
-    axes = axes_of(result.size)
-    if math.prod(counts) <= MOST_TAPS:
-        total = zero
-        for k, step in enumerate(pairs(*(range(c) for c in counts))):
-            total = make("add", total, term(axes, step)) if k else term(axes, step)
-        return ctx.lazy(result, total)
-    whole = result.rank
-    target = ctx.temporary(kind, result.device, result.size)
-    (summed,) = reduce(
-        ctx,
-        "sum",
-        (*result.size, *counts),
-        range(whole, whole + rank),
-        lambda p: (term(p[:whole], p[whole:]),),
-        (target,),
-    )
-    return ctx.lazy(result, summed)
+    return ctx.lazy(result, summed(ctx, result, [s.count for s in spreads], term))

@@ -14,10 +14,12 @@ from polyfuse.ir.types import DType
 from polyfuse.lowering.calls.extern import call
 from polyfuse.lowering.calls.fallback import call_operator
 from polyfuse.lowering.context import LoweringContext
+from polyfuse.lowering.indexing.index_checks import check_number
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue, axes_of
-from polyfuse.symbolic import IndexLike, coefficient, free_axes, is_equal, is_nonnegative, substitute
+from polyfuse.symbolic import IndexLike, coefficient, free_axes, is_equal, is_less, is_nonnegative, substitute
 from polyfuse.symbolic.index import atoms
+from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import shapes
 
 IndexMap = Callable[[Sequence[IndexLike]], Sequence[IndexLike]]
@@ -27,30 +29,32 @@ IndexMap = Callable[[Sequence[IndexLike]], Sequence[IndexLike]]
 def look(ctx: LoweringContext, node: Any, value: TensorValue, back: IndexMap | None) -> TensorValue:
     """The view that `node` makes of `value`; `back` maps its indices to the value's. Without `back` only
     torch's own layout of the view can tell, so the value must be stored as traced."""
-    fake = node.meta["val"]
+    return look_at(ctx, node.meta["val"], value, back)
+
+
+def look_at(
+    ctx: LoweringContext,
+    fake: torch.Tensor,
+    value: TensorValue,
+    back: IndexMap | None,
+    *,
+    knows_offset: bool = True,
+) -> TensorValue:
+    """`look` for one of several results of a node. `knows_offset`: whether the traced offset has a value."""
     result = ctx.template(fake)
     if len(result.stride) != result.rank or fake.is_conj() or fake.is_neg():
-        raise UnsupportedError("views of tensors without plain strides are made by eager operators")
-    if value.view is None and back is None:
+        raise UnsupportedError("no kernel reads views of tensors without plain strides")
+    if back is None:
         ctx.realize_exact(value, "its view needs the traced layout")
     if value.view is not None:
-        if value.faithful and not _is_other(value, result):
+        if back is None or (knows_offset and value.faithful and value.dtype is result.dtype):
             offset = value.view.offset + (result.offset - value.offset)
-            result.settle(
-                View(value.view.buffer, result.size, result.stride, offset, value.view.dtype), value.raw
-            )
-            return result
-        if back is None:
-            ctx.realize_exact(value, "its view needs the traced layout")
-            assert value.view is not None
-            offset = value.view.offset + (result.offset - value.offset)
-            result.settle(
-                View(value.view.buffer, result.size, result.stride, offset, value.view.dtype), value.raw
-            )
+            view = View(value.view.buffer, result.size, result.stride, offset, value.view.dtype)
+            result.set_view(view, value.raw)
             return result
         window = _window(value.view, result.size, back)
         if window is not None:
-            result.settle(window, value.raw)
+            result.set_view(window, value.raw)
             return result
     assert back is not None
     body = value.at(back(axes_of(result.size)))
@@ -58,15 +62,11 @@ def look(ctx: LoweringContext, node: Any, value: TensorValue, back: IndexMap | N
         # dividing indices at every element costs more than storing the value and looking at it anew
         ctx.realize(value, "its view divides indices")
         if value.faithful:
-            return look(ctx, node, value, back)
+            return look_at(ctx, fake, value, back, knows_offset=knows_offset)
         body = value.at(back(axes_of(result.size)))
     result.body = body
     result.origins = ctx.origins
     return result
-
-
-def _is_other(value: TensorValue, result: TensorValue) -> bool:
-    return value.dtype is not result.dtype
 
 
 def _window(view: View, size: tuple[IndexLike, ...], back: IndexMap) -> View | None:
@@ -219,15 +219,19 @@ def _unflatten(flat: IndexLike, size: Sequence[IndexLike]) -> list[IndexLike]:
 @lowers("aten.select.int", view=True)
 def select(ctx: LoweringContext, node: Any, value: TensorValue, dim: int, index: Any) -> TensorValue:
     dim = wrap(dim, value.rank)
-    if isinstance(index, int):
-        place: IndexLike = index + value.size[dim] if index < 0 else index
-    elif is_nonnegative(index):
-        place = index
+    found: IndexLike
+    if is_nonnegative(index):
+        found = index
     elif is_nonnegative(-1 - index):
-        place = index + value.size[dim]
+        found = index + value.size[dim]
+    elif is_less(0, value.size[dim]):
+        # only data tell whether it counts from the end; tracing gives the offset a symbol without a value
+        check_number(ctx, node, index, value, dim)
+        found = index % value.size[dim]
+        return look_at(ctx, node.meta["val"], value, _at(dim, found), knows_offset=False)
     else:
-        return look(ctx, node, value, None)
-    return look(ctx, node, value, lambda axes: [*axes[:dim], place, *axes[dim:]])
+        raise UnsupportedError("no kernel selects along a dimension that may have no elements")
+    return look(ctx, node, value, _at(dim, found))
 
 
 @lowers("aten.slice.Tensor", view=True)
@@ -279,30 +283,19 @@ def slice_start(size: IndexLike, start: Any) -> IndexLike | None:
 def split(
     ctx: LoweringContext, node: Any, value: TensorValue, *args: Any, **kwargs: Any
 ) -> tuple[TensorValue, ...]:
-    name = str(node.target)
-    dim_position = 0 if "unbind" in name else 1
-    dim = wrap(kwargs.get("dim", args[dim_position] if len(args) > dim_position else 0), value.rank)
+    unbinds = ops.base_name(node.target) == "unbind"
+    position = 0 if unbinds else 1
+    dim = wrap(kwargs.get("dim", args[position] if len(args) > position else 0), value.rank)
     results: list[TensorValue] = []
     start: IndexLike = 0
-    for part, fake in enumerate(node.meta["val"]):
-        piece = _Piece(fake)
-        if "unbind" in name:
-            results.append(look(ctx, piece, value, _at(dim, part)))
-        else:
-            results.append(look(ctx, piece, value, _from(dim, start)))
-            start = start + ctx.sizes.index(fake.shape[dim])
+    for fake in node.meta["val"]:
+        results.append(look_at(ctx, fake, value, _at(dim, start) if unbinds else _from(dim, start)))
+        start = start + (1 if unbinds else ctx.sizes.index(fake.shape[dim]))
     return tuple(results)
 
 
-class _Piece:
-    """One result of a node that gives several views."""
-
-    def __init__(self, fake: torch.Tensor) -> None:
-        self.meta = {"val": fake}
-
-
-def _at(dim: int, place: IndexLike) -> IndexMap:
-    return lambda axes: [*axes[:dim], place, *axes[dim:]]
+def _at(dim: int, index: IndexLike) -> IndexMap:
+    return lambda axes: [*axes[:dim], index, *axes[dim:]]
 
 
 def _from(dim: int, start: IndexLike) -> IndexMap:
@@ -317,8 +310,8 @@ def diagonal(
 
     def back(axes: Sequence[IndexLike]) -> list[IndexLike]:
         rest = iter(axes[:-1])
-        places = {a: axes[-1] - min(offset, 0), b: axes[-1] + max(offset, 0)}
-        return [places[d] if d in places else next(rest) for d in range(value.rank)]
+        along = {a: axes[-1] - min(offset, 0), b: axes[-1] + max(offset, 0)}
+        return [along[d] if d in along else next(rest) for d in range(value.rank)]
 
     return look(ctx, node, value, back)
 
@@ -351,12 +344,7 @@ def view_dtype(ctx: LoweringContext, node: Any, value: TensorValue, dtype: torch
     old, new = value.dtype, result.dtype
     if old is new and old is not None:
         return value
-    named = (old, new)
-    if (
-        None in named
-        or value.torch_dtype.itemsize != dtype.itemsize
-        or not all(_is_computed(t) for t in named)
-    ):
+    if value.torch_dtype.itemsize != dtype.itemsize or not (_is_computed(old) and _is_computed(new)):
         # a view costs nothing, and the bits of NaN survive no detour through a wider type
         seen: TensorValue = call_operator(
             ctx, node.target, node.meta["val"], (value, dtype), {}, fallback=False
@@ -365,7 +353,7 @@ def view_dtype(ctx: LoweringContext, node: Any, value: TensorValue, dtype: torch
     assert old is not None and new is not None
     if value.view is not None and value.faithful and value.raw is None:
         view = value.view
-        result.settle(View(view.buffer, view.size, view.stride, view.offset, new), old)
+        result.set_view(View(view.buffer, view.size, view.stride, view.offset, new), old)
         return result
     result.body = bitcast(value.at(axes_of(value.size)), new)
     result.origins = ctx.origins
@@ -389,5 +377,5 @@ def repeat(ctx: LoweringContext, node: Any, value: TensorValue, repeats: Sequenc
     result = ctx.template(node.meta["val"])
     axes = axes_of(result.size)
     lead = result.rank - value.rank
-    places = [0 if n == 1 else axes[lead + d] % n for d, n in enumerate(value.size)]
-    return ctx.lazy(result, value.at(places))
+    indices = [0 if n == 1 else axes[lead + d] % n for d, n in enumerate(value.size)]
+    return ctx.lazy(result, value.at(indices))

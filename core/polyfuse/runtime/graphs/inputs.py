@@ -16,12 +16,12 @@ import torch
 
 from polyfuse.runtime.graphs.memory import GraphMemory, Slot
 
-__all__ = ["GraphFacts", "Treatment", "treat"]
+__all__ = ["GraphFacts", "InputPlan", "plan_inputs"]
 
 COPY_LIMIT = 256 << 20
 """Bytes of inputs beyond which copying them costs more than launching kernel by kernel."""
 
-RESTLESS_LIMIT = 32 << 20
+MOVING_LIMIT = 32 << 20
 """Bytes of parameters and buffers that are copied at every call because they do not stay where they are."""
 
 
@@ -69,7 +69,7 @@ class GraphFacts:
 
 
 @dataclass(frozen=True)
-class Treatment:
+class InputPlan:
     """What becomes of each tensor input of a recording.
 
     Attributes:
@@ -90,13 +90,13 @@ class Treatment:
     refused: str = ""
 
 
-def treat(
+def plan_inputs(
     facts: GraphFacts,
     args: Sequence[Any],
     memory: GraphMemory,
-    earlier: Sequence[Treatment],
-    brief: Sequence[Treatment] = (),
-) -> Treatment:
+    earlier: Sequence[InputPlan],
+    brief: Sequence[InputPlan] = (),
+) -> InputPlan:
     """Decide what becomes of the inputs, given what became of them in recordings that do not fit.
 
     An input that should stay where it is, but was elsewhere in two recordings that hardly served (`brief`),
@@ -105,20 +105,20 @@ def treat(
     where = {i: args[i].data_ptr() for i in (*facts.fixed, *facts.varying)}
     moved = {i for t in earlier for i, a in zip(t.fixed, t.addresses, strict=True) if where[i] != a}
     slots: dict[int, Slot] = {}
-    restless = _restless(facts, args, where, brief)
-    fixed = [i for i in facts.fixed if i not in restless]
+    moving = _moving(facts, args, where, brief)
+    fixed = [i for i in facts.fixed if i not in moving]
     for i in facts.varying:
         slot = memory.slot_at(where[i]) if where[i] else None
         if slot is not None:
             slots[i] = slot
             fixed.append(i)
         elif i not in moved and (memory.is_static(args[i]) or i in facts.mutated):
-            # a seed that a recorded forward left on the processor is among these
+            # a seed that a recorded forward left on the CPU is among these
             fixed.append(i)
     for i in facts.fixed:
         memory.stays(args[i])
-    copied = tuple(i for i in (*restless, *facts.varying) if i not in fixed)
-    return Treatment(
+    copied = tuple(i for i in (*moving, *facts.varying) if i not in fixed)
+    return InputPlan(
         fixed,
         [where[i] for i in fixed],
         copied,
@@ -129,13 +129,13 @@ def treat(
     )
 
 
-def _restless(
-    facts: GraphFacts, args: Sequence[Any], where: dict[int, int], brief: Sequence[Treatment]
+def _moving(
+    facts: GraphFacts, args: Sequence[Any], where: dict[int, int], brief: Sequence[InputPlan]
 ) -> tuple[int, ...]:
     """Parameters and buffers that do not stay where they are, if they are small enough to be copied."""
     moves = Counter(i for t in brief for i, a in zip(t.fixed, t.addresses, strict=True) if where[i] != a)
     found = tuple(i for i in facts.fixed if moves[i] > 1 and not _uncopyable(facts, args[i]))
-    return found if sum(args[i].nbytes for i in found) <= RESTLESS_LIMIT else ()
+    return found if sum(args[i].nbytes for i in found) <= MOVING_LIMIT else ()
 
 
 def _refusal(
@@ -143,7 +143,7 @@ def _refusal(
     args: Sequence[Any],
     copied: Sequence[int],
     slots: dict[int, Slot],
-    earlier: Sequence[Treatment],
+    earlier: Sequence[InputPlan],
 ) -> str:
     if facts.carried and not slots and any(i in copied for i in facts.carried):
         return "what the forward saved is not in recorded memory"

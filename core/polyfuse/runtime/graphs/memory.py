@@ -34,7 +34,16 @@ from polyfuse.torch_compat.devices.device_graphs import (
     storage_use,
 )
 
-__all__ = ["GraphMemory", "Hold", "Pool", "Recorded", "Slot", "Window", "forget_graph_memory", "graph_memory"]
+__all__ = [
+    "GraphMemory",
+    "HeldResults",
+    "Pool",
+    "Recorded",
+    "Slot",
+    "Window",
+    "forget_graph_memory",
+    "graph_memory",
+]
 
 _MANY = 16
 """Recordings with results in callers' hands beyond which it is looked who has none any more."""
@@ -60,7 +69,7 @@ class Window:
 
 
 @dataclass
-class Hold:
+class HeldResults:
     """A recording's results at hand, while it has a storage at every one of its addresses.
 
     Attributes:
@@ -100,7 +109,7 @@ class Slot:
         windows: Sequence[Window],
         device: torch.device,
         saved: bool,
-        hold: Hold,
+        hold: HeldResults,
     ) -> None:
         self.address = storage.data_ptr()
         self.nbytes = storage.nbytes()
@@ -203,7 +212,7 @@ class Recorded:
     graph: DeviceGraph
     pool: Pool
     slots: tuple[Slot, ...]
-    hold: Hold
+    hold: HeldResults
     spared: frozenset[Slot]
     owner: Callable[[Slot], bool]
     exposed: dict[Recorded, tuple[Slot, ...]] = field(default_factory=dict, kw_only=True)

@@ -15,8 +15,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.runtime.graphs.device import Program
-from polyfuse.runtime.graphs.inputs import GraphFacts, Treatment
-from polyfuse.runtime.graphs.memory import GraphMemory, Hold, Recorded, Slot, Window
+from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
+from polyfuse.runtime.graphs.memory import GraphMemory, HeldResults, Recorded, Slot, Window
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.devices.device_graphs import (
     backward_may_repeat,
@@ -59,7 +59,7 @@ class Recording(Recorded):
     """A recording with its inputs and results.
 
     Attributes:
-        treatment: of the inputs.
+        plan: of the inputs.
         places: for every input, where it has to be; None if it may be anywhere.
         buffers: one for each copied input; `targets` are the same with repeated elements taken once.
         repeated: whether some input has repeated elements.
@@ -69,7 +69,7 @@ class Recording(Recorded):
         replays: how often it ran.
     """
 
-    treatment: Treatment
+    plan: InputPlan
     places: list[int | None]
     buffers: tuple[torch.Tensor, ...]
     targets: tuple[torch.Tensor, ...]
@@ -97,20 +97,20 @@ class Recording(Recorded):
 
     def fits(self, args: list[Any]) -> bool:
         """Whether every input that is read where it is, is there."""
-        treatment = self.treatment
-        if not same_addresses(args, self.places, treatment.fixed):
+        plan = self.plan
+        if not same_addresses(args, self.places, plan.fixed):
             return False
-        for i, generator in treatment.generators:
+        for i, generator in plan.generators:
             if args[i] is not generator:
                 return False
         return not self.consumes or not backward_may_repeat()
 
     def misfit(self, args: list[Any], facts: GraphFacts) -> str:
         """Why it does not fit; empty if it does."""
-        for i, address in zip(self.treatment.fixed, self.treatment.addresses, strict=True):
+        for i, address in zip(self.plan.fixed, self.plan.addresses, strict=True):
             if args[i].data_ptr() != address:
                 return f"{facts.name_of(i)} is in another place"
-        for i, generator in self.treatment.generators:
+        for i, generator in self.plan.generators:
             if args[i] is not generator:
                 return f"{facts.name_of(i)} is another generator"
         if self.consumes and backward_may_repeat():
@@ -119,18 +119,18 @@ class Recording(Recorded):
 
     def replay(self, args: list[Any], copied_results: Collection[int]) -> tuple[Any, ...]:
         """Do the recorded work on `args`, which is emptied; results called for come as copies."""
-        treatment = self.treatment
-        if treatment.copied:
-            sources = [args[i] for i in treatment.copied]
+        plan = self.plan
+        if plan.copied:
+            sources = [args[i] for i in plan.copied]
             copy_all(self.targets, [_once(s) for s in sources] if self.repeated else sources)
         held = {p.number: args[p.number] for p in self.passed} if self.passed else {}
-        returned = [args[i] for i in treatment.returned]
+        returned = [args[i] for i in plan.returned]
         args.clear()
         self.graph.replay()
         self.replays += 1
         if returned:
-            position = {i: k for k, i in enumerate(treatment.copied)}
-            copy_all(returned, [self.buffers[position[i]] for i in treatment.returned])
+            position = {i: k for k, i in enumerate(plan.copied)}
+            copy_all(returned, [self.buffers[position[i]] for i in plan.returned])
         return self._results(held, copied_results)
 
     def _results(self, held: dict[int, torch.Tensor], copied: Collection[int]) -> tuple[Any, ...]:
@@ -173,7 +173,7 @@ def make_recording(
     facts: GraphFacts,
     memory: GraphMemory,
     args: list[Any],
-    treatment: Treatment,
+    plan: InputPlan,
     generators: Sequence[torch.Generator],
     owner: Callable[[Slot], bool],
 ) -> Recording:
@@ -182,15 +182,15 @@ def make_recording(
     Raises whatever the program or the device raises; `args` can be used all the same.
     """
     with outside_inference():
-        buffers = tuple(_copy_of(args[i]) for i in treatment.copied)
+        buffers = tuple(_copy_of(args[i]) for i in plan.copied)
         targets = tuple(_once(b) for b in buffers)
     given = list(args)
-    for i, buffer in zip(treatment.copied, buffers, strict=True):
+    for i, buffer in zip(plan.copied, buffers, strict=True):
         given[i] = buffer
     layouts = {i: _layout_of(given[i]) for i in (*facts.fixed, *facts.varying)}
     pool, protected = memory.pool_for_recording()
-    consumed = _consume(facts, args, treatment)
-    drawn = (*generators, *(generator for _, generator in treatment.generators))
+    consumed = _consume(facts, args, plan)
+    drawn = (*generators, *(generator for _, generator in plan.generators))
     try:
         graph, results = memory.device.record(program, given, pool.handle, drawn)
     except BaseException:
@@ -198,8 +198,8 @@ def make_recording(
         raise
     finally:
         _bring_back(args, layouts, consumed)
-    hold = Hold()
-    kept = frozenset(i for i, slot in treatment.slots.items() if slot.saved)
+    hold = HeldResults()
+    kept = frozenset(i for i, slot in plan.slots.items() if slot.saved)
     constants, passed, slots = _sort_results(results, layouts, kept, facts, hold)
     for position in facts.saved:
         if isinstance(constants[position], torch.Tensor):
@@ -207,7 +207,7 @@ def make_recording(
     del results
     for slot in slots:
         slot.settle()
-    where = dict(zip(treatment.fixed, treatment.addresses, strict=True))
+    where = dict(zip(plan.fixed, plan.addresses, strict=True))
     recording = Recording(
         graph,
         pool,
@@ -215,7 +215,7 @@ def make_recording(
         hold,
         protected,
         owner,
-        treatment,
+        plan,
         [where.get(i) for i in range(len(args))],
         buffers,
         targets,
@@ -251,11 +251,11 @@ def _layout_of(tensor: torch.Tensor) -> _Layout:
     return _Layout(tensor.dtype, tensor.device, *layout, StorageWeakRef(storage), *place)
 
 
-def _consume(facts: GraphFacts, args: list[Any], treatment: Treatment) -> tuple[int, ...]:
+def _consume(facts: GraphFacts, args: list[Any], plan: InputPlan) -> tuple[int, ...]:
     """Let go of saved inputs that only this backward will ever read, so that their memory can serve it once
     it has read them; returns which. The list no longer holds them.
     """
-    saved = {i: slot for i, slot in treatment.slots.items() if slot.saved}
+    saved = {i: slot for i, slot in plan.slots.items() if slot.saved}
     if not facts.carried or backward_may_repeat() or not all(slot.owned for slot in saved.values()):
         return ()
     for i, slot in saved.items():
@@ -278,11 +278,11 @@ def _sort_results(
     layouts: dict[int, _Layout],
     kept: Collection[int],
     facts: GraphFacts,
-    hold: Hold,
+    hold: HeldResults,
 ) -> tuple[tuple[Any, ...], tuple[Passed, ...], tuple[Slot, ...]]:
     """Constants, inputs passed on, and the slots of everything else.
 
-    What an operator leaves on the processor for its backward (seeds) is as constant as the recorded launches.
+    What an operator leaves on the CPU for its backward (seeds) is as constant as the recorded launches.
     Inputs in `kept` are not to be seen by callers.
     """
     inputs = {layout.storage.cdata: i for i, layout in layouts.items()}

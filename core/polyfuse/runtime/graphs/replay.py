@@ -22,7 +22,7 @@ import torch
 
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.runtime.graphs.device import Program
-from polyfuse.runtime.graphs.inputs import GraphFacts, treat
+from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory, Recorded, Slot, graph_memory
 from polyfuse.runtime.graphs.recording import Recording, make_recording
 
@@ -54,7 +54,7 @@ class GraphStatus:
         plain: calls that ran as they are.
         reason: why the last of those was not a replay, once something was recorded.
         again: why the last recording but the first for its sizes was made.
-        parts: what became of its parts, where it is recorded in parts.
+        partitions: what became of them, where it is recorded in partitions.
     """
 
     refused: str = ""
@@ -63,12 +63,12 @@ class GraphStatus:
     plain: int = 0
     reason: str = ""
     again: str = ""
-    parts: list[GraphStatus] = field(default_factory=list)
+    partitions: list[GraphStatus] = field(default_factory=list)
 
     def text(self) -> str:
         """One line for people."""
         if self.refused:
-            parts = "".join(f"; part {i} is {part.text()}" for i, part in enumerate(self.parts))
+            parts = "".join(f"; partition {i} is {part.text()}" for i, part in enumerate(self.partitions))
             return f"not recorded{' as a whole' if parts else ''}: {self.refused}{parts}"
         counts = f"recorded {self.recordings} times, {self.replays} calls replayed, {self.plain} not"
         if self.reason:
@@ -83,7 +83,7 @@ def recorded_program(
     generators: Sequence[torch.Generator],
     name: str,
     status: GraphStatus,
-    detour: Callable[[], Program] | None = None,
+    fallback: Callable[[], Program] | None = None,
 ) -> Program:
     """`program`, recorded and replayed where that is possible.
 
@@ -92,8 +92,7 @@ def recorded_program(
         generators: random number generators that the program was given.
         name: of the program, for messages.
         status: told what happens.
-        detour: makes what takes the program's place once recording it has failed: the same, recorded in
-            parts.
+        fallback: makes what is called once recording the program has failed: the same, in partitions.
     """
     memory = None
     if not facts.refused:
@@ -102,37 +101,30 @@ def recorded_program(
         status.refused = facts.refused or f"torch cannot record the work of {facts.device}"
         _log.info("%s is %s", name, status.text())
         return program
-    return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory, detour)
+    return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory, fallback)
 
 
+@dataclass(eq=False)
 class _Runner:
-    """Chooses for each call: replay, record, or run as it is."""
+    """Chooses for each call: replay, record, or run as it is. `copied` are positions of results that callers
+    keep, and so get as copies.
+    """
 
-    def __init__(
-        self,
-        program: Program,
-        facts: GraphFacts,
-        sizes: tuple[int, ...],
-        generators: tuple[torch.Generator, ...],
-        name: str,
-        status: GraphStatus,
-        memory: GraphMemory,
-        detour: Callable[[], Program] | None,
-    ) -> None:
-        self.program = program
-        self.facts = facts
-        self.sizes = sizes
-        self.generators = generators
-        self.name = name
-        self.status = status
-        self.memory = memory
-        self.detour = detour
-        self.variants: dict[tuple[int, ...], list[Recording]] = {}
-        self.copied: set[int] = set()
-        """Positions of results that callers keep, and so get as copies."""
-        self.patience = PATIENCE
-        self.made: list[Recorded] = []
-        weakref.finalize(self, memory.retire, self.made)
+    program: Program
+    facts: GraphFacts
+    sizes: tuple[int, ...]
+    generators: tuple[torch.Generator, ...]
+    name: str
+    status: GraphStatus
+    memory: GraphMemory
+    fallback: Callable[[], Program] | None
+    variants: dict[tuple[int, ...], list[Recording]] = field(default_factory=dict)
+    copied: set[int] = field(default_factory=set)
+    patience: int = PATIENCE
+    made: list[Recorded] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, self.memory.retire, self.made)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         memory = self.memory
@@ -226,13 +218,13 @@ class _Runner:
             )
             return self._plain(args, reason)
         memory = self.memory
-        brief = [r.treatment for r in recordings if r.replays < WORTH]
-        treatment = treat(self.facts, args, memory, [r.treatment for r in recordings], brief)
-        if treatment.refused:
-            return self._plain(args, treatment.refused)
+        brief = [r.plan for r in recordings if r.replays < WORTH]
+        plan = plan_inputs(self.facts, args, memory, [r.plan for r in recordings], brief)
+        if plan.refused:
+            return self._plain(args, plan.refused)
         try:
             recording = make_recording(
-                self.program, self.facts, memory, args, treatment, self.generators, _Owner(self.copied)
+                self.program, self.facts, memory, args, plan, self.generators, _Owner(self.copied)
             )
         except Exception as error:
             return self._give_up(args, error)
@@ -273,11 +265,11 @@ class _Runner:
         words = str(error).strip().splitlines()
         reason = f"recording failed with {type(error).__name__}: {words[0] if words else ''}"
         self.status.refused = reason
-        how = "runs without a recording" if self.detour is None else "is recorded in parts"
+        how = "runs without a recording" if self.fallback is None else "is recorded in partitions"
         warn_once("runtime", f"{self.name} {how}: {reason}", key=f"failure of {self.name}")
         _log.debug("recording %s failed", self.name, exc_info=error)
-        if self.detour is not None:
-            self.program, self.detour = self.detour(), None
+        if self.fallback is not None:
+            self.program, self.fallback = self.fallback(), None
         return self.program(args)
 
 

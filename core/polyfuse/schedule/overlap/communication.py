@@ -17,11 +17,6 @@ from polyfuse.symbolic import IndexLike
 
 __all__ = ["overlap_units", "communication_bits"]
 
-_NETWORK: Mapping[str, int] = {"cpu": 1_000}
-_DEVICES = 50_000
-"""Megabytes that a network moves in a second between CPUs, and between other devices."""
-
-
 def overlap_units(
     units: Sequence[Unit],
     edges: Sequence[set[int]],
@@ -52,7 +47,7 @@ def overlap_units(
         touches = tuple(dict.fromkeys(roots[name] for name in unit.seen if roots[name] in sizes))
         if isinstance(node, Collective):
             device = graph.buffers[node.writes()[0]].device if node.writes() else "cpu"
-            rate = (settings.network_bandwidth or _NETWORK.get(device, _DEVICES)) * 1e6
+            rate = settings.network_bandwidth * 1e6 or target_info(device).network
             seconds = communication_seconds(node, graph, rate, hint)
             tasks.append(Task("start", before, seconds, (), touches))
         elif isinstance(node, Wait):

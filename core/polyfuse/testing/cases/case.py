@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from polyfuse.ir.kernel import Kernel
@@ -30,6 +31,18 @@ class Tolerance:
     absolute: float = 0.0
     relative: float = 0.0
     signed_zero: bool = True
+
+    def allowed(self, wanted: Tensor) -> Tensor:
+        """The allowed distance of each element, in double precision; integers must be equal."""
+        if not wanted.dtype.is_floating_point:
+            return torch.zeros(wanted.shape, dtype=torch.float64)
+        size = wanted.double().abs()
+        allowed = self.absolute + self.relative * size.nan_to_num(posinf=0.0)
+        if self.ulp:
+            info = torch.finfo(wanted.dtype)
+            size = size.clamp(min=info.tiny, max=info.max).nan_to_num(nan=0.0)
+            allowed = allowed + self.ulp * info.eps * torch.exp2(size.log2().floor())
+        return allowed
 
 
 EXACT = Tolerance()

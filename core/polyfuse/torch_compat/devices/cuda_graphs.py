@@ -109,7 +109,7 @@ class TorchGraphs:
         """End a recording that failed, whatever it was that failed."""
         with torch.cuda.stream(self._side), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that nothing was recorded
-            # one that the device refused is over, for the device; another one in its place can be ended
+            # one that the device refused is over, for the device; another one begun instead can be ended
             if begun and (_ended(graph) or (_begin_again(self._side) and _ended(graph))):
                 graph.reset()
                 return

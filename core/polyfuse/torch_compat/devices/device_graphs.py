@@ -54,7 +54,7 @@ storage_use: Callable[[int], int] = torch._C._storage_Use_Count
 
 
 def storage_at(address: int, nbytes: int, device: torch.device) -> torch.UntypedStorage:
-    """A storage at a place in memory that somebody else owns."""
+    """A storage at an address that somebody else owns."""
     storage: torch.UntypedStorage = torch._C._construct_storage_from_data_pointer(address, device, nbytes)
     return storage
 

@@ -1,4 +1,4 @@
-"""Whether torch lets products of float32 be computed with fewer bits, and its other switches of libraries."""
+"""Whether torch lets matmuls of float32 be computed with fewer bits, and its other switches of libraries."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-__all__ = ["library_flags", "rounds_convolutions", "rounds_products", "set_library_flags"]
+__all__ = ["library_flags", "rounds_convolutions", "rounds_matmuls", "set_library_flags"]
 
 
-def rounds_products(device: str) -> bool:
-    """Whether float32 operands of matrix products on a device may be rounded to ten bits of fraction."""
+def rounds_matmuls(device: str) -> bool:
+    """Whether float32 operands of matmuls on a device may be rounded to ten bits of fraction."""
     return not device.startswith("cpu") and torch.get_float32_matmul_precision() != "highest"
 
 
@@ -46,7 +46,7 @@ def _search(value: object) -> None:
 
 
 _FLAGS: Mapping[str, tuple[Callable[[], object], Callable[[Any], None]]] = {
-    "products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "matmuls": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "convolutions": (lambda: torch.backends.cudnn.allow_tf32, _allow_rounding),
     "search": (lambda: torch.backends.cudnn.benchmark, _search),
 }

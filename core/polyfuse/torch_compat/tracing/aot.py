@@ -40,10 +40,10 @@ def compile_module(
     inference: GraphCompiler,
     partition: Partitioner,
     decompositions: Mapping[Any, Callable[..., Any]],
-    keep: GraphCacheEntry | None = None,
+    entry: GraphCacheEntry | None = None,
 ) -> Callable[..., Any]:
-    """Trace `gm` with AOTAutograd and compile what comes out with the given compilers; with `keep`, only if
-    nothing is found under its key. The compilers then return `CachedCode`.
+    """Trace `gm` with AOTAutograd and compile what comes out with the given compilers; with the `entry`
+    of a graph cache, only if nothing is found under its key. The compilers then return `CachedCode`.
 
     Mutations of inputs stay in the graphs as trailing `aten.copy_`.
     """
@@ -51,11 +51,11 @@ def compile_module(
 
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
     scope: AbstractContextManager[None] = nullcontext()
-    if keep is not None:
-        from polyfuse.torch_compat.tracing.aot_cache import keeping, serialisable
+    if entry is not None:
+        from polyfuse.torch_compat.tracing.aot_cache import caching, serialisable
 
         compilers = {name: serialisable(compiler) for name, compiler in compilers.items()}
-        scope = keeping(keep)
+        scope = caching(entry)
     with scope:
         compiled: Callable[..., Any] = aot_module_simplified(
             gm,
@@ -78,8 +78,8 @@ def min_cut_partition(
 
 
 @contextmanager
-def partition_options(*, own_cse: bool, memory_budget: float | None) -> Iterator[None]:
-    """Partitioner settings for one compile; None leaves the user's own value alone."""
+def partition_options(*, own_cse: bool) -> Iterator[None]:
+    """Partitioner settings for one compile."""
     from torch._functorch import config
 
     # Tokens that order effects are made inside the graphs: as inputs and outputs they would shift the
@@ -87,20 +87,18 @@ def partition_options(*, own_cse: bool, memory_budget: float | None) -> Iterator
     changes: dict[str, Any] = {"unlift_effect_tokens": True}
     if own_cse:
         changes["cse"] = False
-    if memory_budget is not None:
-        changes["activation_memory_budget"] = memory_budget
     with config.patch(changes):
         yield
 
 
-def kept_of(compiled: Any) -> Any:
-    """What its compiler stores of a compiled graph, or a text that says why nothing is."""
-    return getattr(compiled, "kept", "it runs in eager mode")
+def cache_record(compiled: Any) -> Any:
+    """What the graph cache stores of a compiled graph, or a text that says why it is bypassed."""
+    return getattr(compiled, "cache_record", "it falls back to eager")
 
 
 def storable(compiled: Any) -> Any:
-    """A compiled graph as `CachedCode`: with what its compiler stores of it in `kept`, or why it does not."""
+    """A compiled graph as `CachedCode`: with what the graph cache stores of it, or why it is bypassed."""
     from polyfuse.torch_compat.tracing.aot_cache import CachedCode
 
-    kept = kept_of(compiled)
-    return CachedCode(compiled, None, kept) if isinstance(kept, str) else CachedCode(compiled, kept)
+    record = cache_record(compiled)
+    return CachedCode(compiled, None, record) if isinstance(record, str) else CachedCode(compiled, record)

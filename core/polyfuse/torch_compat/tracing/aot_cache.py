@@ -1,6 +1,6 @@
 """AOTAutograd's cache of what it made of a graph, with keys and a folder of ours.
 
-torch keeps, for a backend whose results can be serialised, the compiled graphs together with the wrappers
+torch stores, for a backend whose results can be serialised, the compiled graphs together with the wrappers
 that AOTAutograd puts around them, and the guards under which they hold. Its key for that follows the needs of
 its own compiler: computing it loads a large part of that compiler, and says nothing about another one. So the
 key is computed by the caller, and the functions of torch that say under which key and in which folder it
@@ -27,24 +27,24 @@ __all__ = [
     "CacheEntryGone",
     "GraphCacheEntry",
     "entry_name",
-    "keeping",
-    "refusal",
+    "caching",
+    "bypass_reason",
     "serialisable",
 ]
 
 
 class CacheEntryGone(Exception):
-    """What was kept cannot be used: something that it needs is not there any more."""
+    """An entry cannot be used: something that it needs is not there any more."""
 
 
 @dataclass(frozen=True)
 class GraphCacheEntry:
-    """How one graph is kept.
+    """The entry of one graph in the graph cache.
 
     Attributes:
         key: its address.
         folder: where entries lie, each under its key.
-        revive: from what was kept of a graph to something that can be called, or `CacheEntryGone`.
+        revive: from what an entry stores to something that can be called, or `CacheEntryGone`.
         stored: called when torch has tried to store it, perhaps in another thread: a graph with gradients is
             stored when its backward has been compiled.
     """
@@ -55,30 +55,30 @@ class GraphCacheEntry:
     stored: Callable[[], None]
 
 
-_CURRENT: ContextVar[GraphCacheEntry | None] = ContextVar("polyfuse_keeping", default=None)
+_CURRENT: ContextVar[GraphCacheEntry | None] = ContextVar("polyfuse_graph_cache_entry", default=None)
 _LOCK = threading.Lock()
 
 
 class CachedCode(autograd_cache.OutputCode):
-    """A compiled graph that torch may keep: `record` is stored, and `run` made from it again.
+    """A compiled graph that torch may cache: `record` is stored, and `run` made from it again.
 
     Attributes:
         run: the compiled graph.
         record: what is stored of it; None where it cannot be.
-        refusal: why not.
+        bypass: why not.
     """
 
-    def __init__(self, run: Callable[[list[Any]], Any], record: Any, refusal: str = "") -> None:
+    def __init__(self, run: Callable[[list[Any]], Any], record: Any, bypass: str = "") -> None:
         super().__init__()
         self.run: Callable[[list[Any]], Any] | None = run
         self.record = record
-        self.refusal = refusal
-        self.keeping = _CURRENT.get()
+        self.bypass = bypass
+        self.entry = _CURRENT.get()
         # torch copies these from instances, where it wraps functions
         self._boxed_call = True
         self._time_taken_ns = 0
         # that there is one says to torch that this may be stored
-        self._fx_graph_cache_key = "" if self.keeping is None else self.keeping.key
+        self._fx_graph_cache_key = "" if self.entry is None else self.entry.key
 
     def __call__(self, inputs: Any) -> Any:
         assert self.run is not None
@@ -87,8 +87,8 @@ class CachedCode(autograd_cache.OutputCode):
     def prepare_for_serialization(self) -> None:
         """Called on a copy that is about to be stored."""
         if self.record is None:
-            raise autograd_cache.BypassAOTAutogradCache(self.refusal)
-        self.run = self.keeping = None
+            raise autograd_cache.BypassAOTAutogradCache(self.bypass)
+        self.run = self.entry = None
 
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
         """Called on what was read."""
@@ -114,8 +114,8 @@ def entry_name(content: bytes) -> str:
     return str(autograd_cache.sha256_hash(content))
 
 
-def refusal(gm: GraphModule) -> str:
-    """Why torch itself would not keep what becomes of a captured graph; empty if it would."""
+def bypass_reason(gm: GraphModule) -> str:
+    """Why torch itself would bypass its cache for a captured graph; empty if it would not."""
     try:
         autograd_cache.check_cacheable(gm)
     except autograd_cache.BypassAOTAutogradCache as error:
@@ -124,7 +124,7 @@ def refusal(gm: GraphModule) -> str:
 
 
 @contextmanager
-def keeping(current: GraphCacheEntry) -> Iterator[None]:
+def caching(current: GraphCacheEntry) -> Iterator[None]:
     """Look up, and store, what AOTAutograd makes of the one graph that is compiled inside."""
     from torch._functorch import config
 
@@ -171,7 +171,7 @@ def _install() -> None:
 
     def save(key: str, entry: Any, *args: Any, **named: Any) -> None:
         forward = _cached_code(getattr(entry.compiled_fw, "result", None))
-        current = forward.keeping if forward is not None else None
+        current = forward.entry if forward is not None else None
         if current is None:
             its_save(key, entry, *args, **named)
             return

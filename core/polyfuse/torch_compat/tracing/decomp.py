@@ -12,10 +12,11 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 __all__ = [
     "below_autograd",
+    "composed",
     "composite",
     "expand_packets",
     "is_composite",
-    "kept_whole",
+    "undecomposed",
     "registered",
     "selected",
 ]
@@ -30,7 +31,7 @@ def registered() -> Mapping[Any, Callable[..., Any]]:
 
 @cache
 def composite() -> Mapping[Any, Callable[..., Any]]:
-    """How torch takes apart the operators that are made of others, which an exported program has whole."""
+    """How torch decomposes the operators that are made of others, which an exported program has whole."""
     from torch._C import DispatchKey
     from torch.export import default_decompositions
 
@@ -77,6 +78,11 @@ def selected(names: Iterable[str]) -> dict[OpOverload, Callable[..., Any]]:
     return {op: table[op] for op in expand_packets(names) if op in table}
 
 
+def composed(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """Call an operator that is made of others as torch decomposes it, whatever replaces that."""
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+
+
 def below_autograd(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     """Call an operator past whatever is registered for it above the recording of gradients."""
     with torch._C._AutoDispatchBelowAutograd():
@@ -115,24 +121,26 @@ def _like_input(grad: Any, output_size: Any, input_size: Any, *rest: Any, **name
 
 
 @contextmanager
-def kept_whole(
+def undecomposed(
     names: Iterable[str], instead: Callable[[OpOverload], Callable[..., Any] | None] = lambda op: None
 ) -> Iterator[None]:
-    """While tracing, leave the named ATen operators whole that torch breaks up before autograd sees them, or
-    break them up as `instead` says.
+    """While tracing, leave the named ATen operators whole that torch decomposes in Python before autograd
+    sees them, or decompose them, and those that torch decomposes in C++, as `instead` says.
 
     What another thread has set aside already stays its business: it puts back what it took.
     """
     from torch._C import DispatchKey
 
     provide_resampling_shapes()
-    taken: list[tuple[OpOverload, Any, Callable[..., Any]]] = []
+    taken: list[tuple[OpOverload, Any, Callable[..., Any] | None]] = []
+    composite = DispatchKey.CompositeImplicitAutograd
     for op in expand_packets(names):
-        for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
+        own = instead(op)
+        for key in (composite, DispatchKey.Autograd):
             kernel = op.py_kernels.pop(key, None)
-            if kernel is not None:
+            native = key == composite and own is not None and op.has_kernel_for_dispatch_key(key)
+            if kernel is not None or native:
                 taken.append((op, key, kernel))
-                own = instead(op)
                 if own is not None:
                     op.py_kernels[key] = own
                 op._dispatch_cache.clear()
@@ -140,5 +148,7 @@ def kept_whole(
         yield
     finally:
         for op, key, kernel in taken:
-            op.py_kernels[key] = kernel
+            op.py_kernels.pop(key, None)
+            if kernel is not None:
+                op.py_kernels[key] = kernel
             op._dispatch_cache.clear()

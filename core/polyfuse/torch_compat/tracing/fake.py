@@ -1,4 +1,4 @@
-"""Fake tensors: shape-only stand-ins for the values of a graph."""
+"""Fake tensors: shapes and types of the values of a graph, without data."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def watchers() -> str:
 def device_facts(device: torch.device) -> str:
     """What is known of a device without asking a plugin."""
     if device.type == "cpu":
-        return f"cpu {_processor()}"
+        return f"cpu {_cpu()}"
     if device.type != "cuda":
         return device.type
     found = torch.cuda.get_device_properties(device)
@@ -91,8 +91,8 @@ def device_facts(device: torch.device) -> str:
 
 
 @cache
-def _processor(path: Path = Path("/proc/cpuinfo")) -> str:
-    """What the processor is called, where the system says: libraries are chosen by that, too."""
+def _cpu(path: Path = Path("/proc/cpuinfo")) -> str:
+    """What the CPU is called, where the system says: libraries are chosen by that, too."""
     try:
         words = [line.partition(":") for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError:

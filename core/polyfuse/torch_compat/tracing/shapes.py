@@ -23,12 +23,11 @@ __all__ = [
     "finite_range",
     "free_symbols",
     "guard",
-    "has_hint",
     "hint",
     "is_one",
     "is_symbolic",
     "is_unbacked",
-    "named_by_data",
+    "is_unbacked_name",
     "named_fraction",
     "replaced_by",
     "simplify",
@@ -84,7 +83,7 @@ def free_symbols(value: Any) -> tuple[sympy.Symbol, ...]:
 
 
 def unbacked_symbols(value: Any) -> tuple[sympy.Symbol, ...]:
-    """Symbols whose value comes from data, such as the result of `item` or `nonzero`."""
+    """Unbacked symbols: their value comes from data, such as the result of `item` or `nonzero`."""
     return tuple(s for s in free_symbols(value) if _is_unbacked_symbol(s))
 
 
@@ -94,7 +93,7 @@ def is_unbacked(value: Any) -> bool:
 
 
 def replaced_by(shape_env: ShapeEnv | None, value: Any) -> tuple[sympy.Symbol, Any] | None:
-    """The symbol that `value`, read from data, was traced as, and what took its place since: a number, or an
+    """The unbacked symbol that `value` was traced as, and what replaced it since: a number, or an
     expression of other symbols, that a check in the program says it equals. None where nothing did."""
     traced = value.node._expr
     if not (isinstance(traced, sympy.Symbol) and _is_unbacked_symbol(traced)):
@@ -108,7 +107,7 @@ def equality(symbol: sympy.Symbol, known: Any) -> Any:
     return sympy.Eq(symbol, known, evaluate=False)
 
 
-def named_by_data(name: str) -> bool:
+def is_unbacked_name(name: str) -> bool:
     """Whether a symbol of this name is one whose value comes from data."""
     return _is_unbacked_symbol(sympy.Symbol(name))
 
@@ -136,15 +135,10 @@ def simplify(shape_env: ShapeEnv | None, expr: Any) -> Any:
     return int(result) if isinstance(result, sympy.Integer) else result
 
 
-def has_hint(shape_env: ShapeEnv | None, value: Any) -> bool:
-    """True if the value for the example inputs is known."""
-    return _hint(shape_env, expr_of(value)) is not None
-
-
 def hint(shape_env: ShapeEnv | None, value: Any, fallback: int | None = None) -> Any:
     """The value for the example inputs, without guarding on it.
 
-    What depends on data has none: then `fallback`, or a mid-sized guess kept inside the known range.
+    Unbacked symbols have none: then `fallback`, or a mid-sized guess inside the known range.
     """
     expr = expr_of(value)
     known = _hint(shape_env, expr)
@@ -185,7 +179,7 @@ def value_range(shape_env: ShapeEnv | None, value: Any) -> tuple[int | None, int
 
 
 def _finite(bound: Any) -> int | None:
-    # torch's stand-in for the largest size is as good as no bound.
+    # torch's substitute for the largest size is as good as no bound.
     if not isinstance(bound, sympy.Integer) or abs(int(bound)) >= 2**62:
         return None
     return int(bound)
@@ -202,8 +196,8 @@ def statically_known(shape_env: ShapeEnv | None, condition: Any) -> bool:
 
 
 def is_one(shape_env: ShapeEnv | None, expr: Any) -> bool:
-    """True if a sympy expression is one for the example inputs, and the graph is kept to that; never adds a
-    guard. Tracing a broadcast keeps it to that, and leaves the expression as it is."""
+    """True if a sympy expression is one for the example inputs, and the graph is guarded by that; never adds
+    a guard. Tracing a broadcast guards it, and leaves the expression as it is."""
     return _hint(shape_env, expr) == 1 and statically_known(shape_env, sympy.Eq(expr, 1))
 
 

@@ -1,12 +1,13 @@
-"""Statements as C++ text, in whatever form their place asks for: plain scalars, vectors, or the first lanes
+"""Statements as C++ text, in the form that their loop needs: plain scalars, vectors, or the first lanes
 of one.
 
-A `Frame` is one place in the loop nest. Values that do not depend on the lane axis are scalars there and are
+A `Frame` is one level of the loop nest. Values that do not depend on the lane axis are scalars there and are
 written once; the others are vectors, one copy for each step of an unrolled loop.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from polyfuse.base.errors import UnsupportedError
@@ -14,7 +15,7 @@ from polyfuse.ir.statements import Cast, Constant, IndexValue, Load, Statement, 
 from polyfuse.ir.types import DType
 from polyfuse.kit import fits_i32_throughout, is_multiple
 from polyfuse.symbolic import IndexLike, axis, coefficient, free_axes
-from polyfuse_cpp.loops.ops import FUNCTION_OF, literal, unsupported_op
+from polyfuse_cpp.loops.ops import literal, unsupported_op
 from polyfuse_cpp.loops.scope import Value
 from polyfuse_cpp.memory.access import MemoryScope
 from polyfuse_cpp.memory.address import index_text
@@ -30,7 +31,7 @@ _FLIPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 @dataclass
 class Frame(MemoryScope):
-    """A place in the loop nest where statements are written."""
+    """A level of the loop nest where statements are written."""
 
     # Writing statements.
 
@@ -51,6 +52,17 @@ class Frame(MemoryScope):
                 self._convert(stmt)
             case _:
                 self._scalar_op(stmt)
+
+    def emit_invariants(self, stmts: Iterable[Statement], varying: Set[str]) -> frozenset[int]:
+        """Write the statements that depend on none of some axes; which ones (by identity) these are."""
+        done: set[int] = set()
+        for stmt in stmts:
+            if not self.facts.is_pure(stmt) or stmt.targets[0] in self.env:
+                continue
+            if varying.isdisjoint(self.facts.depends_of(stmt)) and all(a in self.env for a in stmt.args):
+                self.emit(stmt)
+                done.add(id(stmt))
+        return frozenset(done)
 
     def _uniform_test(self, stmt: Statement) -> list[str] | None:
         """A comparison of indices that comes out alike in all lanes of a vector, as scalar text for each
@@ -73,7 +85,7 @@ class Frame(MemoryScope):
         if not is_multiple(index - axis(self.lane, self.facts.sizes[self.lane]), self.lanes):
             return None
         sign = "<" if op == "lt" else ">="
-        return [f"{index_text(self.place(index, c))} {sign} 0" for c in range(self.copies)]
+        return [f"{index_text(self.at_copy(index, c))} {sign} 0" for c in range(self.copies)]
 
     def _scalar_op(self, stmt: Statement) -> None:
         first = self.env[stmt.args[-1]].dtype
@@ -95,11 +107,11 @@ class Frame(MemoryScope):
         texts = []
         for copy in self._spread(*stmt.args):
             arguments = []
-            for place, name in enumerate(stmt.args):
-                chooses = stmt.op == "where" and place == 0
+            for position, name in enumerate(stmt.args):
+                chooses = stmt.op == "where" and position == 0
                 wide = vector and not (chooses and not self.env[name].vector)
                 arguments.append(self._operand(name, wide, copy, narrow and not chooses))
-            texts.append(f"{FUNCTION_OF[stmt.op]}({', '.join(arguments)})")
+            texts.append(f"{stmt.op}({', '.join(arguments)})")
         self._bind(stmt, vector, texts, narrow=result and first is DType.i64)
 
     def _limit_checked(self, stmt: Statement) -> bool:
@@ -173,7 +185,7 @@ class Frame(MemoryScope):
             self._bind(stmt, False, [f"{'i32' if narrow else 'i64'}({text})"], narrow=narrow)
         else:
             kind = "i32" if narrow else "i64"
-            texts = [self._lane_values(self.place(index, c), kind) for c in range(self.copies)]
+            texts = [self._lane_values(self.at_copy(index, c), kind) for c in range(self.copies)]
             self._bind(stmt, True, texts, narrow=narrow)
         self._note_index(stmt, index)
 

@@ -1,4 +1,4 @@
-"""The sections of one parallel point: loops over reduction axes, and the statements at their places."""
+"""The sections of one parallel point: loops over reduction axes, and the statements at their levels."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class _Looped:
         return () if self.plan.tile else tuple(a for a in self.plan.tiled if id(a.stmt) in own)
 
     def _tiles(self, name: str, frame: Frame, low: str, high: str, transposed: Sequence[Access]) -> None:
-        """The innermost loop in pieces of as many steps as a vector has lanes."""
+        """The innermost loop in tiles of as many steps as a vector has lanes."""
         out, size, lanes = frame.out, self.facts.sizes[name], self.plan.lanes
         self.frame.features.add("tile")
         base = f"{name}_t"
@@ -247,7 +247,7 @@ class _Looped:
                 self._tile(name, frame, low, "m", transposed)
 
     def _tile(self, name: str, frame: Frame, low: str, count: str, transposed: Sequence[Access]) -> None:
-        """One piece: `count` steps from the tile's base on."""
+        """One tile: `count` steps from the tile's base on."""
         out, lanes = frame.out, str(self.plan.lanes)
         first = count if count not in (lanes, "m") and not frame.tail else ""
         extent = f", {frame.tail or lanes}, {count}" if frame.tail or count == "m" else ""

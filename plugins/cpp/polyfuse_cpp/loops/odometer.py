@@ -14,7 +14,7 @@ __all__ = ["advance", "start_at"]
 def start_at(
     axes: Sequence[str], sizes: Mapping[str, IndexLike], position: str, out: Writer, *, fixed: bool = False
 ) -> None:
-    """Declare the places on `axes`, outermost first, at a flat position; `fixed` ones stay where they are."""
+    """Declare the indices of `axes`, outermost first, at a flat position; `fixed` ones are constants."""
     kind = "const i64" if fixed else "i64"
     moving = [a for a in axes if sizes[a] != 1]
     for name in axes:
@@ -36,7 +36,7 @@ def start_at(
 
 
 def advance(axes: Sequence[str], sizes: Mapping[str, IndexLike], out: Writer) -> None:
-    """Move the places on `axes` on by one."""
+    """Move the positions on `axes` on by one."""
     moving = [a for a in axes if sizes[a] != 1]
     if not moving:
         return

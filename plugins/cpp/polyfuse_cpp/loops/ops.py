@@ -4,63 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from polyfuse.ir.ops import SCALAR_OPS
 from polyfuse.ir.types import DType
 from polyfuse_cpp.prelude import features_for
 
-__all__ = [
-    "COST",
-    "FUNCTION_OF",
-    "cost_of",
-    "literal",
-    "scalar_type",
-    "unsupported_op",
-    "vector_type",
-]
+__all__ = ["cost_of", "literal", "scalar_type", "unsupported_op", "vector_type"]
 
-FUNCTION_OF: Mapping[str, str] = MappingProxyType({name: name for name in SCALAR_OPS})
-"""The function of ``namespace pf`` for each scalar operation: the layer uses the operations' own names."""
+_PRICES: Mapping[int, tuple[str, ...]] = {
+    0: ("const", "index", "bitcast"),
+    1: ("cast", "reduce"),
+    2: ("load", "store"),
+    4: ("div", "sqrt", "reciprocal", "scan"),
+    6: ("rsqrt",),
+    10: ("exp2",),
+    12: ("floor_div", "trunc_div", "remainder", "fmod", "exp"),
+    14: ("log", "log2", "log10"),
+    16: ("sigmoid",),
+    20: ("erf", "tanh"),
+    40: ("pow",),
+}
+"""Rough prices of operations on one vector, in additions; 24 for other slow ones, 1 for the rest."""
 
-COST: Mapping[str, int] = MappingProxyType(
-    {
-        "const": 0,
-        "index": 0,
-        "cast": 1,
-        "bitcast": 0,
-        "load": 2,
-        "store": 2,
-        "div": 4,
-        "sqrt": 4,
-        "rsqrt": 6,
-        "reciprocal": 4,
-        "floor_div": 12,
-        "trunc_div": 12,
-        "remainder": 12,
-        "fmod": 12,
-        "exp": 12,
-        "exp2": 10,
-        "sigmoid": 16,
-        "log": 14,
-        "log2": 14,
-        "log10": 14,
-        "pow": 40,
-        "erf": 20,
-        "tanh": 20,
-        "scan": 4,
-        "reduce": 1,
-    }
-)
-"""Rough price of an operation on one vector, in additions; 24 for other slow ones, 1 for the rest."""
+_PRICE_OF = {op: price for price, ops in _PRICES.items() for op in ops}
 
 
 def cost_of(op: str) -> int:
     """Rough price of an operation, in additions."""
-    known = COST.get(op)
-    if known is not None:
-        return known
-    return 24 if op in SCALAR_OPS and SCALAR_OPS[op].slow else 1
+    return _PRICE_OF.get(op, 24 if op in SCALAR_OPS and SCALAR_OPS[op].slow else 1)
 
 
 def scalar_type(dtype: DType) -> str:

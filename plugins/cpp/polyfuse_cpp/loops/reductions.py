@@ -12,7 +12,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.statements import Reduce
 from polyfuse.ir.types import DType
 from polyfuse.kit import Writer
-from polyfuse_cpp.loops.body import Frame, Value
+from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.ops import literal, scalar_type, vector_type
 
 __all__ = ["BLOCK", "Reducer", "combine_text", "identity"]
@@ -29,7 +29,7 @@ _COMBINE = {
     "all": "bitwise_and",
     "xor_sum": "bitwise_xor",
 }
-_FOLD = {
+_REDUCE_LANES = {
     "sum": "reduce_add",
     "prod": "reduce_mul",
     "min": "reduce_min",
@@ -39,7 +39,7 @@ _FOLD = {
     "xor_sum": "reduce_xor",
 }
 _BUFFERED = ("welford", "online_softmax")
-KINDS = (*_FOLD, "argmin", "argmax", *_BUFFERED)
+KINDS = (*_REDUCE_LANES, "argmin", "argmax", *_BUFFERED)
 """Kinds that have a text."""
 
 
@@ -229,19 +229,10 @@ class Reducer:
                         [total, f"i64({position})" if not self.vector else f"cast<i64>({position})"]
                     )
             elif over_lanes:
-                results.append([f"{_FOLD[self.kind]}({total})"])
+                results.append([f"{_REDUCE_LANES[self.kind]}({total})"])
             else:
                 results.append([total])
-        for place, target in enumerate(stmt.targets):
-            if not target:
-                continue
-            texts = []
-            for copy, result in enumerate(results):
-                name = frame._name(target, copy)
-                out.line(f"const auto {name} = {result[place]};")
-                texts.append(name)
-            vector = self.vector and not self.across
-            frame.env[target] = Value(frame.facts.dtypes[target], vector, tuple(texts))
+        frame.bind_results(stmt.targets, results, self.vector and not self.across)
 
     def _combine(self, out: Writer, left: int, right: int) -> None:
         name = "all" if self.buffered or self.blocked else "acc"

@@ -31,7 +31,7 @@ from polyfuse_cpp.tiling import Plan, choose_plan
 __all__ = ["MOST_RESIDUES", "planned"]
 
 MOST_RESIDUES = 4
-"""Phases into which an axis is cut at most: each is a copy of the kernel's statements."""
+"""Residues into which an axis is cut at most: each is a copy of the kernel's statements."""
 
 _MOST_STATEMENTS = 400
 """Statements of all residues together, beyond which compiling them costs more than they save."""
@@ -40,8 +40,8 @@ _MOST_STATEMENTS = 400
 def planned(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -> tuple[Facts, Plan]:
     """What is known of the kernel as it is run, in residues where that pays, and how it is run.
 
-    `lane_at` is the place of the lane axis (the first is 1); zero, and an `unroll` of zero, leave the choice
-    to `tiling.choose_plan`.
+    `lane_at` is the position of the lane axis (the first is 1); zero, and an `unroll` of zero, leave the
+    choice to `tiling.choose_plan`.
     """
     facts = Facts.of(moved_as_bits(kernel))
     side = _side_by_side(facts, lanes) if lanes > 1 and not lane_at else None
@@ -115,7 +115,7 @@ def _is_interleaved(facts: Facts, short: str, size: int, lane: str) -> bool:
 
 
 def _is_plain(stmt: Load | Store, facts: Facts) -> bool:
-    """Whether an access is a load of what nothing writes, or a store to one place without a condition."""
+    """Whether an access is a load of what nothing writes, or a store to one position without a condition."""
     if isinstance(stmt, Load):
         return stmt.buffer not in facts.written
     if stmt.mode == CHECK_MODE:
@@ -155,7 +155,7 @@ class _Cut:
     answers: dict[str, bool] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.place = self.facts.axes.index(self.lane)
+        self.position = self.facts.axes.index(self.lane)
         self.size = self.facts.sizes[self.lane]
         steps = (self.size + self.residues - 1) // self.residues
         self.axis = axis(f"{self.lane}q", steps)
@@ -175,11 +175,11 @@ class _Cut:
         if _divisor(_indices(stmts), f"{self.lane}q") != 1:
             return None
         hints = [self.facts.hints[a] for a in self.facts.axes]
-        hints[self.place] = -(-hints[self.place] // self.residues)
+        hints[self.position] = -(-hints[self.position] // self.residues)
         axes = list(kernel.axes)
-        axes[self.place] = self.axis
+        axes[self.position] = self.axis
         if self.whole:
-            del hints[self.place], axes[self.place]
+            del hints[self.position], axes[self.position]
         made = replace(kernel, axes=tuple(axes), sections=tuple(sections), size_hints=tuple(hints))
         return Facts.of(made)
 
@@ -215,20 +215,20 @@ class _Cut:
 
     def _load(self, stmt: Load, residue: int) -> str:
         """A load of one residue: nothing beyond the axis, and no condition that is known."""
-        place, mask, other = stmt.indirect, stmt.mask or "", stmt.other or ""
-        inside = self._inside(residue) if self._varies(stmt.index, place) else ""
+        position, mask, other = stmt.indirect, stmt.mask or "", stmt.other or ""
+        inside = self._inside(residue) if self._varies(stmt.index, position) else ""
         if inside:
             mask = self._value("bitwise_and", (mask, inside), DType.bool) if mask else inside
             other = other or self._constant(0, stmt.dtype)
         if self.answers.get(mask) is False:
             return other
         if self.answers.get(mask, not mask):
-            return self._value("load", place, stmt.dtype, stmt.payload._replace(masked=False))
-        return self._value("load", (*place, mask, other), stmt.dtype, stmt.payload._replace(masked=True))
+            return self._value("load", position, stmt.dtype, stmt.payload._replace(masked=False))
+        return self._value("load", (*position, mask, other), stmt.dtype, stmt.payload._replace(masked=True))
 
-    def _varies(self, index: IndexLike, place: tuple[str, ...]) -> bool:
+    def _varies(self, index: IndexLike, position: tuple[str, ...]) -> bool:
         """Whether an access depends on the axis; where data say, it might."""
-        return bool(place) or f"{self.lane}q" in free_axes(index)
+        return bool(position) or f"{self.lane}q" in free_axes(index)
 
     # Values, each written once.
 

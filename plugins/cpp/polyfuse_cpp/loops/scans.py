@@ -8,7 +8,7 @@ from polyfuse.base.errors import UnsupportedError
 from polyfuse.ir.statements import Scan
 from polyfuse.ir.types import DType
 from polyfuse.kit import Writer
-from polyfuse_cpp.loops.body import Frame, Value
+from polyfuse_cpp.loops.body import Frame
 from polyfuse_cpp.loops.ops import scalar_type, vector_type
 from polyfuse_cpp.loops.reductions import combine_text, identity
 
@@ -84,12 +84,4 @@ class Scanner:
                 raise UnsupportedError(
                     f"the scan {self.kind} is unknown", "add it to the code generator's table"
                 )
-        for place, target in enumerate(self.stmt.targets):
-            if not target:
-                continue
-            texts = []
-            for copy, result in enumerate(results):
-                name = frame._name(target, copy)
-                out.line(f"const auto {name} = {result[place]};")
-                texts.append(name)
-            frame.env[target] = Value(frame.facts.dtypes[target], self.vector, tuple(texts))
+        frame.bind_results(self.stmt.targets, results, self.vector)

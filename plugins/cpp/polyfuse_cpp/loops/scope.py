@@ -11,7 +11,6 @@ from polyfuse.ir.types import DType
 from polyfuse.kit import Writer
 from polyfuse.symbolic import IndexLike, axis, free_axes, substitute
 from polyfuse_cpp.facts import Facts
-from polyfuse_cpp.loops.ops import scalar_type, vector_type
 from polyfuse_cpp.memory.address import index_text
 from polyfuse_cpp.memory.index_checks import IndexCheck
 
@@ -101,10 +100,6 @@ class Scope:
 
     # Reading values.
 
-    def value(self, name: str) -> Value:
-        """The value called `name`."""
-        return self.env[name]
-
     def text(self, name: str, vector: bool, copy: int = 0, narrow: bool = False) -> str:
         """Text of a value in the form asked for."""
         found = self.env[name]
@@ -119,7 +114,7 @@ class Scope:
         self.features.add("kernel")
         return f"round_to<{dtype}>({text})"
 
-    def place(self, index: IndexLike, copy: int) -> IndexLike:
+    def at_copy(self, index: IndexLike, copy: int) -> IndexLike:
         """`index` at the first lane of a copy."""
         step: IndexLike = copy * self.lanes if self.lane is not None else 0
         if step == 0 or self.lane is None or self.lane not in free_axes(index):
@@ -148,13 +143,22 @@ class Scope:
             texts = names
         self.env[name] = Value(stmt.dtype, vector, tuple(texts), narrow, rounded)
 
+    def bind_results(self, targets: Sequence[str], results: Sequence[Sequence[str]], vector: bool) -> None:
+        """Name the results of a reduction or scan: for each copy, a text for each target."""
+        for position, target in enumerate(targets):
+            if target:
+                names = [self._name(target, copy) for copy in range(len(results))]
+                for name, texts in zip(names, results, strict=True):
+                    self.out.line(f"const auto {name} = {texts[position]};")
+                self.env[target] = Value(self.facts.dtypes[target], vector, tuple(names))
+
     def read_tables(self, tables: Mapping[str, str]) -> None:
-        """Name values that stand in arrays, an element for each place of the lane axis."""
+        """Name values that stand in arrays, an element for each position of the lane axis."""
         for name, table in tables.items():
             texts = []
             for copy in range(self.copies):
                 texts.append(self._name(name, copy))
-                at = index_text(self.place(axis(self.lane or "", self.facts.sizes[self.lane or ""]), copy))
+                at = index_text(self.at_copy(axis(self.lane or "", self.facts.sizes[self.lane or ""]), copy))
                 self.out.line(f"const auto {texts[-1]} = load<Vec>({table} + {at});")
             self.env[name] = Value(self.facts.dtypes[name], True, tuple(texts))
 
@@ -171,9 +175,3 @@ class Scope:
         """The copies in which a value made of others differs."""
         differs = any(self.env[name].vector or len(self.env[name].texts) > 1 for name in names)
         return range(self.copies if differs else 1)
-
-    # Types.
-
-    def type_of(self, dtype: DType, vector: bool) -> str:
-        """C++ type of a value in one of its two forms."""
-        return vector_type(dtype) if vector else scalar_type(dtype)

@@ -107,14 +107,14 @@ class _Cutter:
         stores: list[Statement] = []
         loads: list[Statement] = []
         merges: list[Reduce] = []
-        for place, stmt in enumerate(reduces):
+        for position, stmt in enumerate(reduces):
             parts = []
             for result, target in enumerate(stmt.targets):
                 dtype = self._type(stmt, result)
-                buffer = f"part{number}_{place}_{result}"
+                buffer = f"part{number}_{position}_{result}"
                 self.scratch.append(Scratch(buffer, dtype, self.chunks * self.points))
                 place_of = self.chunk * self.points + self.point
-                name = target or f"unused{number}_{place}_{result}"
+                name = target or f"unused{number}_{position}_{result}"
                 parts.append(name)
                 stores.append(Store(buffer, place_of, name, dtype))
                 loads.append(Load(f"part_{name}", buffer, place_of, dtype))

@@ -29,7 +29,7 @@ _STRIP = 4
 
 
 def _table(name: str) -> str:
-    """The array that holds a value for each place of the lane axis."""
+    """The array that holds a value for each position of the lane axis."""
     return f"table_{name}"
 
 
@@ -68,7 +68,7 @@ class StageText:
                 self.out.line(f"scratch_free({name});")
 
     def items_text(self) -> str:
-        """How many pieces of work there are to share out, as text."""
+        """The number of work items, as text."""
         plan, facts = self.plan, self.facts
         if not plan.lane or plan.across:
             return index_text(product(facts.sizes[a] for a in plan.axes))
@@ -147,7 +147,7 @@ class StageText:
     def _advance(self, axes: Sequence[str]) -> None:
         advance(axes, self.facts.sizes, self.out)
 
-    # Lanes along a parallel axis: pieces of rows.
+    # Lanes along a parallel axis: parts of rows.
 
     def _lanes_apart(self) -> None:
         plan, out = self.plan, self.out
@@ -197,7 +197,7 @@ class StageText:
                 out.line(f"store({_table(name)} + {lane}, {frame.text(name, True)});")
 
     def _rows(self, frame: Frame, invariant: frozenset[int]) -> None:
-        """What is done at one place of the lane axis."""
+        """What is done at one position of the lane axis."""
         if self.tables is not None:
             frame.read_tables({name: _table(name) for name in self.tables.values})
             invariant |= self.tables.spared
@@ -235,7 +235,7 @@ class StageText:
         name, wide = plan.lane, plan.lanes * plan.unroll
         size = facts.sizes[plan.lane]
         outside = self._frame(plan.lane)
-        invariant = self._loop_invariants(outside)
+        invariant = outside.emit_invariants(facts.statements, {plan.lane, plan.tile, *facts.raxes})
         out.line(f"i64 {name} = from;")
         with out.block(f"for (; {name} + {wide} <= to; {name} += {wide})"):
             frame = self._frame(plan.lane, plan.unroll)
@@ -253,15 +253,3 @@ class StageText:
             frame = self._frame(plan.lane, 1, tail)
             frame.env = dict(outside.env)
             self._rows(frame, invariant)
-
-    def _loop_invariants(self, frame: Frame) -> frozenset[int]:
-        """Write what no lane changes in front of the lane loop; the statements that are done with."""
-        done: set[int] = set()
-        varying = {self.plan.lane, self.plan.tile, *self.facts.raxes}
-        for stmt in self.facts.statements:
-            if not self.facts.is_pure(stmt) or stmt.targets[0] in frame.env:
-                continue
-            if varying.isdisjoint(self.facts.depends_of(stmt)) and all(a in frame.env for a in stmt.args):
-                frame.emit(stmt)
-                done.add(id(stmt))
-        return frozenset(done)

@@ -3,9 +3,9 @@
     for every part of the results that a thread has            (`_parts`)
       for a block of blocks of columns, for a block of tiles of rows
         for every pass over a part of the depth
-          lay out the blocks                                   (`OperandBText`)
+          pack the blocks                                      (`OperandBText`)
           for every tile of rows
-            lay out its rows                                   (`OperandAText`)
+            pack its rows                                      (`OperandAText`)
             for every block: add up the tile, and after the last pass finish it
 
 The tiles themselves are functions of the vector layer (``prelude/matmul.h``).
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from polyfuse.ir.statements import Statement
 from polyfuse.kit import Writer, is_multiple
 from polyfuse.plugin import Source
 from polyfuse.symbolic import product
@@ -154,7 +153,7 @@ class MatmulText:
         return "i64 first_item, i64 end_item, i64 down, i64 over"
 
     def _place(self) -> None:
-        """Declare the place of an item: some tiles of rows and blocks of columns, over the whole depth."""
+        """Declare the position of an item: some tiles of rows and blocks of columns, over the whole depth."""
         out = self.out
         start_at(self.matmul.batch, self.facts.sizes, "item / (down * over)", out, fixed=True)
         out.line("const i64 down_at = item / over % down, over_at = item % over;")
@@ -244,13 +243,13 @@ class MatmulText:
         with out.block("for (i64 row = 0; row < rows_here; ++row)"):
             start_at(left.axes, self.facts.sizes, "row_from + row", out, fixed=True)
             out.line(f"const {self.matmul.dtype}* const sum_row = sum + row * {wide};")
-            outside = self._frame(lane)
-            invariant = self._loop_invariants(outside, lane)
+            outside = self.a.frame(lane)
+            invariant = outside.emit_invariants(self.matmul.epilogue, {lane})
             if self.lanes == 1:
                 end = f"index_min(column_count, column_from + {wide})"
                 with out.block(f"for (i64 {name} = column_from; {name} < {end}; ++{name})"):
                     self._columns(
-                        self._frame(None), outside, invariant, ["load<Sca>(sum_row + {} - column_from)"]
+                        self.a.frame(None), outside, invariant, ["load<Sca>(sum_row + {} - column_from)"]
                     )
                 return
             whole = is_multiple(size, wide)
@@ -258,7 +257,7 @@ class MatmulText:
             with out.block(test, "}" if whole else "} else {"):
                 out.line(f"const i64 {name} = column_from;")
                 parts = [f"load<Vec>(sum_row + {j * self.lanes})" for j in range(plan.vectors)]
-                self._columns(self._frame(lane, plan.vectors), outside, invariant, parts)
+                self._columns(self.a.frame(lane, plan.vectors), outside, invariant, parts)
             if whole:
                 return
             with out.block(
@@ -266,7 +265,7 @@ class MatmulText:
             ):
                 out.line(f"const i64 n = index_min({self.lanes}, column_count - {name});")
                 parts = [f"load<Vec>(sum_row + {name} - column_from)"]
-                self._columns(self._frame(lane, 1, "n"), outside, invariant, parts)
+                self._columns(self.a.frame(lane, 1, "n"), outside, invariant, parts)
             out.line("}")
 
     def _columns(self, frame: Frame, outside: Frame, invariant: frozenset[int], sums: list[str]) -> None:
@@ -282,28 +281,3 @@ class MatmulText:
         for stmt in self.matmul.epilogue:
             if id(stmt) not in invariant:
                 frame.emit(stmt)
-
-    def _frame(self, lane: str | None, copies: int = 1, tail: str | None = None) -> Frame:
-        return Frame(
-            facts=self.facts,
-            out=self.out,
-            lane=lane,
-            lanes=self.lanes,
-            copies=copies,
-            tail=tail,
-            features=self.features,
-        )
-
-    def _loop_invariants(self, frame: Frame, lane: str) -> frozenset[int]:
-        """Write what no column changes in front of the loop; the statements that are done with."""
-        done: set[int] = set()
-        for stmt in self.matmul.epilogue:
-            if not stmt.targets or not self.facts.is_pure(stmt) or lane in self._depends(stmt):
-                continue
-            if all(a in frame.env for a in stmt.args):
-                frame.emit(stmt)
-                done.add(id(stmt))
-        return frozenset(done)
-
-    def _depends(self, stmt: Statement) -> frozenset[str]:
-        return self.facts.depends_of(stmt)

@@ -45,10 +45,9 @@ class OperandText:
             names[operand.axes[-1]] = column
         return f"{operand.buffer} + {index_text(operand.index, names)}"
 
-    def _values(self, lane: str | None, copies: int = 1, tail: str | None = None) -> list[str]:
-        """Text of computed values, in the type of the sums."""
-        computed, kind = self.operand.operand, self.matmul.dtype
-        frame = Frame(
+    def frame(self, lane: str | None, copies: int = 1, tail: str | None = None) -> Frame:
+        """A level of the loop nest around statements."""
+        return Frame(
             facts=self.facts,
             out=self.out,
             lane=lane,
@@ -57,6 +56,11 @@ class OperandText:
             tail=tail,
             features=self.features,
         )
+
+    def _values(self, lane: str | None, copies: int = 1, tail: str | None = None) -> list[str]:
+        """Text of computed values, in the type of the sums."""
+        computed, kind = self.operand.operand, self.matmul.dtype
+        frame = self.frame(lane, copies, tail)
         for stmt in computed.body:
             frame.emit(stmt)
         texts = [frame.text(computed.value, lane is not None, copy) for copy in range(copies)]

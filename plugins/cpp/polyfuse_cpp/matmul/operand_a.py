@@ -106,8 +106,8 @@ class OperandAText(OperandText):
                     self._row_axes("row_from + index_min(row, rows_here - 1)")
                     out.line(f"rows_at[row] = {self._address('0')};")
                 else:
-                    place = f"((tile - tile_from) * {plan.rows} + index_min(row, rows_here - 1))"
-                    out.line(f"rows_at[row] = packed_a + {place} * (depth_count + {2 * _PAD});")
+                    position = f"((tile - tile_from) * {plan.rows} + index_min(row, rows_here - 1))"
+                    out.line(f"rows_at[row] = packed_a + {position} * (depth_count + {2 * _PAD});")
         elif not self.at_once:
             self._tile()
 

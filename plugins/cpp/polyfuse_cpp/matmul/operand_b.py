@@ -56,16 +56,16 @@ class OperandBText(OperandText):
 
     def before_pass(self) -> None:
         """Pack the blocks of columns, or declare where the only one is."""
-        out, way = self.out, self.plan.path
-        if way.packed:
+        out, path = self.out, self.plan.path
+        if path.packed:
             with out.block("for (i64 block = block_a; block < block_e; ++block)"):
                 self._axes_of("block")
                 out.line(f"{self.element}* const to = {self._block_at()};")
                 self._pack()
             return
-        if way is OperandPath.PREPACKED:
+        if path is OperandPath.PREPACKED:
             return
-        if way is OperandPath.DIRECT:
+        if path is OperandPath.DIRECT:
             self._in_place()
             return
         # with those after the block, which are fetched ahead

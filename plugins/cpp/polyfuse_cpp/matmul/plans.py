@@ -1,4 +1,4 @@
-"""How a matmul is run: which operand is laid out anew, and which tile of results is in registers."""
+"""How a matmul is run: which operand is packed, and which tile of results is in registers."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 _PACKED_BYTES = 384 << 10
-"""What is laid out of operand B at once: it stays in the L2 cache."""
+"""What is packed of operand B at once: it stays in the L2 cache."""
 
 _FEW = 96
-"""Rows beyond which an operand that is read once for each tile of rows is better laid out first."""
+"""Rows beyond which an operand that is read once for each tile of rows is better packed first."""
 
 
 _UNITS, _SLICE = 8, 512
@@ -45,7 +45,7 @@ class OperandPath(IntEnum):
     """How operand B gets to the registers."""
 
     PACKED = 0
-    """Laid out in blocks, in which columns lie along the lanes."""
+    """Packed in blocks, in which columns lie along the lanes."""
 
     DIRECT = 1
     """Read where it is: its columns are contiguous there."""
@@ -61,21 +61,21 @@ class OperandPath(IntEnum):
     """Packed likewise, for the machine's own matrix registers."""
 
     PREPACKED = 5
-    """Laid out in blocks before, once for all calls."""
+    """Packed before, once for all calls."""
 
     @property
     def packed(self) -> bool:
-        """Whether blocks are laid out."""
+        """Whether blocks are packed."""
         return self in (OperandPath.PACKED, OperandPath.PAIRS, OperandPath.TILES)
 
     @property
     def blocked(self) -> bool:
-        """Whether several blocks are multiplied with each tile of rows that is laid out."""
+        """Whether several blocks are multiplied with each packed tile of rows."""
         return self.packed or self is OperandPath.PREPACKED
 
     @property
     def paired(self) -> bool:
-        """Whether operands are laid out in pairs of bf16."""
+        """Whether operands are packed in pairs of bf16."""
         return self in (OperandPath.PAIRS, OperandPath.TILES)
 
 
@@ -93,7 +93,7 @@ class MatmulPlan:
         vectors: vectors of columns in a block; a tile spans all of them unless lanes run along the depth.
         columns: columns of a tile where lanes run along the depth.
         depth: steps that are added up in registers before the sums go to memory.
-        blocks: blocks that are laid out at once.
+        blocks: blocks that are packed at once.
         slices: parts of the depth that threads add up side by side.
     """
 

@@ -10,8 +10,9 @@ from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.ir.statements import Load, Reduce, Statement, Store
 from polyfuse.ir.types import DType
+from polyfuse.kit import stride
 from polyfuse.kit.contraction import Contraction, Operand, match
-from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, free_axes, substitute
+from polyfuse.symbolic import Index, IndexLike, atoms, axis, axis_name, coefficient, substitute
 from polyfuse_cpp.facts import Facts
 
 __all__ = ["Matmul", "MatrixOperand", "has_matmul", "matmul_of"]
@@ -154,8 +155,8 @@ def _side(operand: Operand, axes: tuple[str, ...], depth: tuple[str, ...], facts
         return MatrixOperand(operand, axes, None, "", operand.dtype, None, None)
     index = plain.index
     moving = [name for name in depth if facts.sizes[name] != 1]
-    step = _factor(index, moving[0]) if len(moving) == 1 else None
-    apart = _factor(index, axes[-1]) if axes else None
+    step = stride(index, moving[0]) if len(moving) == 1 else None
+    apart = stride(index, axes[-1]) if axes else None
     return MatrixOperand(operand, axes, index, plain.buffer, facts.memory[plain.buffer], step, apart)
 
 
@@ -169,13 +170,7 @@ def _prepacked(side: MatrixOperand, facts: Facts) -> MatrixOperand:
         width = atom.args[1] if atom.kind == "mod" else 0
         if not isinstance(width, int) or not isinstance(size, int) or not width or size % width:
             continue
-        place = substitute(side.index, {name: axis("block", size // width) * width + axis("column", width)})
-        if coefficient(place, "column") == 1:
+        column = axis("block", size // width) * width + axis("column", width)
+        if coefficient(substitute(side.index, {name: column}), "column") == 1:
             return replace(side, apart=1, packed_width=width)
     return side
-
-
-def _factor(index: IndexLike, name: str) -> IndexLike | None:
-    """Elements from one place on an axis to the next, where that does not depend on the others."""
-    step = coefficient(index, name)
-    return None if step is None or free_axes(step) else step

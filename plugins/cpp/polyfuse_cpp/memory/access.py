@@ -18,7 +18,7 @@ __all__ = ["MemoryScope"]
 
 @dataclass
 class MemoryScope(Scope):
-    """A place in the loop nest that knows how to reach memory."""
+    """A level of the loop nest that knows how to reach memory."""
 
     def _load(self, stmt: Load) -> None:
         buffer, index, indirect, masked = stmt.buffer, stmt.index, stmt.indirect, stmt.mask is not None
@@ -72,7 +72,7 @@ class MemoryScope(Scope):
             self.features.add("kernel")
             address = f"{pointer} + {self._plain(index, names)}"
             return f"load_if<Vec>({address}, {mask})" if mask_name else f"splat<Vec>(load<Sca>({address}))"
-        shape, at = self._shape(index, indirect), self.place(index, copy)
+        shape, at = self._shape(index, indirect), self.at_copy(index, copy)
         address = f"{pointer} + {self._plain(at, names)}"
         if isinstance(shape, int) and shape == 1:
             if mask_name:
@@ -191,16 +191,16 @@ class MemoryScope(Scope):
             self.out.line(f"check({status}, {said}, {wrong});")
 
     def _store_interleaved(self, group: InterleavedStores) -> None:
-        """Write the vectors of several stores as the one piece of memory that they are."""
+        """Write the vectors of several stores to contiguous memory."""
         self.features.add("interleave")
         buffer, index = group.stores[0].buffer, group.stores[0].index
         count = len(group.stores)
         for copy in range(self.copies):
             values = ", ".join(self._stored(s.value, True, copy) for s in group.stores)
-            address = f"{buffer} + {index_text(self.place(index, copy))}"
+            address = f"{buffer} + {index_text(self.at_copy(index, copy))}"
             here = axis(self.lane or "", self.facts.sizes[self.lane or ""]) * count
             if group.end is not None:
-                rest = index_text(group.end - self.place(here, copy))
+                rest = index_text(group.end - self.at_copy(here, copy))
                 self.out.line(f"store_interleaved_n({address}, {rest}, {values});")
             elif self.tail:
                 self.out.line(f"store_interleaved_n({address}, {count} * {self.tail}, {values});")
@@ -236,9 +236,9 @@ class MemoryScope(Scope):
         if id(stmt) in self.tiles:
             return f"{self.tiles[id(stmt)][copy]} = {text};"
         if self._is_local(buffer):
-            place = f"{pointer} + ({index_text(index, names)}) * {self.local_lanes} + {copy * self.lanes}"
-            return self._store_text(stmt, place, text)
-        at, by_lane = self.place(index, copy), self._by_lane(buffer, index, indirect)
+            position = f"{pointer} + ({index_text(index, names)}) * {self.local_lanes} + {copy * self.lanes}"
+            return self._store_text(stmt, position, text)
+        at, by_lane = self.at_copy(index, copy), self._by_lane(buffer, index, indirect)
         shape = self._shape(index, indirect) if by_lane else None
         address = f"{pointer} + {self._plain(at, names)}"
         contiguous = isinstance(shape, int) and shape == 1

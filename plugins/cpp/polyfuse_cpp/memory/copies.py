@@ -14,7 +14,7 @@ from polyfuse.ir.types import DType
 __all__ = ["moved_as_bits"]
 
 _BITS = {2: DType.i16, 1: DType.u8}
-"""What takes the place of a type, by its bytes."""
+"""What stands for a type, by its bytes."""
 
 
 def moved_as_bits(kernel: Kernel) -> Kernel:

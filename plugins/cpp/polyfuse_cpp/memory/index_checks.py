@@ -29,14 +29,14 @@ class IndexCheck:
 def limit_checks(facts: Facts) -> Mapping[str, IndexCheck]:
     """The checks ``limited != index``, by the name of ``limited = minimum(maximum(index, 0), last)``."""
     made = {s.targets[0]: s for s in facts.statements if len(s.targets) == 1}
-    places = {name: place for place, name in enumerate(made)}
+    positions = {name: position for position, name in enumerate(made)}
     found: dict[str, IndexCheck | None] = {}
     for stmt in facts.statements:
         if not isinstance(stmt, Store) or stmt.mode != CHECK_MODE or stmt.indirect:
             continue
         for name, check in _limited(stmt, made):
             # the check is written with the limit, where what it stores has to be known
-            early = places[stmt.value] < places[name]
+            early = positions[stmt.value] < positions[name]
             if early and facts.depends[stmt.value] <= facts.depends[name]:
                 found[name] = None if name in found else check
     return {name: check for name, check in found.items() if check is not None}

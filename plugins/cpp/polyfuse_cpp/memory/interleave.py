@@ -23,13 +23,13 @@ def interleaved_stores(facts: Facts, plan: Plan) -> Mapping[int, InterleavedStor
     for section in facts.kernel.sections:
         if section.looped and facts.raxes:
             continue
-        for place, stmt in enumerate(section.body):
+        for position, stmt in enumerate(section.body):
             if not isinstance(stmt, Store) or id(stmt) in found or not _may(stmt, facts):
                 continue
             count = coefficient(stmt.index, plan.lane)
             if not isinstance(count, int) or not 1 < count <= MOST_RESIDUES:
                 continue
-            stores = _next_stores(section.body[place:], stmt.buffer, count)
+            stores = _next_stores(section.body[position:], stmt.buffer, count)
             if len(stores) < count or not all(_follows(s, k, stmt, facts) for k, s in enumerate(stores)):
                 continue
             ends = [_end(s, k, count, section, facts, plan.lane) for k, s in enumerate(stores)]

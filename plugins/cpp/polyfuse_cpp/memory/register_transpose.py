@@ -35,9 +35,9 @@ def transpose_tiles(
     """Declare a tile for each access and fill those that are loaded.
 
     Args:
-        frame: the place in front of the loop over a tile, at the lanes that it is for.
+        frame: the level in front of the loop over a tile, at the lanes that it is for.
         along: axis along which the accesses are contiguous.
-        base: text of the tile's first place on that axis.
+        base: text of the tile's first position on that axis.
         extent: text of further operands, for a tile that is not whole: its rows and the elements of each.
         first: the elements of each row, where these are always fewer than the lanes and all rows are there.
     """
@@ -51,14 +51,14 @@ def transpose_tiles(
         names: list[str] = []
         for copy in range(frame.copies):
             name = f"tile{number}_{copy}" if copy else f"tile{number}"
-            index = index_text(frame.place(access.index, copy), {along: base, **indirect})
-            place = f"{access.buffer} + {index}"
+            index = index_text(frame.at_copy(access.index, copy), {along: base, **indirect})
+            position = f"{access.buffer} + {index}"
             frame.out.line(f"{vector_type(frame.facts.memory[access.buffer])} {name}[{frame.lanes}];")
             if access.is_store:
                 streaming = "<true>" if id(access.stmt) in frame.streaming and not extent else part
-                after.append(f"tile_store{streaming}({place}, {name}, {index_text(step)}{extent});")
+                after.append(f"tile_store{streaming}({position}, {name}, {index_text(step)}{extent});")
             else:
-                frame.out.line(f"tile_load{part}({name}, {place}, {index_text(step)}{extent});")
+                frame.out.line(f"tile_load{part}({name}, {position}, {index_text(step)}{extent});")
             names.append(f"{name}[k]")
         tiles[id(access.stmt)] = tuple(names)
     return TransposedTiles(tiles, tuple(after))

@@ -1,4 +1,4 @@
-"""Values that depend on the place along the lanes alone: computed once, and read from a table by all rows.
+"""Values that depend on the position along the lanes alone: computed once, and read from a table by all rows.
 
 The weights of an interpolation are such values, or sines of a position. A loop whose lanes run along rows
 would compute them anew for each row.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from polyfuse.ir.statements import Statement
 from polyfuse.ir.types import DType
+from polyfuse.kit import backward_slice
 from polyfuse_cpp.facts import Facts
 from polyfuse_cpp.loops.ops import cost_of
 from polyfuse_cpp.tiling import Plan
@@ -28,7 +29,7 @@ _CHEAP = 4
 
 @dataclass(frozen=True)
 class Tables:
-    """What is kept in tables.
+    """The tables.
 
     Attributes:
         values: names of the values.
@@ -58,7 +59,7 @@ def lane_tables(facts: Facts, plan: Plan) -> Tables | None:
             own[stmt.targets[0]] = stmt
     outside = [s for s in facts.statements if id(s) not in set(map(id, own.values()))]
     prices = {
-        name: sum(cost_of(s.op) for s in _closure([name], own) if s.op not in ("const", "index", "size"))
+        name: sum(cost_of(s.op) for s in backward_slice(tuple(own.values()), [name]))
         for name in dict.fromkeys(a for s in outside for a in s.args)
         if name in own and own[name].dtype in (DType.f32, DType.f64) and plan.lane in facts.depends[name]
     }
@@ -73,10 +74,11 @@ def lane_tables(facts: Facts, plan: Plan) -> Tables | None:
     if not chosen:
         return None
     needed = [a for s in outside for a in s.args if a not in chosen]
-    kept = {id(s) for s in _closure(needed, {n: s for n, s in own.items() if n not in chosen})}
+    rest = [s for n, s in own.items() if n not in chosen]
+    kept = {id(s) for s in backward_slice(rest, needed)}
     spared = frozenset(id(s) for s in own.values() if id(s) not in kept)
     values = tuple(name for name in own if name in chosen)
-    return Tables(values, tuple(_closure(chosen, own)), spared, length)
+    return Tables(values, backward_slice(tuple(own.values()), chosen), spared, length)
 
 
 def _is_own(stmt: Statement, facts: Facts, lane: str) -> bool:
@@ -84,15 +86,3 @@ def _is_own(stmt: Statement, facts: Facts, lane: str) -> bool:
     if len(stmt.targets) != 1 or stmt.op in ("load", "store", "reduce", "scan", "rand"):
         return False
     return facts.depends_of(stmt) <= {lane}
-
-
-def _closure(names: list[str], made: dict[str, Statement]) -> list[Statement]:
-    """The statements that values are made of, as far as `made` knows them, in order."""
-    found: set[str] = set()
-    pending = [name for name in names if name in made]
-    while pending:
-        name = pending.pop()
-        if name not in found:
-            found.add(name)
-            pending.extend(a for a in made[name].args if a in made)
-    return [stmt for name, stmt in made.items() if name in found]

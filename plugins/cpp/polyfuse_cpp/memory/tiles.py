@@ -31,7 +31,7 @@ class TiledText(StageText):
     """A stage with a second axis along which some accesses are contiguous."""
 
     def items_text(self) -> str:
-        """How many blocks of tiles there are, as text."""
+        """The number of blocks of tiles, as text."""
         plan, facts = self.plan, self.facts
         rest = product(facts.sizes[a] for a in plan.axes[:-2])
         long, deep = self._block()
@@ -62,7 +62,7 @@ class TiledText(StageText):
             out.line(f"const i64 {lane}_e = index_min({lane}_a + {long}, {index_text(sizes[plan.lane])});")
             self._odometer(plan.axes[:-2], "item / over / down")
             outside = self._frame(plan.lane)
-            invariant = self._loop_invariants(outside)
+            invariant = outside.emit_invariants(facts.statements, {plan.lane, plan.tile, *facts.raxes})
             loops = [
                 f"for (i64 {side}_b = {side}_a; {side}_b < {side}_e; {side}_b += {lanes})",
                 f"for (i64 {lane} = {lane}_a; {lane} < {lane}_e; {lane} += {lanes})",

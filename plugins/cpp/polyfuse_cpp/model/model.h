@@ -109,11 +109,11 @@ int build_model(const char* path, pf_model** made) {
   return 0;
 }
 
-// Compiled for any processor, because it finds out which one this is.
-PF_ANY_PROCESSOR int create_model(const char* path, pf_model** made) {
+// Compiled for any CPU, because it finds out which one this is.
+PF_ANY_CPU int create_model(const char* path, pf_model** made) {
   const char* missing = lacking();
   if (missing)
-    return fail("%s was compiled for processors with %s, which this one lacks; make the package on a machine like this one",
+    return fail("%s was compiled for CPUs with %s, which this one lacks; make the package on a machine like this one",
                 model_name, missing);
   return build_model(path, made);
 }

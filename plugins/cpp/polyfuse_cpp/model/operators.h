@@ -52,16 +52,16 @@ void contiguous(int32_t rank, const int64_t* sizes, int64_t* strides) {
   }
 }
 
-// The first `kept` elements of each row in their order, all of them if that is negative, and where they were. A result for
+// The first `count` elements of each row in their order, all of them if that is negative, and where they were. A result for
 // which there is no word is let go.
-int sorted(pf_ref tensor, int64_t dim, bool descending, int64_t kept, pf_word* values, pf_word* places) {
+int sorted(pf_ref tensor, int64_t dim, bool descending, int64_t count, pf_word* values, pf_word* positions) {
   if (dim < 0) dim += tensor->rank ? tensor->rank : 1;
   const int64_t length = tensor->rank ? tensor->sizes[dim] : 1, step = tensor->rank ? tensor->strides[dim] : 0;
-  if (kept > length) return fail("%lld of %lld elements were asked for", (long long)kept, (long long)length);
-  if (kept < 0) kept = length;
+  if (count > length) return fail("%lld of %lld elements were asked for", (long long)count, (long long)length);
+  if (count < 0) count = length;
   int64_t sizes[PF_MAX_RANK], strides[PF_MAX_RANK];
   memcpy(sizes, tensor->sizes, sizeof sizes);
-  if (tensor->rank) sizes[dim] = kept;
+  if (tensor->rank) sizes[dim] = count;
   contiguous(tensor->rank, sizes, strides);
   pf_ref found = make_tensor(tensor->dtype, tensor->rank, sizes, strides);
   pf_ref where = make_tensor(PF_INT64, tensor->rank, sizes, strides);
@@ -84,16 +84,16 @@ int sorted(pf_ref tensor, int64_t dim, bool descending, int64_t kept, pf_word* v
       const int64_t order = order_of(from + i * step * item, tensor->dtype);
       line[i] = {descending ? ~order : order, i};
     }
-    if (kept == length) std::sort(line.begin(), line.end(), before);
-    else std::partial_sort(line.begin(), line.begin() + kept, line.end(), before);
-    for (int64_t i = 0; i < kept; ++i) {
+    if (count == length) std::sort(line.begin(), line.end(), before);
+    else std::partial_sort(line.begin(), line.begin() + count, line.end(), before);
+    for (int64_t i = 0; i < count; ++i) {
       memcpy(found->data + (to + i * out_step) * item, from + line[i].place * step * item, item);
       ((int64_t*)where->data)[to + i * out_step] = line[i].place;
     }
   }
   if (values) values->ref = found;
   else release_value(nullptr, found);
-  if (places) places->ref = where;
+  if (positions) positions->ref = where;
   else release_value(nullptr, where);
   return 0;
 }

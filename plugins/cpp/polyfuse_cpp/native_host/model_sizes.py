@@ -70,7 +70,7 @@ class SizePrinter:
         found = (node.id for node in ast.walk(_parsed(size)) if isinstance(node, ast.Name))
         return tuple(dict.fromkeys(name for name in found if name in self._places))
 
-    def place(self, name: str) -> str:
+    def element(self, name: str) -> str:
         """Where a symbol's value is."""
         return self._places[name]
 

@@ -209,15 +209,15 @@ class _Tables:
         for _, _, size, given in rows:
             if isinstance(size, str) and size in self._symbols and size not in self._found:
                 self._found[size] = None
-                yield f"  {self._sizes.place(size)} = {given};"
+                yield f"  {self._sizes.element(size)} = {given};"
         for argument, dim, size, given in rows:
             unknown = [name for name in self._sizes.names(size) if name not in self._found]
             if len(unknown) == 1:
                 self._found[unknown[0]] = None
-                place = self._sizes.place(unknown[0])
-                function = f"[&](int64_t x) {{ {place} = x; return {self._sizes.text(size)}; }}"
+                position = self._sizes.element(unknown[0])
+                function = f"[&](int64_t x) {{ {position} = x; return {self._sizes.text(size)}; }}"
                 wrong = self._wrong(argument, dim, size, given)
-                yield f"  if (!solve({function}, {given}, &{place})) {wrong}"
+                yield f"  if (!solve({function}, {given}, &{position})) {wrong}"
         for argument, dim, size, given in rows:
             if size not in self._found:
                 wrong = self._wrong(argument, dim, size, given)
@@ -235,9 +235,9 @@ class _Tables:
         name, lower, upper = symbol.name, symbol.lower, symbol.upper
         if name not in self._found:
             return
-        place = self._sizes.place(name)
-        tests = [f"{place} < {self._sizes.text(lower)}"] if lower is not None else []
-        tests += [f"{place} > {self._sizes.text(upper)}"] if upper is not None else []
+        position = self._sizes.element(name)
+        tests = [f"{position} < {self._sizes.text(lower)}"] if lower is not None else []
+        tests += [f"{position} > {self._sizes.text(upper)}"] if upper is not None else []
         if not tests:
             return
         argument, dim, _, given = next(row for row in rows if name in self._sizes.names(row[2]))
@@ -308,8 +308,8 @@ def _lacking(isa: Isa, dots: Sequence[str]) -> Iterable[str]:
     tested = [name for name in _NAMED if name in isa.cpu_flags]
     tested += [{"PF_DOT_BF16": "avx512bf16", "PF_DOT_BYTES": "avx512vnni"}[d] for d in dots if d != "PF_AMX"]
     plain = '__attribute__((noinline, target("no-avx")))' if tested else "__attribute__((noinline))"
-    yield f"#define PF_ANY_PROCESSOR {plain}"
-    yield "PF_ANY_PROCESSOR const char* lacking() {"
+    yield f"#define PF_ANY_CPU {plain}"
+    yield "PF_ANY_CPU const char* lacking() {"
     for name in tested:
         feature = _PROCESSOR_NAMES.get(name, name)
         yield f'  if (!__builtin_cpu_supports("{feature}")) return "{name}";'

@@ -10,16 +10,16 @@ from polyfuse.base.names import Names
 from polyfuse.plugin import HostProgram, Source
 from polyfuse.plugin.host import (
     Address,
+    BindSize,
     Discard,
     Drop,
     HostStep,
-    Let,
-    Place,
+    MakeRequest,
+    OffsetAddress,
     Quiet,
     Raise,
     Reserve,
     Run,
-    Send,
 )
 from polyfuse.symbolic import IndexLike, free_symbols
 from polyfuse_cpp.memory.address import index_text
@@ -135,7 +135,7 @@ class _Printer:
         add = self.lines.append
         if isinstance(step, Run):
             self._run(step)
-        elif isinstance(step, Send):
+        elif isinstance(step, MakeRequest):
             self._send(step)
         elif isinstance(step, Raise):
             self._raise(step)
@@ -143,20 +143,20 @@ class _Printer:
             self._reserve(step)
         elif isinstance(step, Discard):
             add(f"{self._name('m', step.name)}.discard();")
-        elif isinstance(step, Place):
+        elif isinstance(step, OffsetAddress):
             offset = "" if step.offset == 0 else f" + {self._index(step.offset)}"
             add(f"{self._address(step.name)} = {self._address(step.base)}{offset};")
         elif isinstance(step, Address):
             add(f"if (!fetch(s, {self._held(step.name)}, {self._address(step.name)})) return PF_FAILED;")
         elif isinstance(step, Drop):
             add(" ".join(f"{self._owner(name)}.drop();" for name in step.names))
-        elif isinstance(step, Let):
+        elif isinstance(step, BindSize):
             self._let(step)
         else:
             self._quiet(step)
 
     def _held(self, name: str) -> str:
-        """A reference as C++: the program's own, or one that stays the surroundings'."""
+        """A reference as C++: the program's own, or one that stays the environment'."""
         if name in self.program.constants:
             return f"s->constants[{self.program.constants.index(name)}]"
         return f"{self._owner(name)}.ref"
@@ -169,7 +169,7 @@ class _Printer:
         )
         self.lines.append(f"((void (*)({types}))s->kernels[{step.kernel}])({operands});")
 
-    def _send(self, step: Send) -> None:
+    def _send(self, step: MakeRequest) -> None:
         operands = ", ".join(
             f"lent({self._held(o)})" if isinstance(o, str) else f"word({self._index(o)})"
             for o in step.operands
@@ -183,8 +183,8 @@ class _Printer:
             f"{self._owner(name)}.take(b[{i}]);" if letter == "r" else f"{self._number(name)} = b[{i}].i;"
             for i, (name, letter) in enumerate(zip(step.results, letters, strict=True))
         ]
-        kept = "".join(f" {line}" for line in bound)
-        self.lines.append(f"{{ {given}{words}if ({call}) return PF_FAILED;{kept} }}")
+        takes = "".join(f" {line}" for line in bound)
+        self.lines.append(f"{{ {given}{words}if ({call}) return PF_FAILED;{takes} }}")
 
     def _raise(self, step: Raise) -> None:
         status = [f"((const i64*){self._address(step.name)})[{k}]" for k in range(step.count)]
@@ -206,7 +206,7 @@ class _Printer:
         self.lines.append(f"if (!{memory}.reserve({self._index(step.size)})) {failed}")
         self.lines.append(f"{address} = (char*){memory}.at;")
 
-    def _let(self, step: Let) -> None:
+    def _let(self, step: BindSize) -> None:
         text = self._number(step.number)
         if step.offset != 0:
             text = f"({text} - ({self._index(step.offset)}))"

@@ -9,7 +9,7 @@ PF_INLINE i64 index_mod(i64 a, i64 b) { i64 r = a % b; return r + (((r != 0) & (
 PF_INLINE i64 index_min(i64 a, i64 b) { return a < b ? a : b; }
 PF_INLINE i64 index_max(i64 a, i64 b) { return a > b ? a : b; }
 
-// Threads for `items` pieces of work that cost `work` vector additions per lane: one where sharing costs more than it saves.
+// Threads for `items` work items that cost `work` vector additions per lane: one where sharing costs more than it saves.
 PF_INLINE int team_for(i64 items, i64 work) {
   const i64 grain = 200000;
   if (work < 2 * grain || items < 2) return 1;

@@ -30,9 +30,9 @@ static __attribute__((unused)) matmul_parts matmul_share(i64 batch, i64 tiles, i
   i64 least = -1;
   for (i64 down = 1; down <= team && down <= tiles; ++down)
     for (i64 over = 1; over <= blocks && (over == 1 || down * over <= 2 * team); ++over) {
-      i64 turns = (batch * down * over + team - 1) / team;
+      i64 rounds = (batch * down * over + team - 1) / team;
       i64 wide = (blocks + over - 1) / over;
-      i64 work = turns * wide * ((tiles + down - 1) / down * 16 + layout);
+      i64 work = rounds * wide * ((tiles + down - 1) / down * 16 + layout);
       if (least < 0 || work < least) { least = work; best = {down, over}; }
     }
   return best;
@@ -96,7 +96,7 @@ template <class T, class S> PF_INLINE void matmul_row(T* to, const S* from, i64 
   for (; k + int(Vec::lanes) <= depth; k += int(Vec::lanes)) store(to + k, cast<T>(load<Vec>(from + k)));
   if (k < depth) store(to + k, cast<T>(load_n<Vec>(from + k, depth - k)));
 }
-// R rows that are contiguous at each step, laid out step by step; up to a vector may be written past the end.
+// R rows that are contiguous at each step, packed step by step; up to a vector may be written past the end.
 template <int R, class T, class S>
 static __attribute__((unused)) void matmul_steps(T* to, const S* from, i64 next, i64 depth, i64 rows) {
   const int lanes = int(Vec::lanes);
@@ -281,7 +281,7 @@ template <> struct matmul_step<i32, u8, i8> : matmul_pairs<u8, i8> {};
 #endif
 
 // Results of R rows and C columns whose steps are contiguous in memory, at p[row] and q[column] from step `from` on:
-// nothing is laid out, and lanes run along the depth. Sums go to c, whose rows are `apart`. With AHEAD, the columns
+// nothing is packed, and lanes run along the depth. Sums go to c, whose rows are `apart`. With AHEAD, the columns
 // after these, which q goes on with, are asked for: they come from far.
 template <int R, int C, class T, class A, class B, bool AHEAD>
 static __attribute__((noinline)) void matmul_dots(const A* const* p, const B* const* q, i64 from, i64 depth, T* c,

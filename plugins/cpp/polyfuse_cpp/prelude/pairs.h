@@ -1,7 +1,7 @@
-// Products of bf16 in pairs of steps: operands laid out so that one instruction takes in two, or thirty-two, steps.
+// Matmuls of bf16 in pairs of steps: operands packed so that one instruction takes in two, or thirty-two, steps.
 namespace pf {
 #if PF_AVX512 && PF_X86_BUILTINS && PF_W == 16 && PF_DOT_BF16
-// Steps are laid out up to a multiple of 32; those that there are not are zero.
+// Steps are packed up to a multiple of 32; those that there are not are zero.
 PF_INLINE i64 pair_depth(i64 depth) { return (depth + 31) / 32 * 32; }
 
 // Layout of the left operand: a row whose steps are contiguous, or one that is not there.
@@ -12,7 +12,7 @@ static __attribute__((unused)) void pair_row(bf16* to, const bf16* from, i64 dep
 static __attribute__((unused)) void pair_no_row(bf16* to, i64 depth) {
   for (i64 k = 0; k < pair_depth(depth); k += 32) raw_store(to + k, vi32{});
 }
-// R rows, `ROW` apart once laid out, that are contiguous at each step; beyond `rows` they are zero.
+// R rows, `ROW` apart once packed, that are contiguous at each step; beyond `rows` they are zero.
 template <int R, int ROW>
 static __attribute__((unused)) void pair_steps(bf16* to, const bf16* from, i64 next, i64 depth, i64 rows) {
   for (int first = 0; first < R; first += 16)

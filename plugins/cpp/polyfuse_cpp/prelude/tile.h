@@ -16,7 +16,7 @@ template <int S, class V> PF_INLINE void turn(V* r) {
       r[i + S] = select_lanes(a, b, high);
     }
 }
-// In every piece of 16 bytes: blocks of B lanes of the one and of the other in turn, from its first or second half on.
+// In every group of 16 bytes: blocks of B lanes of the one and of the other in turn, from its first or second half on.
 template <int N, int SIZE, int B, int SECOND> struct in_turn {
   static constexpr int at(int k) {
     return k / SIZE * SIZE + SECOND * SIZE / 2 + k % SIZE / (2 * B) * B + k % B + (k / B % 2) * N;
@@ -26,7 +26,7 @@ template <int B, int SECOND, class V> PF_INLINE V interleave(V a, V b) {
   const int n = int(tr<V>::lanes), size = int(16 / sizeof(typename tr<V>::elem));
   return chooser<n>::template of<in_turn<n, size, B, SECOND>>(a, b);
 }
-// Half of the pieces of 16 bytes of the one, then of the other: every STEP-th from the one at FROM on.
+// Half of the groups of 16 bytes of the one, then of the other: every STEP-th from the one at FROM on.
 template <int N, int SIZE, int STEP, int FROM> struct of_groups {
   static constexpr int at(int k) { return k % (N / 2) / SIZE * STEP * SIZE + FROM * SIZE + k % SIZE + k / (N / 2) * N; }
 };
@@ -34,8 +34,8 @@ template <int STEP, int FROM, class V> PF_INLINE V groups(V a, V b) {
   const int n = int(tr<V>::lanes), size = int(16 / sizeof(typename tr<V>::elem));
   return chooser<n>::template of<of_groups<n, size, STEP, FROM>>(a, b);
 }
-// A square of vectors transposed. Elements of 4 and 8 bytes: first pieces of 16 bytes between vectors, then elements
-// inside the pieces, which are the cheaper exchanges.
+// A square of vectors transposed. Elements of 4 and 8 bytes: first groups of 16 bytes between vectors, then elements
+// inside the groups, which are the cheaper exchanges.
 template <class V> PF_INLINE void transpose_rows(V* r) {
   typedef typename tr<V>::elem E;
   const int n = int(tr<V>::lanes), size = int(16 / sizeof(E));
@@ -131,11 +131,11 @@ template <int COUNT, class T> PF_INLINE void tile_store_first(T* p, typename sha
 #pragma GCC unroll 16
   for (int i = 0; i < PF_W; ++i) store_n(p + i * step, tile[i], COUNT);
 }
-template <bool STREAMS = false, class T> PF_INLINE void tile_store(T* p, typename shape<T>::vec* tile, i64 step) {
+template <bool STREAMING = false, class T> PF_INLINE void tile_store(T* p, typename shape<T>::vec* tile, i64 step) {
   transpose_rows(tile);
 #pragma GCC unroll 16
   for (int i = 0; i < PF_W; ++i) {
-    if constexpr (STREAMS) stream(p + i * step, tile[i]);
+    if constexpr (STREAMING) stream(p + i * step, tile[i]);
     else store(p + i * step, tile[i]);
   }
 }

@@ -1,7 +1,8 @@
 """Sums of two pairs of 16-bit integers in one instruction, which assemblers get wrong.
 
 LLVM joins the sums of two indices below 65536 into one instruction of PTX. Where only one half of a constant
-summand is used, the assemblers of CUDA 12.8 to 13.0 drop that half (`docs/decisions/packed-sums.md`).
+summand is used, the assemblers of CUDA 12.8 to 13.0 drop that half
+(`docs/decisions/triton-packed-int16-add.md`).
 """
 
 from __future__ import annotations

@@ -375,5 +375,5 @@ class _Call:
         given = (*views, *written.sizes)
         learned = (ctx.realize(value) for value in self._learned.values())
         sums = tuple(view.buffer for view in learned if view in views)
-        key = ctx.keep(f"{name}_", kernel)
+        key = ctx.add_object(f"{name}_", kernel)
         ctx.emit(ExternCall(ctx.fresh("call"), key, given, (), outputs, "into", sums))

@@ -3,7 +3,7 @@
 A GPU takes about a microsecond from the end of a kernel to the first instruction of the next one. Since
 architecture 9.0 a kernel may be launched so that its blocks are already there when the other one ends
 (programmatic dependent launch), if it touches no memory before it has waited. It cannot end before it has
-waited, so for kernels after it nothing changes (`docs/decisions/early-starts.md`).
+waited, so for kernels after it nothing changes (`docs/decisions/programmatic-dependent-launch.md`).
 """
 
 from __future__ import annotations

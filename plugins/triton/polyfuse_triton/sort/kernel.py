@@ -134,7 +134,7 @@ def _sorted(
     kernel = TemplateKernel("sort", lambda aligned: sort_source(rows, aligned), ctx.settings)
     outputs = tuple(v.buffer for v in views[1:])
     given = (*views, *symbols.values())
-    ctx.emit(ExternCall(ctx.fresh("call"), ctx.keep("sort_", kernel), given, (), outputs, "into"))
+    ctx.emit(ExternCall(ctx.fresh("call"), ctx.add_object("sort_", kernel), given, (), outputs, "into"))
     return tuple(results)
 
 

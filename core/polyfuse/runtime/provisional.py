@@ -1,0 +1,61 @@
+"""Kernels that may be replaced while a program runs, such as one whose first launch is still to be seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from polyfuse.base.errors import is_from_model
+
+__all__ = ["Provisional", "is_out_of_memory", "is_recoverable"]
+
+Launch = Callable[..., Any]
+
+
+class Provisional:
+    """A kernel that a program calls until something else is put in its place.
+
+    Attributes:
+        launch: the kernel itself.
+        current: what is called from now on; None until that is decided.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.current: Launch | None = None
+        self._put: Callable[[Launch], None] | None = None
+
+    def attach(self, put: Callable[[Launch], None]) -> None:
+        """Be given what puts another function in this one's place in the program."""
+        self._put = put
+
+    def settle(self, function: Launch) -> None:
+        """Call a function from now on."""
+        self.current = function
+        if self._put is not None:
+            self._put(function)
+
+    @property
+    def pending(self) -> bool:
+        """Whether a launch has to be seen before anything may call the kernel by its address."""
+        return False
+
+    @property
+    def replaced(self) -> bool:
+        """Whether something other than the kernel is called."""
+        return self.current is not None and self.current is not self.launch
+
+
+def is_recoverable(error: Exception) -> bool:
+    """Whether another kernel may do better than one that raised: not where the model is at fault, memory is
+    used up, or time that the caller set has passed.
+    """
+    return not (is_from_model(error) or is_out_of_memory(error) or isinstance(error, TimeoutError))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device or the CPU has no memory left."""
+    # torch's allocator for the CPU has no exception of its own
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)

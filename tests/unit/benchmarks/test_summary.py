@@ -1,0 +1,43 @@
+"""The summary of docs/performance.md, and the README's table and chart: made of result files alone."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from polyfuse_bench.report_chart import PANELS, speed_chart
+from polyfuse_bench.report_summary import groups, readme_table, summary
+
+
+def content(eager: float, inductor: float, polyfuse: float, name: str = "bert") -> dict:
+    medians = {"eager": eager, "inductor:freezing": inductor, "polyfuse:freezing": polyfuse}
+    timings = [{"name": key, "median": value} for key, value in medians.items()]
+    return {"rows": [{"name": name, "mode": "forward", "timings": timings}]}
+
+
+def test_ratios_are_of_the_others_times_to_ours():
+    (group,) = groups([("Models", content(4.0, 3.0, 2.0))])
+    assert (group.section, group.part) == ("Models", "forward")
+    assert group.mean("over_eager") == 2.0 and group.mean("over_inductor") == 1.5
+    assert "| [Models](#models), forward | 1 | 2.00× | 1.50× | 0 |" in summary([group])
+
+
+def test_what_is_slower_is_named():
+    found = groups([("Models", content(1.0, 1.5, 2.0)), ("Models, freezing", content(4.0, 1.99, 2.0, "vit"))])
+    text = "\n".join(summary(found))
+    assert "| bert, forward | Models | 2 s | 0.75× |" in text and "vit, forward" not in text
+    assert "| Models, forward | 1 of 1 | 2 s |" in text
+
+
+def test_several_plugins_of_one_run_are_no_comparison():
+    row = {"name": "a", "timings": [{"name": n, "median": 1.0} for n in ("polyfuse@cpp", "eager")]}
+    assert groups([("Kernels", {"rows": [row]})]) == []
+
+
+def test_the_chart_is_a_drawing_with_a_bar_for_each_contender():
+    found = groups([(section, content(4.0, 2.0, 1.0, "<a>")) for section, _, _ in PANELS])
+    drawing = speed_chart(found)
+    assert drawing is not None
+    texts = [item.text for item in ElementTree.fromstring(drawing).findall(".//{*}text")]
+    assert texts.count("4.00") == len(PANELS) and texts.count("2.00") == len(PANELS) and "<a>" in texts
+    assert speed_chart(found[:1]) is None
+    assert "4.00×" in str(readme_table(found)) and readme_table([]) is None

@@ -1,0 +1,61 @@
+"""The small backend that the guide for authors begins with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from house.source_tree import ROOT
+from polyfuse.base.settings import Settings
+from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.compiler.session import forget_sessions
+from polyfuse.plugin import PluginManager
+from polyfuse.testing.conformance import run
+
+EXAMPLE = ROOT / "examples" / "minimal_backend"
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    info = tmp_path / "polyfuse_minimal-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: polyfuse-minimal\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[polyfuse.backends]\nminimal = polyfuse_minimal\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    forget_sessions()
+    yield
+    forget_sessions()
+    sys.modules.pop("polyfuse_minimal", None)
+
+
+def test_it_computes_what_it_claims_and_leaves_the_rest(installed: None) -> None:
+    torch._dynamo.reset()
+    reset_reports()
+
+    def f(x, y):
+        return (x * y - x).t(), torch.exp(x)
+
+    x, y = torch.randn(4, 6), torch.randn(6)
+    options = {"backends": ["minimal", "interpreter"], "graph_cache": False}
+    found = torch.compile(f, backend="polyfuse", options=options)(x, y)
+    torch.testing.assert_close(found, f(x, y))
+    (report,) = last_reports()
+    assert {launch.backend for launch in report.launches} == {"minimal", "interpreter"}
+
+
+def test_tensors_that_begin_later_or_have_gaps(installed: None) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(64)
+    options = {"backends": ["minimal"], "strict": True, "graph_cache": False}
+    found = torch.compile(lambda a, b: a + b, backend="polyfuse", options=options)(x[3:40:4], x[10:20])
+    torch.testing.assert_close(found, x[3:40:4] + x[10:20])
+
+
+def test_it_passes_the_conformance_kit(installed: None) -> None:
+    matrix = run(PluginManager(Settings(backends=("minimal",))).backend("minimal"), quick=True)
+    assert matrix.ok, [cell for cell in matrix.cells if cell.status.value == "fail"]
+    assert [cell for cell in matrix.cells if cell.row == "sub" and cell.status.value == "pass"]

@@ -1,0 +1,64 @@
+"""Calls that are done once for each parameter."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from polyfuse.runtime.frozen import FrozenCall
+from polyfuse.runtime.native import operator
+
+
+def counted() -> tuple[FrozenCall, list[torch.Tensor]]:
+    seen: list[torch.Tensor] = []
+
+    def double(tensor: torch.Tensor, *more: object) -> torch.Tensor:
+        seen.append(tensor)
+        return tensor * 2
+
+    return FrozenCall(double), seen
+
+
+def test_once_for_each_parameter_and_again_after_each_change():
+    call, seen = counted()
+    a, b = torch.nn.Parameter(torch.randn(3)), torch.nn.Parameter(torch.randn(3))
+    assert call(a) is call(a) and call(b) is call(b) and len(seen) == 2
+    before = call(a)
+    with torch.no_grad():
+        a.add_(1)
+    assert torch.equal(call(a), a * 2) and call(a) is not before and len(seen) == 3
+    a.data = torch.ones(3)
+    assert torch.equal(call(a), torch.full((3,), 2.0)) and not call(a).requires_grad
+    assert call(b) is call(b) and len(seen) == 4
+
+
+def test_other_arguments_are_another_call():
+    call, seen = counted()
+    a = torch.randn(3)
+    assert call(a, [1, 2]) is call(a, (1, 2)) and len(seen) == 1
+    assert call(a, (2, 1)) is not call(a, (1, 2)) and len(seen) == 2
+
+
+def test_nothing_is_kept_of_parameters_that_are_gone():
+    call, seen = counted()
+    for _ in range(3):
+        assert call(torch.nn.Parameter(torch.zeros(3))).sum() == 0
+    gc.collect()
+    assert len(seen) == 3 and not call._known
+
+
+def test_results_are_usable_with_gradients_although_they_were_made_in_inference_mode():
+    call, _ = counted()
+    a = torch.randn(3)
+    with torch.inference_mode():
+        made = call(a)
+    assert not made.is_inference()
+    made.add_(1)
+
+
+def test_by_name():
+    call = operator("frozen.aten.neg.default")
+    a = torch.randn(3)
+    assert isinstance(call, FrozenCall) and torch.equal(call(a), -a) and call(a) is call(a)
+    assert operator("aten.neg.default") is not call
