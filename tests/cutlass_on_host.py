@@ -26,7 +26,7 @@ _GROUPS = """
 PF_REDUCE(struct Matrix {
   const std::vector<Reduced>& of;
   int rows, columns;
-  template <class F, int K> void fold(const Args& args, int batch) const {
+  template <class F, int K> void reduce(const Args& args, int batch) const {
     const int height = F::OVER_ROWS ? 16 : 1, width = F::OVER_ROWS ? 1 : 32;
     for (int x = 0; x < rows; x += height)
       for (int y = 0; y < columns; y += width) {
@@ -43,15 +43,15 @@ _RUN = """
 extern "C" void run(const Args* args, const Acc* sums) {
   const int X = extent_x(*args), Y = extent_y(*args);
   for (int batch = 0; batch < batches(*args); ++batch) {
-    PF_REDUCE(std::vector<Reduced> folded(X * Y / VEC);)
+    PF_REDUCE(std::vector<Reduced> reduced(X * Y / VEC);)
     for (int x = 0; x < X; x += VEC_X ? VEC : 1)
       for (int y = 0; y < Y; y += VEC_X ? 1 : VEC) {
         Acc sum[VEC];
         for (int j = 0; j < VEC; ++j)
           sum[j] = sums[((i64)batch * X + x + (VEC_X ? j : 0)) * Y + y + (VEC_X ? 0 : j)];
-        finish(*args, batch, x, y, sum PF_REDUCE(, folded[(x * Y + y) / VEC]));
+        finish(*args, batch, x, y, sum PF_REDUCE(, reduced[(x * Y + y) / VEC]));
       }
-    PF_REDUCE(reduce_all(*args, batch, Matrix{folded, X, Y});)
+    PF_REDUCE(reduce_all(*args, batch, Matrix{reduced, X, Y});)
   }
 }
 }
@@ -63,7 +63,7 @@ extern "C" void run(const Args* args, const Acc* sums, Result* results, const i6
     int of[RESULT_BATCHES];
     result_batches(*args, batch, of);
     Result* matrix = results;
-    PF_REDUCE(std::vector<Reduced> folded(X * Y / VEC);)
+    PF_REDUCE(std::vector<Reduced> reduced(X * Y / VEC);)
     for (int i = 0; i < RESULT_BATCHES; ++i) matrix += of[i] * steps[1 + i];
     for (int x = 0; x < X; ++x)
       for (int y = 0; y < Y; y += VEC) {
@@ -74,10 +74,10 @@ extern "C" void run(const Args* args, const Acc* sums, Result* results, const i6
         const i64 at = ((i64)batch * X + x) * Y + y;
         const Acc sum[VEC] = {sums[at], sums[at + 1]};
         f32 to[VEC];
-        finish(*args, batch, x, y, sum, row, columns, to PF_REDUCE(, folded[(x * Y + y) / VEC]));
+        finish(*args, batch, x, y, sum, row, columns, to PF_REDUCE(, reduced[(x * Y + y) / VEC]));
         for (int j = 0; j < VEC; ++j) matrix[x * steps[0] + y + j] = memory_form<Result>::of(to[j]);
       }
-    PF_REDUCE(reduce_all(*args, batch, Matrix{folded, X, Y});)
+    PF_REDUCE(reduce_all(*args, batch, Matrix{reduced, X, Y});)
   }
 }
 }
