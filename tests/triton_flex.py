@@ -160,9 +160,9 @@ def flex_sources(name: str) -> list[tuple[str, str]]:
 def refused_faults(name: str) -> list[str]:
     """What is wrong where a call is left to eager mode: the call alone must be, and nothing around it."""
     from polyfuse.compiler.reports.report import last_reports, reset_reports
-    from triton_interpreted import _offer
+    from triton_interpreted import offer
 
-    _offer()
+    offer()
     torch._dynamo.reset()
     reset_reports()
     case = REFUSED[name]
@@ -194,9 +194,9 @@ def refused_faults(name: str) -> list[str]:
 
 def _run(name: str) -> tuple[list[str], list[Any]]:
     from polyfuse_triton import template
-    from triton_interpreted import _offer
+    from triton_interpreted import offer
 
-    _offer()
+    offer()
     torch._dynamo.reset()
     case, made = CASES[name], []
     given, function = operands(case), runner(case)

@@ -305,9 +305,9 @@ def compiled_faults(dynamic: bool) -> list[str]:
     import torch
     import torch.nn.functional as F
 
-    from triton_interpreted import _offer
+    from triton_interpreted import offer
 
-    _offer()
+    offer()
     torch.manual_seed(0)
 
     def r(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -54,9 +54,9 @@ def numbers(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def faults_of_sorting(dtype: torch.dtype, dynamic: bool = False) -> list[str]:
     """What differs from eager mode, places and signs of zeros included, or was left to the library."""
     from polyfuse.compiler.reports.report import last_reports, reset_reports
-    from triton_interpreted import _offer
+    from triton_interpreted import offer
 
-    _offer()
+    offer()
     faults: list[str] = []
     for name, (function, size) in CASES.items():
         torch._dynamo.reset()
@@ -83,9 +83,9 @@ def faults_of_sorting(dtype: torch.dtype, dynamic: bool = False) -> list[str]:
 def faults_of_what_is_left() -> list[str]:
     """What is wrong with calls that the library should do."""
     from polyfuse.compiler.reports.report import last_reports, reset_reports
-    from triton_interpreted import _offer
+    from triton_interpreted import offer
 
-    _offer()
+    offer()
     faults: list[str] = []
     for name, (function, size, dtype) in LEFT.items():
         torch._dynamo.reset()

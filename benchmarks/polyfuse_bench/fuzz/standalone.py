@@ -137,7 +137,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 sys.path.append({tests!r})
 import triton_interpreted
 
-triton_interpreted._offer()
+triton_interpreted.offer()
 
 """
 

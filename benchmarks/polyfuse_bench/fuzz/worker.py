@@ -51,7 +51,7 @@ def sessions_for(backend: str) -> Sessions:
         sys.path.append(str(_TESTS))
         import triton_interpreted
 
-        triton_interpreted._offer()
+        triton_interpreted.offer()
     return Sessions(backend)
 
 

@@ -94,5 +94,5 @@ def test_the_page_says_how_often_it_chose_what(tmp_path: Path) -> None:
     )
     page = report.performance_page(tmp_path)
     assert page is not None
-    assert "## Matrix products, with CUTLASS among Inductor's choices\n" in page
+    assert "## Matrix products, with CUTLASS among Inductor's choices" in page
     assert "in Inductor's code, by rows: cutlass 2, library 1." in page

@@ -174,14 +174,6 @@ def test_plugin_options_are_checked(monkeypatch):
         PluginManager(Settings.resolve(options={"toi.level": 1}), points)
 
 
-def test_marked_failed_leaves_the_order(monkeypatch):
-    manager = PluginManager(Settings(), [plugin(monkeypatch, "a"), plugin(monkeypatch, "b")])
-    assert [backend.name for backend in manager.backends("cpu")] == ["a", "b"]
-    manager.mark_failed("a", RuntimeError("emits nonsense"), "emitting")
-    assert [backend.name for backend in manager.backends("cpu")] == ["b"]
-    assert "emits nonsense" in manager.state("a").reason
-
-
 def test_trouble_with_one_kernel_keeps_the_backend(monkeypatch, warnings_seen):
     manager = PluginManager(Settings(), [plugin(monkeypatch)])
     (backend,) = manager.backends("cpu")

@@ -79,7 +79,10 @@ class Scores:
             device="cuda",
             axes=place_axes((problem.batch, problem.heads, problem.queries, problem.keys)),
             raxes=(),
-            args=tuple(KernelArg(a.name, "in", a.dtype) for a in problem.captured),
+            args=(
+                *(KernelArg(a.name, "in", a.dtype) for a in problem.captured),
+                *(KernelArg(stmt.buffer, "in", stmt.dtype) for stmt in _STAND_INS),
+            ),
             row_buffers=(),
             sections=(Section(False, (*_STAND_INS, *self._statements)),),
         )
