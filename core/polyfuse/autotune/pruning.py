@@ -78,7 +78,7 @@ class CostModels:
     ) -> tuple[Config, ...]:
         """Which configurations to build, the backend's first guess first: where enough is known, half of the
         usual ones, unless more may be the fastest; and one that seems slow, since what is never tried is
-        never learnt.
+        never learned.
 
         Args:
             offered: all that the backend offers.

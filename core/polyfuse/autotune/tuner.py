@@ -264,7 +264,7 @@ class Tuner:
         return opened
 
     def _closed(self, search: Search, progress: ProgressTable) -> Record:
-        """The record of a search that is over: stored, shown, and learnt from."""
+        """The record of a search that is over: stored, shown, and added to the training data."""
         record = search.record(complete=True)
         if self.settings.tune_cost_model:
             self._cost_models.add(search)

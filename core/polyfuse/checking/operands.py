@@ -38,7 +38,7 @@ class Layout:
 
     Attributes:
         spans: of each operand; None for sizes.
-        blocks: first address and bytes of each stretch of memory that operands cover.
+        blocks: first address and bytes of each range of memory that operands cover.
         sizes: values of the kernel's sizes.
     """
 
@@ -64,7 +64,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Block:
-    """A copy of one stretch of memory: its bytes within a larger allocation."""
+    """A copy of one range of memory: its bytes within a larger allocation."""
 
     memory: Tensor
     start: int

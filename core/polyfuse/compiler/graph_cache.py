@@ -327,9 +327,9 @@ class GraphCache:
             raise LookupError(f"a kernel of backend {backend.name!r} is gone")
         if is_barred(session, backend, place.key):
             raise LookupError(f"a kernel of backend {backend.name!r} is barred")
-        verdict = backend.review(found.folder, found.source_key)
-        if not verdict:
-            raise LookupError(f"a kernel of backend {backend.name!r} is not as it should be: {verdict}")
+        answer = backend.review(found.folder, found.source_key)
+        if not answer:
+            raise LookupError(f"a kernel of backend {backend.name!r} is not as it should be: {answer}")
         return session.pool.load_stored(backend, found)
 
 

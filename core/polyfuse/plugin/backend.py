@@ -94,8 +94,8 @@ class Backend(ABC):
         return None
 
     def packed_width(self, product: Reduction) -> int:
-        """Return how many columns of a product's right operand should stand side by side, panel after panel,
-        if that operand is a parameter which is laid out once (the option `freezing`). 0: it is read as it is.
+        """Return how many columns a block of packed weights has. They are a GEMM operand B, a parameter that
+        is packed once (the option `freezing`). 0: it is read as it is.
         """
         return 0
 

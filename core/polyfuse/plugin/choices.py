@@ -106,7 +106,7 @@ class Choice:
         name: unique in its plugin, without spaces.
         ops: operators by name, such as `aten.addmm.out`.
         applies: whether it can do a call, and if not, why.
-        instead: the calls that take its place.
+        instead: the calls that replace it.
         emit: source for it in one configuration.
         configs: configurations of the source, the best guess first; without it, there is one, None.
         preferred: whether other calls are known to be faster on this machine than what torch calls, so that

@@ -108,7 +108,7 @@ def polyfuse_lowerings(  # type: ignore[empty-body]
     Called: once for each device type of a session, of the same plugins. The answers come before the core's
     own table, so a plugin can bring the lowering of a custom operator or replace an existing one.
     Errors: the plugin's answer is left out. Where a lowering raises, or returns what does not fit the call,
-    the next one of that operator takes its place, with one warning unless it was `UnsupportedError`.
+    the next one of that operator is used, with one warning unless it was `UnsupportedError`.
 
     Example::
 
@@ -145,7 +145,7 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:  # type: ignore[empt
 def polyfuse_decision(decision: object) -> None:
     """Observe a decision of the compiler: a fusion made or refused, a selection with its timings.
 
-    Arguments: `decision`, a frozen dataclass with the subjects, the verdict and the reason.
+    Arguments: `decision`, a frozen dataclass with the subjects, what was decided and the reason.
     Called: after each graph was scheduled, for every decision; be quick. Observers are collected once, when
     the session schedules its first graph.
     Errors: the observer is not called again in this session.

@@ -1,7 +1,7 @@
 """Models that run without Python, as data: a native host program with all that a library needs to offer it as
 a function of plain tensors.
 
-Sizes that vary are texts over symbols, as packages have them: whole numbers, names, `+ - * // % **`,
+Sizes that vary are texts over symbols, as packages have them: integers, names, `+ - * // % **`,
 comparisons, and the functions of `SIZE_FUNCTIONS`.
 """
 
@@ -39,7 +39,7 @@ class HostArgument:
 
     Attributes:
         name: for messages.
-        kind: `tensor`, `number` (a whole number) or `fixed` (compiled in: a caller does not give it).
+        kind: `tensor`, `number` (an integer) or `fixed` (compiled in: a caller does not give it).
         size, stride: of a tensor; of a number, its text is the only element of `size`.
         mutated: whether the program writes to the tensor.
     """
@@ -58,8 +58,8 @@ class HostResult:
 
     Attributes:
         name: for messages.
-        kind: `tensor`, `number` (a whole number that varies), `value` (the same in every call) or `none`.
-        value: of that kind: a whole number, a fraction or a truth value.
+        kind: `tensor`, `number` (an integer that varies), `value` (the same in every call) or `none`.
+        value: of that kind: an integer, a fraction or a truth value.
     """
 
     name: str

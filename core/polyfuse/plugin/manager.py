@@ -1,4 +1,4 @@
-"""The plugins of one session: found, ordered, loaded when first needed, and kept apart from each other."""
+"""The plugins of one session: found, ordered, loaded when first needed, and isolated from each other."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class PluginManager:
 
     Made once from `Settings`; what it resolved stays as it is, so inner loops can hold on to the answers.
     Nothing a plugin does while it is read or loaded can raise out of here, except where the user named it and
-    nothing else can take its place (`strict`), or two distributions claim one name.
+    there is no fallback (`strict`), or two distributions claim one name.
     """
 
     def __init__(self, settings: Settings, entry_points: Iterable[metadata.EntryPoint] | None = None) -> None:
@@ -273,7 +273,7 @@ class PluginManager:
             taker = repr(chosen.name) if chosen is not None else "eager mode"
             warn_once(
                 "plugin",
-                f"backend {state.name!r} cannot be used: {state.reason}; until then {taker} takes its place",
+                f"backend {state.name!r} cannot be used: {state.reason}; until then {taker} replaces it",
                 key=f"refused {state.name}",
             )
         if not refused and chosen is not None and chosen.last_resort and chosen.name not in asked:
@@ -308,7 +308,7 @@ class PluginManager:
         warn_once(
             "plugin",
             f"plugin {name!r}{whence} failed while {doing}: {_brief(error)}; "
-            f"others take its place, and `polyfuse backends` shows its state",
+            f"other lowerings are used, and `polyfuse backends` shows its state",
             key=f"{name} {doing}",
         )
         _log.debug("%s", "".join(traceback.format_exception(error)))

@@ -228,7 +228,7 @@ def test_a_faulty_one_costs_only_itself(monkeypatch, warnings_seen, faulty):
     offer(monkeypatch, {"aten.relu.default": faulty})
     x = torch.randn(4, 4).t()
     report = check(lambda x: torch.relu(x * 2) + torch.relu(x), x)
-    assert not report.eager and not report.fallbacks and report.calls == (), "the core's own takes its place"
+    assert not report.eager and not report.fallbacks and report.calls == (), "the core's own is used"
     (warning,) = warnings_seen()
     assert "'rows'" in warning and "lowering aten.relu.default" in warning
 

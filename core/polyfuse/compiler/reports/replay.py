@@ -202,7 +202,7 @@ def _value(index: IndexLike, sizes: Mapping[str, int]) -> int:
 
 
 def _random(count: int, dtype: torch.dtype, seed: int, small: bool) -> Tensor:
-    """Random contents; whole numbers are small, as they may be indices, or zero where 1 is too large."""
+    """Random contents; integers are small, as they may be indices, or zero where 1 is too large."""
     made = torch.Generator().manual_seed(seed)
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(count, generator=made).to(dtype)

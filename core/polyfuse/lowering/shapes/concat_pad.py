@@ -34,7 +34,7 @@ Taps = list[tuple[IndexLike, Expr]]
 
 @dataclass(frozen=True)
 class Part:
-    """A stretch of a dimension that is computed in a way of its own.
+    """A range of a dimension that is computed in a way of its own.
 
     Attributes:
         length: how long it is.
@@ -98,7 +98,7 @@ def innermost(value: TensorValue) -> int | None:
 def cat(ctx: LoweringContext, node: Any, parts: Sequence[TensorValue], dim: int = 0) -> TensorValue:
     """Its only reader chooses among few parts; otherwise each part is written into its slice.
 
-    Parts that no kernel makes are joined by the library, which copies stretches of memory.
+    Parts that no kernel makes are joined by the library, which copies ranges of memory.
     """
     result = ctx.template(node.meta["val"])
     alone = [p for p, source in zip(parts, node.args[0], strict=True) if ctx.is_read_once(source)]

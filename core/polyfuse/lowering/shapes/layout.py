@@ -15,7 +15,7 @@ def memory_order(size: Sequence[IndexLike], stride: Sequence[IndexLike], sizes: 
 
 
 def is_dense(size: Sequence[IndexLike], stride: Sequence[IndexLike], sizes: SizeTable) -> bool:
-    """Whether the elements fill a stretch of memory, each at an offset of its own."""
+    """Whether the elements fill a range of memory, each at an offset of its own."""
     expected: IndexLike = 1
     for d in reversed(memory_order(size, stride, sizes)):
         if not is_equal(stride[d], expected):

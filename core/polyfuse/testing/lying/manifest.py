@@ -18,7 +18,7 @@ def polyfuse_manifest() -> Manifest:
         device_types=("*",),
         load="polyfuse.testing.lying.installed:made",
         options={
-            "backend": "The backend that is wrong; the first one for the processor by default.",
+            "backend": "The backend that is wrong; the first one for the CPU by default.",
             "defect": "A name of `polyfuse.testing.lying.DEFECTS`.",
         },
         summary="Another backend with a planted defect, for tests",

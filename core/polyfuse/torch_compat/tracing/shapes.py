@@ -126,7 +126,7 @@ def _is_unbacked_symbol(symbol: sympy.Symbol) -> bool:
 
 
 def simplify(shape_env: ShapeEnv | None, expr: Any) -> Any:
-    """`expr` with everything the shape environment learnt put in; may become a plain number."""
+    """`expr` with everything the shape environment learned put in; may become a plain number."""
     if shape_env is None or not isinstance(expr, sympy.Basic):
         return expr
     result = shape_env.simplify(expr)

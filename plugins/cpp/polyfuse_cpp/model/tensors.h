@@ -222,7 +222,7 @@ inline int64_t size_power(int64_t a, int64_t b) {
 }
 inline int64_t size_abs(int64_t a) { return a < 0 ? -a : a; }
 
-// The x at which a linear function has a value; false where it is no whole number.
+// The x at which a linear function has a value; false where it is no integer.
 template <class F> bool solve(F function, int64_t value, int64_t* x) {
   const int64_t zero = function(0), factor = function(1) - zero;
   if (!factor || function(2) - zero != 2 * factor || index_mod(value - zero, factor)) return false;

@@ -140,7 +140,7 @@ void raise_argument(const Kernel* k, int i, const char* what) {
 }
 
 // Converts one argument. Letters: p pointer (a tensor, or an address), i int32, l int64, f float, d double; in
-// capitals, pointers and integers that must be multiples of 16. A whole number is kept in 64 bits, of which
+// capitals, pointers and integers that must be multiples of 16. An integer is kept in 64 bits, of which
 // a kernel that wants 32 reads the lower half.
 bool convert(const Kernel* k, int i, PyObject* a, Value* out) {
   const char code = k->codes[i];

@@ -178,7 +178,7 @@ class NativeLauncher:
 
 
 def letters(meta: KernelMeta) -> str:
-    """How each argument is passed: `p` pointer, `i` and `l` whole number of 32 and 64 bits, `f` and `d` float
+    """How each argument is passed: `p` pointer, `i` and `l` integer of 32 and 64 bits, `f` and `d` float
     of 32 and 64; in capitals where it must be a multiple of 16.
     """
     found: list[str] = []
