@@ -113,8 +113,8 @@ x = torch.randn(7, 37)
 
 def the_tests_of_its_author():
     options = {"backends": ["interpreter"], "graph_cache": False}
-    found = torch.compile(torch.relu, backend="polyfuse", options=options, dynamic=False)(x)
-    torch.testing.assert_close(found, x.relu())
+    found = torch.compile(torch.exp, backend="polyfuse", options=options, dynamic=False)(x)
+    torch.testing.assert_close(found, x.exp())
 
 the_tests_of_its_author()
 with planted("interpreter", "tail-clamped"), pytest.raises(AssertionError, match="not close"):
@@ -124,7 +124,10 @@ the_tests_of_its_author()
 
 
 def test_an_installed_backend_can_be_made_to_lie() -> None:
-    """Tests of that backend run as they stand, and fail; in a process that compiled nothing before."""
+    """Tests of that backend run as they stand, and fail; in a process that compiled nothing before.
+
+    Of a function that tells all elements apart: to `relu`, two negative ones are the same.
+    """
     subprocess.run([sys.executable, "-c", AUTHORS_TESTS], check=True, timeout=300)
 
 
