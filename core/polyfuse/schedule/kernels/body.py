@@ -163,14 +163,19 @@ def result_type(kind: str, result: int, values: Sequence[Expr]) -> DType:
     return values[0].dtype
 
 
-def assign_sections(effects: Sequence[Effect]) -> tuple[list[Effect], dict[Expr, int]]:
+def assign_sections(
+    effects: Sequence[Effect], loop_axes: Sequence[str]
+) -> tuple[list[Effect], dict[Expr, int]]:
     """The effects with their sections, and the first section in which each expression is known.
 
     Looped section `k` runs after parallel section `k`, before the next parallel one.
     """
+    varies = loop_dependent([x for effect in effects for x in effect.exprs], loop_axes)
     done: dict[int, int] = {}
     ready: dict[Expr, int] = {}
     latest_read: dict[str, int] = {}
+    # what a loop loads anew at each of its points, if only for a mask, is overwritten after the loop
+    after_loops: dict[str, int] = {}
     out: list[Effect] = []
     for effect in effects:
         section = 0
@@ -184,9 +189,13 @@ def assign_sections(effects: Sequence[Effect]) -> tuple[list[Effect], dict[Expr,
             section = max(section, need)
         if effect.op == "store":
             section = max(section, latest_read.get(effect.buffer, 0))
+            if effect.level == "P":
+                section = max(section, after_loops.get(effect.buffer, 0))
         for expr in walk(*effect.exprs):
             if expr.op == "load":
                 latest_read[expr.buffer] = max(latest_read.get(expr.buffer, 0), section)
+                if effect.level == "R" and varies(expr):
+                    after_loops[expr.buffer] = max(after_loops.get(expr.buffer, 0), section + 1)
         if effect.serial >= 0:
             done[effect.serial] = section
         out.append(replace(effect, section=section))

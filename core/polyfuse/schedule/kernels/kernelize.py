@@ -20,7 +20,7 @@ from polyfuse.schedule.kernels.axes import indices_in, merged_space
 from polyfuse.schedule.kernels.body import assign_sections, effects_of
 from polyfuse.schedule.kernels.sections import Layout
 from polyfuse.schedule.reductions.gemm_reductions import is_group_store
-from polyfuse.symbolic import Index, IndexLike, axis_size, storage_size, substitute, symbol
+from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, storage_size, substitute, symbol
 
 __all__ = ["KernelContext", "build_kernel"]
 
@@ -48,7 +48,9 @@ def build_kernel(unit: Unit, context: KernelContext) -> tuple[Kernel, tuple[str 
     space, mapping = _loops(unit, context)
     effects = effects_of(unit.members, mapping, context.graph, context.removed, context.simplify)
     row_bytes = context.target_info(unit.backend, unit.device).row_bytes
-    layout = Layout(*assign_sections(effects), space, context.hint, row_bytes)
+    layout = Layout(
+        *assign_sections(effects, [axis_name(a) for a in space.raxes]), space, context.hint, row_bytes
+    )
     sections, locals_ = layout.sections()
     return _finish(unit, space, sections, locals_, context)
 
