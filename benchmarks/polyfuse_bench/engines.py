@@ -108,7 +108,7 @@ def openvino_call(prepared: Prepared) -> Callable[[], list[torch.Tensor]]:
     flat = Flat(prepared.model, list(prepared.inputs)).eval()
     try:
         model = openvino.convert_model(flat, example_input=values)
-    except RuntimeError:  # an operator that its reader of traced models lacks
+    except Exception:  # OpConversionFailure: its reader of traced models lacks an operator
         model = openvino.convert_model(torch.export.export(flat, values))
     for port, value in zip(model.inputs, values, strict=True):
         port.get_node().set_partial_shape(openvino.PartialShape(list(value.shape)))
