@@ -13,7 +13,8 @@ import torch
 
 from polyfuse.compiler.reports.report import reset_reports
 from polyfuse.compiler.session import forget_sessions
-from polyfuse.plugin import API_VERSION, Manifest, discovery, hookimpl, manager
+from polyfuse.plugin import API_VERSION, Manifest, hookimpl
+from polyfuse.plugin.session import discovery, manager
 
 MANIFEST = Manifest(
     name="toy",

@@ -322,7 +322,8 @@ def offer() -> None:
     from types import ModuleType
 
     import fake_plugins
-    from polyfuse.plugin import discovery, hookimpl, manager
+    from polyfuse.plugin import hookimpl
+    from polyfuse.plugin.session import discovery, manager
     from polyfuse_triton import template
     from polyfuse_triton.flex import lowering
     from polyfuse_triton.sort import kernel as sorting

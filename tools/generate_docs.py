@@ -17,7 +17,8 @@ from polyfuse import aot
 from polyfuse.base import errors
 from polyfuse.base.settings import MODES, option_infos
 from polyfuse.ir import ops
-from polyfuse.plugin import Backend, CallSite, Choice, Manifest, Source, TargetInfo, hookspecs
+from polyfuse.plugin import Backend, CallSite, Choice, Manifest, Source, TargetInfo
+from polyfuse.plugin.hooks import specs as hookspecs
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 NOTE = "<!-- Made by tools/generate_docs.py from the code: change it there, then run `make docs`. -->"

@@ -14,8 +14,8 @@ import torch
 from fake_plugins import plugin
 from polyfuse.base import log
 from polyfuse.compiler.session import forget_sessions
-from polyfuse.plugin import manager
-from polyfuse.plugin.discovery import Candidate
+from polyfuse.plugin.session import manager
+from polyfuse.plugin.session.discovery import Candidate
 
 
 class Said(logging.Handler):

@@ -71,6 +71,12 @@ class Settings:
     disable: tuple[str, ...] = _option(
         (), "Names of backends that must not be used, even when named elsewhere."
     )
+    hook_timeout: int = _neutral(
+        60,
+        "Seconds after which the answer of a plugin to a hook is given up, and the plugin left out. Hooks "
+        "run in threads of their own for that. 0: in the thread that calls them, for as long as they do.",
+        minimum=0,
+    )
     strict: bool = _option(
         False,
         "Raise instead of falling back: where the first backend for a device is unusable or fails, a "
@@ -116,6 +122,11 @@ class Settings:
 
     # Fusion.
     fusion: bool = _option(True, "Compute several operations in one kernel.")
+    disable_fusion_rules: tuple[str, ...] = _option(
+        (),
+        "Names of plugins' fusion rules that are not asked, as `rule` or `plugin.rule`; `polyfuse explain` "
+        "shows them where they refused.",
+    )
     max_fusion_size: int = _option(
         64, "Largest number of nodes of the loop representation in one kernel.", minimum=1
     )

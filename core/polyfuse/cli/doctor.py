@@ -33,14 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
         manager.state(name)
     console = Console()
     healthy = _print(console, "polyfuse", list(_own_findings(settings)))
-    answers = dict(manager.gather("polyfuse_doctor", settings=settings))
+    answers = manager.hooks.ask("polyfuse_doctor", settings=settings)
     for state in manager.states():
         if arguments.names and state.name not in arguments.names:
             continue
         findings = [_state_finding(manager, state.name)]
-        answer = answers.get(state.name)
-        if isinstance(answer, Sequence):
-            findings += [item for item in answer if isinstance(item, Finding)]
+        findings += [item.value for item in answers.items if item.plugin == state.name]
         findings += _facts(manager, state.name)
         healthy &= _print(console, f"backend {state.name}", findings)
     return 0 if healthy else 1

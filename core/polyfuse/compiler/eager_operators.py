@@ -15,7 +15,7 @@ from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.settings import Settings
 from polyfuse.base.version import version
 from polyfuse.plugin import PluginManager
-from polyfuse.plugin.inventory import installed
+from polyfuse.plugin.session.inventory import installed
 
 __all__ = ["eager_operators"]
 

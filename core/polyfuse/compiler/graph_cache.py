@@ -34,7 +34,7 @@ from polyfuse.compiler.session import CompileSession
 from polyfuse.frontend.captured import CacheBypass, captured_text
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.plugin import Backend, HostProgram
-from polyfuse.plugin.inventory import inventory
+from polyfuse.plugin.session.inventory import inventory
 from polyfuse.runtime.checks import spared
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native_program import HostStatus, Opener

@@ -16,6 +16,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Extensions, PluginManager, TargetInfo
+from polyfuse.plugin.hooks.registry import generation
 from polyfuse.torch_compat.devices.precision import rounds_convolutions
 from polyfuse.workers import BuildPool
 
@@ -63,7 +64,6 @@ class CompileSession:
         self._lock = threading.Lock()
         self._tuner: Tuner | None = None
         self._records: Records | None = None
-        self._observers: list[tuple[str, Callable[..., object]]] | None = None
 
     @property
     def tuner(self) -> Tuner:
@@ -87,15 +87,9 @@ class CompileSession:
 
     def observe(self, decisions: Iterable[object]) -> None:
         """Show decisions to the plugins that watch them; one that raises is not shown any more."""
-        if self._observers is None:
-            self._observers = list(self.plugins.implementations("polyfuse_decision"))
-        for decision in decisions if self._observers else ():
-            for observer in list(self._observers):
-                try:
-                    observer[1](decision=decision)
-                except Exception as error:
-                    self._observers.remove(observer)
-                    log.warn_once("plugin", f"plugin {observer[0]!r} raised {error!r} in polyfuse_decision")
+        if self.plugins.hooks.hook.polyfuse_decision.get_hookimpls():
+            for decision in decisions:
+                self.plugins.hooks.hook.polyfuse_decision(decision=decision)
 
     def target_info(self, device: str) -> TargetInfo:
         """What the first backend for a device says about it."""
@@ -137,7 +131,7 @@ _LOCK = threading.Lock()
 
 def session_for(settings: Settings) -> CompileSession:
     """The session of these settings; made at first use and kept, with its workers, for the process."""
-    key = repr(settings)
+    key = f"{generation()} {settings!r}"
     with _LOCK:
         found = _SESSIONS.get(key)
         if found is None:

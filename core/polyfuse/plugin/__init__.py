@@ -12,49 +12,62 @@ from polyfuse.plugin.api import API_VERSION, check_api
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import CallSite, Choice, ReplacementCalls, TemplateSource
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
-from polyfuse.plugin.discovery import ENTRY_POINT_GROUP
-from polyfuse.plugin.extensions import Extensions, Offered
-from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.codegen import Codegen
+from polyfuse.plugin.fusion import FusionPair, FusionRule
+from polyfuse.plugin.hooks.registry import register, unregister
+from polyfuse.plugin.hooks.specs import hookimpl
 from polyfuse.plugin.host import HostCall, HostProgram
 from polyfuse.plugin.lowering import Lowering, LoweringContext, TensorValue
-from polyfuse.plugin.manager import PluginManager, PluginState, State
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 from polyfuse.plugin.rewriting import Rewrite, RewriteContext
+from polyfuse.plugin.session.discovery import ENTRY_POINT_GROUP
+from polyfuse.plugin.session.extensions import Extensions, Offered
+from polyfuse.plugin.session.manager import PluginManager
+from polyfuse.plugin.session.states import PluginState, State
 from polyfuse.plugin.source import Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
+from polyfuse.plugin.timing import DeviceTimer, HostTimer, Timer
 
 __all__ = [
     "API_VERSION",
-    "ENTRY_POINT_GROUP",
     "Backend",
+    "CallSite",
     "Choice",
     "Claim",
+    "Codegen",
     "Config",
+    "DeviceTimer",
+    "ENTRY_POINT_GROUP",
     "Extensions",
     "Finding",
+    "FusionPair",
+    "FusionRule",
     "HostCall",
     "HostProgram",
-    "ReplacementCalls",
+    "HostTimer",
     "Launchable",
     "Lowering",
     "LoweringContext",
-    "TemplateSource",
     "Manifest",
     "No",
     "Offer",
     "Offered",
     "PluginManager",
     "PluginState",
+    "ReplacementCalls",
     "Requires",
     "Rewrite",
     "RewriteContext",
-    "CallSite",
     "Source",
     "State",
-    "TensorValue",
     "TargetInfo",
+    "TemplateSource",
+    "TensorValue",
+    "Timer",
     "Yes",
     "all_of",
     "check_api",
     "hookimpl",
+    "register",
+    "unregister",
 ]

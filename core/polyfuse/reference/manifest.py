@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyfuse.plugin.api import API_VERSION
-from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.hooks.specs import hookimpl
 from polyfuse.plugin.manifest import Manifest, Offer
 
 __all__ = ["polyfuse_manifest"]

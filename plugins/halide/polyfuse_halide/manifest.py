@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polyfuse.plugin.api import API_VERSION
-from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.hooks.specs import hookimpl
 from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from polyfuse.plugin.api import API_VERSION
-from polyfuse.plugin.hookspecs import hookimpl
+from polyfuse.plugin.hooks.specs import hookimpl
 from polyfuse.plugin.manifest import Manifest, Offer
 
 if TYPE_CHECKING:

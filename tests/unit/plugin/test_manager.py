@@ -197,10 +197,14 @@ def test_hooks_answer_in_isolation(monkeypatch, warnings_seen):
         plugin(monkeypatch, "none"),
     ]
     manager = PluginManager(Settings(), points)
-    answers = manager.gather("polyfuse_doctor", settings=Settings())
-    assert answers == (("good", [Finding("cc", True, "fast")]),)
-    assert len(warnings_seen()) == 1
-    assert [name for name, _ in manager.implementations("polyfuse_doctor")] == ["bad", "good"]
+    for _ in range(2):
+        answers = manager.ask("polyfuse_doctor", settings=Settings())
+        (answer,) = answers
+        assert answer.plugin == "good" and answer.value == (Finding("cc", True, "fast"),)
+        assert [plugin for plugin, _ in answers.faults] == ["bad"]
+    assert len(warnings_seen()) == 1 and "polyfuse_doctor" in manager.state("bad").reason
+    with pytest.raises(ValueError, match="broken hook"):
+        PluginManager(Settings(strict=True), points).ask("polyfuse_doctor", settings=Settings())
 
 
 @pytest.mark.parametrize("name", ["polyfuse_doctr", "polyfuse_doctor"])
@@ -210,4 +214,4 @@ def test_misspelt_hooks_and_arguments_are_failures(monkeypatch, name):
 
     manager = PluginManager(Settings(), [plugin(monkeypatch, hooks={name: hook})])
     assert manager.state("toy").state is State.FAILED
-    assert manager.implementations("polyfuse_doctor") == ()
+    assert manager.hooks.hook.polyfuse_doctor.get_hookimpls() == []

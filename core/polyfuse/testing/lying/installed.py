@@ -14,8 +14,8 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.session import forget_sessions
-from polyfuse.plugin import Backend, Manifest, PluginManager, manager
-from polyfuse.plugin.discovery import ENTRY_POINT_GROUP
+from polyfuse.plugin import ENTRY_POINT_GROUP, Backend, Codegen, PluginManager
+from polyfuse.plugin.session import manager
 from polyfuse.testing.lying import Lying, defect
 
 __all__ = ["installed", "made", "planted"]
@@ -49,9 +49,9 @@ def planted(backend: str, name: str) -> Iterator[None]:
     """
     row, honest = defect(name), manager._make
 
-    def make(manifest: Manifest, settings: Settings) -> Backend:
-        found = honest(manifest, settings)
-        return Lying(found, row) if manifest.name == backend else found
+    def make(codegen: Codegen, settings: Settings) -> Backend:
+        found = honest(codegen, settings)
+        return Lying(found, row) if codegen.plugin == backend else found
 
     _replace_maker(make)
     try:
@@ -60,7 +60,7 @@ def planted(backend: str, name: str) -> Iterator[None]:
         _replace_maker(honest)
 
 
-def _replace_maker(make: Callable[[Manifest, Settings], Backend]) -> None:
+def _replace_maker(make: Callable[[Codegen, Settings], Backend]) -> None:
     setattr(manager, "_make", make)  # noqa: B010 - for mypy, a function of one name is not another
     forget_sessions()
     torch.compiler.reset()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from polyfuse.base.code import code_stamp
-from polyfuse.plugin.manager import PluginManager, PluginState, State
+from polyfuse.plugin.session.manager import PluginManager
+from polyfuse.plugin.session.states import PluginState
 
 __all__ = ["installed", "inventory"]
-
-_USABLE = (State.AVAILABLE, State.LOADED)
 
 
 def inventory(plugins: PluginManager, code: Callable[[str], str]) -> tuple[str, ...] | None:
@@ -21,7 +20,7 @@ def inventory(plugins: PluginManager, code: Callable[[str], str]) -> tuple[str, 
     """
     lines: list[str] = []
     for state in plugins.states():
-        usable = state.state in _USABLE
+        usable = state.usable
         line = f"{state.name} {state.distribution} {state.version} {usable or state.reason}"
         if usable:
             stamps = [code(package) for package in _packages(plugins, state)]

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from types import ModuleType
 from typing import Final
 
 from packaging.requirements import InvalidRequirement, Requirement
 
 from polyfuse.base.errors import DuplicateBackendError
 from polyfuse.base.settings import environment
+from polyfuse.plugin.api import API_VERSION
+from polyfuse.plugin.hooks.registry import Registered
 from polyfuse.plugin.manifest import Manifest, Requires
 
-__all__ = ["ENTRY_POINT_GROUP", "Candidate", "find_candidates", "missing_requirement", "read_manifest"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "Candidate",
+    "find_candidates",
+    "manifest_of",
+    "missing_requirement",
+    "registered_candidates",
+]
 
 ENTRY_POINT_GROUP: Final = "polyfuse.backends"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An entry point that names a plugin, not yet imported."""
+    """A plugin that was not looked at yet: what an entry point names, or what a program registered."""
 
     name: str
     distribution: str
     version: str
-    entry_point: metadata.EntryPoint
+    entry_point: metadata.EntryPoint | None
+    plugin: object = None
 
 
 def find_candidates(entry_points: Iterable[metadata.EntryPoint] | None = None) -> tuple[Candidate, ...]:
@@ -51,17 +60,31 @@ def find_candidates(entry_points: Iterable[metadata.EntryPoint] | None = None) -
     return tuple(found[name] for name in sorted(found))
 
 
-def read_manifest(module: ModuleType, name: str) -> Manifest:
-    """Return the manifest of an imported plugin module, or raise `ValueError` or what the module raises."""
-    declare = getattr(module, "polyfuse_manifest", None)
-    if declare is None:
-        raise ValueError(f"module {module.__name__} has no hook implementation `polyfuse_manifest`")
+def registered_candidates(plugins: Sequence[Registered]) -> tuple[Candidate, ...]:
+    """Return the plugins that this program registered, in that order. One of them takes the place of an
+    installed one of its name.
+    """
+    return tuple(Candidate(p.name, "(registered by this program)", "", None, p.plugin) for p in plugins)
+
+
+def manifest_of(candidate: Candidate) -> tuple[object, Manifest]:
+    """Import a plugin and return it with its manifest, or raise `ValueError` or what the plugin raises.
+
+    What a program registered may do without a manifest: it is given one.
+    """
+    point = candidate.entry_point
+    plugin = point.load() if point is not None else candidate.plugin
+    declare = getattr(plugin, "polyfuse_manifest", None)
+    if declare is None and point is None:
+        return plugin, Manifest(candidate.name, "", candidate.distribution, API_VERSION, offers=())
+    if declare is None and point is not None:
+        raise ValueError(f"module {point.value} has no hook implementation `polyfuse_manifest`")
     manifest = declare()
     if not isinstance(manifest, Manifest):
         raise ValueError(f"`polyfuse_manifest` returned {type(manifest).__name__} instead of a Manifest")
-    if manifest.name != name:
-        raise ValueError(f"the entry point is named {name!r} but the manifest says {manifest.name!r}")
-    return manifest
+    if manifest.name != candidate.name:
+        raise ValueError(f"the plugin is named {candidate.name!r} but the manifest says {manifest.name!r}")
+    return plugin, manifest
 
 
 def missing_requirement(requires: Requires) -> str:

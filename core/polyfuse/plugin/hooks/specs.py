@@ -1,8 +1,14 @@
 """The hooks: what plugins may answer, one function each. A plugin implements the ones it wants, with any
-subset of the arguments, in the module that its entry point names.
+subset of the arguments, in the module that its entry point names, or in an object that a program registers
+(`polyfuse.plugin.register`).
 
-Hooks are called a few times in a session, never for each kernel: that is the work of `Backend`. A hook that
-raises is logged with the plugin's name, and the plugin's answer is left out.
+Hooks are called a few times in a session, never for each kernel: they return objects that do that work.
+They are pluggy's: `tryfirst`, `trylast`, `wrapper=True` and `optionalhook` mean what they mean there. Without
+such marks, plugins that a program registered are called first, the latest before the others; then installed
+ones with a code generator, in the order in which backends are asked; then the others by name. An
+implementation that raises, returns what the hook does not take, or does not return within `hook_timeout`
+seconds is named in one warning and not called again in the session; the others are. Of a wrapper that does,
+what it wraps is the answer. None says that a plugin has nothing to add.
 """
 
 from __future__ import annotations
@@ -14,21 +20,28 @@ import pluggy
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.plugin.backend import Backend
     from polyfuse.plugin.choices import Choice
+    from polyfuse.plugin.codegen import Codegen
+    from polyfuse.plugin.fusion import FusionRule
     from polyfuse.plugin.lowering import Lowering
     from polyfuse.plugin.manifest import Finding, Manifest
     from polyfuse.plugin.rewriting import Rewrite
+    from polyfuse.plugin.timing import Timer
 
 __all__ = [
     "PROJECT",
     "hookimpl",
     "polyfuse_cache_key",
     "polyfuse_choices",
+    "polyfuse_codegen",
     "polyfuse_decision",
     "polyfuse_doctor",
+    "polyfuse_fusion_rules",
     "polyfuse_lowerings",
     "polyfuse_manifest",
     "polyfuse_rewrites",
+    "polyfuse_timer",
 ]
 
 PROJECT = "polyfuse"
@@ -77,6 +90,65 @@ def polyfuse_cache_key(settings: Settings) -> Sequence[str]:  # type: ignore[emp
 
 
 # --- when a device type is first met ------------------------------------------------------------------------
+
+
+@hookspec
+def polyfuse_codegen(  # type: ignore[empty-body]
+    device_type: str,
+) -> Codegen | type[Backend] | Callable[[Settings], Backend] | str:
+    """Say who generates kernels.
+
+    Arguments: `device_type`, such as `cpu`.
+    Called: once for each device type of a session. A plugin whose manifest names a code generator (`load`)
+    and that does not implement this hook answers with that one. A wrapper may replace, remove or reorder code
+    generators: it sees a list of `Codegen`.
+    Errors: the plugin generates no kernels.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_codegen(device_type):
+            if device_type == "cpu":
+                return Codegen("polyfuse_mine.backend:MyBackend", priority=50)
+    """
+
+
+@hookspec
+def polyfuse_fusion_rules(device_type: str) -> Sequence[FusionRule]:  # type: ignore[empty-body]
+    """Say which fusions are good, on top of what the core finds legal.
+
+    Arguments: `device_type`, such as `cpu`.
+    Called: once for each device type of a session. Rules run in the order of the answers; the first that
+    refuses a fusion gives the reason.
+    Errors: the plugin's rules are left out. A rule that raises, or returns something else, is not asked
+    again, with one warning.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_fusion_rules(device_type):
+            from polyfuse_mine.rules import fits_registers
+            return [FusionRule("fits-registers", allows=fits_registers)]
+    """
+
+
+@hookspec(firstresult=True)
+def polyfuse_timer(device_type: str, backend: str) -> Timer:  # type: ignore[empty-body]
+    """Say how launches are timed. The first answer counts; without one, the clock of the device is used
+    where torch has events for it, and that of the host elsewhere.
+
+    Arguments: `device_type`, such as `cpu`; `backend`, the name of the one whose kernels are timed. What
+    libraries compute is timed as kernels of the first backend for the device are.
+    Called: once for each backend and device type, in the process that times: mostly a benchmark worker.
+    Errors: the next plugin is asked. A timer that raises costs the candidate that it times.
+
+    Example::
+
+        @hookimpl(wrapper=True)
+        def polyfuse_timer(device_type, backend):
+            timer = yield
+            return Slowest(timer)
+    """
 
 
 @hookspec

@@ -1,0 +1,7 @@
+"""The hooks.
+
+specs      which hooks there are, and what each is asked
+answers    what an answer must be
+guarded    pluggy's manager, with every implementation guarded
+registry   plugins that a program registers itself
+"""

@@ -1,0 +1,316 @@
+"""pluggy's manager, with every implementation guarded: one that raises, ends the process, answers nonsense or
+does not return is named once, left out from then on, and the others are called as usual.
+
+What pluggy means by its marks holds: order, wrappers, first results, historic calls, optional hooks. A guard
+stands around each implementation, inside pluggy's own call.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import copy
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import pluggy
+
+from polyfuse.plugin.hooks.answers import MUST_ANSWER, checked, parts
+from polyfuse.plugin.hooks.specs import PROJECT
+
+__all__ = ["Answer", "Answers", "GuardedHooks", "HookTimeoutError"]
+
+T = TypeVar("T")
+Report = Callable[[str, str, BaseException], None]
+
+
+class HookTimeoutError(Exception):
+    """An implementation of a hook did not return in time."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a plugin answered."""
+
+    plugin: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to one call of a hook, in pluggy's order, after wrappers. An answer that a wrapper put
+    there is the wrapper's plugin's.
+
+    Attributes:
+        given: the answers.
+        items: what the answers consist of, where they are sequences or mappings.
+        faults: plugins that were left out of this call, each with what was wrong.
+    """
+
+    given: tuple[Answer, ...]
+    items: tuple[Answer, ...] = ()
+    faults: tuple[tuple[str, BaseException], ...] = ()
+
+    def __iter__(self) -> Iterator[Answer]:
+        return iter(self.given)
+
+
+@dataclass
+class _Call:
+    """One call of a hook, while it runs and after it."""
+
+    hook: str
+    made: list[Answer] = field(default_factory=list)
+    faults: list[tuple[str, BaseException]] = field(default_factory=list)
+    running: list[str] = field(default_factory=list)
+
+    def note(self, plugin: str, answer: object) -> None:
+        """Remember who made an answer and its parts, unless somebody made them before."""
+        for value in (answer, *parts(answer)):
+            if not self.author(value):
+                self.made.append(Answer(plugin, value))
+
+    def author(self, value: object) -> str:
+        """The plugin that made an answer or a part of one; empty if none did."""
+        return next((item.plugin for item in self.made if item.value is value), "")
+
+
+class GuardedHooks(pluggy.PluginManager):
+    """The hooks of one session.
+
+    Args:
+        report: called with the plugin, the hook and the error when an implementation is left out.
+        seconds: how long a call may take, in a thread of its own. A thread whose implementation hangs is
+            abandoned, and the call repeated without that one. 0: any time, in the thread of the caller.
+    """
+
+    def __init__(self, report: Report, seconds: float = 0.0) -> None:
+        self._report = report
+        self._seconds = seconds
+        self._left_out: dict[tuple[str, str], BaseException] = {}
+        self._latest = threading.local()
+        super().__init__(PROJECT)
+
+    def ask(self, hook: str, without: Iterable[str] = (), **arguments: object) -> Answers:
+        """Call a hook, and return its answers with the plugins that gave them.
+
+        Args:
+            hook: its name.
+            without: names of plugins that are not asked.
+            arguments: all that the hook is specified with.
+        """
+        removed = [plugin for plugin in map(self.get_plugin, without) if plugin is not None]
+        caller = self.subset_hook_caller(hook, removed)
+        result = caller(**arguments)
+        call: _Call = self._latest.call
+        values = result if isinstance(result, list) else [] if result is None else [result]
+        given = tuple(Answer(call.author(value), value) for value in values)
+        items = tuple(Answer(call.author(item), item) for value in values for item in parts(value))
+        return Answers(given, items, tuple(call.faults))
+
+    def bounded(self, run: Callable[[], T], name: str) -> T:
+        """Return the result of a function that may hang.
+
+        Args:
+            name: of the thread in which it runs.
+
+        Raises:
+            HookTimeoutError: it did not return in time.
+        """
+        if not self._seconds:
+            return run()
+        done: list[T] = []
+        raised: list[BaseException] = []
+        context = contextvars.copy_context()
+
+        def work() -> None:
+            try:
+                done.append(context.run(run))
+            except BaseException as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        thread.start()
+        thread.join(self._seconds)
+        if raised:
+            raise raised[0]
+        if not done:
+            raise HookTimeoutError(f"it did not return within {self._seconds:g} seconds")
+        return done[0]
+
+    def implements(self, plugin: str, hook: str) -> bool:
+        """Return whether a plugin has an implementation of a hook."""
+        return any(impl.plugin_name == plugin for impl in getattr(self.hook, hook).get_hookimpls())
+
+    def unregister(self, plugin: object | None = None, name: str | None = None) -> Any | None:
+        """As pluggy's, with the code generator that the manifest names; a plugin that is registered again
+        begins anew.
+        """
+        gone = name or (self.get_name(plugin) if plugin is not None else None)
+        for key in [key for key in self._left_out if key[0] == gone]:
+            del self._left_out[key]
+        if gone is not None and self.get_plugin(f"{gone}.load") is not None:
+            super().unregister(name=f"{gone}.load")
+        return super().unregister(plugin, name)
+
+    def _hookexec(
+        self,
+        hook_name: str,
+        methods: Sequence[pluggy.HookImpl],
+        kwargs: Mapping[str, object],
+        firstresult: bool,
+    ) -> object | list[object]:
+        """What pluggy calls for every call of a hook."""
+        execute = super()._hookexec
+        while True:
+            call = _Call(hook_name)
+            known = {i.plugin_name: self._left_out.get((i.plugin_name, hook_name)) for i in methods}
+            guarded = [self._guarded(i, call, firstresult) for i in methods if known[i.plugin_name] is None]
+            run = partial(execute, hook_name, guarded, kwargs, firstresult)
+            try:
+                return self.bounded(run, f"polyfuse-{hook_name}") if guarded else run()
+            except HookTimeoutError as error:
+                if not call.running:
+                    raise
+                call.faults.append((call.running[-1], error))
+            finally:
+                # in the caller's thread: it may hold locks that whoever is told of faults takes
+                self._leave_out(call)
+                call.faults += [(name, error) for name, error in known.items() if error is not None]
+                self._latest.call = call
+
+    def _guarded(self, impl: pluggy.HookImpl, call: _Call, firstresult: bool) -> pluggy.HookImpl:
+        """An implementation that raises nothing, with the same marks."""
+        made = copy.copy(impl)
+        if impl.wrapper:
+            function: Callable[..., Any] = partial(self._wrapper, impl, call, firstresult)
+        elif impl.hookwrapper:
+            function = partial(self._old_wrapper, impl, call, firstresult)
+        else:
+            function = partial(self._plain, impl, call)
+        object.__setattr__(made, "function", function)
+        return made
+
+    def _plain(self, impl: pluggy.HookImpl, call: _Call, *args: object, **kwargs: object) -> object:
+        call.running.append(impl.plugin_name)
+        try:
+            answer = impl.function(*args, **kwargs)
+            if answer is None:
+                if call.hook in MUST_ANSWER:
+                    raise TypeError("it returned None")
+                return None
+            answer = checked(call.hook, answer, impl.plugin_name)
+        except (Exception, SystemExit) as error:
+            self._fault(impl, call, error)
+            return None
+        finally:
+            call.running.pop()
+        call.note(impl.plugin_name, answer)
+        return answer
+
+    def _wrapper(
+        self, impl: pluggy.HookImpl, call: _Call, firstresult: bool, *args: object, **kwargs: object
+    ) -> Generator[None, Any, Any]:
+        steps = self._begin(impl, call, args, kwargs)
+        try:
+            before = yield
+        except BaseException as error:  # what no guard keeps: an interrupt
+            if steps is None:
+                raise
+            return steps.throw(error)
+        if steps is None:
+            return before
+        call.running.append(impl.plugin_name)
+        try:
+            steps.send(_shown(before))
+        except StopIteration as stop:
+            try:
+                return self._replaced(impl, call, firstresult, before, stop.value)
+            except Exception as error:
+                self._fault(impl, call, error)
+        except (Exception, SystemExit) as error:
+            self._fault(impl, call, error)
+        else:
+            steps.close()
+            self._fault(impl, call, TypeError("it yields twice"))
+        finally:
+            call.running.pop()
+        return before
+
+    def _old_wrapper(
+        self, impl: pluggy.HookImpl, call: _Call, firstresult: bool, *args: object, **kwargs: object
+    ) -> Generator[None, pluggy.Result[Any], None]:
+        steps = self._begin(impl, call, args, kwargs)
+        outcome = yield
+        if steps is None or outcome.excinfo is not None:
+            return
+        before = outcome.get_result()
+        outcome.force_result(_shown(before))
+        call.running.append(impl.plugin_name)
+        after = before
+        try:
+            steps.send(outcome)
+        except StopIteration:
+            try:
+                after = self._replaced(impl, call, firstresult, before, outcome.get_result())
+            except (Exception, SystemExit) as error:
+                self._fault(impl, call, error)
+        except (Exception, SystemExit) as error:
+            self._fault(impl, call, error)
+        else:
+            steps.close()
+            self._fault(impl, call, TypeError("it yields twice"))
+        finally:
+            call.running.pop()
+        outcome.force_result(after)
+
+    def _begin(
+        self, impl: pluggy.HookImpl, call: _Call, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Generator[Any, Any, Any] | None:
+        """A wrapper that has come to its `yield`; None if it has not."""
+        call.running.append(impl.plugin_name)
+        try:
+            steps = cast("Generator[Any, Any, Any]", impl.function(*args, **kwargs))
+            next(steps)
+        except StopIteration:
+            self._fault(impl, call, TypeError("it does not yield"))
+            return None
+        except (Exception, SystemExit) as error:
+            self._fault(impl, call, error)
+            return None
+        finally:
+            call.running.pop()
+        return steps
+
+    def _replaced(
+        self, impl: pluggy.HookImpl, call: _Call, firstresult: bool, before: Any, after: Any
+    ) -> Any:
+        """What a wrapper returned in place of an answer, or of a list of answers, checked."""
+        if after is None and before is not None:
+            raise TypeError("it returned None; a wrapper returns what `yield` gave it, or what replaces that")
+        if after is None:
+            return None
+        if not firstresult and not isinstance(after, Sequence):
+            raise TypeError(f"a {type(after).__name__} is no list of answers")
+        out = [
+            value if call.author(value) else checked(call.hook, value, impl.plugin_name)
+            for value in ([after] if firstresult else after)
+        ]
+        for value in out:
+            call.note(impl.plugin_name, value)
+        return out[0] if firstresult else out
+
+    def _fault(self, impl: pluggy.HookImpl, call: _Call, error: BaseException) -> None:
+        call.faults.append((impl.plugin_name, error))
+
+    def _leave_out(self, call: _Call) -> None:
+        for plugin, error in call.faults:
+            self._left_out[plugin, call.hook] = error
+            self._report(plugin, call.hook, error)
+
+
+def _shown(answers: Any) -> Any:
+    """Answers as a wrapper sees them: a list of its own."""
+    return list(answers) if isinstance(answers, list) else answers

@@ -1,0 +1,113 @@
+"""What plugins add to the compiler besides code generators: lowerings, rewrites, choices, fusion rules, and
+facts for keys.
+
+For each device type there is one backend in charge, the first in order that is usable. Lowerings and rewrites
+are those of its plugin and of plugins that bring no code generator, so that installing a backend that is not
+used changes nothing. Choices, which are used only where they are fastest, are those of all usable plugins,
+and fusion rules, each of which is about a backend, are those of all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from polyfuse.plugin.choices import Choice
+from polyfuse.plugin.fusion import FusionRule
+from polyfuse.plugin.hooks.guarded import Answers
+from polyfuse.plugin.lowering import Lowering
+from polyfuse.plugin.rewriting import Rewrite
+from polyfuse.plugin.session.manager import PluginManager
+
+__all__ = ["Extensions", "Offered"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Offered(Generic[T]):
+    """Something that a plugin brought."""
+
+    plugin: str
+    item: T
+
+
+class Extensions:
+    """The additions of one session's plugins, each asked for once. A faulty answer is left out, with one
+    warning that names the plugin.
+    """
+
+    def __init__(self, plugins: PluginManager) -> None:
+        self.plugins = plugins
+        self._lock = threading.RLock()
+        self._lowerings: dict[str, Mapping[str, tuple[Offered[Lowering], ...]]] = {}
+        self._rewrites: dict[str, tuple[Offered[Rewrite], ...]] = {}
+        self._choices: dict[str, tuple[Offered[Choice], ...]] = {}
+        self._rules: dict[str, tuple[Offered[FusionRule], ...]] = {}
+
+    def lowerings(self, device_type: str) -> Mapping[str, tuple[Offered[Lowering], ...]]:
+        """Lowerings for a device type by the operator's name, in the order in which they are tried."""
+        with self._lock:
+            if device_type not in self._lowerings:
+                answers = self._ask("polyfuse_lowerings", device_type)
+                authors = {id(item.value): item.plugin for item in answers.items}
+                table: dict[str, tuple[Offered[Lowering], ...]] = {}
+                for answer in answers:
+                    for name, row in answer.value.items():
+                        table[name] = (*table.get(name, ()), Offered(authors[id(row)], row))
+                self._lowerings[device_type] = table
+            return self._lowerings[device_type]
+
+    def rewrites(self, device_type: str) -> tuple[Offered[Rewrite], ...]:
+        """Rewrites for a device type, in the order in which they run."""
+        with self._lock:
+            if device_type not in self._rewrites:
+                found = self._ask("polyfuse_rewrites", device_type)
+                self._rewrites[device_type] = tuple(Offered(i.plugin, i.value) for i in found.items)
+            return self._rewrites[device_type]
+
+    def choices(self, device_type: str) -> tuple[Offered[Choice], ...]:
+        """Implementations that plugins offer on a device type, in the order of the answers."""
+        with self._lock:
+            if device_type not in self._choices:
+                usable = [backend.name for backend in self.plugins.each_backend(device_type)]
+                found = self._ask("polyfuse_choices", device_type, usable)
+                self._choices[device_type] = tuple(Offered(i.plugin, i.value) for i in found.items)
+            return self._choices[device_type]
+
+    def fusion_rules(self, device_type: str) -> tuple[Offered[FusionRule], ...]:
+        """What plugins say about fusions on a device type, in the order in which they are asked, without
+        those that the option `disable_fusion_rules` names.
+        """
+        with self._lock:
+            if device_type not in self._rules:
+                off = self.plugins.settings.disable_fusion_rules
+                found = self.plugins.ask("polyfuse_fusion_rules", device_type=device_type)
+                self._rules[device_type] = tuple(
+                    Offered(item.plugin, item.value)
+                    for item in found.items
+                    if item.value.name not in off and f"{item.plugin}.{item.value.name}" not in off
+                )
+            return self._rules[device_type]
+
+    def key_facts(self) -> tuple[str, ...] | None:
+        """What plugins add to the keys of what is stored. None: one of them failed to say, so nothing that
+        was stored may be used.
+        """
+        found = self.plugins.hooks.ask("polyfuse_cache_key", settings=self.plugins.settings)
+        if found.faults:
+            return None
+        return tuple(sorted(f"{answer.plugin}: {fact}" for answer in found for fact in answer.value))
+
+    def _ask(self, hook: str, device_type: str, asked: Iterable[str] | None = None) -> Answers:
+        """The answers of plugins that contribute on a device type, or of backends and of plugins without."""
+        first = next(self.plugins.each_backend(device_type), None)
+        names = (() if first is None else (first.name,)) if asked is None else tuple(asked)
+        others = [
+            state.name
+            for state in self.plugins.states()
+            if state.name not in names and self.plugins.generates(state.name)
+        ]
+        return self.plugins.ask(hook, others, device_type=device_type)

@@ -1,0 +1,399 @@
+"""The plugins of one session: found, ordered, loaded when first needed, and isolated from each other."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module, metadata
+
+from polyfuse.base.errors import (
+    BackendUnavailableError,
+    IncompatibleBackendError,
+    InvalidOptionError,
+    PolyfuseError,
+)
+from polyfuse.base.log import get_logger, warn_once
+from polyfuse.base.settings import Settings
+from polyfuse.base.text import join_words, nearest, shorten
+from polyfuse.plugin.api import check_api
+from polyfuse.plugin.backend import Backend
+from polyfuse.plugin.codegen import Codegen
+from polyfuse.plugin.hooks import specs
+from polyfuse.plugin.hooks.guarded import Answers, GuardedHooks
+from polyfuse.plugin.hooks.registry import registered
+from polyfuse.plugin.hooks.specs import hookimpl
+from polyfuse.plugin.manifest import Manifest
+from polyfuse.plugin.session.discovery import (
+    Candidate,
+    find_candidates,
+    manifest_of,
+    missing_requirement,
+    registered_candidates,
+)
+from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
+from polyfuse.plugin.session.states import PluginState, State
+from polyfuse.plugin.timing import DefaultTimers, Timer, default_timer
+
+__all__ = ["PluginManager"]
+
+_log = get_logger("plugin")
+
+_CORE = "polyfuse"
+"""The name under which the core answers hooks that must have an answer."""
+
+
+class PluginManager:
+    """The plugins of one session.
+
+    Made once from `Settings`; what it resolved stays as it is, so inner loops can hold on to the answers.
+    Nothing a plugin does while it is read or loaded can raise out of here, except where the user named it and
+    there is no fallback (`strict`), or two distributions claim one name.
+
+    Attributes:
+        hooks: calls hooks.
+    """
+
+    def __init__(self, settings: Settings, entry_points: Iterable[metadata.EntryPoint] | None = None) -> None:
+        self.settings = settings
+        self._lock = threading.RLock()
+        self._states: dict[str, PluginState] = {}
+        self._backends: dict[tuple[str, object], Backend] = {}
+        self._orders: dict[str, tuple[Codegen, ...]] = {}
+        self._timers: dict[tuple[str, str], Timer] = {}
+        self._warned: set[str] = set()
+        self.hooks = GuardedHooks(self._report_hook, settings.hook_timeout)
+        self.hooks.add_hookspecs(specs)
+        self.hooks.register(DefaultTimers(), _CORE)
+        own = registered_candidates(registered())
+        installed = [c for c in find_candidates(entry_points) if c.name not in {o.name for o in own}]
+        admitted = [(c, plugin) for c in installed if (plugin := self._read(c)) is not None]
+        for candidate, plugin in sorted(admitted, key=lambda pair: self._rank(pair[0].name)):
+            self._register(candidate.name, plugin)
+        for candidate in own:
+            plugin = self._read(candidate)
+            if plugin is not None:
+                self._register(candidate.name, plugin)
+        self._take_manifests()
+        self._check_names()
+
+    # Looking.
+
+    def states(self) -> tuple[PluginState, ...]:
+        """Return the state of every plugin, by name."""
+        with self._lock:
+            return tuple(self._states[name] for name in sorted(self._states))
+
+    def state(self, name: str) -> PluginState:
+        """Return the state of one plugin; raises `BackendUnavailableError` if there is none of that name."""
+        with self._lock:
+            if name not in self._states:
+                raise self._unknown(name)
+            return self._states[name]
+
+    def module(self, name: str) -> str:
+        """Return the name of the module that declares a plugin; empty if it could not be read."""
+        plugin = self.hooks.get_plugin(name)
+        if plugin is None:
+            return ""
+        return str(getattr(plugin, "__name__", "") or getattr(type(plugin), "__module__", ""))
+
+    def generates(self, name: str) -> bool:
+        """Return whether a plugin brings a code generator, for whatever type of device."""
+        return any(self.hooks.implements(n, "polyfuse_codegen") for n in (name, f"{name}.load"))
+
+    def order(self, device_type: str) -> tuple[str, ...]:
+        """Return the names of usable backends for a device type in the order in which they are asked."""
+        return tuple(found.plugin for found in self._order(device_type))
+
+    # Loading.
+
+    def backends(self, device_type: str) -> tuple[Backend, ...]:
+        """Return the loaded backends for a device type, in order. Those that fail are left out.
+
+        Empty means that everything on this device runs in eager mode.
+        """
+        return tuple(self.each_backend(device_type))
+
+    def each_backend(self, device_type: str) -> Iterator[Backend]:
+        """Yield the backends for a device type in order, each loaded only when it is reached: mostly the
+        first one answers, and the others cost nothing.
+        """
+        first: Backend | None = None
+        for codegen in self._order(device_type):
+            with self._lock:
+                backend = self._load(codegen)
+            if backend is None:
+                continue
+            if first is None:
+                first = backend
+                self._warn(device_type, first)
+            yield backend
+        if first is None:
+            self._warn(device_type, None)
+
+    def backend(self, name: str) -> Backend:
+        """Return one backend by name, loading it if needed, or raise `BackendUnavailableError` with the
+        reason.
+        """
+        with self._lock:
+            state = self.state(name)
+            loaded = next((b for (plugin, _), b in self._backends.items() if plugin == name), None)
+            if loaded is not None:
+                return loaded
+            served = state.manifest.device_types if state.manifest is not None else ()
+            for device_type in [d for d in served if d != "*"] or ["cpu"]:
+                answers = self.hooks.ask("polyfuse_codegen", device_type=device_type)
+                for answer in answers:
+                    codegen: Codegen = answer.value
+                    backend = self._load(codegen) if codegen.plugin == name else None
+                    if backend is not None:
+                        return backend
+            state = self.state(name)
+            if state.usable and not self.generates(name):
+                raise BackendUnavailableError(f"plugin {name!r} brings no code generator")
+            raise BackendUnavailableError(f"backend {name!r} is {state.state.value}: {state.reason}")
+
+    def timer(self, device_type: str, backend: str) -> Timer:
+        """Return what times a backend's kernels on a type of device."""
+        with self._lock:
+            found = self._timers.get((device_type, backend))
+            if found is None:
+                answers = self.ask("polyfuse_timer", device_type=device_type, backend=backend)
+                values = [answer.value for answer in answers]
+                found = self._timers[device_type, backend] = (
+                    values[0] if values else default_timer(device_type)
+                )
+            return found
+
+    def note_trouble(self, name: str, error: BaseException, doing: str) -> None:
+        """Record, and warn once, that a backend raised over one kernel. It stays in use for others."""
+        with self._lock:
+            self._report(name, error, doing)
+            state = self._states[name]
+            self._states[name] = state.changed(state.state, f"{doing} raised {_brief(error)}")
+
+    # Hooks.
+
+    def ask(self, hook: str, without: Iterable[str] = (), **arguments: object) -> Answers:
+        """Call a hook, and return its answers in pluggy's order.
+
+        Args:
+            without: names of plugins that are not asked.
+
+        Raises:
+            Exception: what an implementation raised, with `strict`.
+        """
+        answers = self.hooks.ask(hook, without, **arguments)
+        if self.settings.strict and answers.faults:
+            raise answers.faults[0][1]
+        return answers
+
+    # How it is done.
+
+    def _read(self, candidate: Candidate) -> object | None:
+        """Look at a plugin, note its state, and return it if it can be registered."""
+        state = PluginState(candidate.name, candidate.distribution, candidate.version, State.AVAILABLE)
+        self._states[candidate.name] = state
+        if candidate.name in self.settings.disable:
+            self._states[candidate.name] = state.changed(State.DISABLED, "listed in the option `disable`")
+            return None
+        read: Callable[[], tuple[object, Manifest]] = lambda: manifest_of(candidate)  # noqa: E731
+        try:
+            plugin, manifest = self.hooks.bounded(read, f"polyfuse-{candidate.name}")
+        except (Exception, SystemExit) as error:
+            self._fail(state, error, "reading its manifest")
+            return None
+        version = manifest.version or candidate.version
+        state = PluginState(candidate.name, candidate.distribution, version, State.AVAILABLE, "", manifest)
+        self._states[candidate.name] = state
+        try:
+            check_api(candidate.name, manifest.api)
+        except IncompatibleBackendError as error:
+            warn_once("plugin", str(error), key=f"refused {candidate.name}")
+            self._states[candidate.name] = state.changed(State.REFUSED, str(error))
+            return None
+        missing = missing_requirement(manifest.requires)
+        if missing:
+            self._states[candidate.name] = state.changed(State.REFUSED, missing)
+            return None
+        return plugin
+
+    def _rank(self, name: str) -> tuple[int, int, tuple[int, ...]]:
+        """Where a plugin is registered: pluggy calls the last one first."""
+        manifest = self._states[name].manifest
+        generates = bool(manifest is not None and manifest.load)
+        asked = self.settings.backends
+        place = -asked.index(name) if name in asked else -len(asked)
+        priority = max(manifest.priority.values(), default=-1) if generates and manifest is not None else -1
+        by_name = tuple(-ord(letter) for letter in name)
+        return (place + len(asked), priority, by_name)
+
+    def _register(self, name: str, plugin: object) -> None:
+        state = self._states[name]
+        try:
+            if self.hooks.register(plugin, name) is None:
+                return
+            self.hooks.check_pending()
+            declares = state.manifest is not None and bool(state.manifest.load)
+            if (
+                declares
+                and state.manifest is not None
+                and not self.hooks.implements(name, "polyfuse_codegen")
+            ):
+                self.hooks.register(_ManifestCodegen(state.manifest), f"{name}.load")
+        except (Exception, SystemExit) as error:
+            if self.hooks.get_plugin(name) is not None:
+                self.hooks.unregister(name=name)
+            self._fail(state, error, "registering its hooks")
+
+    def _take_manifests(self) -> None:
+        """Manifests as wrappers leave them."""
+        for answer in self.hooks.ask("polyfuse_manifest"):
+            manifest: Manifest = answer.value
+            state = self._states.get(manifest.name)
+            if state is not None and state.usable:
+                self._states[manifest.name] = PluginState(
+                    state.name, state.distribution, manifest.version, state.state, state.reason, manifest
+                )
+
+    def _order(self, device_type: str) -> tuple[Codegen, ...]:
+        with self._lock:
+            if device_type not in self._orders:
+                answers = self.ask("polyfuse_codegen", device_type=device_type)
+                found: dict[str, Codegen] = {}
+                for answer in answers:
+                    found.setdefault(answer.value.plugin, answer.value)
+                if self.settings.backends:
+                    named = dict.fromkeys(self.settings.backends)
+                    order = [found[name] for name in named if name in found]
+                else:
+                    ranked = [c for c in found.values() if c.priority is not None]
+                    order = sorted(ranked, key=lambda c: (-(c.priority or 0), c.plugin))
+                self._orders[device_type] = tuple(order)
+            return tuple(c for c in self._orders[device_type] if self._states[c.plugin].usable)
+
+    def _load(self, codegen: Codegen) -> Backend | None:
+        name = codegen.plugin
+        slot = (name, codegen.load)
+        if slot in self._backends:
+            return self._backends[slot]
+        state = self._states[name]
+        if not state.usable:
+            return None
+        try:
+            backend = _make(codegen, self.settings)
+        except BackendUnavailableError as error:
+            # Not a fault: the plugin looked at this machine and declined.
+            self._states[name] = state.changed(State.REFUSED, str(error))
+            return None
+        except (Exception, SystemExit) as error:
+            if self.settings.strict:
+                raise
+            self._fail(state, error, "loading")
+            return None
+        self._states[name] = state.changed(State.LOADED)
+        self._backends[slot] = backend
+        return backend
+
+    def _warn(self, device_type: str, chosen: Backend | None) -> None:
+        """Say, once, which backend would have come first, if it only were usable here."""
+        if device_type in self._warned and chosen is not None:
+            return
+        refused = warn_of_refused(self.states(), self.settings, device_type, chosen)
+        asked = self.settings.backends
+        if not refused and chosen is not None and chosen.last_resort and chosen.name not in asked:
+            warn_of_interpreted(self.states(), self.settings, device_type, chosen)
+        self._warned.add(device_type)
+
+    def _fail(self, state: PluginState, error: BaseException, doing: str) -> None:
+        self._report(state.name, error, doing)
+        self._states[state.name] = state.changed(State.FAILED, f"{doing} raised {_brief(error)}")
+
+    def _report_hook(self, plugin: str, hook: str, error: BaseException) -> None:
+        """What the hooks call when an implementation is left out."""
+        doing = f"answering {hook}"
+        if hook == "polyfuse_cache_key":
+            doing += ", so that nothing is kept between runs"
+        if plugin in self._states:
+            self.note_trouble(plugin, error, doing)
+        else:
+            self._report(plugin, error, doing)
+
+    def _report(self, name: str, error: BaseException, doing: str) -> None:
+        known = self._states.get(name)
+        whence = f" ({known.distribution} {known.version})" if known else ""
+        warn_once(
+            "plugin",
+            f"plugin {name!r}{whence} failed while {doing}: {_brief(error)}; "
+            f"what other plugins and the core offer is used, and `polyfuse backends` shows its state",
+            key=f"{name} {doing}",
+        )
+        _log.debug("%s", "".join(traceback.format_exception(error)))
+
+    def _check_names(self) -> None:
+        for name in self.settings.backends:
+            if name not in self._states:
+                raise self._unknown(name)
+        for name in self.settings.disable:
+            if name not in self._states:
+                _log.info("the option `disable` names %r, which is not installed", name)
+        for full, _ in self.settings.plugin_options:
+            plugin, _, option = full.partition(".")
+            state = self._states.get(plugin)
+            if state is None:
+                raise InvalidOptionError(
+                    f"option {full!r} is for a plugin that is not installed", "correct its name"
+                )
+            declared = state.manifest.options if state.manifest is not None else None
+            if declared is not None and option not in declared:
+                close = nearest(option, declared) or tuple(sorted(declared))
+                fix = f"did you mean {join_words([f'{plugin}.{name}' for name in close], 'or')}?"
+                raise InvalidOptionError(
+                    f"option {full!r} is unknown", fix if close else f"plugin {plugin!r} has no options"
+                )
+
+    def _unknown(self, name: str) -> BackendUnavailableError:
+        close = nearest(name, self._states)
+        if close:
+            fix = f"did you mean {join_words(close, 'or')}?"
+        else:
+            fix = f"installed are {join_words(sorted(self._states)) or 'none'}"
+        return BackendUnavailableError(f"backend {name!r} is not installed", fix)
+
+
+class _ManifestCodegen:
+    """The code generator that a manifest names, as an answer to the hook."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self.manifest = manifest
+
+    @hookimpl
+    def polyfuse_codegen(self, device_type: str) -> Codegen | None:
+        """Answer for the types of device that the manifest lists."""
+        manifest = self.manifest
+        if not manifest.serves(device_type):
+            return None
+        return Codegen(manifest.load, manifest.rank(device_type), manifest.last_resort, manifest.name)
+
+
+def _make(codegen: Codegen, settings: Settings) -> Backend:
+    factory = codegen.load
+    if isinstance(factory, str):
+        module_name, _, attribute = factory.partition(":")
+        factory = getattr(import_module(module_name), attribute)
+    assert not isinstance(factory, str)
+    backend = factory(settings)
+    if not isinstance(backend, Backend):
+        raise PolyfuseError(f"{codegen.load} made a {type(backend).__name__}", "it must return a Backend")
+    backend.name = codegen.plugin
+    backend.last_resort = codegen.last_resort
+    return backend
+
+
+def _brief(error: BaseException) -> str:
+    try:
+        words = str(error)
+    except Exception:
+        words = "an error that cannot be printed"
+    return f"{type(error).__name__}: {shorten(words, 200)}"

@@ -1,0 +1,41 @@
+"""Where a plugin stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from polyfuse.plugin.manifest import Manifest
+
+__all__ = ["PluginState", "State"]
+
+
+class State(StrEnum):
+    """Where a plugin stands."""
+
+    AVAILABLE = "available"
+    DISABLED = "disabled"
+    REFUSED = "refused"
+    FAILED = "failed"
+    LOADED = "loaded"
+
+
+@dataclass(frozen=True)
+class PluginState:
+    """One plugin as users see it. `manifest` is None when even that could not be read."""
+
+    name: str
+    distribution: str
+    version: str
+    state: State
+    reason: str = ""
+    manifest: Manifest | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether its hooks are called."""
+        return self.state in (State.AVAILABLE, State.LOADED)
+
+    def changed(self, state: State, reason: str = "") -> PluginState:
+        """Return it in another state."""
+        return replace(self, state=state, reason=reason)

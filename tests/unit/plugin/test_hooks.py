@@ -1,0 +1,391 @@
+"""The guarded hooks: what pluggy means by its marks holds, and what one implementation does costs only that
+one.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pluggy
+import pytest
+
+from fake_plugins import plugin
+from polyfuse.base.settings import Settings
+from polyfuse.plugin import (
+    API_VERSION,
+    Backend,
+    Codegen,
+    Finding,
+    HostTimer,
+    Manifest,
+    PluginManager,
+    State,
+    hookimpl,
+    register,
+    unregister,
+)
+from polyfuse.plugin.hooks import specs
+from polyfuse.plugin.hooks.guarded import GuardedHooks
+
+hookspec = pluggy.HookspecMarker(specs.PROJECT)
+FREE = {"load": "", "device_types": (), "priority": {}}
+
+
+class Specs:
+    @hookspec
+    def each(self, x: int) -> list[str]:  # type: ignore[empty-body]
+        """A hook that all answer."""
+
+    @hookspec(firstresult=True)
+    def first(self, x: int) -> str:  # type: ignore[empty-body]
+        """A hook whose first answer counts."""
+
+    @hookspec(historic=True)
+    def past(self, x: int) -> None:
+        """A hook whose calls later plugins are told of."""
+
+
+@pytest.fixture
+def told() -> list[tuple[str, str, BaseException]]:
+    return []
+
+
+@pytest.fixture
+def hooks(told) -> GuardedHooks:
+    made = GuardedHooks(lambda *fault: told.append(fault), 0.4)
+    made.add_hookspecs(Specs)
+    return made
+
+
+def answering(value: object, hook: str = "each", **marks: bool) -> object:
+    """A plugin with one implementation that returns a value or raises it."""
+
+    def implementation(x: int) -> object:
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    return SimpleNamespaceWithHash(**{hook: hookimpl(**marks)(implementation)})
+
+
+class SimpleNamespaceWithHash(SimpleNamespace):
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+
+def test_order_is_pluggys(hooks):
+    for name, marks in {"a": {}, "b": {"trylast": True}, "c": {"tryfirst": True}, "d": {}}.items():
+        hooks.register(answering(name, **marks), name)
+    assert hooks.hook.each(x=1) == ["c", "d", "a", "b"]
+    assert [answer.plugin for answer in hooks.ask("each", x=1)] == ["c", "d", "a", "b"]
+    assert [answer.plugin for answer in hooks.ask("each", without=["d", "unknown"], x=1)] == ["c", "a", "b"]
+    hooks.unregister(name="c")
+    hooks.set_blocked("a")
+    assert hooks.hook.each(x=1) == ["d", "b"]
+    assert hooks.register(answering("a"), "a") is None
+
+
+def test_wrappers_see_and_change_what_others_answer(hooks):
+    seen: list[object] = []
+
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def each(self, x):
+            answers = yield
+            seen.append((x, list(answers)))
+            return [*answers, "mine"]
+
+        @hookimpl(wrapper=True)
+        def first(self):
+            return (yield) + "!"
+
+    class Old:
+        @hookimpl(hookwrapper=True, tryfirst=True)
+        def each(self):
+            outcome = yield
+            outcome.force_result([*outcome.get_result(), "old"])
+
+    hooks.register(answering("a"), "a")
+    hooks.register(answering("1", "first"), "one")
+    hooks.register(answering("2", "first"), "two")
+    hooks.register(Wrapper(), "wrapper")
+    hooks.register(Old(), "old")
+    found = hooks.ask("each", x=7)
+    assert [(a.plugin, a.value) for a in found] == [("a", "a"), ("wrapper", "mine"), ("old", "old")]
+    assert seen == [(7, ["a"])] and hooks.hook.first(x=1) == "2!"
+
+
+def test_historic_calls_reach_later_plugins_in_isolation(hooks, told):
+    seen: list[int] = []
+
+    class Late:
+        @hookimpl
+        def past(self, x):
+            seen.append(x)
+            raise RuntimeError("too late")
+
+    hooks.hook.past.call_historic(kwargs={"x": 3})
+    hooks.register(Late(), "late")
+    assert seen == [3] and [(fault[0], str(fault[2])) for fault in told] == [("late", "too late")]
+
+
+def test_optional_hooks_may_be_unknown(hooks):
+    hooks.register(answering(1, "unheard_of", optionalhook=True), "optional")
+    hooks.check_pending()
+    hooks.register(answering(1, "unheard_of_too"), "misspelt")
+    with pytest.raises(pluggy.PluginValidationError):
+        hooks.check_pending()
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class OfNoKind(BaseException):
+    pass
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [ValueError("bad"), SystemExit(3), MemoryError(), RecursionError(), StopIteration(), Unprintable()],
+)
+@pytest.mark.parametrize("hook", ["each", "first"])
+def test_one_that_raises_is_left_out(hooks, told, fault, hook):
+    hooks.register(answering("good", hook), "good")
+    hooks.register(answering(fault, hook), "bad")
+    for _ in range(3):
+        found = hooks.ask(hook, x=1)
+        assert [a.value for a in found] == ["good"] and found.faults == (("bad", fault),)
+    assert told == [("bad", hook, fault)]
+    hooks.unregister(name="bad")
+    hooks.register(answering("mended", hook), "bad")
+    assert next(a.value for a in hooks.ask(hook, x=1)) == "mended"
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OfNoKind()])
+def test_an_interrupt_is_the_users(hooks, told, error):
+    hooks.register(answering(error), "user")
+    with pytest.raises(type(error)):
+        hooks.hook.each(x=1)
+    assert not told
+
+
+@pytest.mark.parametrize("hang", [lambda: time.sleep(60), lambda: threading.Event().wait()])
+def test_one_that_hangs_is_left_out(hooks, told, hang):
+    calls: list[int] = []
+
+    class Hanging:
+        @hookimpl
+        def each(self):
+            calls.append(1)
+            hang()
+
+    hooks.register(answering("before"), "before")
+    hooks.register(Hanging(), "hanging")
+    hooks.register(answering("after"), "after")
+    for _ in range(2):
+        assert hooks.hook.each(x=1) == ["after", "before"]
+    assert len(calls) == 1
+    ((name, hook, error),) = told
+    assert (name, hook) == ("hanging", "each") and "within 0.4 seconds" in str(error)
+
+
+def wrapping(function: Callable[[], Any]) -> object:
+    return SimpleNamespaceWithHash(each=hookimpl(wrapper=True)(function))
+
+
+def before():
+    raise ValueError("before")
+    yield
+
+
+def after():
+    yield
+    raise ValueError("after")
+
+
+def twice():
+    yield
+    yield
+
+
+def never():
+    if False:
+        yield
+
+
+def nothing():
+    yield
+
+
+def nonsense():
+    yield
+    return 7
+
+
+def hanging():
+    yield
+    threading.Event().wait()
+
+
+FAULTY = [before, after, twice, never, hanging]
+
+
+@pytest.mark.parametrize(
+    ("function", "old"),
+    [(nothing, False), (nonsense, False), *((f, old) for f in FAULTY for old in (False, True))],
+)
+def test_a_faulty_wrapper_changes_nothing(hooks, told, function, old):
+    faulty = SimpleNamespaceWithHash(each=hookimpl(wrapper=not old, hookwrapper=old)(function))
+    hooks.register(answering("a"), "a")
+    hooks.register(faulty, "faulty")
+    for _ in range(2):
+        assert hooks.hook.each(x=1) == ["a"]
+    ((name, hook, _),) = told
+    assert (name, hook) == ("faulty", "each")
+
+
+def test_nonsense_is_no_answer(monkeypatch, warnings_seen):
+    points = [
+        plugin(monkeypatch, "a", {"polyfuse_timer": lambda: 3}, **FREE),
+        plugin(monkeypatch, "b", {"polyfuse_codegen": lambda: 3}, **FREE),
+        plugin(monkeypatch, "c", {"polyfuse_fusion_rules": lambda: ["x"]}, **FREE),
+        plugin(monkeypatch, "d", {"polyfuse_codegen": lambda: dict}, **FREE),
+        plugin(monkeypatch, "e", {"polyfuse_codegen": lambda: "nowhere"}, **FREE),
+    ]
+    manager = PluginManager(Settings(), points)
+    assert isinstance(manager.timer("cpu", "any"), HostTimer) and manager.order("cpu") == ()
+    assert manager.ask("polyfuse_fusion_rules", device_type="cpu").items == ()
+    texts = sorted(warnings_seen())
+    assert [f"'{name}'" in text for name, text in zip("abcde", texts, strict=True)] == [True] * 5
+    for text, words in zip(
+        texts, ["no Timer", "neither", "no FusionRule", "not derived", "no 'pack"], strict=True
+    ):
+        assert words in text
+
+
+class Recorder:
+    """A plugin with a wrapper around every hook, which notes the order of calls."""
+
+    def __init__(self, order: list[str], name: str) -> None:
+        self.order, self.name = order, name
+
+
+def _recording(hook: str) -> Callable[..., Any]:
+    def wrapper(self: Recorder) -> Any:
+        self.order.append(f"{self.name} {hook} {{")
+        answer = yield
+        self.order.append(f"{self.name} {hook} }}")
+        return answer
+
+    return hookimpl(wrapper=True, specname=hook)(wrapper)
+
+
+HOOKS = [name for name in vars(specs) if name.startswith("polyfuse_")]
+ARGUMENTS = {"device_type": "cpu", "backend": "toy", "settings": Settings(), "decision": "fused"}
+for _hook in HOOKS:
+    setattr(Recorder, f"around_{_hook}", _recording(_hook))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_wrappers_around_every_hook(monkeypatch, hook):
+    order: list[str] = []
+    register(Recorder(order, "inner"), "inner")
+    register(Recorder(order, "outer"), "outer")
+    try:
+        manager = PluginManager(Settings(), [plugin(monkeypatch)])
+    finally:
+        unregister("inner")
+        unregister("outer")
+    assert manager.order("cpu") == ("toy",) and manager.state("inner").state is State.AVAILABLE
+    order.clear()
+    wanted = {name: ARGUMENTS[name] for name in getattr(manager.hooks.hook, hook).spec.argnames}
+    assert not manager.ask(hook, **wanted).faults
+    assert order == [f"outer {hook} {{", f"inner {hook} {{", f"inner {hook} }}", f"outer {hook} }}"]
+
+
+def test_a_wrapper_replaces_code_generators_and_manifests(monkeypatch):
+    import toy_backend
+
+    class Other(toy_backend.ToyBackend):
+        pass
+
+    class Wrapper:
+        @hookimpl(wrapper=True)
+        def polyfuse_codegen(self):
+            from dataclasses import replace
+
+            return [replace(found, load=Other) for found in (yield)]
+
+    register(Wrapper(), "wrapper")
+    try:
+        manager = PluginManager(Settings(), [plugin(monkeypatch)])
+    finally:
+        unregister("wrapper")
+    (backend,) = manager.backends("cpu")
+    assert type(backend) is Other and backend.name == "toy"
+
+
+def test_a_program_registers_plugins_of_its_own(monkeypatch):
+    import toy_backend
+
+    class Mine:
+        @hookimpl
+        def polyfuse_codegen(self, device_type) -> Codegen:
+            return Codegen(toy_backend.ToyBackend, priority=99)
+
+        @hookimpl
+        def polyfuse_doctor(self):
+            return [Finding("mine", True, "well")]
+
+    mine = Mine()
+    assert register(mine) == "Mine"
+    with pytest.raises(ValueError, match="already"):
+        register(mine, "another")
+    with pytest.raises(ValueError, match="another name"):
+        register(Mine(), "Mine")
+    manager = PluginManager(Settings(), [plugin(monkeypatch)])
+    unregister(mine)
+    with pytest.raises(ValueError, match="not registered"):
+        unregister(mine)
+    assert manager.order("cpu") == ("Mine", "toy")
+    assert isinstance(manager.backend("Mine"), Backend) and manager.module("Mine") == __name__
+    assert [a.plugin for a in manager.ask("polyfuse_doctor", settings=Settings())] == ["Mine"]
+    assert PluginManager(Settings(), [plugin(monkeypatch)]).order("cpu") == ("toy",)
+
+
+def test_what_a_program_registers_takes_the_place_of_an_installed_plugin(monkeypatch):
+    @hookimpl
+    def polyfuse_manifest():
+        return Manifest("toy", "5", "me", API_VERSION)
+
+    register(SimpleNamespaceWithHash(polyfuse_manifest=polyfuse_manifest))
+    try:
+        manager = PluginManager(Settings(), [plugin(monkeypatch)])
+    finally:
+        unregister("toy")
+    assert manager.state("toy").version == "5" and manager.order("cpu") == ()
+
+
+def test_installed_plugins_are_called_by_priority_then_by_name(monkeypatch):
+    def says(settings):
+        return [Finding("x", True, "")]
+
+    hooks = {"polyfuse_doctor": says}
+    points = [
+        plugin(monkeypatch, "z", hooks, **FREE),
+        plugin(monkeypatch, "y", hooks, **FREE),
+        plugin(monkeypatch, "low", hooks, priority={"cpu": 1}),
+        plugin(monkeypatch, "high", hooks, priority={"cpu": 5}),
+    ]
+
+    def order(**options: Any) -> list[str]:
+        manager = PluginManager(Settings(**options), points)
+        return [answer.plugin for answer in manager.ask("polyfuse_doctor", settings=Settings())]
+
+    assert order() == ["high", "low", "y", "z"]
+    assert order(backends=("low", "high")) == ["low", "high", "y", "z"]
