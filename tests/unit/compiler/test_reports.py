@@ -15,6 +15,7 @@ from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_re
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.text.print import text
+from polyfuse.plugin import hookimpl, register, unregister
 
 SCRIPT = """
 import sys
@@ -146,21 +147,31 @@ def test_dumping_changes_nothing(tmp_path: Path) -> None:
     assert (first.kernels, first.distinct_kernels) == (second.kernels, second.distinct_kernels)
 
 
-def test_plugins_can_watch_decisions(monkeypatch) -> None:
-    # as the compiler has it once it looked at torch's own switch
-    options = {"backends": ("interpreter",), "max_fusion_size": 17, "deterministic": "off"}
-    session = session_for(Settings.resolve(None, options))
+def test_plugins_can_watch_decisions() -> None:
     seen: list[object] = []
 
-    def failing(decision):
-        raise RuntimeError("no more")
+    class Watcher:
+        @hookimpl
+        def polyfuse_decision(self, decision):
+            seen.append(decision)
 
-    monkeypatch.setattr(
-        session, "_observers", [("watcher", lambda decision: seen.append(decision)), ("bad", failing)]
-    )
-    compiled(lambda x: torch.softmax(x, -1), torch.randn(4, 8), max_fusion_size=17)
-    assert {d.kind for d in seen} >= {"fuse", "local"}
-    assert [name for name, _ in session._observers] == ["watcher"]
+    class Bad:
+        calls = 0
+
+        @hookimpl
+        def polyfuse_decision(self):
+            self.calls += 1
+            raise RuntimeError("no more")
+
+    bad = Bad()
+    register(Watcher())
+    register(bad)
+    try:
+        compiled(lambda x: torch.softmax(x, -1), torch.randn(4, 8), max_fusion_size=17)
+    finally:
+        unregister("Watcher")
+        unregister("Bad")
+    assert {d.kind for d in seen} >= {"fuse", "local"} and bad.calls == 1
 
 
 def test_the_option_log_sets_levels() -> None:

@@ -51,7 +51,7 @@ def find_candidates(entry_points: Iterable[metadata.EntryPoint] | None = None) -
         candidate = _candidate(point)
         other = found.setdefault(candidate.name, candidate)
         # One distribution may be listed twice, for instance by an editable install over a source tree.
-        if other.distribution != candidate.distribution or other.entry_point.value != point.value:
+        if other.distribution != candidate.distribution or other.entry_point != point:
             raise DuplicateBackendError(
                 f"distributions {other.distribution!r} and {candidate.distribution!r} both declare a plugin "
                 f"named {candidate.name!r}",
@@ -75,9 +75,9 @@ def manifest_of(candidate: Candidate) -> tuple[object, Manifest]:
     point = candidate.entry_point
     plugin = point.load() if point is not None else candidate.plugin
     declare = getattr(plugin, "polyfuse_manifest", None)
-    if declare is None and point is None:
-        return plugin, Manifest(candidate.name, "", candidate.distribution, API_VERSION, offers=())
-    if declare is None and point is not None:
+    if declare is None:
+        if point is None:
+            return plugin, Manifest(candidate.name, "", candidate.distribution, API_VERSION, offers=())
         raise ValueError(f"module {point.value} has no hook implementation `polyfuse_manifest`")
     manifest = declare()
     if not isinstance(manifest, Manifest):
