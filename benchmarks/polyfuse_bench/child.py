@@ -30,6 +30,7 @@ TASKS = {
     "compile": "polyfuse_bench.compile_time",
     "autotune_backends": "polyfuse_bench.autotune_backends",
     "memory": "polyfuse_bench.memory",
+    "checkouts": "polyfuse_bench.checkouts",
 }
 
 
