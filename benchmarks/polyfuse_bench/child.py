@@ -25,6 +25,7 @@ TASKS = {
     "kernel": "polyfuse_bench.kernel_timing",
     "linear": "polyfuse_bench.linear",
     "host": "polyfuse_bench.host",
+    "engines": "polyfuse_bench.engines",
     "products": "polyfuse_bench.products",
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",
