@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
+from polyfuse.base.text import printable
+
 __all__ = ["configure", "get_logger", "reset_warned", "warn_once"]
 
 _ROOT = "polyfuse"
@@ -44,7 +46,7 @@ def warn_once(area: str, message: str, *, key: str = "") -> bool:
         if mark in _warned:
             return False
         _warned[mark] = None
-    get_logger(area).warning(message)
+    get_logger(area).warning("%s", printable(message))
     return True
 
 

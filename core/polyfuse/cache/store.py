@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from polyfuse.base.files import locked, publish_folder, remove_folder, scratch_folder
 from polyfuse.base.folders import process_folder, writable_root
+from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache.artifacts import CONTENTS, is_address, mark_used
 from polyfuse.cache.keys import unit_key
@@ -49,6 +50,7 @@ class KernelStore:
         root: the folder.
         limit: most bytes to keep there; 0: any number.
         sharing: exchanges artifacts with other machines; None: nothing does.
+        moved: whether nothing is added here any more.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class KernelStore:
         self._kernels = root / "kernels"
         self._locks = root / "locks"
         self._lock_timeout = lock_timeout
+        self.moved = False
 
     @staticmethod
     def open(settings: Settings, *, shared: bool = False) -> KernelStore:
@@ -86,8 +89,22 @@ class KernelStore:
         """Return a store that belongs to this process and goes away with it."""
         return KernelStore(process_folder())
 
+    def move(self, why: str) -> None:
+        """Let this process add what it builds to a temporary folder from now on, and say why."""
+        self.moved = True
+        warn_once(
+            "cache",
+            f"{why}, or name another folder with the option `cache_dir`; this process keeps what it builds in"
+            f" the temporary folder {process_folder()}, and the next one builds it again",
+            key=f"moved {self.root}",
+        )
+
     def find(self, key: str) -> Located | None:
         """Return where a kernel lies, or None when it is not there in full, as it was built."""
+        found = self._find(key)
+        return KernelStore.temporary()._find(key) if found is None and self.moved else found
+
+    def _find(self, key: str) -> Located | None:
         unit = read_record(self._pointer(key)).get("unit")
         if not is_address(unit):
             return None
