@@ -121,7 +121,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def is_out_of_space(error: BaseException) -> bool:
-    """Whether an error, or what led to it, is that a file system or quota is full; compilers say it in words."""
+    """Whether an error, or what led to it, is that a disk or a quota is full; compilers say it in words."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
