@@ -1,5 +1,5 @@
-"""Files that lie where Polyfuse works are not executed: modules beside the user's script, texts that are replayed,
-names that a terminal would obey.
+"""Files that lie where Polyfuse works are not executed: modules beside the user's script, texts that are
+replayed, names that a terminal would obey.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ HOST = (
         "(yield)",
         "a := 1",
         "*x",
-        "\n1",
         "",
     ),
 )

@@ -1,5 +1,5 @@
-"""Compilers that hang, lie, print without end, or leave something else than a library: the results are right, there
-is a warning and no hang.
+"""Compilers that hang, lie, print without end, or leave something else than a library: the results are right,
+there is a warning and no hang.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ BUILDS = {
     "leaves only the head of a library": "$real; head -c 64 $out > $out.half; mv $out.half $out",
     "leaves another program": "cp /bin/true $out",
     "leaves a library without kernels": "echo 'int x;' | g++ -shared -fPIC -x c++ - -o $out",
-    "leaves a library of another machine": "$real; printf '\\xb7' | dd of=$out bs=1 seek=18 conv=notrunc 2>/dev/null",
+    "leaves a library of another machine": (
+        "$real; printf '\\267' | dd of=$out bs=1 seek=18 conv=notrunc 2>/dev/null"
+    ),
     "leaves a folder": "mkdir $out",
     "leaves a link that leads nowhere": "ln -s /nowhere/at/all $out",
     "leaves a pipe": "mkfifo $out",
@@ -41,7 +43,7 @@ BUILDS = {
     "ends, but leaves a child that holds its output": "sleep 1000 & exit 1",
     "prints without end": "yes 'error: no end is in sight'",
     "prints much, and fails": "yes 'error: long' | head -c 30000000; exit 1",
-    "prints commands for the terminal": "printf '\\033]0;owned\\007\\033[2J\\033[31merror\\033[0m\\n'; exit 1",
+    "prints commands for the terminal": "printf '\\033]0;owned\\007\\033[31merror\\033[0m\\n'; exit 1",
     "prints what is no text": "head -c 3000 /dev/urandom; exit 1",
     "says that the disk is full": "echo 'fatal error: No space left on device' >&2; exit 1",
     "fails the first time": "test -e $mark && exec $real; : > $mark; exit 1",
