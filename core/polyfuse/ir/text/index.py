@@ -125,7 +125,7 @@ def read_axis(tokens: Tokens, known: Mapping[str, Atom]) -> Index:
 def _variable_name(tokens: Tokens) -> str:
     """The name of an axis or symbol, which programs print as it is."""
     name = tokens.name()
-    if not name.isidentifier():
+    if not _PLAIN.match(name):
         raise tokens.error(f"{name[:80]!r} names no variable")
     return name
 
@@ -188,7 +188,7 @@ def _read_variable(tokens: Tokens, name: str, known: Mapping[str, Atom]) -> Atom
         if name not in known:
             raise tokens.error(f"variable {name!r} is not declared")
         return known[name]
-    if not name.isidentifier():
+    if not _PLAIN.match(name):
         raise tokens.error(f"{name[:80]!r} names no variable")
     if tokens.is_bounds():
         lo, hi = _read_bounds(tokens)
