@@ -7,10 +7,9 @@ graphs are code: archives are to be had only from those whose code one would run
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -23,15 +22,15 @@ from polyfuse.base.files import atomic_write
 from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS, KINDS, Artifact, kernels_in
 from polyfuse.cache.keys import STORE_FORMAT, unit_key
+from polyfuse.cache.records import parse_record
+from polyfuse.cache.zip_reader import Limits, ZipReader, is_plain_name
 
 __all__ = ["AddUnit", "Unpacked", "pack", "unpack", "zip_entry"]
 
 _HEAD: Final = "polyfuse-cache.json"
 
-# What reading a member raises, by where the damage is.
-_DAMAGED: Final = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
-
-_NAME: Final = re.compile(r"(?!\.)[\w.+-]+")
+# A whole cache folder may go into one archive.
+_LIMITS: Final = Limits(members=1 << 20, directory=1 << 28)
 
 
 class AddUnit(Protocol):
@@ -80,30 +79,30 @@ def unpack(root: Path, stream: IO[bytes], add: AddUnit) -> Unpacked:
         CacheError: it is no archive, or one for another version of the store.
     """
     try:
-        with zipfile.ZipFile(stream) as archive:
-            head = json.loads(archive.read(_HEAD))
-            if not isinstance(head, dict) or head.get("format") != STORE_FORMAT:
-                raise CacheError("the archive was written for another format of the cache", "write it anew")
-            results = [
-                _unpack_one(archive, root, kind, names, add) for (kind, _), names in _grouped(archive).items()
-            ]
-    except (*_DAMAGED, KeyError) as error:
+        archive = ZipReader(stream, _LIMITS)
+        head = json.loads(archive.read(_HEAD))
+        if not isinstance(head, dict) or head.get("format") != STORE_FORMAT:
+            raise CacheError("the archive was written for another format of the cache", "write it anew")
+        results = [
+            _unpack_one(archive, root, kind, names, add) for (kind, _), names in _grouped(archive).items()
+        ]
+    except (ValueError, RecursionError) as error:
         raise CacheError(f"it is no archive of a cache, or damaged ({error})", "write it anew") from error
     return Unpacked(results.count("added"), results.count("present"), results.count("damaged"))
 
 
-def _grouped(archive: zipfile.ZipFile) -> Mapping[tuple[str, str], list[str]]:
+def _grouped(archive: ZipReader) -> Mapping[tuple[str, str], list[str]]:
     """The members of each artifact, by its kind and place; members that are none are left out."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name in archive.namelist():
+    for name in archive.members:
         parts = name.split("/")
         depth = 2 + KINDS.get(parts[0], "").count("/")
-        if parts[0] in KINDS and len(parts) >= depth and all(_NAME.fullmatch(part) for part in parts):
+        if parts[0] in KINDS and len(parts) >= depth and is_plain_name(name):
             groups.setdefault((parts[0], "/".join(parts[:depth])), []).append(name)
     return groups
 
 
-def _unpack_one(archive: zipfile.ZipFile, root: Path, kind: str, names: list[str], add: AddUnit) -> str:
+def _unpack_one(archive: ZipReader, root: Path, kind: str, names: list[str], add: AddUnit) -> str:
     try:
         files = {name: archive.read(name) for name in names}
         if kind == "kernels":
@@ -112,7 +111,7 @@ def _unpack_one(archive: zipfile.ZipFile, root: Path, kind: str, names: list[str
         for name in missing:
             atomic_write(root / name, files[name])
         return "added" if missing else "present"
-    except _DAMAGED:
+    except (ValueError, RecursionError):
         return "damaged"
 
 
@@ -122,8 +121,8 @@ def _unpack_unit(root: Path, files: Mapping[str, bytes], add: AddUnit) -> str:
     unit = PurePosixPath(*PurePosixPath(next(iter(files))).parts[:3])
     own = {PurePosixPath(name).relative_to(unit).as_posix(): data for name, data in files.items()}
     del own[CONTENTS]
-    if contents.get("files") != {name: len(data) for name, data in own.items()}:
-        raise ValueError("it lacks files")
+    if contents.get("files") != {n: [len(d), hashlib.sha256(d).hexdigest()] for n, d in own.items()}:
+        raise ValueError("it lacks files, or they are damaged")
     if not kernels or unit.name != unit_key(kernels):
         raise ValueError("it holds other kernels than it says")
     added: list[bool] = []
@@ -141,8 +140,7 @@ def _contents(files: Mapping[str, bytes]) -> Mapping[str, object]:
     """The list of contents among the files of a unit."""
     for name, data in files.items():
         if name.count("/") == 3 and name.endswith(f"/{CONTENTS}"):
-            found = json.loads(data)
-            return found if isinstance(found, dict) else {}
+            return parse_record(data)
     raise ValueError("it has no list of contents")
 
 

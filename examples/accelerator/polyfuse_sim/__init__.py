@@ -1,4 +1,4 @@
-"""A simulated accelerator. `import polyfuse_sim` gives torch devices `sim:0` and `sim:1`; Polyfuse finds the rest.
+"""A simulated accelerator. `import polyfuse_sim` gives torch two devices, `sim:0` and `sim:1`.
 
 `runtime.cpp` is what a vendor's driver and torch extension would be, `torch_module.py` becomes `torch.sim`,
 `device.py` tells Polyfuse about the device, `codegen.py` and `backend.py` generate kernels for it.
