@@ -42,7 +42,7 @@ def on_config(config: Any) -> Any:
 
 def navigation(index: str) -> list[dict[str, Any]]:
     """The headings of the index, each with the pages that it is the first to link; then all decisions."""
-    found: list[dict[str, Any]] = [{"Polyfuse": "index.md"}]
+    found: list[dict[str, Any]] = [{"Home": "index.md"}]
     seen = set(NOT_LISTED)
     for heading, text in re.findall(r"^## (.*)\n((?:(?!## ).*\n?)*)", index, re.MULTILINE):
         if "|---|" in text:
@@ -73,6 +73,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Turn links of a checkout into links of the site."""
     if page.file.src_uri == API:
         return api_page()
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]
     up = "../" * page.file.src_uri.count("/")
     for source, name in OUTSIDE.items():
         markdown = markdown.replace(f"]({up}../{source}", f"]({up}{name}")

@@ -49,7 +49,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 def test_links_of_a_checkout_become_links_of_the_site() -> None:
     def page(name: str, text: str) -> str:
-        at = SimpleNamespace(file=SimpleNamespace(src_uri=name))
+        at = SimpleNamespace(file=SimpleNamespace(src_uri=name), meta={})
         return str(tool("site_hooks").on_page_markdown(text, at, None, None))
 
     assert page("tour.md", "[a](../CONTRIBUTING.md#rules)") == "[a](contributing.md#rules)"
