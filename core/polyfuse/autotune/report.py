@@ -170,7 +170,9 @@ def lines_of(record: Record) -> tuple[str, str]:
     if best is None:
         return f"{'-':>7} {'-':>10}     {record.about}", f"search not over; {tried} so far"
     head = f"{f'{gain:.2f} x' if gain else '-':>7} {best.milliseconds:>10.4f} ms  {record.about}"
-    instead = f"{best.candidate} instead of {usual}" if gain and usual != str(best.candidate) else best.candidate
+    instead = (
+        f"{best.candidate} instead of {usual}" if gain and usual != str(best.candidate) else best.candidate
+    )
     return head, f"{instead}; {tried}"
 
 

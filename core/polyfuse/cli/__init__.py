@@ -30,7 +30,10 @@ COMMANDS: Final = {
     "package": ("polyfuse.cli.package", "describe or verify an ahead-of-time package"),
     "replay": ("polyfuse.cli.replay", "compile a dumped graph or kernel and compare it with the interpreter"),
     "settings": ("polyfuse.cli.settings", "list every option with its value here"),
-    "tune": ("polyfuse.cli.tune", "autotune a program within a budget; show, load or forget what was measured"),
+    "tune": (
+        "polyfuse.cli.tune",
+        "autotune a program; show, load or forget what was measured",
+    ),
 }
 
 

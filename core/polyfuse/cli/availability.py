@@ -61,7 +61,13 @@ def standing(manager: PluginManager, name: str, load: bool) -> Availability:
     devices = state.manifest.device_types if state.manifest is not None else ()
     here = not devices or any(device in ("*", "cpu") or is_present(device) for device in devices)
     fix = ""
-    if state.state is State.AVAILABLE and here and load and state.manifest is not None and state.manifest.load:
+    if (
+        state.state is State.AVAILABLE
+        and here
+        and load
+        and state.manifest is not None
+        and state.manifest.load
+    ):
         try:
             manager.backend(name)
         except PolyfuseError as error:
@@ -72,7 +78,9 @@ def standing(manager: PluginManager, name: str, load: bool) -> Availability:
     if state.state is State.DISABLED:
         return Availability(state, Standing.DISABLED, state.reason)
     if not here and state.state is not State.FAILED:
-        return Availability(state, Standing.ABSENT_DEVICE, f"no {' or '.join(devices)} device on this machine")
+        return Availability(
+            state, Standing.ABSENT_DEVICE, f"no {' or '.join(devices)} device on this machine"
+        )
     if state.state is State.REFUSED:
         cause, _, remedy = state.reason.partition("; ")
         return Availability(state, Standing.UNUSABLE, cause, fix or remedy)

@@ -119,7 +119,9 @@ def _info(root: Path, settings: Settings, as_json: bool) -> None:
     )
     for name, held in found.items():
         line = f"  {held.count} {name}"
-        print(f"{line}, {held.size / _MIB:.1f} MiB, the oldest used {_ago(held.oldest)}" if held.count else line)
+        print(
+            f"{line}, {held.size / _MIB:.1f} MiB, the oldest used {_ago(held.oldest)}" if held.count else line
+        )
 
 
 def _ago(days: float) -> str:

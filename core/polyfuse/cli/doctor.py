@@ -122,7 +122,9 @@ def _own(settings: Settings) -> Iterator[_Item]:
         held = usage(root)
         size = sum(item.size for item in held.values()) / 2**20
         stored = ", ".join(f"{item.count} {what}" for what, item in held.items() if item.count)
-        yield _Item("note", "polyfuse", "cache", f"{root}, {size:.1f} MiB" + (f": {stored}" if stored else ""))
+        yield _Item(
+            "note", "polyfuse", "cache", f"{root}, {size:.1f} MiB" + (f": {stored}" if stored else "")
+        )
         barred = held["barred kernels"].count
         if barred:
             yield _Item(
@@ -137,9 +139,7 @@ def _own(settings: Settings) -> Iterator[_Item]:
     yield _Item("note", "polyfuse", "builds at once", str(settings.build_worker_count()))
 
 
-def _of_plugins(
-    found: Sequence[Availability], manager: PluginManager, settings: Settings
-) -> Iterator[_Item]:
+def _of_plugins(found: Sequence[Availability], manager: PluginManager, settings: Settings) -> Iterator[_Item]:
     """How each plugin stands, and what it says of its own toolchain where it can be used."""
     answers = dict(manager.gather("polyfuse_doctor", settings=settings))
     for item in found:

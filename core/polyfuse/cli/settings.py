@@ -90,9 +90,7 @@ def _rows(settings: Settings, mode_name: str | None, mode: Mapping[str, object])
             origin = f"mode {mode_name}"
         elif value != info.default or environment(info.variable):
             origin = f"{info.variable} in the environment"
-        yield _Row(
-            info.name, repr(value), repr(info.default), origin, _takes(info), info.variable, info.doc
-        )
+        yield _Row(info.name, repr(value), repr(info.default), origin, _takes(info), info.variable, info.doc)
 
 
 def _plugin_rows(settings: Settings) -> Iterator[_Row]:

@@ -35,7 +35,11 @@ _USE = 'compile with mode="max-autotune" to use it (or "max-autotune-no-cudagrap
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
     parser.add_argument(
-        "--budget", type=seconds_of, default=0.0, metavar="TIME", help="for all searches, as 90s or 5m; default: none"
+        "--budget",
+        type=seconds_of,
+        default=0.0,
+        metavar="TIME",
+        help="for all searches, as 90s or 5m; default: none",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write what was measured to a file")
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a file")

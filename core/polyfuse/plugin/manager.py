@@ -322,8 +322,8 @@ class PluginManager:
                 close = nearest(name, self._states) or tuple(sorted(self._states))
                 warn_once(
                     "plugin",
-                    f"the option `disable` (POLYFUSE_DISABLE) names {name!r}, which is not installed; did you "
-                    f"mean {join_words(close, 'or')}?",
+                    f"the option `disable` (POLYFUSE_DISABLE) names {name!r}, which is not installed; did "
+                    f"you mean {join_words(close, 'or')}?",
                 )
         self._check_plugin_options()
 

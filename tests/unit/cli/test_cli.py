@@ -65,7 +65,9 @@ class TestBackends:
         reset_warned()
         cli.main([*arguments, "--json"])
         found = json.loads(capsys.readouterr().out)
-        rows = {row["name"]: row["standing"] for row in found} if isinstance(found, list) else found["backends"]
+        rows = (
+            {row["name"]: row["standing"] for row in found} if isinstance(found, list) else found["backends"]
+        )
         assert rows["triton"] == rows["cutlass"] == "not applicable here"
         assert not caplog.records
 
