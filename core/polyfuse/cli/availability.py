@@ -44,11 +44,6 @@ class Availability:
         """The device types that it serves, as its manifest lists them."""
         return self.plugin.manifest.device_types if self.plugin.manifest is not None else ()
 
-    @property
-    def generates(self) -> bool:
-        """Whether it brings a code generator."""
-        return self.plugin.manifest is not None and bool(self.plugin.manifest.load)
-
 
 def standing(manager: PluginManager, name: str, load: bool) -> Availability:
     """How a plugin stands.

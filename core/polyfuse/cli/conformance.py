@@ -11,7 +11,7 @@ from polyfuse.testing.conformance import run as run_conformance
 __all__ = ["EXAMPLE", "configure", "run"]
 
 EXAMPLE = """
-polyfuse conformance cpp --quick --jobs 2
+polyfuse conformance NAME --quick --jobs 2
 """
 
 

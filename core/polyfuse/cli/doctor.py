@@ -25,7 +25,8 @@ __all__ = ["EXAMPLE", "configure", "run"]
 
 EXAMPLE = """
 polyfuse doctor                    # what is wrong, most important first, and what can be used
-polyfuse doctor cpp --verbose      # everything that is known of one backend
+polyfuse doctor --verbose          # also what is well
+polyfuse doctor NAME               # one backend
 """
 
 _LEVELS = ("error", "warning", "note")
@@ -71,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         items.append(
             _Item(
                 *("error", "polyfuse", "no compiler for the CPU", "kernels are interpreted, which is slow"),
-                "install a C++ compiler (g++), or pip install 'polyfuse[halide]'",
+                "install a C++ compiler; `polyfuse backends` shows what else is missing",
             )
         )
     items.sort(key=lambda item: _LEVELS.index(item.level))

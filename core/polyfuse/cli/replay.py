@@ -16,7 +16,7 @@ __all__ = ["EXAMPLE", "configure", "run"]
 
 EXAMPLE = """
 POLYFUSE_DUMP=stages python model.py
-polyfuse replay stages/inference_0_0/graph.ir --backend cpp
+polyfuse replay stages/inference_0_0/graph.ir --backend NAME
 """
 
 

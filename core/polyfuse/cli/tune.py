@@ -29,7 +29,7 @@ polyfuse tune show mm                             # what was measured, the large
 polyfuse tune clear                               # forget it
 """
 
-_USE = 'compile with mode="max-autotune" to use it (or "max-autotune-no-cudagraphs", without CUDA graphs)'
+_USE = 'compile with mode="max-autotune" to use it (or "max-autotune-no-cudagraphs")'
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
