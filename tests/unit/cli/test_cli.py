@@ -73,6 +73,10 @@ class TestBackends:
 
 
 class TestDoctor:
+    @pytest.fixture(autouse=True)
+    def cache_folder(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+
     def test_what_is_well_is_one_line(self, capsys):
         assert cli.main(["doctor"]) == 0
         out = capsys.readouterr().out.splitlines()
