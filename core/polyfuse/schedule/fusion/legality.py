@@ -115,7 +115,7 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
     if between:
         third = rules.graph.nodes[(between & -between).bit_length() - 1]
         words = f"{third.name} ({third.op})" if isinstance(third, ExternCall) else third.name
-        return f"{words} runs between them: it needs the one and makes what the other needs"
+        return f"{words} runs between them"
     dependent = bool(second.before & first.bits)
     if not dependent and _gap(first, second) > rules.settings.max_horizontal_distance:
         return "they are far apart, and fusing them would keep buffers alive between them"
