@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from polyfuse.backend import polyfuse as backend
+from polyfuse.compiler.compile import compile_fx_graph
 from polyfuse.reporting.collect import Collector
 from polyfuse.reporting.compare import compare
 from polyfuse.reporting.describe import compile_times, describe
@@ -100,7 +100,7 @@ def _called(
 
     def compiler(gm: Any, inputs: Any) -> Callable[..., Any]:
         # Dynamo compiles anew for a backend that it has not seen
-        return backend(gm, inputs, mode=mode, options=options)
+        return compile_fx_graph(gm, inputs, mode, options)
 
     compiled = torch.compile(fn, backend=compiler, dynamic=dynamic)
     result = None

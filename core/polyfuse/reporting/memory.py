@@ -10,7 +10,7 @@ import torch
 
 from polyfuse.ir.graph import Graph
 from polyfuse.program import Program
-from polyfuse.program.memory import example_value, storage_bytes, storage_size
+from polyfuse.program.memory import example_value, itemsize, storage_bytes, storage_size
 from polyfuse.program.steps import Allocate, ExternStep, Free, LaunchKernel, Reuse, Step
 from polyfuse.schedule import Call, Schedule
 
@@ -86,7 +86,9 @@ def storages_of(program: Program, schedule: Schedule, given: Iterable[str] = ())
     for name in given:
         buffer = graph.buffers.get(name)
         if buffer is not None:
-            walk.add(name, storage_bytes(buffer, graph.symbol_hints))
+            # several may be parts of one storage, which their strides span: each counts its own elements
+            elements = example_value(buffer.numel, graph.symbol_hints) * itemsize(buffer)
+            walk.add(name, min(elements, storage_bytes(buffer, graph.symbol_hints)))
     for step in program.steps:
         walk.step(step)
     return walk.found

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from polyfuse.compiler.built import Built
-from polyfuse.ir.nodes import Collective, Wait
+from polyfuse.ir.nodes import RAISE, Collective, Wait
 from polyfuse.program.python_text import OBJECT_CALL
 from polyfuse.program.steps import ExternStep, LaunchKernel
 from polyfuse.runtime.module import KernelEntry
@@ -258,7 +258,9 @@ def event_names(built: Built) -> tuple[list[str], list[int]] | None:
     """
     position = {s.name: i for i, s in enumerate(built.schedule.steps) if isinstance(s, Launch)}
     launches = {k.name: iter(k.launches) for k in built.program.kernels}
-    calls = [i for i, s in enumerate(built.schedule.steps) if isinstance(s, Call)]
+    # what raises is a check of the program, not a call
+    steps_made = enumerate(built.schedule.steps)
+    calls = [i for i, s in steps_made if isinstance(s, Call) and s.node.op != RAISE]
     externs = [s for s in built.program.steps if isinstance(s, ExternStep)]
     named = {op: name for name, op in _OPERATOR.findall(built.module.text)}
     objects = {key: name for name, key in built.module.namespace["OBJECTS"].items()}
