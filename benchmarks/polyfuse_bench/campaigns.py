@@ -133,6 +133,14 @@ def host(selection: Selection) -> Plan:
     return _selecting("host", _chosen(CASES, selection.only, "graph"), CONTENDERS, selection)
 
 
+def engines(selection: Selection) -> Plan:
+    from polyfuse_bench.engines import CONTENDERS, NETWORKS
+
+    tasks = _selecting_tasks("engines", _chosen(NETWORKS, selection.only, "network"), CONTENDERS, selection)
+    shape = {"size": selection.model_size, "batch": selection.batch, "seq": selection.seq}
+    return [functools.partial(_contest_row, {**task, **shape}) for task in tasks]
+
+
 def products(selection: Selection) -> Plan:
     from polyfuse_bench.product_cases import CASES, cases_of
     from polyfuse_bench.products import CONTENDERS
@@ -253,6 +261,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "models": models,
     "linear": linear,
     "host": host,
+    "engines": engines,
     "products": products,
     "tilings": tilings,
     "compile": compile_time,

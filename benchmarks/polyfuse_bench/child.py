@@ -25,11 +25,13 @@ TASKS = {
     "kernel": "polyfuse_bench.kernel_timing",
     "linear": "polyfuse_bench.linear",
     "host": "polyfuse_bench.host",
+    "engines": "polyfuse_bench.engines",
     "products": "polyfuse_bench.products",
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",
     "autotune_backends": "polyfuse_bench.autotune_backends",
     "memory": "polyfuse_bench.memory",
+    "checkouts": "polyfuse_bench.checkouts",
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: `python -m polyfuse_bench WHAT`, where `all` is all but `products`, `opdb` and `fuzz`."""
+"""The command line: `python -m polyfuse_bench WHAT`; `all` is the main campaigns and the report."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from polyfuse_bench.fuzz.command import main as fuzz  # it has options of its own
 
         return fuzz(given[1:])
+    if given[:1] == ["checkouts"]:
+        from polyfuse_bench.checkouts import main as checkouts
+
+        return checkouts(given[1:])
     options = _parser().parse_args(given)
     commands = (
         ("kernels", "models", "linear", "compile", "memory", "report")
@@ -73,6 +77,10 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         facts["copy_rate"] = copy_rate(options.device)
     if kind == "products":
         facts["matrix_rates"] = {options.dtype: matrix_rate(options.device, options.dtype)}
+    if kind == "engines":
+        from polyfuse_bench.engines import versions
+
+        facts["engines"] = versions()
     if ahead:
         facts["ahead"] = ahead
     for row in _progress(kind, plan, together, began + options.limit if options.limit else math.inf):
