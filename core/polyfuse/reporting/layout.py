@@ -14,6 +14,8 @@ WIDTH, HEIGHT = 220, 44
 """Of a node, in the units of the coordinates."""
 _GAP_X, _GAP_Y, COLUMN_GAP = 28, 34, 120
 _SWEEPS = 4
+_ASPECT = 2.0
+"""Width of a drawing against its height."""
 _UNWRAPPED = 24
 """Layers that stay in one column."""
 
@@ -63,10 +65,10 @@ def _spread(row: Sequence[int], x: list[float], centre: dict[int, float] | None 
 def _wrapped(
     rows: Sequence[Sequence[int]], x: Sequence[float], layer: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Cut a long drawing into columns, so that it is about as high as it is wide."""
+    """Cut a long drawing into columns, so that it is wider than high."""
     step = HEIGHT + _GAP_Y
     width = max((len(row) for row in rows), default=1) * (WIDTH + _GAP_X) + COLUMN_GAP
-    high = max(_UNWRAPPED, math.ceil(math.sqrt(len(rows) * width / step)))
+    high = max(_UNWRAPPED, math.ceil(math.sqrt(len(rows) * width / step / _ASPECT)))
     found = [(0, 0)] * len(layer)
     shift = 0.0
     for start in range(0, len(rows), high):

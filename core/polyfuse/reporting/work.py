@@ -19,6 +19,8 @@ __all__ = ["ceilings", "operations_of"]
 
 _PRODUCTS = ("mm", "linear", "matmul", "addmv", "mv", "dot")
 _ROUNDS = 5
+_CACHED = 1 << 15
+"""Elements of a copy that stays in a cache."""
 
 
 def operations_of(step: Launch | Call, graph: Graph) -> float | None:
@@ -80,11 +82,14 @@ def ceilings(device: str) -> dict[str, Any]:
     target = torch.empty_like(source)
     square = torch.ones(side, side, device=device)
     copying = _best(lambda: target.copy_(source), wait)
+    near, other = torch.ones(_CACHED, device=device), torch.empty(_CACHED, device=device)
+    cached = None if module is not None else 2.0 * near.nbytes / _best(lambda: other.copy_(near), wait)
     multiplying = _best(lambda: torch.mm(square, square), wait)
     return {
         "device": device,
         "name": "CPU" if module is None else str(module.get_device_name()),
         "bandwidth": 2.0 * source.nbytes / copying,
+        "cache_bandwidth": cached,
         "operations": 2.0 * side**3 / multiplying,
         "how": f"measured: a copy of {source.nbytes >> 20} MiB, and torch.mm of {side} x {side} float32"
         f" with {torch.get_num_threads()} threads"

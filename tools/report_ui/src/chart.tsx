@@ -25,6 +25,9 @@ export function Chart(props: {
       style: { background: "transparent", color: "var(--text)", fontFamily: "inherit", fontSize: "12px" },
       ...props.draw(width),
     });
+    // the drawing is one image, which the box names; tables below it have the same for the keyboard
+    chart.setAttribute("aria-hidden", "true");
+    chart.querySelectorAll("[aria-label]").forEach((part) => part.removeAttribute("aria-label"));
     let under: unknown = null;
     chart.addEventListener("input", () => (under = chart.value));
     if (props.pick) {

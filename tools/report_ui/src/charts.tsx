@@ -1,7 +1,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { Chart, Plot } from "./chart";
 import { Ceiling, Phase, report, Step, Storage } from "./data";
-import { bytes, ms, perSecond, plural } from "./format";
+import { bytes, ms, perSecond, plural, short } from "./format";
 import { Empty, GraphChoice, Table, Tag } from "./parts";
 import { go, href, Route } from "./route";
 
@@ -67,7 +67,8 @@ export function RooflineView(props: { route: Route }) {
       <Legend />
       <p class="quiet">
         Ceilings are {ceiling.how}: {perSecond(ceiling.bandwidth, "B")} and {perSecond(ceiling.operations, "op")}. Bytes
-        count each buffer of a launch once, so a kernel whose data are in a cache may be above the slope. Times are
+        count each buffer of a launch once, so a kernel whose data are in a cache may be above the slope
+        {ceiling.cache_bandwidth ? `, up to the dashed one (${perSecond(ceiling.cache_bandwidth, "B")}, a small copy)` : ""}. Times are
         medians.{missing ? ` ${plural(missing, "launch or call", "launches or calls")} without a time or a known number of operations are left out.` : ""}
       </p>
       <h2>Farthest below their ceiling</h2>
@@ -94,10 +95,23 @@ function lost(p: Point, ceiling: Ceiling): number {
   return Math.max(p.step.ms! - least, 0);
 }
 
+/** 1, 10, 100 and so on, with 2 and 5 between them where there is room. */
+function ticks(low: number, high: number): number[] {
+  const found: number[] = [];
+  const steps = high / low > 2e3 ? [1] : [1, 2, 5];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+    found.push(...steps.map((s) => s * 10 ** power).filter((t) => t >= low && t <= high));
+  }
+  return found;
+}
+
 function roofline(points: Point[], ceiling: Ceiling, width: number): Plot.PlotOptions {
   const ridge = ceiling.operations / ceiling.bandwidth;
-  const left = Math.min(ridge / 8, ...points.map((p) => p.x / 2));
+  const left = Math.min(ridge / 8, (ceiling.operations / (ceiling.cache_bandwidth ?? Infinity)) / 2 || ridge / 8, ...points.map((p) => p.x / 2));
   const right = Math.max(ridge * 8, ...points.map((p) => p.x * 2));
+  const heights = points.map((p) => p.y);
+  const bottom = Math.min(left * ceiling.bandwidth, ...heights) / 1.6;
+  const top = Math.max(ceiling.operations, ...heights) * 1.8;
   const roof = [
     { x: left, y: left * ceiling.bandwidth },
     { x: ridge, y: ceiling.operations },
@@ -108,9 +122,18 @@ function roofline(points: Point[], ceiling: Ceiling, width: number): Plot.PlotOp
     marginLeft: 64,
     marginRight: 24,
     marginTop: 28,
+    marginBottom: 46,
     grid: true,
-    x: { type: "log", label: "Operations per byte", domain: [left, right], tickFormat: "~s" },
-    y: { type: "log", label: "Operations in a second", tickFormat: "~s" },
+    x: {
+      type: "log",
+      label: "Operations per byte",
+      labelAnchor: "center",
+      labelArrow: "none",
+      domain: [left, right],
+      ticks: ticks(left, right),
+      tickFormat: String,
+    },
+    y: { type: "log", label: "Operations in a second", domain: [bottom, top], ticks: ticks(bottom, top), tickFormat: short },
     r: { range: [2.5, 14] },
     color: COLORS,
     marks: [
@@ -127,11 +150,17 @@ function roofline(points: Point[], ceiling: Ceiling, width: number): Plot.PlotOp
         x: "x",
         y: "y",
         text: () => perSecond(ceiling.bandwidth, "B"),
-        dx: 12,
-        dy: -12,
+        dx: 6,
+        dy: -22,
         textAnchor: "start",
         fill: "var(--quiet)",
       }),
+      ceiling.cache_bandwidth === null
+        ? null
+        : Plot.line(
+            [left, ceiling.operations / ceiling.cache_bandwidth].map((x) => ({ x, y: x * ceiling.cache_bandwidth! })),
+            { x: "x", y: "y", stroke: "var(--quiet)", strokeDasharray: "4 3" },
+          ),
       Plot.dot(points, {
         x: "x",
         y: "y",
@@ -197,7 +226,8 @@ function liveBytes(phase: Phase): { at: number; bytes: number }[] {
     change[s.last === null ? phase.steps : s.last + 1] -= s.bytes;
   }
   let live = 0;
-  return Array.from({ length: phase.steps }, (_, at) => ({ at, bytes: (live += change[at]) }));
+  const found = Array.from({ length: phase.steps }, (_, at) => ({ at, bytes: (live += change[at]) }));
+  return found.length ? [...found, { at: phase.steps, bytes: found[found.length - 1].bytes }] : found;
 }
 
 function MemoryMap(props: { name: string; phase: Phase; most: number; unit: string; steps?: Step[] }) {
@@ -214,11 +244,12 @@ function MemoryMap(props: { name: string; phase: Phase; most: number; unit: stri
         label={`${props.name}: lifetimes of buffers, and bytes in use, by ${props.unit}`}
         of={[phase, most]}
         draw={() => ({
-          height: 340,
+          height: 350,
+          marginBottom: 44,
           marginLeft: 64,
           marginRight: 16,
           marginTop: 24,
-          x: { label: props.unit, domain: [0, Math.max(phase.steps, 1)] },
+          x: { label: props.unit, labelAnchor: "center", labelArrow: "none", domain: [0, Math.max(phase.steps, 1)] },
           y: { label: "Bytes", domain: [0, top], tickFormat: "~s", grid: true },
           marks: [
             Plot.rect(blocks, {
@@ -230,7 +261,7 @@ function MemoryMap(props: { name: string; phase: Phase; most: number; unit: stri
               stroke: "var(--kernel)",
               strokeWidth: blocks.length > 600 ? 0.2 : 0.6,
             }),
-            Plot.line(live, { x: (d) => d.at + 0.5, y: "bytes", stroke: "var(--text)", strokeWidth: 1.5, curve: "step" }),
+            Plot.line(live, { x: "at", y: "bytes", stroke: "var(--text)", strokeWidth: 1.5, curve: "step-after" }),
             Plot.ruleX([phase.peak_step + 0.5], { stroke: "var(--fallback)", strokeDasharray: "4 3" }),
             Plot.dot([phase], { x: (d) => d.peak_step + 0.5, y: "peak", fill: "var(--fallback)", r: 4 }),
             Plot.tip(
@@ -351,10 +382,11 @@ export function TimelineView(props: { route: Route }) {
         of={[spans, low, high]}
         pick={(s) => (s as Span).step !== null && go("kernel", props.route.graph, (s as Span).step)}
         draw={() => ({
-          height: spans.some((s) => s.lane === "device") ? 220 : 140,
+          height: spans.some((s) => s.lane === "device") ? 230 : 150,
+          marginBottom: 44,
           marginLeft: 64,
           marginRight: 24,
-          x: { label: "Microseconds since the call began", domain: [low, high] },
+          x: { label: "Microseconds since the call began", labelAnchor: "center", labelArrow: "none", domain: [low, high] },
           y: { label: null, domain: spans.some((s) => s.lane === "device") ? ["host", "device"] : ["host"], padding: 0.25 },
           color: COLORS,
           marks: [

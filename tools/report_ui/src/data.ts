@@ -163,6 +163,7 @@ export interface Ceiling {
   device: string;
   name: string;
   bandwidth: number;
+  cache_bandwidth: number | null;
   operations: number;
   how: string;
 }

@@ -14,10 +14,12 @@ function scaled(value: number, unit: string): string {
 
 function digits(value: number): string {
   const size = Math.abs(value);
-  if (size >= 100 || Number.isInteger(value)) return value.toFixed(0);
+  if (size >= 100 || Number.isInteger(Number(value.toPrecision(6)))) return value.toFixed(0);
   return value.toFixed(size >= 10 ? 1 : 2);
 }
 
+/** A number for an axis. */
+export const short = (value: number): string => scaled(value, "").replace(" ", "").trim();
 export const bytes = (value: number): string => scaled(value, "B");
 export const perSecond = (value: number, unit: string): string => `${scaled(value, unit)}/s`;
 export const count = (value: number): string => value.toLocaleString("en");

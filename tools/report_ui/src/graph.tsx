@@ -136,12 +136,12 @@ class Drawing {
     pen.globalAlpha = this.found[i] ? 1 : 0.18;
     pen.beginPath();
     pen.roundRect(step.x, step.y, WIDTH, HEIGHT, 7);
-    pen.fillStyle = color(`${step.type}-soft`);
+    pen.fillStyle = color(readable ? `${step.type}-soft` : step.type);
     pen.fill();
     pen.lineWidth = this.selected === i ? 3 : 1;
     pen.strokeStyle = color(this.selected === i ? "accent" : step.type);
     pen.stroke();
-    if (step.ms !== null) {
+    if (readable && step.ms !== null) {
       pen.fillStyle = color(step.type);
       pen.fillRect(step.x + 8, step.y + HEIGHT - 5, ((WIDTH - 16) * step.ms) / most, 2.5);
     }
@@ -208,6 +208,7 @@ export function GraphView(props: { route: Route; theme: string }) {
       });
     select(element).call(zoomer.current).on("dblclick.zoom", null);
     fit();
+    if (selected !== null && graph.steps[selected]) centre(selected);
     const watch = new ResizeObserver(() => drawing.current!.request());
     watch.observe(element);
     return () => watch.disconnect();

@@ -1,5 +1,5 @@
 import { Graph, isOpen, report, Times } from "./data";
-import { bytes, count, ms, plural, seconds } from "./format";
+import { bytes, count, ms, op, plural, seconds } from "./format";
 import { Place, Table, Tag } from "./parts";
 import { href } from "./route";
 
@@ -70,8 +70,8 @@ function Stages() {
   const of = (times: Times | null, name: string) => times?.stages.find(([n]) => n === name)?.[1] ?? 0;
   const bar = (times: Times | null, name: string, kind: string) => (
     <span class="bar">
-      <i class={kind} style={{ width: `${(100 * of(times, name)) / most}%` }} />
-      <span>{times ? seconds(of(times, name)) : "–"}</span>
+      {of(times, name) > 0 && <i class={kind} style={{ width: `${(100 * of(times, name)) / most}%` }} />}
+      <span>{of(times, name) ? seconds(of(times, name)) : "–"}</span>
     </span>
   );
   return (
@@ -110,26 +110,58 @@ function state(graph: Graph): string {
   return graph.cached ? "read from the graph cache" : "compiled";
 }
 
+interface Cost {
+  name: string;
+  graph: number;
+  step: number;
+  uses: number;
+  ms: number;
+}
+
+/** Equal kernels, and calls of one operator at one line of the model, together. */
+function costs(): Cost[] {
+  const found = new Map<string, Cost>();
+  report.graphs.forEach((graph, g) =>
+    graph.steps.forEach((step, s) => {
+      if (step.ms === null) return;
+      const key = step.kernel === null ? `${step.name} ${step.sources.join()}` : String(step.kernel);
+      const cost = found.get(key) ?? { name: step.name, graph: g, step: s, uses: 0, ms: 0 };
+      found.set(key, { ...cost, uses: cost.uses + 1, ms: cost.ms + step.ms });
+    }),
+  );
+  return [...found.values()].sort((a, b) => b.ms - a.ms);
+}
+
 function Costliest() {
-  const rows = report.graphs
-    .flatMap((graph, g) => graph.steps.map((step, s) => ({ graph, g, step, s })))
-    .filter((row) => row.step.ms !== null)
-    .sort((a, b) => b.step.ms! - a.step.ms!);
-  const total = sum(rows.map((row) => row.step.ms!));
+  const rows = costs();
+  const total = sum(rows.map((row) => row.ms));
+  const first = (row: Cost) => report.graphs[row.graph].steps[row.step];
   return (
     <Table
-      label="Costliest launches and calls"
-      rows={rows.slice(0, 8)}
+      label="Costliest kernels and calls"
+      rows={rows.slice(0, 10)}
       empty="No launch was measured."
       columns={[
         {
           title: "Kernel or call",
-          cell: (row) => <a href={href("kernel", row.g, row.s)}>{row.step.name}</a>,
+          cell: (row) => (
+            <a class="clip" href={href("kernel", row.graph, row.step)} title={row.name}>
+              {op(row.name)}
+            </a>
+          ),
         },
-        { title: "", cell: (row) => <Tag type={row.step.type}>{row.step.backend}</Tag> },
-        { title: "Time", number: true, cell: (row) => ms(row.step.ms) },
-        { title: "Share", number: true, cell: (row) => `${((100 * row.step.ms!) / total).toFixed(1)}%` },
-        { title: "Model", cell: (row) => <Place source={row.step.sources[0] ?? null} /> },
+        { title: "", cell: (row) => <Tag type={first(row).type}>{first(row).backend}</Tag> },
+        { title: "Launches", number: true, cell: (row) => count(row.uses) },
+        { title: "Time", number: true, cell: (row) => ms(row.ms) },
+        { title: "Share", number: true, cell: (row) => `${((100 * row.ms) / total).toFixed(1)}%` },
+        {
+          title: "Model",
+          cell: (row) => (
+            <span class="clip">
+              <Place source={first(row).sources[0] ?? null} />
+            </span>
+          ),
+        },
       ]}
     />
   );
@@ -150,7 +182,7 @@ export function Summary() {
           <Stages />
         </section>
         <section>
-          <h2>Costliest launches and calls</h2>
+          <h2>Costliest kernels and calls</h2>
           <Costliest />
         </section>
       </div>
