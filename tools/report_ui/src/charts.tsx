@@ -123,20 +123,22 @@ function roofline(points: Point[], ceiling: Ceiling, width: number): Plot.PlotOp
     marginRight: 24,
     marginTop: 28,
     marginBottom: 46,
-    grid: true,
     x: {
       type: "log",
       label: "Operations per byte",
       labelAnchor: "center",
       labelArrow: "none",
       domain: [left, right],
-      ticks: ticks(left, right),
-      tickFormat: String,
     },
-    y: { type: "log", label: "Operations in a second", domain: [bottom, top], ticks: ticks(bottom, top), tickFormat: short },
+    y: { type: "log", label: "Operations in a second", domain: [bottom, top] },
     r: { range: [2.5, 14] },
     color: COLORS,
     marks: [
+      // the axis of a logarithmic scale leaves out labels of its own choice
+      Plot.gridX(ticks(left, right)),
+      Plot.gridY(ticks(bottom, top)),
+      Plot.axisX(ticks(left, right), { text: (x: number) => Number(x.toPrecision(3)).toString(), label: null }),
+      Plot.axisY(ticks(bottom, top), { text: short, label: null }),
       Plot.line(roof, { x: "x", y: "y", stroke: "var(--text)", strokeWidth: 1.5 }),
       Plot.text([{ x: right, y: ceiling.operations }], {
         x: "x",
@@ -158,7 +160,10 @@ function roofline(points: Point[], ceiling: Ceiling, width: number): Plot.PlotOp
       ceiling.cache_bandwidth === null
         ? null
         : Plot.line(
-            [left, ceiling.operations / ceiling.cache_bandwidth].map((x) => ({ x, y: x * ceiling.cache_bandwidth! })),
+            [left, ceiling.operations / ceiling.cache_bandwidth, ridge].map((x) => ({
+              x,
+              y: Math.min(x * ceiling.cache_bandwidth!, ceiling.operations),
+            })),
             { x: "x", y: "y", stroke: "var(--quiet)", strokeDasharray: "4 3" },
           ),
       Plot.dot(points, {
