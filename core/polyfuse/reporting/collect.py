@@ -143,8 +143,9 @@ class Collector:
             capture = next((c for c in same if c is not None), None)
         self.graphs.append(Compiled(report, capture=capture))
 
-    def built(self, aten: AtenGraph, built: BuiltGraph) -> None:
+    def built(self, aten: AtenGraph, built: object) -> None:
         """A graph was compiled."""
+        assert isinstance(built, BuiltGraph)
         compiled = next((g for g in reversed(self.graphs) if g.report is built.report), None)
         if compiled is None:
             return

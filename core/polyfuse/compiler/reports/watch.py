@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from polyfuse.compiler.built import BuiltGraph
     from polyfuse.frontend.graph import AtenGraph
     from polyfuse.runtime.module import KernelEntry
 
@@ -30,8 +29,8 @@ class Watcher(Protocol):
     def entries(self, kernels: Mapping[str, KernelEntry]) -> Mapping[str, KernelEntry]:
         """The kernels that a program is loaded with, or what stands for them."""
 
-    def built(self, aten: AtenGraph, built: BuiltGraph) -> None:
-        """A graph was compiled."""
+    def built(self, aten: AtenGraph, built: object) -> None:
+        """A graph was compiled: its `BuiltGraph`."""
 
     def reported(self, report: object) -> None:
         """A graph is compiled, was read from the graph cache, or runs in eager mode: its `GraphReport`."""
@@ -66,7 +65,7 @@ def entries_for(kernels: Mapping[str, KernelEntry]) -> Mapping[str, KernelEntry]
     return kernels if _watcher is None else _watcher.entries(kernels)
 
 
-def note_built(aten: AtenGraph, built: BuiltGraph) -> None:
+def note_built(aten: AtenGraph, built: object) -> None:
     """After the stages of a traced graph."""
     if _watcher is not None:
         _watcher.built(aten, built)
