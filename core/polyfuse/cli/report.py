@@ -13,23 +13,23 @@ from typing import Any
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import child_environment
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
 
-_EXAMPLE = """\
-examples:
-  polyfuse report train.py
-  polyfuse report -o before.html train.py -- --steps 3
-  polyfuse report --compare before.html train.py -- --steps 3
+EXAMPLE = """
+polyfuse report train.py
+polyfuse report -o before.html train.py -- --steps 3
+polyfuse report --compare before.html train.py -- --steps 3
+"""
+
+_ABOUT = """
 
 The program runs twice, each time in a process of its own: first with an empty cache folder, then, for the
-time of a warm compile, with what the first run left there. --once leaves the second run out.
-"""
+time of a warm compile, with what the first run left there. --once leaves the second run out."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLE
+    parser.description = f"{parser.description}{_ABOUT}"
     parser.add_argument(
         "-o",
         "--output",
