@@ -13,7 +13,12 @@ from polyfuse.aot.description import Argument, Description, Entry
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import PackageError
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+polyfuse package info model.pf
+polyfuse package verify model.pf
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
