@@ -110,7 +110,7 @@ class ProgramTimer:
                 return function(*args, **kwargs)
             marks = None
             if self._device is not None:
-                marks = tuple(self._device.event() for _ in range(2))
+                marks = self._device.event(), self._device.event()
                 marks[0].record()
             start = time.perf_counter()
             out = function(*args, **kwargs)
