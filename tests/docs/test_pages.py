@@ -125,6 +125,20 @@ def test_every_page_is_in_the_index() -> None:
             assert f"({name})" in index, f"docs/index.md does not mention {name}"
 
 
+PROMISES = re.compile(r"(After|This|Look up|Short answers|What|Whole models|A tensor compiler)\b")
+"""How the first sentence of a page begins, which says what its reader can do with it."""
+
+
+def test_pages_begin_with_what_the_reader_can_do() -> None:
+    wrong = []
+    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "backends").glob("*.md")]:
+        text = re.sub(r"<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        first = next(line for line in text.splitlines()[1:] if line.strip())
+        if not PROMISES.match(first):
+            wrong.append(f"{page.name}: {first}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_decisions_are_listed_and_open_with_the_decision() -> None:
     index = (ROOT / "docs" / "decisions" / "README.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs" / "decisions").glob("*.md"):
