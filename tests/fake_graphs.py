@@ -207,7 +207,7 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def fake_graph_device() -> Iterator[FakeDevice]:
-    """Let the processor record, with a memory of its own."""
+    """Let the CPU record, with a memory of its own."""
     device = FakeDevice()
     replace_graph_device("cpu", lambda _: device)
     forget_graph_memory("cpu")

@@ -25,7 +25,7 @@ TASKS = {
     "kernel": "polyfuse_bench.kernel_timing",
     "linear": "polyfuse_bench.linear",
     "host": "polyfuse_bench.host",
-    "products": "polyfuse_bench.products",
+    "gemm": "polyfuse_bench.gemm",
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",
     "autotune_backends": "polyfuse_bench.autotune_backends",

@@ -7,7 +7,7 @@ from html import escape
 
 from polyfuse_bench.report_summary import Group, Speed
 
-PANELS = (
+CHARTS = (
     ("Models", "forward", "CPU with two cores, f32, batch 1"),
     ("Models on NVIDIA H200", "forward", "NVIDIA H200, f32, batch 1"),
 )
@@ -19,12 +19,12 @@ STYLE = "font-family: -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; f
 
 
 def speed_chart(found: Sequence[Group]) -> str | None:
-    """The drawing, or None where a panel's results are missing."""
+    """The drawing, or None where a chart's results are missing."""
     by_name = {(group.section, group.part): group for group in found}
-    panels = [(by_name.get((section, part)), words) for section, part, words in PANELS]
-    if any(group is None for group, _ in panels):
+    charts = [(by_name.get((section, part)), words) for section, part, words in CHARTS]
+    if any(group is None for group, _ in charts):
         return None
-    drawn = [(group, words) for group, words in panels if group is not None]
+    drawn = [(group, words) for group, words in charts if group is not None]
     rows = max(len(group.rows) for group, _ in drawn)
     height = TOP + rows * (2 * BAR + GAP) + 28
     lines = [
@@ -35,7 +35,7 @@ def speed_chart(found: Sequence[Group]) -> str | None:
         *_legend(300),
     ]
     for number, (group, words) in enumerate(drawn):
-        lines += _panel(group, words, number * WIDTH, height)
+        lines += _chart(group, words, number * WIDTH, height)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
@@ -48,7 +48,7 @@ def _legend(x: int) -> list[str]:
     return lines
 
 
-def _panel(group: Group, words: str, left: int, height: int) -> list[str]:
+def _chart(group: Group, words: str, left: int, height: int) -> list[str]:
     """One group: two bars for each row, and a line where eager mode is."""
     longest = max(max(_bars(row).values()) for row in group.rows)
     unit = (WIDTH - LABEL - 60) / longest

@@ -60,7 +60,7 @@ def slug(heading: str) -> str:
 
 
 def by_backend(names: Iterable[str]) -> list[str]:
-    """The distinct contenders, eager mode first, Polyfuse last: the order of columns in all tables."""
+    """The distinct candidates, eager mode first, Polyfuse last: the order of columns in all tables."""
     order = (EAGER, DYNAMO, INDUCTOR, POLYFUSE)
     return sorted(in_order(names), key=lambda name: order.index(re.split("[:@]", name)[0]))
 

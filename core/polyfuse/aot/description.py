@@ -161,7 +161,7 @@ class Description:
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> Description:
-        """The description that `plain` turned into data."""
+        """The description that `plain` made data of."""
         return Description(
             data["versions"],
             data["system"],

@@ -184,7 +184,7 @@ class BuildPool:
         try:
             return store.add(kernels, build)
         except (CacheError, OSError) as error:
-            # What the backend raises was turned into KernelBuildError, so this is the store's own trouble.
+            # What the backend raises became a KernelBuildError, so this is the store's own trouble.
             warn_once(
                 "cache", f"the kernel store cannot be used ({error}); this process uses a temporary one"
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from polyfuse_bench.report_chart import PANELS, speed_chart
+from polyfuse_bench.report_chart import CHARTS, speed_chart
 from polyfuse_bench.report_summary import groups, readme_table, summary
 
 
@@ -33,11 +33,11 @@ def test_several_plugins_of_one_run_are_no_comparison():
     assert groups([("Kernels", {"rows": [row]})]) == []
 
 
-def test_the_chart_is_a_drawing_with_a_bar_for_each_contender():
-    found = groups([(section, content(4.0, 2.0, 1.0, "<a>")) for section, _, _ in PANELS])
+def test_the_chart_is_a_drawing_with_a_bar_for_each_candidate():
+    found = groups([(section, content(4.0, 2.0, 1.0, "<a>")) for section, _, _ in CHARTS])
     drawing = speed_chart(found)
     assert drawing is not None
     texts = [item.text for item in ElementTree.fromstring(drawing).findall(".//{*}text")]
-    assert texts.count("4.00") == len(PANELS) and texts.count("2.00") == len(PANELS) and "<a>" in texts
+    assert texts.count("4.00") == len(CHARTS) and texts.count("2.00") == len(CHARTS) and "<a>" in texts
     assert speed_chart(found[:1]) is None
     assert "4.00×" in str(readme_table(found)) and readme_table([]) is None
