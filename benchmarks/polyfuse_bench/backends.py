@@ -16,6 +16,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 EAGER = "eager"
 INDUCTOR = "inductor"
 POLYFUSE = "polyfuse"
+# Engines outside of torch, in the campaign `engines`.
+OPENVINO = "openvino"
+ONNXRUNTIME = "onnxruntime"
 # What torch.compile costs by itself: the traced graph, run operator by operator.
 DYNAMO = "dynamo"
 # In place of a mode: parameters are constants, in inference.

@@ -133,6 +133,14 @@ def host(selection: Selection) -> Plan:
     return _selecting("host", _chosen(CASES, selection.only, "graph"), CANDIDATES, selection)
 
 
+def engines(selection: Selection) -> Plan:
+    from polyfuse_bench.engines import CANDIDATES, NETWORKS
+
+    tasks = _selecting_tasks("engines", _chosen(NETWORKS, selection.only, "network"), CANDIDATES, selection)
+    shape = {"size": selection.model_size, "batch": selection.batch, "seq": selection.seq}
+    return [functools.partial(_measured_row, {**task, **shape}) for task in tasks]
+
+
 def gemm(selection: Selection) -> Plan:
     from polyfuse_bench.gemm import CANDIDATES
     from polyfuse_bench.gemm_cases import CASES, cases_of
@@ -253,6 +261,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "models": models,
     "linear": linear,
     "host": host,
+    "engines": engines,
     "gemm": gemm,
     "tilings": tilings,
     "compile": compile_time,

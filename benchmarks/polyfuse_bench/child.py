@@ -26,6 +26,7 @@ TASKS = {
     "linear": "polyfuse_bench.linear",
     "host": "polyfuse_bench.host",
     "gemm": "polyfuse_bench.gemm",
+    "engines": "polyfuse_bench.engines",
     "model": "polyfuse_bench.model_timing",
     "compile": "polyfuse_bench.compile_time",
     "autotune_backends": "polyfuse_bench.autotune_backends",

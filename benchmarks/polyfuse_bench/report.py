@@ -13,6 +13,12 @@ from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_architectures import architectures_page
 from polyfuse_bench.report_chart import speed_chart
+from polyfuse_bench.report_engines import (
+    engines_chart,
+    engines_readme,
+    engines_section,
+    engines_slower,
+)
 from polyfuse_bench.report_fuzz import fuzz_table
 from polyfuse_bench.report_gemm import gemm_section, tilings_section
 from polyfuse_bench.report_parity import parity_page
@@ -48,7 +54,9 @@ def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
         ("architectures.md", "", architectures_page(results)),
         ("correctness.md", "random program", fuzz_table(results)),
         ("../README.md", "speed", readme_table(speed_groups(results))),
+        ("../README.md", "engine", engines_readme(results)),
         ("speed.svg", "", speed_chart(speed_groups(results))),
+        ("engines.svg", "", engines_chart(results)),
     )
     for name, part, page in pages:
         if page is not None:
@@ -99,6 +107,7 @@ def performance_page(results: Path) -> str | None:
     sections = [
         section
         for kind, make in (
+            ("engines", engines_section),
             ("models", _models_section),
             ("kernels", _kernels_section),
             ("linear", _linear_section),
@@ -124,6 +133,7 @@ def performance_page(results: Path) -> str | None:
         "measures again and writes this page; it is never edited by hand.",
         "",
         *summary(speed_groups(results)),
+        *engines_slower(results),
     ]
     page = "\n".join([*head, *(line for section in sections for line in _told_apart(section))])
     return page.rstrip() + "\n"

@@ -7,11 +7,27 @@ import shlex
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from polyfuse_bench.backends import DEFAULT_BACKENDS, DYNAMO, EAGER, INDUCTOR, POLYFUSE
+from polyfuse_bench.backends import (
+    DEFAULT_BACKENDS,
+    DYNAMO,
+    EAGER,
+    INDUCTOR,
+    ONNXRUNTIME,
+    OPENVINO,
+    POLYFUSE,
+)
 from polyfuse_bench.machine import Machine
 from polyfuse_bench.timing import geometric_mean
 
-TITLES = {EAGER: "eager", DYNAMO: "Dynamo alone", INDUCTOR: "Inductor", POLYFUSE: "Polyfuse"}
+TITLES = {
+    EAGER: "eager",
+    DYNAMO: "Dynamo alone",
+    INDUCTOR: "Inductor",
+    OPENVINO: "OpenVINO",
+    ONNXRUNTIME: "ONNX Runtime",
+    POLYFUSE: "Polyfuse",
+}
+"""Names in tables, in the order of columns."""
 
 
 def place(content: dict[str, Any]) -> str:
@@ -47,6 +63,8 @@ def _command(content: dict[str, Any], row: dict[str, Any]) -> str:
         words += ["--dtype", row["dtype"]]
     if row.get("batch"):
         words += ["--batch", str(row["batch"])]
+    if row.get("threads"):
+        words = [f"OMP_NUM_THREADS={row['threads']}", *words]
     if row.get("mode"):
         words += ["--modes", row["mode"]]
     if row.get("size") not in (None, "real"):
@@ -61,7 +79,7 @@ def slug(heading: str) -> str:
 
 def by_backend(names: Iterable[str]) -> list[str]:
     """The distinct candidates, eager mode first, Polyfuse last: the order of columns in all tables."""
-    order = (EAGER, DYNAMO, INDUCTOR, POLYFUSE)
+    order = tuple(TITLES)
     return sorted(in_order(names), key=lambda name: order.index(re.split("[:@]", name)[0]))
 
 

@@ -77,6 +77,10 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
         facts["copy_rate"] = copy_rate(options.device)
     if kind == "gemm":
         facts["matrix_rates"] = {options.dtype: matrix_rate(options.device, options.dtype)}
+    if kind == "engines":
+        from polyfuse_bench.engines import versions
+
+        facts["engines"] = versions()
     if ahead:
         facts["ahead"] = ahead
     for row in _progress(kind, plan, together, began + options.limit if options.limit else math.inf):

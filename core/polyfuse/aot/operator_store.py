@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from polyfuse.base.digest import digest, stable_json
-from polyfuse.base.files import atomic_write, locked
-from polyfuse.cache.artifacts import read_object
+from polyfuse.base.digest import digest
+from polyfuse.base.files import locked
+from polyfuse.cache.records import read_record, write_record
 
 __all__ = ["OperatorFolder", "Row"]
 
@@ -67,7 +67,7 @@ class OperatorFolder:
             refusal = make(self.folder / "lib" / name)
             row = Row("" if refusal else name, refusal)
             rows = {key: vars(old) for key, old in self._rows().items()}
-            atomic_write(self._listing, stable_json({**rows, call: vars(row)}))
+            write_record(self._listing, {**rows, call: vars(row)})
             return row
 
     def discard(self, row: Row) -> None:
@@ -77,7 +77,7 @@ class OperatorFolder:
 
     def _rows(self) -> Mapping[str, Row]:
         try:
-            found = {call: Row(**row) for call, row in read_object(self._listing).items()}  # type: ignore[arg-type]
+            found = {call: Row(**row) for call, row in read_record(self._listing).items()}  # type: ignore[arg-type]
         except TypeError:
             return {}
         # a name from a file must not lead elsewhere

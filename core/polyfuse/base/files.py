@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
@@ -13,12 +14,14 @@ from polyfuse.base.errors import CacheError
 
 __all__ = [
     "atomic_write",
+    "holds_digest",
     "locked",
     "publish_folder",
     "read_text",
     "remove_folder",
     "replacing",
     "scratch_folder",
+    "write_digest",
 ]
 
 
@@ -113,6 +116,23 @@ def remove_folder(folder: Path) -> None:
     except OSError:  # it is gone, or cannot be renamed
         aside = folder
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def write_digest(path: Path) -> None:
+    """Write the SHA-256 of a finished file into one beside it, for `holds_digest`."""
+    atomic_write(_digest_path(path), hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def holds_digest(path: Path) -> bool:
+    """Whether a file is what it was when `write_digest` was called."""
+    try:
+        return read_text(_digest_path(path)) == hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return False
+
+
+def _digest_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
 
 
 def _holds(path: Path, data: bytes) -> bool:

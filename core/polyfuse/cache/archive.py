@@ -7,6 +7,7 @@ graphs are code: archives are to be had only from those whose code one would run
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import zipfile
@@ -23,6 +24,7 @@ from polyfuse.base.files import atomic_write
 from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS, KINDS, Artifact, kernels_in
 from polyfuse.cache.keys import STORE_FORMAT, unit_key
+from polyfuse.cache.records import parse_record
 
 __all__ = ["AddUnit", "Unpacked", "pack", "unpack", "zip_entry"]
 
@@ -122,8 +124,8 @@ def _unpack_unit(root: Path, files: Mapping[str, bytes], add: AddUnit) -> str:
     unit = PurePosixPath(*PurePosixPath(next(iter(files))).parts[:3])
     own = {PurePosixPath(name).relative_to(unit).as_posix(): data for name, data in files.items()}
     del own[CONTENTS]
-    if contents.get("files") != {name: len(data) for name, data in own.items()}:
-        raise ValueError("it lacks files")
+    if contents.get("files") != {n: [len(d), hashlib.sha256(d).hexdigest()] for n, d in own.items()}:
+        raise ValueError("it lacks files, or they are damaged")
     if not kernels or unit.name != unit_key(kernels):
         raise ValueError("it holds other kernels than it says")
     added: list[bool] = []
@@ -141,8 +143,7 @@ def _contents(files: Mapping[str, bytes]) -> Mapping[str, object]:
     """The list of contents among the files of a unit."""
     for name, data in files.items():
         if name.count("/") == 3 and name.endswith(f"/{CONTENTS}"):
-            found = json.loads(data)
-            return found if isinstance(found, dict) else {}
+            return parse_record(data)
     raise ValueError("it has no list of contents")
 
 

@@ -8,7 +8,6 @@ that nobody sees half of it, and whoever misses it makes it again.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from polyfuse.base.digest import DIGEST_LENGTH
-from polyfuse.base.files import read_text, remove_folder
+from polyfuse.base.files import remove_folder
+from polyfuse.cache.records import read_record
 
 __all__ = [
     "CONTENTS",
@@ -27,11 +27,10 @@ __all__ = [
     "is_address",
     "kernels_in",
     "mark_used",
-    "read_object",
 ]
 
 CONTENTS = "contents.json"
-"""Lists the files of a unit with their sizes, and its kernels. Written last; its time is the last use."""
+"""Lists the files of a unit with their digests, and its kernels. Written last; its time is the last use."""
 
 KINDS: Final = {
     "kernels": "*/*",
@@ -66,7 +65,7 @@ class Artifact:
     def remove(self) -> None:
         """Remove it, and what points to it."""
         if self.kind == "kernels":
-            for key in kernels_in(read_object(self.path / CONTENTS)):
+            for key in kernels_in(read_record(self.path / CONTENTS)):
                 (self.path.parent.parent / key[:2] / f"{key}.json").unlink(missing_ok=True)
         if self.path.is_dir():
             remove_folder(self.path)
@@ -99,16 +98,6 @@ def kernels_in(contents: Mapping[str, object]) -> Mapping[str, str]:
     if not isinstance(found, dict):
         return {}
     return {key: source for key, source in found.items() if is_address(key) and isinstance(source, str)}
-
-
-def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file; an empty one where it is missing or damaged."""
-    text = read_text(path)
-    try:
-        value = json.loads(text) if text else {}
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def is_address(value: object) -> bool:

@@ -26,7 +26,7 @@ from polyfuse.base.version import version
 __all__ = ["STORE_FORMAT", "compiled_key", "graph_key", "kernel_key", "unit_key"]
 
 # Raised whenever the layout or meaning of stored files changes; old entries are then simply not found.
-STORE_FORMAT: Final = 1
+STORE_FORMAT: Final = 2
 
 
 def kernel_key(source_key: str, backend: str, facts: Mapping[str, str], added: Sequence[str] = ()) -> str:

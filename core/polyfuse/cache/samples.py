@@ -8,15 +8,13 @@ configurations of other kernels are worth building (`autotune/cost_model.py`).
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from polyfuse.base.digest import stable_json
-from polyfuse.base.files import atomic_write, read_text
+from polyfuse.cache.records import read_record, write_record
 from polyfuse.cache.timings import FAILED
 
 __all__ = ["KernelSamples", "Sample", "SampleStore"]
@@ -75,7 +73,7 @@ class SampleStore:
         damaged is as if it were not there.
         """
         paths = sorted((self._folder / group).glob("*.json"))[:_MOST]
-        parsed = (_parsed(read_text(path)) for path in paths)
+        parsed = (_parsed(read_record(path)) for path in paths)
         return tuple(one for one in parsed if one is not None)
 
     def add(self, group: str, key: str, place: int, found: KernelSamples) -> None:
@@ -91,7 +89,7 @@ class SampleStore:
         ]
         stored = {"about": found.about, "sizes": list(found.sizes), "rows": rows}
         with contextlib.suppress(OSError):
-            atomic_write(self._folder / group / f"{key}-{place}.json", stable_json(stored))
+            write_record(self._folder / group / f"{key}-{place}.json", stored)
 
     def forget(self, key: str) -> None:
         """Drop the samples of one task."""
@@ -99,10 +97,9 @@ class SampleStore:
             path.unlink(missing_ok=True)
 
 
-def _parsed(text: str | None) -> KernelSamples | None:
-    """What a file holds; None where it is not what `add` writes."""
+def _parsed(stored: Any) -> KernelSamples | None:
+    """What a record holds; None where it is not what `add` writes."""
     try:
-        stored = json.loads(text or "")
         samples = tuple(
             Sample(
                 tuple(sorted((str(name), _integer(value)) for name, value in config.items())),

@@ -3,7 +3,7 @@
 A unit is a folder made by one build, holding one or more kernels. It is filled under a temporary name beside
 its final one and renamed, so a folder with a final name is complete. A small pointer file for each kernel
 names its unit; pointers are written after the rename. Whatever is missing or damaged is a miss, and is built
-again.
+again: before a unit is loaded, its files are compared with their digests (`units.py`).
 
 Any number of processes may use one store. A lock is held only while a unit is built, so that eight processes
 that need the same one run one compiler; none is needed to read.
@@ -12,19 +12,19 @@ that need the same one run one compiler; none is needed to read.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from polyfuse.base.digest import stable_json
-from polyfuse.base.files import atomic_write, locked, publish_folder, remove_folder, scratch_folder
+from polyfuse.base.files import locked, publish_folder, remove_folder, scratch_folder
 from polyfuse.base.folders import process_folder, writable_root
 from polyfuse.base.settings import Settings
-from polyfuse.cache.artifacts import CONTENTS, is_address, mark_used, read_object
+from polyfuse.cache.artifacts import CONTENTS, is_address, mark_used
 from polyfuse.cache.keys import unit_key
 from polyfuse.cache.limit import trim_if_due
+from polyfuse.cache.records import read_record, write_record
+from polyfuse.cache.units import seal_unit, unit_kernels
 
 if TYPE_CHECKING:
     from polyfuse.cache.sharing import Sharing
@@ -87,13 +87,13 @@ class KernelStore:
         return KernelStore(process_folder())
 
     def find(self, key: str) -> Located | None:
-        """Return where a kernel lies, or None when it is not there in full."""
-        pointer = read_object(self._pointer(key))
-        unit, source_key = pointer.get("unit"), pointer.get("source")
-        if not is_address(unit) or not isinstance(source_key, str):
+        """Return where a kernel lies, or None when it is not there in full, as it was built."""
+        unit = read_record(self._pointer(key)).get("unit")
+        if not is_address(unit):
             return None
         folder = self._unit(str(unit))
-        if not _is_complete(folder):
+        source_key = (unit_kernels(folder) or {}).get(key)
+        if source_key is None:
             return None
         mark_used(folder / CONTENTS)
         return Located(folder, source_key)
@@ -123,17 +123,15 @@ class KernelStore:
         unit = unit_key(kernels)
         folder = self._unit(unit)
         made = False
-        if not _is_complete(folder):
+        if unit_kernels(folder) is None:
             with locked(self._locks / f"{unit}.lock", self._lock_timeout):
                 # Another process may have built it while this one waited.
-                if not _is_complete(folder):
+                if unit_kernels(folder) is None:
                     self._make(folder, kernels, build)
                     made = True
         mark_used(folder / CONTENTS)
-        for key, source_key in kernels.items():
-            atomic_write(
-                self._pointer(key), stable_json({"unit": unit, "source": source_key}), keep_equal=True
-            )
+        for key in kernels:
+            write_record(self._pointer(key), {"unit": unit}, keep_equal=True)
         return folder, made
 
     def seen(self, graph: str) -> bool:
@@ -158,12 +156,11 @@ class KernelStore:
         remove_folder(folder)
 
     def _make(self, folder: Path, kernels: Mapping[str, str], build: Callable[[Path], None]) -> None:
-        if folder.exists():  # incomplete: something outside removed or cut files
+        if folder.exists():  # incomplete or damaged: something outside removed or changed files
             self.discard(folder)
         with scratch_folder(folder) as scratch:
             build(scratch)
-            contents = {"files": _list_files(scratch), "kernels": kernels}
-            atomic_write(scratch / CONTENTS, stable_json(contents))
+            seal_unit(scratch, kernels)
             publish_folder(scratch, folder)
 
     def _unit(self, unit: str) -> Path:
@@ -172,22 +169,3 @@ class KernelStore:
     def _pointer(self, key: str) -> Path:
         return self._kernels / key[:2] / f"{key}.json"
 
-
-def _list_files(folder: Path) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for place, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(place, name)
-            sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
-    return sizes
-
-
-def _is_complete(folder: Path) -> bool:
-    files = read_object(folder / CONTENTS).get("files")
-    if not isinstance(files, dict):
-        return False
-    try:
-        return all((folder / name).stat().st_size == size for name, size in files.items())
-    except OSError:
-        return False

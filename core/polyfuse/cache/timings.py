@@ -7,7 +7,6 @@ store's business, and no decision, which follows from the trials.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from filelock import FileLock, Timeout
 
 from polyfuse.base.config import Config
 from polyfuse.base.digest import digest, stable_json
-from polyfuse.base.files import atomic_write, read_text
 from polyfuse.base.log import get_logger
 from polyfuse.base.version import version
+from polyfuse.cache.records import read_record, write_record
 
 __all__ = ["FAILED", "Candidate", "Record", "TimingStore", "Trial", "timing_key"]
 
@@ -30,9 +29,13 @@ FAILED: Final = math.inf
 """The time of a candidate that could not be built, did not run, or computed something else."""
 
 # Raised when measurements of earlier versions mean something else.
-_FORMAT: Final = 3
+_FORMAT: Final = 4
 # What is faster by less than this is no better than the baseline.
 _GAIN: Final = 0.98
+# No candidate takes longer, in milliseconds, and no code generator offers larger numbers, or more of them.
+_LONGEST: Final = 1e7
+_LARGEST: Final = 1 << 16
+_MOST_VALUES: Final = 64
 
 
 @dataclass(frozen=True)
@@ -114,11 +117,12 @@ class TimingStore:
         self._locks = root / "locks"
 
     def read(self, key: str) -> Record:
-        """Return what is known; nothing, where a file is missing or damaged."""
-        text = read_text(self._path(key))
+        """Return what is known; nothing, where a file is missing or damaged. Trials whose values cannot have
+        been measured are left out.
+        """
+        stored: Any = read_record(self._path(key))
         try:
-            stored = json.loads(text) if text else {}
-            trials = tuple(map(_trial, stored["trials"]))
+            trials = tuple(trial for trial in map(_trial, stored["trials"]) if _is_possible(trial))
             return Record(str(stored["about"]), trials, str(stored["baseline"]), stored["complete"] is True)
         except (ValueError, TypeError, KeyError, AttributeError):
             return Record()
@@ -132,7 +136,7 @@ class TimingStore:
             "trials": [_stored(trial) for trial in record.trials],
         }
         with contextlib.suppress(OSError):
-            atomic_write(self._path(key), stable_json(stored))
+            write_record(self._path(key), stored)
 
     @contextlib.contextmanager
     def exclusive(self, seconds: float) -> Iterator[None]:
@@ -183,6 +187,18 @@ def _trial(stored: Any) -> Trial:
     config = None if values is None else Config(tuple((str(name), int(value)) for name, value in values))
     candidate = Candidate(str(stored["implementation"]), config)
     return Trial(candidate, FAILED if taken is None else float(taken), str(stored["fault"]))
+
+
+def _is_possible(trial: Trial) -> bool:
+    """Whether a trial can have been measured: what was not may hang a code generator, or always win."""
+    config = trial.candidate.config
+    values = () if config is None else config.values
+    taken = trial.milliseconds
+    return (
+        len(values) <= _MOST_VALUES
+        and all(abs(value) <= _LARGEST for _, value in values)
+        and (taken == FAILED or 0 < taken <= _LONGEST)
+    )
 
 
 def timing_key(kernel: str, backend: str, facts: Mapping[str, str], machine: Mapping[str, str]) -> str:

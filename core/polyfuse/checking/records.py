@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from polyfuse.base.digest import digest, stable_json
-from polyfuse.base.files import atomic_write
 from polyfuse.base.log import warn_once
-from polyfuse.cache.artifacts import read_object
+from polyfuse.cache.records import read_record, write_record
 
 __all__ = ["FORMAT", "Records", "records_in"]
 
@@ -51,7 +50,7 @@ class Records:
         """Whether a kernel agreed, launched with operands of this kind."""
         with self._lock:
             if key not in self._known:
-                found = read_object(self._path(key)).get("agreed")
+                found = read_record(self._path(key)).get("agreed")
                 self._known[key] = {str(v) for v in found} if isinstance(found, list) else set()
             return variant in self._known[key]
 
@@ -99,7 +98,7 @@ class Records:
     def _read_bars(self) -> dict[str, Mapping[str, object]]:
         if self._bars is None:
             # nearly always there is no such folder
-            self._bars = {path.stem: read_object(path) for path in sorted(self._barred.glob("*.json"))}
+            self._bars = {path.stem: read_record(path) for path in sorted(self._barred.glob("*.json"))}
         return self._bars
 
     def _path(self, key: str) -> Path:
@@ -107,7 +106,7 @@ class Records:
 
     def _write(self, path: Path, content: Mapping[str, object]) -> None:
         try:
-            atomic_write(path, stable_json(dict(content)))
+            write_record(path, content)
         except OSError as error:
             warn_once(
                 "checking",

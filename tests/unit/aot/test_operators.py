@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from polyfuse.aot import eager_operators
 from polyfuse.aot.operator_store import OperatorFolder
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import child_environment
+from polyfuse.cache.records import parse_record, write_record
 
 SOFTMAX = "aten._softmax.default"
 
@@ -109,7 +109,7 @@ def test_a_deleted_or_damaged_package_is_a_miss(own_cache):
 def test_a_listing_leads_nowhere_else(own_cache):
     folder = OperatorFolder(own_cache, SOFTMAX, "cpu")
     folder.folder.mkdir(parents=True)
-    listing(own_cache).write_text(json.dumps({"call": {"file": "../../x.pf"}}))
+    write_record(listing(own_cache), {"call": {"file": "../../x.pf"}})
     (folder.folder.parent / "x.pf").touch()
     assert folder.find("call") is None
 
@@ -131,7 +131,7 @@ assert found.counts["calls"] == 2, found.refusals
     for process in running:
         _, said = process.communicate(timeout=300)
         assert process.returncode == 0, said.decode()[-2000:]
-    rows = json.loads(listing(own_cache).read_text())
+    rows = parse_record(listing(own_cache).read_text())
     assert len(rows) == 4 and len(list(own_cache.rglob("*.pf"))) == 4
 
 

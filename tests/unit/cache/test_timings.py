@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from autotuning import best_of, record
 from polyfuse.base.config import Config
+from polyfuse.cache.records import parse_record, write_record
 from polyfuse.cache.timings import FAILED, Candidate, Record, TimingStore, Trial, timing_key
 
 KEY = timing_key("kernel", "toy", {"version": "1"}, {"machine": "here"})
@@ -48,7 +47,8 @@ def test_files_hold_measurements_as_plain_data_without_infinities(tmp_path):
     TimingStore(tmp_path).write(KEY, record({"a n=1": FAILED}, "a sum"))
     (path,) = tmp_path.rglob("*.json")
     trial = {"implementation": "a", "config": [["n", 1]], "milliseconds": None, "fault": ""}
-    assert json.loads(path.read_text()) == {
+    assert "Infinity" not in path.read_text()
+    assert parse_record(path.read_text()) == {
         "about": "a sum",
         "baseline": "",
         "complete": True,
@@ -61,6 +61,37 @@ def test_an_unwritable_folder_costs_only_the_memory(tmp_path):
     store = TimingStore(tmp_path)
     store.write(KEY, record({"a": 1.0}))
     assert store.read(KEY) == Record()
+
+
+@pytest.mark.parametrize(
+    ("config", "milliseconds"),
+    [
+        ([["unroll", 10**8]], 0.1),
+        ([["unroll", -(10**8)]], 0.1),
+        ([["n", 1]] * 65, 0.1),
+        ([["n", 1]], 0.0),
+        ([["n", 1]], -1.0),
+        ([["n", 1]], 1e9),
+    ],
+)
+def test_a_trial_that_cannot_have_been_measured_is_left_out(tmp_path, config, milliseconds):
+    store = TimingStore(tmp_path)
+    store.write(KEY, record({"a n=1": 2.0}))
+    (path,) = tmp_path.rglob("*.json")
+    stored = parse_record(path.read_text())
+    odd = {"implementation": "b", "config": config, "milliseconds": milliseconds, "fault": ""}
+    write_record(path, {**stored, "trials": [*stored["trials"], odd]})
+    assert store.read(KEY) == record({"a n=1": 2.0})
+
+
+def test_a_flipped_bit_anywhere_leaves_nothing(tmp_path):
+    store = TimingStore(tmp_path)
+    store.write(KEY, record({"a n=1": 2.0}))
+    (path,) = tmp_path.rglob("*.json")
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert store.read(KEY) == Record(), place
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import KernelLoadError
-from polyfuse.base.files import publish_folder, scratch_folder
+from polyfuse.base.files import holds_digest, publish_folder, remove_folder, scratch_folder, write_digest
+from polyfuse.base.log import warn_once
 from polyfuse.base.process import run_program
 from polyfuse.base.settings import environment
 from polyfuse.plugin import Launchable
@@ -83,13 +84,17 @@ def library_path(root: Path) -> Path:
 
 
 def build_library(path: Path) -> None:
-    """Compile the library, unless it is there. Raises `KernelBuildError` if no compiler can."""
+    """Compile the library, unless it is there undamaged. Raises `KernelBuildError` if no compiler can."""
     if path.exists():
-        return
+        if holds_digest(path):
+            return
+        warn_once("triton", f"{path} is not what was built, so it is built again; check the disk")
+        remove_folder(path.parent)
     compiler = environment("CXX") or next((name for name in _COMPILERS if shutil.which(name)), _COMPILERS[0])
     with scratch_folder(path.parent) as folder:
         command = [*compiler.split(), *_FLAGS, str(_SOURCE), "-o", str(folder / path.name)]
         run_program(command, timeout=120.0, name="the launcher of GPU kernels")
+        write_digest(folder / path.name)
         publish_folder(folder, path.parent)
 
 

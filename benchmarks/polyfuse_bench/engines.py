@@ -1,0 +1,160 @@
+"""Inference by the engines that a user could pick on a CPU: the same networks, weights, inputs and threads.
+
+Times the cases of one row in this process. OpenVINO and ONNX Runtime are optional (`pip install
+'polyfuse[peers]'`); each takes the model as its own converter writes it, with its settings for latency.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import nn
+
+from polyfuse_bench.backends import EAGER, FREEZING, INDUCTOR, ONNXRUNTIME, OPENVINO, POLYFUSE, compiled
+from polyfuse_bench.models import Prepared, Size, family, flatten_outputs, prepare
+from polyfuse_bench.models.family import Family
+from polyfuse_bench.models.vision import image
+from polyfuse_bench.side_by_side import side_by_side
+from polyfuse_bench.timing import Effort
+
+PEERS = (OPENVINO, ONNXRUNTIME)
+
+CANDIDATES = (EAGER, INDUCTOR, f"{INDUCTOR}:{FREEZING}", *PEERS, POLYFUSE, f"{POLYFUSE}:{FREEZING}")
+"""Who is compared unless the command line says otherwise."""
+
+BATCH = 4
+"""Images or sequences of a call unless the command line says otherwise."""
+
+
+def resnet50(size: Size) -> nn.Module:
+    tiny = size is Size.TINY
+    depths = [1, 1, 1, 1] if tiny else [3, 4, 6, 3]
+    widths = [16, 16, 32, 32] if tiny else [256, 512, 1024, 2048]
+    config = hf.ResNetConfig(
+        embedding_size=size.pick(64, 8),
+        hidden_sizes=widths,
+        depths=depths,
+        num_labels=size.pick(1000, 10),
+    )
+    return hf.ResNetForImageClassification(config)
+
+
+NETWORKS: Mapping[str, Family] = {
+    "resnet50": Family("resnet50", "image", resnet50, image),
+    **{name: family(name) for name in ("mobilenet_v2", "convnext", "vit", "bert", "llama", "t5")},
+}
+
+
+class Flat(nn.Module):
+    """A model that takes its inputs by position and returns a tuple of tensors, as converters want it."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.names = tuple(names)
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(flatten_outputs(self.model(**dict(zip(self.names, values, strict=True)))))
+
+
+def measure(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of `task["name"]` for `task["backends"]`; a peer that is not installed is a failure of it."""
+    batch = task.get("batch") or BATCH
+    prepared = prepare(
+        NETWORKS[task["name"]],
+        Size(task.get("size", "real")),
+        batch=batch,
+        seq=task.get("seq"),
+        dtype=getattr(torch, task["dtype"]),
+    )
+    with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as folder, torch.no_grad():
+        outcome = side_by_side(
+            task["backends"],
+            lambda backend: engine(prepared, backend, Path(folder)),
+            Effort(**task["effort"]),
+        )
+    return {
+        "name": task["name"],
+        "shapes": {name: list(value.shape) for name, value in prepared.inputs.items()},
+        "dtype": task["dtype"],
+        "batch": batch,
+        "threads": torch.get_num_threads(),
+        "parameters": sum(parameter.numel() for parameter in prepared.model.parameters()),
+        **outcome,
+    }
+
+
+def engine(prepared: Prepared, name: str, folder: Path) -> Callable[[], list[torch.Tensor]]:
+    """A call that runs the network by the engine of this name; a converter writes into `folder`."""
+    if name == OPENVINO:
+        return openvino_call(prepared)
+    if name == ONNXRUNTIME:
+        return onnxruntime_call(prepared, folder)
+    call, inputs = compiled(prepared.model, name), prepared.inputs
+    return lambda: flatten_outputs(call(**inputs))
+
+
+def openvino_call(prepared: Prepared) -> Callable[[], list[torch.Tensor]]:
+    """The network by OpenVINO, one stream, with as many threads as torch has, in the model's own type."""
+    openvino = importlib.import_module("openvino")
+    values = tuple(prepared.inputs.values())
+    flat = Flat(prepared.model, list(prepared.inputs)).eval()
+    try:
+        model = openvino.convert_model(flat, example_input=values)
+    except Exception:  # OpConversionFailure: its reader of traced models lacks an operator
+        model = openvino.convert_model(torch.export.export(flat, values))
+    for port, value in zip(model.inputs, values, strict=True):
+        port.get_node().set_partial_shape(openvino.PartialShape(list(value.shape)))
+    model.validate_nodes_and_infer_types()
+    settings = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+    request = openvino.Core().compile_model(model, "CPU", settings).create_infer_request()
+    arrays = [value.numpy() for value in values]
+
+    def call() -> list[torch.Tensor]:
+        results = request.infer(arrays, share_inputs=True, share_outputs=True)
+        return [torch.from_numpy(array) for array in results.values()]
+
+    return call
+
+
+def onnxruntime_call(prepared: Prepared, folder: Path) -> Callable[[], list[torch.Tensor]]:
+    """The network by ONNX Runtime, all graph optimizations, with as many threads as torch has.
+
+    Its threads stop spinning when a call ends: they would take the cores of whoever is timed next.
+    """
+    onnxruntime = importlib.import_module("onnxruntime")
+    values = tuple(prepared.inputs.values())
+    file = folder / "model.onnx"
+    flat = Flat(prepared.model, list(prepared.inputs)).eval()
+    torch.onnx.export(flat, values, file, dynamo=True, external_data=True, verbose=False)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    feed = {port.name: value.numpy() for port, value in zip(session.get_inputs(), values, strict=True)}
+    return lambda: [torch.from_numpy(array) for array in session.run(None, feed)]
+
+
+def versions() -> dict[str, str]:
+    """The peers that are installed, with their versions: facts of a result file."""
+    found = {}
+    for name in (*PEERS, "onnx"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

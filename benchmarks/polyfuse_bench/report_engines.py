@@ -1,0 +1,219 @@
+"""Tables and the chart of the campaign `engines`: docs/performance.md, docs/engines.svg, the README."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from polyfuse_bench.backends import EAGER, FREEZING, INDUCTOR, ONNXRUNTIME, OPENVINO, POLYFUSE
+from polyfuse_bench.report_summary import SLOWER
+from polyfuse_bench.report_text import (
+    by_backend,
+    error_text,
+    facts,
+    in_order,
+    markdown,
+    sizes,
+    time_text,
+    title,
+)
+from polyfuse_bench.results import RESULTS, read_results
+from polyfuse_bench.timing import geometric_mean
+
+Row = dict[str, Any]
+
+FROZEN = f"{POLYFUSE}:{FREEZING}"
+
+DRAWN = {
+    FROZEN: ("Polyfuse, freezing", "#1f5fa8"),
+    POLYFUSE: ("Polyfuse", "#7aa7dc"),
+    INDUCTOR: ("Inductor", "#b4bac2"),
+    OPENVINO: ("OpenVINO", "#8e7cc3"),
+    ONNXRUNTIME: ("ONNX Runtime", "#d9a441"),
+}
+"""Who is drawn, by what name and colour, from top to bottom."""
+
+
+def engines_results(results: Path = RESULTS) -> list[dict[str, Any]]:
+    """The result files of the campaign: the plain one first, then those with a label."""
+    others = sorted(path.stem for path in results.glob("engines-*.json"))
+    return [content for name in ("engines", *others) if (content := read_results(name, results)) is not None]
+
+
+def engines_section(content: dict[str, Any]) -> list[str]:
+    """One result file as a section of the page."""
+    rows = content["rows"]
+    names = by_backend(timing["name"] for row in rows for timing in row["timings"])
+    table = []
+    ratios: dict[str, list[float]] = {"default": [], "frozen": [], "best": []}
+    for row in rows:
+        medians = _medians(row)
+        cells = [time_text(medians[name]) if name in medians else "failed" for name in names]
+        cells += [_ratio(ratios["default"], medians.get(INDUCTOR), medians.get(POLYFUSE))]
+        cells += [_ratio(ratios["frozen"], medians.get(OPENVINO), medians.get(FROZEN))]
+        cells += [_ratio(ratios["best"], best_peer(medians), best_own(medians))]
+        table.append([row["name"], *cells, error_text(row["errors"].get(POLYFUSE))])
+    means = [f"**{mean:.2f}×**" if (mean := geometric_mean(column)) else "" for column in ratios.values()]
+    table.append(["**geometric mean**", *([""] * len(names)), *means, ""])
+    compared = ["over Inductor", "frozen over OpenVINO", "best over the best peer", "error"]
+    versions = ", ".join(f"{title(name)} {version}" for name, version in content.get("engines", {}).items())
+    return [
+        f"## Engines{_threads(content)}{sizes(content)}",
+        "",
+        "Inference of whole networks by what a user could pick on a CPU, with the same weights and number of",
+        "threads. OpenVINO and ONNX Runtime treat weights as constants, as `freezing` does. *best over the",
+        "best peer*: the faster form of Polyfuse beside the fastest of all others.",
+        "",
+        *facts(content),
+        *([f"Peers: {versions}.", ""] if versions else []),
+        *markdown(["network", *map(title, names), *compared], table),
+        "",
+        *_failures(rows),
+    ]
+
+
+def engines_readme(results: Path) -> str | None:
+    """What the README shows of the first result file: the chart, its machine and the means."""
+    found = engines_results(results)
+    if not found:
+        return None
+    content = found[0]
+    machine = content["machine"]
+    means = []
+    for name, (words, _) in DRAWN.items():
+        ratios = [speed for row in content["rows"] if (speed := _speeds(row).get(name)) is not None]
+        if ratios:
+            means.append(f"{words} {geometric_mean(ratios):.2f}×")
+    lines = [
+        f"![Speed-up over eager mode: {', '.join(words for words, _ in DRAWN.values())}](docs/engines.svg)",
+        "",
+        f"Geometric means over eager mode, on {machine['cpu']} with {machine['threads']} threads: "
+        f"{', '.join(means)}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def engines_slower(results: Path) -> list[str]:
+    """Networks on which the fastest peer takes less time than either form of Polyfuse."""
+    table = []
+    for content in engines_results(results):
+        for row in content["rows"]:
+            medians = _medians(row)
+            peer, own = best_peer(medians), best_own(medians)
+            if peer and own and peer / own < SLOWER:
+                (name,) = [name for name, seconds in medians.items() if seconds == peer][:1]
+                where = f"{row['name']}, {content['kind']}"
+                table.append((peer / own, [where, title(name), time_text(own), f"{peer / own:.2f}×"]))
+    if not table:
+        return []
+    table.sort(key=lambda item: item[0])
+    return [
+        "Networks on which another engine is faster than Polyfuse, frozen or not:",
+        "",
+        *markdown(["row", "fastest", "Polyfuse", "over the fastest"], [cells for _, cells in table]),
+        "",
+    ]
+
+
+def best_peer(medians: Mapping[str, float]) -> float | None:
+    """Seconds of the fastest that is not Polyfuse and not eager mode."""
+    return min((s for name, s in medians.items() if not name.startswith((POLYFUSE, EAGER))), default=None)
+
+
+def best_own(medians: Mapping[str, float]) -> float | None:
+    return min((s for name, s in medians.items() if name.startswith(POLYFUSE)), default=None)
+
+
+def _medians(row: Row) -> dict[str, float]:
+    return {timing["name"]: timing["median"] for timing in row["timings"]}
+
+
+def _speeds(row: Row) -> dict[str, float]:
+    """How much faster than eager mode each engine runs a network."""
+    medians = _medians(row)
+    eager = medians.get(EAGER)
+    return {name: eager / medians[name] for name in DRAWN if eager and name in medians}
+
+
+def _ratio(column: list[float], other: float | None, mine: float | None) -> str:
+    if other is None or mine is None:
+        return ""
+    column.append(other / mine)
+    return f"{other / mine:.2f}×"
+
+
+def _threads(content: dict[str, Any]) -> str:
+    return f" with {content['machine']['threads']} threads on {content['machine']['cpu']}"
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    failed = [
+        f"* {row['name']}, {title(name)}: {reason[:160]}"
+        for row in rows
+        for name, reason in row["failures"].items()
+    ]
+    return ["What did not run:", "", *failed, ""] if failed else []
+
+
+# ---- the chart -----------------------------------------------------------------------------------
+
+WIDTH, BAR, GAP, LABEL, TOP = 760, 10, 10, 104, 76
+STYLE = "font-family: -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; font-size: 12px; fill: #1f2328"
+
+
+def engines_chart(results: Path = RESULTS) -> str | None:
+    """Bars of the speed-up over eager mode, a group for each network; None where nothing was measured."""
+    found = engines_results(results)
+    rows = [row for content in found[:1] for row in content["rows"] if _speeds(row)]
+    if not rows:
+        return None
+    names = in_order(name for name in DRAWN for row in rows if name in _speeds(row))
+    machine = found[0]["machine"]
+    step = len(names) * BAR + GAP
+    height = TOP + len(rows) * step + 24
+    unit = (WIDTH - LABEL - 60) / max(max(_speeds(row).values()) for row in rows)
+    words = f"{machine['cpu']}, {machine['threads']} threads, f32, batch {rows[0].get('batch', '')}"
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'aria-label="Speed-up over eager mode by network and engine" style="{STYLE}">',
+        '<rect width="100%" height="100%" rx="6" fill="#ffffff"/>',
+        f'<text x="12" y="22"><tspan style="font-weight: 600">Inference, speed-up over eager mode</tspan>'
+        f'<tspan dx="10" style="fill: #57606a">{escape(words)}</tspan></text>',
+    ]
+    for number, name in enumerate(names):
+        x = 12 + 146 * number
+        lines.append(f'<rect x="{x}" y="38" width="{BAR}" height="{BAR}" fill="{DRAWN[name][1]}"/>')
+        lines.append(f'<text x="{x + 16}" y="47">{escape(DRAWN[name][0])}</text>')
+    for number, row in enumerate(rows):
+        lines += _group(row, names, TOP + number * step, unit)
+    x = LABEL + unit
+    lines.append(
+        f'<line x1="{x:.1f}" y1="{TOP - 8}" x2="{x:.1f}" y2="{height - 20}" stroke="#57606a" '
+        'stroke-dasharray="2 3"/>'
+    )
+    lines.append(
+        f'<text x="{x:.1f}" y="{height - 7}" text-anchor="middle" style="font-size: 10px; fill: #57606a">'
+        "eager</text>"
+    )
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _group(row: Row, names: Sequence[str], top: int, unit: float) -> list[str]:
+    """The bars of one network."""
+    middle = top + len(names) * BAR // 2 + 4
+    lines = [f'<text x="{LABEL - 8}" y="{middle}" text-anchor="end">{escape(row["name"])}</text>']
+    speeds = _speeds(row)
+    for number, name in enumerate(names):
+        if name not in speeds:
+            continue
+        y, width = top + number * BAR, speeds[name] * unit
+        lines.append(
+            f'<rect x="{LABEL}" y="{y}" width="{width:.1f}" height="{BAR - 1}" fill="{DRAWN[name][1]}"/>'
+        )
+        lines.append(
+            f'<text x="{LABEL + width + 4:.1f}" y="{y + 8}" style="font-size: 9px; fill: #57606a">'
+            f"{speeds[name]:.2f}</text>"
+        )
+    return lines

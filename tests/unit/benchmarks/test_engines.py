@@ -1,0 +1,97 @@
+"""The campaign over engines: peers that are missing or installed, its tables and its chart."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from polyfuse_bench.backends import EAGER, ONNXRUNTIME, OPENVINO
+from polyfuse_bench.engines import NETWORKS, PEERS, Flat, measure, versions
+from polyfuse_bench.machine import machine
+from polyfuse_bench.models import Size, prepare
+from polyfuse_bench.report_engines import engines_chart, engines_readme, engines_section, engines_slower
+from polyfuse_bench.timing import Effort
+
+ONCE = dataclasses.asdict(Effort(rounds=1, min_sample_seconds=0, warmup_seconds=0))
+
+
+def task(name: str, backends: tuple[str, ...]) -> dict:
+    shape = {"size": "tiny", "batch": 2, "dtype": "float32"}
+    return {"kind": "engines", "name": name, "backends": backends, "effort": ONCE, **shape}
+
+
+def test_a_peer_that_is_not_installed_is_named_and_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PEERS:
+        monkeypatch.setitem(sys.modules, name, None)
+    row = measure(task("resnet50", (EAGER, *PEERS)))
+    assert [timing["name"] for timing in row["timings"]] == [EAGER]
+    assert set(row["failures"]) == set(PEERS) and "openvino" in row["failures"][OPENVINO]
+    assert row["batch"] == 2 and row["threads"] == torch.get_num_threads()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_peers_agree_with_eager_mode(name: str) -> None:
+    missing = [peer for peer in PEERS if importlib.util.find_spec(peer) is None]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed; pip install 'polyfuse[peers]'")
+    row = measure(task(name, (EAGER, *PEERS)))
+    assert not row["failures"] and all(row["errors"][peer] < 1e-4 for peer in PEERS)
+    assert set(PEERS) <= set(versions())
+
+
+def test_a_network_by_position_gives_what_it_gives_by_name() -> None:
+    prepared = prepare(NETWORKS["resnet50"], Size.TINY, batch=1)
+    flat = Flat(prepared.model, list(prepared.inputs))
+    (logits,) = flat(*prepared.inputs.values())
+    torch.testing.assert_close(logits, prepared.model(**prepared.inputs).logits)
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two networks: one where Polyfuse is fastest, one where ONNX Runtime is."""
+    backends = (EAGER, "inductor", OPENVINO, ONNXRUNTIME, "polyfuse", "polyfuse:freezing")
+    medians = {"bert": (4.0, 3.0, 2.0, 2.5, 2.0, 1.0), "resnet50": (4.0, 4.0, 1.0, 0.5, 2.0, 1.0)}
+    rows = [
+        {
+            "name": name,
+            "dtype": "float32",
+            "batch": 4,
+            "threads": 2,
+            "timings": [{"name": n, "median": m} for n, m in zip(backends, seconds, strict=True)],
+            "errors": {"polyfuse": 1e-6},
+            "failures": {},
+        }
+        for name, seconds in medians.items()
+    ]
+    facts = {"kind": "engines", "taken": "2026-01-01", "machine": dataclasses.asdict(machine())}
+    content = {**facts, "engines": {OPENVINO: "1.2"}, "rows": rows}
+    (tmp_path / "engines.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_the_table_compares_the_faster_form_with_the_fastest_peer(results: Path) -> None:
+    content = json.loads((results / "engines.json").read_text())
+    text = "\n".join(engines_section(content))
+    bert = "| bert | 4 s | 3 s | 2 s | 2.5 s | 2 s | 1 s | 1.50× | 2.00× | 2.00× | 1e-06 |"
+    assert bert in text and "OpenVINO 1.2" in text
+    assert "PYTHONPATH=benchmarks OMP_NUM_THREADS=2 python -m polyfuse_bench engines --batch 4" in text
+    assert "| resnet50, engines | ONNX Runtime | 1 s | 0.50× |" in "\n".join(engines_slower(results))
+
+
+def test_the_chart_has_a_bar_for_each_engine(results: Path) -> None:
+    drawing = ElementTree.fromstring(str(engines_chart(results)))
+    texts = [item.text for item in drawing.findall(".//{*}text")]
+    assert {"OpenVINO", "ONNX Runtime", "Inductor", "bert", "8.00"} <= set(texts)
+    assert "Polyfuse, freezing 4.00×" in str(engines_readme(results))
+
+
+def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:
+    assert engines_chart(tmp_path) is None and engines_readme(tmp_path) is None
+    assert engines_slower(tmp_path) == []
