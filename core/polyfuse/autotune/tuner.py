@@ -52,6 +52,7 @@ class Tuner:
         settings: the options.
         timings: the store of what was measured.
         spent: seconds that searches took so far.
+        asked: the addresses of all problems whose fastest candidate was asked for, measured now or before.
     """
 
     def __init__(
@@ -60,12 +61,14 @@ class Tuner:
         self.settings = settings
         self.timings = TimingStore(store.root)
         self.spent = 0.0
+        self.asked: dict[str, None] = {}
         self._extensions = extensions
         self._plugins = extensions.plugins
         self._pool = pool
         self._store = store
         self._runner: TrialRunner | None = None
         self._until = math.inf
+        self._cut_short: set[str] = set()
         group = lambda kind, backend, device: self.key(f"samples of {kind}", (backend,), device)  # noqa: E731
         self._cost_models = CostModels(SampleStore(store.root), group)
         self._pruned: dict[tuple[str, Kernel], int] = {}
@@ -179,6 +182,7 @@ class Tuner:
                 whole is not searched.
         """
         wanted = {task.key: task for task in tasks}
+        self.asked.update(dict.fromkeys(wanted))
         records = {key: self.timings.read(key) for key in wanted}
         if beside is not None:
             records |= negligible(wanted.values(), records, beside)
@@ -260,6 +264,8 @@ class Tuner:
                 search.time(runner, builder, self._rules(search), progress.candidate)
                 self.timings.write(search.task.key, search.record())
             late = time.monotonic() > self._until
+            if late:
+                self._cut_short.update(search.task.key for search in running)
             running = [s for s in running if not late and not self._expired(s) and s.widen()]
         return opened
 
@@ -272,7 +278,9 @@ class Tuner:
         if search.task.pruned:
             about = f"{record.about} ({search.task.pruned} not built, by the cost model)"
             record = replace(record, about=about)
-        self.timings.write(search.task.key, record)
+        # a search that ran out of time is used as it is, and goes on in the next process
+        cut_short = search.task.key in self._cut_short
+        self.timings.write(search.task.key, replace(record, complete=not cut_short))
         if record.best is not None:
             _log.info(
                 "%s: %s is the fastest of %d at %.4f ms",

@@ -484,6 +484,8 @@ def _from_environment() -> dict[str, object]:
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> InvalidOptionError:
-    close = nearest(name, known)
+    # a common prefix would make any two variables look alike
+    bare = {word.removeprefix(PREFIX): word for word in known}
+    close = tuple(bare[word] for word in nearest(name.removeprefix(PREFIX), bare))
     fix = f"did you mean {join_words(close, 'or')}?" if close else "docs/reference/settings.md lists them all"
     return InvalidOptionError(f"{what} is unknown", fix)

@@ -20,7 +20,13 @@ from polyfuse.cache.archive import pack, unpack
 from polyfuse.cache.artifacts import KINDS, artifacts
 from polyfuse.cache.limit import COUNTED, trim
 
-__all__ = ["Held", "configure", "run", "usage"]
+__all__ = ["EXAMPLE", "Held", "configure", "run", "usage"]
+
+EXAMPLE = """
+polyfuse cache info                # what is stored, and how much of it
+polyfuse cache clear               # compile everything anew
+polyfuse cache save warm.pfc       # for another machine of this kind: polyfuse cache load warm.pfc
+"""
 
 # For people.
 _NAMES: Final = {
@@ -112,9 +118,19 @@ def _info(root: Path, settings: Settings, as_json: bool) -> None:
         f"{root}, at most {settings.cache_limit} MiB" if settings.cache_limit else f"{root}, without a limit"
     )
     for name, held in found.items():
+        line = f"  {held.count} {name}"
         print(
-            f"  {held.count} {name}, {held.size / _MIB:.1f} MiB, the oldest used {held.oldest:.0f} days ago"
+            f"{line}, {held.size / _MIB:.1f} MiB, the oldest used {_ago(held.oldest)}" if held.count else line
         )
+
+
+def _ago(days: float) -> str:
+    if days >= 2:
+        return f"{days:.0f} days ago"
+    hours = days * 24
+    if hours >= 2:
+        return f"{hours:.0f} hours ago"
+    return f"{hours * 60:.0f} minutes ago" if hours * 60 >= 2 else "just now"
 
 
 def _clear(root: Path, kinds: tuple[str, ...]) -> None:

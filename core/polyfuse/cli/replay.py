@@ -12,7 +12,12 @@ from polyfuse.checking.repro import is_repro
 from polyfuse.compiler.reports.replay import replay, replay_launch
 from polyfuse.compiler.session import session_for
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+POLYFUSE_DUMP=stages python model.py
+polyfuse replay stages/inference_0_0/graph.ir --backend NAME
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -16,6 +16,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Extensions, PluginManager, TargetInfo
+from polyfuse.plugin.discovery import find_candidates
 from polyfuse.torch_compat.devices.precision import rounds_convolutions
 from polyfuse.workers import BuildPool
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from polyfuse.autotune.tuner import Tuner
     from polyfuse.checking.records import Records
 
-__all__ = ["CompileSession", "forget_sessions", "session_for"]
+__all__ = ["CompileSession", "autotuned_problems", "forget_sessions", "session_for"]
 
 
 # About as many operators of a captured graph become one kernel.
@@ -141,7 +142,8 @@ def session_for(settings: Settings) -> CompileSession:
     with _LOCK:
         found = _SESSIONS.get(key)
         if found is None:
-            log.configure(settings.log)
+            plugins = [candidate.name for candidate in find_candidates()] if settings.log else ()
+            log.configure(settings.log, plugins)
             found = _SESSIONS[key] = _new_session(settings)
         return found
 
@@ -152,6 +154,13 @@ def _new_session(settings: Settings) -> CompileSession:
     # where a plugin cannot say what its results depend on, what earlier sessions stored may be stale
     store = KernelStore.temporary() if facts is None else KernelStore.open(settings, shared=True)
     return CompileSession(settings, plugins, BuildPool(settings, facts or ()), store, facts)
+
+
+def autotuned_problems() -> tuple[str, ...]:
+    """The addresses of the problems that autotuning was asked about in this process, each once."""
+    with _LOCK:
+        tuners = [session.tuner for session in _SESSIONS.values() if session.settings.autotunes]
+    return tuple(dict.fromkeys(key for tuner in tuners for key in tuner.asked))
 
 
 def forget_sessions() -> None:

@@ -190,6 +190,6 @@ class Backend(ABC):
     def describe(self) -> Mapping[str, str]:
         """Return the facts on which built kernels depend: versions, flags, the device's abilities.
 
-        They are part of every cache key and are shown by `polyfuse doctor`. Compute them once.
+        They are part of every cache key. Compute them once.
         """
         return {}

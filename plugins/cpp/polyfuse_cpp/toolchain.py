@@ -75,9 +75,14 @@ def find_toolchain(compiler: str = "") -> Toolchain:
         path = shutil.which(name)
         if path:
             return _inspect(path, os.stat(path).st_mtime_ns)
+    if compiler:
+        raise BackendUnavailableError(
+            f"the C++ compiler {compiler!r}, named by CXX or the option cpp.compiler, does not exist",
+            "unset or correct it",
+        )
     raise BackendUnavailableError(
-        f"no C++ compiler found (looked for {compiler or 'g++, c++ and clang++'})",
-        "install g++ or name a compiler in CXX",
+        "no C++ compiler was found (looked for g++, c++ and clang++)",
+        "install g++, or name a compiler in CXX",
     )
 
 

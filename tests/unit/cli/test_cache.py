@@ -35,6 +35,7 @@ def test_info(root, capsys):
     assert counts(capsys) == [1, 1, 1, 0]
     assert cli.main(["cache", "info"]) == 0
     out = capsys.readouterr().out
+    assert "just now" in out and "  0 samples of timings\n" in out
     assert "1 units of kernels, 2.0 MiB" in out and "1 compiled graphs, 2.0 MiB" in out and str(root) in out
 
 
