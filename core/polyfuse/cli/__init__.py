@@ -21,6 +21,7 @@ __all__ = ["COMMANDS", "main"]
 # name: (module, help)
 COMMANDS: Final = {
     "backends": ("polyfuse.cli.backends", "list the installed backends and their state"),
+    "bench": ("polyfuse.cli.bench", "measure a model in eager mode and by each compiler and backend"),
     "bisect": ("polyfuse.cli.bisect", "find the rewrite or fusion that makes a program fail"),
     "cache": ("polyfuse.cli.cache", "show, clear, trim, save or load the cache folder"),
     "check": ("polyfuse.cli.check", "run a program and compare every kernel with the interpreter"),
@@ -29,6 +30,7 @@ COMMANDS: Final = {
     "explain": ("polyfuse.cli.explain", "run a program and print what was compiled and why"),
     "package": ("polyfuse.cli.package", "describe or verify an ahead-of-time package"),
     "replay": ("polyfuse.cli.replay", "compile a dumped graph or kernel and compare it with the interpreter"),
+    "report": ("polyfuse.cli.report", "run a program and write an HTML page of what was compiled and why"),
     "settings": ("polyfuse.cli.settings", "list every option with its value here"),
     "tune": (
         "polyfuse.cli.tune",
