@@ -16,7 +16,7 @@ from polyfuse.cli import COMMANDS
 
 
 def command_lines(page: Path) -> list[list[str]]:
-    """The words after `polyfuse` of each line of a shell block, without variables before it and a pipe after."""
+    """What follows `polyfuse` on each line of a shell block, without variables and pipes."""
     found = []
     for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
