@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from polyfuse.reporting.timing import ProgramTimer
+from polyfuse.runtime.devices.device import Device
 
 
 class Event:
     now = 0.0
 
-    def __init__(self, enable_timing: bool) -> None:
-        assert enable_timing
+    def __init__(self) -> None:
         self.at = -1.0
 
     def record(self) -> None:
@@ -27,6 +26,22 @@ class Event:
         return other.at - self.at
 
 
+class Clock(Device):
+    def event(self, timed: bool = True) -> Any:
+        return Event()
+
+    def synchronize(self, index: int | None = None) -> None:
+        pass
+
+    def is_recording(self) -> bool:
+        return False
+
+
+class Recording(Clock):
+    def is_recording(self) -> bool:
+        return True
+
+
 def kernel(milliseconds: float) -> Any:
     def launch(*operands: Any) -> None:
         Event.now += milliseconds
@@ -37,7 +52,7 @@ def kernel(milliseconds: float) -> Any:
 @pytest.fixture
 def timer() -> ProgramTimer:
     timer = ProgramTimer()
-    timer._device = SimpleNamespace(Event=Event, synchronize=lambda: None)
+    timer._device = Clock("fake")
     return timer
 
 
@@ -76,7 +91,7 @@ def test_calls_are_measured_up_to_a_limit(timer: ProgramTimer) -> None:
 
 
 def test_what_is_being_recorded_is_not_measured(timer: ProgramTimer) -> None:
-    timer._device.is_current_stream_capturing = lambda: True
+    timer._device = Recording("fake")
     program(timer, ("a", 1.0))([])
     assert not timer.calls
 
