@@ -17,6 +17,7 @@ from polyfuse.symbolic import IndexLike
 
 __all__ = ["overlap_units", "communication_bits"]
 
+
 def overlap_units(
     units: Sequence[Unit],
     edges: Sequence[set[int]],
