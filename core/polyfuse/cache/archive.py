@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -25,15 +23,14 @@ from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS, KINDS, Artifact, kernels_in
 from polyfuse.cache.keys import STORE_FORMAT, unit_key
 from polyfuse.cache.records import parse_record
+from polyfuse.cache.zip_reader import Limits, ZipReader, is_plain_name
 
 __all__ = ["AddUnit", "Unpacked", "pack", "unpack", "zip_entry"]
 
 _HEAD: Final = "polyfuse-cache.json"
 
-# What reading a member raises, by where the damage is.
-_DAMAGED: Final = (zipfile.BadZipFile, zlib.error, EOFError, ValueError, RuntimeError)
-
-_NAME: Final = re.compile(r"(?!\.)[\w.+-]+")
+# A whole cache folder may go into one archive.
+_LIMITS: Final = Limits(members=1 << 20, directory=1 << 28)
 
 
 class AddUnit(Protocol):
@@ -82,30 +79,30 @@ def unpack(root: Path, stream: IO[bytes], add: AddUnit) -> Unpacked:
         CacheError: it is no archive, or one for another version of the store.
     """
     try:
-        with zipfile.ZipFile(stream) as archive:
-            head = json.loads(archive.read(_HEAD))
-            if not isinstance(head, dict) or head.get("format") != STORE_FORMAT:
-                raise CacheError("the archive was written for another format of the cache", "write it anew")
-            results = [
-                _unpack_one(archive, root, kind, names, add) for (kind, _), names in _grouped(archive).items()
-            ]
-    except (*_DAMAGED, KeyError) as error:
+        archive = ZipReader(stream, _LIMITS)
+        head = json.loads(archive.read(_HEAD))
+        if not isinstance(head, dict) or head.get("format") != STORE_FORMAT:
+            raise CacheError("the archive was written for another format of the cache", "write it anew")
+        results = [
+            _unpack_one(archive, root, kind, names, add) for (kind, _), names in _grouped(archive).items()
+        ]
+    except (ValueError, RecursionError) as error:
         raise CacheError(f"it is no archive of a cache, or damaged ({error})", "write it anew") from error
     return Unpacked(results.count("added"), results.count("present"), results.count("damaged"))
 
 
-def _grouped(archive: zipfile.ZipFile) -> Mapping[tuple[str, str], list[str]]:
+def _grouped(archive: ZipReader) -> Mapping[tuple[str, str], list[str]]:
     """The members of each artifact, by its kind and place; members that are none are left out."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for name in archive.namelist():
+    for name in archive.members:
         parts = name.split("/")
         depth = 2 + KINDS.get(parts[0], "").count("/")
-        if parts[0] in KINDS and len(parts) >= depth and all(_NAME.fullmatch(part) for part in parts):
+        if parts[0] in KINDS and len(parts) >= depth and is_plain_name(name):
             groups.setdefault((parts[0], "/".join(parts[:depth])), []).append(name)
     return groups
 
 
-def _unpack_one(archive: zipfile.ZipFile, root: Path, kind: str, names: list[str], add: AddUnit) -> str:
+def _unpack_one(archive: ZipReader, root: Path, kind: str, names: list[str], add: AddUnit) -> str:
     try:
         files = {name: archive.read(name) for name in names}
         if kind == "kernels":
@@ -114,7 +111,7 @@ def _unpack_one(archive: zipfile.ZipFile, root: Path, kind: str, names: list[str
         for name in missing:
             atomic_write(root / name, files[name])
         return "added" if missing else "present"
-    except _DAMAGED:
+    except (ValueError, RecursionError):
         return "damaged"
 
 

@@ -25,6 +25,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("file", type=Path, help="the package")
     parser.add_argument("folder", type=Path, nargs="?", help="to extract to")
+    parser.add_argument(
+        "--trust", action="append", metavar="KEY", help="a file with a public key that must have signed it"
+    )
     parser.add_argument("--json", action="store_true", help="print what it says of itself as JSON")
 
 
@@ -33,6 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.what == "extract") != (arguments.folder is not None):
         raise PackageError("a folder is where `extract` writes to", "polyfuse package extract FILE FOLDER")
     with Archive(arguments.file) as archive:
+        if arguments.trust:
+            from polyfuse.aot.signing import check_signature
+
+            check_signature(archive, arguments.trust)
         if arguments.folder is not None:
             written = archive.extract(arguments.folder)
             print(f"{arguments.folder}: {len(written)} files")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -43,6 +43,7 @@ def package(
     weights: bool = True,
     modules: Sequence[str] = (),
     native: bool = False,
+    sign: Any = None,
 ) -> Path:
     """Compile a model for inference and write it to one file, which `polyfuse.aot.load` reads.
 
@@ -57,6 +58,8 @@ def package(
         modules: names of modules that register operators which the model calls; loading imports them.
         native: whether entries go in that run without Python and without torch, too, on the CPU. Then
             kernels compute what libraries otherwise would.
+        sign: an Ed25519 private key (raw bytes, a PEM file or a key of `cryptography`) that signs the
+            package, for `load(path, trust=[key])`.
 
     Raises:
         PackageError: something in the model cannot be put into a package, or needs Python where that should
@@ -65,6 +68,11 @@ def package(
     """
     if not path:
         raise PackageError("a package needs the path of a file", "give path=")
+    signed = None
+    if sign is not None:
+        from polyfuse.aot.signing import signer  # which needs another package
+
+        signed = signer(sign)
     # host programs in packages are Python's: a native one would be built for nobody
     settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
     if native:
@@ -82,7 +90,7 @@ def package(
     }
     libraries = native_libraries(entries, table.rows(), session) if native else {}
     target = Path(path)
-    _write(target, entries, libraries, table, session, tuple(modules))
+    _write(target, entries, libraries, table, session, tuple(modules), signed)
     return target
 
 
@@ -118,6 +126,7 @@ def _write(
     table: WeightTable,
     session: CompileSession,
     modules: tuple[str, ...],
+    sign: Callable[[bytes], bytes] | None,
 ) -> None:
     kernels = [kernel for entry in entries.values() for kernel in entry.kernels]
     written = table.written()
@@ -149,7 +158,8 @@ def _write(
                     for name, entry in entries.items()
                 },
                 WEIGHTS if written else "",
-            ).plain()
+            ).plain(),
+            sign,
         )
 
 
