@@ -184,7 +184,7 @@ METHODS = ("claims", "configs", "neighbours", "estimate", "emit", "build", "load
 
 
 class TestRivals:
-    """Backends that are timed against each other: one that refuses or raises costs its own candidates alone."""
+    """Backends that are timed against each other: one that refuses or raises costs its candidates alone."""
 
     @staticmethod
     def raced(tunable: type[Tunable], monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...]) -> Record:
