@@ -319,7 +319,12 @@ class PluginManager:
                 raise self._unknown(name)
         for name in self.settings.disable:
             if name not in self._states:
-                _log.info("the option `disable` names %r, which is not installed", name)
+                close = nearest(name, self._states) or tuple(sorted(self._states))
+                warn_once(
+                    "plugin",
+                    f"the option `disable` (POLYFUSE_DISABLE) names {name!r}, which is not installed; did "
+                    f"you mean {join_words(close, 'or')}?",
+                )
         self._check_plugin_options()
 
     def _check_plugin_options(self) -> None:

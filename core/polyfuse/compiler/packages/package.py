@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -25,6 +25,7 @@ from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.plugin import Backend
+from polyfuse.runtime.devices.registry import class_name, known_devices
 
 __all__ = ["package"]
 
@@ -50,10 +51,12 @@ def package(
     Args:
         model: a module, which is exported with `args` and `kwargs`; what `torch.export.export` returned; or
             several of these by the names of entries.
-        args, kwargs: example arguments of a module.
+        args: example arguments of a module.
+        kwargs: those that are given by keyword.
         path: of the file.
         dynamic_shapes: which sizes of arguments may vary, as `torch.export.export` takes it.
-        options, mode: as `torch.compile` takes them.
+        options: as `torch.compile` takes them.
+        mode: likewise.
         weights: whether parameters and buffers go into the file; otherwise they are given when it is loaded.
         modules: names of modules that register operators which the model calls; loading imports them.
         native: whether entries go in that run without Python and without torch, too, on the CPU. Then
@@ -158,9 +161,17 @@ def _write(
                     for name, entry in entries.items()
                 },
                 WEIGHTS if written else "",
+                _device_classes(devices),
             ).plain(),
             sign,
         )
+
+
+def _device_classes(device_types: Iterable[str]) -> dict[str, str]:
+    """The classes that plugins brought for devices."""
+    known = known_devices()
+    brought = (kind for kind in sorted(device_types) if kind in known and not known[kind].is_host)
+    return {kind: class_name(known[kind]) for kind in brought}
 
 
 def _add_unit(writer: ArchiveWriter, kernel: PackagedKernel) -> Unit:
