@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench docs clean
+.PHONY: help install demo test test-all sanitize sanitize-gpu lint bench docs docs-site report-ui screenshots clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,7 +15,7 @@ install: $(STAMP) ## Make the virtual environment and install the project, with 
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo,docs]'
 	# headers alone: what the wheel depends on is for its generators
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps nvidia-cutlass
 	@touch $@
@@ -29,6 +29,23 @@ test: $(STAMP) ## Run the tests, without the slow ones
 test-all: $(STAMP) ## Run all tests that this machine can run
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
 
+# What kernels, host programs and packages do to memory, and what C++ leaves undefined. `CXX` takes flags along.
+SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 POLYFUSE_DISABLE=halide \
+	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+	CXX="g++ -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+
+sanitize: $(STAMP) ## Build all C++ with the address and undefined-behaviour sanitizers, and run it (an hour)
+	$(SANITIZED) $(BIN)/python -m pytest -q -p no:cacheprovider tests/conformance/test_cpp.py tests/fuzz \
+		tests/models/test_forward.py tests/models/test_gradients.py tests/plugins/cpp/test_native_host.py \
+		tests/plugins/cpp/test_models.py tests/reliability/test_hostile_packages.py -k "not bombs"
+
+sanitize-gpu: $(STAMP) ## Run the conformance kit of Triton under compute-sanitizer's four tools (needs a GPU)
+	for tool in memcheck racecheck synccheck initcheck; do \
+		compute-sanitizer --tool $$tool --error-exitcode 9 --target-processes all \
+			$(BIN)/python -m polyfuse conformance triton --quick --device cuda || exit 1; \
+	done
+
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check core plugins tests tools benchmarks examples
 	$(BIN)/mypy
@@ -41,6 +58,15 @@ docs: $(STAMP) ## Write again what is made from the code: reference, tour, guide
 	$(BIN)/python -m pytest -q tests/docs --update-golden
 	$(BIN)/python tools/support_matrix.py
 	PYTHONPATH=benchmarks $(BIN)/python -m polyfuse_bench report
+
+docs-site: $(STAMP) ## Build the documentation as a site, site/index.html; fails on a warning or a dead link
+	$(BIN)/python tools/build_site.py site
+
+report-ui: ## Build the page of `polyfuse report` from tools/report_ui; needs npm
+	cd tools/report_ui && npm ci --no-audit --no-fund && npm run check && npm run build
+
+screenshots: $(STAMP) ## Take the pictures of docs/report.md; needs Chromium
+	$(BIN)/python tools/report_screenshots.py
 
 clean: ## Remove the virtual environment and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

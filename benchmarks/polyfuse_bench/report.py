@@ -12,7 +12,8 @@ from polyfuse_bench.autotune_backends import gain, winner
 from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_architectures import architectures_page
-from polyfuse_bench.report_chart import speed_chart
+from polyfuse_bench.report_autotuning import autotuning_table
+from polyfuse_bench.report_chart import kernels_chart, speed_chart
 from polyfuse_bench.report_engines import (
     engines_chart,
     engines_readme,
@@ -20,8 +21,8 @@ from polyfuse_bench.report_engines import (
     engines_slower,
 )
 from polyfuse_bench.report_fuzz import fuzz_table
+from polyfuse_bench.report_gemm import gemm_section, tilings_section
 from polyfuse_bench.report_parity import parity_page
-from polyfuse_bench.report_products import products_section, tilings_section
 from polyfuse_bench.report_summary import TIMED, Group, groups, readme_table, summary
 from polyfuse_bench.report_text import (
     by_backend,
@@ -53,10 +54,12 @@ def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
         ("parity.md", "operator", parity_page(results)),
         ("architectures.md", "", architectures_page(results)),
         ("correctness.md", "random program", fuzz_table(results)),
+        ("autotuning.md", "autotuning", autotuning_table(speed_groups(results), results)),
         ("../README.md", "speed", readme_table(speed_groups(results))),
         ("../README.md", "engine", engines_readme(results)),
         ("speed.svg", "", speed_chart(speed_groups(results))),
         ("engines.svg", "", engines_chart(results)),
+        ("kernels.svg", "", kernels_chart(speed_groups(results))),
     )
     for name, part, page in pages:
         if page is not None:
@@ -85,8 +88,8 @@ def one_line(kind: str, row: Row) -> str:
         parts += [f"{title(name)} error {error:.1e}" for name, error in row["errors"].items()]
     elif "tilings" in row:
         parts = [f"{key} {time_text(row[key])}" for key in ("best", "offered", "first") if key in row]
-    elif "races" in row:
-        parts = [f"{winner(race)} by {gain(race):.2f}" for race in row["races"]]
+    elif "trials" in row:
+        parts = [f"{winner(trial)} by {gain(trial):.2f}" for trial in row["trials"]]
     elif "cold" in row:
         parts = [
             f"{title(name)} cold {time_text(s)} warm {time_text(row['warm'][name])}"
@@ -111,7 +114,7 @@ def performance_page(results: Path) -> str | None:
             ("models", _models_section),
             ("kernels", _kernels_section),
             ("linear", _linear_section),
-            ("products", products_section),
+            ("gemm", gemm_section),
             ("tilings", tilings_section),
             ("compile", _compile_section),
             ("build", _build_section),
@@ -128,10 +131,12 @@ def performance_page(results: Path) -> str | None:
     head = [
         "# Performance",
         "",
-        "Polyfuse beside eager mode and Inductor, measured in one process in interleaved rounds; each",
-        "figure is a median over rounds. A ratio above 1 means that Polyfuse is better. `make bench`",
-        "measures again and writes this page; it is never edited by hand.",
+        "This page shows how fast Polyfuse is beside eager mode, Inductor and other engines, where it is",
+        "slower, and how to repeat a row. Candidates run in one process in interleaved rounds; each figure",
+        "is a median over rounds. A ratio above 1 means that Polyfuse is better. `make bench` measures again",
+        "and writes this page with its charts; it is never edited by hand.",
         "",
+        *charts(results),
         *summary(speed_groups(results)),
         *engines_slower(results),
     ]
@@ -139,10 +144,21 @@ def performance_page(results: Path) -> str | None:
     return page.rstrip() + "\n"
 
 
+def charts(results: Path) -> list[str]:
+    """The drawings for which there are results."""
+    groups_found = speed_groups(results)
+    drawn = (
+        ("Inference of networks over eager mode, by engine", "engines.svg", engines_chart(results)),
+        ("Inference of models over eager mode", "speed.svg", speed_chart(groups_found)),
+        ("Fused functions over Inductor", "kernels.svg", kernels_chart(groups_found)),
+    )
+    return [line for words, name, drawing in drawn if drawing for line in (f"![{words}]({name})", "")]
+
+
 def speed_groups(results: Path) -> list[Group]:
     """What was timed beside eager mode and Inductor, under the headings of the page."""
     sections = {"models": _models_section, "kernels": _kernels_section, "linear": _linear_section}
-    sections["products"] = products_section
+    sections["gemm"] = gemm_section
     return groups(
         (sections[kind](content)[0].removeprefix("## "), content)
         for kind in TIMED
@@ -365,13 +381,13 @@ def _tuning_section(content: dict[str, Any]) -> list[str]:
 
 
 def _autotune_backends_section(content: dict[str, Any]) -> list[str]:
-    races = [(row["name"], race) for row in content["rows"] for race in row["races"]]
+    trials = [(row["name"], trial) for row in content["rows"] for trial in row["trials"]]
     table = []
-    for name, race in races:
-        order = sorted(race["milliseconds"].items(), key=lambda pair: pair[1])
+    for name, trial in trials:
+        order = sorted(trial["milliseconds"].items(), key=lambda pair: pair[1])
         times = ", ".join(f"{backend} {time_text(ms / 1e3)}" for backend, ms in order)
-        table.append([name, winner(race), times, f"{gain(race):.2f}×"])
-    mean = geometric_mean([gain(race) for _, race in races])
+        table.append([name, winner(trial), times, f"{gain(trial):.2f}×"])
+    mean = geometric_mean([gain(trial) for _, trial in trials])
     if mean:
         table.append(["**geometric mean**", "", "", f"**{mean:.2f}×**"])
     return [

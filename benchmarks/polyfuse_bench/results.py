@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from polyfuse.base.files import replacing
 from polyfuse_bench.machine import machine
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
@@ -18,7 +19,6 @@ RESULTS = Path(__file__).resolve().parent.parent / "results"
 def write_results(kind: str, rows: Sequence[Any], *, path: Path | None = None, **facts: Any) -> Path:
     """Write `rows` (dataclasses or plain dicts) with the machine's facts and answer where."""
     target = path or RESULTS / f"{kind}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "kind": kind,
         "taken": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -26,7 +26,8 @@ def write_results(kind: str, rows: Sequence[Any], *, path: Path | None = None, *
         **facts,
         "rows": [dataclasses.asdict(row) if dataclasses.is_dataclass(row) else row for row in rows],
     }
-    target.write_text(json.dumps(_plain(content), indent=1) + "\n")
+    with replacing(target) as temporary:
+        temporary.write_text(json.dumps(_plain(content), indent=1) + "\n")
     return target
 
 

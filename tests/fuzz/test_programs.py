@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from polyfuse_bench.fuzz import campaign, command
 from polyfuse_bench.fuzz.building import Sessions
+from polyfuse_bench.fuzz.command import summary
 from polyfuse_bench.fuzz.generator import random_program
 from polyfuse_bench.fuzz.maker import Scale
 from polyfuse_bench.fuzz.program import Input, Program, Statement
@@ -113,6 +115,44 @@ def test_rounding_is_no_finding_and_a_wrong_element_is() -> None:
     assert different.what == "result v1" and "1 of 1200 elements" in str(different)
 
 
+def test_rounding_inside_a_statement_and_in_its_backward_is_no_finding() -> None:
+    """A mean is rounded before it is subtracted, so that the sum of what is left is not quite zero; gradients
+    that cancel where they meet leave what rounding their sums left. A wrong mean is still found.
+    """
+    centred = (
+        Statement("v0 = a0 - a0.mean(1, keepdim=True)", ("v0",), ("a0",)),
+        Statement("v1 = v0.sum(1)", ("v1",), ("v0",)),
+    )
+    program = Program((Input("a0", "normal('f32', 64, 97) + 60"),), centred, ("v1",))
+    truth, a0 = truth_of(program), program.arguments()[0]
+    for dtype in (torch.float32, torch.float64):
+        mean = torch.stack(list(a0.to(dtype).unbind(1))).cumsum(0)[-1].float() / 97
+        assert not truth.differences([(a0 - mean[:, None]).sum(1), a0]), dtype
+    assert truth.differences([(a0 - a0[:, 1:].mean(1, keepdim=True)).sum(1), a0])
+    meeting = (
+        Statement("v0 = a0 * 7", ("v0",)),
+        Statement("v1 = a0 * 8", ("v1",)),
+        Statement("v2 = torch.softmax(a0, 0)", ("v2",), ("a0",)),
+    )
+    program = Program((Input("a0", "normal('f32', 4096)"),), meeting, ("v0", "v1", "v2"))
+    truth, (a0,) = truth_of(program, gradients=True), program.arguments()
+    *results, grad = truth.eager
+    inexact = (truth.exact[-1] + 3.0).float() - 3.0  # as when it was added to a larger one first
+    assert not truth.differences([*results, inexact])
+    assert truth.differences([*results, grad + 1e-3])
+
+
+def test_a_type_of_its_own_inside_a_statement_is_no_finding() -> None:
+    """What a statement in float64 computes in float32 is as exact as float32."""
+    joined = Statement("v0 = torch.cat((torch.tanh(a0), a1), 0)", ("v0",))
+    inputs = (Input("a0", "normal('f32', 500)"), Input("a1", "normal('f64', 500)"))
+    program = Program(inputs, (joined,), ("v0",))
+    truth, (a0, a1) = truth_of(program), program.arguments()
+    near = torch.nextafter(torch.tanh(a0), torch.zeros(()))
+    assert not truth.differences([torch.cat((near.double(), a1)), a0, a1])
+    assert truth.differences([torch.cat((torch.tanh(a0).double(), a1 * 1.00001)), a0, a1])
+
+
 def test_shrinking_keeps_what_is_at_fault() -> None:
     for seed in range(30, 60):
         program = random_program(seed)
@@ -127,8 +167,6 @@ def test_shrinking_keeps_what_is_at_fault() -> None:
 
 def test_a_campaign_goes_on_after_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that ends costs its own seed alone, and a second run has nothing left to do."""
-    from polyfuse_bench.fuzz import campaign
-
     (tmp_path / "polyfuse_bench" / "fuzz").mkdir(parents=True)
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
@@ -143,6 +181,24 @@ def test_a_campaign_goes_on_after_a_crash(tmp_path: Path, monkeypatch: pytest.Mo
     assert "seed 13: crashed with 7 in phase run" in lines
     again, _ = campaign.search(wanted, lambda *_: None)
     assert again.facts()["graphs"] == 9 and len(again.findings) == 2
+    counts, *findings = summary(wanted, again)
+    assert "9 programs (1 crashed, 7 right, 1 wrong)" in counts and counts.endswith("2 findings; 0 left")
+    assert findings == ["  13: crashed with 7 in phase run", "  17: result v1: it is wrong"]
+    # the findings alone, into another file
+    arguments = ["--again", str(path), "--out", str(tmp_path / "again.json")]
+    assert command.main(arguments) == 1
+    assert json.loads((tmp_path / "again.json").read_text())["done"] == [[13, 13], [17, 17]]
+
+
+def test_a_campaign_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is in the middle of a batch is stopped, which is no finding."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER.replace("os._exit(7)", "import time; time.sleep(600)"))
+    monkeypatch.setattr(campaign, "WORKER", [str(script)])
+    monkeypatch.setattr(campaign, "_GRACE", 1.0)
+    wanted = campaign.Campaign("cpp", seed=11, count=9, batch=3, minutes=0.001, out=tmp_path / "found.json")
+    tally, _ = campaign.search(wanted, lambda *_: None)
+    assert not tally.findings and tally.done == {11, 12}
 
 
 WORKER = """

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
+from polyfuse.base.errors import InvalidOptionError
 from polyfuse.compiler.session import _SESSIONS
 
 X = torch.randn(8, 64)
@@ -42,6 +43,20 @@ def test_an_unknown_option_names_the_nearest():
         check(options={"numerics": "sloppy"})
     with pytest.raises(Exception, match=r"did you mean cpp\.isa"):
         check(options={"cpp.issa": "avx2"})
+
+
+def test_an_option_error_is_shown_as_it_is():
+    """Not wrapped by Dynamo, and without its frames."""
+    with pytest.raises(InvalidOptionError) as caught:
+        check(options={"numeric": "eager"})
+    assert str(caught.value) == "option 'numeric' is unknown; did you mean numerics?"
+    assert caught.traceback[-1].name == "compile_fx_graph"
+
+
+def test_a_misspelt_name_in_disable_is_warned_about(warnings_seen):
+    check(options={"disable": ["cppp"]})
+    (warned,) = [text for text in warnings_seen() if "cppp" in text]
+    assert "not installed; did you mean cpp?" in warned
 
 
 def test_an_unknown_backend_names_the_nearest():

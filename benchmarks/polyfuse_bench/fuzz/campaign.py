@@ -5,6 +5,7 @@ others found.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import select
@@ -34,10 +35,20 @@ _BETWEEN = "between"
 _LOST_AFTER = 300.0
 """Seconds without a word from a process, after which what it does is given up."""
 
+_GRACE = 45.0
+"""Seconds beyond the limit that a process may take to end its batch; what is left of it is not counted."""
+
+_STOPPED = "stopped"
+
 
 @dataclass(frozen=True)
 class Campaign:
-    """What is searched: `count` seeds from the first, by one backend on one device."""
+    """What is searched: `count` seeds from the first, by one backend on one device.
+
+    Attributes:
+        seeds: these, instead of `count` from the first.
+        minutes: begin nothing after that, and end soon; 0: no limit.
+    """
 
     backend: str
     device: str = "cpu"
@@ -47,6 +58,12 @@ class Campaign:
     batch: int = 0
     minutes: float = 0.0
     out: Path | None = None
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def wanted(self) -> Sequence[int]:
+        """All seeds."""
+        return self.seeds or range(self.seed, self.seed + self.count)
 
     @property
     def generator(self) -> str:
@@ -104,7 +121,7 @@ class Tally:
 def search(campaign: Campaign, show: Callable[[Tally, str], None]) -> tuple[Tally, Path | None]:
     """Search; `show` gets the tally after each batch, and each finding as a line."""
     tally = Tally.resumed(campaign.out, campaign) if campaign.out is not None else Tally()
-    left = [s for s in range(campaign.seed, campaign.seed + campaign.count) if s not in tally.done]
+    left = [s for s in campaign.wanted if s not in tally.done]
     work = _Work(campaign, tally, left)
     threads = [threading.Thread(target=work.serve, daemon=True) for _ in range(campaign.jobs)]
     for thread in threads:
@@ -143,6 +160,7 @@ class _Work:
     def __init__(self, campaign: Campaign, tally: Tally, seeds: Sequence[int]) -> None:
         self.campaign, self.tally = campaign, tally
         self.began, self.before = time.monotonic(), tally.seconds
+        self.end = self.began + campaign.minutes * 60 if campaign.minutes else math.inf
         self.lock = threading.Lock()
         self.news: queue.Queue[str] = queue.Queue()
         # only kernels in C++ are built many at a time
@@ -154,18 +172,18 @@ class _Work:
         """Keep one process busy until nothing is left."""
         process: _Process | None = None
         while (batch := self._next()) is not None:
-            process = process or _Process(self.campaign)
+            process = process or _Process(self.campaign, self.end)
             trouble, at, left = process.handle(batch, self._note)
             if trouble:
                 process = None
-                self._note_trouble(trouble, at, left)
+                if trouble != _STOPPED:
+                    self._note_trouble(trouble, at, left)
         if process is not None:
             process.close()
 
     def _next(self) -> list[int] | None:
-        limit = self.campaign.minutes * 60
         with self.lock:
-            if limit and time.monotonic() - self.began > limit:
+            if time.monotonic() > self.end:
                 return None
             return self._batches.popleft() if self._batches else None
 
@@ -211,9 +229,10 @@ def _kind(found: str) -> str:
 
 
 class _Process:
-    """One worker."""
+    """One worker, which ends soon after a time."""
 
-    def __init__(self, campaign: Campaign) -> None:
+    def __init__(self, campaign: Campaign, end: float) -> None:
+        self._end = end + _GRACE
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         paths = [str(Path(__file__).resolve().parents[2]), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -242,6 +261,8 @@ class _Process:
             return f"crashed at start: {self._process.wait()}", at, left
         while True:
             line = self._line()
+            if line == _STOPPED:
+                return line, at, left
             if isinstance(line, str):
                 return f"{line} in phase {phase}", at, left
             if "phase" in line:
@@ -260,11 +281,12 @@ class _Process:
         """The next line, or how the process ended."""
         assert self._process.stdout is not None
         while b"\n" not in self._buffer:
-            ready, _, _ = select.select([self._process.stdout], [], [], _LOST_AFTER)
+            wait = min(_LOST_AFTER, self._end - time.monotonic())
+            ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, wait))
             if not ready:
                 self._process.kill()
                 self._process.wait()
-                return "hung"
+                return "hung" if wait == _LOST_AFTER else _STOPPED
             more = os.read(self._process.stdout.fileno(), 1 << 16)
             if not more:
                 return f"crashed with {self._process.wait()}"

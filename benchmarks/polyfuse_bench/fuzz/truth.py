@@ -1,19 +1,22 @@
 """What a program should answer, and how far from it an answer may be.
 
 The truth is the program in float64. How much of a difference rounding explains is found out by running it in
-float64 again, with an error of the size of a rounding in its place after each statement: where the programs
-amplify it, through a difference of nearly equal values or a division by a small one, the noise grows with it.
-Beside that stands the error of eager mode itself.
+float64 again, with an error of the size of a rounding in its place after each operator (`noise.py`): where
+programs amplify it, through a difference of nearly equal values or a division by a small one, the noise grows
+with it. Beside that stands the error of eager mode itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from polyfuse_bench.fuzz.noise import Inner, Noise, coarsest
 from polyfuse_bench.fuzz.program import Program, namespace
 
 __all__ = ["Difference", "Truth", "truth_of", "with_gradients"]
@@ -71,9 +74,9 @@ class Truth:
         """What is wrong with an answer. Where something seems to be, more noise is tried first."""
         wrong = self._differences(found)
         if wrong and len(self._noisy) < _MORE_NOISES:
+            types = _types_of(self.program)
             for number in range(len(self._noisy), _MORE_NOISES):
-                noise = _Noise(self.program, number, _types_of(self.program))
-                self._noisy.append(_run(self.program, noise, self.gradients))
+                self._noisy.append(_run_with_noise(self.program, number, types, self.gradients))
             wrong = self._differences(found)
         return wrong
 
@@ -97,8 +100,8 @@ def truth_of(program: Program, gradients: bool = False) -> Truth:
     else:
         eager = [*program.function()(*arguments), *arguments]
     types = _types_of(program)
-    noisy = [_run(program, _Noise(program, number, types), gradients) for number in range(_NOISES)]
-    return Truth(program, gradients, _run(program, None, gradients), [t.clone() for t in eager], noisy)
+    noisy = [_run_with_noise(program, number, types, gradients) for number in range(_NOISES)]
+    return Truth(program, gradients, _run(program, None, None, gradients), [t.clone() for t in eager], noisy)
 
 
 def with_gradients(
@@ -125,61 +128,65 @@ def with_gradients(
     return [*(r.detach() for r in results), *found]
 
 
-def _types_of(program: Program) -> dict[str, torch.dtype]:
-    """The types of all values in eager mode."""
+@dataclass(frozen=True)
+class _Types:
+    """The types of a program in eager mode: of each value, and in which each statement computes."""
+
+    values: dict[str, torch.dtype]
+    inner: tuple[torch.dtype, ...]
+
+
+def _types_of(program: Program) -> _Types:
     space = {**namespace(), **_bound(program, wide=False)}
-    for statement in program.statements:
-        exec(statement.code, space)
-    return {name: value.dtype for name, value in space.items() if isinstance(value, Tensor)}
+    inner = tuple(coarsest(partial(exec, statement.code, space)) for statement in program.statements)
+    return _Types({name: value.dtype for name, value in space.items() if isinstance(value, Tensor)}, inner)
 
 
 def _bound(program: Program, wide: bool) -> dict[str, Tensor]:
     return {i.name: value for i, value in zip(program.inputs, program.arguments(wide), strict=True)}
 
 
-class _Noise:
-    """Errors of the size of roundings."""
-
-    def __init__(self, program: Program, number: int, types: dict[str, torch.dtype]) -> None:
-        self.generator = torch.Generator().manual_seed(program.seed * 31 + number)
-        self.types = types
-
-    def factor(self, value: Tensor, size: float) -> Tensor:
-        """Numbers around one."""
-        drawn = torch.rand(value.shape, generator=self.generator, dtype=torch.float64)
-        return 1 + (2 * drawn - 1) * size
-
-    def rounding(self, name: str) -> float:
-        """The relative error of one rounding of a value; functions in float32 err by some more."""
-        dtype = self.types[name]
-        if not dtype.is_floating_point:
-            return 0.0
-        return torch.finfo(dtype).eps * (2.0 if dtype.itemsize > 2 else 0.5)
+def _run_with_noise(program: Program, number: int, types: _Types, gradients: bool) -> list[Tensor]:
+    noise = Noise(program.seed * 31 + number, types.values)
+    if not gradients:
+        return _run(program, noise, types, gradients)
+    # each value and each gradient of it
+    wide = all(dtype == torch.float64 for dtype in types.inner)
+    with Inner(noise, torch.float64 if wide else torch.float32):
+        return _run(program, noise, types, gradients)
 
 
-def _run(program: Program, noise: _Noise | None, gradients: bool) -> list[Tensor]:
+def _run(program: Program, noise: Noise | None, types: _Types | None, gradients: bool) -> list[Tensor]:
     """The program in float64, with its gradients if they are wanted."""
     inputs = _bound(program, wide=True)
     if not gradients:
-        return [t.clone() for t in (*_results(program, noise, inputs), *inputs.values())]
+        return [t.clone() for t in (*_results(program, noise, types, inputs), *inputs.values())]
 
     def run(*values: Tensor) -> list[Tensor]:
-        return _results(program, noise, dict(zip(inputs, values, strict=True)))
+        return _results(program, noise, None, dict(zip(inputs, values, strict=True)))
 
     return with_gradients(program, run, list(inputs.values()))
 
 
-def _results(program: Program, noise: _Noise | None, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """What the program answers in float64, computed statement by statement."""
+def _results(
+    program: Program, noise: Noise | None, types: _Types | None, inputs: dict[str, Tensor]
+) -> list[Tensor]:
+    """What the program answers in float64, computed statement by statement.
+
+    Args:
+        types: in which statements compute, where each gets noise of its own inside.
+    """
     space = {**namespace(wide=True), **inputs}
-    for statement in program.statements:
+    for number, statement in enumerate(program.statements):
         seen = space
         if noise is not None and statement.reads:
             seen = dict(space)
             for name in statement.reads:
                 if name != statement.writes and space[name].is_floating_point():
                     seen[name] = space[name] * noise.factor(space[name], _ACCUMULATED)
-        exec(statement.wide_code, seen)
+        inside = noise is not None and types is not None and statement.rounds
+        with Inner(noise, types.inner[number]) if inside else nullcontext():
+            exec(statement.wide_code, seen)
         for name in statement.targets:
             space[name] = seen[name]
         if noise is None or not statement.rounds:

@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Mapping, Sequence
-from functools import cache
-from types import CodeType
 from typing import Any
 
 import torch
 
 from polyfuse.aot.description import Argument, Entry, Size
+from polyfuse.aot.sizes import condition_holds, size_names, size_value
 from polyfuse.base.errors import PackageError
 from polyfuse.torch_compat.tracing import pytree
 
 __all__ = ["Signature", "nesting"]
-
-_FUNCTIONS: Mapping[str, Any] = {
-    "__builtins__": {},
-    "Eq": operator.eq,
-    "Ne": operator.ne,
-    "Mod": operator.mod,
-    "PythonMod": operator.mod,
-    "FloorDiv": operator.floordiv,
-    "CleanDiv": operator.floordiv,
-    "CeilDiv": lambda a, b: -(-a // b),
-    "Max": max,
-    "Min": min,
-    "max": max,
-    "min": min,
-    "And": lambda *parts: all(parts),
-    "Or": lambda *parts: any(parts),
-    "Not": operator.not_,
-    "Abs": abs,
-    "true": True,
-    "false": False,
-}
-"""Names that expressions of sizes may use besides symbols."""
 
 
 class Signature:
@@ -110,7 +86,7 @@ class Signature:
 
     def layout(self, argument: Argument, symbols: Mapping[str, int]) -> tuple[int, ...]:
         """The strides that an argument was compiled for."""
-        return tuple(_value(stride, symbols) for stride in argument.stride)
+        return tuple(size_value(stride, symbols) for stride in argument.stride)
 
     def _check_tensor(self, value: Any, argument: Argument) -> None:
         if not isinstance(value, torch.Tensor):
@@ -146,7 +122,7 @@ class Signature:
             if isinstance(size, str):
                 self._solve(size, int(given), found)
         for argument, dim, size, given in rows:
-            if given != _value(size, found):
+            if given != size_value(size, found):
                 where = f"size {dim} of {argument.name}" if argument.kind == "tensor" else argument.name
                 raise self._wrong(
                     f"{where} is {given} where {_said(size, found)} was compiled",
@@ -156,24 +132,24 @@ class Signature:
             value = found.get(name)
             low, high = symbol.lower or 0, math.inf if symbol.upper is None else symbol.upper
             if value is not None and not low <= value <= high:
-                place = next(f"size {d} of {a.name}" for a, d, s, _ in rows if name in _names(s))
+                place = next(f"size {d} of {a.name}" for a, d, s, _ in rows if name in size_names(s))
                 raise self._wrong(
                     f"{place} makes {name} {value}, which is not in its range {low}..{high}",
                     "call it with a size in the range, or make a package with a wider one",
                 )
         for text in self._entry.conditions:
-            if not eval(_compiled(text), dict(_FUNCTIONS), found):
+            if not condition_holds(text, found):
                 values = ", ".join(f"{name} = {value}" for name, value in sorted(found.items()))
                 raise self._wrong(f"it was compiled for sizes of which {text}, and {values}")
         return found
 
     def _solve(self, text: str, given: int, found: dict[str, int]) -> None:
         """Find the one unknown symbol of a linear expression."""
-        unknown = [name for name in _names(text) if name not in found]
+        unknown = [name for name in size_names(text) if name not in found]
         if len(unknown) != 1:
             return
         name = unknown[0]
-        zero, one, two = (_value(text, {**found, name: n}) for n in (0, 1, 2))
+        zero, one, two = (size_value(text, {**found, name: n}) for n in (0, 1, 2))
         factor = one - zero
         if factor and two - one == factor and (given - zero) % factor == 0:
             found[name] = (given - zero) // factor
@@ -192,33 +168,17 @@ def nesting(text: str) -> Any:
             f"arguments or results are nested in a container that nothing has registered ({error})",
             "import its module before loading, or name that in modules= when the package is made",
         ) from error
-
-
-@cache
-def _compiled(text: str) -> CodeType:
-    return compile(text, f"<size {text}>", "eval")
-
-
-@cache
-def _names(text: Size) -> tuple[str, ...]:
-    if isinstance(text, int):
-        return ()
-    return tuple(name for name in _compiled(text).co_names if name not in _FUNCTIONS)
-
-
-def _value(size: Size, symbols: Mapping[str, int]) -> int:
-    """The value of a size; -1 where a symbol in it is not known."""
-    if isinstance(size, int):
-        return size
-    if any(name not in symbols for name in _names(size)):
-        return -1
-    return int(eval(_compiled(size), dict(_FUNCTIONS), dict(symbols)))
+    except Exception as error:
+        raise PackageError(
+            f"how arguments or results are nested cannot be read ({type(error).__name__})",
+            "make the package again",
+        ) from error
 
 
 def _said(size: Size, symbols: Mapping[str, int]) -> str:
     if isinstance(size, int):
         return str(size)
-    known = [f"{name} = {symbols[name]}" for name in _names(size) if name in symbols]
+    known = [f"{name} = {symbols[name]}" for name in size_names(size) if name in symbols]
     return f"{size} ({', '.join(known)})" if known else size
 
 

@@ -8,31 +8,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyfuse.aot.schema import typed
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import PackageError
 from polyfuse.base.files import replacing
+from polyfuse.base.text import shorten
 from polyfuse.cache.archive import zip_entry
+from polyfuse.cache.zip_reader import DamagedArchiveError, ZipReader
 
-__all__ = ["ALIGNMENT", "FORMAT", "Archive", "ArchiveWriter", "Member"]
+__all__ = ["ALIGNMENT", "FORMAT", "MANIFEST", "SIGNATURE", "Archive", "ArchiveWriter", "Member"]
 
 ALIGNMENT = 64
 """Weights begin at multiples of so many bytes, in the file and in memory."""
 
-FORMAT = (1, 2)
-"""Version of the format. Readers take files of their own first number, and refuse others."""
+FORMAT = (1, 3)
+"""Version of the format. Readers take files of their own first number up to their own second one."""
 
-_MANIFEST = "package.json"
+MANIFEST = "package.json"
+SIGNATURE = "package.sig"
+"""The member with a signature of the manifest, if the package is signed."""
+
 _MAGIC = "polyfuse package"
 _LOCAL_HEADER = 30
+_MANIFEST_BYTES = 1 << 26
+_SIGNATURE_BYTES = 1 << 12
 _PADDING_ID = 0x4650
 """Of an extra field without meaning, which makes a local header as long as is needed."""
 _CHUNK = 1 << 22
@@ -85,10 +92,15 @@ class ArchiveWriter:
                 member.write(chunk)
         self._members[name] = Member(size, sha.hexdigest())
 
-    def finish(self, manifest: Mapping[str, object]) -> None:
-        """Write what the package is, with the digests of all members that were added."""
+    def finish(self, manifest: Mapping[str, object], sign: Callable[[bytes], bytes] | None = None) -> None:
+        """Write what the package is, with the digests of all members that were added, and, with `sign`, what
+        that returns for the bytes of the manifest.
+        """
         head = {"what": _MAGIC, "format": FORMAT, "members": self._members}
-        self._zip.writestr(zip_entry(_MANIFEST), stable_json({**manifest, **head}))
+        content = stable_json({**manifest, **head}).encode()
+        self._zip.writestr(zip_entry(MANIFEST), content)
+        if sign is not None:
+            self._zip.writestr(zip_entry(SIGNATURE), sign(content))
 
 
 class Archive:
@@ -99,28 +111,34 @@ class Archive:
     Attributes:
         path: of the file.
         manifest: what it says of itself, as plain data.
+        content: the same, as the bytes that are signed.
+        signature: of these bytes, as it stands in the package; None where it is not signed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._zip = zipfile.ZipFile(path)
-            self.manifest: dict[str, Any] = json.loads(self._zip.read(_MANIFEST))
-            made, what = tuple(self.manifest["format"]), self.manifest["what"]
-            self._members = {name: Member(**row) for name, row in self.manifest["members"].items()}
+            self._stream = open(path, "rb")  # noqa: SIM115 - closed in `close`
         except FileNotFoundError as error:
             raise PackageError(f"there is no file {path}", "correct the path") from error
-        except (OSError, zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError) as error:
-            raise PackageError(
-                f"{path} is no package, or is damaged ({type(error).__name__}: {error})",
-                "copy it again, or make it again with polyfuse.aot.package",
-            ) from error
-        if what != _MAGIC or made[0] != FORMAT[0]:
+        except (OSError, ValueError) as error:
+            raise PackageError(f"{path} cannot be read ({error})", "correct the path") from error
+        try:
+            self._zip = ZipReader(self._stream)
+            self.content = self._small(MANIFEST, _MANIFEST_BYTES)
+            self.signature = self._small(SIGNATURE, _SIGNATURE_BYTES) if self._has(SIGNATURE) else None
+            self.manifest = _parsed(self.content)
+            self._check_format()
+            self._members = self._listed()
+        except (OSError, ValueError, RecursionError) as error:
             self.close()
             raise PackageError(
-                f"{path} has format {made[0]} of packages where this version of Polyfuse reads {FORMAT[0]}",
-                "make it again with the version that loads it",
-            )
+                f"{path} is no package, or is damaged ({type(error).__name__}: {shorten(str(error), 300)})",
+                "copy it again, or make it again with polyfuse.aot.package",
+            ) from error
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def members(self) -> Mapping[str, Member]:
@@ -129,31 +147,20 @@ class Archive:
 
     def read(self, name: str) -> bytes:
         """The content of a member, which must be what was written."""
-        try:
-            content = self._zip.read(name)
-        except (OSError, KeyError, zipfile.BadZipFile, ValueError) as error:
-            raise self._damaged(name) from error
-        if hashlib.sha256(content).hexdigest() != self._members[name].sha256:
-            raise self._damaged(name)
-        return content
+        return b"".join(self._chunks(name))
 
     def offset_of(self, name: str) -> int:
         """Where in the file a member begins that was added with `add_aligned`, and is there in full."""
         try:
-            info = self._zip.getinfo(name)
-            with open(self.path, "rb") as stream:
-                stream.seek(info.header_offset)
-                header = stream.read(_LOCAL_HEADER)
-                stream.seek(0, os.SEEK_END)
-                end = stream.tell()
-            name_bytes, extra_bytes = struct.unpack("<HH", header[26:30])
-        except (OSError, KeyError, struct.error) as error:
+            if not self._zip.members[name].stored:
+                raise self._damaged(name)
+            return self._zip.place(name)
+        except (OSError, KeyError, DamagedArchiveError) as error:
             raise self._damaged(name) from error
-        start = info.header_offset + _LOCAL_HEADER + int(name_bytes) + int(extra_bytes)
-        size = self._members[name].size
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size != size or start + size > end:
-            raise self._damaged(name)
-        return start
+
+    def fileno(self) -> int:
+        """The open file: what is mapped from it is what was read, whatever its name stands for by then."""
+        return self._stream.fileno()
 
     def verify(self, name: str) -> None:
         """Read a large member piece by piece, and raise if it is not what was written."""
@@ -165,7 +172,7 @@ class Archive:
         written = []
         for name in self._members:
             place = folder / name
-            if not place.resolve().is_relative_to(folder.resolve()):
+            if not place.parent.resolve().is_relative_to(folder.resolve()):  # a link in the folder
                 raise self._damaged(name)
             place.parent.mkdir(parents=True, exist_ok=True)
             with replacing(place) as temporary, open(temporary, "xb") as stream:
@@ -174,22 +181,58 @@ class Archive:
             written.append(place)
         return tuple(written)
 
+    def _has(self, name: str) -> bool:
+        return name in self._zip.members
+
+    def _small(self, name: str, limit: int) -> bytes:
+        if self._has(name) and self._zip.members[name].size > limit:
+            raise DamagedArchiveError(f"{name} has more than {limit} bytes")
+        return self._zip.read(name)
+
+    def _check_format(self) -> None:
+        made, what = self.manifest.get("format"), self.manifest.get("what")
+        numbers = isinstance(made, list) and len(made) == 2 and all(type(n) is int for n in made)
+        if what != _MAGIC or not numbers:
+            raise DamagedArchiveError("its description is none of a package")
+        assert isinstance(made, list)
+        if made[0] != FORMAT[0] or made[1] > FORMAT[1]:
+            raise PackageError(
+                f"{self.path} has format {made[0]}.{made[1]} of packages where this version of Polyfuse reads"
+                f" {FORMAT[0]}.0 to {FORMAT[0]}.{FORMAT[1]}",
+                "make it again with the version that loads it",
+            )
+
+    def _listed(self) -> dict[str, Member]:
+        """What the description says of members, which must be those that there are."""
+        rows = self.manifest.get("members")
+        if not isinstance(rows, dict):
+            raise DamagedArchiveError("it lists no members")
+        found = {name: typed(Member, row, f"members.{name[:80]}") for name, row in rows.items()}
+        there = self._zip.members.keys() - {MANIFEST, SIGNATURE}
+        odd = sorted(there ^ found.keys())
+        if odd:
+            raise DamagedArchiveError(f"its members are not those that it lists, such as {odd[0][:80]}")
+        wrong = [name for name, row in found.items() if row.size != self._zip.members[name].size]
+        if wrong:
+            raise DamagedArchiveError(f"{wrong[0]} has another size than it lists")
+        return found
+
     def _chunks(self, name: str) -> Iterator[bytes]:
         """A member piece by piece; raises at the end if it was not what was written."""
         sha = hashlib.sha256()
         try:
-            with self._zip.open(name) as member:
-                while chunk := member.read(_CHUNK):
-                    sha.update(chunk)
-                    yield chunk
-        except (OSError, KeyError, zipfile.BadZipFile) as error:
+            for chunk in self._zip.chunks(name):
+                sha.update(chunk)
+                yield chunk
+        except (OSError, DamagedArchiveError) as error:
             raise self._damaged(name) from error
-        if sha.hexdigest() != self._members[name].sha256:
+        if name not in self._members or sha.hexdigest() != self._members[name].sha256:
             raise self._damaged(name)
 
     def close(self) -> None:
         """Close the file. What was mapped from it stays."""
-        self._zip.close()
+        with suppress(OSError):
+            self._stream.close()
 
     def __enter__(self) -> Archive:
         return self
@@ -198,4 +241,11 @@ class Archive:
         self.close()
 
     def _damaged(self, name: str) -> PackageError:
-        return PackageError(f"{name} in the package {self.path} is damaged", "copy the package again")
+        return PackageError(f"{name[:200]} in the package {self.path} is damaged", "copy the package again")
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    found = json.loads(content)
+    if not isinstance(found, dict):
+        raise DamagedArchiveError("its description is no object")
+    return found

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from polyfuse.aot.schema import typed
+
 __all__ = ["Argument", "BackendNote", "Description", "Entry", "Source", "Symbol", "Unit", "Weight"]
+
+_HEAD = ("what", "format", "members")
+"""Fields of the file, beside those of the description."""
 
 Size = int | str
 """A number, or the text of an expression over symbols."""
@@ -140,6 +145,8 @@ class Description:
         versions: of `polyfuse`, `torch` and `python` that made it.
         system, machine: as `platform` names them.
         devices: device types that it needs.
+        device_classes: the class that answers for each of them where torch alone does not, as
+            ``package.module:Class``.
         modules: to import before programs are loaded: they register operators.
         weight_member: the member that holds weights; empty if there is none.
     """
@@ -154,6 +161,7 @@ class Description:
     weights: tuple[Weight, ...]
     entries: Mapping[str, Entry]
     weight_member: str = ""
+    device_classes: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, object]:
         """As data that JSON can hold."""
@@ -161,32 +169,9 @@ class Description:
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> Description:
-        """The description that `plain` turned into data."""
-        return Description(
-            data["versions"],
-            data["system"],
-            data["machine"],
-            tuple(data["devices"]),
-            tuple(data["modules"]),
-            {name: BackendNote(**row) for name, row in data["backends"].items()},
-            {name: Unit(row["backend"], tuple(row["files"])) for name, row in data["units"].items()},
-            tuple(Weight(**_tuples(row)) for row in data["weights"]),
-            {name: _entry(row) for name, row in data["entries"].items()},
-            data["weight_member"],
-        )
+        """The description that `plain` made data of, which the head of the file may accompany.
 
-
-def _entry(row: Mapping[str, Any]) -> Entry:
-    return Entry(
-        **{
-            **_tuples(row),
-            "kernels": {name: (unit, key) for name, (unit, key) in row["kernels"].items()},
-            "inputs": tuple(Source(**item) for item in row["inputs"]),
-            "arguments": tuple(Argument(**_tuples(item)) for item in row["arguments"]),
-            "symbols": {name: Symbol(**item) for name, item in row["symbols"].items()},
-        }
-    )
-
-
-def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+        Raises:
+            SchemaError: a field is missing, unknown or of another type.
+        """
+        return typed(Description, {k: v for k, v in data.items() if k not in _HEAD}, "the description")

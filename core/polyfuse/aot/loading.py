@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -15,6 +15,7 @@ from polyfuse.aot.container import Archive
 from polyfuse.aot.description import BackendNote, Description, Entry, Unit
 from polyfuse.aot.launching import Launching
 from polyfuse.aot.loaded import Package, Weights
+from polyfuse.aot.soundness import unsoundness
 from polyfuse.aot.weights import map_weights
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import CacheError, KernelLoadError, PackageError
@@ -22,6 +23,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
 from polyfuse.base.version import version
 from polyfuse.cache.store import KernelStore
+from polyfuse.runtime.devices.registry import device_of, import_device
 from polyfuse.runtime.module import CompiledModule
 from polyfuse.runtime.module import load as load_program
 from polyfuse.torch_compat.ops import resolve
@@ -37,6 +39,7 @@ def load(
     constants: Mapping[str, torch.Tensor] | None = None,
     verify: bool = False,
     check: str = "",
+    trust: Sequence[Any] | None = None,
 ) -> Package:
     """Load a package, which runs code that is in it: load only what you trust.
 
@@ -48,6 +51,9 @@ def load(
         check: as the option `check`, which it is if empty: `first` compares the first launch of each kernel
             with the interpreter, `all` every launch. A kernel that differs is replaced by the interpreter,
             with one warning.
+        trust: Ed25519 public keys (raw bytes, PEM files or keys of `cryptography`). The package is refused
+            unless one of them signed it, before anything of it is executed, and all of it is compared with
+            what was signed.
 
     Raises:
         PackageError: the file is damaged, or made for another machine, torch or version of Polyfuse.
@@ -57,20 +63,26 @@ def load(
     place = Path(path)
     settings = Settings.resolve(None, {"check": check} if check else None)
     with Archive(place) as archive:
+        if trust is not None:
+            from polyfuse.aot.signing import check_signature  # which needs another package
+
+            check_signature(archive, trust)
+            for name in archive.members:
+                archive.verify(name)
         description = describe(archive)
         _check_environment(place, description)
         for name in description.modules:
             _import(name, f"the package {place} was made with the module {name}", f"install {name}")
         _check_operators(place, description)
         member = description.weight_member
-        if verify and member:
+        if verify and trust is None and member:
             archive.verify(member)
         weights = Weights(
             description.weights, map_weights(archive, member) if member else None, dict(constants or {})
         )
         units = _load_units(archive, description, settings)
         entries = description.entries.values()
-        texts = {e.program: archive.read(e.program).decode() for e in entries}
+        texts = {e.program: _text(archive, e.program) for e in entries}
         made = {e.kernel_texts: archive.read(e.kernel_texts) for e in entries if settings.check != "off"}
     launching = Launching(str(place), description, settings, made)
 
@@ -85,19 +97,38 @@ def load(
                 f" {version()} ({error})",
                 "install that version, or make the package again",
             ) from error
+        except Exception as error:
+            raise PackageError(
+                f"the program {entry.program} of the package {place} cannot be loaded"
+                f" ({type(error).__name__}: {shorten(str(error), 200)})",
+                "make the package again",
+            ) from error
 
     return Package(place, description, weights, revive)
 
 
-def describe(archive: Archive) -> Description:
-    """What a package says of itself."""
+def _text(archive: Archive, member: str) -> str:
     try:
-        return Description.of(archive.manifest)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return archive.read(member).decode()
+    except UnicodeDecodeError as error:
         raise PackageError(
-            f"the description of the package {archive.path} is malformed ({type(error).__name__}: {error})",
-            "make it again with polyfuse.aot.package",
+            f"{member} of the package {archive.path} is no text", "make the package again"
         ) from error
+
+
+def describe(archive: Archive) -> Description:
+    """What a package says of itself, whose parts fit each other and the members that there are."""
+    try:
+        found = Description.of(archive.manifest)
+        problem = unsoundness(found, archive.members)
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    if problem:
+        raise PackageError(
+            f"the description of the package {archive.path} is malformed ({shorten(problem, 300)})",
+            "make it again with polyfuse.aot.package",
+        )
+    return found
 
 
 def _check_environment(path: Path, description: Description) -> None:
@@ -116,11 +147,18 @@ def _check_environment(path: Path, description: Description) -> None:
             f"install torch {'.'.join(map(str, _release(torch_made)))} or a later one of that major version",
         )
     for device in description.devices:
-        if device != "cpu" and not torch.get_device_module(device).is_available():
+        if not _is_available(device, description.device_classes.get(device, "")):
             raise PackageError(
                 f"the package {path} computes on a device of type {device}, and there is none",
                 "load it on a machine that has one",
             )
+
+
+def _is_available(device: str, name: str) -> bool:
+    try:
+        return (import_device(device, name) if name else device_of(device)).count() > 0
+    except (RuntimeError, AttributeError):  # torch has no module for the type
+        return False
 
 
 def _release(text: str) -> tuple[int, int]:
@@ -142,7 +180,7 @@ def _check_operators(path: Path, description: Description) -> None:
 def _import(name: str, cause: str, fix: str) -> Any:
     try:
         return import_module(name)
-    except ImportError as error:
+    except Exception as error:
         raise PackageError(f"{cause}, which cannot be imported ({error})", fix) from error
 
 
@@ -198,7 +236,10 @@ def _loader(backend: str, note: BackendNote) -> Callable[[Path], Kernels]:
     module, _, attribute = note.loader.partition(":")
     cause = f"kernels of the backend {backend!r} are loaded by {module}"
     found = _import(module, cause, f"install {note.distribution} {note.version} or a later one")
-    function: Callable[[Path, Mapping[str, str]], Kernels] = getattr(found, attribute)
+    function: Callable[[Path, Mapping[str, str]], Kernels] | None = getattr(found, attribute, None)
+    if function is None:
+        fix = f"install {note.distribution} {note.version}"
+        raise PackageError(f"{cause}, which has no {attribute}", fix)
 
     def read(folder: Path) -> Kernels:
         try:

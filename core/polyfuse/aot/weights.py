@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import weakref
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,18 +34,18 @@ def spanned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((extent,), (1,))
 
 
-def write_weights(writer: ArchiveWriter, placed: Sequence[tuple[int, torch.Tensor]]) -> None:
+def write_weights(writer: ArchiveWriter, at_offsets: Sequence[tuple[int, torch.Tensor]]) -> None:
     """Write tensors as one member, each at its offset, which is a multiple of `ALIGNMENT`, in order."""
     end = 0
-    for offset, tensor in placed:
+    for offset, tensor in at_offsets:
         end = offset + spanned(tensor).nbytes
-    if placed:
-        writer.add_aligned(WEIGHTS, end, _chunks(placed))
+    if at_offsets:
+        writer.add_aligned(WEIGHTS, end, _chunks(at_offsets))
 
 
-def _chunks(placed: Sequence[tuple[int, torch.Tensor]]) -> Iterator[Any]:
+def _chunks(at_offsets: Sequence[tuple[int, torch.Tensor]]) -> Iterator[Any]:
     done = 0
-    for offset, tensor in placed:
+    for offset, tensor in at_offsets:
         if offset > done:
             yield bytes(offset - done)
         memory = spanned(tensor).cpu()
@@ -55,7 +55,7 @@ def _chunks(placed: Sequence[tuple[int, torch.Tensor]]) -> Iterator[Any]:
 
 
 class Mapped:
-    """The bytes of a package's weights in memory. Packages loaded from equal weights share them."""
+    """The bytes of a package's weights in memory. Packages loaded from one file share them."""
 
     def __init__(self, memory: mmap.mmap | bytearray, start: int) -> None:
         self._memory = memory
@@ -65,6 +65,11 @@ class Mapped:
         """One weight on the CPU; its memory is that of the mapping."""
         dtype = dtype_of(weight.dtype)
         extent = weight.bytes // dtype.itemsize
+        reached = 1 + sum((n - 1) * s for n, s in zip(weight.size, weight.stride, strict=True))
+        if (0 if 0 in weight.size else reached) > extent:
+            raise PackageError(
+                f"the weight {weight.name} reaches beyond its bytes in the package", "copy the package again"
+            )
         if not extent:
             return torch.empty_strided(weight.size, weight.stride, dtype=dtype)
         flat = torch.frombuffer(self._memory, dtype=dtype, count=extent, offset=self._start + weight.offset)
@@ -72,31 +77,32 @@ class Mapped:
         return found if found.data_ptr() % ALIGNMENT == 0 else aligned_copy(found)
 
 
-_MAPPINGS: weakref.WeakValueDictionary[str, Mapped] = weakref.WeakValueDictionary()
+_Place = tuple[int, int, int, int, int]
+
+_MAPPINGS: weakref.WeakValueDictionary[_Place, Mapped] = weakref.WeakValueDictionary()
+"""By device, inode, time and size of the file, and the place in it: the file's own words prove nothing."""
 
 
 def map_weights(archive: Archive, member: str) -> Mapped:
     """Map the weights of a package. Writing to them changes this process's memory alone, never the file."""
-    row = archive.members[member]
-    found = _MAPPINGS.get(row.sha256)
+    row, start = archive.members[member], archive.offset_of(member)
+    if row.size < MAPPED or start % ALIGNMENT:
+        return Mapped(bytearray(archive.read(member)), 0)
+    facts = os.fstat(archive.fileno())
+    place = facts.st_dev, facts.st_ino, facts.st_mtime_ns, facts.st_size, start
+    found = _MAPPINGS.get(place)
     if found is None:
-        start = archive.offset_of(member)
-        if row.size < MAPPED:
-            found = Mapped(bytearray(archive.read(member)), 0)
-        else:
-            found = _mapped(archive.path, start, row.size)
-        _MAPPINGS[row.sha256] = found
+        found = _MAPPINGS[place] = _mapped(archive, start, row.size)
     return found
 
 
-def _mapped(path: Path, start: int, size: int) -> Mapped:
+def _mapped(archive: Archive, start: int, size: int) -> Mapped:
     page = start % mmap.ALLOCATIONGRANULARITY
     try:
-        with open(path, "rb") as stream:
-            memory = mmap.mmap(stream.fileno(), page + size, access=mmap.ACCESS_COPY, offset=start - page)
+        memory = mmap.mmap(archive.fileno(), page + size, access=mmap.ACCESS_COPY, offset=start - page)
     except (OSError, ValueError) as error:
         raise PackageError(
-            f"the weights of the package {path} cannot be mapped into memory ({error})",
+            f"the weights of the package {archive.path} cannot be mapped into memory ({error})",
             "copy it to a local file system",
         ) from error
     return Mapped(memory, page)

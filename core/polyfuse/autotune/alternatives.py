@@ -66,13 +66,15 @@ def replace_calls(graph: Graph, replacements: Mapping[str, Replacement]) -> Grap
         return graph
     # with its reader, a call is done where that stands: what else it reads may not be there before
     places = {item.reader or name: item for name, item in replacements.items()}
+    came = {node.name: node.origins for node in graph.nodes}
+    origins = {item.reader or name: came.get(name, ()) for name, item in replacements.items()}
     gone = {name for item in replacements.values() for name in item.removed}
     nodes: list[Node] = []
     buffers, objects = dict(graph.buffers), dict(graph.objects)
     for node in graph.nodes:
         item = places.get(node.name)
         if item is not None:
-            nodes.extend(item.nodes)
+            nodes.extend(n if n.origins else replace(n, origins=origins[node.name]) for n in item.nodes)
             buffers |= {buffer.name: buffer for buffer in item.buffers}
             objects |= item.objects
         elif node.name not in replacements and node.name not in gone:
@@ -120,7 +122,7 @@ def alternatives(
 
     Args:
         known: ask only those that know that they are faster here.
-        freezing: whether what follows from parameters may be computed once.
+        freezing: whether constants are folded from parameters.
         static: `fixed_inputs` of the graph.
     """
     site: CallSite | None = None
@@ -163,7 +165,7 @@ def site_of(graph: Graph, call: TemplateCall, freezing: bool, static: frozenset[
 def _instead(name: str, choice: Choice, site: CallSite) -> Alternative:
     assert choice.instead is not None
     instead = choice.instead(site)
-    return Alternative(name, _placed(site, instead.nodes, instead.buffers, instead.takes_reader))
+    return Alternative(name, _substitution(site, instead.nodes, instead.buffers, instead.takes_reader))
 
 
 def _made(name: str, choice: Choice, site: CallSite, backend: Backend, most: int) -> Alternative:
@@ -179,12 +181,12 @@ def _made(name: str, choice: Choice, site: CallSite, backend: Backend, most: int
     node = ExternCall(
         f"{site.call.name}_call", f"{OBJECT}{key}", args, (), (output,), "into", origins=site.call.origins
     )
-    replacement = _placed(site, (node,), (), first.takes_reader)
+    replacement = _substitution(site, (node,), (), first.takes_reader)
     sources = {config: item.source for config, item in made.items()}
     return Alternative(name, replacement, sources, first.operands, backend, key)
 
 
-def _placed(
+def _substitution(
     site: CallSite, nodes: tuple[ExternCall, ...], buffers: tuple[Buffer, ...], takes_reader: bool
 ) -> Replacement:
     reader = site.reader if takes_reader else None

@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
-__all__ = ["ProgressTable", "append_log", "as_json", "row_of", "table_of", "trials_text"]
+__all__ = [
+    "ProgressTable",
+    "append_log",
+    "as_json",
+    "gain_of",
+    "lines_of",
+    "row_of",
+    "table_of",
+    "trials_text",
+]
 
 
 # Seconds before anything is shown: short searches need no table.
@@ -136,6 +145,37 @@ class ProgressTable:
         return f"{now - self._begun:.0f} s so far"
 
 
+def gain_of(record: Record) -> tuple[float, str]:
+    """How many times faster the best of a record is than what would run without tuning, and what that is: the
+    baseline, such as the library, else the first guess. 0 where there is no best, or nothing to compare with.
+    """
+    best = record.best
+    if best is None:
+        return 0.0, ""
+    ranked = record.ranked
+    usual = next((t for t in ranked if t.candidate.implementation == record.baseline), None)
+    usual = usual or next((t for t in record.trials if t.milliseconds != FAILED), None)
+    if usual is None or not best.milliseconds:
+        return 0.0, ""
+    return usual.milliseconds / best.milliseconds, str(usual.candidate)
+
+
+def lines_of(record: Record) -> tuple[str, str]:
+    """A record in two lines of text: the speed-up, the time and the problem; then what is used, and what was
+    tried.
+    """
+    best, (gain, usual) = record.best, gain_of(record)
+    failed = len(record.trials) - len(record.ranked)
+    tried = f"{len(record.trials)} candidates" + (f", {failed} failed" if failed else "")
+    if best is None:
+        return f"{'-':>7} {'-':>10}     {record.about}", f"search not over; {tried} so far"
+    head = f"{f'{gain:.2f} x' if gain else '-':>7} {best.milliseconds:>10.4f} ms  {record.about}"
+    instead = (
+        f"{best.candidate} instead of {usual}" if gain and usual != str(best.candidate) else best.candidate
+    )
+    return head, f"{instead}; {tried}"
+
+
 def row_of(record: Record) -> tuple[str, str, str, str, str]:
     """A line of a table: the problem, the best, its milliseconds, how many times these the next one takes,
     how many there were. The next one is that of another implementation, where there are several.
@@ -159,11 +199,13 @@ def table_of(done: Iterable[Record], title: str = "") -> Table:
     from rich.table import Table
 
     table = Table(title=title or None, show_lines=True)
+    table.add_column("speed-up", justify="right", no_wrap=True)
     for name, justify in (("problem", "left"), ("fastest", "left"), ("ms", "right"), ("next", "left")):
         table.add_column(name, justify=justify, no_wrap=name == "ms")  # type: ignore[arg-type]
     table.add_column("candidates", justify="right")
     for record in done:
-        table.add_row(*row_of(record))
+        gain, _ = gain_of(record)
+        table.add_row(f"{gain:.2f} x" if gain else "", *row_of(record))
     return table
 
 
@@ -185,6 +227,8 @@ def as_json(key: str, record: Record) -> dict[str, object]:
         "problem": record.about,
         "key": key,
         "best": None if record.best is None else str(record.best.candidate),
+        "speed-up": gain_of(record)[0] or None,
+        "over": gain_of(record)[1],
         "milliseconds": {
             str(t.candidate): None if t.milliseconds == FAILED else t.milliseconds for t in record.trials
         },

@@ -14,15 +14,16 @@ from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, Opaque, View
 from polyfuse.ir.types import DType
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule import Call, Launch, Schedule
 from polyfuse.symbolic import IndexLike, example_value, storage_size
 
 __all__ = ["Operands", "Segment", "around", "node_names", "segment", "tolerance"]
 
 
-# Relative to the largest result: sums in another order, and products of rounded operands.
+# Relative to the largest result: sums in another order, and matmuls of rounded operands.
 _BY_TYPE: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 1e-2, "bfloat16": 4e-2}
-# Products of float32 that a device may round to ten bits of fraction.
+# Matmuls of float32 that a device may round to ten bits of fraction.
 _ROUNDED: Final = 1e-2
 _EIGHT_BITS: Final = 0.2
 
@@ -33,11 +34,16 @@ def tolerance(storages: Iterable[Storage]) -> float:
     for storage in storages:
         if storage.dtype.startswith("float8"):
             worst = max(worst, _EIGHT_BITS)
-        elif storage.dtype == "float32" and not storage.device.startswith("cpu"):
+        elif storage.dtype == "float32" and _rounds(storage.device):
             worst = max(worst, _ROUNDED)
         else:
             worst = max(worst, _BY_TYPE.get(storage.dtype, 0.0))
     return worst
+
+
+def _rounds(device: str) -> bool:
+    found = device_of(device)
+    return found.rounds("matmuls") or found.rounds("convolutions")
 
 
 _GROUPED_GEMM = "aten._grouped_mm.default"

@@ -21,6 +21,7 @@ from polyfuse.autotune.pruning import CostModels, kernels_of, worth_building
 from polyfuse.autotune.report import ProgressTable, append_log
 from polyfuse.autotune.search import Search, TrialRules, TuningTask
 from polyfuse.autotune.worker import InProcessRunner, TrialRunner, WorkerRunner
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
@@ -30,8 +31,8 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, TemplateCall
 from polyfuse.plugin import Backend, Config, Extensions, Source, State
+from polyfuse.runtime.devices.registry import class_name, device_of, known_devices
 from polyfuse.schedule import Decision, Launch
-from polyfuse.torch_compat.devices.precision import library_flags
 from polyfuse.workers import BuildPool
 
 __all__ = ["Tuner", "negligible"]
@@ -52,6 +53,7 @@ class Tuner:
         settings: the options.
         timings: the store of what was measured.
         spent: seconds that searches took so far.
+        asked: the addresses of all problems whose fastest candidate was asked for, measured now or before.
     """
 
     def __init__(
@@ -60,12 +62,14 @@ class Tuner:
         self.settings = settings
         self.timings = TimingStore(store.root)
         self.spent = 0.0
+        self.asked: dict[str, None] = {}
         self._extensions = extensions
         self._plugins = extensions.plugins
         self._pool = pool
         self._store = store
         self._runner: TrialRunner | None = None
         self._until = math.inf
+        self._cut_short: set[str] = set()
         group = lambda kind, backend, device: self.key(f"samples of {kind}", (backend,), device)  # noqa: E731
         self._cost_models = CostModels(SampleStore(store.root), group)
         self._pruned: dict[tuple[str, Kernel], int] = {}
@@ -106,6 +110,43 @@ class Tuner:
             self._pruned[backend.name, kernel] = len(usual) - len(built)
         return built
 
+    def takes_part(self, backend: Backend, kernel: Kernel | None = None) -> bool:
+        """Whether a backend can be timed, with a kernel if one is given. One that refuses the kernel is left
+        out, and so, with a warning, is one that raises: others are timed without it.
+
+        Raises:
+            Exception: what the backend raised, with `strict`, unless it refuses.
+        """
+        try:
+            backend.describe()
+            if kernel is not None:
+                backend.configs(kernel)
+        except UnsupportedError as error:
+            _log.info("backend %r takes no part in autotuning: %s", backend.name, error)
+            return False
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            self.note_trouble(backend, error, "offering configurations")
+            return False
+        return True
+
+    def neighbours(self, backend: Backend, kernel: Kernel, config: Config) -> Sequence[Config]:
+        """The configurations around one; none where the backend refuses to say, or raises.
+
+        Raises:
+            Exception: what the backend raised, with `strict`, unless it refuses.
+        """
+        try:
+            return backend.neighbours(kernel, config)
+        except UnsupportedError as error:
+            _log.info("backend %r offers nothing around %s: %s", backend.name, config, error)
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            self.note_trouble(backend, error, "offering configurations")
+        return ()
+
     def expect(self) -> None:
         """Start the benchmark worker, where timing is wanted and nothing is known of this machine yet: it
         imports torch while the graph is still captured.
@@ -131,7 +172,10 @@ class Tuner:
             most = self.settings.tune_candidates
             if not offered:
                 return ()
-            return alternatives(graph, call, offered, self._plugins, most, decisions, known, freezing, static)
+            found = alternatives(
+                graph, call, offered, self._plugins, most, decisions, known, freezing, static
+            )
+            return [item for item in found if item.backend is None or self.takes_part(item.backend)]
 
         return of
 
@@ -160,7 +204,7 @@ class Tuner:
             known |= {f"{prefix}{name}": value for name, value in backend.describe().items()}
         known["torch"] = torch.__version__
         known["verified"] = str(self.settings.tune_verify)
-        if device.startswith("cpu"):
+        if device_of(device).is_host:
             known["threads"] = str(threads())
         names = "+".join(b.name for b in asked)
         return timing_key(what, names, known, self.timer(device).machine())
@@ -179,6 +223,7 @@ class Tuner:
                 whole is not searched.
         """
         wanted = {task.key: task for task in tasks}
+        self.asked.update(dict.fromkeys(wanted))
         records = {key: self.timings.read(key) for key in wanted}
         if beside is not None:
             records |= negligible(wanted.values(), records, beside)
@@ -260,6 +305,8 @@ class Tuner:
                 search.time(runner, builder, self._rules(search), progress.candidate)
                 self.timings.write(search.task.key, search.record())
             late = time.monotonic() > self._until
+            if late:
+                self._cut_short.update(search.task.key for search in running)
             running = [s for s in running if not late and not self._expired(s) and s.widen()]
         return opened
 
@@ -272,7 +319,9 @@ class Tuner:
         if search.task.pruned:
             about = f"{record.about} ({search.task.pruned} not built, by the cost model)"
             record = replace(record, about=about)
-        self.timings.write(search.task.key, record)
+        # a search that ran out of time is used as it is, and goes on in the next process
+        cut_short = search.task.key in self._cut_short
+        self.timings.write(search.task.key, replace(record, complete=not cut_short))
         if record.best is not None:
             _log.info(
                 "%s: %s is the fastest of %d at %.4f ms",
@@ -284,11 +333,11 @@ class Tuner:
         return record
 
     def _rules(self, search: Search) -> TrialRules:
-        on_cpu = search.task.problem.device.startswith("cpu")
+        on_host = device_of(search.task.problem.device).is_host
         return TrialRules(
             verify=self.settings.tune_verify,
-            rounds=6 if on_cpu else 3,
-            most_rounds=16 if on_cpu else 6,
+            rounds=6 if on_host else 3,
+            most_rounds=16 if on_host else 6,
             until=min(self._until, time.monotonic() + max(1, self.settings.tune_seconds)),
         )
 
@@ -314,7 +363,9 @@ class Tuner:
             for state in self._plugins.states()
             if state.manifest is not None and state.manifest.load and state.state in usable
         }
-        return WorkerSetup(self.settings, places, threads(), library_flags())
+        devices = {kind: (class_name(made), made.switches()) for kind, made in known_devices().items()}
+        precision = str(torch.get_float32_matmul_precision())
+        return WorkerSetup(self.settings, places, threads(), precision, devices)
 
 
 def _claims(backend: Backend, node: Node) -> bool:

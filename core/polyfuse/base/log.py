@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
+from typing import Final
 
-__all__ = ["configure", "get_logger", "reset_warned", "warn_once"]
+from polyfuse.base.errors import InvalidOptionError
+from polyfuse.base.text import join_words, nearest, printable
+
+__all__ = ["AREAS", "configure", "get_logger", "reset_warned", "warn_once"]
 
 _ROOT = "polyfuse"
+
+AREAS: Final = (
+    *("aot", "autotune", "cache", "checking", "compiler", "frontend", "lowering", "plugin", "runtime"),
+    *("schedule", "settings", "workers"),
+)
+"""The areas of the core that log. Plugins log under their own names."""
+
 _warned: dict[tuple[str, str], None] = {}
 _lock = threading.Lock()
 
@@ -18,14 +30,27 @@ def get_logger(area: str) -> logging.Logger:
     return logging.getLogger(f"{_ROOT}.{name}" if name else _ROOT)
 
 
-def configure(spec: str) -> None:
+def configure(spec: str, plugins: Sequence[str] = ()) -> None:
     """Set levels from text such as `"info"` or `"schedule=debug,cache=info"`, and show them on stderr.
 
-    An unknown level raises `ValueError`, which names it.
+    Raises `InvalidOptionError` for an unknown level, and for an area that is neither one of `AREAS` nor a
+    plugin.
     """
+    known = (*AREAS, *plugins)
     for item in filter(None, (part.strip() for part in spec.split(","))):
         area, _, level = item.rpartition("=")
-        get_logger(area).setLevel(level.strip().upper())
+        area, level = area.strip().removeprefix(f"{_ROOT}."), level.strip().upper()
+        if level not in logging.getLevelNamesMapping():
+            raise InvalidOptionError(
+                f"POLYFUSE_LOG asks for level {level.lower()!r}, which does not exist",
+                "use debug, info, warning or error, as in `schedule=debug`",
+            )
+        if area.partition(".")[0] not in ("", _ROOT, *known):
+            close = nearest(area, known) or known
+            raise InvalidOptionError(
+                f"POLYFUSE_LOG names {area!r}, which logs nothing", f"use {join_words(close, 'or')}"
+            )
+        get_logger(area).setLevel(level)
     root = logging.getLogger(_ROOT)
     if spec and not root.handlers:
         handler = logging.StreamHandler()
@@ -44,7 +69,7 @@ def warn_once(area: str, message: str, *, key: str = "") -> bool:
         if mark in _warned:
             return False
         _warned[mark] = None
-    get_logger(area).warning(message)
+    get_logger(area).warning("%s", printable(message))
     return True
 
 

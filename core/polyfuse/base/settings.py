@@ -237,8 +237,8 @@ class Settings:
     )
     benchmark_fusion: bool = _option(
         False,
-        "Time fused kernels against the two that were merged last, which are not fused where that is "
-        "faster; measurements are stored.",
+        "Time each fused kernel against the kernels that were merged to it, pair by pair from the last one "
+        "on. They are not fused where that is faster. Measurements are stored.",
     )
     tune_seconds: int = _neutral(
         10,
@@ -308,10 +308,16 @@ class Settings:
         "graphs that are not in the cache folder are looked up there, and new ones are sent there. They "
         "are code, and are run.",
     )
+    remote_key: str = _neutral(
+        "",
+        "A file with a secret that the machines of a `remote_cache` share. What they exchange is sealed "
+        "with it, and anything else is refused. Without it, kernels are exchanged and compiled graphs, "
+        "which are pickles, are not.",
+    )
     cache_limit: int = _neutral(
         16384,
         "Mebibytes of kernels and compiled graphs in the cache folder above which the least recently used "
-        "are removed, except those used within the last hour. 0: no limit.",
+        "are removed, except those used within the last five minutes. 0: no limit.",
         minimum=0,
     )
 
@@ -495,6 +501,8 @@ def _from_environment() -> dict[str, object]:
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> InvalidOptionError:
-    close = nearest(name, known)
+    # a common prefix would make any two variables look alike
+    bare = {word.removeprefix(PREFIX): word for word in known}
+    close = tuple(bare[word] for word in nearest(name.removeprefix(PREFIX), bare))
     fix = f"did you mean {join_words(close, 'or')}?" if close else "docs/reference/settings.md lists them all"
     return InvalidOptionError(f"{what} is unknown", fix)

@@ -1,15 +1,17 @@
 """The `polyfuse` command. One file for each subcommand, found by name in the table below.
 
-A subcommand's module has `HELP` (one line), `configure(parser)` and `run(arguments) -> exit status`. It is
-imported only when it is asked for, so `polyfuse --help` stays quick.
+A subcommand's module has `EXAMPLE` (lines for its help), `configure(parser)` and `run(arguments) -> exit
+status`. It is imported only when it is asked for, so `polyfuse --help` stays quick.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from textwrap import indent
 from typing import Final, Protocol, cast
 
 from polyfuse.base.errors import PolyfuseError
@@ -19,6 +21,7 @@ __all__ = ["COMMANDS", "main"]
 # name: (module, help)
 COMMANDS: Final = {
     "backends": ("polyfuse.cli.backends", "list the installed backends and their state"),
+    "bench": ("polyfuse.cli.bench", "measure a model in eager mode and by each compiler and backend"),
     "bisect": ("polyfuse.cli.bisect", "find the rewrite or fusion that makes a program fail"),
     "cache": ("polyfuse.cli.cache", "show, clear, trim, save or load the cache folder"),
     "check": ("polyfuse.cli.check", "run a program and compare every kernel with the interpreter"),
@@ -27,13 +30,23 @@ COMMANDS: Final = {
     "explain": ("polyfuse.cli.explain", "run a program and print what was compiled and why"),
     "package": ("polyfuse.cli.package", "describe or verify an ahead-of-time package"),
     "replay": ("polyfuse.cli.replay", "compile a dumped graph or kernel and compare it with the interpreter"),
+    "report": ("polyfuse.cli.report", "run a program and write an HTML page of what was compiled and why"),
     "settings": ("polyfuse.cli.settings", "list every option with its value here"),
-    "tune": ("polyfuse.cli.tune", "show or forget what was measured on this machine"),
+    "tune": (
+        "polyfuse.cli.tune",
+        "autotune a program; show, load or forget what was measured",
+    ),
 }
+
+
+_BROKEN_PIPE: Final = 141
+"""The status of a program whose reader went away, as shells report it."""
 
 
 class Command(Protocol):
     """What a subcommand's module provides."""
+
+    EXAMPLE: str
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add arguments."""
@@ -43,7 +56,9 @@ class Command(Protocol):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status. Errors of Polyfuse are shown without a traceback."""
+    """Run the command line and return its exit status. Errors of Polyfuse are shown without a traceback, and
+    a reader that goes away (`polyfuse tune show | head`) ends the command quietly.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="polyfuse", description="Inspect and test Polyfuse.")
     parser.add_argument("--version", action="store_true", help="print the version and leave")
@@ -54,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         child = choices.add_parser(name, help=help_text, description=help_text)
         if name == chosen:
             command = cast(Command, import_module(module))
+            child.formatter_class = argparse.RawDescriptionHelpFormatter
+            child.epilog = f"example:\n{indent(command.EXAMPLE.strip(), '  ')}"
             command.configure(child)
     arguments = parser.parse_args(words)
     if arguments.version:
@@ -65,7 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        return command.run(arguments)
+        status = command.run(arguments)
+        sys.stdout.flush()
+        return status
     except PolyfuseError as error:
         print(f"polyfuse: {error}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # what is still buffered would raise again when the interpreter ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE

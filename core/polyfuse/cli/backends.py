@@ -1,24 +1,32 @@
-"""`polyfuse backends`: who is installed, and in which state."""
+"""`polyfuse backends`: which plugins are installed, whether they can be used here, and what they offer."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
 
 from polyfuse.base.settings import Settings
-from polyfuse.plugin import PluginManager, PluginState, State
+from polyfuse.cli.availability import Availability, Standing, standing
+from polyfuse.cli.paragraphs import paragraph
+from polyfuse.plugin import PluginManager
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+polyfuse backends                  # what is installed, and what can be used here
+polyfuse backends --load           # load each, to see whether that works
+"""
 
 _STYLES = {
-    State.AVAILABLE: "green",
-    State.LOADED: "green",
-    State.DISABLED: "yellow",
-    State.REFUSED: "yellow",
-    State.FAILED: "red",
+    Standing.READY: "green",
+    Standing.ABSENT_DEVICE: "dim",
+    Standing.DISABLED: "yellow",
+    Standing.UNUSABLE: "yellow",
+    Standing.FAILED: "red",
 }
 
 
@@ -29,57 +37,63 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table; the status is 1 when a backend failed."""
+    """Print the list; the status is 1 when a plugin failed."""
     manager = PluginManager(Settings.resolve())
-    if arguments.load:
-        for state in manager.states():
-            for device in state.manifest.device_types if state.manifest else ():
-                manager.backends(device)
-    states = manager.states()
+    found = [standing(manager, state.name, arguments.load) for state in manager.states()]
     if arguments.json:
-        print(json.dumps([_row(state) for state in states], indent=2))
+        print(json.dumps([_row(item) for item in found], indent=2))
     else:
-        Console().print(_table(states))
-    return 1 if any(state.state is State.FAILED for state in states) else 0
+        _print(Console(highlight=False), found)
+    return 1 if any(item.standing is Standing.FAILED for item in found) else 0
 
 
-def _row(state: PluginState) -> dict[str, object]:
-    manifest = state.manifest
+def _row(item: Availability) -> dict[str, object]:
+    plugin, manifest = item.plugin, item.plugin.manifest
     return {
-        "name": state.name,
-        "version": state.version,
-        "distribution": state.distribution,
+        "name": plugin.name,
+        "version": plugin.version,
+        "distribution": plugin.distribution,
         "devices": {device: manifest.priority.get(device) for device in manifest.device_types}
         if manifest
         else {},
-        "state": state.state.value,
-        "reason": state.reason,
+        "standing": item.standing.value,
+        "state": plugin.state.value,
+        "reason": item.reason,
+        "fix": item.fix,
+        "offers": [offer.value for offer in manifest.offers] if manifest else [],
+        "summary": manifest.summary if manifest else "",
+        "options": dict(manifest.options) if manifest else {},
     }
 
 
-def _table(states: tuple[PluginState, ...]) -> Table:
-    table = Table(title="Backends", title_justify="left")
-    for heading in ("name", "version", "distribution", "devices (priority)", "state", "reason"):
-        table.add_column(heading, overflow="fold")
-    for state in states:
-        table.add_row(
-            state.name,
-            state.version,
-            state.distribution,
-            _devices(state),
-            f"[{_STYLES[state.state]}]{state.state.value}[/]",
-            state.reason or (state.manifest.summary if state.manifest else ""),
+def _print(console: Console, found: Sequence[Availability]) -> None:
+    """A paragraph for each: name, standing and devices on the first line, then reason, fix and offers."""
+    width = max((len(item.plugin.name) for item in found), default=0)
+    for item in found:
+        plugin, manifest = item.plugin, item.plugin.manifest
+        style = _STYLES[item.standing]
+        console.print(
+            f"[bold]{escape(plugin.name):<{width}}[/]  [{style}]{item.standing.value}[/]"
+            f"  {escape(_devices(item))}",
+            soft_wrap=True,
         )
-    return table
+        if item.reason:
+            why = item.reason + (f"; {item.fix}" if item.fix else "")
+            paragraph(console, why, width + 2, style)
+        if manifest is not None:
+            offers = ", ".join(offer.value for offer in manifest.offers)
+            paragraph(console, f"offers {offers}: {manifest.summary}", width + 2)
+        paragraph(console, f"{plugin.distribution} {plugin.version}", width + 2, "dim")
 
 
-def _devices(state: PluginState) -> str:
-    if state.manifest is None:
+def _devices(item: Availability) -> str:
+    manifest = item.plugin.manifest
+    if manifest is None:
         return ""
-    if not state.manifest.load:
+    if not manifest.load:
         return "no code generator"
-    priority = state.manifest.priority
     return ", ".join(
-        f"{device} ({priority[device]})" if device in priority else f"{device} (by name)"
-        for device in state.manifest.device_types
+        ("any device" if device == "*" else device)
+        + (f" (priority {manifest.priority[device]})" if device in manifest.priority else " (by name)")
+        for device in manifest.device_types
     )

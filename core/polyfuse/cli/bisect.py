@@ -16,7 +16,11 @@ from pathlib import Path
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import child_environment
 
-__all__ = ["configure", "first_failing", "run"]
+__all__ = ["EXAMPLE", "configure", "first_failing", "run"]
+
+EXAMPLE = """
+polyfuse bisect wrong.py           # a program that exits with 0 only if its numbers are right
+"""
 
 MOST = 1 << 20
 """More rewrites and fusions than a graph has."""
@@ -25,11 +29,14 @@ MOST = 1 << 20
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
     parser.add_argument("program", help="a Python program that ends with a status other than 0 when it fails")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    rest.required = False  # argparse would name it among those that are missing
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the guilty decision of every graph it may be in; the status is 0 if one was found."""
+    """Print the guilty decision of every graph it may be in; the status is 0 if one was found, or if there is
+    nothing to find because the program passes.
+    """
     if not Path(arguments.program).is_file():
         raise PolyfuseError(f"there is no file {arguments.program}", "name a Python program")
     command = [sys.executable, arguments.program, *arguments.arguments]
@@ -49,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             return 1
         if passes(MOST):
             print("it passes with all of them: there is nothing to find")
-            return 1
+            return 0
         guilty = first_failing(passes, MOST)
         print(f"decision {guilty} is at fault; what it is in each graph:")
         for line in decisions(Path(folder) / str(guilty), guilty):

@@ -19,8 +19,15 @@ from polyfuse.cache import KernelStore
 from polyfuse.cache.archive import pack, unpack
 from polyfuse.cache.artifacts import KINDS, artifacts
 from polyfuse.cache.limit import COUNTED, trim
+from polyfuse.cache.sealing import read_secret
 
-__all__ = ["Held", "configure", "run", "usage"]
+__all__ = ["EXAMPLE", "Held", "configure", "run", "usage"]
+
+EXAMPLE = """
+polyfuse cache info                # what is stored, and how much of it
+polyfuse cache clear               # compile everything anew
+polyfuse cache save warm.pfc       # for another machine of this kind: polyfuse cache load warm.pfc
+"""
 
 # For people.
 _NAMES: Final = {
@@ -112,9 +119,19 @@ def _info(root: Path, settings: Settings, as_json: bool) -> None:
         f"{root}, at most {settings.cache_limit} MiB" if settings.cache_limit else f"{root}, without a limit"
     )
     for name, held in found.items():
+        line = f"  {held.count} {name}"
         print(
-            f"  {held.count} {name}, {held.size / _MIB:.1f} MiB, the oldest used {held.oldest:.0f} days ago"
+            f"{line}, {held.size / _MIB:.1f} MiB, the oldest used {_ago(held.oldest)}" if held.count else line
         )
+
+
+def _ago(days: float) -> str:
+    if days >= 2:
+        return f"{days:.0f} days ago"
+    hours = days * 24
+    if hours >= 2:
+        return f"{hours:.0f} hours ago"
+    return f"{hours * 60:.0f} minutes ago" if hours * 60 >= 2 else "just now"
 
 
 def _clear(root: Path, kinds: tuple[str, ...]) -> None:
@@ -134,7 +151,7 @@ def _save(root: Path, kinds: tuple[str, ...], file: Path) -> None:
     found = (item for kind in kinds for item in artifacts(root, kind))
     try:
         with replacing(file) as temporary, open(temporary, "xb") as stream:
-            count = pack(root, found, stream)
+            count = pack(root, found, stream, read_secret(Settings.resolve().remote_key))
     except OSError as error:
         raise CacheError(f"{file} cannot be written ({error})", "name another file") from error
     print(f"{count} artifacts written to {file}, {file.stat().st_size / _MIB:.1f} MiB")
@@ -144,7 +161,7 @@ def _load(settings: Settings, file: Path) -> None:
     store = KernelStore.open(settings)
     try:
         with open(file, "rb") as stream:
-            done = unpack(store.root, stream, store.add)
+            done = unpack(store.root, stream, store.add, read_secret(settings.remote_key))
     except OSError as error:
         raise CacheError(
             f"{file} cannot be added ({error})", "name a file that polyfuse cache save wrote"
@@ -152,4 +169,6 @@ def _load(settings: Settings, file: Path) -> None:
     print(
         f"{done.added} artifacts added, {done.present} were there"
         + f", {done.damaged} damaged" * bool(done.damaged)
+        + f", {done.refused} compiled graphs refused, for the option remote_key names no secret"
+        * bool(done.refused)
     )

@@ -9,7 +9,11 @@ from polyfuse.checking import tally
 from polyfuse.cli.explain import configure as configure_program
 from polyfuse.cli.explain import run_program
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+polyfuse check train.py --epochs 1
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

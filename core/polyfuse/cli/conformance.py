@@ -8,7 +8,11 @@ from rich.console import Console
 
 from polyfuse.testing.conformance import run as run_conformance
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+polyfuse conformance NAME --quick --jobs 2
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

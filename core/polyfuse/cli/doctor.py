@@ -1,11 +1,13 @@
-"""`polyfuse doctor`: is everything here that is needed."""
+"""`polyfuse doctor`: is everything here that is needed, and what to do where it is not."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from rich.console import Console
@@ -14,82 +16,155 @@ from rich.markup import escape
 from polyfuse.base.settings import Settings
 from polyfuse.base.version import version
 from polyfuse.cache import cache_root, writable_root
+from polyfuse.cli.availability import Availability, Standing, in_order, standing
 from polyfuse.cli.cache import usage
-from polyfuse.plugin import Finding, PluginManager, State
+from polyfuse.plugin import Finding, PluginManager
+from polyfuse.torch_compat.devices.present import is_present
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+polyfuse doctor                    # what is wrong, most important first, and what can be used
+polyfuse doctor --verbose          # also what is well
+polyfuse doctor NAME               # one backend
+"""
+
+_LEVELS = ("error", "warning", "note")
+"""From heaviest to lightest: it does not work, it works less well than it could, it is so."""
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A finding about a part of the installation, with its weight.
+
+    Attributes:
+        level: its weight, one of `_LEVELS`.
+        about: the part: `polyfuse`, or a plugin.
+        subject, detail, fix: as in `Finding`.
+    """
+
+    level: str
+    about: str
+    subject: str
+    detail: str
+    fix: str = ""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
     parser.add_argument("names", nargs="*", help="backends to look at; all when none is named")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--verbose", action="store_true", help="also what is well")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the findings; the status is 1 when one is bad."""
+    """Print the findings, heaviest first, and what can be used. The status is 1 when something is broken or
+    no backend compiles for the CPU.
+    """
     settings = Settings.resolve()
     manager = PluginManager(settings)
-    for name in arguments.names:
-        manager.state(name)
-    console = Console()
-    healthy = _print(console, "polyfuse", list(_own_findings(settings)))
-    answers = manager.hooks.ask("polyfuse_doctor", settings=settings)
-    for state in manager.states():
-        if arguments.names and state.name not in arguments.names:
-            continue
-        findings = [_state_finding(manager, state.name)]
-        findings += [item.value for item in answers.items if item.plugin == state.name]
-        findings += _facts(manager, state.name)
-        healthy &= _print(console, f"backend {state.name}", findings)
-    return 0 if healthy else 1
+    names = arguments.names or [state.name for state in manager.states()]
+    found = [standing(manager, name, load=True) for name in names]
+    items = [*_own(settings), *_of_plugins(found, manager, settings)]
+    every = found if not arguments.names else [standing(manager, s.name, True) for s in manager.states()]
+    ready = {device: in_order(every, manager, device) for device in _devices(every)}
+    if not ready.get("cpu"):
+        items.append(
+            _Item(
+                *("error", "polyfuse", "no compiler for the CPU", "kernels are interpreted, which is slow"),
+                "install a C++ compiler; `polyfuse backends` shows what else is missing",
+            )
+        )
+    items.sort(key=lambda item: _LEVELS.index(item.level))
+    if arguments.json:
+        print(
+            json.dumps(
+                {
+                    "ok": not any(item.level == "error" for item in items),
+                    "ready": ready,
+                    "findings": [asdict(item) for item in items],
+                    "backends": {item.plugin.name: item.standing.value for item in every},
+                },
+                indent=2,
+            )
+        )
+    else:
+        _print(Console(highlight=False), items, arguments.verbose or bool(arguments.names))
+        print(_conclusion(ready))
+    return 1 if any(item.level == "error" for item in items) else 0
 
 
-def _own_findings(settings: Settings) -> Iterator[Finding]:
-    yield Finding(
-        "version", True, f"polyfuse {version()}, Python {platform.python_version()} on {sys.platform}"
-    )
+def _conclusion(ready: dict[str, tuple[str, ...]]) -> str:
+    words = [f"{device}: {', then '.join(names)}" for device, names in ready.items() if names]
+    return f"Ready: {'; '.join(words)}" if words else "Not ready: no backend compiles kernels here"
+
+
+def _devices(found: Sequence[Availability]) -> list[str]:
+    """The device types of this machine that a plugin serves, the CPU first."""
+    served = {device for item in found for device in item.device_types if device != "*"} | {"cpu"}
+    return sorted((device for device in served if is_present(device)), key=lambda d: (d != "cpu", d))
+
+
+def _own(settings: Settings) -> Iterator[_Item]:
+    python = f"Python {platform.python_version()} on {sys.platform}"
+    yield _Item("note", "polyfuse", "version", f"{version()}, {python}")
     for package in ("torch", "sympy", "pluggy"):
         try:
-            yield Finding(package, True, metadata.version(package))
+            yield _Item("note", "polyfuse", package, metadata.version(package))
         except metadata.PackageNotFoundError:
-            yield Finding(package, False, "not installed", f"run pip install {package}")
+            yield _Item("error", "polyfuse", package, "not installed", f"run pip install {package}")
     root = cache_root(settings)
     if not settings.cache:
-        yield Finding("cache", True, "off")
-    elif writable_root(settings) == root:
-        yield Finding("cache", True, str(root))
-        for what, held in usage(root).items():
-            yield Finding(f"{what} stored", True, f"{held.count}, {held.size / 2**20:.1f} MiB")
-    else:
-        yield Finding(
-            "cache", False, f"{root} cannot be written", "set POLYFUSE_CACHE_DIR to a folder that can"
+        yield _Item(
+            *("warning", "polyfuse", "cache", "off: each process compiles everything anew"),
+            "set the option `cache`",
         )
-    yield Finding("builds at once", True, str(settings.build_worker_count()))
+    elif writable_root(settings) == root:
+        held = usage(root)
+        size = sum(item.size for item in held.values()) / 2**20
+        stored = ", ".join(f"{item.count} {what}" for what, item in held.items() if item.count)
+        yield _Item(
+            "note", "polyfuse", "cache", f"{root}, {size:.1f} MiB" + (f": {stored}" if stored else "")
+        )
+        barred = held["barred kernels"].count
+        if barred:
+            yield _Item(
+                *("warning", "polyfuse", "barred kernels", f"{barred} differed from the interpreter"),
+                "report them; `polyfuse cache clear --kind barred` tries them again",
+            )
+    else:
+        yield _Item(
+            *("warning", "polyfuse", "cache", f"{root} cannot be written, so nothing is kept"),
+            "set POLYFUSE_CACHE_DIR to a folder that can",
+        )
+    yield _Item("note", "polyfuse", "builds at once", str(settings.build_worker_count()))
 
 
-def _state_finding(manager: PluginManager, name: str) -> Finding:
-    state = manager.state(name)
-    for device in state.manifest.device_types if state.manifest else ():
-        manager.backends(device)
-    state = manager.state(name)
-    # Not being usable on this machine is a fact about it; only a plugin that breaks is ill.
-    return Finding("state", state.state is not State.FAILED, state.state.value, state.reason)
+def _of_plugins(found: Sequence[Availability], manager: PluginManager, settings: Settings) -> Iterator[_Item]:
+    """How each plugin stands, and what it says of its own toolchain where it can be used."""
+    answers = manager.hooks.ask("polyfuse_doctor", settings=settings)
+    for item in found:
+        name = item.plugin.name
+        asked = item.standing in (Standing.READY, Standing.UNUSABLE)
+        answer: list[Finding] = [one.value for one in answers.items if asked and one.plugin == name]
+        broken = [one for one in answer if not one.ok]
+        if item.standing is not Standing.UNUSABLE or not broken:  # else the plugin itself says it better
+            level = {Standing.FAILED: "error", Standing.UNUSABLE: "warning"}.get(item.standing, "note")
+            detail = item.standing.value + (f": {item.reason}" if item.reason else "")
+            yield _Item(level, name, name, detail, item.fix)
+        for one in broken if item.standing is Standing.UNUSABLE else answer:
+            about = f"{name}: {one.subject}"
+            yield _Item("note" if one.ok else "error", name, about, one.detail, one.fix)
 
 
-def _facts(manager: PluginManager, name: str) -> list[Finding]:
-    if manager.state(name).state is not State.LOADED:
-        return []
-    try:
-        facts = manager.backend(name).describe()
-    except Exception as error:
-        return [Finding("describe", False, f"{type(error).__name__}: {error}", "report it to the author")]
-    return [Finding(key, True, value) for key, value in facts.items()]
-
-
-def _print(console: Console, title: str, findings: Sequence[Finding]) -> bool:
-    console.print(f"[bold]{escape(title)}[/]")
-    for finding in findings:
-        mark = "[green]ok[/] " if finding.ok else "[red]BAD[/]"
-        fix = f" → {finding.fix}" if finding.fix else ""
-        console.print(f"  {mark} {escape(finding.subject)}: {escape(finding.detail + fix)}", soft_wrap=True)
-    return all(finding.ok for finding in findings)
+def _print(console: Console, items: Sequence[_Item], verbose: bool) -> None:
+    marks = {"error": "[red]error[/]  ", "warning": "[yellow]warning[/]", "note": "[green]ok[/]     "}
+    for item in items:
+        if item.level == "note" and not verbose:
+            continue
+        console.print(f"{marks[item.level]} {escape(item.subject)}: {escape(item.detail)}", soft_wrap=True)
+        if item.fix and item.level != "note":
+            console.print(f"        fix: {escape(item.fix)}", soft_wrap=True)
+    notes = sum(item.level == "note" for item in items)
+    if not verbose:
+        console.print(f"[dim]{notes} other checks passed; --verbose shows them[/]")

@@ -12,14 +12,21 @@ from polyfuse.base.errors import PolyfuseError
 from polyfuse.compiler.reports.explain import explain
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+polyfuse explain model.py          # what matters first: costly kernels, fallbacks, refused fusions
+polyfuse explain --all model.py    # everything
+polyfuse explain -m package.train --epochs 1
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a file")
     parser.add_argument("program", help="the Python program to run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
+    rest.required = False  # argparse would name it among those that are missing
 
 
 def run(arguments: argparse.Namespace) -> int:

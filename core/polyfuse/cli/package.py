@@ -12,8 +12,14 @@ from polyfuse.aot.container import Archive
 from polyfuse.aot.description import Argument, Description, Entry
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import PackageError
+from polyfuse.base.text import printable
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+polyfuse package info model.pf
+polyfuse package verify model.pf
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("file", type=Path, help="the package")
     parser.add_argument("folder", type=Path, nargs="?", help="to extract to")
+    parser.add_argument(
+        "--trust", action="append", metavar="KEY", help="a file with a public key that must have signed it"
+    )
     parser.add_argument("--json", action="store_true", help="print what it says of itself as JSON")
 
 
@@ -33,6 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     if (arguments.what == "extract") != (arguments.folder is not None):
         raise PackageError("a folder is where `extract` writes to", "polyfuse package extract FILE FOLDER")
     with Archive(arguments.file) as archive:
+        if arguments.trust:
+            from polyfuse.aot.signing import check_signature
+
+            check_signature(archive, arguments.trust)
         if arguments.folder is not None:
             written = archive.extract(arguments.folder)
             print(f"{arguments.folder}: {len(written)} files")
@@ -45,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(stable_json(archive.manifest))
         else:
             for line in _lines(archive):
-                print(line)
+                print(printable(line))
     return 0
 
 

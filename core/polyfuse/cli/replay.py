@@ -12,7 +12,12 @@ from polyfuse.checking.repro import is_repro
 from polyfuse.compiler.reports.replay import replay, replay_launch
 from polyfuse.compiler.session import session_for
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+POLYFUSE_DUMP=stages python model.py
+polyfuse replay stages/inference_0_0/graph.ir --backend NAME
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     session = session_for(Settings.resolve(None, {**options, "strict": True}))
     found = replay(_read(arguments.file), session, arguments.seed)
     for item in found:
-        print(f"{item.name}: {item.problem or 'as the interpreter has it'}")
+        print(f"{item.name}: {item.problem or 'matches the reference'}")
     return 1 if any(item.problem for item in found) else 0
 
 

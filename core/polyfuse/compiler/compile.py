@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyfuse.base.errors import UnsupportedError
+from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError, UnsupportedError
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.graph_cache import GraphCache
+from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
-from polyfuse.torch_compat.tracing.dynamo import differentiates_forward, node_count
+from polyfuse.torch_compat.tracing.dynamo import differentiates_forward, node_count, shown_as_it_is
 
 if TYPE_CHECKING:
     from polyfuse.frontend.rewrites.tools import Rewriting
@@ -37,7 +39,11 @@ def compile_fx_graph(
     Raises:
         InvalidOptionError: an option or mode that does not exist.
     """
-    return compile_in_session(gm, example_inputs, session_for(decided(Settings.resolve(mode, options))))
+    try:
+        session = session_for(decided(Settings.resolve(mode, options)))
+    except (InvalidOptionError, BackendUnavailableError) as error:
+        raise shown_as_it_is(error, inspect.currentframe()) from None
+    return compile_in_session(gm, example_inputs, session)
 
 
 def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileSession) -> Callable[..., Any]:
@@ -70,16 +76,17 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
 
         return OfferedRewrites(session.extensions)(state)
 
-    compiled = compile_graph(
-        gm,
-        example_inputs,
-        inner=inner,
-        settings=session.settings,
-        more=more,
-        channels_last=session.wants_channels_last,
-        lookup=lookup,
-    )
-    graph_cache.settle()
+    with note_captured(gm, example_inputs):
+        compiled = compile_graph(
+            gm,
+            example_inputs,
+            inner=inner,
+            settings=session.settings,
+            more=more,
+            channels_last=session.wants_channels_last,
+            lookup=lookup,
+        )
+        graph_cache.settle()
     return compiled
 
 
@@ -106,7 +113,7 @@ def _address(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> str:
 
 def decided(settings: Settings) -> Settings:
     """Settings in which what follows torch's own switches is fixed, for the backward too, which may be
-    compiled later. Dynamo compiles anew when such a switch is turned."""
+    compiled later. Dynamo compiles anew when such a switch changes."""
     if settings.deterministic != "auto":
         return settings
     asked = torch.are_deterministic_algorithms_enabled()

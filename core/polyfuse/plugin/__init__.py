@@ -7,7 +7,10 @@ module which holds a hook implementation `polyfuse_manifest`; the manifest names
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from polyfuse.base.config import Config
+from polyfuse.base.lazy import attribute
 from polyfuse.plugin.api import API_VERSION, check_api
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import CallSite, Choice, ReplacementCalls, TemplateSource
@@ -28,6 +31,11 @@ from polyfuse.plugin.source import Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
 from polyfuse.plugin.timing import DeviceTimer, HostTimer, Timer
 
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.device import Device, DeviceProperties, Event, Limits, MemoryStatistics
+    from polyfuse.runtime.devices.graphs import DeviceGraph, GraphRecorder
+    from polyfuse.runtime.devices.registry import device_of
+
 __all__ = [
     "API_VERSION",
     "Backend",
@@ -36,19 +44,26 @@ __all__ = [
     "Claim",
     "Codegen",
     "Config",
+    "Device",
+    "DeviceGraph",
+    "DeviceProperties",
     "DeviceTimer",
     "ENTRY_POINT_GROUP",
+    "Event",
     "Extensions",
     "Finding",
     "FusionPair",
     "FusionRule",
+    "GraphRecorder",
     "HostCall",
     "HostProgram",
     "HostTimer",
     "Launchable",
+    "Limits",
     "Lowering",
     "LoweringContext",
     "Manifest",
+    "MemoryStatistics",
     "No",
     "Offer",
     "Offered",
@@ -67,7 +82,25 @@ __all__ = [
     "Yes",
     "all_of",
     "check_api",
+    "device_of",
     "hookimpl",
     "register",
     "unregister",
 ]
+
+_DEVICE = "polyfuse.runtime.devices.device"
+# What imports torch is imported when it is asked for: manifests are read without it.
+_PLACES = {
+    "Device": f"{_DEVICE}:Device",
+    "DeviceGraph": "polyfuse.runtime.devices.graphs:DeviceGraph",
+    "DeviceProperties": f"{_DEVICE}:DeviceProperties",
+    "Event": f"{_DEVICE}:Event",
+    "GraphRecorder": "polyfuse.runtime.devices.graphs:GraphRecorder",
+    "Limits": f"{_DEVICE}:Limits",
+    "MemoryStatistics": f"{_DEVICE}:MemoryStatistics",
+    "device_of": "polyfuse.runtime.devices.registry:device_of",
+}
+
+
+def __getattr__(name: str) -> object:
+    return attribute(__name__, _PLACES, name)

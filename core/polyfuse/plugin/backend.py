@@ -50,7 +50,7 @@ class Backend(ABC):
     # more than the kernel itself. 1: every kernel is a unit of its own.
     min_unit: ClassVar[int] = 1500
 
-    # Whether what it generates for matrix products (`ops.CONTRACTIONS`) is worth timing against a library's.
+    # Whether what it generates for matmuls (`ops.CONTRACTIONS`) is worth timing against a library's.
     autotunes_gemm: ClassVar[bool] = False
 
     # Whether its kernels are worth timing against other backends' (the option `autotune_backends`).
@@ -73,9 +73,12 @@ class Backend(ABC):
 
     def target_info(self, device: str) -> TargetInfo:
         """Return what the scheduler should know of a device, `"cpu"` or `"name:index"`. Asked once for each
-        graph.
+        graph. By default, what follows from the device's properties (`Device.properties`).
         """
-        return TargetInfo()
+        from polyfuse.runtime.devices.registry import device_of
+
+        where, _, index = device.partition(":")
+        return TargetInfo.of(device_of(where).properties(int(index) if index else None))
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Return candidate tilings, the best guess first. Empty: this kernel has nothing to choose."""
@@ -93,14 +96,14 @@ class Backend(ABC):
         """
         return None
 
-    def packed_width(self, product: Reduction) -> int:
+    def packed_width(self, matmul: Reduction) -> int:
         """Return how many columns a block of packed weights has. They are a GEMM operand B, a parameter that
         is packed once (the option `freezing`). 0: it is read as it is.
         """
         return 0
 
-    def epilogue_reduction_width(self, product: Reduction, kind: str, along: str) -> int:
-        """Return how many neighbouring results of a product its kernel can combine, where a `"sum"`, `"min"`
+    def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
+        """Return how many neighbouring results of a matmul its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each
         group beside its results (`ops.GROUP_MODES`), and a second kernel combines these. 0: none.
         """
@@ -190,6 +193,6 @@ class Backend(ABC):
     def describe(self) -> Mapping[str, str]:
         """Return the facts on which built kernels depend: versions, flags, the device's abilities.
 
-        They are part of every cache key and are shown by `polyfuse doctor`. Compute them once.
+        They are part of every cache key. Compute them once.
         """
         return {}

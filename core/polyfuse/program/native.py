@@ -53,6 +53,7 @@ from polyfuse.program.steps import (
     Reuse,
     Step,
 )
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, bounds, storage_size, symbol
 from polyfuse.symbolic.index import as_atom
 from polyfuse.torch_compat.tracing import shapes
@@ -180,11 +181,11 @@ class _Lowering:
         for operand in step.operands:
             if isinstance(operand, str):
                 self._address(operand)
-        placed = tuple(self._slot(o) if isinstance(o, str) else self._index(o) for o in step.operands)
+        given = tuple(self._slot(o) if isinstance(o, str) else self._index(o) for o in step.operands)
         # points of the kernel, for the example sizes
         hints = self.kernels[step.kernel].size_hints
         self.work[len(self.steps)] = math.prod(max(1, hint) for hint in hints)
-        self.steps.append(Run(self.table.index(step.kernel), placed))
+        self.steps.append(Run(self.table.index(step.kernel), given))
 
     def _extern(self, step: ExternStep) -> None:
         operands: list[str | IndexLike] = []
@@ -208,7 +209,7 @@ class _Lowering:
                 self._defined(output)
 
     def _allocate(self, step: Allocate) -> None:
-        if step.device != "cpu":
+        if not device_of(step.device).is_host:
             raise UnsupportedError(f"{step.name} is allocated on {step.device}")
         dtype: torch.dtype = getattr(torch, step.dtype)
         if step.name in self.memory.plain:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import atexit
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-import torch
+from polyfuse.runtime.devices.registry import device_of
 
-__all__ = ["Meter", "forget", "is_recording", "metered", "report"]
+__all__ = ["Meter", "forget", "metered", "report"]
 
 # Pairs of events that wait to be read; a device keeps what they need until then.
 _WAITING = 512
@@ -37,7 +36,7 @@ class Meter:
         self.launches = 0
         self.nbytes = 0
         self._seconds = 0.0
-        self._device: Any = None if device == "cpu" else torch.get_device_module(device)
+        self._device = device_of(device)
         self._waiting: deque[tuple[Any, Any]] = deque()
 
     @property
@@ -48,20 +47,15 @@ class Meter:
 
     def run(self, kernel: Callable[..., Any], operands: Sequence[Any], nbytes: int) -> None:
         """Launch, measured; a launch that is only recorded, to be repeated later, is not."""
-        if self._device is None:
-            start = time.perf_counter()
-            kernel(*operands)
-            self._seconds += time.perf_counter() - start
-        elif is_recording(self._device):
+        if self._device.is_recording():
             kernel(*operands)
             return
-        else:
-            begin, end = self._device.Event(enable_timing=True), self._device.Event(enable_timing=True)
-            begin.record()
-            kernel(*operands)
-            end.record()
-            self._waiting.append((begin, end))
-            self._read(_WAITING)
+        begin, end = self._device.event(), self._device.event()
+        begin.record()
+        kernel(*operands)
+        end.record()
+        self._waiting.append((begin, end))
+        self._read(0 if self._device.is_host else _WAITING)
         self.launches += 1
         self.nbytes += nbytes
 
@@ -130,9 +124,3 @@ def _print_report() -> None:
     text = report()
     if text:
         print(f"kernels of Polyfuse\n{text}", file=sys.stderr)
-
-
-def is_recording(device: Any) -> bool:
-    """Whether what is launched now on a device, given as its torch module, is only recorded."""
-    asks = getattr(device, "is_current_stream_capturing", None)
-    return asks is not None and bool(asks())

@@ -45,7 +45,7 @@ class CutlassBackend(Backend):
 
         return claim_of(node)
 
-    def epilogue_reduction_width(self, product: Reduction, kind: str, along: str) -> int:
+    def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
         """Rows or columns that a warp combines; CUTLASS's templates for Ampere combine none."""
         from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 
@@ -53,7 +53,7 @@ class CutlassBackend(Backend):
 
     def target_info(self, device: str) -> TargetInfo:
         """What is multiplied lies at round addresses."""
-        return TargetInfo(alignment=16, network=50e9, double_sums=False)
+        return TargetInfo(alignment=16, double_sums=False)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import pytest
 
-from polyfuse.base.log import configure, get_logger, warn_once
+from house.source_tree import core_files
+from polyfuse.base.errors import InvalidOptionError
+from polyfuse.base.log import AREAS, configure, get_logger, warn_once
 
 
 def test_logger_names():
@@ -20,8 +23,22 @@ def test_warn_once(warnings_seen):
 
 
 def test_configure_refuses_unknown_levels():
-    with pytest.raises(ValueError, match="LOUD"):
+    with pytest.raises(InvalidOptionError, match="level 'loud', which does not exist"):
         configure("schedule=loud")
+
+
+def test_configure_refuses_areas_that_log_nothing():
+    with pytest.raises(InvalidOptionError, match="names 'shedule', which logs nothing; use schedule"):
+        configure("shedule=debug", ["toy"])
+
+
+def test_every_area_that_logs_is_known():
+    used = {
+        area
+        for file in core_files()
+        for area in re.findall(r'(?:get_logger|warn_once)\(\s*"(\w+)"', file.text)
+    }
+    assert used <= set(AREAS)
 
 
 def test_configure(monkeypatch):
@@ -29,7 +46,7 @@ def test_configure(monkeypatch):
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "propagate", True)
     try:
-        configure("test_area=debug")
+        configure("test_area=debug", ["test_area"])
         assert logging.getLogger("polyfuse.test_area").level == logging.DEBUG
         assert len(root.handlers) == 1
     finally:

@@ -35,6 +35,7 @@ def test_info(root, capsys):
     assert counts(capsys) == [1, 1, 1, 0]
     assert cli.main(["cache", "info"]) == 0
     out = capsys.readouterr().out
+    assert "just now" in out and "  0 samples of timings\n" in out
     assert "1 units of kernels, 2.0 MiB" in out and "1 compiled graphs, 2.0 MiB" in out and str(root) in out
 
 
@@ -59,7 +60,11 @@ def test_trim(root, capsys, monkeypatch):
 
 
 def test_what_is_saved_can_be_loaded_elsewhere(root, capsys, monkeypatch, tmp_path):
-    file = tmp_path / "bundle"
+    file, secret = tmp_path / "bundle", tmp_path / "secret"
+    secret.write_text("a secret of these machines")
+    assert cli.main(["cache", "save", str(file)]) == 0
+    assert "2 artifacts written" in capsys.readouterr().out, "without a secret, no compiled graphs"
+    monkeypatch.setenv("POLYFUSE_REMOTE_KEY", str(secret))
     assert cli.main(["cache", "save", str(file)]) == 0
     assert "3 artifacts written" in capsys.readouterr().out
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "elsewhere"))

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from polyfuse import cli
+from polyfuse.base.log import reset_warned
 from polyfuse.base.version import version
 
 
@@ -19,42 +22,122 @@ def test_help_and_version(capsys):
         assert name in out
 
 
-def test_backends(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    cli.main(["backends", "--json"])
-    rows = json.loads(capsys.readouterr().out)
-    assert isinstance(rows, list)
-    cli.main(["backends"])
-    table = capsys.readouterr().out
-    assert "distribution" in table or not rows
-    (line,) = [line for line in table.splitlines() if " quantized " in line]
-    assert "no code generator" in line
-
-
-def test_doctor(capsys):
-    cli.main(["doctor"])
-    assert "torch" in capsys.readouterr().out
-
-
-def test_doctor_counts_artifacts(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
-    (tmp_path / "compiled" / "key").mkdir(parents=True)
-    (tmp_path / "compiled" / "key" / "entry").write_bytes(bytes(3 << 20))
-    cli.main(["doctor", "interpreter"])
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_with_an_example(name, capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.main([name, "--help"])
     out = capsys.readouterr().out
-    assert "compiled graphs stored: 1, 3.0 MiB" in out and "units of kernels stored: 0, 0.0 MiB" in out
+    assert left.value.code == 0
+    assert f"polyfuse {name}" in out.partition("example:\n")[2]
 
 
-def test_doctor_of_an_unknown_backend(capsys):
-    assert cli.main(["doctor", "no-such-backend"]) == 1
-    assert "is not installed" in capsys.readouterr().err
+def test_a_reader_that_goes_away_ends_the_command_quietly():
+    command = f"{sys.executable} -m polyfuse settings --json | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("141\n", "")
 
 
-def test_settings(capsys, monkeypatch):
-    monkeypatch.setenv("POLYFUSE_FUEL", "7")
-    assert cli.main(["settings", "--changed", "--mode", "max-autotune"]) == 0
-    out = capsys.readouterr().out
-    assert "fuel = 7" in out and "max_fusion_size" not in out
+@pytest.mark.parametrize("command", ["explain", "check", "bisect"])
+def test_only_the_program_is_required(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command])
+    assert "are required: program\n" in capsys.readouterr().err
+
+
+class TestBackends:
+    def test_as_json(self, capsys):
+        assert cli.main(["backends", "--json"]) == 0
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+        assert rows["interpreter"]["standing"] == "ready" and rows["interpreter"]["offers"] == ["kernels"]
+
+    def test_fits_the_terminal_and_tells_what_is_offered(self, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setenv("POLYFUSE_DISABLE", "halide")
+        cli.main(["backends"])
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 80
+        assert "quantized    ready  no code generator" in out and "offers lowerings, rewrites: " in out
+        assert "halide       disabled" in out and "listed in the option `disable`" in out
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="the machine has the device that should be absent")
+    @pytest.mark.parametrize("arguments", [["backends", "--load"], ["doctor"]])
+    def test_a_backend_for_an_absent_device_is_no_fault(self, arguments, capsys, caplog):
+        reset_warned()
+        cli.main([*arguments, "--json"])
+        found = json.loads(capsys.readouterr().out)
+        rows = (
+            {row["name"]: row["standing"] for row in found} if isinstance(found, list) else found["backends"]
+        )
+        assert rows["triton"] == rows["cutlass"] == "not applicable here"
+        assert not caplog.records
+
+
+class TestDoctor:
+    @pytest.fixture(autouse=True)
+    def cache_folder(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+
+    def test_what_is_well_is_one_line(self, capsys):
+        assert cli.main(["doctor"]) == 0
+        out = capsys.readouterr().out.splitlines()
+        assert len(out) == 2 and out[1].startswith("Ready: cpu: cpp")
+
+    def test_findings_by_weight_with_their_fix(self, capsys, monkeypatch):
+        monkeypatch.setenv("CXX", "/nonexistent")
+        monkeypatch.setenv("POLYFUSE_CACHE", "0")
+        assert cli.main(["doctor"]) == 1
+        out = capsys.readouterr().out
+        assert out.index("error   cpp: compiler") < out.index("warning cache: off")
+        assert "'/nonexistent', named by CXX or the option cpp.compiler, does not exist" in out
+        assert "fix: unset or correct it" in out
+        assert "\nReady: cpu: halide" in out or "\nNot ready" in out
+
+    def test_without_a_code_generator_nothing_is_ready(self, capsys, monkeypatch):
+        monkeypatch.setenv("POLYFUSE_DISABLE", "cpp,halide")
+        assert cli.main(["doctor", "--json"]) == 1
+        found = json.loads(capsys.readouterr().out)
+        assert not found["ok"] and found["ready"]["cpu"] == []
+        assert found["findings"][0]["subject"] == "no compiler for the CPU" and found["findings"][0]["fix"]
+
+    def test_counts_artifacts_and_prints_no_keys(self, capsys, monkeypatch, tmp_path):
+        monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path))
+        (tmp_path / "compiled" / "key").mkdir(parents=True)
+        (tmp_path / "compiled" / "key" / "entry").write_bytes(bytes(3 << 20))
+        cli.main(["doctor", "interpreter"])
+        out = capsys.readouterr().out
+        assert f"{tmp_path}, 3.0 MiB: 1 compiled graphs" in out
+        for backend in ("cpp", "halide"):
+            cli.main(["doctor", backend])
+            assert not re.search(r"\b[a-z2-7]{16,}\b", capsys.readouterr().out)
+
+    def test_of_an_unknown_backend(self, capsys):
+        assert cli.main(["doctor", "no-such-backend"]) == 1
+        assert "is not installed" in capsys.readouterr().err
+
+
+class TestSettings:
+    def test_changed_with_default_and_origin(self, capsys, monkeypatch):
+        monkeypatch.setenv("POLYFUSE_FUEL", "7")
+        assert cli.main(["settings", "--changed", "--mode", "max-autotune"]) == 0
+        out = capsys.readouterr().out
+        assert "fuel = 7\n    default None; set by POLYFUSE_FUEL in the environment" in out
+        assert "gemm = 'fastest'\n    default 'known'; set by mode max-autotune" in out
+        assert "max_fusion_size" not in out
+
+    def test_fits_the_terminal_and_names_what_is_allowed(self, capsys, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        assert cli.main(["settings"]) == 0
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 80
+        assert "takes library | known | fastest | generated" in out and "an integer, at least 1" in out
+
+    def test_words_and_options_of_plugins(self, capsys, monkeypatch):
+        monkeypatch.setenv("POLYFUSE_CPP__ISA", "sse")
+        assert cli.main(["settings", "instruction", "--json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["name"] == "cpp.isa" and row["value"] == "'sse'" and "POLYFUSE_CPP__ISA" in row["origin"]
+        assert cli.main(["settings", "xyzzy"]) == 1
+        assert "no option has xyzzy" in capsys.readouterr().err
 
 
 def test_unknown_command():

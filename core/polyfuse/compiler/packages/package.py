@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -25,6 +25,7 @@ from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.plugin import Backend
+from polyfuse.runtime.devices.registry import class_name, known_devices
 
 __all__ = ["package"]
 
@@ -43,20 +44,25 @@ def package(
     weights: bool = True,
     modules: Sequence[str] = (),
     native: bool = False,
+    sign: Any = None,
 ) -> Path:
     """Compile a model for inference and write it to one file, which `polyfuse.aot.load` reads.
 
     Args:
         model: a module, which is exported with `args` and `kwargs`; what `torch.export.export` returned; or
             several of these by the names of entries.
-        args, kwargs: example arguments of a module.
+        args: example arguments of a module.
+        kwargs: those that are given by keyword.
         path: of the file.
         dynamic_shapes: which sizes of arguments may vary, as `torch.export.export` takes it.
-        options, mode: as `torch.compile` takes them.
+        options: as `torch.compile` takes them.
+        mode: likewise.
         weights: whether parameters and buffers go into the file; otherwise they are given when it is loaded.
         modules: names of modules that register operators which the model calls; loading imports them.
         native: whether entries go in that run without Python and without torch, too, on the CPU. Then
             kernels compute what libraries otherwise would.
+        sign: an Ed25519 private key (raw bytes, a PEM file or a key of `cryptography`) that signs the
+            package, for `load(path, trust=[key])`.
 
     Raises:
         PackageError: something in the model cannot be put into a package, or needs Python where that should
@@ -65,6 +71,11 @@ def package(
     """
     if not path:
         raise PackageError("a package needs the path of a file", "give path=")
+    signed = None
+    if sign is not None:
+        from polyfuse.aot.signing import signer  # which needs another package
+
+        signed = signer(sign)
     # host programs in packages are Python's: a native one would be built for nobody
     settings = decided(Settings.resolve(mode, options)).with_options(native_host=False)
     if native:
@@ -82,7 +93,7 @@ def package(
     }
     libraries = native_libraries(entries, table.rows(), session) if native else {}
     target = Path(path)
-    _write(target, entries, libraries, table, session, tuple(modules))
+    _write(target, entries, libraries, table, session, tuple(modules), signed)
     return target
 
 
@@ -118,6 +129,7 @@ def _write(
     table: WeightTable,
     session: CompileSession,
     modules: tuple[str, ...],
+    sign: Callable[[bytes], bytes] | None,
 ) -> None:
     kernels = [kernel for entry in entries.values() for kernel in entry.kernels]
     written = table.written()
@@ -149,8 +161,17 @@ def _write(
                     for name, entry in entries.items()
                 },
                 WEIGHTS if written else "",
-            ).plain()
+                _device_classes(devices),
+            ).plain(),
+            sign,
         )
+
+
+def _device_classes(device_types: Iterable[str]) -> dict[str, str]:
+    """The classes that plugins brought for devices."""
+    known = known_devices()
+    brought = (kind for kind in sorted(device_types) if kind in known and not known[kind].is_host)
+    return {kind: class_name(known[kind]) for kind in brought}
 
 
 def _add_unit(writer: ArchiveWriter, kernel: PackagedKernel) -> Unit:

@@ -6,13 +6,14 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
+from polyfuse.compiler.reports.watch import note_report
 from polyfuse.runtime.graphs.replay import GraphStatus
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import Decision
 
 __all__ = ["GraphReport", "LaunchReport", "Provider", "last_reports", "record", "reset_reports"]
 
-KEPT = 256
+MAX_REPORTS = 256
 
 
 @dataclass
@@ -109,13 +110,14 @@ class GraphReport:
 
 
 _LOCK = threading.Lock()
-_REPORTS: deque[GraphReport] = deque(maxlen=KEPT)
+_REPORTS: deque[GraphReport] = deque(maxlen=MAX_REPORTS)
 
 
 def record(report: GraphReport) -> None:
     """Remember a report."""
     with _LOCK:
         _REPORTS.append(report)
+    note_report(report)
 
 
 def last_reports() -> list[GraphReport]:

@@ -77,6 +77,14 @@ def _rules(answer: Any) -> tuple[FusionRule, ...]:
     return found
 
 
+def _device(answer: Any) -> object:
+    from polyfuse.runtime.devices.device import Device  # which imports torch: manifests are read without it
+
+    if not isinstance(answer, Device):
+        raise TypeError(f"a {type(answer).__name__} is no Device")
+    return answer
+
+
 def _timer(answer: Any) -> Timer:
     if not isinstance(answer, Timer):
         raise TypeError(f"a {type(answer).__name__} is no Timer")
@@ -126,6 +134,7 @@ _CHECKS: Final[Mapping[str, Callable[[Any], object]]] = {
     "polyfuse_codegen": _codegen,
     "polyfuse_fusion_rules": _rules,
     "polyfuse_timer": _timer,
+    "polyfuse_device": _device,
     "polyfuse_lowerings": _lowerings,
     "polyfuse_rewrites": _rewrites,
     "polyfuse_choices": _choices,

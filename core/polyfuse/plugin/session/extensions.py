@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from polyfuse.plugin.choices import Choice
 from polyfuse.plugin.fusion import FusionRule
@@ -20,6 +20,9 @@ from polyfuse.plugin.hooks.guarded import Answers
 from polyfuse.plugin.lowering import Lowering
 from polyfuse.plugin.rewriting import Rewrite
 from polyfuse.plugin.session.manager import PluginManager
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.device import Device
 
 __all__ = ["Extensions", "Offered"]
 
@@ -91,6 +94,13 @@ class Extensions:
                     if item.value.name not in off and f"{item.plugin}.{item.value.name}" not in off
                 )
             return self._rules[device_type]
+
+    def device(self, device_type: str) -> Device | None:
+        """The first answer to `polyfuse_device`; None: no plugin knows the type. Of all plugins, be their
+        backends used or not: a device is what it is.
+        """
+        found = self.plugins.ask("polyfuse_device", device_type=device_type)
+        return next((answer.value for answer in found), None)
 
     def key_facts(self) -> tuple[str, ...] | None:
         """What plugins add to the keys of what is stored. None: one of them failed to say, so nothing that

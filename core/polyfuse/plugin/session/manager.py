@@ -337,7 +337,12 @@ class PluginManager:
                 raise self._unknown(name)
         for name in self.settings.disable:
             if name not in self._states:
-                _log.info("the option `disable` names %r, which is not installed", name)
+                close = nearest(name, self._states) or tuple(sorted(self._states))
+                warn_once(
+                    "plugin",
+                    f"the option `disable` (POLYFUSE_DISABLE) names {name!r}, which is not installed; did "
+                    f"you mean {join_words(close, 'or')}?",
+                )
         for full, _ in self.settings.plugin_options:
             plugin, _, option = full.partition(".")
             state = self._states.get(plugin)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
+from typing import Any, cast
 
 import torch
 from torch._guards import CompileContext, TracingContext
@@ -60,6 +61,19 @@ def differentiates_forward() -> bool:
         guard = GlobalStateSource().make_guard(GuardBuilder.DUAL_LEVEL)
         context.guards_context.dynamo_guards.add(guard)
     return bool(torch.autograd.forward_ad._current_level >= 0)
+
+
+def shown_as_it_is(error: Exception, frame: FrameType | None) -> Exception:
+    """An exception of the same class and message that Dynamo passes to the user as it is, with the traceback
+    from `frame` on, where it would wrap others and show its own frames.
+    """
+    from torch._dynamo.exc import ShortenTraceback
+
+    kind = type(error)
+    shown = cast(Any, type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__}))
+    made = shown.__new__(shown, *error.args)
+    made.__dict__.update(error.__dict__, first_useful_frame=frame)
+    return cast(Exception, made)
 
 
 def node_count(gm: Any) -> int:

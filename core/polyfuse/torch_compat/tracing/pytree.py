@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-__all__ = ["flatten", "spec_of_text", "spec_text", "unflatten"]
+__all__ = ["flatten", "map_tensors", "spec_of_text", "spec_text", "unflatten"]
 
 
 def flatten(value: Any) -> tuple[list[Any], Any]:
@@ -19,6 +20,11 @@ def flatten(value: Any) -> tuple[list[Any], Any]:
 def unflatten(leaves: list[Any], spec: Any) -> Any:
     """The nested value again."""
     return _pytree.tree_unflatten(leaves, spec)
+
+
+def map_tensors(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    """A structure with a function applied to each tensor in it."""
+    return _pytree.tree_map_only(torch.Tensor, function, value)
 
 
 def spec_text(spec: Any) -> str:

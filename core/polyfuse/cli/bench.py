@@ -1,0 +1,128 @@
+"""`polyfuse bench`: a model in eager mode, by torch's default compiler, and by each backend, side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from polyfuse.base.errors import PolyfuseError
+from polyfuse.base.settings import Settings
+from polyfuse.bench.campaign import NotRun, Plan, run_campaign
+from polyfuse.bench.engine import EAGER, TORCH, Engine, parse_engines
+from polyfuse.bench.plot import plot, require_matplotlib
+from polyfuse.bench.sweep import points, sweep_of
+from polyfuse.bench.table import as_data, print_results
+from polyfuse.cli.availability import Availability, Standing, in_order, standing
+from polyfuse.cli.durations import seconds_of
+from polyfuse.plugin import PluginManager
+
+__all__ = ["EXAMPLE", "configure", "run"]
+
+EXAMPLE = """
+polyfuse bench model.py                               # the first function that it compiles and calls
+polyfuse bench package.module:make --sweep batch=1,2,4..64 --budget 5m
+polyfuse bench hf:bert,num_hidden_layers=2 --json out.json --plot out.svg
+polyfuse bench model.py --engines eager,polyfuse,polyfuse@max-autotune -- --layers 4
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add arguments."""
+    parser.add_argument(
+        "subject",
+        help="program.py; module:function, which returns (function, arguments); or hf: and a model type or "
+        "class of transformers, made with random weights",
+    )
+    parser.add_argument("arguments", nargs="*", help="arguments of the program, after --")
+    parser.add_argument(
+        "--engines",
+        metavar="NAMES",
+        help="eager, polyfuse, backends of it and compilers of torch, each with @mode",
+    )
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="NAME=VALUES",
+        help="sizes, as batch=1,2,4..64; a program "
+        "gets them as --NAME VALUE, a function as keyword arguments, hf: has batch and sequence",
+    )
+    parser.add_argument(
+        "--budget", type=seconds_of, default=0.0, metavar="TIME", help="for all of it, as 60s or 5m"
+    )
+    parser.add_argument("--device", default="", help="where functions and hf: models run")
+    parser.add_argument("--training", action="store_true", help="the gradients of the results' sum, too")
+    parser.add_argument("--dynamic", action="store_true", default=None, help="compile with dynamic sizes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results; - for standard output")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them into a .png or .svg file")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; the status is 1 where an engine's results differ from eager mode's."""
+    if arguments.plot is not None:
+        require_matplotlib()
+    manager = PluginManager(Settings.resolve())
+    found = [standing(manager, state.name, load=True) for state in manager.states()]
+    engines = _engines(arguments, manager, found)
+    plan = Plan(
+        arguments.subject,
+        tuple(arguments.arguments),
+        engines,
+        tuple(points([sweep_of(text) for text in arguments.sweep])),
+        arguments.device,
+        arguments.training,
+        arguments.dynamic,
+        arguments.budget,
+    )
+    screen = Console(stderr=True)
+    with screen.status("starting") as status:
+        results = run_campaign(plan, lambda text: status.update(text))
+    if arguments.engines is None:
+        results.not_run += [NotRun(item.plugin.name, item.reason) for item in found if _is_left_out(item)]
+    data = json.dumps(as_data(results), indent=2)
+    if arguments.json == Path("-"):
+        print(data)
+    else:
+        print_results(Console(), results)
+    if arguments.json not in (None, Path("-")):
+        _write(arguments.json, data + "\n")
+    if arguments.plot is not None:
+        plot(results, arguments.plot)
+    checks = [item.check for point in results.points for item in point.engines if item.check]
+    return 1 if any(check["compared"] and not check["ok"] for check in checks) else 0
+
+
+def _engines(
+    arguments: argparse.Namespace, manager: PluginManager, found: list[Availability]
+) -> tuple[Engine, ...]:
+    """Those asked for, or eager mode, torch's default compiler, and each backend that is ready."""
+    names = [item.plugin.name for item in found if item.plugin.manifest and item.plugin.manifest.load]
+    if arguments.engines is not None:
+        return parse_engines(arguments.engines, names)
+    device = arguments.device.partition(":")[0]
+    ready = in_order(found, manager, device or "cpu")
+    if not device:
+        import torch
+
+        accelerator = torch.accelerator.current_accelerator(check_available=True)
+        if accelerator is not None:
+            ready = (*in_order(found, manager, accelerator.type), *ready)
+    return parse_engines(",".join((EAGER, TORCH, *dict.fromkeys(ready))), names)
+
+
+def _is_left_out(item: Availability) -> bool:
+    """Whether a plugin cannot be used that brings a code generator, as far as is known."""
+    manifest = item.plugin.manifest
+    return item.standing is not Standing.READY and (manifest is None or bool(manifest.load))
+
+
+def _write(file: Path, text: str) -> None:
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(text, file=sys.stdout)
+        raise PolyfuseError(f"{file} cannot be written ({error})", "name another file") from error

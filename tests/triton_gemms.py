@@ -1,0 +1,348 @@
+"""Kernels that are matmuls, as IR text, for tests and measurements of the Triton code generator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from polyfuse.ir.kernel import Kernel
+from polyfuse.ir.text.parse import parse
+
+__all__ = ["Case", "compiled_faults", "convolution", "kernel_of", "operands_of", "matmul_faults"]
+
+_WIDE = {"bf16": "f32", "f16": "f32", "f8e4m3": "f32", "f8e5m2": "f32", "i8": "i32", "u8": "i32"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product: sizes are numbers, or names of symbols with an example (`"s0~64"`).
+
+    Attributes:
+        m, n, k, batch: sizes; 1 leaves the axis out.
+        dtype, right, out: types of the operands and of the result.
+        left_by_rows, right_by_rows: whether the left one has its depth contiguous, the right one its columns.
+        epilogue: `""`, `"bias_gelu"`, `"scaled"`, `"residual"` or `"dropout"`.
+        prologue: `""`, `"relu"`, `"log"` (not finite at zero) or `"dequantise"`.
+        kind: `dot` or `dot_tf32`.
+        aligned: whether arguments are known to be.
+    """
+
+    m: int | str = 64
+    n: int | str = 64
+    k: int | str = 64
+    batch: int | str = 1
+    dtype: str = "bf16"
+    right: str = ""
+    out: str = ""
+    left_by_rows: bool = True
+    right_by_rows: bool = True
+    epilogue: str = ""
+    prologue: str = ""
+    kind: str = "dot"
+    aligned: bool = True
+
+    def sizes(self) -> dict[str, int]:
+        """Example sizes of the symbols."""
+        named = (part.split("~") for part in map(str, (self.m, self.n, self.k, self.batch)) if "~" in part)
+        return {name: int(example) for name, example in named}
+
+    def text(self) -> str:
+        """The kernel."""
+        return _Text(self).text()
+
+
+def kernel_of(case: Case | str) -> Kernel:
+    """The kernel of a case or of a text."""
+    found = parse(case if isinstance(case, str) else case.text())
+    assert isinstance(found, Kernel)
+    return found
+
+
+class _Text:
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.m, self.n, self.k, self.b = (
+            str(part).split("~")[0] for part in (case.m, case.n, case.k, case.batch)
+        )
+        self.acc = _WIDE.get(case.dtype, case.dtype)
+        self.out = case.out or case.dtype
+        self.arguments: list[str] = []
+
+    def text(self) -> str:
+        case = self.case
+        m, n, k, b = self.m, self.n, self.k, self.b
+        left = "r0 + KK*p1" if case.left_by_rows else "p1 + MM*r0"
+        right = "p2 + NN*r0" if case.right_by_rows else "r0 + KK*p2"
+        loop = self._operand("a", "in0", f"{m}*{k}*{b}", f"{left} + MM*KK*p0", case.dtype)
+        loop += self._operand("b", "in1", f"{k}*{n}*{b}", f"{right} + KK*NN*p0", case.right or case.dtype)
+        loop.append(f"acc = reduce {self.acc} {case.kind} (a, b)")
+        once = self._epilogue()
+        lines = ["kernel product on cuda {"]
+        sizes = case.sizes()
+        if sizes:
+            lines.append("symbols " + ", ".join(f"{name}{{1..100000}}" for name in sizes))
+        lines.append("numerics fast")
+        parts = zip(("p0", "p1", "p2"), (case.batch, case.m, case.n), strict=True)
+        axes = [
+            f"{name}{{{str(size).split('~')[0]}}} ~ {str(size).split('~')[-1]}"
+            for name, size in parts
+            if size != 1
+        ]
+        if axes:
+            lines.append("axes " + ", ".join(axes))
+        lines.append(f"raxes r0{{{k}}} ~ {str(case.k).split('~')[-1]}")
+        lines += self.arguments
+        lines += [f"size {name}: i64 ~ {example}" for name, example in sizes.items()]
+        lines += ["loop {", *loop, "}", "once {", *once, "}", "}"]
+        text = "\n".join(lines)
+        for name, size in (("MM", m), ("NN", n), ("KK", k)):
+            text = text.replace(name, size)
+        for name, size in (("p0", case.batch), ("p1", case.m), ("p2", case.n)):
+            if size == 1:
+                text = text.replace(f"*{name}]", "*0]").replace(name, "0")
+        return text
+
+    def _argument(self, kind: str, name: str, dtype: str, numel: str) -> None:
+        self.arguments.append(f"{kind} {name}: {dtype}[{numel}]{' aligned' if self.case.aligned else ''}")
+
+    def _operand(self, name: str, buffer: str, numel: str, index: str, dtype: str) -> list[str]:
+        prologue = self.case.prologue if name == "a" else ""
+        if prologue == "dequantise":
+            self._argument("in", buffer, "i8", numel)
+            self._argument("in", "scale", "f32", self.m)
+            return [
+                f"w0 = load i8 {buffer}[{index}]",
+                "w1 = cast f32 (w0)",
+                "w2 = load f32 scale[p1]",
+                "w3 = mul f32 (w1, w2)",
+                f"{name} = cast {dtype} (w3)",
+            ]
+        self._argument("in", buffer, dtype, numel)
+        if not prologue:
+            return [f"{name} = load {dtype} {buffer}[{index}]"]
+        lines = [f"w0 = load {dtype} {buffer}[{index}]", "w1 = cast f32 (w0)"]
+        lines += (
+            ["w2 = const f32 0.0", "w3 = maximum f32 (w1, w2)"]
+            if prologue == "relu"
+            else ["w2 = abs f32 (w1)", "w3 = log f32 (w2)"]
+        )
+        return [*lines, f"{name} = cast {dtype} (w3)"]
+
+    def _epilogue(self) -> list[str]:
+        case, out = self.case, self.out
+        place = "p2 + NN*p1 + MM*NN*p0"
+        numel = f"{self.m}*{self.n}*{self.b}"
+        lines: list[str] = []
+        value = "acc"
+        if case.epilogue == "bias_gelu":
+            self._argument("in", "bias", out, self.n)
+            lines = [
+                f"e0 = load {out} bias[p2]",
+                "e1 = cast f32 (e0)",
+                "e2 = add f32 (acc, e1)",
+                "e3 = const f32 0.7071067690849304",
+                "e4 = mul f32 (e2, e3)",
+                "e5 = erf f32 (e4)",
+                "e6 = const f32 1.0",
+                "e7 = add f32 (e5, e6)",
+                "e8 = const f32 0.5",
+                "e9 = mul f32 (e2, e8)",
+                "value = mul f32 (e9, e7)",
+            ]
+            value = "value"
+        elif case.epilogue == "scaled":
+            self._argument("in", "rows", "f32", self.m)
+            self._argument("in", "columns", "f32", self.n)
+            lines = [
+                "e0 = load f32 rows[p1]",
+                "e1 = load f32 columns[p2]",
+                f"e2 = cast f32 ({value})",
+                "e3 = mul f32 (e2, e0)",
+                "value = mul f32 (e3, e1)",
+            ]
+            value = "value"
+        elif case.epilogue == "residual":
+            self._argument("in", "more", out, numel)
+            lines = [f"e0 = load {out} more[{place}]", "e1 = cast f32 (e0)", "value = add f32 (acc, e1)"]
+            value = "value"
+        elif case.epilogue == "dropout":
+            self._argument("in", "seed", "i64", "1")
+            lines = [
+                "e0 = load i64 seed[0]",
+                f"e1 = index i64 <{place}>",
+                "e2 = rand f32 uniform (e0, e1)",
+                "e3 = const f32 0.5",
+                "e4 = gt bool (e2, e3)",
+                "e5 = const f32 0.0",
+                "value = where f32 (e4, acc, e5)",
+            ]
+            value = "value"
+        held = "f32" if value == "value" else self.acc
+        self._argument("out", "out0", out, numel)
+        if out == held:
+            lines.append(f"store {out} set out0[{place}] = {value}")
+        else:
+            lines += [f"last = cast {out} ({value})", f"store {out} set out0[{place}] = last"]
+        if case.epilogue == "residual":
+            # a second result, and a row of sums of nothing
+            self._argument("out", "out1", "f32", numel)
+            lines.append(f"store f32 set out1[{place}] = acc")
+        return lines
+
+
+def convolution(
+    batch: int,
+    channels: int,
+    results: int,
+    side: int,
+    window: int = 3,
+    last: bool = False,
+    dtype: str = "bf16",
+) -> str:
+    """A convolution with padding that keeps the image's side; `last`: channels are contiguous."""
+    c, o, s, w = channels, results, side, window
+    pad = window // 2
+    y, x = f"(p1 + r1 - {pad})", f"(p2 + r2 - {pad})"
+    taken = (
+        f"p0*{c * s * s} + r0 + {s * c}*{y} + {c}*{x}"
+        if last
+        else f"p0*{c * s * s} + {s * s}*r0 + {s}*{y} + {x}"
+    )
+    weight = (
+        f"p3*{c * w * w} + r1*{w * c} + r2*{c} + r0" if last else f"p3*{c * w * w} + r0*{w * w} + r1*{w} + r2"
+    )
+    stored = (
+        f"p0*{o * s * s} + p1*{s * o} + p2*{o} + p3" if last else f"p0*{o * s * s} + p3*{s * s} + p1*{s} + p2"
+    )
+    return f"""
+kernel convolution on cuda {{
+  numerics fast
+  axes p0{{{batch}}} ~ {batch}, p1{{{s}}} ~ {s}, p2{{{s}}} ~ {s}, p3{{{o}}} ~ {o}
+  raxes r0{{{c}}} ~ {c}, r1{{{w}}} ~ {w}, r2{{{w}}} ~ {w}
+  in in0: {dtype}[{batch * c * s * s}] aligned
+  in in1: {dtype}[{o * c * w * w}] aligned
+  out out0: {dtype}[{batch * o * s * s}] aligned
+  loop {{
+    y = index i64 <p1 + r1 - {pad}>
+    x = index i64 <p2 + r2 - {pad}>
+    zero = const i64 0
+    end = const i64 {s}
+    c0 = ge bool (y, zero)
+    c1 = lt bool (y, end)
+    c2 = ge bool (x, zero)
+    c3 = lt bool (x, end)
+    c4 = bitwise_and bool (c0, c1)
+    c5 = bitwise_and bool (c2, c3)
+    inside = bitwise_and bool (c4, c5)
+    nothing = const {dtype} 0.0
+    a = load {dtype} in0[{taken}] if inside else nothing
+    b = load {dtype} in1[{weight}]
+    acc = reduce f32 dot (a, b)
+  }}
+  once {{
+    v = cast {dtype} (acc)
+    store {dtype} set out0[{stored}] = v
+  }}
+}}
+"""
+
+
+# --- what tests call where Triton is interpreted ------------------------------------------------------------
+
+
+def operands_of(case: Case | str, seed: int) -> list[Any]:
+    """Random operands: numbers of a size that sums stay exact enough to compare."""
+    import torch
+
+    from polyfuse.symbolic import evaluate
+
+    generator = torch.Generator().manual_seed(seed)
+    sizes = case.sizes() if isinstance(case, Case) else {}
+    operands: list[Any] = []
+    for arg in kernel_of(case).args:
+        if arg.kind == "size":
+            operands.append(sizes[arg.name])
+            continue
+        count = evaluate(arg.numel or 0, sizes)
+        if arg.kind == "out":
+            operands.append(torch.zeros(count, dtype=arg.dtype.torch))
+        elif arg.dtype.is_float:
+            operands.append(torch.randn(count, generator=generator).to(arg.dtype.torch))
+        else:
+            low = -100 if arg.dtype.is_signed else 0
+            operands.append(torch.randint(low, 100, (count,), generator=generator).to(arg.dtype.torch))
+    return operands
+
+
+def matmul_faults(case: Case | str, config: Any, seed: int) -> tuple[list[str], str]:
+    """What differs from the reference, and the text of the kernel."""
+    import torch
+
+    from triton_interpreted import run_text
+
+    text = case if isinstance(case, str) else case.text()
+    found, wanted, source = run_text(text, config, operands_of(case, seed))
+    faults = []
+    for place, (got, right) in enumerate(zip(found, wanted, strict=True)):
+        if isinstance(got, torch.Tensor) and not _close(got, right):
+            faults.append(f"argument {place} is off by {(got.double() - right.double()).abs().max()}")
+    return faults, source
+
+
+def _close(got: Any, wanted: Any) -> bool:
+    import torch
+
+    near = {torch.bfloat16: 1.6e-2, torch.float16: 2e-3, torch.float32: 1e-4, torch.float64: 1e-10}
+    if got.dtype not in near:
+        return torch.equal(got.view(torch.int8), wanted.view(torch.int8))
+    got, wanted, within = got.double(), wanted.double(), near[got.dtype]
+    usual = wanted[wanted.isfinite()].abs().mean() if wanted.isfinite().any() else 0.0
+    return torch.allclose(got, wanted, within, within * float(usual), equal_nan=True)
+
+
+def compiled_faults(dynamic: bool) -> list[str]:
+    """Functions with products, compiled with this backend alone, that differ from eager mode."""
+    import torch
+    import torch.nn.functional as F
+
+    from triton_interpreted import offer
+
+    offer()
+    torch.manual_seed(0)
+
+    def r(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(*sizes).to(dtype)
+
+    half = torch.bfloat16
+    cases: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
+        "linear": (
+            lambda x, w, b: F.gelu(F.linear(x, w, b)),
+            (r(20, 33, dtype=half), r(47, 33, dtype=half), r(47, dtype=half)),
+        ),
+        "batched": (
+            lambda c, a, b: torch.baddbmm(c, a, b, beta=0.5, alpha=2.0),
+            (r(3, 20, 17), r(3, 20, 33), r(3, 33, 17)),
+        ),
+        "prologue": (lambda a, b: (a.relu() * 2) @ b, (r(20, 33, dtype=half), r(33, 17, dtype=half))),
+        "between": (lambda a, b, v: torch.softmax(a @ b, -1) @ v, (r(20, 33), r(33, 17), r(17, 8))),
+        "bytes": (
+            torch._int_mm,
+            (
+                torch.randint(-9, 9, (32, 32), dtype=torch.int8),
+                torch.randint(-9, 9, (32, 24), dtype=torch.int8),
+            ),
+        ),
+        "convolution": (
+            lambda x, w, b: F.relu(F.conv2d(x, w, b, stride=2, padding=1)),
+            (r(2, 3, 9, 9), r(5, 3, 3, 3), r(5)),
+        ),
+        "groups": (lambda x, w: F.conv2d(x, w, padding=1, groups=2), (r(2, 4, 8, 8), r(6, 2, 3, 3))),
+    }
+    faults = []
+    options = {"backends": "interpreted", "gemm": "generated", "strict": True}
+    for name, (function, given) in cases.items():
+        torch._dynamo.reset()
+        found = torch.compile(function, backend="polyfuse", dynamic=dynamic, options=options)(*given)
+        if not _close(found, function(*given)):
+            faults.append(f"{name} is off by {(found.double() - function(*given).double()).abs().max()}")
+    return faults

@@ -1,0 +1,75 @@
+"""What is added to a product, on devices whose libraries are slower at sums of both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from wide_device import WIDE, WideBackend, wide
+
+
+class Later(WideBackend):
+    chosen = replace(WIDE, separate_gemm_add=True)
+
+
+def _text(model: nn.Module, x: torch.Tensor, **options: object) -> str:
+    with torch.no_grad():
+        run, planned = wide(model, backend=Later, **options)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-5, atol=1e-5)
+    return planned.texts[0]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_bias_of_a_layer_that_a_kernel_reads_is_added_there(bias: bool) -> None:
+    text = _text(nn.Sequential(nn.Linear(7, 5, bias=bias), nn.GELU()), torch.randn(3, 7))
+    assert "aten_mm_out(" in text and "aten_addmm_out(" not in text
+
+
+def test_the_result_of_a_graph_is_the_librarys() -> None:
+    text = _text(nn.Linear(7, 5), torch.randn(3, 7))
+    assert "aten_addmm_out(" in text and "aten_mm_out(" not in text
+
+
+def test_what_another_call_reads_is_the_librarys() -> None:
+    text = _text(nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 4), nn.ReLU()), torch.randn(3, 7))
+    assert "aten_addmm_out(" in text and "aten_mm_out(" in text
+
+
+@pytest.mark.parametrize("options", [{"gemm": "fastest"}, {"numerics": "eager"}])
+def test_not_where_matmuls_are_tuned_or_rounded_as_eager_mode_does(options: dict[str, str]) -> None:
+    text = _text(nn.Sequential(nn.Linear(7, 5), nn.GELU()), torch.randn(3, 7), **options)
+    assert "aten_addmm_out(" in text
+
+
+def test_weights_of_the_sum_are_the_librarys() -> None:
+    def weighted(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(x, a, b, alpha=2).relu()
+
+    run, planned = wide(weighted, backend=Later)
+    operands = torch.randn(4), torch.randn(3, 5), torch.randn(5, 4)
+    torch.testing.assert_close(run(*operands), weighted(*operands))
+    assert "aten_addmm_out(" in planned.texts[0]
+
+
+@pytest.mark.parametrize("shape", [(4,), (1,), (3, 4), (3, 1), ()])
+def test_any_term_that_broadcasts(shape: tuple[int, ...]) -> None:
+    def added(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.addmm(x, a, b).sin()
+
+    run, planned = wide(added, backend=Later)
+    operands = torch.randn(shape), torch.randn(3, 5), torch.randn(5, 4)
+    torch.testing.assert_close(run(*operands), added(*operands))
+    assert "aten_addmm_out(" not in planned.texts[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    def layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return nn.functional.silu(nn.functional.linear(x, w, b))
+
+    run, _ = wide(layer, backend=Later)
+    operands = [torch.randn(s, dtype=dtype) for s in ((3, 16), (8, 16), (8,))]
+    torch.testing.assert_close(run(*operands), layer(*operands), rtol=2e-2, atol=2e-2)
