@@ -10,9 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from polyfuse.plugin.hooks.specs import hookimpl
-
-__all__ = ["DefaultTimers", "DeviceTimer", "HostTimer", "Timer", "cache_bytes", "default_timer"]
+__all__ = ["DeviceTimer", "HostTimer", "Timer", "cache_bytes", "default_timer"]
 
 _SAMPLE_SECONDS = 0.002
 """Seconds that one sample takes at least, for launches far shorter than that."""
@@ -131,15 +129,6 @@ class DeviceTimer(Timer):
             pairs.append((start, end))
         self.synchronize()
         return [start.elapsed_time(end) for start, end in pairs]
-
-
-class DefaultTimers:
-    """The core's own answer, after those of plugins."""
-
-    @hookimpl(trylast=True)
-    def polyfuse_timer(self, device_type: str) -> Timer:
-        """Answer for every type of device."""
-        return default_timer(device_type)
 
 
 def default_timer(device_type: str) -> Timer:

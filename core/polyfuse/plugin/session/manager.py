@@ -33,7 +33,7 @@ from polyfuse.plugin.session.discovery import (
 )
 from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.session.states import PluginState, State
-from polyfuse.plugin.timing import DefaultTimers, Timer, default_timer
+from polyfuse.plugin.timing import Timer, default_timer
 
 __all__ = ["PluginManager"]
 
@@ -64,7 +64,7 @@ class PluginManager:
         self._warned: set[str] = set()
         self.hooks = GuardedHooks(self._report_hook, settings.hook_timeout)
         self.hooks.add_hookspecs(specs)
-        self.hooks.register(DefaultTimers(), _CORE)
+        self.hooks.register(_DefaultTimers(), _CORE)
         own = registered_candidates(registered())
         installed = [c for c in find_candidates(entry_points) if c.name not in {o.name for o in own}]
         admitted = [(c, plugin) for c in installed if (plugin := self._read(c)) is not None]
@@ -365,6 +365,15 @@ class PluginManager:
         else:
             fix = f"installed are {join_words(sorted(self._states)) or 'none'}"
         return BackendUnavailableError(f"backend {name!r} is not installed", fix)
+
+
+class _DefaultTimers:
+    """The core's own answer, after those of plugins, so that a wrapper always has a timer to wrap."""
+
+    @hookimpl(trylast=True)
+    def polyfuse_timer(self, device_type: str) -> Timer:
+        """Answer for every type of device."""
+        return default_timer(device_type)
 
 
 class _ManifestCodegen:
