@@ -24,8 +24,6 @@ HOOKS = dict(generate_docs.hooks())
 WAITING = {
     "polyfuse_decision": "a shipped observer; reports have the decisions already",
     "polyfuse_codegen": "manifests' `load`, through the manager",
-    "polyfuse_fusion_rules": "Triton's rules, which are a method of its backend",
-    "polyfuse_timer": "device timers of backends, which are methods of theirs",
 }
 
 

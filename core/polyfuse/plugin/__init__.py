@@ -16,7 +16,6 @@ from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import CallSite, Choice, ReplacementCalls, TemplateSource
 from polyfuse.plugin.claims import Claim, No, Yes, all_of
 from polyfuse.plugin.codegen import Codegen
-from polyfuse.plugin.fusion import FusionPair, FusionRule
 from polyfuse.plugin.hooks.registry import register, unregister
 from polyfuse.plugin.hooks.specs import hookimpl
 from polyfuse.plugin.host import HostCall, HostProgram
@@ -29,7 +28,6 @@ from polyfuse.plugin.session.manager import PluginManager
 from polyfuse.plugin.session.states import PluginState, State
 from polyfuse.plugin.source import Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
-from polyfuse.plugin.timing import DeviceTimer, HostTimer, Timer
 
 if TYPE_CHECKING:
     from polyfuse.runtime.devices.device import Device, DeviceProperties, Event, Limits, MemoryStatistics
@@ -47,17 +45,13 @@ __all__ = [
     "Device",
     "DeviceGraph",
     "DeviceProperties",
-    "DeviceTimer",
     "ENTRY_POINT_GROUP",
     "Event",
     "Extensions",
     "Finding",
-    "FusionPair",
-    "FusionRule",
     "GraphRecorder",
     "HostCall",
     "HostProgram",
-    "HostTimer",
     "Launchable",
     "Limits",
     "Lowering",
@@ -78,7 +72,6 @@ __all__ = [
     "TargetInfo",
     "TemplateSource",
     "TensorValue",
-    "Timer",
     "Yes",
     "all_of",
     "check_api",

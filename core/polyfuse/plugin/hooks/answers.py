@@ -11,11 +11,9 @@ from typing import Any, Final
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import Choice
 from polyfuse.plugin.codegen import Codegen
-from polyfuse.plugin.fusion import FusionRule
 from polyfuse.plugin.lowering import Lowering
 from polyfuse.plugin.manifest import Finding, Manifest
 from polyfuse.plugin.rewriting import STAGES, Rewrite
-from polyfuse.plugin.timing import Timer
 
 __all__ = ["MUST_ANSWER", "checked", "parts"]
 
@@ -64,30 +62,11 @@ def _codegen(answer: Any) -> Codegen:
     return made
 
 
-def _rules(answer: Any) -> tuple[FusionRule, ...]:
-    found: tuple[FusionRule, ...] = _several(FusionRule, answer)
-    for rule in found:
-        if not rule.name or not isinstance(rule.name, str):
-            raise ValueError("a fusion rule has no name")
-        for part in (rule.allows, rule.worth):
-            if part is not None and not callable(part):
-                raise TypeError(
-                    f"fusion rule {rule.name!r} has a {type(part).__name__} in place of a function"
-                )
-    return found
-
-
 def _device(answer: Any) -> object:
     from polyfuse.runtime.devices.device import Device  # which imports torch: manifests are read without it
 
     if not isinstance(answer, Device):
         raise TypeError(f"a {type(answer).__name__} is no Device")
-    return answer
-
-
-def _timer(answer: Any) -> Timer:
-    if not isinstance(answer, Timer):
-        raise TypeError(f"a {type(answer).__name__} is no Timer")
     return answer
 
 
@@ -132,8 +111,6 @@ def _texts(answer: Any) -> tuple[str, ...]:
 _CHECKS: Final[Mapping[str, Callable[[Any], object]]] = {
     "polyfuse_manifest": _manifest,
     "polyfuse_codegen": _codegen,
-    "polyfuse_fusion_rules": _rules,
-    "polyfuse_timer": _timer,
     "polyfuse_device": _device,
     "polyfuse_lowerings": _lowerings,
     "polyfuse_rewrites": _rewrites,

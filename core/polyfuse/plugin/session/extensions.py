@@ -1,10 +1,9 @@
-"""What plugins add to the compiler besides code generators: lowerings, rewrites, choices, fusion rules, and
-facts for keys.
+"""What plugins add to the compiler besides code generators: lowerings, rewrites, choices, and facts for
+keys.
 
 For each device type there is one backend in charge, the first in order that is usable. Lowerings and rewrites
 are those of its plugin and of plugins that bring no code generator, so that installing a backend that is not
-used changes nothing. Choices, which are used only where they are fastest, are those of all usable plugins,
-and fusion rules, each of which is about a backend, are those of all.
+used changes nothing. Choices, which are used only where they are fastest, are those of all usable plugins.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from polyfuse.plugin.choices import Choice
-from polyfuse.plugin.fusion import FusionRule
 from polyfuse.plugin.hooks.guarded import Answers
 from polyfuse.plugin.lowering import Lowering
 from polyfuse.plugin.rewriting import Rewrite
@@ -48,7 +46,6 @@ class Extensions:
         self._lowerings: dict[str, Mapping[str, tuple[Offered[Lowering], ...]]] = {}
         self._rewrites: dict[str, tuple[Offered[Rewrite], ...]] = {}
         self._choices: dict[str, tuple[Offered[Choice], ...]] = {}
-        self._rules: dict[str, tuple[Offered[FusionRule], ...]] = {}
 
     def lowerings(self, device_type: str) -> Mapping[str, tuple[Offered[Lowering], ...]]:
         """Lowerings for a device type by the operator's name, in the order in which they are tried."""
@@ -79,21 +76,6 @@ class Extensions:
                 found = self._ask("polyfuse_choices", device_type, usable)
                 self._choices[device_type] = tuple(Offered(i.plugin, i.value) for i in found.items)
             return self._choices[device_type]
-
-    def fusion_rules(self, device_type: str) -> tuple[Offered[FusionRule], ...]:
-        """What plugins say about fusions on a device type, in the order in which they are asked, without
-        those that the option `disable_fusion_rules` names.
-        """
-        with self._lock:
-            if device_type not in self._rules:
-                off = self.plugins.settings.disable_fusion_rules
-                found = self.plugins.ask("polyfuse_fusion_rules", device_type=device_type)
-                self._rules[device_type] = tuple(
-                    Offered(item.plugin, item.value)
-                    for item in found.items
-                    if item.value.name not in off and f"{item.plugin}.{item.value.name}" not in off
-                )
-            return self._rules[device_type]
 
     def device(self, device_type: str) -> Device | None:
         """The first answer to `polyfuse_device`; None: no plugin knows the type. Of all plugins, be their

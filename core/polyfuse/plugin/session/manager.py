@@ -33,14 +33,10 @@ from polyfuse.plugin.session.discovery import (
 )
 from polyfuse.plugin.session.refusals import warn_of_interpreted, warn_of_refused
 from polyfuse.plugin.session.states import PluginState, State
-from polyfuse.plugin.timing import Timer, default_timer
 
 __all__ = ["PluginManager"]
 
 _log = get_logger("plugin")
-
-_CORE = "polyfuse"
-"""The name under which the core answers hooks that must have an answer."""
 
 
 class PluginManager:
@@ -60,11 +56,9 @@ class PluginManager:
         self._states: dict[str, PluginState] = {}
         self._backends: dict[tuple[str, object], Backend] = {}
         self._orders: dict[str, tuple[Codegen, ...]] = {}
-        self._timers: dict[tuple[str, str], Timer] = {}
         self._warned: set[str] = set()
         self.hooks = GuardedHooks(self._report_hook, settings.hook_timeout)
         self.hooks.add_hookspecs(specs)
-        self.hooks.register(_DefaultTimers(), _CORE)
         own = registered_candidates(registered())
         installed = [c for c in find_candidates(entry_points) if c.name not in {o.name for o in own}]
         admitted = [(c, plugin) for c in installed if (plugin := self._read(c)) is not None]
@@ -153,18 +147,6 @@ class PluginManager:
             if state.usable and not self.generates(name):
                 raise BackendUnavailableError(f"plugin {name!r} brings no code generator")
             raise BackendUnavailableError(f"backend {name!r} is {state.state.value}: {state.reason}")
-
-    def timer(self, device_type: str, backend: str) -> Timer:
-        """Return what times a backend's kernels on a type of device."""
-        with self._lock:
-            found = self._timers.get((device_type, backend))
-            if found is None:
-                answers = self.ask("polyfuse_timer", device_type=device_type, backend=backend)
-                values = [answer.value for answer in answers]
-                found = self._timers[device_type, backend] = (
-                    values[0] if values else default_timer(device_type)
-                )
-            return found
 
     def note_trouble(self, name: str, error: BaseException, doing: str) -> None:
         """Record, and warn once, that a backend raised over one kernel. It stays in use for others."""
@@ -365,15 +347,6 @@ class PluginManager:
         else:
             fix = f"installed are {join_words(sorted(self._states)) or 'none'}"
         return BackendUnavailableError(f"backend {name!r} is not installed", fix)
-
-
-class _DefaultTimers:
-    """The core's own answer, after those of plugins, so that a wrapper always has a timer to wrap."""
-
-    @hookimpl(trylast=True)
-    def polyfuse_timer(self, device_type: str) -> Timer:
-        """Answer for every type of device."""
-        return default_timer(device_type)
 
 
 class _ManifestCodegen:
