@@ -31,7 +31,8 @@ SUMMARY_HEAD = """# Conformance
 <!-- Made by tools/support_matrix.py, which runs the conformance kit. -->
 
 After this page you know how many cells of the [conformance kit](writing-a-backend.md) each backend passed,
-refused with a reason, and failed. The built-in backends and those of `examples` (minimal, numpy, sim) take the same kit;
+refused with a reason, and failed. The built-in backends and those of `examples` (minimal, numpy, sim) take
+the same kit;
 [the support matrix](support-matrix.md) shows every cell with its reason.
 
 """

@@ -22,8 +22,11 @@ A message is one sentence: the cause, then what to do about it.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TypeVar
+
+from polyfuse.base.text import printable
 
 __all__ = [
     "BackendError",
@@ -55,6 +58,7 @@ class PolyfuseError(Exception):
     """Base of every error raised by Polyfuse: a `cause`, and a `fix` where one is known."""
 
     def __init__(self, cause: str, fix: str = "") -> None:
+        cause, fix = printable(cause), printable(fix)
         super().__init__(cause, fix)
         self.cause = cause
         self.fix = fix
@@ -117,20 +121,30 @@ class DuplicateBackendError(BackendError):
 
 
 class KernelBuildError(PolyfuseError):
-    """Compiling the source of a kernel failed. Holds the command and all that it printed."""
+    """Compiling the source of a kernel failed. Holds the command, what it printed, and whether it was ended
+    because it took too long.
+    """
 
     def __init__(
-        self, cause: str, fix: str = "", *, command: Sequence[str] = (), output: str = "", name: str = ""
+        self,
+        cause: str,
+        fix: str = "",
+        *,
+        command: Sequence[str] = (),
+        output: str = "",
+        name: str = "",
+        timed_out: bool = False,
     ) -> None:
         super().__init__(cause, fix)
         self.command = tuple(command)
-        self.output = output
+        self.output = printable(output)
         self.name = name
+        self.timed_out = timed_out
 
     def __str__(self) -> str:
         parts = [super().__str__()]
         if self.command:
-            parts.append("command: " + " ".join(self.command))
+            parts.append("command: " + printable(shlex.join(self.command)))
         if self.output:
             shown = self.output[:_SHOWN_OUTPUT]
             left_out = len(self.output) - len(shown)
@@ -138,7 +152,12 @@ class KernelBuildError(PolyfuseError):
         return "\n".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:
-        state = {"command": self.command, "output": self.output, "name": self.name}
+        state = {
+            "command": self.command,
+            "output": self.output,
+            "name": self.name,
+            "timed_out": self.timed_out,
+        }
         return (KernelBuildError, (self.cause, self.fix), state)
 
 

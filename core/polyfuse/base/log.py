@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from polyfuse.base.errors import InvalidOptionError
-from polyfuse.base.text import join_words, nearest
+from polyfuse.base.text import join_words, nearest, printable
 
 __all__ = ["AREAS", "configure", "get_logger", "reset_warned", "warn_once"]
 
@@ -69,7 +69,7 @@ def warn_once(area: str, message: str, *, key: str = "") -> bool:
         if mark in _warned:
             return False
         _warned[mark] = None
-    get_logger(area).warning(message)
+    get_logger(area).warning("%s", printable(message))
     return True
 
 

@@ -226,8 +226,8 @@ class Settings:
     )
     benchmark_fusion: bool = _option(
         False,
-        "Time fused kernels against the two that were merged last, which are not fused where that is "
-        "faster; measurements are stored.",
+        "Time each fused kernel against the kernels that were merged to it, pair by pair from the last one "
+        "on. They are not fused where that is faster. Measurements are stored.",
     )
     tune_seconds: int = _neutral(
         10,
@@ -297,10 +297,16 @@ class Settings:
         "graphs that are not in the cache folder are looked up there, and new ones are sent there. They "
         "are code, and are run.",
     )
+    remote_key: str = _neutral(
+        "",
+        "A file with a secret that the machines of a `remote_cache` share. What they exchange is sealed "
+        "with it, and anything else is refused. Without it, kernels are exchanged and compiled graphs, "
+        "which are pickles, are not.",
+    )
     cache_limit: int = _neutral(
         16384,
         "Mebibytes of kernels and compiled graphs in the cache folder above which the least recently used "
-        "are removed, except those used within the last hour. 0: no limit.",
+        "are removed, except those used within the last five minutes. 0: no limit.",
         minimum=0,
     )
 
