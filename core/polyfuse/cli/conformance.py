@@ -16,7 +16,7 @@ __all__ = ["EXAMPLE", "configure", "run"]
 
 EXAMPLE = """
 polyfuse conformance NAME --quick -j 2
-polyfuse conformance NAME --format html > conformance.html
+polyfuse conformance NAME --format html
 """
 
 
