@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -13,8 +14,6 @@ import torch
 from polyfuse.torch_compat.tracing.frames import is_compiled
 
 __all__ = ["adopting"]
-
-_DEFAULT = "inductor"  # what torch.compile does when it is given no backend
 
 
 @contextmanager
@@ -33,9 +32,11 @@ def adopting() -> Iterator[None]:
 
 
 def _compiling(original: Callable[..., Any]) -> Callable[..., Any]:
+    default = inspect.signature(original).parameters["backend"].default
+
     @wraps(original)
     def compile_(model: Any = None, **given: Any) -> Any:
-        if given.get("backend", _DEFAULT) == _DEFAULT:
+        if given.get("backend", default) == default:
             # options are those of another compiler
             given = {**given, "backend": "polyfuse", "options": None}
         return original(model, **given)
