@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench docs clean
+.PHONY: help install demo test test-all lint bench docs report-ui screenshots clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +41,12 @@ docs: $(STAMP) ## Write again what is made from the code: reference, tour, guide
 	$(BIN)/python -m pytest -q tests/docs --update-golden
 	$(BIN)/python tools/support_matrix.py
 	PYTHONPATH=benchmarks $(BIN)/python -m polyfuse_bench report
+
+report-ui: ## Build the page of `polyfuse report` from tools/report_ui; needs npm
+	cd tools/report_ui && npm ci --no-audit --no-fund && npm run check && npm run build
+
+screenshots: $(STAMP) ## Take the pictures of docs/report.md; needs Chromium
+	$(BIN)/python tools/report_screenshots.py
 
 clean: ## Remove the virtual environment and what tools left behind
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

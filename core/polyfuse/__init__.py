@@ -13,12 +13,13 @@ from polyfuse.base.lazy import attribute
 
 if TYPE_CHECKING:
     from polyfuse.backend import polyfuse as polyfuse
+    from polyfuse.reporting.function import report as report
 
     __version__: str
 
-__all__ = ["__version__", "polyfuse"]
+__all__ = ["__version__", "polyfuse", "report"]
 
-_LAZY = {"polyfuse": "polyfuse.backend:polyfuse"}
+_LAZY = {"polyfuse": "polyfuse.backend:polyfuse", "report": "polyfuse.reporting.function:report"}
 
 
 def __getattr__(name: str) -> object:

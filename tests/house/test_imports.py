@@ -11,6 +11,7 @@ from house.source_tree import SourceFile, all_files, core_files, imports, plugin
 FLOORS = {
     "testing": 10, "__main__": 10,
     "": 9, "backend": 9, "bench": 9.5, "cli": 9.7,
+    "reporting": 8.5,
     "compiler": 8,
     "aot": 7, "distributed": 7,
     "program": 6, "autotune": 6,

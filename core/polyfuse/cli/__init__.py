@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "explain": ("polyfuse.cli.explain", "run a program and print what was compiled and why"),
     "package": ("polyfuse.cli.package", "describe or verify an ahead-of-time package"),
     "replay": ("polyfuse.cli.replay", "compile a dumped graph or kernel and compare it with the interpreter"),
+    "report": ("polyfuse.cli.report", "run a program and write an HTML page of what was compiled and why"),
     "settings": ("polyfuse.cli.settings", "list every option with its value here"),
     "tune": (
         "polyfuse.cli.tune",

@@ -13,6 +13,7 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.graph_cache import GraphCache
+from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
@@ -75,16 +76,17 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
 
         return OfferedRewrites(session.extensions)(state)
 
-    compiled = compile_graph(
-        gm,
-        example_inputs,
-        inner=inner,
-        settings=session.settings,
-        more=more,
-        channels_last=session.wants_channels_last,
-        lookup=lookup,
-    )
-    graph_cache.settle()
+    with note_captured(gm, example_inputs):
+        compiled = compile_graph(
+            gm,
+            example_inputs,
+            inner=inner,
+            settings=session.settings,
+            more=more,
+            channels_last=session.wants_channels_last,
+            lookup=lookup,
+        )
+        graph_cache.settle()
     return compiled
 
 

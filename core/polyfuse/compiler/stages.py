@@ -35,6 +35,7 @@ from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.reports.report import GraphReport, record
 from polyfuse.compiler.reports.summary import count_operators, graph_report, schedule_text
+from polyfuse.compiler.reports.watch import compiling, entries_for, note_built
 from polyfuse.compiler.session import CompileSession
 from polyfuse.compiler.subgraphs import compile_subgraphs
 from polyfuse.frontend.graph import AtenGraph
@@ -61,7 +62,9 @@ def compile_aten(aten: AtenGraph, session: CompileSession) -> Callable[[list[Any
     Where a stage fails and `strict` is off, the graph runs in eager mode, with one warning.
     """
     try:
-        return _cacheable(aten, compile_whole(aten, session), session)
+        with compiling(aten):
+            built = compile_whole(aten, session)
+        return _cacheable(aten, built, session)
     except Exception as error:
         if session.settings.strict:
             raise
@@ -87,7 +90,9 @@ def compile_whole(aten: AtenGraph, session: CompileSession) -> BuiltGraph:
     built = compile_graph(lowered.claims, session, dump, clock)
     report = graph_report(aten, lowered.report, built, clock)
     record(report)
-    return BuiltGraph(**vars(built), report=report)
+    whole = BuiltGraph(**vars(built), report=report)
+    note_built(aten, whole)
+    return whole
 
 
 def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Clock) -> Built:
@@ -144,7 +149,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
         dump.write(f"host.{native.source.language.split()[0]}", native.source.rendered)
 
     with clock.stage("load"):
-        module = load(host, kernels, planned.graph.objects, filename=dump.path("program.py"))
+        module = load(host, entries_for(kernels), planned.graph.objects, filename=dump.path("program.py"))
         module.native = native
     notes = {key: item.source.note for key, item in emitted.items()}
     providers = {key: item.provider for key, item in emitted.items()}

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
+from polyfuse.compiler.reports.watch import note_report
 from polyfuse.runtime.graphs.replay import GraphStatus
 from polyfuse.runtime.native_program import HostStatus
 from polyfuse.schedule import Decision
@@ -116,6 +117,7 @@ def record(report: GraphReport) -> None:
     """Remember a report."""
     with _LOCK:
         _REPORTS.append(report)
+    note_report(report)
 
 
 def last_reports() -> list[GraphReport]:

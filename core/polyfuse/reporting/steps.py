@@ -1,0 +1,195 @@
+"""The launches and calls of a graph, and the pairs of them that were not fused, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from polyfuse.compiler.built import BuiltGraph
+from polyfuse.compiler.reports.report import GraphReport
+from polyfuse.ir.graph import Graph
+from polyfuse.program.memory import storage_bytes
+from polyfuse.program.traffic import step_bytes
+from polyfuse.reporting.layout import place
+from polyfuse.reporting.links import code_links, kernel_text, source_links
+from polyfuse.reporting.sources import SourceTable
+from polyfuse.reporting.timing import ProgramTimer, event_names
+from polyfuse.reporting.work import operations_of
+from polyfuse.schedule import Call, Launch, TuningDecision
+
+__all__ = ["KernelTable", "inputs_of", "refused_pairs", "steps_of"]
+
+
+class KernelTable:
+    """Distinct kernels of all graphs, with their texts."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._at: dict[tuple[str, str], int] = {}
+
+    def add(self, launch: Launch, built: BuiltGraph, sources: SourceTable) -> int:
+        """The number of the kernel of a launch."""
+        wanted = launch.backend, launch.kernel
+        kernels = built.kernels.values()
+        pending = next(k for k in kernels if (k.launch.backend, k.launch.kernel) == wanted)
+        source, code = pending.emitted.source, pending.emitted.source.rendered()
+        key = pending.emitted.backend.name, source.key
+        if key not in self._at:
+            lines = list(dict.fromkeys(o.source for n in launch.nodes for o in n.origins if o.source))
+            numbers = [sources.add(line) for line in lines]
+            config = pending.emitted.config
+            self._at[key] = len(self.rows)
+            self.rows.append(
+                {
+                    "name": source.name,
+                    "symbol": source.symbol,
+                    "backend": key[0],
+                    "language": source.language,
+                    "config": "" if config is None else str(config),
+                    "ir": kernel_text(launch.kernel).rstrip("\n"),
+                    "code": code.rstrip("\n"),
+                    "code_links": code_links(launch.kernel, code),
+                    "source_links": [[numbers[i] for i in row] for row in source_links(launch, lines)],
+                }
+            )
+        return self._at[key]
+
+
+def inputs_of(steps: Sequence[Launch | Call]) -> list[list[int]]:
+    """For each step, the steps whose results it reads."""
+    writer: dict[str, int] = {}
+    found: list[list[int]] = []
+    for number, step in enumerate(steps):
+        before = {writer[name]: None for name in step.reads if name in writer}
+        # what changes a buffer in place comes after what wrote it
+        before.update({writer[name]: None for name in step.writes if name in writer})
+        found.append(sorted(before))
+        writer.update(dict.fromkeys(step.writes, number))
+    return found
+
+
+def steps_of(
+    built: BuiltGraph, timer: ProgramTimer | None, kernels: KernelTable, sources: SourceTable
+) -> list[dict[str, Any]]:
+    """Every launch and call, in order."""
+    schedule = built.schedule
+    reports = iter(built.report.launches)
+    before = inputs_of(schedule.steps)
+    corners = place(before)
+    times = _times(built, timer)
+    rows: list[dict[str, Any]] = []
+    for number, step in enumerate(schedule.steps):
+        nodes = step.nodes if isinstance(step, Launch) else (step.node,)
+        origins = {o: None for node in nodes for o in node.origins}
+        row: dict[str, Any] = {
+            "nodes": [node.name for node in nodes],
+            "ops": list(dict.fromkeys(o.op for o in origins)),
+            "sources": [sources.add(s) for s in dict.fromkeys(o.source for o in origins if o.source)],
+            "bytes": step_bytes(step, schedule),
+            "flops": operations_of(step, schedule.graph),
+            "ms": times.get(number),
+            "inputs": before[number],
+            "x": corners[number][0],
+            "y": corners[number][1],
+        }
+        if isinstance(step, Launch):
+            report = next(reports)
+            kernel = kernels.add(step, built, sources)
+            row |= {
+                "type": "kernel",
+                "name": kernels.rows[kernel]["name"],
+                "kernel": kernel,
+                "backend": report.backend,
+                "note": report.note,
+                "instead": report.provider.reason,
+            }
+        else:
+            row |= {
+                "type": "fallback" if step.node.fallback else "call",
+                "name": step.node.op,
+                "kernel": None,
+                "backend": "eager" if step.node.fallback else "library",
+                "note": "",
+                "instead": "",
+            }
+        rows.append(row)
+    return rows
+
+
+def _times(built: BuiltGraph, timer: ProgramTimer | None) -> dict[int, float]:
+    """Milliseconds of each step that was measured."""
+    known = event_names(built) if timer is not None else None
+    if timer is None or known is None:
+        return {}
+    names, numbers = known
+    found = timer.milliseconds(names)
+    if found is None:
+        return {}
+    total: dict[int, float] = {}
+    for number, taken in zip(numbers, found, strict=True):
+        if taken is not None:
+            total[number] = total.get(number, 0.0) + taken
+    return total
+
+
+def refused_pairs(report: GraphReport, built: BuiltGraph) -> list[dict[str, Any]]:
+    """The pairs of launches and calls that were not fused, each with the reason that was given last, those
+    that would have saved most memory traffic first.
+    """
+    schedule = built.schedule
+    owner = {}
+    for number, step in enumerate(schedule.steps):
+        for node in step.nodes if isinstance(step, Launch) else (step.node,):
+            owner[node.name] = number
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for decision in report.decisions:
+        if decision.kind != "refuse":
+            continue
+        ends = [owner.get(names.split("+")[0]) for names in (decision.first, decision.second)]
+        first, second = ends
+        if first is None or second is None or first == second:
+            continue
+        pair = (min(first, second), max(first, second))
+        shared = _shared_bytes(schedule.steps[pair[0]], schedule.steps[pair[1]], schedule.graph)
+        found[pair] = {
+            "first": pair[0],
+            "second": pair[1],
+            "nodes": [decision.first, decision.second],
+            "reason": decision.reason,
+            "bytes": shared,
+        }
+    return sorted(found.values(), key=lambda row: (-row["bytes"], row["first"], row["second"]))
+
+
+def _shared_bytes(first: Launch | Call, second: Launch | Call, graph: Graph) -> int:
+    """Bytes of the buffers that both touch: what one kernel would not read again, at most."""
+    ours = {*first.reads, *first.writes}
+    shared = [name for name in dict.fromkeys((*second.reads, *second.writes)) if name in ours]
+    return sum(storage_bytes(graph.buffers[n], graph.symbol_hints) for n in shared if n in graph.buffers)
+
+
+def tuning_rows(built: BuiltGraph) -> list[dict[str, Any]]:
+    """What autotuning decided, each with all of its trials; equal decisions once, with their steps."""
+    found: dict[TuningDecision, list[int]] = {}
+    for number, step in enumerate(built.schedule.steps):
+        if step.choice is not None:
+            found.setdefault(step.choice, []).append(number)
+    return [
+        {
+            "subject": choice.subject,
+            "chosen": str(choice.candidate),
+            "reason": choice.reason,
+            "steps": numbers,
+            "trials": [
+                {
+                    "candidate": str(trial.candidate),
+                    "ms": None if math.isinf(trial.milliseconds) else trial.milliseconds,
+                    "fault": trial.fault,
+                    "chosen": trial.candidate == choice.candidate,
+                }
+                for trial in sorted(choice.trials, key=lambda t: t.milliseconds)
+            ],
+        }
+        for choice, numbers in found.items()
+    ]
