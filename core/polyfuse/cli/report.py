@@ -13,13 +13,12 @@ from typing import Any
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.base.settings import child_environment
 
-__all__ = ["configure", "run"]
+__all__ = ["EXAMPLE", "configure", "run"]
 
-_EXAMPLE = """\
-examples:
-  polyfuse report train.py
-  polyfuse report -o before.html train.py -- --steps 3
-  polyfuse report --compare before.html train.py -- --steps 3
+EXAMPLE = """
+polyfuse report train.py
+polyfuse report -o before.html train.py -- --steps 3
+polyfuse report --compare before.html train.py -- --steps 3
 
 The program runs twice, each time in a process of its own: first with an empty cache folder, then, for the
 time of a warm compile, with what the first run left there. --once leaves the second run out.
@@ -28,8 +27,6 @@ time of a warm compile, with what the first run left there. --once leaves the se
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLE
     parser.add_argument(
         "-o",
         "--output",
@@ -52,7 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collect", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--warm", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("program", help="the Python program to run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program, after --")
+    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program, after --")
+    rest.required = False  # argparse would name it among those that are missing
 
 
 def run(arguments: argparse.Namespace) -> int:
