@@ -346,8 +346,8 @@ class Settings:
     )
     profile: bool = _option(
         False,
-        "Mark every kernel for torch's profiler, and print time and memory bandwidth of each when the "
-        "process ends.",
+        "Mark every kernel for torch's profiler, and print time and memory bandwidth of each, and of library "
+        "calls, when the process ends; the first launch of each is told apart.",
     )
     benchmark_harness: bool = _neutral(
         False, "Make each dumped program a script that times itself on random inputs."

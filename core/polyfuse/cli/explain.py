@@ -26,7 +26,9 @@ polyfuse explain -m package.train --epochs 1
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
     parser.add_argument("--all", action="store_true", help="cut no list")
-    parser.add_argument("--json", action="store_true", help="print JSON; what the program prints goes to stderr")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON; what the program prints goes to stderr"
+    )
     configure_program(parser)
 
 

@@ -49,7 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collect", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--warm", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("program", help="the Python program to run")
-    rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program, after --")
+    rest = parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="arguments of the program, after --"
+    )
     rest.required = False  # argparse would name it among those that are missing
 
 

@@ -193,8 +193,13 @@ def submit(emitted: dict[tuple[str, Kernel], Emitted], session: CompileSession) 
 
 @dataclass
 class PendingKernel:
-    """A kernel on its way. `result` waits for it, and turns to the next backend if it failed to build."""
+    """A kernel on its way. `result` waits for it, and turns to the next backend if it failed to build.
 
+    Attributes:
+        name: in the host program.
+    """
+
+    name: str
     emitted: Emitted
     future: BuildFuture
     launch: Launch
@@ -234,7 +239,7 @@ class PendingKernel:
         if not self.session.settings.profile:
             return found
         uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args] + [0] * bool(source.scratch)
-        return metered(source.name, source.key, kernel.device.partition(":")[0], uses, found)
+        return metered(self.name, source.key, kernel.device.partition(":")[0], uses, found)
 
     def folder(self) -> Path | None:
         """Where the built kernel lies; None where it fell back to something else."""
@@ -348,6 +353,6 @@ def pending_kernels(
     def pending(entry: ProgramKernel) -> PendingKernel:
         launch = launches[entry.launches[0]]
         item = emitted[entry.backend, entry.kernel]
-        return PendingKernel(item, futures[item.backend.name], launch, session)
+        return PendingKernel(entry.name, item, futures[item.backend.name], launch, session)
 
     return {entry.name: pending(entry) for entry in program.kernels}

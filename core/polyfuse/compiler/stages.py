@@ -46,6 +46,7 @@ from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
 from polyfuse.program import plan, python_text, with_scratch
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
+from polyfuse.runtime.profile import meter_calls
 from polyfuse.schedule import Claims, Decision, Launch, Schedule, is_unasked
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.kernels.aliasing import without_refused
@@ -151,6 +152,8 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     with clock.stage("load"):
         module = load(host, entries_for(kernels), planned.graph.objects, filename=dump.path("program.py"))
         module.native = native
+        if settings.profile:
+            meter_calls(module, (program.device or "").partition(":")[0])
     notes = {key: item.source.note for key, item in emitted.items()}
     providers = {key: item.provider for key, item in emitted.items()}
     return Built(module, planned, program, notes, kernels, status, providers)

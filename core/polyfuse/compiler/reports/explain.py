@@ -82,7 +82,7 @@ def _launches(report: GraphReport, most: int) -> list[str]:
 def _kernels(report: GraphReport, most: int) -> Iterator[str]:
     for number, launch in enumerate(report.launches[:most], 1):
         ops = ", ".join(op.removeprefix("aten.").removesuffix(".default") for op in launch.ops)
-        yield f"{number}. {launch.kernel} ({launch.backend}, {_bytes(launch.nbytes)}): {shorten(ops, 90)}"
+        yield f"{number}. {launch.name} ({launch.backend}, {_bytes(launch.nbytes)}): {shorten(ops, 90)}"
         if launch.provider.reason:
             yield f"     {shorten(launch.provider.reason, 160)}"
         if launch.note and not launch.provider.reason:
