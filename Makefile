@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench docs report-ui screenshots clean
+.PHONY: help install demo test test-all lint bench docs docs-site report-ui screenshots clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -15,7 +15,7 @@ install: $(STAMP) ## Make the virtual environment and install the project, with 
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo,docs]'
 	# headers alone: what the wheel depends on is for its generators
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps nvidia-cutlass
 	@touch $@
@@ -41,6 +41,9 @@ docs: $(STAMP) ## Write again what is made from the code: reference, tour, guide
 	$(BIN)/python -m pytest -q tests/docs --update-golden
 	$(BIN)/python tools/support_matrix.py
 	PYTHONPATH=benchmarks $(BIN)/python -m polyfuse_bench report
+
+docs-site: $(STAMP) ## Build the documentation as a site, site/index.html; fails on a warning or a dead link
+	$(BIN)/python tools/build_site.py site
 
 report-ui: ## Build the page of `polyfuse report` from tools/report_ui; needs npm
 	cd tools/report_ui && npm ci --no-audit --no-fund && npm run check && npm run build

@@ -51,8 +51,7 @@ def step(prepared: Prepared, model: nn.Module, function: Callable[..., Any], mod
 def own_error(prepared: Prepared, mode: str) -> float:
     """How far eager mode is from itself where every weight is larger by one rounding, or is not, at random.
 
-    Where a rectifier's input is all but zero, its side decides gradients: no compiler that rounds otherwise
-    can be nearer than this.
+    ReLU inputs near 0 flip gradients: no compiler that rounds otherwise can be nearer than this.
     """
     moved = copy.deepcopy(prepared.model)
     numbers = torch.Generator(next(moved.parameters()).device).manual_seed(0)

@@ -1,7 +1,7 @@
 """Ahead-of-time packages: a compiled model as one file, loaded without the compiler.
 
-What makes packages stands above this room, since it compiles; what it writes, and all that loading needs, is
-here. Names are resolved on first use, so that whoever loads a package imports nothing else.
+`polyfuse.compiler.packages` makes packages, since that compiles; what it writes, and all that loading needs,
+is here. Names are resolved on first use, so that whoever loads a package imports nothing else.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class Call:
 
     def _leaf(self, leaf: Any) -> str:
         if isinstance(leaf, torch.Tensor):
-            # sizes of nought and one are compiled in: they broadcast, or leave nothing to do
+            # sizes 0 and 1 are compiled in: they broadcast, or leave nothing to do
             sizes = [n if n < 2 or not self.dynamic else "any" for n in leaf.shape]
             strides = "contiguous" if self.dynamic else list(leaf.stride())
             return f"{leaf.dtype} {leaf.device} {sizes} {strides}"

@@ -122,7 +122,7 @@ def alternatives(
 
     Args:
         known: ask only those that know that they are faster here.
-        freezing: whether what follows from parameters may be computed once.
+        freezing: whether constants are folded from parameters.
         static: `fixed_inputs` of the graph.
     """
     site: CallSite | None = None

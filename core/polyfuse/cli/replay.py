@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     session = session_for(Settings.resolve(None, {**options, "strict": True}))
     found = replay(_read(arguments.file), session, arguments.seed)
     for item in found:
-        print(f"{item.name}: {item.problem or 'as the interpreter has it'}")
+        print(f"{item.name}: {item.problem or 'matches the reference'}")
     return 1 if any(item.problem for item in found) else 0
 
 

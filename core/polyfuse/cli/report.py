@@ -19,14 +19,17 @@ EXAMPLE = """
 polyfuse report train.py
 polyfuse report -o before.html train.py -- --steps 3
 polyfuse report --compare before.html train.py -- --steps 3
+"""
+
+_ABOUT = """
 
 The program runs twice, each time in a process of its own: first with an empty cache folder, then, for the
-time of a warm compile, with what the first run left there. --once leaves the second run out.
-"""
+time of a warm compile, with what the first run left there. --once leaves the second run out."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
+    parser.description = f"{parser.description}{_ABOUT}"
     parser.add_argument(
         "-o",
         "--output",
@@ -49,10 +52,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--collect", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--warm", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("program", help="the Python program to run")
-    rest = parser.add_argument(
-        "arguments", nargs=argparse.REMAINDER, help="arguments of the program, after --"
-    )
-    rest.required = False  # argparse would name it among those that are missing
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program, after --")
 
 
 def run(arguments: argparse.Namespace) -> int:

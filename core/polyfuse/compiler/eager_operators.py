@@ -39,7 +39,8 @@ def eager_operators(
         names: operators such as `aten._softmax` or `aten::gelu`.
         device: type of the device whose kernels are replaced.
         dynamic: whether one compiled form serves all sizes of contiguous tensors.
-        options, mode: as `torch.compile` takes them.
+        options: as `torch.compile` takes them.
+        mode: likewise.
 
     Raises:
         UnsupportedError: an operator cannot be replaced; the message says why.

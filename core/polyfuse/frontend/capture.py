@@ -48,7 +48,7 @@ def compile_graph(
     lookup: Lookup | None = None,
 ) -> Callable[..., Any]:
     """Compile what Dynamo captured: trace it, split off the backward, rewrite, and call `inner` with each
-    graph. `more` are rewrites that run after those of this room; `channels_last` says of the operand of a
+    graph. `more` are rewrites that run after those of this package; `channels_last` says of the operand of a
     convolution, and of whether gradients are needed, whether its channels should come last. `lookup` gives
     the graph's entry in the graph cache.
 

@@ -29,7 +29,7 @@ class CallSite:
         static: names of buffers that are parameters of the model, which stay where they are.
         inference: whether no gradients are wanted.
         hints: a likely value of each symbol in sizes.
-        freezing: whether what follows from parameters may be computed once (the option `freezing`).
+        freezing: whether constants are folded from parameters (the option `freezing`).
     """
 
     call: TemplateCall

@@ -50,10 +50,12 @@ def package(
     Args:
         model: a module, which is exported with `args` and `kwargs`; what `torch.export.export` returned; or
             several of these by the names of entries.
-        args, kwargs: example arguments of a module.
+        args: example arguments of a module.
+        kwargs: those that are given by keyword.
         path: of the file.
         dynamic_shapes: which sizes of arguments may vary, as `torch.export.export` takes it.
-        options, mode: as `torch.compile` takes them.
+        options: as `torch.compile` takes them.
+        mode: likewise.
         weights: whether parameters and buffers go into the file; otherwise they are given when it is loaded.
         modules: names of modules that register operators which the model calls; loading imports them.
         native: whether entries go in that run without Python and without torch, too, on the CPU. Then

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from polyfuse.base.settings import Settings
 from polyfuse.ir.graph import Graph
-from polyfuse.ir.nodes import LoopNode, Pointwise, Scatter
+from polyfuse.ir.nodes import ExternCall, LoopNode, Pointwise, Scatter
 from polyfuse.ir.ops import CHECK_MODE
 from polyfuse.plugin import Backend, TargetInfo
 from polyfuse.schedule.fusion.diagnose import mismatch
@@ -113,8 +113,9 @@ def can_fuse(rules: Rules, first: Unit, second: Unit) -> Fusion | str:
         return f"together they have {size} operations, more than max_fusion_size"
     between = _path_between(first, second)
     if between:
-        third = rules.graph.nodes[(between & -between).bit_length() - 1].name
-        return f"a path through {third} leads from one to the other"
+        third = rules.graph.nodes[(between & -between).bit_length() - 1]
+        words = f"{third.name} ({third.op})" if isinstance(third, ExternCall) else third.name
+        return f"{words} runs between them"
     dependent = bool(second.before & first.bits)
     if not dependent and _gap(first, second) > rules.settings.max_horizontal_distance:
         return "they are far apart, and fusing them would keep buffers alive between them"
