@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import polyfuse
 from polyfuse import cli
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.explain import explain
-from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import (
+    GraphReport,
+    LaunchReport,
+    Provider,
+    last_reports,
+    reset_reports,
+)
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.text.print import text
@@ -124,7 +133,7 @@ def test_what_matters_comes_first(tmp_path: Path, capsys) -> None:
     script.write_text(BROKEN)
     assert cli.main(["explain", str(script)]) == 0
     out = capsys.readouterr().out
-    heads = [line.split()[0] for line in out.splitlines()[1:6]]
+    heads = [line.split()[0] for line in out.splitlines()[2:7]]
     assert heads == ["graphs", "kernels", "calls", "compiled", "seconds"]
     assert re.search(r"^graphs +4 \(4 inference\), 2 graph breaks: .+script\.py:8$", out, re.MULTILINE)
     assert "by interpreter 4" in out and "2 operators in eager mode (aten.special_airy_ai.default)" in out
@@ -134,6 +143,15 @@ def test_what_matters_comes_first(tmp_path: Path, capsys) -> None:
     assert "2 x aten.special_airy_ai.default: it has no lowering" in out
     assert "step was compiled 2 times: dimension 0 of x changed; mark it dynamic" in out
     assert "step after line 8 was compiled 2 times" in out and "a graph break at " in out
+
+
+def test_a_function_is_explained_in_python() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    found = polyfuse.explain(lambda x: x.sin() @ x.t(), options={"backends": ["interpreter"]})(x)
+    torch.testing.assert_close(found.result, x.sin() @ x.t())
+    assert [graph.kind for graph in found.graphs] == ["forward", "backward"] and x.grad is None
+    assert found.data["graphs"] == {"forward": 1, "backward": 1} and found.data["breaks"] == []
+    assert str(found).startswith("graphs    2 (1 forward, 1 backward), 0 graph breaks\nkernels   ")
 
 
 def test_the_overview_as_json(tmp_path: Path, capsys) -> None:
