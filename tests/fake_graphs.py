@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from polyfuse.runtime.graphs.device import replace_graph_device
+from polyfuse.runtime.devices.host import HostDevice
+from polyfuse.runtime.devices.registry import use_device
 from polyfuse.runtime.graphs.memory import forget_graph_memory
 from polyfuse.torch_compat.devices.device_graphs import storage_at, storage_use
 
@@ -205,14 +206,25 @@ def _spread(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class RecordingHost(HostDevice):
+    """The host, with a recorder."""
+
+    def __init__(self, made: FakeDevice) -> None:
+        super().__init__("cpu")
+        self.made = made
+
+    def recorder(self, index: int | None = None) -> FakeDevice:
+        return self.made
+
+
 @contextmanager
 def fake_graph_device() -> Iterator[FakeDevice]:
     """Let the processor record, with a memory of its own."""
     device = FakeDevice()
-    replace_graph_device("cpu", lambda _: device)
+    use_device("cpu", RecordingHost(device))
     forget_graph_memory("cpu")
     try:
         yield device
     finally:
-        replace_graph_device("cpu", None)
+        use_device("cpu", None)
         forget_graph_memory("cpu")

@@ -35,19 +35,17 @@ def main() -> None:
 def _believe() -> None:
     import torch
 
+    from fake_device.cuda import FakeCuda
+    from polyfuse.runtime.devices.registry import use_device
+
     cuda: Any = torch.cuda
     cuda._lazy_init = lambda: None
+    use_device("cuda", FakeCuda("cuda"))
     cuda.device_count = lambda: 2
     cuda.current_device = lambda: FAKE.fake_current_device()
     cuda._exchange_device = lambda index: FAKE.fake_exchange_device(index)
     cuda._maybe_exchange_device = lambda index: FAKE.fake_exchange_device(index)
     cuda.synchronize = lambda device=None: None
-
-    def empty_strided(size: Any, stride: Any, dtype: Any) -> Any:
-        return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-
-    # in this torch the fast function refuses devices that it was not built for
-    torch._C._dynamo.guards._empty_strided_cuda = empty_strided
 
 
 if __name__ == "__main__":

@@ -167,9 +167,7 @@ def test_groups_of_rows_in_a_race():
     def run(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
         return torch._grouped_mm(rows, matrices, offs=ends).relu()
 
-    found = torch.compile(run, backend="polyfuse", options={"gemm": "fastest"})(
-        rows, matrices, ends
-    )
+    found = torch.compile(run, backend="polyfuse", options={"gemm": "fastest"})(rows, matrices, ends)
     torch.testing.assert_close(found, run(rows, matrices, ends), rtol=2e-2, atol=0.3)
     told = {d.second: (d.kind, d.reason) for d in last_reports()[-1].decisions}
     assert told.get("cutlass:grouped", ("",))[0] != "declined", told

@@ -66,7 +66,7 @@ def test_a_failure_costs_one_recording(
 ) -> None:
     """Recordings made before go on, with their random numbers; others are made; memory is given back."""
     if not driver:
-        from polyfuse.torch_compat.devices import cuda_graphs
+        from polyfuse_cuda import graphs as cuda_graphs
 
         monkeypatch.setattr(cuda_graphs, "_begin_again", lambda stream: False)
     name = f"polyfuse_gpu_tests::{fault.__name__}_{driver}".lower()

@@ -15,6 +15,7 @@ from polyfuse.torch_compat.tracing import pytree
 
 __all__ = ["Signature", "nesting"]
 
+
 class Signature:
     """The arguments of one entry."""
 

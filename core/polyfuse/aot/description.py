@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from polyfuse.aot.schema import typed
@@ -145,6 +145,8 @@ class Description:
         versions: of `polyfuse`, `torch` and `python` that made it.
         system, machine: as `platform` names them.
         devices: device types that it needs.
+        device_classes: the class that answers for each of them where torch alone does not, as
+            ``package.module:Class``.
         modules: to import before programs are loaded: they register operators.
         weight_member: the member that holds weights; empty if there is none.
     """
@@ -159,6 +161,7 @@ class Description:
     weights: tuple[Weight, ...]
     entries: Mapping[str, Entry]
     weight_member: str = ""
+    device_classes: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, object]:
         """As data that JSON can hold."""

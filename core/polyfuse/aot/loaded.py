@@ -16,6 +16,7 @@ from polyfuse.aot.description import Argument, Description, Entry, Weight
 from polyfuse.aot.weights import Mapped, aligned_copy
 from polyfuse.base.errors import PackageError
 from polyfuse.base.text import join_words
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.module import CompiledModule
 from polyfuse.torch_compat.tracing import pytree
 
@@ -66,7 +67,7 @@ class Weights:
             return _fitted(row, given[row.name])
         assert self._mapped is not None
         found = self._mapped.tensor(row)
-        if row.device != "cpu":
+        if not device_of(row.device).is_host:
             return found.to(row.device)
         # what a program writes to is no business of others that loaded the same package
         return aligned_copy(found) if row.mutable and row.bytes else found

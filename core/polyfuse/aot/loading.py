@@ -23,6 +23,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
 from polyfuse.base.version import version
 from polyfuse.cache.store import KernelStore
+from polyfuse.runtime.devices.registry import device_of, import_device
 from polyfuse.runtime.module import CompiledModule
 from polyfuse.runtime.module import load as load_program
 from polyfuse.torch_compat.ops import resolve
@@ -146,17 +147,17 @@ def _check_environment(path: Path, description: Description) -> None:
             f"install torch {'.'.join(map(str, _release(torch_made)))} or a later one of that major version",
         )
     for device in description.devices:
-        if device != "cpu" and not _is_available(device):
+        if not _is_available(device, description.device_classes.get(device, "")):
             raise PackageError(
                 f"the package {path} computes on a device of type {device}, and there is none",
                 "load it on a machine that has one",
             )
 
 
-def _is_available(device: str) -> bool:
+def _is_available(device: str, name: str) -> bool:
     try:
-        return bool(torch.get_device_module(device).is_available())
-    except (RuntimeError, AttributeError):  # torch knows no such device
+        return (import_device(device, name) if name else device_of(device)).count() > 0
+    except (RuntimeError, AttributeError):  # torch has no module for the type
         return False
 
 

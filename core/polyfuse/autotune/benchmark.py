@@ -22,6 +22,7 @@ from polyfuse.autotune.candidate import (
     Window,
 )
 from polyfuse.plugin import Backend, Launchable
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.native import operator
 
 __all__ = ["Benchmark", "cache_bytes", "threads"]
@@ -83,7 +84,7 @@ class Benchmark:
         self.clear()
         cold = sum(_nbytes(storage) for storage in problem.storages if storage.cold)
         copies = 1
-        if cold and problem.device.startswith("cpu"):
+        if cold and device_of(problem.device).is_host:
             copies = max(1, min(_MOST_COPIES, -(-3 * cache_bytes() // (2 * cold))))
         first = _filled(problem.storages)
         self._sets = [first]
@@ -159,9 +160,7 @@ class Benchmark:
                 held[number].copy_(fresh)
 
     def _wait(self) -> None:
-        problem = self._known()
-        if not problem.device.startswith("cpu"):
-            torch.get_device_module(problem.device).synchronize()
+        device_of(self._known().device).synchronize()
 
     def _runs(self, candidate: BuiltProgram) -> list[Action]:
         """The candidate on each set of operands."""
@@ -222,14 +221,16 @@ def _filled(storages: Sequence[Storage]) -> list[torch.Tensor]:
     for storage in storages:
         if storage.device not in generators:
             # one of our own: the user's random numbers stay what they would be
-            generators[storage.device] = torch.Generator(device=storage.device).manual_seed(0)
+            where = torch.device(storage.device)
+            made = device_of(where.type).generator(where.index) or torch.Generator()
+            generators[storage.device] = made.manual_seed(0)
         generator = generators[storage.device]
         dtype = getattr(torch, storage.dtype)
         held = torch.zeros(max(1, storage.count), dtype=dtype, device=storage.device)
         if storage.fill == "normal":
             _fill_normal(held, generator)
         elif storage.fill == "small":
-            held.copy_(torch.randint(0, 8, held.shape, generator=generator, device=storage.device))
+            held.copy_(torch.randint(0, 8, held.shape, generator=generator, device=generator.device))
         elif storage.fill.startswith("ends "):
             total, groups = int(storage.fill.removeprefix("ends ")), torch.arange(1, held.numel() + 1)
             # not at round places, where a mistake at the edge of a group would not show
@@ -246,7 +247,7 @@ def _fill_normal(held: torch.Tensor, generator: torch.Generator) -> None:
     """
     wide = held.dtype if held.dtype in (torch.float32, torch.float64) else torch.float32
     count = min(held.numel(), _DRAWN)
-    drawn = torch.randn(count, generator=generator, dtype=wide, device=held.device).to(held.dtype)
+    drawn = torch.randn(count, generator=generator, dtype=wide, device=generator.device).to(held.dtype)
     whole = held.numel() // count * count
     held[:whole].view(-1, count).copy_(drawn)
     held[whole:].copy_(drawn[: held.numel() - whole])

@@ -167,13 +167,16 @@ class WorkerSetup:
         settings: the options.
         backends: where each backend's class is, as its manifest says, by name.
         threads: how many compute.
-        flags: switches of torch that decide how libraries compute.
+        matmul_precision: torch's switch for matmuls of float32.
+        devices: the class that answers for each device type in use, as ``package.module:Class``, and the
+            switches of its libraries.
     """
 
     settings: Settings
     backends: Mapping[str, str]
     threads: int = 1
-    flags: Mapping[str, object] = field(default_factory=dict)
+    matmul_precision: str = "highest"
+    devices: Mapping[str, tuple[str, Mapping[str, object]]] = field(default_factory=dict)
 
 
 # So many kernels for each worker are asked for at once, where time may run out.

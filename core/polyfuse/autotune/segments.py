@@ -14,6 +14,7 @@ from polyfuse.ir.digest import ir_digest
 from polyfuse.ir.graph import Graph
 from polyfuse.ir.nodes import Buffer, ExternCall, Opaque, View
 from polyfuse.ir.types import DType
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule import Call, Launch, Schedule
 from polyfuse.symbolic import IndexLike, example_value, storage_size
 
@@ -33,11 +34,16 @@ def tolerance(storages: Iterable[Storage]) -> float:
     for storage in storages:
         if storage.dtype.startswith("float8"):
             worst = max(worst, _EIGHT_BITS)
-        elif storage.dtype == "float32" and not storage.device.startswith("cpu"):
+        elif storage.dtype == "float32" and _rounds(storage.device):
             worst = max(worst, _ROUNDED)
         else:
             worst = max(worst, _BY_TYPE.get(storage.dtype, 0.0))
     return worst
+
+
+def _rounds(device: str) -> bool:
+    found = device_of(device)
+    return found.rounds("matmuls") or found.rounds("convolutions")
 
 
 _GROUPED_GEMM = "aten._grouped_mm.default"

@@ -30,8 +30,8 @@ from polyfuse.ir.graph import Graph
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, TemplateCall
 from polyfuse.plugin import Backend, Config, Extensions, Source, State
+from polyfuse.runtime.devices.registry import class_name, device_of, known_devices
 from polyfuse.schedule import Decision, Launch
-from polyfuse.torch_compat.devices.precision import library_flags
 from polyfuse.workers import BuildPool
 
 __all__ = ["Tuner", "negligible"]
@@ -163,7 +163,7 @@ class Tuner:
             known |= {f"{prefix}{name}": value for name, value in backend.describe().items()}
         known["torch"] = torch.__version__
         known["verified"] = str(self.settings.tune_verify)
-        if device.startswith("cpu"):
+        if device_of(device).is_host:
             known["threads"] = str(threads())
         names = "+".join(b.name for b in asked)
         return timing_key(what, names, known, self.timer(device).machine())
@@ -292,11 +292,11 @@ class Tuner:
         return record
 
     def _rules(self, search: Search) -> TrialRules:
-        on_cpu = search.task.problem.device.startswith("cpu")
+        on_host = device_of(search.task.problem.device).is_host
         return TrialRules(
             verify=self.settings.tune_verify,
-            rounds=6 if on_cpu else 3,
-            most_rounds=16 if on_cpu else 6,
+            rounds=6 if on_host else 3,
+            most_rounds=16 if on_host else 6,
             until=min(self._until, time.monotonic() + max(1, self.settings.tune_seconds)),
         )
 
@@ -322,7 +322,9 @@ class Tuner:
             for state in self._plugins.states()
             if state.manifest is not None and state.manifest.load and state.state in usable
         }
-        return WorkerSetup(self.settings, places, threads(), library_flags())
+        devices = {kind: (class_name(made), made.switches()) for kind, made in known_devices().items()}
+        precision = str(torch.get_float32_matmul_precision())
+        return WorkerSetup(self.settings, places, threads(), precision, devices)
 
 
 def _claims(backend: Backend, node: Node) -> bool:

@@ -32,7 +32,7 @@ from polyfuse.autotune.candidate import BuiltProgram, Fault, Problem, WorkerSetu
 from polyfuse.base.settings import child_environment
 from polyfuse.base.text import shorten
 from polyfuse.plugin import Backend
-from polyfuse.torch_compat.devices.precision import set_library_flags
+from polyfuse.runtime.devices.registry import device_of, import_device
 
 __all__ = ["InProcessRunner", "TrialRunner", "WorkerProcess", "WorkerRunner", "main"]
 
@@ -234,7 +234,7 @@ class WorkerRunner(TrialRunner):
             except Fault:
                 device = self._problem.device if self._problem is not None else "cpu"
                 # a fault can leave a device in a state in which nothing works any more
-                if not worker.alive or not device.startswith("cpu"):
+                if not worker.alive or not device_of(device).is_host:
                     self.close()
                 raise
 
@@ -295,7 +295,9 @@ def main() -> int:
 
 def _started(setup: WorkerSetup) -> Benchmark:
     torch.set_num_threads(setup.threads)
-    set_library_flags(setup.flags)
+    torch.set_float32_matmul_precision(setup.matmul_precision)
+    for device_type, (name, switches) in setup.devices.items():
+        import_device(device_type, name).set_switches(switches)
     torch.set_grad_enabled(False)
     return Benchmark(_loader(setup))
 

@@ -168,4 +168,3 @@ class KernelStore:
 
     def _pointer(self, key: str) -> Path:
         return self._kernels / key[:2] / f"{key}.json"
-

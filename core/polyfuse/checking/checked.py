@@ -6,15 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from polyfuse.base.log import get_logger
 from polyfuse.checking import tally
 from polyfuse.checking.first import is_replaceable
 from polyfuse.checking.operands import Layout, layout_of, put_back
 from polyfuse.checking.records import Records
 from polyfuse.checking.tally import Subject
-from polyfuse.runtime.profile import is_recording
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.provisional import Provisional, is_out_of_memory
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ class CheckedKernel(Provisional):
             self.current(*operands)
             return
         device = self.subject.kernel.device.partition(":")[0]
-        if device != "cpu" and is_recording(torch.get_device_module(device)):
+        if device_of(device).is_recording():
             # it ran before, and was checked then
             self.launch(*operands)
             return

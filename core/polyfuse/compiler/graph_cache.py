@@ -36,6 +36,7 @@ from polyfuse.frontend.graph import AtenGraph, BoxedCallable
 from polyfuse.plugin import Backend, HostProgram
 from polyfuse.plugin.inventory import inventory
 from polyfuse.runtime.checks import spared
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.module import CompiledModule, KernelEntry, load
 from polyfuse.runtime.native_program import HostStatus, Opener
 from polyfuse.torch_compat.tracing import global_state
@@ -241,7 +242,8 @@ class GraphCache:
         own = code("polyfuse")
         if not own:
             raise CacheBypass("the compiler's own files changed since it was loaded")
-        environment = (*global_state.switches(), *plugins, *session.key_facts, own)
+        devices = (f"{kind} {sorted(device_of(kind).switches().items())}" for kind in session.device_types())
+        environment = (*global_state.switches(), *devices, *plugins, *session.key_facts, own)
         return compiled_key(text, environment, session.settings.fingerprint())
 
     def _revive(self, stored: GraphRecord) -> BoxedCallable:

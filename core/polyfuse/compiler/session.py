@@ -17,7 +17,7 @@ from polyfuse.cache import KernelStore
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Backend, Config, Extensions, PluginManager, TargetInfo
 from polyfuse.plugin.discovery import find_candidates
-from polyfuse.torch_compat.devices.precision import rounds_convolutions
+from polyfuse.runtime.devices.registry import device_of, find_devices_with
 from polyfuse.workers import BuildPool
 
 if TYPE_CHECKING:
@@ -110,7 +110,9 @@ class CompileSession:
             return self.settings.channels_last == "on"
         # gradients gain less than bringing those of the weights into the layout of the weights costs
         device = value.device.type
-        narrow = value.dtype.itemsize == 2 or (value.dtype == torch.float32 and rounds_convolutions(device))
+        narrow = value.dtype.itemsize == 2 or (
+            value.dtype == torch.float32 and device_of(device).rounds("convolutions")
+        )
         return not training and narrow and self.target_info(device).channels_last
 
     def expect(self, device_types: Iterable[str], operators: int, graph: str) -> None:
@@ -126,6 +128,11 @@ class CompileSession:
                 continue
             if first is not None:
                 self.pool.prepare(first, 1 + operators // _OPERATORS_PER_KERNEL)
+
+    def device_types(self) -> tuple[str, ...]:
+        """The types of device that plugins serve, by name."""
+        manifests = (state.manifest for state in self.plugins.states())
+        return tuple(sorted({kind for m in manifests if m is not None for kind in m.device_types} - {"*"}))
 
     def backends(self, device_type: str) -> Iterator[Backend]:
         """Usable backends for a device type, in the order in which they are asked."""
@@ -150,7 +157,9 @@ def session_for(settings: Settings) -> CompileSession:
 
 def _new_session(settings: Settings) -> CompileSession:
     plugins = PluginManager(settings)
-    facts = Extensions(plugins).key_facts()
+    extensions = Extensions(plugins)
+    find_devices_with(extensions.device)
+    facts = extensions.key_facts()
     # where a plugin cannot say what its results depend on, what earlier sessions stored may be stale
     store = KernelStore.temporary() if facts is None else KernelStore.open(settings, shared=True)
     return CompileSession(settings, plugins, BuildPool(settings, facts or ()), store, facts)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.tracing import fake, fx, global_state, shapes
 from polyfuse.torch_compat.tracing.dynamo import is_static_input
@@ -127,7 +128,7 @@ def _tensor(node: Node, value: Any, example: torch.Tensor) -> str:
         *(example.is_inference(), example._is_view()),
         is_static_input(node),
     )
-    kind = f"{example.dtype} {example.device} {global_state.device_facts(example.device)}"
+    kind = f"{example.dtype} {example.device} {device_of(example.device.type).facts(example.device.index)}"
     layout = f"{shapes.exprs_of(value.shape)} {shapes.exprs_of(value.stride())}"
     return f"tensor {kind} {layout} {shapes.expr_of(value.storage_offset())} {flags}"
 

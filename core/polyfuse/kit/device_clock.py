@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from polyfuse.runtime.devices.device import Device, Event
+from polyfuse.runtime.devices.registry import device_of
+
 __all__ = ["device_milliseconds"]
 
 _BUDGET_MS = 25.0
@@ -25,30 +28,30 @@ def device_milliseconds(
     the two events.
 
     Args:
-        device: its type, which torch has a module with events for; its current one is used.
+        device: its type; its current one is used.
         cache_bytes: of the device's last cache.
     """
-    module = torch.get_device_module(device)
+    where = device_of(device)
     launch(*args)
-    module.synchronize()
+    where.synchronize()
     flush = torch.zeros(max(3 * cache_bytes, _LEAST_FLUSH) // 4, device=device)
-    samples = _sample(module, launch, args, flush, _FEWEST)
+    samples = _sample(where, launch, args, flush, _FEWEST)
     # what a sample costs is mostly the flush, about as long as a launch that reads as much
     wanted = int(_BUDGET_MS / max(statistics.median(samples) + 0.05, 0.001))
-    samples += _sample(module, launch, args, flush, min(wanted, _MOST) - _FEWEST)
+    samples += _sample(where, launch, args, flush, min(wanted, _MOST) - _FEWEST)
     return statistics.median(samples)
 
 
 def _sample(
-    module: Any, launch: Callable[..., object], args: Sequence[object], flush: Any, count: int
+    device: Device, launch: Callable[..., object], args: Sequence[object], flush: Any, count: int
 ) -> list[float]:
-    pairs: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Event, Event]] = []
     for _ in range(count):
-        start, end = module.Event(enable_timing=True), module.Event(enable_timing=True)
+        start, end = device.event(), device.event()
         flush.sum()
         start.record()
         launch(*args)
         end.record()
         pairs.append((start, end))
-    module.synchronize()
+    device.synchronize()
     return [start.elapsed_time(end) for start, end in pairs]

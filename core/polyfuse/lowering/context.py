@@ -23,6 +23,7 @@ from polyfuse.lowering.sizes import SizeTable
 from polyfuse.lowering.value import TensorValue, axes_of
 from polyfuse.plugin.target_info import TargetInfo
 from polyfuse.rewrite import cast, is_held, round_half, scalar
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Index, IndexLike, contiguous_strides, free_axes
 
 _SLOW = frozenset(name for name, row in SCALAR_OPS.items() if row.slow)
@@ -217,7 +218,7 @@ class LoweringContext:
         result.torch_dtype = value.torch_dtype
         buffer = self.add_buffer(dtype, value.torch_dtype, device, result.size, result.stride)
         where = ("device", Opaque(text=f"torch.device({device!r})"))
-        if value.device == "cpu":
+        if device_of(value.device).is_host:
             # read now and passed by value, as eager mode does: a copy would wait for the device
             number = self.add_buffer(None, value.torch_dtype, "cpu", (), (), "object")
             self._call("aten._local_scalar_dense.default", (view,), (), number.name)

@@ -32,6 +32,7 @@ from polyfuse.lowering.registry import Registry
 from polyfuse.lowering.report import LoweringReport
 from polyfuse.lowering.value import TensorValue
 from polyfuse.plugin import Extensions, Lowering, TargetInfo
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Index
 from polyfuse.torch_compat import ops, refusals
 from polyfuse.torch_compat.tracing import fx, shapes
@@ -234,7 +235,12 @@ class _Lowerer:
         if not isinstance(value, torch.Tensor):
             return value
         result = ctx.template(value)
-        if result.rank == 0 and result.dtype is not None and result.device == "cpu" and not _is_written(node):
+        if (
+            result.rank == 0
+            and result.dtype is not None
+            and device_of(result.device).is_host
+            and not _is_written(node)
+        ):
             known = _number(value)
             if known is not None:
                 return ctx.lazy(result, const(known, result.dtype.compute))

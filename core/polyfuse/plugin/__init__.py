@@ -7,7 +7,10 @@ module which holds a hook implementation `polyfuse_manifest`; the manifest names
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from polyfuse.base.config import Config
+from polyfuse.base.lazy import attribute
 from polyfuse.plugin.api import API_VERSION, check_api
 from polyfuse.plugin.backend import Backend
 from polyfuse.plugin.choices import CallSite, Choice, ReplacementCalls, TemplateSource
@@ -23,6 +26,11 @@ from polyfuse.plugin.rewriting import Rewrite, RewriteContext
 from polyfuse.plugin.source import Launchable, Source
 from polyfuse.plugin.target_info import TargetInfo
 
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.device import Device, DeviceProperties, Event, Limits, MemoryStatistics
+    from polyfuse.runtime.devices.graphs import DeviceGraph, GraphRecorder
+    from polyfuse.runtime.devices.registry import device_of
+
 __all__ = [
     "API_VERSION",
     "ENTRY_POINT_GROUP",
@@ -30,16 +38,23 @@ __all__ = [
     "Choice",
     "Claim",
     "Config",
+    "Device",
+    "DeviceGraph",
+    "DeviceProperties",
+    "Event",
     "Extensions",
     "Finding",
+    "GraphRecorder",
     "HostCall",
     "HostProgram",
     "ReplacementCalls",
     "Launchable",
+    "Limits",
     "Lowering",
     "LoweringContext",
     "TemplateSource",
     "Manifest",
+    "MemoryStatistics",
     "No",
     "Offer",
     "Offered",
@@ -56,5 +71,23 @@ __all__ = [
     "Yes",
     "all_of",
     "check_api",
+    "device_of",
     "hookimpl",
 ]
+
+_DEVICE = "polyfuse.runtime.devices.device"
+# What imports torch is imported when it is asked for: manifests are read without it.
+_PLACES = {
+    "Device": f"{_DEVICE}:Device",
+    "DeviceGraph": "polyfuse.runtime.devices.graphs:DeviceGraph",
+    "DeviceProperties": f"{_DEVICE}:DeviceProperties",
+    "Event": f"{_DEVICE}:Event",
+    "GraphRecorder": "polyfuse.runtime.devices.graphs:GraphRecorder",
+    "Limits": f"{_DEVICE}:Limits",
+    "MemoryStatistics": f"{_DEVICE}:MemoryStatistics",
+    "device_of": "polyfuse.runtime.devices.registry:device_of",
+}
+
+
+def __getattr__(name: str) -> object:
+    return attribute(__name__, _PLACES, name)

@@ -73,9 +73,12 @@ class Backend(ABC):
 
     def target_info(self, device: str) -> TargetInfo:
         """Return what the scheduler should know of a device, `"cpu"` or `"name:index"`. Asked once for each
-        graph.
+        graph. By default, what follows from the device's properties (`Device.properties`).
         """
-        return TargetInfo()
+        from polyfuse.runtime.devices.registry import device_of
+
+        where, _, index = device.partition(":")
+        return TargetInfo.of(device_of(where).properties(int(index) if index else None))
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Return candidate tilings, the best guess first. Empty: this kernel has nothing to choose."""

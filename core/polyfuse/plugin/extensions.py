@@ -11,12 +11,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from polyfuse.plugin.choices import Choice
 from polyfuse.plugin.lowering import Lowering
 from polyfuse.plugin.manager import PluginManager, State
 from polyfuse.plugin.rewriting import STAGES, Rewrite
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.device import Device
 
 __all__ = ["Extensions", "Offered"]
 
@@ -79,6 +82,21 @@ class Extensions:
                 )
             return self._choices[device_type]
 
+    def device(self, device_type: str) -> Device | None:
+        """The first answer to `polyfuse_device`; None: no plugin knows the type. Of all plugins, be their
+        backends used or not: a device is what it is.
+        """
+        for plugin, function in self.plugins.implementations("polyfuse_device"):
+            try:
+                answer = function(device_type=device_type)
+                if answer is not None:
+                    return _device(answer)
+            except Exception as error:
+                if self.plugins.settings.strict:
+                    raise
+                self.plugins.note_trouble(plugin, error, "answering polyfuse_device")
+        return None
+
     def key_facts(self) -> tuple[str, ...] | None:
         """What plugins add to the keys of what is stored. None: one of them failed to say, so nothing that
         was stored may be used.
@@ -137,6 +155,14 @@ def _lowerings(answer: Any) -> dict[str, Lowering]:
             raise TypeError(f"{name!r} is not the name of an operator with a function")
         table[name] = lowering
     return table
+
+
+def _device(answer: Any) -> Device:
+    from polyfuse.runtime.devices.device import Device
+
+    if not isinstance(answer, Device):
+        raise TypeError(f"a {type(answer).__name__} is no Device")
+    return answer
 
 
 def _rewrites(answer: Any) -> tuple[Rewrite, ...]:

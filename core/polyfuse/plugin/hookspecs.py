@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from polyfuse.plugin.lowering import Lowering
     from polyfuse.plugin.manifest import Finding, Manifest
     from polyfuse.plugin.rewriting import Rewrite
+    from polyfuse.runtime.devices.device import Device
 
 __all__ = [
     "PROJECT",
@@ -25,6 +26,7 @@ __all__ = [
     "polyfuse_cache_key",
     "polyfuse_choices",
     "polyfuse_decision",
+    "polyfuse_device",
     "polyfuse_doctor",
     "polyfuse_lowerings",
     "polyfuse_manifest",
@@ -77,6 +79,26 @@ def polyfuse_cache_key(settings: Settings) -> Sequence[str]:  # type: ignore[emp
 
 
 # --- when a device type is first met ------------------------------------------------------------------------
+
+
+@hookspec(firstresult=True)
+def polyfuse_device(device_type: str) -> Device | None:
+    """Answer for a type of device: streams, memory, properties and limits, precision, recording.
+
+    Arguments: `device_type`, such as `cuda`.
+    Called: once for each device type of the process, before anything is compiled or loaded for it. The first
+    answer that is not None is used; without one, torch's module for the type serves, without recording.
+    Errors: the plugin's answer is left out.
+
+    Example::
+
+        @hookimpl
+        def polyfuse_device(device_type):
+            if device_type == "mine":
+                from polyfuse_mine.device import MyDevice
+                return MyDevice("mine")
+            return None
+    """
 
 
 @hookspec

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from polyfuse.runtime.devices.device import DeviceProperties
 
 __all__ = ["TargetInfo", "is_near", "near_divisor"]
 
@@ -48,8 +52,6 @@ class TargetInfo:
         bandwidth: bytes that memory moves in a second, roughly.
         operations: additions and multiplications of GEMMs in a second, roughly. Both serve to say which
             work takes as long as a message to another process.
-        network: bytes that messages to other processes move in a second, roughly, where the option
-            `network_bandwidth` is not set.
         double_sums: whether eager mode accumulates numbers in single precision in double precision there.
         alignment: bytes of which every pointer is a multiple that `KernelArg.aligned` says so of. Host
             programs then copy inputs that are not. 0: nothing is promised.
@@ -71,8 +73,24 @@ class TargetInfo:
     scans_look_back: bool = False
     bandwidth: float = 20e9
     operations: float = 200e9
-    network: float = 1e9
     double_sums: bool = True
+
+    @staticmethod
+    def of(properties: DeviceProperties) -> TargetInfo:
+        """What follows from the properties of a device; a device of many units is taken to be wide: thread
+        blocks with small row buffers, and launches that cost what moving a megabyte does.
+        """
+        slow = TargetInfo(bandwidth=properties.bandwidth, operations=properties.operations)
+        if not properties.units:
+            return slow
+        return replace(
+            slow,
+            blocks=2 * properties.units,
+            row_bytes=32 * 1024,
+            few_rows=properties.units,
+            launch_bytes=1 << 20,
+            double_sums=False,
+        )
 
     def splits(self, groups: int, elements: int) -> int:
         """How many parts to split the loops of so many thread blocks into, each over so many elements; 0: the

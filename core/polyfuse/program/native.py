@@ -53,6 +53,7 @@ from polyfuse.program.steps import (
     Reuse,
     Step,
 )
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Atom, Index, IndexLike, atoms, bounds, storage_size, symbol
 from polyfuse.symbolic.index import as_atom
 from polyfuse.torch_compat.tracing import shapes
@@ -208,7 +209,7 @@ class _Lowering:
                 self._defined(output)
 
     def _allocate(self, step: Allocate) -> None:
-        if step.device != "cpu":
+        if not device_of(step.device).is_host:
             raise UnsupportedError(f"{step.name} is allocated on {step.device}")
         dtype: torch.dtype = getattr(torch, step.dtype)
         if step.name in self.memory.plain:

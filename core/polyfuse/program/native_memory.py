@@ -22,6 +22,7 @@ from polyfuse.program.steps import (
     Reuse,
     Step,
 )
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import storage_size
 
 __all__ = ["STACK_BYTES", "PlainMemory", "plan_plain_memory", "quiet_runs"]
@@ -64,7 +65,7 @@ def plan_plain_memory(program: Program, direct: frozenset[str]) -> PlainMemory:
         for o in s.operands
         if isinstance(o, str)
     }
-    made = {s.name for s in steps if isinstance(s, Allocate) and s.device == "cpu"}
+    made = {s.name for s in steps if isinstance(s, Allocate) and device_of(s.device).is_host}
     candidates = made | {s.new for s in steps if isinstance(s, Reuse)}
     candidates |= {s.name for s in steps if isinstance(s, MakeView)}
     referred = {name for step in steps for name in _referred(step, direct)}

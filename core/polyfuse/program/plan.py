@@ -40,6 +40,7 @@ from polyfuse.program.steps import (
     Synchronize,
 )
 from polyfuse.program.symbols import bind_symbols, expressions, symbols_in
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.graphs.replay import GraphFacts
 from polyfuse.schedule.result import Call, Launch, Schedule
 
@@ -79,7 +80,7 @@ class _Planner:
         self.inputs = tuple(_program_input(i, graph, self.alignments, mutated) for i in graph.inputs)
         # the first device of the graph that is not the CPU
         devices = (b.device for b in graph.buffers.values())
-        self.device = next((d for d in devices if d and not d.startswith("cpu")), "")
+        self.device = next((d for d in devices if d and not device_of(d).is_host), "")
         self.kept = frozenset(self.graph.output_buffers())
         self.lifetimes = lifetimes(schedule, settings)
         pooled = settings.memory_pools and self.graph.kind == "inference"
@@ -205,7 +206,7 @@ class _Planner:
         # an operand whose storage was taken over in this very step is at the same address under its new name
         operands = tuple(renamed.get(o, o) if isinstance(o, str) else o for o in launch.operands)
         device = self.graph.buffers[launch.writes[0]].device if launch.writes else self.device
-        elsewhere = device if device != self.device and not device.startswith("cpu") else ""
+        elsewhere = device if device != self.device and not device_of(device).is_host else ""
         self._note(launch, tuple(renamed.get(name, name) for name in launch.writes))
         self._add(LaunchKernel(self.kernels.name_of(launch), operands, elsewhere))
         self._after(launch.writes, launch.kernel.device)
@@ -329,7 +330,7 @@ class _Planner:
         """Whatever the settings ask for after something was launched."""
         names = [n for n in dict.fromkeys(written) if n and n in self.bound]
         tensors = [n for n in names if self.graph.buffers[n].kind != "object"]
-        if self.settings.debug_sync and not device.startswith("cpu"):
+        if self.settings.debug_sync and not device_of(device).is_host:
             self._add(Synchronize(device))
         if self.settings.nan_asserts:
             for name in tensors:

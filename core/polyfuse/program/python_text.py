@@ -38,6 +38,7 @@ from polyfuse.program.steps import (
     Step,
     Synchronize,
 )
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.explain import MARK
 from polyfuse.symbolic import Index, IndexLike
 from polyfuse.symbolic import text as symbolic_text
@@ -340,7 +341,7 @@ class _Printer:
             return
         layout = f"{self.shape(step.size)}, {self.shape(step.stride)}"
         if isinstance(step, Allocate):
-            if step.device == "cpu":
+            if device_of(step.device).is_host:
                 function = self.helper("empty_strided_cpu")
             else:
                 # under the guard the program's own device is the current one, and the short form means that

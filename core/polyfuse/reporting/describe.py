@@ -17,6 +17,7 @@ from polyfuse.reporting.sources import SourceTable
 from polyfuse.reporting.steps import KernelTable, refused_pairs, steps_of, tuning_rows
 from polyfuse.reporting.timing import ProgramTimer, event_names
 from polyfuse.reporting.work import ceilings
+from polyfuse.runtime.devices.registry import device_of
 
 __all__ = ["FORMAT", "compile_times", "describe"]
 
@@ -50,8 +51,8 @@ def describe(collector: Collector, title: str) -> dict[str, Any]:
 
 def _machine() -> dict[str, Any]:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    module = None if accelerator is None else torch.get_device_module(accelerator)
-    devices = [] if module is None else [module.get_device_name(i) for i in range(module.device_count())]
+    found = None if accelerator is None else device_of(accelerator.type)
+    devices = [] if found is None else [found.properties(i).name for i in range(found.count())]
     return {
         "polyfuse": version(),
         "torch": str(torch.__version__),

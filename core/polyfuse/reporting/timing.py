@@ -16,8 +16,9 @@ from polyfuse.compiler.built import Built
 from polyfuse.ir.nodes import RAISE, Collective, Wait
 from polyfuse.program.python_text import OBJECT_CALL
 from polyfuse.program.steps import ExternStep, LaunchKernel
+from polyfuse.runtime.devices.device import Device
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.module import KernelEntry
-from polyfuse.runtime.profile import is_recording
 from polyfuse.schedule import Call, Launch
 
 __all__ = ["CallTimes", "ProgramTimer"]
@@ -68,7 +69,7 @@ class ProgramTimer:
     calls: list[CallTimes] = field(default_factory=list)
     waited: float = 0.0
     repeated: int = 0
-    _device: Any = None
+    _device: Device | None = None
     _events: list[Event] | None = None
     _base: Any = None
     _start: float = 0.0
@@ -86,7 +87,8 @@ class ProgramTimer:
             device: of the program.
             fresh: positions of inputs that the program may overwrite.
         """
-        self._device = None if device in ("", "cpu") else torch.get_device_module(device.partition(":")[0])
+        found = device_of(device or "cpu")
+        self._device = None if found.is_host else found
         space = built.module.namespace
         for name in called_names(built):
             if callable(space.get(name)):
@@ -108,7 +110,7 @@ class ProgramTimer:
                 return function(*args, **kwargs)
             marks = None
             if self._device is not None:
-                marks = tuple(self._device.Event(enable_timing=True) for _ in range(2))
+                marks = self._device.event(), self._device.event()
                 marks[0].record()
             start = time.perf_counter()
             out = function(*args, **kwargs)
@@ -135,7 +137,7 @@ class ProgramTimer:
         self, function: Callable[[list[Any]], Any], fresh: frozenset[int], repeatable: bool
     ) -> Callable[[list[Any]], Any]:
         def measured(args: list[Any]) -> Any:
-            recording = self._device is not None and is_recording(self._device)
+            recording = self._device is not None and self._device.is_recording()
             if recording or len(self.calls) >= _KEPT or not self._lock.acquire(blocking=False):
                 return function(args)
             try:

@@ -13,6 +13,7 @@ from polyfuse.ir.graph import Graph, views_in
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.kit.roofline import work_of
 from polyfuse.program.memory import example_value
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule import Call, Launch
 
 __all__ = ["ceilings", "operations_of"]
@@ -74,26 +75,26 @@ def ceilings(device: str) -> dict[str, Any]:
     multiplications and additions of a matrix product in single precision.
     """
     kind = device.partition(":")[0]
-    module = None if kind == "cpu" else torch.get_device_module(kind)
-    wait = (lambda: None) if module is None else module.synchronize
-    size = (1 << 24) if module is None else (1 << 27)
-    side = 1024 if module is None else 4096
+    found = device_of(kind)
+    wait, host = found.synchronize, found.is_host
+    size = (1 << 24) if host else (1 << 27)
+    side = 1024 if host else 4096
     source = torch.ones(size, device=device)
     target = torch.empty_like(source)
     square = torch.ones(side, side, device=device)
     copying = _best(lambda: target.copy_(source), wait)
     near, other = torch.ones(_CACHED, device=device), torch.empty(_CACHED, device=device)
-    cached = None if module is not None else 2.0 * near.nbytes / _best(lambda: other.copy_(near), wait)
+    cached = None if not host else 2.0 * near.nbytes / _best(lambda: other.copy_(near), wait)
     multiplying = _best(lambda: torch.mm(square, square), wait)
     return {
         "device": device,
-        "name": "CPU" if module is None else str(module.get_device_name()),
+        "name": "CPU" if host else found.properties().name,
         "bandwidth": 2.0 * source.nbytes / copying,
         "cache_bandwidth": cached,
         "operations": 2.0 * side**3 / multiplying,
         "how": f"measured: a copy of {source.nbytes >> 20} MiB, and torch.mm of {side} x {side} float32"
         f" with {torch.get_num_threads()} threads"
-        if module is None
+        if host
         else f"measured: a copy of {source.nbytes >> 20} MiB, and torch.mm of {side} x {side} float32",
     }
 

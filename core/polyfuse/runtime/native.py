@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
+from polyfuse.runtime.devices.device import Allocate
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.frozen import FROZEN, FrozenCall
 from polyfuse.torch_compat import bindings
 from polyfuse.torch_compat.calls import fast_call
@@ -32,17 +34,10 @@ record_function = torch.profiler.record_function
 tensor_data_ptr_address = bindings.tensor_data_ptr_address
 
 
-def allocator(device: str) -> Callable[[Sequence[int], Sequence[int], torch.dtype], torch.Tensor]:
+def allocator(device: str) -> Allocate:
     """A function `(size, stride, dtype) -> Tensor` that makes uninitialised tensors on a device."""
     where = torch.device(device)
-    fast: Any = getattr(bindings, f"empty_strided_{where.type}", None)
-    if fast is not None and where.index is None:
-        return fast
-
-    def empty_strided(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype, device=where)
-
-    return empty_strided
+    return device_of(where.type).allocator(where.index)
 
 
 def operator(name: str, out: bool = False) -> Callable[..., Any]:
@@ -57,10 +52,10 @@ def operator(name: str, out: bool = False) -> Callable[..., Any]:
 def device_guard(device: str) -> Callable[[], AbstractContextManager[Any]]:
     """A function that makes a context in which the device is current."""
     where = torch.device(device)
-    if where.type == "cpu" or where.index is None:
+    index, found = where.index, device_of(where.type)
+    if found.is_host or index is None:
         return nullcontext
-    module = torch.get_device_module(where)
-    return lambda: module.device(where.index)
+    return lambda: found.guard(index)
 
 
 def on_device(call: Callable[[list[Any]], Any], device: str) -> Callable[[list[Any]], Any]:
@@ -68,17 +63,15 @@ def on_device(call: Callable[[list[Any]], Any], device: str) -> Callable[[list[A
     itself.
     """
     where = torch.device(device) if device else torch.device("cpu")
-    if where.type == "cpu" or where.index is None:
+    index, found = where.index, device_of(where.type)
+    if found.is_host or index is None or found.count() < 2:
         return call
-    module = torch.get_device_module(where)
-    if module.device_count() < 2:
-        return call
-    index, current = where.index, bindings.current_device(where.type)
+    current = found.current()
 
     def run(args: list[Any]) -> Any:
         if current() == index:
             return call(args)
-        with module.device(index):
+        with found.guard(index):
             return call(args)
 
     return run
@@ -87,5 +80,4 @@ def on_device(call: Callable[[list[Any]], Any], device: str) -> Callable[[list[A
 def synchronize(device: str) -> None:
     """Wait until a device has done all its work."""
     where = torch.device(device)
-    if where.type != "cpu":
-        torch.get_device_module(where).synchronize(where)
+    device_of(where.type).synchronize(where.index)

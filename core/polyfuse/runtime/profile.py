@@ -8,7 +8,6 @@ import atexit
 import re
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -17,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polyfuse.runtime.devices.registry import device_of
+
 if TYPE_CHECKING:
     from polyfuse.runtime.module import CompiledModule
 
-__all__ = ["Meter", "forget", "is_recording", "meter_calls", "metered", "report"]
+__all__ = ["Meter", "forget", "meter_calls", "metered", "report"]
 
 _OPERATOR = re.compile(r"^(\w+) = operator\('([^']+)'(?:, out=True)?\)$", re.MULTILINE)
 """How a host program names an operator that it calls."""
@@ -49,7 +50,7 @@ class Meter:
         self.nbytes = 0
         self._times: list[float] = [0.0, 0.0]  # of the first launch, and of the others
         self._seen = False
-        self._device: Any = None if device == "cpu" else torch.get_device_module(device)
+        self._device = device_of(device)
         self._waiting: deque[tuple[int, Any, Any]] = deque()
 
     @property
@@ -72,20 +73,15 @@ class Meter:
         named: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
         """Launch, measured; a launch that is only recorded, to be repeated later, is not."""
-        slot = int(self._seen)
-        if self._device is None:
-            start = time.perf_counter()
-            out = kernel(*operands, **named)
-            self._times[slot] += time.perf_counter() - start
-        elif is_recording(self._device):
+        if self._device.is_recording():
             return kernel(*operands, **named)
-        else:
-            begin, end = self._device.Event(enable_timing=True), self._device.Event(enable_timing=True)
-            begin.record()
-            out = kernel(*operands, **named)
-            end.record()
-            self._waiting.append((slot, begin, end))
-            self._read(_WAITING)
+        slot = int(self._seen)
+        begin, end = self._device.event(), self._device.event()
+        begin.record()
+        out = kernel(*operands, **named)
+        end.record()
+        self._waiting.append((slot, begin, end))
+        self._read(0 if self._device.is_host else _WAITING)
         self._seen = True
         self.launches += slot
         self.nbytes += slot * nbytes
@@ -180,9 +176,3 @@ def _print_report() -> None:
     if text:
         about = "kernels of Polyfuse and operators that they leave to libraries; first launches count apart"
         print(f"{about}\n{text}", file=sys.stderr)
-
-
-def is_recording(device: Any) -> bool:
-    """Whether what is launched now on a device, given as its torch module, is only recorded."""
-    asks = getattr(device, "is_current_stream_capturing", None)
-    return asks is not None and bool(asks())

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import ROWS_APART, Buffer, ExternCall, Node, Pointwise, View
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule.deps import storage_roots
 from polyfuse.schedule.result import Decision
 from polyfuse.symbolic import Index, IndexLike, axis_size, coefficient, free_axes, is_nonnegative, substitute
@@ -94,8 +95,8 @@ def _may_write(
 
 
 def _is_aligned(view: View, buffer: Buffer) -> bool:
-    """Whether rows begin where a device is as fast as with memory of its own; a CPU always is."""
-    if buffer.device.startswith("cpu"):
+    """Whether rows begin where a device is as fast as with memory of its own; the host always is."""
+    if device_of(buffer.device).is_host:
         return True
     if buffer.dtype is None:
         return False

@@ -16,7 +16,8 @@ from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
 from polyfuse.ir.verifier.verify import verify_kernel
-from polyfuse.plugin import Backend, Launchable, No, PluginManager, Source
+from polyfuse.plugin import Backend, Extensions, Launchable, No, PluginManager, Source
+from polyfuse.runtime.devices.registry import device_of, find_devices_with
 from polyfuse.testing.aliasing import Aliased, aliased_sources
 from polyfuse.testing.cases.alias import alias_cases
 from polyfuse.testing.cases.case import Case, Part
@@ -27,6 +28,7 @@ from polyfuse.testing.cases.reduction import reduction_cases
 from polyfuse.testing.cases.scalar import scalar_cases
 from polyfuse.testing.cases.section import section_cases
 from polyfuse.testing.contract import Trial, run_contract
+from polyfuse.testing.device_checks import device_checks
 from polyfuse.testing.launch import Faults, check
 from polyfuse.testing.matrix import Cell, Matrix, Status
 
@@ -36,6 +38,7 @@ BATCH = 24
 """Kernels built together."""
 _CONFIGS = 3
 """Configurations, and as many neighbours of the first, that are tried with outputs over inputs."""
+_STOPS = "a device stops its own program there"
 _CONTRACT_CASES = 4
 """Kernels on which the contract is checked."""
 
@@ -63,7 +66,9 @@ def run(backend: str | Backend, quick: bool = False, device: str = "cpu", jobs: 
 
 def _share(backend: str, quick: bool, device: str, number: int = 0, jobs: int = 1) -> Matrix:
     """The outcome of every case of a number modulo `jobs`; the first process checks the contract."""
-    made = PluginManager(Settings.resolve()).backend(backend)
+    plugins = PluginManager(Settings.resolve())
+    find_devices_with(Extensions(plugins).device)
+    made = plugins.backend(backend)
     return Run(made, device, quick).matrix(tuple(all_cases(quick))[number::jobs], contract=number == 0)
 
 
@@ -116,6 +121,7 @@ class Run:
             ordered = sorted(cells, key=lambda cell: rank[cell.label])
             if contract:
                 ordered += self._contract(claimed, folder)
+                ordered += self._device()
         seconds = time.perf_counter() - start
         label = self.backend.name or type(self.backend).__name__
         return Matrix(label, tuple(ordered), dict(self.backend.describe()), seconds)
@@ -128,8 +134,9 @@ class Run:
         """The case without the parts that the backend refuses."""
         verify_kernel(case.kernel)
         claimed: list[int] = []
+        stopped = case.stops and not device_of(self.device).is_host
         for position, part in enumerate(case.parts):
-            refusal = self._refusal(part)
+            refusal = self._refusal(part) or (_STOPS if stopped else "")
             if refusal:
                 cells.append(_cell(part, Status.REFUSED, refusal))
             else:
@@ -248,6 +255,12 @@ class Run:
         for group, name, fault in run_contract(trial):
             status = Status.FAIL if fault else Status.PASS
             yield Cell(group, name, "", status, shorten(fault, 300))
+
+    def _device(self) -> Iterator[Cell]:
+        """What a device promises; the host promises nothing that could be tried."""
+        if not device_of(self.device).is_host:
+            for name, fault in device_checks(self.device):
+                yield Cell("device", name, "", Status.FAIL if fault else Status.PASS, shorten(fault, 300))
 
     def _is_emitted(self, case: Case) -> bool:
         """Whether the backend does not refuse the kernel of a case after all."""

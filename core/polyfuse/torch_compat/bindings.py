@@ -18,10 +18,6 @@ def _empty_strided_slow(size: Sequence[int], stride: Sequence[int], dtype: torch
     return torch.empty_strided(size, stride, dtype=dtype)
 
 
-def _empty_strided_cuda_slow(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device="cuda")
-
-
 def _reinterpret_slow(
     tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int = 0
 ) -> torch.Tensor:
@@ -44,11 +40,6 @@ def _assert_size_stride_slow(
 empty_strided_cpu: Callable[..., torch.Tensor] = getattr(_guards, "_empty_strided_cpu", _empty_strided_slow)
 """`(size, stride, dtype) -> Tensor`: uninitialised CPU tensor, sizes and strides as tuples of ints."""
 
-empty_strided_cuda: Callable[..., torch.Tensor] = getattr(
-    _guards, "_empty_strided_cuda", _empty_strided_cuda_slow
-)
-"""`(size, stride, dtype) -> Tensor`: the same on the current CUDA device."""
-
 reinterpret_tensor: Callable[..., torch.Tensor] = getattr(_guards, "_reinterpret_tensor", _reinterpret_slow)
 """`(tensor, size, stride, offset_increment=0) -> Tensor`: a view invisible to autograd."""
 
@@ -56,6 +47,12 @@ assert_size_stride: Callable[..., None] = getattr(_guards, "assert_size_stride",
 """`(tensor, size, stride, op_name=None)`: raise AssertionError on a mismatch; strides of size-1 dims are
 free.
 """
+
+
+def fast_empty_strided(device_type: str) -> Callable[..., torch.Tensor] | None:
+    """`(size, stride, dtype) -> Tensor` on the current device of a type; None: this torch has no such one."""
+    fast: Callable[..., torch.Tensor] | None = getattr(_guards, f"_empty_strided_{device_type}", None)
+    return fast
 
 
 def current_device(device_type: str) -> Callable[[], int]:

@@ -275,9 +275,7 @@ def _with_transposed_loops(plan: Plan, facts: Facts) -> Plan:
     found = tuple(
         a
         for a in facts.all_accesses
-        if a.looped
-        and _runs_along(a, name, plan.lane, facts)
-        and not (a.is_store and a.buffer in read)
+        if a.looped and _runs_along(a, name, plan.lane, facts) and not (a.is_store and a.buffer in read)
     )
     # turning what is loaded takes registers enough
     return replace(plan, tiled=found, unroll=plan.unroll if all(a.is_store for a in found) else 1)

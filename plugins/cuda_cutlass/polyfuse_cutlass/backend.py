@@ -53,7 +53,7 @@ class CutlassBackend(Backend):
 
     def target_info(self, device: str) -> TargetInfo:
         """What is multiplied lies at round addresses."""
-        return TargetInfo(alignment=16, network=50e9, double_sums=False)
+        return TargetInfo(alignment=16, double_sums=False)
 
     def configs(self, kernel: Kernel) -> Sequence[Config]:
         """Tilings, the best guess first."""

@@ -12,8 +12,9 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
     from polyfuse.plugin.choices import Choice
+    from polyfuse.runtime.devices.device import Device
 
-__all__ = ["polyfuse_choices", "polyfuse_doctor", "polyfuse_manifest"]
+__all__ = ["polyfuse_choices", "polyfuse_device", "polyfuse_doctor", "polyfuse_manifest"]
 
 
 @hookimpl
@@ -54,3 +55,13 @@ def polyfuse_choices(device_type: str) -> Sequence[Choice]:
     from polyfuse_cutlass.codegen.grouped import grouped_choices
 
     return grouped_choices(device_type)
+
+
+@hookimpl
+def polyfuse_device(device_type: str) -> Device | None:
+    """Answer for CUDA devices."""
+    if device_type != "cuda":
+        return None
+    from polyfuse_cuda.device import CudaDevice
+
+    return CudaDevice("cuda")

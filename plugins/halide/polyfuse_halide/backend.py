@@ -42,7 +42,6 @@ def device_target_info(gpu: Gpu) -> TargetInfo:
         launch_bytes=4 << 20,
         alignment=16,
         channels_last=True,
-        network=50e9,
         double_sums=False,
     )
 

@@ -11,8 +11,9 @@ from polyfuse.plugin.manifest import Finding, Manifest, Offer, Requires
 
 if TYPE_CHECKING:
     from polyfuse.base.settings import Settings
+    from polyfuse.runtime.devices.device import Device
 
-__all__ = ["polyfuse_doctor", "polyfuse_manifest"]
+__all__ = ["polyfuse_device", "polyfuse_doctor", "polyfuse_manifest"]
 
 
 @hookimpl
@@ -52,3 +53,13 @@ def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:
     from polyfuse_halide.doctor import findings
 
     return findings(settings)
+
+
+@hookimpl
+def polyfuse_device(device_type: str) -> Device | None:
+    """Answer for CUDA devices."""
+    if device_type != "cuda":
+        return None
+    from polyfuse_cuda.device import CudaDevice
+
+    return CudaDevice("cuda")

@@ -34,6 +34,5 @@ def target_info_of(target: Target, column_reductions: bool = False) -> TargetInf
         scans_look_back=True,
         bandwidth=_DELIVERED * target.multiprocessors,
         operations=_MULTIPLIED * target.multiprocessors,
-        network=50e9,
         double_sums=False,
     )

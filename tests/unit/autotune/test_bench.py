@@ -23,7 +23,8 @@ from polyfuse.autotune.candidate import (
 from polyfuse.autotune.kernels import _operands
 from polyfuse.autotune.segments import tolerance
 from polyfuse.autotune.worker import InProcessRunner
-from polyfuse.plugin import Backend
+from polyfuse.plugin import Backend, Device
+from polyfuse.runtime.devices.registry import use_device
 
 
 def no_backend(name: str) -> Backend:
@@ -208,10 +209,21 @@ class TestRuns:
         runner.close()
 
 
+class Rounding(Device):
+    """A device whose libraries round the operands of convolutions."""
+
+    def rounds(self, what: str) -> bool:
+        return what == "convolutions"
+
+
 def test_the_narrowest_type_says_how_far_results_may_be_apart():
     assert tolerance([storage(1, "float64")]) < tolerance([storage(1)]) < tolerance([storage(1, "bfloat16")])
     assert tolerance([storage(1), storage(1, "int8")]) == tolerance([storage(1)])
-    assert tolerance([Storage("float32", "cuda:0", 1)]) > tolerance([storage(1)])
+    use_device("cuda", Rounding("cuda"))
+    try:
+        assert tolerance([Storage("float32", "cuda:0", 1)]) > tolerance([storage(1)])
+    finally:
+        use_device("cuda", None)
     assert tolerance([storage(1, "float8_e5m2")]) > 0.1
 
 

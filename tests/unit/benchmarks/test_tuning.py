@@ -57,9 +57,7 @@ def test_races_are_read_from_what_was_measured(tmp_path):
     store = TimingStore(tmp_path)
     store.write("ab", record({"interpreter a=1": 3.0, "interpreter a=2": 2.0, "library": 1.0}))
     assert _races(tmp_path, "cpu") == []  # one backend alone
-    store.write(
-        "cd", record({"interpreter": 3.0, "cpp lane=1": 2.0, "cpp": FAILED}, "kernel k")
-    )
+    store.write("cd", record({"interpreter": 3.0, "cpp lane=1": 2.0, "cpp": FAILED}, "kernel k"))
     (race,) = _races(tmp_path, "cpu")
     assert race == {"kernel": "kernel k", "milliseconds": {"interpreter": 3.0, "cpp": 2.0}, "first": "cpp"}
 

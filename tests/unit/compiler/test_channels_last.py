@@ -9,7 +9,7 @@ from torch import nn
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import CompileSession, session_for
-from polyfuse.plugin import TargetInfo
+from polyfuse.plugin import Device, TargetInfo
 
 
 @pytest.mark.parametrize("option", ["auto", "on", "off"])
@@ -44,7 +44,7 @@ def test_single_precision_wants_it_where_it_may_be_rounded(
     monkeypatch: pytest.MonkeyPatch, rounded: bool
 ) -> None:
     monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=True))
-    monkeypatch.setattr("polyfuse.compiler.session.rounds_convolutions", lambda device: rounded)
+    monkeypatch.setattr(Device, "rounds", lambda self, what: rounded and what == "convolutions")
     value = torch.empty(1, device="meta")
     assert session_for(Settings()).wants_channels_last(value, False) is rounded
     assert not session_for(Settings()).wants_channels_last(value, True)

@@ -42,7 +42,7 @@ class FakeDevice:
         self.now += self.cost
         self.log.append("launch")
 
-    def synchronize(self) -> None:
+    def synchronize(self, device: object = None) -> None:
         self.log.append("wait")
 
 

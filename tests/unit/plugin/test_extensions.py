@@ -7,7 +7,7 @@ import pytest
 from fake_plugins import plugin
 from polyfuse.base.errors import BackendUnavailableError
 from polyfuse.base.settings import Settings
-from polyfuse.plugin import Extensions, Lowering, PluginManager, Rewrite, State
+from polyfuse.plugin import Device, Extensions, Lowering, PluginManager, Rewrite, State
 
 FREE = {"load": "", "device_types": (), "priority": {}}
 """A manifest without a code generator."""
@@ -113,3 +113,25 @@ def test_a_plugin_that_cannot_name_its_facts(monkeypatch, warnings_seen, answer)
     assert extensions_of(points).key_facts() is None
     (warning,) = warnings_seen()
     assert "'odd'" in warning and "nothing is kept between runs" in warning
+
+
+def test_the_first_plugin_that_knows_a_device_answers_for_it(monkeypatch):
+    class Special(Device):
+        """One that a plugin brings."""
+
+    def broken(device_type):
+        raise LookupError("no driver")
+
+    points = [
+        plugin(monkeypatch, "aaa", {"polyfuse_device": broken}, **FREE),
+        plugin(monkeypatch, "bbb", {"polyfuse_device": lambda: "nonsense"}, **FREE),
+        plugin(monkeypatch, "ccc", {"polyfuse_device": lambda device_type: None}, **FREE),
+        plugin(monkeypatch, "ddd", {"polyfuse_device": lambda device_type: Special(device_type)}, **FREE),
+    ]
+    extensions = extensions_of(points)
+    found = extensions.device("special")
+    assert isinstance(found, Special) and found.type == "special"
+    states = {state.name: state.reason for state in extensions.plugins.states()}
+    assert "no driver" in states["aaa"] and "no Device" in states["bbb"]
+    with pytest.raises(LookupError):
+        extensions_of(points, strict=True).device("special")

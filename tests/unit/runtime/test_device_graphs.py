@@ -564,7 +564,7 @@ def test_without_a_device_that_records(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         x, w = fresh()
         same(run(x, w), affine(x, w))
-    assert status().text() == "not recorded: torch cannot record the work of cpu"
+    assert status().text() == "not recorded: the work of cpu cannot be recorded"
 
 
 def test_what_was_not_asked_for_is_not_reported(device: FakeDevice) -> None:

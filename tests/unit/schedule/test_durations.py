@@ -68,9 +68,9 @@ def test_collectives() -> None:
     times = []
     for node in m.nodes:
         assert isinstance(node, Collective) and isinstance(node, ExternCall)
-        times.append(communication_seconds(node, m.graph(), 1e6, number))
+        times.append(communication_seconds(node, m.graph(), "cpu", 1e6, number))
     latency = 20e-6
     assert times == [pytest.approx(latency + 2 * MEGABYTE / 1e6)] * 2, "a sum goes around twice"
     m.buffer("e", 0)
     m.start("e")
-    assert communication_seconds(m.nodes[2], m.graph(), 1e6, number) == latency
+    assert communication_seconds(m.nodes[2], m.graph(), "cpu", 1e6, number) == latency

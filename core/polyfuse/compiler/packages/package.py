@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -25,6 +25,7 @@ from polyfuse.compiler.packages.native import NativeLibrary, native_libraries
 from polyfuse.compiler.packages.weights import WeightTable
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.plugin import Backend
+from polyfuse.runtime.devices.registry import class_name, known_devices
 
 __all__ = ["package"]
 
@@ -160,9 +161,17 @@ def _write(
                     for name, entry in entries.items()
                 },
                 WEIGHTS if written else "",
+                _device_classes(devices),
             ).plain(),
             sign,
         )
+
+
+def _device_classes(device_types: Iterable[str]) -> dict[str, str]:
+    """The classes that plugins brought for devices."""
+    known = known_devices()
+    brought = (kind for kind in sorted(device_types) if kind in known and not known[kind].is_host)
+    return {kind: class_name(known[kind]) for kind in brought}
 
 
 def _add_unit(writer: ArchiveWriter, kernel: PackagedKernel) -> Unit:

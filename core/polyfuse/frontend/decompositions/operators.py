@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat import ops
 from polyfuse.torch_compat.refusals import is_ever_refused, is_refused
 from polyfuse.torch_compat.tracing import decomp, shapes
@@ -164,13 +165,13 @@ def logit(x: Tensor, eps: float | None = None) -> Any:
 def native_dropout(x: Tensor, p: float, train: bool | None) -> Any:
     """Drawing the mask stays an operator, so the numbers are those of eager mode; using it fuses.
 
-    Elsewhere than on the CPU, eager mode draws inside its own kernel: there it stays whole.
+    Where eager mode draws inside a kernel of its own (`Device.bernoulli_dropout`), it stays whole.
     """
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     if p == 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    if x.device.type != "cpu":
+    if not device_of(x.device.type).bernoulli_dropout:
         return NotImplemented
     draws = torch.bernoulli(x, 1 - p)
     return x * (draws / (1 - p)), draws.to(torch.bool)

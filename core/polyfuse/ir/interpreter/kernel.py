@@ -98,9 +98,7 @@ def run_part(
     points = space.points()
     lengths = {row.name: evaluate(row.size, sizes) for row in kernel.row_buffers}
     scratch = {
-        row.name: torch.zeros(
-            points.numel() * lengths[row.name], dtype=row.dtype.torch, device=space.device
-        )
+        row.name: torch.zeros(points.numel() * lengths[row.name], dtype=row.dtype.torch, device=space.device)
         for row in kernel.row_buffers
     }
     make = KernelEvaluator if evaluator_of is None else evaluator_of

@@ -21,6 +21,7 @@ from polyfuse.ir.types import DType
 from polyfuse.lowering.indexing.error_texts import Words, words_for
 from polyfuse.rewrite import make
 from polyfuse.rewrite.algebra import is_const
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import (
     Index,
     IndexLike,
@@ -72,7 +73,7 @@ class Checks:
         loops = tuple(
             a for k, a in enumerate(axes) if isinstance(a, Index) and (k >= own or axis_name(a) in varying)
         )
-        host = device == "cpu"
+        host = device_of(device).is_host
         target = (
             self._target(ctx) if host else ctx.add_buffer(DType.i64, DType.i64.torch, device, (1,), (1,)).name
         )

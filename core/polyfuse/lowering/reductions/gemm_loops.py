@@ -12,8 +12,8 @@ from polyfuse.ir.expr import Expr, apply, bitcast, cast, const, index_value, loa
 from polyfuse.ir.nodes import Buffer, LoopNode, Opaque, Pointwise, Reduction, TemplateCall, View
 from polyfuse.ir.types import DType
 from polyfuse.ir.verifier.rules import accumulates
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.symbolic import Index, IndexLike, axis, axis_size
-from polyfuse.torch_compat.devices import precision
 
 __all__ = ["GemmLoops", "Unavailable", "gemm_loops"]
 
@@ -175,7 +175,7 @@ def _matmul(form: _Form, left: Any, right: Any, fast: bool = False) -> tuple[Red
         raise Unavailable("an operand is no tensor")
     depth = axis("k0", left.size[-1])
     *batch, row, column = form.axes
-    rounded = precision.rounds_matmuls(form.output.device)
+    rounded = device_of(form.output.device).rounds("matmuls")
     return form.sum_of_products(
         form.element(left, (*batch, row, depth)),
         form.element(right, (*batch, depth, column)),
@@ -264,7 +264,7 @@ def _convolution(form: _Form) -> GemmLoops:
         )
         for test in tests:
             mask = test if mask is None else apply("bitwise_and", mask, test)
-    rounded = precision.rounds_convolutions(form.output.device)
+    rounded = device_of(form.output.device).rounds("convolutions")
     gemm, accumulator, total = form.sum_of_products(
         form.element(image, index, mask),
         form.element(weight, (channel, inside, *taps)),

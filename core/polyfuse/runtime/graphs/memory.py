@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from polyfuse.runtime.graphs.device import DeviceGraph, GraphDevice, graph_device
+from polyfuse.runtime.devices.graphs import DeviceGraph, GraphRecorder
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.torch_compat.devices.device_graphs import (
     forbid_access,
     outside_inference,
@@ -230,7 +231,7 @@ class Recorded:
 class GraphMemory:
     """All recordings of one device."""
 
-    def __init__(self, device: GraphDevice) -> None:
+    def __init__(self, device: GraphRecorder) -> None:
         self.device = device
         self.lock = threading.RLock()
         self._static: dict[int, StorageWeakRef] = {}
@@ -354,7 +355,8 @@ def graph_memory(device: str) -> GraphMemory | None:
     with _lock:
         found = _memories.get(device)
         if found is None:
-            made = graph_device(device)
+            where = torch.device(device)
+            made = device_of(where.type).recorder(where.index)
             if made is None:
                 return None
             found = _memories[device] = GraphMemory(made)

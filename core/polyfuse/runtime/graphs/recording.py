@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from polyfuse.base.errors import UnsupportedError
-from polyfuse.runtime.graphs.device import Program
+from polyfuse.runtime.devices.graphs import Program
 from polyfuse.runtime.graphs.inputs import GraphFacts, InputPlan
 from polyfuse.runtime.graphs.memory import GraphMemory, HeldResults, Recorded, Slot, Window
 from polyfuse.torch_compat import bindings

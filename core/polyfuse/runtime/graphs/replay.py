@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from polyfuse.base.log import get_logger, warn_once
-from polyfuse.runtime.graphs.device import Program
+from polyfuse.runtime.devices.graphs import Program
 from polyfuse.runtime.graphs.inputs import GraphFacts, plan_inputs
 from polyfuse.runtime.graphs.memory import GraphMemory, Recorded, Slot, graph_memory
 from polyfuse.runtime.graphs.recording import Recording, make_recording
@@ -98,7 +98,7 @@ def recorded_program(
     if not facts.refused:
         memory = graph_memory(facts.device)
     if memory is None:
-        status.refused = facts.refused or f"torch cannot record the work of {facts.device}"
+        status.refused = facts.refused or f"the work of {facts.device} cannot be recorded"
         _log.info("%s is %s", name, status.text())
         return program
     return _Runner(program, facts, tuple(sizes), tuple(generators), name, status, memory, fallback)

@@ -17,6 +17,7 @@ from polyfuse.symbolic import IndexLike
 
 __all__ = ["overlap_units", "communication_bits"]
 
+
 def overlap_units(
     units: Sequence[Unit],
     edges: Sequence[set[int]],
@@ -47,8 +48,7 @@ def overlap_units(
         touches = tuple(dict.fromkeys(roots[name] for name in unit.seen if roots[name] in sizes))
         if isinstance(node, Collective):
             device = graph.buffers[node.writes()[0]].device if node.writes() else "cpu"
-            rate = settings.network_bandwidth * 1e6 or target_info(device).network
-            seconds = communication_seconds(node, graph, rate, hint)
+            seconds = communication_seconds(node, graph, device, settings.network_bandwidth * 1e6, hint)
             tasks.append(Task("start", before, seconds, (), touches))
         elif isinstance(node, Wait):
             tasks.append(Task("wait", before, 0.0, ends[number], touches))

@@ -9,6 +9,7 @@ from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import Collective, ExternCall, LoopNode, Node, Reduction, View
 from polyfuse.ir.ops import CONTRACTIONS
 from polyfuse.plugin import TargetInfo
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule.fusion.score import nbytes, touched_bytes
 from polyfuse.schedule.fusion.units import Unit
 from polyfuse.symbolic import IndexLike, product
@@ -17,9 +18,6 @@ __all__ = ["communication_seconds", "computing_seconds"]
 
 _START: Final = 5e-6
 """Seconds in which a kernel or call begins and ends."""
-
-_LATENCY: Final = 20e-6
-"""Seconds in which a collective begins and ends."""
 
 _GEMMS: Final = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1, "convolution": 1}
 """Calls that compute more than they move, and the argument whose sizes say how much: the last one, or those
@@ -51,11 +49,10 @@ def _operations(node: Node, graph: Graph, hint: Callable[[IndexLike], int]) -> f
 
 
 def communication_seconds(
-    node: Collective, graph: Graph, bandwidth: float, hint: Callable[[IndexLike], int]
+    node: Collective, graph: Graph, device: str, bandwidth: float, hint: Callable[[IndexLike], int]
 ) -> float:
-    """Seconds of a collective over a network that moves so many bytes in a second."""
-
-    # a sum goes around twice: to be made, and to be known
-    rounds = 2 if "all_reduce" in node.op else 1
+    """Seconds of a collective on a device, over a network that moves so many bytes in a second; 0: over the
+    one that the device knows of.
+    """
     largest = max(nbytes(graph, names, hint) for names in (reads(node), node.writes()))
-    return _LATENCY + rounds * largest / bandwidth
+    return device_of(device).collective_seconds(node.op, largest, bandwidth)

@@ -91,6 +91,8 @@ class Case:
         parts: what is looked at.
         only: the same case with only some of its parts (by position), where the kernel computes several
             independent things; None where it cannot be split.
+        stops: whether a kernel says there that a value from data is wrong, by which a device other than the
+            host stops its own program.
         configured: whether it is worth trying in every configuration with outputs over inputs.
     """
 
@@ -99,6 +101,7 @@ class Case:
     parts: tuple[Part, ...]
     only: Callable[[tuple[int, ...]], Case] | None = None
     configured: bool = False
+    stops: bool = False
 
     def split(self) -> tuple[Case, ...]:
         """Two halves of the case, or nothing where it cannot be split."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -286,7 +287,8 @@ def _checked(wrong: int | None) -> Case:
         return found
 
     run = fresh(ordinary(F32, 9), numbers, zeros(I64, 1), zeros(F32, 50))
-    return one_case(builder, "checks", name.replace("_", " "), "f32", (run,), EXACT, (50,))
+    case = one_case(builder, "checks", name.replace("_", " "), "f32", (run,), EXACT, (50,))
+    return replace(case, stops=wrong is not None)
 
 
 def _held(dtype: DType, count: int, mode: str) -> Callable[[], Tensor]:

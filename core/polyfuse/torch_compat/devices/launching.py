@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.autograd.profiler as _profiler
 
-__all__ = ["current_stream", "current_stream_address", "profiler_flag"]
-
-# For each device type: the library that has the C function, and its name.
-_STREAM_FUNCTIONS: Mapping[str, tuple[str, str]] = {
-    "cuda": ("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream"),
-    "xpu": ("libtorch_xpu.so", "aoti_torch_get_current_xpu_stream"),
-}
+__all__ = ["c_function", "current_stream", "profiler_flag"]
 
 
 def current_stream(device_type: str) -> Callable[[int], int]:
@@ -30,19 +23,15 @@ def current_stream(device_type: str) -> Callable[[int], int]:
     return lambda index: int(getattr(module.current_stream(index), f"{device_type}_stream"))
 
 
-@cache
-def current_stream_address(device_type: str) -> int | None:
-    """Address of a C function `int f(int32_t device, void** stream)` of the same meaning, which returns 0 on
-    success; None where this torch has none.
-    """
-    library, name = _STREAM_FUNCTIONS.get(device_type, ("", ""))
+def c_function(library: str, name: str) -> int:
+    """Address of a C function of one of torch's libraries; 0: that is not loaded, or lacks the function."""
     path = Path(torch.__file__).parent / "lib" / library
     try:
         # only as it is loaded already, together with torch
         loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value
+        return ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
-        return None
+        return 0
 
 
 def profiler_flag() -> tuple[dict[str, Any], str] | None:

@@ -41,9 +41,7 @@ def kernel_text(kernel: Kernel, lanes: int, lane_at: int = 0, unroll: int = 0) -
             its_plan = choose_plan(its_facts, lanes, *chosen, single.without_lanes(lanes))
         name = f"{Source.SYMBOL}_run{number if len(passes) > 1 else ''}"
         kind = TiledText if its_plan.tile else StageText
-        stages.append(
-            kind(its_facts, replace(its_plan, limits=single.limits), out, features, name)
-        )
+        stages.append(kind(its_facts, replace(its_plan, limits=single.limits), out, features, name))
         stages[-1].emit()
     _entry(facts, stages, scratch, split, out)
     return kernel_unit(kernel, out, features, () if split is None else refused_by_split(kernel))

@@ -13,6 +13,7 @@ __all__ = [
     "is_power_of_two",
 ]
 
+
 def index_text(index: IndexLike, names: Mapping[str, str] | None = None) -> str:
     """`index` as a C++ expression of type i64; `names` gives the text of a variable where it is not its own
     name.

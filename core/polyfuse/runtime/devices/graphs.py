@@ -1,4 +1,4 @@
-"""What recording asks of a device, and which devices can do it."""
+"""What recording asks of a device."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from polyfuse.torch_compat.devices.cuda_graphs import graphs_of
-
-__all__ = ["DeviceGraph", "GraphDevice", "Program", "graph_device", "replace_graph_device"]
+__all__ = ["DeviceGraph", "GraphRecorder", "Program"]
 
 Program = Callable[[list[Any]], Sequence[Any]]
 """A compiled program: a list of inputs, which it empties, in; results out."""
@@ -25,8 +23,8 @@ class DeviceGraph(Protocol):
         """Forget it."""
 
 
-class GraphDevice(Protocol):
-    """A device that can record."""
+class GraphRecorder(Protocol):
+    """Records the work that is given to one device."""
 
     def new_pool(self) -> Any:
         """A pool of memory that recordings may share: what is free when one is made, that one may use."""
@@ -45,24 +43,3 @@ class GraphDevice(Protocol):
         Nothing is computed yet. `generators` are those that the program draws from, besides the device's own.
         If it raises, all is as it was before, but for the pool, which is not recorded in again.
         """
-
-
-Maker = Callable[[str], GraphDevice | None]
-
-_replacements: dict[str, Maker] = {}
-
-
-def graph_device(device: str) -> GraphDevice | None:
-    """What records the work of a device such as `"cpu"`; None if nothing can."""
-    replacement = _replacements.get(torch.device(device).type)
-    return replacement(device) if replacement is not None else graphs_of(device)
-
-
-def replace_graph_device(device_type: str, maker: Maker | None) -> None:
-    """Let `maker` answer for a type of device, or torch again (None): for tests, and for devices torch
-    lacks.
-    """
-    if maker is None:
-        _replacements.pop(device_type, None)
-    else:
-        _replacements[device_type] = maker

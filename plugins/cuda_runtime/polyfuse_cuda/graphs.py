@@ -1,8 +1,8 @@
-"""CUDA graphs: the real thing behind `polyfuse.runtime.graphs.device.GraphDevice`.
+"""CUDA graphs: what records the work of CUDA devices.
 
 A recording that fails leaves three things as if it went on: the allocator, which sends what the recording's
 stream asks for to its pool; random number generators, which refuse to draw and with them every recording made
-before; and the stream. `TorchGraphs` ends it on all three, so that one failure costs one recording.
+before; and the stream. `CudaGraphs` ends it on all three, so that one failure costs one recording.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ import ctypes
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 
-__all__ = ["TorchGraphs", "graphs_of"]
+from polyfuse.runtime.devices.graphs import Program
+from polyfuse.runtime.launching import clear_workspaces, current_stream, end_allocation_to_pool, release_pool
 
-Program = Callable[[list[Any]], Sequence[Any]]
+__all__ = ["CudaGraphs"]
 
 MODE = "thread_local"
 """What other threads do is no part of a recording and does not harm it."""
@@ -27,12 +28,13 @@ MODE = "thread_local"
 _DRIVER_MODE = 1  # the same, to the driver
 
 
-class TorchGraphs:
+class CudaGraphs:
     """Records the work given to one CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.index = device.index or 0
+        self._raw = current_stream("cuda")
         self._side: Any = None
         self._last: Any = None
         self._last_raw: int | None = None
@@ -45,11 +47,11 @@ class TorchGraphs:
 
     def is_recording(self) -> bool:
         """Whether somebody is recording what the current stream is given."""
-        return torch.cuda.is_current_stream_capturing()
+        return bool(torch.cuda.is_current_stream_capturing())
 
     def follow(self) -> None:
         """Let the current stream wait for the one that used recorded memory last, if that is another."""
-        raw = int(torch._C._cuda_getCurrentRawStream(self.index))
+        raw = int(self._raw(self.index))
         if raw != self._last_raw:
             current = torch.cuda.current_stream(self.index)
             if self._last is not None:
@@ -115,12 +117,12 @@ class TorchGraphs:
                 return
         self._failed.append(graph)
         with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self.index, pool)
+            end_allocation_to_pool("cuda", self.index, pool)
             begun = True
         graph.reset()
         if begun:
             with suppress(RuntimeError):
-                torch._C._cuda_releasePool(self.index, pool)
+                release_pool("cuda", self.index, pool)
         self._side = torch.cuda.Stream(self.index)
         self._restore(generators)
 
@@ -142,11 +144,11 @@ class TorchGraphs:
         """Without what must not happen meanwhile: tensors collected, workspaces kept in the pool."""
         collecting = gc.isenabled()
         gc.disable()
-        torch._C._cuda_clearCublasWorkspaces()
+        clear_workspaces("cuda")
         try:
             yield
         finally:
-            torch._C._cuda_clearCublasWorkspaces()
+            clear_workspaces("cuda")
             if collecting:
                 gc.enable()
 
@@ -170,12 +172,3 @@ def _begin_again(stream: Any) -> bool:
     except (OSError, AttributeError):
         return False
     return int(begin(ctypes.c_void_p(stream.cuda_stream), ctypes.c_int(_DRIVER_MODE))) == 0
-
-
-def graphs_of(device: str) -> TorchGraphs | None:
-    """What records the work of a device, if torch can do that."""
-    where = torch.device(device)
-    if where.type != "cuda" or not torch.cuda.is_available():
-        return None
-    index = torch.cuda.current_device() if where.index is None else where.index
-    return TorchGraphs(torch.device(where.type, index))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from polyfuse.torch_compat.devices import cuda_graphs
-from polyfuse.torch_compat.devices.cuda_graphs import TorchGraphs
+from polyfuse_cuda import graphs as cuda_graphs
+from polyfuse_cuda.graphs import CudaGraphs
 from requirements import HAS_GPU
 
 
@@ -177,7 +177,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     return cuda
 
 
-def works(cuda: Cuda, graphs: TorchGraphs, pool: str) -> None:
+def works(cuda: Cuda, graphs: CudaGraphs, pool: str) -> None:
     """A recording can be made, and is forgotten again."""
     graph, results = graphs.record(lambda args: args, [1, 2], pool, ())
     assert results == [1, 2]
@@ -200,7 +200,7 @@ def wrong(cuda: Cuda) -> Any:
 )
 def test_a_failure_costs_one_recording(cuda: Cuda, place: str, driver: bool) -> None:
     cuda.driver = driver
-    graphs = TorchGraphs(torch.device("cuda", 0))
+    graphs = CudaGraphs(torch.device("cuda", 0))
     works(cuda, graphs, "first")
     state = cuda.default_generators[0].state
 
@@ -225,7 +225,7 @@ def test_a_failure_costs_one_recording(cuda: Cuda, place: str, driver: bool) -> 
 
 def test_generators_of_the_program_leave_the_recording(cuda: Cuda) -> None:
     cuda.driver = False
-    graphs = TorchGraphs(torch.device("cuda", 0))
+    graphs = CudaGraphs(torch.device("cuda", 0))
     mine: Any = Generator()
     with pytest.raises(ValueError, match="the program"):
         graphs.record(wrong(cuda), [], "pool", (mine,))
@@ -234,7 +234,7 @@ def test_generators_of_the_program_leave_the_recording(cuda: Cuda) -> None:
 
 def test_generators_that_cannot_leave_get_another_state(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda.driver = False
-    graphs = TorchGraphs(torch.device("cuda", 0))
+    graphs = CudaGraphs(torch.device("cuda", 0))
     begin = Graph.capture_begin
 
     def once(self: Graph, *args: Any, **named: Any) -> None:
@@ -251,7 +251,7 @@ def test_generators_that_cannot_leave_get_another_state(cuda: Cuda, monkeypatch:
 
 
 def test_an_interruption_is_a_failure_like_any_other(cuda: Cuda) -> None:
-    graphs = TorchGraphs(torch.device("cuda", 0))
+    graphs = CudaGraphs(torch.device("cuda", 0))
 
     def program(args: list[Any]) -> list[Any]:
         raise KeyboardInterrupt

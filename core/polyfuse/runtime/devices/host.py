@@ -1,0 +1,85 @@
+"""The host itself as a device: its work is done when a call returns."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from polyfuse.runtime.devices.device import Allocate, Device, DeviceProperties, MemoryStatistics
+from polyfuse.torch_compat import bindings
+
+__all__ = ["HostDevice"]
+
+
+class HostDevice(Device):
+    """The CPU, with one stream: the calling thread."""
+
+    is_host = True
+    bernoulli_dropout = True
+
+    def count(self) -> int:
+        """One."""
+        return 1
+
+    def current(self) -> Callable[[], int]:
+        """A function that says 0."""
+        return lambda: 0
+
+    def guard(self, index: int) -> AbstractContextManager[Any]:
+        """Nothing to do."""
+        return nullcontext()
+
+    def event(self) -> _Event:
+        """The host's clock."""
+        return _Event()
+
+    def synchronize(self, index: int | None = None) -> None:
+        """Nothing to wait for."""
+
+    def allocator(self, index: int | None = None) -> Allocate:
+        """Torch's own."""
+        return bindings.empty_strided_cpu
+
+    def memory(self, index: int | None = None) -> MemoryStatistics | None:
+        """Torch does not count."""
+        return None
+
+    def properties(self, index: int | None = None) -> DeviceProperties:
+        """The model of the CPU."""
+        return DeviceProperties(_cpu())
+
+    def is_recording(self) -> bool:
+        """Never."""
+        return False
+
+
+class _Event:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def record(self) -> None:
+        """Now."""
+        self.seconds = time.perf_counter()
+
+    def synchronize(self) -> None:
+        """It was reached."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds between two events."""
+        return float(end.seconds - self.seconds) * 1e3
+
+
+@cache
+def _cpu(path: Path = Path("/proc/cpuinfo")) -> str:
+    """What the CPU is called, where the system says: libraries are chosen by that, too."""
+    try:
+        words = [line.partition(":") for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    named = {key.strip(): value.strip() for key, _, value in words}
+    return f"{platform.machine()} {named.get('vendor_id', '')} {named.get('model name', '')}"

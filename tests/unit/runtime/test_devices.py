@@ -1,0 +1,129 @@
+"""Devices: who answers for a type, what the defaults are, and the kit's checks of what a device promises."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from polyfuse.base.errors import BackendUnavailableError
+from polyfuse.plugin import Device, DeviceProperties, TargetInfo
+from polyfuse.runtime.devices import registry
+from polyfuse.runtime.devices.registry import class_name, device_of, import_device, use_device
+from polyfuse.testing.device_checks import device_checks
+
+
+class Special(Device):
+    """One that a plugin brings."""
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_known", dict(registry._known))
+    monkeypatch.setattr(registry, "_finder", [])
+
+
+def test_the_host_is_known_and_anything_else_is_torchs() -> None:
+    assert device_of("cpu").is_host and device_of("cpu:0") is device_of("cpu")
+    assert type(device_of("xpu:1")) is Device and device_of("xpu:1").type == "xpu"
+
+
+def test_a_finder_is_asked_once_for_what_it_knows() -> None:
+    asked: list[str] = []
+
+    def finder(device_type: str) -> Device | None:
+        asked.append(device_type)
+        return Special(device_type) if device_type == "special" else None
+
+    registry.find_devices_with(finder)
+    assert device_of("special:1") is device_of("special")
+    assert type(device_of("other")) is Device and type(device_of("other")) is Device
+    assert asked == ["special", "other", "other"], "another plugin may know the other one later"
+
+
+def test_a_device_that_was_chosen_replaces_the_one_before() -> None:
+    mine = Special("cpu")
+    use_device("cpu", mine)
+    assert device_of("cpu") is mine
+    use_device("cpu", None)
+    assert device_of("cpu").is_host
+
+
+def test_another_process_finds_the_class_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("a_plugin_of_tests")
+    module.Special = Special  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    assert class_name(Special("special")).endswith(":Special")
+    made = import_device("special", "a_plugin_of_tests:Special")
+    assert isinstance(made, Special) and import_device("special", "nowhere:Nothing") is made
+    with pytest.raises(BackendUnavailableError, match="nowhere"):
+        import_device("strange", "nowhere:Nothing")
+
+
+class Counting(ModuleType):
+    """What torch has for a type of device."""
+
+    def __init__(self) -> None:
+        super().__init__("counting")
+        self.log: list[Any] = []
+
+    def synchronize(self, index: int | None) -> None:
+        self.log.append(index)
+
+    def memory_allocated(self, index: int | None) -> int:
+        return 3
+
+    max_memory_allocated = memory_reserved = memory_allocated
+
+
+def test_the_defaults_ask_torchs_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = Counting()
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: {"counting": module}[kind])
+    device = Device("counting")
+    device.synchronize(1)
+    memory = device.memory()
+    assert module.log == [1] and memory is not None and memory.peak == 3
+    assert not device.is_recording() and device.recorder() is None
+    assert not device.rounds("matmuls") and not device.limits().missing and not device.switches()
+    assert device.facts() == "counting counting"
+
+
+def test_collectives_cost_what_they_move() -> None:
+    device = Device("any")
+    assert device.collective_seconds("all_gather", 10**9) == pytest.approx(1.00002)
+    assert device.collective_seconds("all_reduce", 10**9, 4e9) == pytest.approx(0.50002)
+
+
+def test_a_device_of_many_units_is_wide() -> None:
+    narrow = TargetInfo.of(DeviceProperties("narrow", bandwidth=5.0, operations=7.0))
+    assert narrow == TargetInfo(bandwidth=5.0, operations=7.0)
+    wide = TargetInfo.of(DeviceProperties("wide", units=10))
+    assert wide.blocks == 20 and wide.few_rows == 10 and not wide.double_sums
+
+
+class Broken(Device):
+    """The host's memory, with promises that are not kept."""
+
+    def count(self) -> int:
+        return 1
+
+    def guard(self, index: int) -> Any:
+        return torch.no_grad()
+
+    def current(self) -> Any:
+        return lambda: 7
+
+    def properties(self, index: int | None = None) -> DeviceProperties:
+        return DeviceProperties("", alignment=1 << 40)
+
+
+def test_the_kit_finds_broken_promises() -> None:
+    use_device("cpu", Broken("cpu"))
+    found = dict(device_checks("cpu"))
+    assert found["a guard makes its device the current one"].endswith("the current one is 7")
+    assert "no multiple" in found["the allocator makes what is asked for, and counts it"]
+    assert found["facts stay the same"] == "the properties have no name"
+    assert found["events measure time"].startswith("it raised")
