@@ -12,7 +12,7 @@ from polyfuse_bench.autotune_backends import gain, winner
 from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_architectures import architectures_page
-from polyfuse_bench.report_chart import speed_chart
+from polyfuse_bench.report_chart import kernels_chart, speed_chart
 from polyfuse_bench.report_engines import (
     engines_chart,
     engines_readme,
@@ -57,6 +57,7 @@ def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
         ("../README.md", "engine", engines_readme(results)),
         ("speed.svg", "", speed_chart(speed_groups(results))),
         ("engines.svg", "", engines_chart(results)),
+        ("kernels.svg", "", kernels_chart(speed_groups(results))),
     )
     for name, part, page in pages:
         if page is not None:
@@ -128,15 +129,28 @@ def performance_page(results: Path) -> str | None:
     head = [
         "# Performance",
         "",
-        "Polyfuse beside eager mode and Inductor, measured in one process in interleaved rounds; each",
-        "figure is a median over rounds. A ratio above 1 means that Polyfuse is better. `make bench`",
-        "measures again and writes this page; it is never edited by hand.",
+        "This page shows how fast Polyfuse is beside eager mode, Inductor and other engines, where it is",
+        "slower, and how to repeat a row. Contenders run in one process in interleaved rounds; each figure",
+        "is a median over rounds. A ratio above 1 means that Polyfuse is better. `make bench` measures again",
+        "and writes this page with its charts; it is never edited by hand.",
         "",
+        *charts(results),
         *summary(speed_groups(results)),
         *engines_slower(results),
     ]
     page = "\n".join([*head, *(line for section in sections for line in _told_apart(section))])
     return page.rstrip() + "\n"
+
+
+def charts(results: Path) -> list[str]:
+    """The drawings for which there are results."""
+    groups_found = speed_groups(results)
+    drawn = (
+        ("Inference of networks over eager mode, by engine", "engines.svg", engines_chart(results)),
+        ("Inference of models over eager mode", "speed.svg", speed_chart(groups_found)),
+        ("Fused functions over Inductor", "kernels.svg", kernels_chart(groups_found)),
+    )
+    return [line for words, name, drawing in drawn if drawing for line in (f"![{words}]({name})", "")]
 
 
 def speed_groups(results: Path) -> list[Group]:

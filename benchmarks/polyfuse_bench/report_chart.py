@@ -1,11 +1,12 @@
-"""The README's chart, docs/speed.svg: bars of the speed-up over eager mode, Polyfuse beside Inductor."""
+"""The charts docs/speed.svg, models over eager mode, and docs/kernels.svg, fused functions over Inductor."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
 
-from polyfuse_bench.report_summary import Group, Speed
+from polyfuse_bench.report_summary import SLOWER, Group, Speed, known
 
 PANELS = (
     ("Models", "forward", "CPU with two cores, f32, batch 1"),
@@ -85,3 +86,66 @@ def _bars(row: Speed) -> dict[str, float]:
     if row.over_eager and row.over_inductor:
         found["Inductor"] = row.over_eager / row.over_inductor
     return found
+
+
+# ---- fused functions -----------------------------------------------------------------------------
+
+KERNEL_PANELS = (
+    ("Kernels", "large", "CPU with two cores, large tensors"),
+    ("Kernels, huge on NVIDIA H200", "huge", "NVIDIA H200, huge tensors"),
+)
+"""As `PANELS`: one dot for each fused function."""
+
+DOT_WIDTH, DOT_HEIGHT, DOT_TOP = 380, 250, 70
+
+
+def kernels_chart(found: Sequence[Group]) -> str | None:
+    """Dots of the speed-up over Inductor, by size, on a logarithmic axis; None where nothing was measured."""
+    by_name = {(group.section, group.part): group for group in found}
+    panels = [
+        (sorted(known(group.rows, "over_inductor")), words)
+        for section, part, words in KERNEL_PANELS
+        if (group := by_name.get((section, part))) is not None
+    ]
+    panels = [(ratios, words) for ratios, words in panels if ratios]
+    if not panels:
+        return None
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {DOT_WIDTH * len(panels)} {DOT_HEIGHT}" '
+        f'role="img" aria-label="Speed-up over Inductor of each fused function" style="{STYLE}">',
+        '<rect width="100%" height="100%" rx="6" fill="#ffffff"/>',
+        '<text x="12" y="22" style="font-weight: 600">Fused functions, speed-up over Inductor, sorted</text>',
+    ]
+    for number, (ratios, words) in enumerate(panels):
+        lines += _dots(ratios, words, number * DOT_WIDTH)
+    return "\n".join([*lines, "</svg>"]) + "\n"
+
+
+def _dots(ratios: Sequence[float], words: str, left: int) -> list[str]:
+    """One panel: a dot for each ratio, and lines where it is 0.5, 1, 2 and so on."""
+    low = min(-1, math.floor(math.log2(ratios[0])))
+    high = max(1, math.ceil(math.log2(ratios[-1])))
+    bottom = DOT_HEIGHT - 16
+
+    def height(ratio: float) -> float:
+        return bottom - (math.log2(ratio) - low) / (high - low) * (bottom - DOT_TOP)
+
+    lines = [f'<text x="{left + 12}" y="50" style="fill: #57606a">{escape(words)}</text>']
+    for power in range(low, high + 1):
+        y = height(2.0**power)
+        dashes = "" if power == 0 else ' stroke-dasharray="2 3"'
+        lines.append(
+            f'<line x1="{left + 44}" y1="{y:.1f}" x2="{left + DOT_WIDTH - 16}" y2="{y:.1f}" '
+            f'stroke="#b4bac2"{dashes}/>'
+        )
+        lines.append(
+            f'<text x="{left + 38}" y="{y + 4:.1f}" text-anchor="end" '
+            f'style="font-size: 10px; fill: #57606a">{2.0**power:g}×</text>'
+        )
+    step = (DOT_WIDTH - 72) / max(len(ratios) - 1, 1)
+    for number, ratio in enumerate(ratios):
+        colour = COLOURS["Polyfuse"] if ratio >= SLOWER else "#c26b5a"
+        lines.append(
+            f'<circle cx="{left + 50 + number * step:.1f}" cy="{height(ratio):.1f}" r="3" fill="{colour}"/>'
+        )
+    return lines

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from polyfuse_bench import report
-from polyfuse_bench.report_chart import speed_chart
+from polyfuse_bench.report_chart import kernels_chart, speed_chart
+from polyfuse_bench.report_engines import engines_chart, engines_readme
 from polyfuse_bench.report_summary import readme_table
 
 from docs.blocks import check, fenced
@@ -61,9 +62,20 @@ def anchors(page: Path) -> frozenset[str]:
 def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
     groups = report.speed_groups(report.RESULTS)
     assert str(readme_table(groups)) in (ROOT / "README.md").read_text(encoding="utf-8"), "run `make docs`"
-    assert speed_chart(groups) == (ROOT / "docs" / "speed.svg").read_text(encoding="utf-8"), "run `make docs`"
+    drawings = {"speed": speed_chart(groups), "kernels": kernels_chart(groups)}
+    drawings["engines"] = engines_chart(report.RESULTS)
+    for name, drawing in drawings.items():
+        path = ROOT / "docs" / f"{name}.svg"
+        assert drawing == (path.read_text(encoding="utf-8") if path.exists() else None), "run `make docs`"
+    assert (engines_readme(report.RESULTS) or "") in (ROOT / "README.md").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert report.performance_page(report.RESULTS) == page, "run `make docs`"
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    assert headings[1] == "Summary" and len(headings) == len(set(headings))
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
 def test_commands_and_variables_exist() -> None:
@@ -111,6 +123,20 @@ def test_every_page_is_in_the_index() -> None:
         name = page.relative_to(ROOT / "docs").as_posix()
         if name != "index.md" and not name.startswith("decisions/"):
             assert f"({name})" in index, f"docs/index.md does not mention {name}"
+
+
+PROMISES = re.compile(r"(After|This|Look up|Short answers|What|Whole models|A tensor compiler)\b")
+"""How the first sentence of a page begins, which says what its reader can do with it."""
+
+
+def test_pages_begin_with_what_the_reader_can_do() -> None:
+    wrong = []
+    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "backends").glob("*.md")]:
+        text = re.sub(r"<!--.*?-->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        first = next(line for line in text.splitlines()[1:] if line.strip())
+        if not PROMISES.match(first):
+            wrong.append(f"{page.name}: {first}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_decisions_are_listed_and_open_with_the_decision() -> None:

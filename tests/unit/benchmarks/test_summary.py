@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from polyfuse_bench.report_chart import PANELS, speed_chart
+from polyfuse_bench.report_chart import KERNEL_PANELS, PANELS, kernels_chart, speed_chart
 from polyfuse_bench.report_summary import groups, readme_table, summary
 
 
@@ -41,3 +41,15 @@ def test_the_chart_is_a_drawing_with_a_bar_for_each_contender():
     assert texts.count("4.00") == len(PANELS) and texts.count("2.00") == len(PANELS) and "<a>" in texts
     assert speed_chart(found[:1]) is None
     assert "4.00×" in str(readme_table(found)) and readme_table([]) is None
+
+
+def test_the_chart_of_fused_functions_has_a_dot_for_each():
+    rows = [content(4.0, ratio, 1.0, name)["rows"][0] for ratio, name in ((0.5, "a"), (1.0, "b"), (6.0, "c"))]
+    rows = [{"name": row["name"], "size": "large", "timings": row["timings"]} for row in rows]
+    (section, part, _), *_ = KERNEL_PANELS
+    drawing = kernels_chart(groups([(section, {"rows": rows})]))
+    assert drawing is not None and part == "large"
+    dots = ElementTree.fromstring(drawing).findall(".//{*}circle")
+    assert len(dots) == 3 and dots[0].get("fill") != dots[1].get("fill") == dots[2].get("fill")
+    assert float(dots[0].get("cy", 0)) > float(dots[1].get("cy", 0)) > float(dots[2].get("cy", 0))
+    assert kernels_chart([]) is None
