@@ -269,7 +269,9 @@ class Settings:
     )
     progress: str = _neutral(
         "auto",
-        "Show the progress of autotuning on standard error. `auto`: where that is a terminal.",
+        "Show on standard error how far a compile of more than two seconds is: stage, kernels built, trials "
+        "of autotuning, time left. `auto`: where that is a terminal, and in notebooks; elsewhere the log has "
+        "a line at level info.",
         choices=("auto", "on", "off"),
     )
 

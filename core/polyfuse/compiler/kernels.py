@@ -4,6 +4,7 @@ fails falls back to: another configuration of it, then the next backend.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfuse.autotune.kernels import search_kernels
-from polyfuse.base.errors import PolyfuseError, UnsupportedError
+from polyfuse.base.errors import KernelBuildError, PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import Located
 from polyfuse.compiler.guarding import (
@@ -37,6 +38,9 @@ from polyfuse.workers import BuildFuture
 __all__ = ["Emitted", "PendingKernel", "emit_kernels", "pending_kernels", "submit", "tune_kernels"]
 
 _log = get_logger("compiler")
+
+# So many lines of a compiler's output are part of a warning.
+_TAIL = 5
 
 # How many configurations are looked at when the first one is not good.
 _CONFIGS_TRIED = 8
@@ -335,9 +339,18 @@ def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, othe
     warn_once(
         "compiler",
         f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}), which falls back to "
-        f"{other}, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with the compiler's words",
+        f"{other}, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with all of the compiler's "
+        f"words{_last_words(error)}",
         key=f"replacement of {failed}",
     )
+
+
+def _last_words(error: PolyfuseError) -> str:
+    """The command of a build that failed, and the end of what it printed; empty for other errors."""
+    if not isinstance(error, KernelBuildError) or not error.command:
+        return ""
+    tail = error.output.strip().splitlines()[-_TAIL:]
+    return "".join(f"\n  {line}" for line in (f"command: {shlex.join(error.command)}", *tail))
 
 
 def pending_kernels(
