@@ -12,6 +12,7 @@ from polyfuse_bench.autotune_backends import gain, winner
 from polyfuse_bench.backends import DYNAMO, EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.kernels.case import SMALL
 from polyfuse_bench.report_architectures import architectures_page
+from polyfuse_bench.report_autotuning import autotuning_table
 from polyfuse_bench.report_chart import kernels_chart, speed_chart
 from polyfuse_bench.report_engines import (
     engines_chart,
@@ -53,6 +54,7 @@ def write_pages(docs: Path, results: Path = RESULTS) -> list[Path]:
         ("parity.md", "operator", parity_page(results)),
         ("architectures.md", "", architectures_page(results)),
         ("correctness.md", "random program", fuzz_table(results)),
+        ("autotuning.md", "autotuning", autotuning_table(speed_groups(results), results)),
         ("../README.md", "speed", readme_table(speed_groups(results))),
         ("../README.md", "engine", engines_readme(results)),
         ("speed.svg", "", speed_chart(speed_groups(results))),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from polyfuse_bench import report
+from polyfuse_bench.report_autotuning import autotuning_table
 from polyfuse_bench.report_chart import kernels_chart, speed_chart
 from polyfuse_bench.report_engines import engines_chart, engines_readme
 from polyfuse_bench.report_summary import readme_table
@@ -68,6 +69,8 @@ def test_the_numbers_of_the_readme_are_those_of_the_results() -> None:
         path = ROOT / "docs" / f"{name}.svg"
         assert drawing == (path.read_text(encoding="utf-8") if path.exists() else None), "run `make docs`"
     assert (engines_readme(report.RESULTS) or "") in (ROOT / "README.md").read_text(encoding="utf-8")
+    table = autotuning_table(groups, report.RESULTS)
+    assert str(table) in (ROOT / "docs" / "autotuning.md").read_text(encoding="utf-8"), "run `make docs`"
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert report.performance_page(report.RESULTS) == page, "run `make docs`"
     headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)

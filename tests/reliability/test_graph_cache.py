@@ -492,7 +492,15 @@ def test_processes_that_write_at_once():
     assert outcome(start())[:2] == [2, 0]
 
 
-def test_what_one_machine_made_serves_another(monkeypatch, tmp_path):
+@pytest.fixture
+def secret(monkeypatch, tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("a secret of these machines")
+    monkeypatch.setenv("POLYFUSE_REMOTE_KEY", str(path))
+    return path
+
+
+def test_what_one_machine_made_serves_another(monkeypatch, tmp_path, secret):
     from polyfuse import cli
 
     assert outcome(start())[:4] == [0, 2, {}, 0]
@@ -502,7 +510,7 @@ def test_what_one_machine_made_serves_another(monkeypatch, tmp_path):
     assert outcome(start())[:4] == [2, 0, {}, 0]
 
 
-def test_machines_that_share_a_remote_store(monkeypatch, tmp_path):
+def test_machines_that_share_a_remote_store(monkeypatch, tmp_path, secret):
     monkeypatch.setenv("POLYFUSE_REMOTE_CACHE", str(tmp_path / "remote"))
     assert outcome(start())[:4] == [0, 2, {}, 0]
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "elsewhere"))
@@ -515,7 +523,7 @@ def test_machines_that_share_a_remote_store(monkeypatch, tmp_path):
     assert outcome(start())[:4] == [2, 0, {}, 0], "and mended there"
 
 
-def test_machines_that_give_to_a_remote_store_at_once(monkeypatch, tmp_path):
+def test_machines_that_give_to_a_remote_store_at_once(monkeypatch, tmp_path, secret):
     monkeypatch.setenv("POLYFUSE_REMOTE_CACHE", str(tmp_path / "remote"))
     together = []
     for name in ("one", "two"):

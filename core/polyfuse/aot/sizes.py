@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import operator
 from collections.abc import Mapping
 from functools import cache
@@ -10,6 +9,7 @@ from types import CodeType
 from typing import Any, Final
 
 from polyfuse.aot.description import Size
+from polyfuse.base.expressions import Grammar, expression_problem
 
 __all__ = ["condition_holds", "size_names", "size_problem", "size_value"]
 
@@ -35,46 +35,12 @@ _FUNCTIONS: Final[Mapping[str, Any]] = {
 }
 """Names that expressions of sizes may use besides symbols."""
 
-_LONGEST: Final = 10_000
-_EXPONENT: Final = 8
-
-_NODES: Final = (
-    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.Call, ast.Name, ast.Constant),
-    *(ast.Load, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Div, ast.Mod, ast.Pow, ast.USub, ast.UAdd),
-    *(ast.Not, ast.And, ast.Or, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
-)
+_GRAMMAR: Final = Grammar(frozenset(_FUNCTIONS) - {"__builtins__", "true", "false"})
 
 
-@cache
 def size_problem(text: Size) -> str:
     """Why a text is no expression over sizes; empty if it is one. Nothing in it is evaluated."""
-    if isinstance(text, int):
-        return ""
-    if len(text) > _LONGEST:
-        return "it is too long"
-    try:
-        tree = ast.parse(text, mode="eval")
-        compile(tree, "<size>", "eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        return f"it is no expression ({type(error).__name__})"
-    for node in ast.walk(tree):
-        if not isinstance(node, _NODES):
-            return f"it contains {type(node).__name__}"
-        if isinstance(node, ast.Constant) and not isinstance(node.value, (int, float)):
-            return "it contains a constant that is no number"
-        if isinstance(node, ast.Name) and node.id.startswith("_"):
-            return f"it names {node.id[:80]}"
-        if isinstance(node, ast.Call) and not (
-            isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS and not node.keywords
-        ):
-            return "it calls something"
-        if isinstance(node, ast.Pow):
-            continue
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            power = node.right
-            if not (isinstance(power, ast.Constant) and 0 <= power.value <= _EXPONENT):  # type: ignore[operator]
-                return "it has a power that is no small number"
-    return ""
+    return "" if isinstance(text, int) else expression_problem(text, _GRAMMAR)
 
 
 @cache

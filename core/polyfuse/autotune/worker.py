@@ -29,7 +29,7 @@ import torch
 
 from polyfuse.autotune.benchmark import Benchmark
 from polyfuse.autotune.candidate import BuiltProgram, Fault, Problem, WorkerSetup
-from polyfuse.base.settings import child_environment
+from polyfuse.base.process import python_command, python_environment
 from polyfuse.base.text import shorten
 from polyfuse.plugin import Backend
 from polyfuse.runtime.devices.registry import device_of, import_device
@@ -58,12 +58,12 @@ class WorkerProcess:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `end`
         self._channel, other = Pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "polyfuse.autotune.worker", str(other.fileno())],
+            python_command("polyfuse.autotune.worker", str(other.fileno())),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
             pass_fds=(other.fileno(),),
-            env=child_environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+            env=python_environment(*setup.backends.values()),
             # a key that interrupts the parent is the parent's to answer
             start_new_session=True,
         )

@@ -23,8 +23,11 @@ in a note, beside the line of the model where that is known; docs/reference/erro
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import ClassVar, TypeVar
+
+from polyfuse.base.text import printable
 
 __all__ = [
     "BackendError",
@@ -58,6 +61,7 @@ class PolyfuseError(Exception):
     code: ClassVar[str] = "PF1000"
 
     def __init__(self, cause: str, fix: str = "") -> None:
+        cause, fix = printable(cause), printable(fix)
         super().__init__(cause, fix)
         self.cause = cause
         self.fix = fix
@@ -142,22 +146,32 @@ class DuplicateBackendError(BackendError):
 
 
 class KernelBuildError(PolyfuseError):
-    """Compiling the source of a kernel failed. Holds the command and all that it printed."""
+    """Compiling the source of a kernel failed. Holds the command, what it printed, and whether it was ended
+    because it took too long.
+    """
 
     code = "PF1600"
 
     def __init__(
-        self, cause: str, fix: str = "", *, command: Sequence[str] = (), output: str = "", name: str = ""
+        self,
+        cause: str,
+        fix: str = "",
+        *,
+        command: Sequence[str] = (),
+        output: str = "",
+        name: str = "",
+        timed_out: bool = False,
     ) -> None:
         super().__init__(cause, fix)
         self.command = tuple(command)
-        self.output = output
+        self.output = printable(output)
         self.name = name
+        self.timed_out = timed_out
 
     def __str__(self) -> str:
         parts = [super().__str__()]
         if self.command:
-            parts.append("command: " + " ".join(self.command))
+            parts.append("command: " + printable(shlex.join(self.command)))
         if self.output:
             shown = self.output[:_SHOWN_OUTPUT]
             left_out = len(self.output) - len(shown)
@@ -165,7 +179,12 @@ class KernelBuildError(PolyfuseError):
         return "\n".join(parts)
 
     def __reduce__(self) -> tuple[object, ...]:
-        state = {"command": self.command, "output": self.output, "name": self.name}
+        state = {
+            "command": self.command,
+            "output": self.output,
+            "name": self.name,
+            "timed_out": self.timed_out,
+        }
         return (KernelBuildError, (self.cause, self.fix), state)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import secrets
@@ -15,6 +16,7 @@ from polyfuse.base.errors import CacheError
 __all__ = [
     "atomic_write",
     "holds_digest",
+    "is_out_of_space",
     "locked",
     "publish_folder",
     "read_text",
@@ -116,6 +118,19 @@ def remove_folder(folder: Path) -> None:
     except OSError:  # it is gone, or cannot be renamed
         aside = folder
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def is_out_of_space(error: BaseException) -> bool:
+    """Whether an error, or what led to it, is that a disk or a quota is full; compilers say it in words."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, OSError) and found.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        said = f"{found} {getattr(found, 'output', '')}"
+        if "No space left on device" in said or "Disk quota exceeded" in said:
+            return True
+        found = found.__cause__ or found.__context__
+    return False
 
 
 def write_digest(path: Path) -> None:

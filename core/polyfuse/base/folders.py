@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import secrets
+import shutil
+import stat
 import tempfile
-from functools import cache
+import threading
 from pathlib import Path
 
 import platformdirs
@@ -13,7 +17,7 @@ from polyfuse.base.errors import CacheError
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 
-__all__ = ["cache_root", "process_folder", "writable_root"]
+__all__ = ["cache_root", "process_folder", "readable_root", "writable_root"]
 
 
 def cache_root(settings: Settings) -> Path:
@@ -26,21 +30,54 @@ def cache_root(settings: Settings) -> Path:
 def writable_root(settings: Settings) -> Path:
     """Return a root folder that can be written, made if needed.
 
-    Where the one asked for cannot be, or `cache` is off, it is a folder of this process alone that goes away
-    with it, and the former is warned about once.
+    Where the one asked for cannot be, must not be used, or `cache` is off, it is a folder of this process
+    alone that goes away with it; the first two are warned about once.
     """
     if not settings.cache:
         return process_folder()
     root = cache_root(settings)
+    refused = _refusal(root)
+    if refused:
+        warn_once(
+            "cache",
+            f"the cache folder {root} is not used, for {refused}, or name one of your own with the option"
+            " `cache_dir`; this process uses a temporary one",
+        )
+        return process_folder()
     problem = _try(root)
     if not problem:
         return root
     warn_once(
         "cache",
-        f"the cache folder {root} cannot be written ({problem}); this process uses a temporary one, name "
-        f"another with the option `cache_dir`",
+        f"the cache folder {root} cannot be written ({problem}); this process reads what is there and uses a"
+        " temporary one, name another with the option `cache_dir`",
     )
     return process_folder()
+
+
+def readable_root(settings: Settings) -> Path | None:
+    """Return the root folder that the settings ask for where it can be read and used, but not written."""
+    root = cache_root(settings)
+    if not settings.cache or not root.is_dir() or _refusal(root) or not _try(root):
+        return None
+    return root
+
+
+def _refusal(root: Path) -> str:
+    """Why what lies in a folder must not be executed, and what to do about that; empty where it may be. Those
+    who may write there could have this process run anything.
+    """
+    try:
+        facts = root.stat()
+    except OSError:
+        return ""
+    if not hasattr(os, "geteuid"):
+        return ""
+    if facts.st_uid not in (os.geteuid(), 0):
+        return f"it belongs to another user (number {facts.st_uid}): chown it"
+    if facts.st_mode & stat.S_IWOTH:
+        return f"everybody may write to it: chmod o-w {root}"
+    return ""
 
 
 def _try(root: Path) -> str:
@@ -49,7 +86,9 @@ def _try(root: Path) -> str:
     """
     probe = root / f".probe.{secrets.token_hex(6)}"
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        # for nobody else, whatever the umask: what others could change must not be executed
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
         probe.touch()
         probe.unlink()
     except OSError as error:
@@ -57,16 +96,36 @@ def _try(root: Path) -> str:
     return ""
 
 
-@cache
-def _temporary() -> tempfile.TemporaryDirectory[str]:
-    try:
-        return tempfile.TemporaryDirectory(prefix="polyfuse-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise CacheError(
-            f"no temporary folder can be made ({error})", "set TMPDIR or the option `cache_dir`"
-        ) from error
+_MADE: dict[int, Path] = {}
+_LOCK = threading.Lock()
 
 
 def process_folder() -> Path:
-    """Return the folder of this process alone, removed when it ends."""
-    return Path(_temporary().name)
+    """Return the folder of this process alone, removed when it ends. A forked child makes one of its own, and
+    leaves its parent's alone.
+    """
+    with _LOCK:
+        mine = os.getpid()
+        if mine not in _MADE:
+            try:
+                _MADE[mine] = Path(tempfile.mkdtemp(prefix="polyfuse-"))
+            except OSError as error:
+                raise CacheError(
+                    f"no temporary folder can be made ({error})", "set TMPDIR or the option `cache_dir`"
+                ) from error
+            atexit.register(_remove, mine)
+        return _MADE[mine]
+
+
+def _remove(owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(_MADE[owner], ignore_errors=True)
+
+
+def _renew_lock() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()  # another thread may have held it
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from polyfuse.base.errors import InvalidOptionError
-from polyfuse.base.text import join_words, nearest
+from polyfuse.base.text import join_words, nearest, printable
 
 __all__ = ["AREAS", "configure", "get_logger", "reset_warned", "warn_once"]
 
@@ -74,7 +74,7 @@ def warn_once(area: str, message: str, *, key: str = "") -> bool:
         _warned[mark] = None
         first = len(_warned) == 1
     logger = get_logger(area)
-    logger.warning(message)
+    logger.warning("%s", printable(message))
     if first and logger.isEnabledFor(logging.WARNING) and not logger.hasHandlers() and sys.stderr is not None:
         # nobody has set up logging, so that the message went to standard error as it is
         print(_HINT, file=sys.stderr)

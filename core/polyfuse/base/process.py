@@ -6,42 +6,57 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
+import threading
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Final
 
 from polyfuse.base.errors import KernelBuildError
+from polyfuse.base.settings import child_environment, environment
 
-__all__ = ["run_program"]
+__all__ = ["Finished", "python_command", "python_environment", "run_bounded", "run_program"]
+
+# So much is kept of what a program prints, from its beginning and from its end.
+_KEPT: Final = 1 << 18
+
+# Seconds to read what is left when a program has ended; what it started may hold the pipe for longer.
+_DRAIN: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A program that ended.
+
+    Attributes:
+        status: as the system gives it; None where it took too long and was ended.
+        output: what it printed, cut in the middle where that is much.
+    """
+
+    status: int | None
+    output: str
 
 
 def run_program(
     command: Sequence[str],
     *,
     folder: Path | None = None,
-    timeout: float = 600.0,
     env: Mapping[str, str] | None = None,
-    name: str = "",
     text: str | None = None,
+    timeout: float = 300.0,
+    name: str = "",
 ) -> str:
-    """Run a compiler or the like, in `folder`, and return what it printed on both streams.
+    """Run a program to its end and return what it printed, on both streams.
 
-    `text` is given to it as its standard input. Raises `KernelBuildError`, with the command and the output,
-    when the program is missing, fails, or takes longer than `timeout` seconds; then it is ended with all its
-    children.
+    `name` says what it is for, in messages; `folder` is where it runs; `text` is given to it as its standard
+    input. Raises `KernelBuildError`, with the command and the output, when the program is missing, fails, or
+    takes longer than `timeout` seconds; then it is ended with all its children.
     """
     what = f"building {name}" if name else Path(command[0]).name
     try:
-        process = subprocess.Popen(
-            list(command),
-            cwd=folder,
-            env=dict(env) if env is not None else None,
-            stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            start_new_session=True,
-        )
+        done = run_bounded(command, folder=folder, env=env, text=text, timeout=timeout)
     except OSError as error:
         raise KernelBuildError(
             f"{command[0]} cannot be started ({error.strerror})",
@@ -49,33 +64,134 @@ def run_program(
             command=command,
             name=name,
         ) from error
-    try:
-        output, _ = process.communicate(text, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        _end_group(process)
-        output, _ = process.communicate()
+    if done.status is None:
         raise KernelBuildError(
             f"{what} took longer than {timeout:.0f} seconds",
             "raise the option `build_timeout`",
             command=command,
-            output=output or "",
+            output=done.output,
             name=name,
-        ) from None
+            timed_out=True,
+        )
+    if done.status:
+        raise KernelBuildError(
+            f"{what} failed with status {done.status}",
+            "the output below says why",
+            command=command,
+            output=done.output,
+            name=name,
+        )
+    return done.output
+
+
+def run_bounded(
+    command: Sequence[str],
+    *,
+    folder: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    text: str | None = None,
+    timeout: float = 300.0,
+) -> Finished:
+    """Run a program, by its argument list and without a shell, for so many seconds at most; whatever it
+    prints, little of it is kept. Raises `OSError` where it cannot be started.
+    """
+    process = subprocess.Popen(
+        list(command),
+        cwd=folder,
+        env=dict(env) if env is not None else None,
+        stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    heard = _Heard(process.stdout)
+    if text is not None:
+        _started(_say, process.stdin, text)
+    try:
+        deadline = time.monotonic() + timeout
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout)
+        status = process.poll()
+        heard.thread.join(max(0.1, min(_DRAIN, deadline - time.monotonic())))
+        if status is None or heard.thread.is_alive():
+            _end_group(process)
     except BaseException:
         _end_group(process)
         process.wait()
         raise
-    if process.returncode:
-        raise KernelBuildError(
-            f"{what} failed with status {process.returncode}",
-            "the output below says why",
-            command=command,
-            output=output,
-            name=name,
-        )
-    return output
+    process.wait()
+    heard.thread.join(_DRAIN)
+    return Finished(status, heard.text())
 
 
-def _end_group(process: subprocess.Popen[str]) -> None:
+class _Heard:
+    """What a program prints: its beginning and its end."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._first = bytearray()
+        self._last = bytearray()
+        self._left_out = 0
+        self._stream = stream
+        self.thread = _started(self._listen)
+
+    def text(self) -> str:
+        gap = f"\n[{self._left_out} bytes left out]\n".encode() if self._left_out else b""
+        return bytes(self._first + gap + self._last).decode("utf-8", "replace")
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError), self._stream:
+            while chunk := os.read(self._stream.fileno(), 1 << 16):
+                room = _KEPT - len(self._first)
+                self._first += chunk[:room]
+                self._last += chunk[room:] if room < len(chunk) else b""
+                excess = max(0, len(self._last) - _KEPT)
+                self._left_out += excess
+                del self._last[:excess]
+
+
+def _say(stream: IO[bytes], text: str) -> None:
+    with contextlib.suppress(OSError), stream:
+        stream.write(text.encode())
+
+
+def _started(function: object, *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, daemon=True)  # type: ignore[arg-type]
+    thread.start()
+    return thread
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module in a process of its own, which imports nothing from the current folder
+    or from the user's own packages unless this process does.
+    """
+    return [sys.executable, "-P", "-s", "-m", module, *arguments]
+
+
+def python_environment(*needed: str) -> dict[str, str]:
+    """The environment of such a process: it finds modules where this one does, but for the folder of the
+    user's script and the current one. Where these are named in `PYTHONPATH`, they stay; where they hold a
+    module that is `needed`, they come last.
+    """
+    asked = {os.path.abspath(p) for p in environment("PYTHONPATH").split(os.pathsep) if p}
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    odd = {os.getcwd(), os.path.dirname(os.path.abspath(main)) if main else os.getcwd()} - asked
+    found = [path for path in sys.path if path and os.path.abspath(path) not in odd]
+    roots = dict.fromkeys(_root_of(module) for module in ("polyfuse", "torch", *needed))
+    found += [root for root in roots if root and root not in found]
+    return child_environment(PYTHONPATH=os.pathsep.join(found))
+
+
+def _root_of(module: str) -> str:
+    """The folder from which an imported module comes."""
+    top = sys.modules.get(module.partition(":")[0].partition(".")[0])
+    place = getattr(top, "__file__", None)
+    if not place:
+        return ""
+    folder = os.path.dirname(os.path.abspath(place))
+    return os.path.dirname(folder) if hasattr(top, "__path__") else folder

@@ -299,10 +299,16 @@ class Settings:
         "graphs that are not in the cache folder are looked up there, and new ones are sent there. They "
         "are code, and are run.",
     )
+    remote_key: str = _neutral(
+        "",
+        "A file with a secret that the machines of a `remote_cache` share. What they exchange is sealed "
+        "with it, and anything else is refused. Without it, kernels are exchanged and compiled graphs, "
+        "which are pickles, are not.",
+    )
     cache_limit: int = _neutral(
         16384,
         "Mebibytes of kernels and compiled graphs in the cache folder above which the least recently used "
-        "are removed, except those used within the last hour. 0: no limit.",
+        "are removed, except those used within the last five minutes. 0: no limit.",
         minimum=0,
     )
 

@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["join_words", "nearest", "short_source", "shorten"]
+__all__ = ["join_words", "nearest", "printable", "short_source", "shorten"]
 
 
 def nearest(name: str, known: Iterable[str], limit: int = 3) -> tuple[str, ...]:
@@ -27,9 +27,22 @@ def shorten(text: str, width: int = 100) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
+def printable(text: str) -> str:
+    """Return `text` without what a terminal would obey: escape sequences, and control characters but newlines
+    and tabs. Text from files and compilers goes through this before people see it.
+    """
+    return _CONTROL.sub("", _ESCAPE.sub("", text)) if _CONTROL.search(text) else text
+
+
 def short_source(source: str) -> str:
     """Return a line of the model as messages show it: `model.py:12 in forward: return x.sin()`."""
     return shorten(_FRAME.sub(r"\1:\2 in ", source))
 
+
+# Colours and movements of the cursor; titles and links, which end with a bell or a backslash; other ones.
+_ESCAPE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[ -/]*[0-~]?"
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 _FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+), in ')

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -23,11 +23,16 @@ from polyfuse.base.version import version
 from polyfuse.cache.artifacts import CONTENTS, KINDS, Artifact, kernels_in
 from polyfuse.cache.keys import STORE_FORMAT, unit_key
 from polyfuse.cache.records import parse_record
+from polyfuse.cache.sealing import seal_of, seals_equal
 from polyfuse.cache.zip_reader import Limits, ZipReader, is_plain_name
 
-__all__ = ["AddUnit", "Unpacked", "pack", "unpack", "zip_entry"]
+__all__ = ["PICKLED", "AddUnit", "Unpacked", "pack", "unpack", "zip_entry"]
 
 _HEAD: Final = "polyfuse-cache.json"
+_SEAL: Final = "polyfuse-cache.seal"
+
+PICKLED: Final = frozenset({"compiled"})
+"""Kinds of artifacts whose reading can execute anything."""
 
 # A whole cache folder may go into one archive.
 _LIMITS: Final = Limits(members=1 << 20, directory=1 << 28)
@@ -41,21 +46,28 @@ class AddUnit(Protocol):
 
 @dataclass(frozen=True)
 class Unpacked:
-    """What became of the artifacts of an archive: added, there before, or damaged."""
+    """What became of the artifacts of an archive: added, there before, damaged, or refused."""
 
     added: int = 0
     present: int = 0
     damaged: int = 0
+    refused: int = 0
 
 
-def pack(root: Path, found: Iterable[Artifact], stream: IO[bytes]) -> int:
+def pack(root: Path, found: Iterable[Artifact], stream: IO[bytes], secret: bytes | None = None) -> int:
     """Write artifacts of a cache folder to a stream, and return how many. Those that are removed meanwhile,
-    and units that do not say what is in them, are left out.
+    units that do not say what is in them, and without a secret compiled graphs, are left out.
+
+    Args:
+        secret: with which the archive is sealed.
     """
     count = 0
+    sealed: list[tuple[str, bytes]] = []
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(zip_entry(_HEAD), stable_json({"format": STORE_FORMAT, "polyfuse": version()}))
         for item in found:
+            if item.kind in PICKLED and secret is None:
+                continue
             try:
                 paths = sorted(path for path in item.path.rglob("*") if path.is_file()) or [item.path]
                 files = {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
@@ -65,30 +77,65 @@ def pack(root: Path, found: Iterable[Artifact], stream: IO[bytes]) -> int:
                 continue
             for name, content in files.items():
                 archive.writestr(zip_entry(name), content)
+                if secret is not None:
+                    sealed.append((name, hashlib.sha256(content).digest()))
             count += 1
+        if secret is not None:
+            archive.writestr(zip_entry(_SEAL), seal_of(secret, sealed))
     return count
 
 
-def unpack(root: Path, stream: IO[bytes], add: AddUnit) -> Unpacked:
+def unpack(
+    root: Path,
+    stream: IO[bytes],
+    add: AddUnit,
+    secret: bytes | None = None,
+    kinds: Collection[str] = tuple(KINDS),
+) -> Unpacked:
     """Add what an archive holds to a cache folder, where it is not there.
 
     Args:
         add: adds units of kernels.
+        secret: with which the archive must be sealed. Without one, compiled graphs are refused: reading them
+            can execute anything.
+        kinds: of artifacts that are added, and no others.
 
     Raises:
-        CacheError: it is no archive, or one for another version of the store.
+        CacheError: it is no archive, one for another version of the store, or not sealed.
     """
     try:
         archive = ZipReader(stream, _LIMITS)
         head = json.loads(archive.read(_HEAD))
         if not isinstance(head, dict) or head.get("format") != STORE_FORMAT:
             raise CacheError("the archive was written for another format of the cache", "write it anew")
+        if secret is not None and not _is_sealed(archive, secret):
+            raise CacheError(
+                "the archive is not sealed with the secret of the option `remote_key`",
+                "get it from a machine that has the secret",
+            )
+        taken = [kind for kind in kinds if kind not in PICKLED or secret is not None]
         results = [
-            _unpack_one(archive, root, kind, names, add) for (kind, _), names in _grouped(archive).items()
+            _unpack_one(archive, root, kind, names, add) if kind in taken else "refused"
+            for (kind, _), names in _grouped(archive).items()
         ]
     except (ValueError, RecursionError) as error:
         raise CacheError(f"it is no archive of a cache, or damaged ({error})", "write it anew") from error
-    return Unpacked(results.count("added"), results.count("present"), results.count("damaged"))
+    return Unpacked(*(results.count(name) for name in ("added", "present", "damaged", "refused")))
+
+
+def _is_sealed(archive: ZipReader, secret: bytes) -> bool:
+    if _SEAL not in archive.members or archive.members[_SEAL].size > 1000:
+        return False
+    names = archive.members.keys() - {_HEAD, _SEAL}
+    parts = [(name, _digest_of(archive, name)) for name in names]
+    return seals_equal(archive.read(_SEAL).decode("ascii", "replace"), seal_of(secret, parts))
+
+
+def _digest_of(archive: ZipReader, name: str) -> bytes:
+    sha = hashlib.sha256()
+    for chunk in archive.chunks(name):
+        sha.update(chunk)
+    return sha.digest()
 
 
 def _grouped(archive: ZipReader) -> Mapping[tuple[str, str], list[str]]:

@@ -43,7 +43,7 @@ KINDS: Final = {
 """Folders within a cache folder, each with the places of its artifacts."""
 
 # A time of use is brought up to date if it is older than this, in seconds.
-_FRESH: Final = 600.0
+_FRESH: Final = 60.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def artifacts(root: Path, kind: str) -> Iterator[Artifact]:
 def mark_used(path: Path) -> None:
     """Note that the file or folder whose time says when an artifact was used was used now."""
     with contextlib.suppress(OSError):
-        if time.time() - path.stat().st_mtime > _FRESH:
+        if abs(time.time() - path.stat().st_mtime) > _FRESH:
             os.utime(path)
 
 

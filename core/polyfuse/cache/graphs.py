@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polyfuse.base.files import remove_folder
+from polyfuse.base.files import atomic_write, remove_folder
 from polyfuse.cache.artifacts import mark_used
 
 __all__ = ["GraphCounts", "GraphFolder", "graph_counts", "reset_graph_counts"]
@@ -48,6 +48,14 @@ class GraphFolder:
     def drop(self, key: str) -> None:
         """Remove what lies under a key: it cannot be used any more."""
         remove_folder(self.path / key)
+
+    def adopt(self, key: str, other: Path, name_of: Callable[[bytes], str]) -> None:
+        """Copy the entries under a key from another root folder, which is only read, if they are whole."""
+        for path in sorted((other / "compiled" / key).glob("[!.]*")):
+            with contextlib.suppress(OSError):
+                content = path.read_bytes()
+                if name_of(content) == path.name:
+                    atomic_write(self.path / key / path.name, content)
 
     def mend(self, key: str, name_of: Callable[[bytes], str]) -> None:
         """Note that a key is looked up, and remove damaged entries: those whose content has another name.

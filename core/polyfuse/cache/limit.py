@@ -23,11 +23,12 @@ __all__ = ["COUNTED", "Trimmed", "sweep", "trim", "trim_if_due"]
 COUNTED: Final = ("kernels", "compiled")
 """The kinds of artifacts whose bytes the limit is about."""
 
-# What was used within the last hour is never removed: a process may have found it and be about to read it.
-_SPARED: Final = 3600.0
+# What was used within so many seconds is never removed: a process may have found it and be about to read it.
+_SPARED: Final = 300.0
 
-# Processes that add something look at most so often.
+# Processes that add something look at most so often, unless one has itself added a tenth of the limit.
 _INTERVAL: Final = 3600.0
+_ADDED: Final = 0.1
 
 # As much is left of the limit, so that the next addition does not meet it again.
 _LEFT: Final = 0.9
@@ -51,12 +52,26 @@ class Trimmed:
     left: int
 
 
-def trim_if_due(root: Path, limit: int) -> None:
-    """Trim, unless there is no limit or some process did so within the last hour. Nothing is raised."""
+_NEW: dict[Path, int] = {}
+"""Bytes that this process added to a folder since it was last trimmed."""
+
+
+def trim_if_due(root: Path, limit: int, added: int = 0) -> None:
+    """Trim, unless there is no limit, or some process did so within the last hour and this one has added
+    little since. Nothing is raised.
+
+    Args:
+        added: bytes that were just added.
+    """
+    if not limit:
+        return
     stamp = root / _STAMP
+    _NEW[root] = _NEW.get(root, 0) + added
     with contextlib.suppress(OSError):
-        if not limit or time.time() - stamp.stat().st_mtime < _INTERVAL:
+        # a time in the future was written by another clock
+        if abs(time.time() - stamp.stat().st_mtime) < _INTERVAL and _NEW[root] < _ADDED * limit:
             return
+    _NEW[root] = 0
     try:
         root.mkdir(parents=True, exist_ok=True)
         stamp.touch()  # first, so that of processes that come at once most turn away here
@@ -82,13 +97,19 @@ def trim(root: Path, limit: int, *, spared: float = _SPARED) -> Trimmed:
 
 
 def _trim(root: Path, limit: int, spared: float) -> Trimmed:
-    found = sorted((item for kind in COUNTED for item in artifacts(root, kind)), key=lambda item: item.used)
-    left = sum(item.size for item in found)
+    # what was used in the future, by another clock, goes first: nobody knows when it was
+    found = sorted(
+        (item for kind in COUNTED for item in artifacts(root, kind)),
+        key=lambda item: item.used if item.used <= time.time() + 1.0 else 0.0,
+    )
+    left, now = sum(item.size for item in found), time.time() + 1.0
     if left <= limit:
         return Trimmed(0, 0, left)
     removed = freed = 0
     for item in found:
-        if left <= limit * _LEFT or item.used > spared:
+        if left <= limit * _LEFT:
+            break
+        if spared < item.used <= now:
             break
         item.remove()
         left -= item.size
@@ -111,7 +132,8 @@ def sweep(root: Path, older_than: float = 24 * 3600.0) -> int:
 def _remove_old(path: Path, limit: float) -> bool:
     remove: Callable[[Path], object] = shutil.rmtree if path.is_dir() else Path.unlink
     with contextlib.suppress(OSError):
-        if path.stat().st_mtime < limit:
+        changed = path.stat().st_mtime
+        if changed < limit or changed > time.time() + _INTERVAL * 24:
             remove(path)
             return True
     return False

@@ -6,24 +6,33 @@ removed there by us; what it forgets is made again.
 
 from __future__ import annotations
 
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Final, Protocol, runtime_checkable
+from typing import IO, Any, Final, Protocol, runtime_checkable
 
 from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.files import atomic_write
 from polyfuse.base.log import warn_once
+from polyfuse.base.text import shorten
 
 __all__ = ["RemoteStore", "GuardedStore", "remote_store"]
 
-# Seconds after which a server counts as gone.
+# Seconds in which a request must be over, whatever the store sends meanwhile.
 _PATIENCE: Final = 10.0
 
-# A store that fails so often in a row is left alone by this process.
+# No artifact of ours has more bytes.
+_LARGEST: Final = 1 << 28
+
+# A store that fails so often in a row is left alone by this process for so many seconds, and then asked once.
 _FAILURES: Final = 3
+_REST: Final = 300.0
+
+_CHUNK: Final = 1 << 16
 
 
 @runtime_checkable
@@ -46,7 +55,8 @@ class FolderStore:
     def get(self, name: str) -> bytes | None:
         """The content of a file."""
         try:
-            return (self._folder / name).read_bytes()
+            with open(self._folder / name, "rb") as file:
+                return _limited(file)
         except FileNotFoundError:
             return None
 
@@ -77,40 +87,100 @@ class HttpStore:
 
     def _ask(self, request: urllib.request.Request) -> bytes:
         with urllib.request.urlopen(request, timeout=_PATIENCE) as answer:
-            content: bytes = answer.read()
-            return content
+            said = answer.headers.get("Content-Length")
+            if said is not None and int(said) > _LARGEST:
+                raise ValueError(f"it offers {int(said)} bytes, of at most {_LARGEST}")
+            return _limited(answer)
+
+
+def _limited(stream: IO[bytes]) -> bytes:
+    """All of a stream, if that is not too much and does not take too long."""
+    until = time.monotonic() + _PATIENCE
+    found = bytearray()
+    while chunk := stream.read(_CHUNK):
+        found += chunk
+        if len(found) > _LARGEST:
+            raise ValueError(f"it sends more than {_LARGEST} bytes")
+        if time.monotonic() > until:
+            raise TimeoutError(f"it did not answer within {_PATIENCE:.0f} seconds")
+    return bytes(found)
 
 
 class GuardedStore:
-    """A remote store whose failures are misses, warned about once; after a few in a row, nobody asks it."""
+    """A remote store whose failures are misses, warned about once. A request that takes too long is a
+    failure; after a few in a row, nobody asks for a while. After a few answers that cannot be used, nobody
+    asks again.
+    """
 
     def __init__(self, store: RemoteStore) -> None:
         self._store = store
+        self._lock = threading.Lock()
         self._failures = 0
+        self._lies = 0
+        self._closed_until = 0.0
 
     def get(self, name: str) -> bytes | None:
         """What is stored under a name; None where nothing can be had."""
-        return self._tried(self._store.get, name)
+        answer = None if self._lies >= _FAILURES else self._tried(lambda: self._store.get(name))
+        if answer is not None and (not isinstance(answer, bytes) or len(answer) > _LARGEST):
+            self.distrust(f"it answers with a {type(answer).__name__}, or with too much")
+            return None
+        return answer
 
     def put(self, name: str, content: bytes) -> None:
         """Store something under a name, if that is possible."""
-        self._tried(self._store.put, name, content)
+        if len(content) <= _LARGEST:
+            self._tried(lambda: self._store.put(name, content))
 
-    def _tried(self, ask: Callable[..., bytes | None], *args: object) -> bytes | None:
-        if self._failures >= _FAILURES:
-            return None
-        try:
-            answer = ask(*args)
-        except Exception as error:
+    def distrust(self, why: str) -> None:
+        """Count an answer that cannot be used."""
+        with self._lock:
+            self._lies += 1
+        self._warn(why)
+
+    def _failed(self, error: Exception) -> None:
+        with self._lock:
             self._failures += 1
-            warn_once(
-                "cache",
-                f"the remote cache does not answer ({type(error).__name__}: {error}), so kernels and graphs"
-                " are made here; see that it can be reached, or unset the option `remote_cache`",
-                key="remote",
-            )
+            if self._failures >= _FAILURES:
+                self._closed_until = time.monotonic() + _REST
+        self._warn(f"{type(error).__name__}: {error}")
+
+    def _warn(self, why: str) -> None:
+        warn_once(
+            "cache",
+            f"the remote cache does not answer as it should ({shorten(why, 300)}), so kernels and graphs are"
+            " made here; see that it can be reached, or unset the option `remote_cache`",
+            key="remote",
+        )
+
+    def _tried(self, ask: Callable[[], Any]) -> Any:
+        with self._lock:
+            if self._failures >= _FAILURES:
+                if time.monotonic() < self._closed_until:
+                    return None
+                # one asks, the others go on without
+                self._closed_until = time.monotonic() + _REST
+        outcome: list[Any] = []
+
+        def run() -> None:
+            try:
+                outcome.append(ask())
+            except Exception as error:
+                outcome.append(error)
+
+        # a thread that never comes back holds up neither this one nor the end of the process
+        asking = threading.Thread(target=run, name="polyfuse-remote", daemon=True)
+        try:
+            asking.start()
+        except RuntimeError:  # the interpreter is ending
             return None
-        self._failures = 0
+        asking.join(_PATIENCE)
+        answer = outcome[0] if outcome else TimeoutError(f"no answer within {_PATIENCE:.0f} seconds")
+        if isinstance(answer, Exception):
+            self._failed(answer)
+            return None
+        with self._lock:
+            self._failures = 0
         return answer
 
 

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -35,8 +36,9 @@ class Sharing:
     ends when it has arrived, or cannot.
     """
 
-    def __init__(self, root: Path, address: str) -> None:
+    def __init__(self, root: Path, address: str, secret: bytes | None = None) -> None:
         self._root = root
+        self._secret = secret
         self._remote = GuardedStore(remote_store(address))
         self._lock = threading.Lock()
         self._sender: ThreadPoolExecutor | None = None
@@ -50,20 +52,25 @@ class Sharing:
         with ThreadPoolExecutor(min(_TOGETHER, len(keys)), thread_name_prefix="polyfuse-fetch") as threads:
             answers = threads.map(lambda key: self._remote.get(f"kernels/{key}"), keys)
             units = {answer.decode("ascii", "replace") for answer in answers if answer is not None}
-            for done in [threads.submit(self._fetch, f"units/{u}", add) for u in units if is_address(u)]:
+            fetch = partial(self._fetch, add=add, kind="kernels")
+            for done in [threads.submit(fetch, f"units/{u}") for u in units if is_address(u)]:
                 done.result()
 
     def fetch_graph(self, key: str) -> None:
-        """Add the compiled graphs under a key, if the store has some."""
-        self._fetch(f"compiled/{key}", _no_units)
+        """Add the compiled graphs under a key, if the store has some that a machine with our secret made."""
+        if self._secret is not None:
+            self._fetch(f"compiled/{key}", _no_units, "compiled")
 
     def give_unit(self, folder: Path, kernels: Mapping[str, str]) -> None:
         """Give a unit of kernels to the store."""
         self._send(lambda: self._give_unit(folder, tuple(kernels)))
 
     def give_graph(self, key: str) -> None:
-        """Give the compiled graphs under a key to the store, besides those that are there."""
-        self._send(lambda: self._give_graph(key))
+        """Give the compiled graphs under a key to the store, besides those that are there. Without a secret,
+        nobody would read them.
+        """
+        if self._secret is not None:
+            self._send(lambda: self._give_graph(key))
 
     def flush(self) -> None:
         """Wait until what was given has arrived, or cannot."""
@@ -71,14 +78,17 @@ class Sharing:
             sent, self._sent = self._sent, []
         wait(sent)
 
-    def _fetch(self, name: str, add: AddUnit) -> None:
+    def _fetch(self, name: str, add: AddUnit, kind: str) -> None:
         content = self._remote.get(name)
         if content is None:
             return
         try:
-            done = unpack(self._root, io.BytesIO(content), add)
-        except (CacheError, OSError) as error:
-            _log.info("%s of the remote cache cannot be used: %s", name, error)
+            done = unpack(self._root, io.BytesIO(content), add, self._secret, (kind,))
+        except CacheError as error:
+            self._remote.distrust(f"what it has as {name} cannot be used: {error}")
+            return
+        except OSError as error:
+            _log.info("%s of the remote cache cannot be stored: %s", name, error)
             return
         _log.info("%s came from the remote cache: %s", name, done)
 
@@ -93,7 +103,7 @@ class Sharing:
 
     def _put(self, name: str, item: Artifact) -> bool:
         stream = io.BytesIO()
-        if not pack(self._root, (item,), stream):
+        if not pack(self._root, (item,), stream, self._secret):
             return False
         self._remote.put(name, stream.getvalue())
         return True

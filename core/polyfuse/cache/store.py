@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from polyfuse.base.files import locked, publish_folder, remove_folder, scratch_folder
-from polyfuse.base.folders import process_folder, writable_root
+from polyfuse.base.folders import process_folder, readable_root, writable_root
+from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache.artifacts import CONTENTS, is_address, mark_used
 from polyfuse.cache.keys import unit_key
 from polyfuse.cache.limit import trim_if_due
 from polyfuse.cache.records import read_record, write_record
-from polyfuse.cache.units import seal_unit, unit_kernels
+from polyfuse.cache.units import seal_unit, unit_kernels, unit_size
 
 if TYPE_CHECKING:
     from polyfuse.cache.sharing import Sharing
@@ -49,17 +50,27 @@ class KernelStore:
         root: the folder.
         limit: most bytes to keep there; 0: any number.
         sharing: exchanges artifacts with other machines; None: nothing does.
+        also: another folder in which kernels are looked up, and that is only read; None: there is none.
+        moved: whether nothing is added here any more.
     """
 
     def __init__(
-        self, root: Path, *, lock_timeout: float = 600.0, limit: int = 0, sharing: Sharing | None = None
+        self,
+        root: Path,
+        *,
+        lock_timeout: float = 600.0,
+        limit: int = 0,
+        sharing: Sharing | None = None,
+        also: Path | None = None,
     ) -> None:
         self.root = root
+        self.also = also
         self.limit = limit
         self.sharing = sharing
         self._kernels = root / "kernels"
         self._locks = root / "locks"
         self._lock_timeout = lock_timeout
+        self.moved = False
 
     @staticmethod
     def open(settings: Settings, *, shared: bool = False) -> KernelStore:
@@ -71,11 +82,13 @@ class KernelStore:
         root = writable_root(settings)
         sharing = None
         if shared and settings.cache and settings.remote_cache:
+            from polyfuse.cache.sealing import read_secret
             from polyfuse.cache.sharing import Sharing  # few have a remote store
 
-            sharing = Sharing(root, settings.remote_cache)
+            sharing = Sharing(root, settings.remote_cache, read_secret(settings.remote_key))
         return KernelStore(
             root,
+            also=readable_root(settings),
             lock_timeout=float(settings.build_timeout),
             limit=settings.cache_limit << 20,
             sharing=sharing,
@@ -86,8 +99,24 @@ class KernelStore:
         """Return a store that belongs to this process and goes away with it."""
         return KernelStore(process_folder())
 
+    def move(self, why: str) -> None:
+        """Let this process add what it builds to a temporary folder from now on, and say why."""
+        self.moved = True
+        warn_once(
+            "cache",
+            f"{why}, or name another folder with the option `cache_dir`; this process keeps what it builds in"
+            f" the temporary folder {process_folder()}, and the next one builds it again",
+            key=f"moved {self.root}",
+        )
+
     def find(self, key: str) -> Located | None:
         """Return where a kernel lies, or None when it is not there in full, as it was built."""
+        found = self._find(key)
+        if found is None and self.also is not None:
+            found = KernelStore(self.also)._find(key)
+        return KernelStore.temporary()._find(key) if found is None and self.moved else found
+
+    def _find(self, key: str) -> Located | None:
         unit = read_record(self._pointer(key)).get("unit")
         if not is_address(unit):
             return None
@@ -114,8 +143,8 @@ class KernelStore:
         folder, made = self._add(kernels, build)
         if made and self.sharing is not None:
             self.sharing.give_unit(folder, kernels)
-        if made:
-            trim_if_due(self.root, self.limit)
+        if made and self.limit:
+            trim_if_due(self.root, self.limit, unit_size(folder))
         return folder
 
     def _add(self, kernels: Mapping[str, str], build: Callable[[Path], None]) -> tuple[Path, bool]:

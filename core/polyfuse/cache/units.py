@@ -19,7 +19,7 @@ from polyfuse.base.log import warn_once
 from polyfuse.cache.artifacts import CONTENTS, kernels_in
 from polyfuse.cache.records import read_record, write_record
 
-__all__ = ["file_digests", "seal_unit", "unit_kernels"]
+__all__ = ["file_digests", "seal_unit", "unit_kernels", "unit_size"]
 
 # Units whose check is remembered; beyond it, all are forgotten, and checked again when they are needed.
 _REMEMBERED: Final = 8192
@@ -80,6 +80,12 @@ def unit_kernels(folder: Path) -> Mapping[str, str] | None:
             _CHECKED.clear()
         _CHECKED[folder] = checked
     return checked.kernels
+
+
+def unit_size(folder: Path) -> int:
+    """Bytes of the files of a unit; 0 where it is gone."""
+    rows = read_record(folder / CONTENTS).get("files")
+    return sum(row[0] for row in rows.values()) if isinstance(rows, dict) else 0
 
 
 def _check(folder: Path) -> _Checked | None:

@@ -19,6 +19,7 @@ from polyfuse.cache import KernelStore
 from polyfuse.cache.archive import pack, unpack
 from polyfuse.cache.artifacts import KINDS, artifacts
 from polyfuse.cache.limit import COUNTED, trim
+from polyfuse.cache.sealing import read_secret
 
 __all__ = ["EXAMPLE", "Held", "configure", "run", "usage"]
 
@@ -150,7 +151,7 @@ def _save(root: Path, kinds: tuple[str, ...], file: Path) -> None:
     found = (item for kind in kinds for item in artifacts(root, kind))
     try:
         with replacing(file) as temporary, open(temporary, "xb") as stream:
-            count = pack(root, found, stream)
+            count = pack(root, found, stream, read_secret(Settings.resolve().remote_key))
     except OSError as error:
         raise CacheError(f"{file} cannot be written ({error})", "name another file") from error
     print(f"{count} artifacts written to {file}, {file.stat().st_size / _MIB:.1f} MiB")
@@ -160,7 +161,7 @@ def _load(settings: Settings, file: Path) -> None:
     store = KernelStore.open(settings)
     try:
         with open(file, "rb") as stream:
-            done = unpack(store.root, stream, store.add)
+            done = unpack(store.root, stream, store.add, read_secret(settings.remote_key))
     except OSError as error:
         raise CacheError(
             f"{file} cannot be added ({error})", "name a file that polyfuse cache save wrote"
@@ -168,4 +169,6 @@ def _load(settings: Settings, file: Path) -> None:
     print(
         f"{done.added} artifacts added, {done.present} were there"
         + f", {done.damaged} damaged" * bool(done.damaged)
+        + f", {done.refused} compiled graphs refused, for the option remote_key names no secret"
+        * bool(done.refused)
     )

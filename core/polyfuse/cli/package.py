@@ -12,6 +12,7 @@ from polyfuse.aot.container import Archive
 from polyfuse.aot.description import Argument, Description, Entry
 from polyfuse.base.digest import stable_json
 from polyfuse.base.errors import PackageError
+from polyfuse.base.text import printable
 
 __all__ = ["EXAMPLE", "configure", "run"]
 
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(stable_json(archive.manifest))
         else:
             for line in _lines(archive):
-                print(line)
+                print(printable(line))
     return 0
 
 

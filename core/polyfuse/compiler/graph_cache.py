@@ -161,6 +161,9 @@ class GraphCache:
             self._key = self._address(gm, example_inputs)
             from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry, entry_name
 
+            also = self._session.store.also
+            if also is not None and not self._folder.holds(self._key):
+                self._folder.adopt(self._key, also, entry_name)
             self._folder.mend(self._key, entry_name)
             sharing = self._session.store.sharing
             if sharing is not None and not self._folder.holds(self._key):

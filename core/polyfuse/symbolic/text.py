@@ -6,7 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from polyfuse.base.expressions import Grammar
 from polyfuse.symbolic.index import Atom, IndexLike
+
+HOST_GRAMMAR = Grammar(
+    frozenset({"min", "max", "abs", "round", "float", "math.*"}), modules=frozenset({"math"})
+)
+"""What the text of a number of the host may contain."""
 
 _HOST_FUNCTIONS = {"min": min, "max": max, "abs": abs, "round": round, "float": float}
 

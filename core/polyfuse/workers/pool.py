@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from polyfuse.base.errors import CacheError, KernelBuildError, KernelLoadError, PolyfuseError
-from polyfuse.base.log import get_logger, warn_once
+from polyfuse.base.files import is_out_of_space
+from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore, Located, kernel_key
 from polyfuse.plugin import Backend, Launchable, Source
@@ -162,8 +163,8 @@ class BuildPool:
         try:
             folder = self._add(backend, sources, cache_keys, store)
         except KernelBuildError as error:
-            if len(sources) == 1:
-                return {sources[0].key: error}
+            if len(sources) == 1 or error.timed_out:
+                return dict.fromkeys((source.key for source in sources), error)
             _log.info("a unit of %d kernels failed, each is built alone: %s", len(sources), error.cause)
             alone: dict[str, Location] = {}
             for source in sources:
@@ -181,13 +182,16 @@ class BuildPool:
     ) -> Path:
         kernels = {cache_keys[source.key]: source.key for source in sources}
         build = partial(self._build, backend, sources)
-        try:
-            return store.add(kernels, build)
-        except (CacheError, OSError) as error:
-            # What the backend raises was turned into KernelBuildError, so this is the store's own trouble.
-            warn_once(
-                "cache", f"the kernel store cannot be used ({error}); this process uses a temporary one"
-            )
+        if not store.moved:
+            try:
+                return store.add(kernels, build)
+            except KernelBuildError as error:
+                if not is_out_of_space(error):
+                    raise
+                store.move(f"there is no space left in {store.root}; free some")
+            except (CacheError, OSError) as error:
+                # What the backend raises was turned into KernelBuildError: this is the store's own trouble.
+                store.move(f"the kernel store {store.root} cannot be used ({error}); see to that")
         try:
             return KernelStore.temporary().add(kernels, build)
         except OSError as error:
@@ -234,15 +238,26 @@ class BuildPool:
         with self._lock:
             self._loaded.pop((backend.name, location.folder), None)
         again = self._build_unit(backend, (sources[key],), cache_keys, store)[key]
-        if isinstance(again, PolyfuseError):
-            return again
+        found = self._loaded_from(backend, sources[key], again)
+        if isinstance(found, KernelLoadError) and not store.moved:
+            # files in a folder that forbids execution do not load, wherever they come from
+            again = self._build_unit(backend, (sources[key],), cache_keys, KernelStore.temporary())[key]
+            elsewhere = self._loaded_from(backend, sources[key], again)
+            if not isinstance(elsewhere, PolyfuseError):
+                store.move(f"what is built in {store.root} cannot be loaded from there ({found.cause})")
+                return elsewhere
+        return found
+
+    def _loaded_from(self, backend: Backend, source: Source, place: Location) -> Launchable | PolyfuseError:
+        if isinstance(place, PolyfuseError):
+            return place
         try:
-            return self._load_unit(backend, again)
+            return self._load_unit(backend, place)
         except PolyfuseError as error:
             return error
         except Exception as error:
             return KernelLoadError(
-                f"kernel {sources[key].name} of backend {backend.name!r} does not load ({error})",
+                f"kernel {source.name} of backend {backend.name!r} does not load ({error})",
                 "run `polyfuse doctor`",
             )
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import KernelBuildError
-from polyfuse.base.settings import child_environment
+from polyfuse.base.process import python_command, python_environment
 from polyfuse.plugin import Source
 
 __all__ = ["WorkerProcess", "WorkerProcesses"]
@@ -24,19 +22,21 @@ __all__ = ["WorkerProcess", "WorkerProcesses"]
 class WorkerProcess:
     """One child that builds what it is told, one request at a time.
 
-    `start` and `options` name a function that it calls first.
+    `start` and `options` name a function that it calls first; `needed` is one that it will call.
     """
 
-    def __init__(self, start: str = "", options: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self, start: str = "", options: Mapping[str, object] | None = None, needed: str = ""
+    ) -> None:
         first = [start, json.dumps(dict(options or {}))] if start else []
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "polyfuse.workers.main", *first],
+            python_command("polyfuse.workers.main", *first),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             encoding="utf-8",
-            env=child_environment(PYTHONPATH=os.pathsep.join(filter(None, sys.path))),
+            env=python_environment(start, needed),
             # A key that interrupts the parent must not kill a build that the parent may still want.
             start_new_session=True,
         )
@@ -109,6 +109,7 @@ class WorkerProcess:
         self._errors.seek(0)
         output = self._errors.read().decode("utf-8", "replace")[-4000:]
         names = ", ".join(source.name for source in sources)
+        late = timeout is not None
         if timeout is not None:
             cause, fix = f"building {names} took longer than {timeout:.0f} seconds", "raise `build_timeout`"
         else:
@@ -116,7 +117,7 @@ class WorkerProcess:
                 f"the process that built {names} died with status {status}",
                 "report it to the backend's author",
             )
-        return KernelBuildError(cause, fix, output=output, name=sources[0].name)
+        return KernelBuildError(cause, fix, output=output, name=sources[0].name, timed_out=late)
 
 
 class WorkerProcesses:
@@ -129,7 +130,7 @@ class WorkerProcesses:
 
     def build(self, *request: Any) -> None:
         """Build in a borrowed worker, which takes the arguments of `WorkerProcess.build`."""
-        worker = self._take()
+        worker = self._take(str(request[0]))
         try:
             worker.build(*request)
         finally:
@@ -147,7 +148,7 @@ class WorkerProcesses:
         for worker in idle:
             worker.close()
 
-    def _take(self) -> WorkerProcess:
+    def _take(self, function: str) -> WorkerProcess:
         with self._lock:
             while self._idle:
                 # the one that waits longest has had most time to start
@@ -155,7 +156,7 @@ class WorkerProcesses:
                 if worker.alive:
                     return worker
                 worker.close()
-        return WorkerProcess()
+        return WorkerProcess(needed=function)
 
     def _give_back(self, worker: WorkerProcess) -> None:
         with self._lock:

@@ -90,7 +90,7 @@ class CppBackend(Backend):
                 is_model = source.language == LIBRARY_LANGUAGE
                 path = folder / f"{source.key}.cpp"
                 path.write_text(source.text if is_model else host_unit(source), encoding="utf-8")
-                build_library(self.toolchain, self.isa, path, path.with_suffix(".so"), name=source.name)
+                self._build_library(path, path.with_suffix(".so"), source.name)
                 for name, text in public_headers().items() if is_model else ():
                     (folder / name).write_text(text, encoding="utf-8")
             return
@@ -99,9 +99,13 @@ class CppBackend(Backend):
         path = folder / "kernels.cpp"
         path.write_text(unit, encoding="utf-8")
         names = ", ".join(dict.fromkeys(s.name for s in sources))
-        build_library(self.toolchain, self.isa, path, folder / LIBRARY, name=names)
+        self._build_library(path, folder / LIBRARY, names)
         rows = "".join(f"{source.key} {source.symbol}\n" for source in sources)
         (folder / KEYS).write_text(rows, encoding="utf-8")
+
+    def _build_library(self, source: Path, output: Path, name: str) -> None:
+        timeout = float(self.settings.build_timeout)
+        build_library(self.toolchain, self.isa, source, output, name=name, timeout=timeout)
 
     def _head(self, sources: Sequence[Source]) -> str:
         """The part of the vector layer that kernels need."""

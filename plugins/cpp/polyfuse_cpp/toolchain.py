@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
-import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError
-from polyfuse.base.process import run_program
+from polyfuse.base.process import run_bounded, run_program
 from polyfuse_cpp.isa import Isa
 
 __all__ = ["Toolchain", "build_command", "build_library", "find_toolchain"]
@@ -45,12 +46,14 @@ _BASE_FLAGS = (
 )
 _LINK_FLAGS = ("-Wl,--build-id=none",)
 _BUILD_SECONDS = 300.0
+_ASK_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     """One C++ compiler: what to run, and what tells its output from another compiler's.
 
+    `arguments` come first in each command: of `ccache g++` the path is ccache's, and they are `g++`.
     `linker` is a quicker one than the default, where there is one (it does not change the output's meaning).
     `vector_libm` says that the C library has vector forms of all its functions (glibc 2.35 on x86-64).
     """
@@ -61,6 +64,7 @@ class Toolchain:
     target: str
     linker: str = ""
     vector_libm: bool = False
+    arguments: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -69,12 +73,13 @@ class Toolchain:
 
 
 def find_toolchain(compiler: str = "") -> Toolchain:
-    """The compiler named *compiler* (a command or a path), else the first of g++, c++ and clang++ on the
-    path."""
+    """The compiler named *compiler* (a path, or a command with arguments such as ``ccache g++``), else the
+    first of g++, c++ and clang++ on the path."""
     for name in (compiler,) if compiler else ("g++", "c++", "clang++"):
-        path = shutil.which(name)
+        words = _words(name)
+        path = shutil.which(words[0]) if words else None
         if path:
-            return _inspect(path, os.stat(path).st_mtime_ns)
+            return _inspect(path, words[1:], os.stat(path).st_mtime_ns)
     if compiler:
         raise BackendUnavailableError(
             f"the C++ compiler {compiler!r}, named by CXX or the option cpp.compiler, does not exist",
@@ -86,17 +91,32 @@ def find_toolchain(compiler: str = "") -> Toolchain:
     )
 
 
+def _words(command: str) -> tuple[str, ...]:
+    """A command as its arguments; a path with spaces in it is one."""
+    if shutil.which(command):
+        return (command,)
+    try:
+        return tuple(shlex.split(command))
+    except ValueError:  # a quote that is not closed
+        return ()
+
+
 @lru_cache(maxsize=8)
-def _inspect(path: str, changed: int) -> Toolchain:
+def _inspect(path: str, arguments: tuple[str, ...], changed: int) -> Toolchain:
     """Ask the compiler at *path* who it is; one process, remembered until the file changes."""
     try:
-        done = subprocess.run([path, "-v"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run_bounded([path, *arguments, "-v"], timeout=_ASK_SECONDS)
+    except OSError as error:
         raise BackendUnavailableError(
             f"the C++ compiler {path} does not run ({error})", "name another one in CXX"
         ) from error
+    if done.status is None:
+        raise BackendUnavailableError(
+            f"the C++ compiler {path} did not say within {_ASK_SECONDS:.0f} seconds what it is",
+            "name another one in CXX",
+        )
     version = target = ""
-    for line in done.stderr.splitlines():
+    for line in done.output.splitlines():
         if line.startswith("Target:"):
             target = line.partition(":")[2].strip()
         elif " version " in line and not version:
@@ -104,11 +124,12 @@ def _inspect(path: str, changed: int) -> Toolchain:
     if not version:
         raise BackendUnavailableError(f"{path} is neither g++ nor clang++", "name another compiler in CXX")
     family = "clang" if "clang" in version else "gcc"
-    if family == "clang" and not _prints_a_file(path, "libomp.so"):
+    if family == "clang" and not _prints_a_file([path, *arguments], "libomp.so"):
         raise BackendUnavailableError(
             f"{path} has no OpenMP runtime", "install libomp for it, or name g++ in CXX"
         )
-    return Toolchain(path, family, version, target, _quick_linker(target), _has_vector_libm(target))
+    quick, vectors = _quick_linker(target), _has_vector_libm(target)
+    return Toolchain(path, family, version, target, quick, vectors, arguments)
 
 
 def build_command(
@@ -123,7 +144,7 @@ def build_command(
     links = [*_LINK_FLAGS, *(f"-l{name}" for name in libraries)]
     if toolchain.linker:
         links.append(f"-fuse-ld={toolchain.linker}")
-    return [toolchain.path, *flags, *isa.compile_flags, source, "-o", output, *links]
+    return [toolchain.path, *toolchain.arguments, *flags, *isa.compile_flags, source, "-o", output, *links]
 
 
 def build_library(
@@ -134,25 +155,45 @@ def build_library(
     *,
     libraries: Sequence[str] = (),
     name: str = "",
+    timeout: float = _BUILD_SECONDS,
 ) -> None:
-    """Build *source* into *output*; `KernelBuildError` holds the command and all that the compiler said.
+    """Build *source* into *output*; `KernelBuildError` holds the command and what the compiler said. It has
+    *timeout* seconds.
 
     A quick linker that is installed may still not work with this compiler: where the build fails with it, the
     compiler's own is tried, and kept to if that helps.
     """
     plain = dataclasses.replace(toolchain, linker="")
+    until = time.monotonic() + timeout
     choices = [plain] if toolchain in _QUICK_LINKER_FAILS or plain == toolchain else [toolchain, plain]
     for choice in choices:
         command = build_command(choice, isa, str(source), str(output), libraries=libraries)
         try:
-            run_program(command, timeout=_BUILD_SECONDS, name=name or source.name)
-        except KernelBuildError:
-            if choice is choices[-1]:
+            run_program(command, timeout=max(0.1, until - time.monotonic()), name=name or source.name)
+            _check_library(output, command, name or source.name)
+        except KernelBuildError as error:
+            if choice is choices[-1] or error.timed_out:
                 raise
         else:
             if choice is not choices[0]:
                 _QUICK_LINKER_FAILS.add(toolchain)
             return
+
+
+def _check_library(output: Path, command: Sequence[str], name: str) -> None:
+    """Raise where a compiler that reported success left no library."""
+    try:
+        # what is no file may never answer
+        found = output.read_bytes()[:4] if output.is_file() and not output.is_symlink() else b""
+    except OSError:
+        found = b""
+    if found != b"\x7fELF":
+        raise KernelBuildError(
+            f"building {name} ended well, but left no library",
+            "name another compiler in CXX",
+            command=command,
+            name=name,
+        )
 
 
 _QUICK_LINKER_FAILS: set[Toolchain] = set()
@@ -167,12 +208,10 @@ def _quick_linker(target: str) -> str:
     return next((name for name in ("mold", "gold") if shutil.which(f"ld.{name}")), "")
 
 
-def _prints_a_file(path: str, library: str) -> bool:
-    """Whether the compiler at *path* knows where *library* lies (else it repeats the bare name)."""
-    done = subprocess.run(
-        [path, f"-print-file-name={library}"], capture_output=True, text=True, timeout=30, check=False
-    )
-    return os.path.isabs(done.stdout.strip())
+def _prints_a_file(command: Sequence[str], library: str) -> bool:
+    """Whether a compiler knows where *library* lies (else it repeats the bare name)."""
+    done = run_bounded([*command, f"-print-file-name={library}"], timeout=_ASK_SECONDS)
+    return os.path.isabs(done.output.strip())
 
 
 def _has_vector_libm(target: str) -> bool:

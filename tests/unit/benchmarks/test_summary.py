@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from xml.etree import ElementTree
 
+from polyfuse_bench.report_autotuning import autotuning_table
 from polyfuse_bench.report_chart import KERNEL_PANELS, PANELS, kernels_chart, speed_chart
 from polyfuse_bench.report_summary import groups, readme_table, summary
 
@@ -53,3 +56,14 @@ def test_the_chart_of_fused_functions_has_a_dot_for_each():
     assert len(dots) == 3 and dots[0].get("fill") != dots[1].get("fill") == dots[2].get("fill")
     assert float(dots[0].get("cy", 0)) > float(dots[1].get("cy", 0)) > float(dots[2].get("cy", 0))
     assert kernels_chart([]) is None
+
+
+def test_what_autotuning_costs_and_gains(tmp_path: Path):
+    mode = "polyfuse:max-autotune-no-cudagraphs"
+    start = {"cold": {"polyfuse": 2.0, mode: 5.0}, "warm": {"polyfuse": 1.0, mode: 1.0}}
+    (tmp_path / "tuning.json").write_text(json.dumps({"rows": [{"name": "bert", **start}]}))
+    found = groups([("Linear layers", content(4.0, 2.0, 2.0, "1x8x8"))])
+    text = str(autotuning_table(found, tmp_path))
+    assert "cold start: bert](performance.md#tuning-time) | 3 s |" in text and "| 0 s |" in text
+    assert "(performance.md#linear-layers) | 2.00× |" in text
+    assert autotuning_table([], tmp_path / "none") is None

@@ -14,6 +14,7 @@ from polyfuse.cache.archive import Unpacked, pack, unpack
 from polyfuse.cache.artifacts import CONTENTS, KINDS, artifacts
 from toy_backend import source
 
+SECRET = b"a secret of these machines"
 ONE, TWO = kernel_key(source("a").key, "toy", {}), kernel_key(source("b").key, "toy", {})
 
 
@@ -40,12 +41,12 @@ def root(tmp_path):
 
 def packed(root: Path) -> bytes:
     stream = io.BytesIO()
-    pack(root, [item for kind in KINDS for item in artifacts(root, kind)], stream)
+    pack(root, [item for kind in KINDS for item in artifacts(root, kind)], stream, SECRET)
     return stream.getvalue()
 
 
-def added(root: Path, content: bytes) -> Unpacked:
-    return unpack(root, io.BytesIO(content), KernelStore(root).add)
+def added(root: Path, content: bytes, secret: bytes | None = SECRET) -> Unpacked:
+    return unpack(root, io.BytesIO(content), KernelStore(root).add, secret)
 
 
 def changed(content: bytes, names: dict[str, str | None], data: bytes | None = None) -> bytes:
@@ -106,7 +107,7 @@ def test_no_flipped_bit_goes_unseen(root, tmp_path):
         flipped[place] ^= 0x55
         second = tmp_path / str(place)
         try:
-            added(second, bytes(flipped))
+            added(second, bytes(flipped), None)
         except CacheError:
             continue
         assert files(second).items() <= files(root).items()
@@ -114,10 +115,23 @@ def test_no_flipped_bit_goes_unseen(root, tmp_path):
 
 def test_a_flipped_bit_costs_its_artifact_alone(root, tmp_path):
     content = bytearray(changed(packed(root), {}))
-    content[content.index(b"compiled/graph/entrycompiled") + 25] ^= 1
+    content[content.index(b"timings/ab/abc.jsontimings") + 25] ^= 1
     second = tmp_path / "second"
-    assert added(second, bytes(content)) == Unpacked(added=3, damaged=1)
-    assert not (second / "compiled").exists() and KernelStore(second).find(ONE) is not None
+    assert added(second, bytes(content), None) == Unpacked(added=2, damaged=1, refused=1)
+    assert not (second / "timings").exists() and KernelStore(second).find(ONE) is not None
+    with pytest.raises(CacheError, match="damaged"):
+        added(second, bytes(content))
+
+
+def test_compiled_graphs_need_the_secret_of_who_made_them(root, tmp_path):
+    content = packed(root)
+    assert added(tmp_path / "second", content, None) == Unpacked(added=3, refused=1)
+    assert not (tmp_path / "second" / "compiled").exists()
+    with pytest.raises(CacheError, match="is not sealed with the secret"):
+        added(tmp_path / "third", content, b"another secret of machines")
+    with pytest.raises(CacheError, match="is not sealed with the secret"):
+        added(tmp_path / "third", changed(content, {"graph/other": "graph/mine"}))
+    assert not (tmp_path / "third").exists()
 
 
 @pytest.mark.parametrize(
@@ -126,14 +140,16 @@ def test_a_flipped_bit_costs_its_artifact_alone(root, tmp_path):
 )
 def test_a_unit_that_is_not_whole_is_refused(root, tmp_path, names, data):
     second = tmp_path / "second"
-    assert added(second, changed(packed(root), names, data)) == Unpacked(added=3, damaged=1)
+    assert added(second, changed(packed(root), names, data), None) == Unpacked(
+        added=2, damaged=1, refused=1
+    )
     assert KernelStore(second).find(ONE) is None
 
 
 def test_a_unit_under_another_name_is_refused(root, tmp_path):
     (unit,) = artifacts(root, "kernels")
     content = changed(packed(root), {unit.path.name: unit.path.name[::-1]})
-    assert added(tmp_path / "second", content).damaged == 1
+    assert added(tmp_path / "second", content, None).damaged == 1
 
 
 @pytest.mark.parametrize("name", ["../graph", ".graph", "/graph", "a:b", "", "a\\b"])
@@ -141,7 +157,7 @@ def test_a_unit_under_another_name_is_refused(root, tmp_path):
 def test_names_that_lead_elsewhere_are_refused(root, tmp_path, name, place):
     content = changed(packed(root), {place: name if place == "graph" else f"{name}/{place}"})
     with pytest.raises(CacheError, match="no archive"):
-        added(tmp_path / "second" / "root", content)
+        added(tmp_path / "second" / "root", content, None)
     assert [p for p in tmp_path.rglob("*") if p.is_file() and root not in p.parents] == []
 
 

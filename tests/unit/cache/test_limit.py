@@ -94,8 +94,10 @@ def test_a_unit_without_its_list_of_kernels_can_be_removed(tmp_path):
 def test_adding_trims_once_in_a_while(tmp_path):
     old = fill(tmp_path, "ab")
     store = KernelStore(tmp_path, limit=unit_size(tmp_path))
-    for name, expected in (("c", [False, False]), ("d", [True, True])):
+    gone, there = [False, False], [True, True]
+    for name, limit, expected in (("c", 1, gone), ("d", 1000, there), ("e", 1, gone)):
         key = kernel_key(source(name).key, "toy", {})
+        store.limit = limit * unit_size(tmp_path)  # much is left of a large one, so that nobody looks again
         store.add({key: key}, build)
         assert store.find(key) is not None
         assert held(tmp_path, old) == expected, name

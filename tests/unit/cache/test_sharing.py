@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,10 +14,13 @@ from polyfuse.base.errors import InvalidOptionError
 from polyfuse.base.log import reset_warned
 from polyfuse.base.settings import Settings
 from polyfuse.cache import GraphFolder, KernelStore, kernel_key
+from polyfuse.cache.archive import pack
+from polyfuse.cache.artifacts import KINDS, artifacts
 from polyfuse.cache.remote import FolderStore, GuardedStore, HttpStore, RemoteStore, remote_store
 from polyfuse.cache.sharing import Sharing
 from toy_backend import source
 
+SECRET = b"a secret of these machines"
 ONE, TWO, THREE = (kernel_key(source(name).key, "toy", {}) for name in "abc")
 
 
@@ -83,17 +87,57 @@ def test_graphs_of_several_machines_are_joined(tmp_path, remote):
         folder = GraphFolder(tmp_path / name)
         (folder.path / "key").mkdir(parents=True)
         (folder.path / "key" / name).write_text(name)
-        sharing = Sharing(tmp_path / name, str(remote))
+        sharing = Sharing(tmp_path / name, str(remote), SECRET)
         sharing.give_graph("key")
         sharing.flush()
-    sharing = Sharing(tmp_path / "three", str(remote))
+    sharing = Sharing(tmp_path / "three", str(remote), SECRET)
     sharing.fetch_graph("key")
     sharing.fetch_graph("none")
     found = tmp_path / "three" / "compiled" / "key"
     assert sorted(path.name for path in found.iterdir()) == ["one", "two"]
+    for secret in (None, b"another secret of machines"):
+        Sharing(tmp_path / "four", str(remote), secret).fetch_graph("key")
+        assert not GraphFolder(tmp_path / "four").holds("key"), "pickles need the secret"
     (remote / "compiled" / "key").write_bytes(b"damaged")
-    Sharing(tmp_path / "four", str(remote)).fetch_graph("key")
+    Sharing(tmp_path / "four", str(remote), SECRET).fetch_graph("key")
     assert not GraphFolder(tmp_path / "four").holds("key")
+
+
+def test_without_a_secret_no_graph_is_given(tmp_path, remote):
+    folder = GraphFolder(tmp_path / "one")
+    (folder.path / "key").mkdir(parents=True)
+    (folder.path / "key" / "entry").write_text("entry")
+    sharing = Sharing(tmp_path / "one", str(remote))
+    sharing.give_graph("key")
+    sharing.flush()
+    assert not remote.exists()
+
+
+def test_with_a_secret_kernels_of_others_are_refused(tmp_path, remote):
+    given(tmp_path, remote)
+    root = tmp_path / "second"
+    store = KernelStore(root, sharing=Sharing(root, str(remote), SECRET))
+    store.fetch([ONE])
+    assert store.find(ONE) is None
+
+
+def test_other_kinds_of_artifacts_do_not_arrive(tmp_path, remote):
+    """A store that is asked for a unit sends measurements and bars along."""
+    given(tmp_path, remote)
+    root = tmp_path / "liar"
+    for name in ("barred/x.json", "timings/ab/abc.json"):
+        (root / name).parent.mkdir(parents=True)
+        (root / name).write_text("{}")
+    store = KernelStore(root)
+    store.add({ONE: "s1", TWO: "s2"}, build)
+    stream = io.BytesIO()
+    pack(root, [item for kind in KINDS for item in artifacts(root, kind)], stream)
+    (unit,) = artifacts(root, "kernels")
+    (remote / "units" / unit.path.name).write_bytes(stream.getvalue())
+    second, _ = store_of(tmp_path, "second", remote)
+    second.fetch([ONE])
+    assert second.find(ONE) is not None
+    assert not (second.root / "barred").exists() and not (second.root / "timings").exists()
 
 
 def test_units_do_not_arrive_as_graphs(tmp_path, remote):
@@ -101,7 +145,7 @@ def test_units_do_not_arrive_as_graphs(tmp_path, remote):
     (unit, *_) = (remote / "units").iterdir()
     (remote / "compiled").mkdir()
     (remote / "compiled" / "key").write_bytes(unit.read_bytes())
-    Sharing(tmp_path / "second", str(remote)).fetch_graph("key")
+    Sharing(tmp_path / "second", str(remote), SECRET).fetch_graph("key")
     assert not [path for path in (tmp_path / "second").rglob("*") if path.is_file()]
 
 

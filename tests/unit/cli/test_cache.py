@@ -60,7 +60,11 @@ def test_trim(root, capsys, monkeypatch):
 
 
 def test_what_is_saved_can_be_loaded_elsewhere(root, capsys, monkeypatch, tmp_path):
-    file = tmp_path / "bundle"
+    file, secret = tmp_path / "bundle", tmp_path / "secret"
+    secret.write_text("a secret of these machines")
+    assert cli.main(["cache", "save", str(file)]) == 0
+    assert "2 artifacts written" in capsys.readouterr().out, "without a secret, no compiled graphs"
+    monkeypatch.setenv("POLYFUSE_REMOTE_KEY", str(secret))
     assert cli.main(["cache", "save", str(file)]) == 0
     assert "3 artifacts written" in capsys.readouterr().out
     monkeypatch.setenv("POLYFUSE_CACHE_DIR", str(tmp_path / "elsewhere"))

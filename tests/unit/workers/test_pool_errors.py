@@ -42,7 +42,7 @@ def test_a_unit_without_its_kernel_is_built_again_and_then_given_up(tmp_path: Pa
     backend = Forgetful(SETTINGS)
     error = outcome(backend, KernelStore(tmp_path))
     assert isinstance(error, KernelLoadError) and "lacks kernel" in str(error)
-    assert backend.loads == 2
+    assert backend.loads == 3, "found, built again, and built in another folder"
 
 
 def test_a_second_build_that_fails_says_why(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyfuse.base.config import Config
 from polyfuse.base.errors import IRError, PolyfuseError, UnsupportedError
+from polyfuse.base.names import plain_word
 from polyfuse.base.settings import Settings
 from polyfuse.checking.compare import agree, mismatch
 from polyfuse.checking.launch import CheckResult, check_launch
@@ -104,6 +105,11 @@ def _replay_graph(graph: Graph, session: CompileSession, seed: int) -> tuple[Dif
         raise UnsupportedError(
             f"the graph calls {held[0]}, which its text does not hold; replay its kernels one by one"
         )
+    for buffer in graph.buffers.values():
+        # the program prints it as it is
+        if not isinstance(getattr(torch, buffer.torch_dtype, None), torch.dtype):
+            raise UnsupportedError(f"{buffer.torch_dtype[:80]!r} is no type of elements")
+    graph = replace(graph, name=plain_word(graph.name))
     sizes = dict(graph.symbol_hints)
     graph = replace(graph, objects={**graph.objects, **_constants(graph, sizes, seed)})
     for small in (False, True):

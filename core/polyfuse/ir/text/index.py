@@ -10,8 +10,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 
+from polyfuse.base.expressions import expression_problem
 from polyfuse.ir.text.tokens import Tokens
 from polyfuse.symbolic import Atom, Index, IndexLike, Monomial, as_atom, exact, of_atom
+from polyfuse.symbolic.text import HOST_GRAMMAR
 
 _PLAIN = re.compile(r"[A-Za-z_@%][A-Za-z0-9_@%.$]*\Z")
 
@@ -113,16 +115,24 @@ def read_index(tokens: Tokens, known: Mapping[str, Atom]) -> IndexLike:
 
 def read_axis(tokens: Tokens, known: Mapping[str, Atom]) -> Index:
     """Read the declaration of an axis."""
-    name = tokens.name()
+    name = _variable_name(tokens)
     tokens.expect("{")
     size = read_index(tokens, known)
     tokens.expect("}")
     return of_atom(Atom("axis", name, (size,)))
 
 
+def _variable_name(tokens: Tokens) -> str:
+    """The name of an axis or symbol, which programs print as it is."""
+    name = tokens.name()
+    if not _PLAIN.match(name):
+        raise tokens.error(f"{name[:80]!r} names no variable")
+    return name
+
+
 def read_symbol(tokens: Tokens) -> Atom:
     """Read the declaration of a shape symbol."""
-    name = tokens.name()
+    name = _variable_name(tokens)
     tokens.expect("{")
     lo, hi = _read_bounds(tokens)
     tokens.expect("}")
@@ -149,6 +159,9 @@ def _read_factor(tokens: Tokens, known: Mapping[str, Atom]) -> IndexLike:
         return of_atom(Atom(name, "", tuple(operands)))
     if name == "host" and tokens.skip("["):
         text = tokens.string()
+        problem = expression_problem(text, HOST_GRAMMAR)
+        if problem:
+            raise tokens.error(f"{text[:80]!r} is no number of the host: {problem}")
         symbols: list[IndexLike] = []
         while tokens.skip(","):
             symbols.append(read_index(tokens, known))
@@ -175,6 +188,8 @@ def _read_variable(tokens: Tokens, name: str, known: Mapping[str, Atom]) -> Atom
         if name not in known:
             raise tokens.error(f"variable {name!r} is not declared")
         return known[name]
+    if not _PLAIN.match(name):
+        raise tokens.error(f"{name[:80]!r} names no variable")
     if tokens.is_bounds():
         lo, hi = _read_bounds(tokens)
         atom = Atom("sym", name, (), lo, hi)

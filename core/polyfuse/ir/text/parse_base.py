@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from polyfuse.base.expressions import Grammar, expression_problem
 from polyfuse.ir.nodes import Buffer, Opaque, View
 from polyfuse.ir.text.index import read_index, read_symbol
 from polyfuse.ir.text.tokens import Tokens
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Atom, Index, IndexLike, as_atom
+
+# Types, devices, layouts and numbers that JSON lacks.
+_VALUES = Grammar(frozenset({"torch.device", "complex", "float"}), frozenset({"torch", "math"}), strings=True)
 
 
 class Reader:
@@ -78,7 +82,7 @@ class Reader:
             "none": lambda: None,
             "true": lambda: True,
             "false": lambda: False,
-            "host": lambda: Opaque(text=self.tokens.string()),
+            "host": self._opaque,
             "object": lambda: Opaque(key=self.tokens.string()),
             "dtype": self.dtype,
             "complex": self._complex,
@@ -105,6 +109,14 @@ class Reader:
             if tokens.skip(word):
                 return read()
         raise tokens.error(f"{tokens.text!r} begins no value")
+
+    def _opaque(self) -> Opaque:
+        """A value that the host program names: what is read is data, and does nothing when evaluated."""
+        text = self.tokens.string()
+        problem = expression_problem(text, _VALUES)
+        if problem:
+            raise self.tokens.error(f"{text[:80]!r} is no value of the host: {problem}")
+        return Opaque(text=text)
 
     def _complex(self) -> complex:
         self.tokens.expect("(")
