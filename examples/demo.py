@@ -184,7 +184,7 @@ def fusion_table(results: Sequence[Result]) -> Table:
                 f"{report.bytes_before / 2**20:.1f}",
                 f"{report.bytes_after / 2**20:.1f}",
             )
-    table.caption = "library: matrix products of torch; eager: operators not lowered"
+    table.caption = "library: matmuls of torch; eager: operators not lowered"
     return table
 
 

@@ -47,7 +47,7 @@ def with_times(monkeypatch: pytest.MonkeyPatch, folder: Path, times: Mapping[str
     The result is compared with eager mode's; with `change`, a parameter, once more after that has changed.
     """
 
-    def race(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any) -> Mapping[str, float]:
+    def trials(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any) -> Mapping[str, float]:
         runner.prepare(problem)
         for c in candidates:
             runner.first(c)
@@ -57,7 +57,7 @@ def with_times(monkeypatch: pytest.MonkeyPatch, folder: Path, times: Mapping[str
     def run(
         function: Callable[..., Any], *args: Any, freezing: bool = False, change: Any = None, **options: Any
     ) -> GraphReport:
-        monkeypatch.setattr(search_module, "run_trials", race)
+        monkeypatch.setattr(search_module, "run_trials", trials)
         forget_sessions()
         reset_reports()
         torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Products of matrices as kernels written by hand, for the C++ backend's tests."""
+"""Matmuls as kernels written by hand, for the C++ backend's tests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Change = Callable[[Body, str], str]
 class Matmul:
     """`out[b, m, n] = finish(sum over k of left[b, m, k] * right[b, k, n])`, operands laid out as wished.
 
-    `left` and `right` name dimensions from the slowest to the fastest: "bmk" is plain, "bkm" turned; what is
-    left out is broadcast. `pad` is put behind every row, so that matrices do not fill memory. With `panel`,
-    the right operand lies in panels of so many columns, as `[n // panel, k, panel]`.
+    `left` and `right` name dimensions from the slowest to the fastest: "bmk" is plain, "bkm" transposed;
+    what is left out is broadcast.
+    `pad` is put behind every row, so that matrices do not fill memory. With `packed`,
+    the right operand lies in packed blocks of so many columns, as `[n // packed, k, packed]`.
     """
 
     m: int
@@ -36,7 +37,7 @@ class Matmul:
     out_dtype: DType | None = None
     other: DType | None = None
     pad: int = 0
-    panel: int = 0
+    packed: int = 0
     dynamic: str = ""
     prologue_left: Change | None = None
     prologue_right: Change | None = None
@@ -57,10 +58,10 @@ class Matmul:
 
     def index(self, order: str, builder: KernelBuilder) -> IndexLike:
         """Where an element of a tensor of some order lies."""
-        if self.panel and order == self.right:
+        if self.packed and order == self.right:
             column = builder["n"]
-            rows = column // self.panel * self.sizes["k"] + builder["k"]
-            return rows * self.panel + column % self.panel
+            rows = column // self.packed * self.sizes["k"] + builder["k"]
+            return rows * self.packed + column % self.packed
         place: IndexLike = 0
         step: IndexLike = 1
         for position, name in enumerate(reversed(order)):
@@ -108,8 +109,8 @@ class Matmul:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Fresh arguments by name, as tensors of dimensions b, m, n, k in their own order."""
         made = {"left": self._tensor(self.left, self.dtype), "right": self._tensor(self.right, self.other)}
-        if self.panel:
-            made["right"] = _fresh((self.n // self.panel, self.k, self.panel), self.dtype)
+        if self.packed:
+            made["right"] = _fresh((self.n // self.packed, self.k, self.packed), self.dtype)
         if self.bias:
             made["bias"] = _fresh((self.n,), self.dtype)
         if self.residual:
@@ -140,7 +141,7 @@ class Matmul:
     def product(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """The sums in double precision, [b, m, n]."""
         a = self.plain(left, self.left, "bmk").to(torch.float64)
-        if self.panel:
+        if self.packed:
             right, kn = right.movedim(0, 1).reshape(self.k, self.n), "kn"
         else:
             kn = self.right

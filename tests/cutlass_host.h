@@ -1,4 +1,4 @@
-// What generated epilogues use of CUDA, for the processor: they are tested there.
+// What generated epilogues use of CUDA, for the CPU: they are tested there.
 #define PF_TYPES
 #include <math.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-"""Running a generated kernel's epilogue on the processor, with the sums of products from torch."""
+"""Running a generated kernel's epilogue on the CPU, with the sums of products from torch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ extern "C" void run(const Args* args, const Acc* sums, Result* results, const i6
 
 
 def run_on_host(kernel: Kernel, operands: Sequence[torch.Tensor | int], tiling: Tiling, folder: Path) -> None:
-    """Execute a kernel on tensors of the processor: products by torch, everything else by its own text.
+    """Execute a kernel on tensors of the CPU: products by torch, everything else by its own text.
 
     Results that the copy engine stores go to where its map says.
     """

@@ -219,7 +219,7 @@ class RecordingHost(HostDevice):
 
 @contextmanager
 def fake_graph_device() -> Iterator[FakeDevice]:
-    """Let the processor record, with a memory of its own."""
+    """Let the CPU record, with a memory of its own."""
     device = FakeDevice()
     use_device("cpu", RecordingHost(device))
     forget_graph_memory("cpu")

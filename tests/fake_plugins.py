@@ -64,7 +64,7 @@ def plugin(monkeypatch, name: str = "toy", hooks: Mapping[str, object] = {}, **c
 
 
 def serve(monkeypatch, tmp_path: Path, kind: type) -> None:
-    """Let new sessions, with a cache of their own, ask this backend, called `toy`, first on the processor."""
+    """Let new sessions, with a cache of their own, ask this backend, called `toy`, first on the CPU."""
     home = ModuleType(f"fake_{kind.__name__}_backend")
     home.kind = kind  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, home.__name__, home)

@@ -427,8 +427,8 @@ class Named(nn.Module):
         usable = [name for name in usable if name not in ("training", "T_destination", *nn.Module().__dict__)]
         self.parts: list[str] = usable[:8]
         for i, name in enumerate(usable[:8]):
-            turned = usable[i:] + usable[:i]
-            self.add_module(name, Leaf(turned[1 % len(turned)], turned[2 % len(turned)], i))
+            transposed = usable[i:] + usable[:i]
+            self.add_module(name, Leaf(transposed[1 % len(transposed)], transposed[2 % len(transposed)], i))
         for i, name in enumerate(usable[8:]):
             value = torch.full((8,), 1.0 + i / 8)
             if i % 2:

@@ -55,7 +55,7 @@ class Case:
     dynamic: bool = False
     sums: bool = False
     """Whether the logarithms of sums are a result too."""
-    turned: bool = False
+    transposed: bool = False
     """Whether heads lie inside places in memory."""
     learned: bool = False
     """Whether `_TABLE`, which the score's function reads, has a gradient."""
@@ -85,7 +85,7 @@ CASES: Mapping[str, Case] = {
     ),
     "oblong blocks": Case(mask=_causal, block=(128, 32)),
     "sums": Case(mask=_causal, sums=True),
-    "turned": Case(turned=True, queries=70, score=lambda s, b, h, q, k: s * (h + 1)),
+    "transposed": Case(transposed=True, queries=70, score=lambda s, b, h, q, k: s * (h + 1)),
 }
 
 
@@ -114,7 +114,7 @@ def operands(case: Case, device: str = "cpu") -> list[torch.Tensor]:
         (key_batch, key_heads, case.keys, case.values or case.depth),
     )
     found = [torch.randn(shape, dtype=case.dtype, device=device) for shape in shapes]
-    return [t.transpose(1, 2).contiguous().transpose(1, 2) for t in found] if case.turned else found
+    return [t.transpose(1, 2).contiguous().transpose(1, 2) for t in found] if case.transposed else found
 
 
 def runner(case: Case, device: str = "cpu") -> Callable[..., Any]:

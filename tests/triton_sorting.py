@@ -19,7 +19,7 @@ CASES: Mapping[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "descending": (lambda x: torch.sort(x, descending=True, stable=True), (4, 3, 50)),
     "many short rows": (lambda x: torch.sort(x, dim=-1, stable=True), (300, 7)),
     "rows apart": (lambda x: torch.sort(x[:, 1:-2], stable=True), (6, 40)),
-    "turned rows": (lambda x: torch.sort(x.transpose(0, 1), stable=True), (4, 3, 33)),
+    "transposed rows": (lambda x: torch.sort(x.transpose(0, 1), stable=True), (4, 3, 33)),
     "made here": (lambda x: torch.sort(x - 1, stable=True), (20, 6)),
     "argsort": (lambda x: torch.argsort(x, stable=True, descending=True), (9, 21)),
     "topk": (lambda x: torch.topk(x, 5)[0] + 0.0, (9, 33)),

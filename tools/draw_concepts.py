@@ -211,7 +211,7 @@ def memory_picture(made: Compiled) -> str:
 
 
 def _lifetimes(words: str, schedule: Schedule, program: Program, top: float) -> tuple[list[str], float]:
-    """One panel: a bar for each storage from its allocation to its release, labelled by the buffers in it."""
+    """One half: a bar for each storage from its allocation to its release, labelled by the buffers in it."""
     hints = dict(program.symbol_hints)
     sizes = {name: storage_bytes(buffer, hints) for name, buffer in schedule.graph.buffers.items()}
     work = [step for step in program.steps if isinstance(step, WORK)]

@@ -1,9 +1,9 @@
 """Compiling and choosing ahead of timing: several processes side by side, each with rows of its own.
 
 Compilers that choose by timing spend half a minute on a row, most of it on compiling candidates. Here
-processes do that from empty caches, all contenders alike, and keep what they compiled. When all are quiet,
+processes do that from empty caches, all candidates alike, and keep what they compiled. When all are quiet,
 each row is timed by the process that has it, one row after the other. A process keeps Polyfuse's cache in a
-folder of its own, since races of one folder wait for each other.
+folder of its own, since trials of one folder wait for each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which backend wins the kernels of one function, when all that can generate them are raced, and how much
+"""Which backend wins the kernels of one function, when all that can generate them are timed, and how much
 that gains over the order in which they are asked.
 
-All rows run in one process: the races themselves have one of their own. In a folder that is kept, a second
+All rows run in one process: the trials themselves have one of their own. In a folder that is kept, a second
 run finds every kernel built and only times them.
 """
 
@@ -20,13 +20,13 @@ from polyfuse_bench.devices import CPU
 from polyfuse_bench.kernels import KERNELS, runner
 
 ON_DEVICES = ("triton", "halide")
-"""Who is raced on devices, where the second one generates nothing unless it is named."""
+"""Who is timed on devices, where the second one generates nothing unless it is named."""
 
 OPTIONS = {"autotune_backends": True, "tune_kernels": True, "strict": True, "progress": "off"}
 
 
 def measure(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The races of `task["name"]` at `task["size"]`, with kernels kept in `task["cache"]` if given."""
+    """The trials of `task["name"]` at `task["size"]`, with kernels kept in `task["cache"]` if given."""
     case = KERNELS[task["name"]]
     device = task.get("device", CPU)
     torch.manual_seed(0)
@@ -38,8 +38,8 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         function = torch.compile(case.function, backend=resolved("polyfuse"), dynamic=False, options=options)
         with torch.set_grad_enabled(case.backward):
             runner(case, function, arguments)()
-        races = _races(Path(folder), device, _named(task))
-    return {"name": case.name, "size": task["size"], "races": races, "failures": {}}
+        trials = _trials(Path(folder), device, _named(task))
+    return {"name": case.name, "size": task["size"], "trials": trials, "failures": {}}
 
 
 def _named(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def _forget(folder: Path) -> None:
         store.forget(key)
 
 
-def _races(folder: Path, device: str, named: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Each raced kernel: milliseconds of every backend in its best configuration, and who is asked first."""
+def _trials(folder: Path, device: str, named: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    """Each timed kernel: milliseconds of every backend in its best configuration, and who is asked first."""
     from polyfuse.base.settings import Settings
     from polyfuse.cache.timings import TimingStore
     from polyfuse.plugin import PluginManager
@@ -79,11 +79,11 @@ def _races(folder: Path, device: str, named: Mapping[str, Any] | None = None) ->
     return found
 
 
-def gain(race: Mapping[str, Any]) -> float:
+def gain(trial: Mapping[str, Any]) -> float:
     """How much faster the winner is than the backend that is asked first."""
-    return float(race["milliseconds"][race["first"]] / min(race["milliseconds"].values()))
+    return float(trial["milliseconds"][trial["first"]] / min(trial["milliseconds"].values()))
 
 
-def winner(race: Mapping[str, Any]) -> str:
+def winner(trial: Mapping[str, Any]) -> str:
     """The fastest backend."""
-    return str(min(race["milliseconds"], key=lambda name: race["milliseconds"][name]))
+    return str(min(trial["milliseconds"], key=lambda name: trial["milliseconds"][name]))

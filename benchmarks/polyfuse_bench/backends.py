@@ -1,4 +1,4 @@
-"""The contenders by name, and the folders each keeps its compiled code in."""
+"""The candidates by name, and the folders each keeps its compiled code in."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def kernels(selection: Selection) -> Plan:
         for name in _chosen(KERNELS, selection.only, "kernel")
         for size in selection.sizes or (SIZES if selection.device == CPU else (HUGE,))
     ]
-    return [functools.partial(_contest_row, task) for task in tasks]
+    return [functools.partial(_measured_row, task) for task in tasks]
 
 
 def models(selection: Selection) -> Plan:
@@ -117,41 +117,41 @@ def models(selection: Selection) -> Plan:
         for name in _chosen(FAMILIES, selection.only or MAIN_FAMILIES, "model family")
         for mode in selection.modes
     ]
-    return [functools.partial(_contest_row, task) for task in tasks]
+    return [functools.partial(_measured_row, task) for task in tasks]
 
 
 def linear(selection: Selection) -> Plan:
-    from polyfuse_bench.linear import CASES, CONTENDERS
+    from polyfuse_bench.linear import CANDIDATES, CASES
 
     names = _chosen(CASES, selection.only, "linear layer")
-    return _selecting("linear", names, CONTENDERS, selection)
+    return _selecting("linear", names, CANDIDATES, selection)
 
 
 def host(selection: Selection) -> Plan:
-    from polyfuse_bench.host import CASES, CONTENDERS
+    from polyfuse_bench.host import CANDIDATES, CASES
 
-    return _selecting("host", _chosen(CASES, selection.only, "graph"), CONTENDERS, selection)
+    return _selecting("host", _chosen(CASES, selection.only, "graph"), CANDIDATES, selection)
 
 
 def engines(selection: Selection) -> Plan:
-    from polyfuse_bench.engines import CONTENDERS, NETWORKS
+    from polyfuse_bench.engines import CANDIDATES, NETWORKS
 
-    tasks = _selecting_tasks("engines", _chosen(NETWORKS, selection.only, "network"), CONTENDERS, selection)
+    tasks = _selecting_tasks("engines", _chosen(NETWORKS, selection.only, "network"), CANDIDATES, selection)
     shape = {"size": selection.model_size, "batch": selection.batch, "seq": selection.seq}
-    return [functools.partial(_contest_row, {**task, **shape}) for task in tasks]
+    return [functools.partial(_measured_row, {**task, **shape}) for task in tasks]
 
 
-def products(selection: Selection) -> Plan:
-    from polyfuse_bench.product_cases import CASES, cases_of
-    from polyfuse_bench.products import CONTENDERS
+def gemm(selection: Selection) -> Plan:
+    from polyfuse_bench.gemm import CANDIDATES
+    from polyfuse_bench.gemm_cases import CASES, cases_of
 
     if selection.device == CPU:
-        raise SystemExit("products are timed on an accelerator, by its clock: name one with --device")
-    names = _chosen(CASES, selection.only or cases_of(selection.dtype), "product")
-    tasks = _selecting_tasks("products", names, CONTENDERS, selection)
+        raise SystemExit("matmuls are timed on an accelerator, by its clock: name one with --device")
+    names = _chosen(CASES, selection.only or cases_of(selection.dtype), "matmul")
+    tasks = _selecting_tasks("gemm", names, CANDIDATES, selection)
     tasks = [task for task in tasks if (task["name"], task["dtype"]) not in selection.known]
     if not selection.ahead:
-        return [functools.partial(_contest_row, task) for task in tasks]
+        return [functools.partial(_measured_row, task) for task in tasks]
     folder = Path(tempfile.mkdtemp(prefix="polyfuse-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     seconds = _AHEAD * selection.limit or threading.TIMEOUT_MAX
@@ -167,16 +167,16 @@ def _row_ahead(ahead: Ahead, task: Mapping[str, Any]) -> Row:
         return _failed(task, str(failure))
 
 
-def _selecting(kind: str, names: Sequence[str], contenders: Sequence[str], selection: Selection) -> Plan:
-    tasks = _selecting_tasks(kind, names, contenders, selection)
-    return [functools.partial(_contest_row, task) for task in tasks]
+def _selecting(kind: str, names: Sequence[str], candidates: Sequence[str], selection: Selection) -> Plan:
+    tasks = _selecting_tasks(kind, names, candidates, selection)
+    return [functools.partial(_measured_row, task) for task in tasks]
 
 
 def _selecting_tasks(
-    kind: str, names: Sequence[str], contenders: Sequence[str], selection: Selection
+    kind: str, names: Sequence[str], candidates: Sequence[str], selection: Selection
 ) -> list[dict[str, Any]]:
-    """Rows in which compilers choose among implementations, unless the command line names contenders."""
-    chosen = selection.backends if selection.backends != DEFAULT_BACKENDS else contenders
+    """Rows in which compilers choose among implementations, unless the command line names candidates."""
+    chosen = selection.backends if selection.backends != DEFAULT_BACKENDS else candidates
     return [
         {
             "kind": kind,
@@ -191,13 +191,13 @@ def _selecting_tasks(
 
 
 def tilings(selection: Selection) -> Plan:
-    from polyfuse_bench.product_cases import CASES
+    from polyfuse_bench.gemm_cases import CASES
     from polyfuse_bench.tilings import Search
 
     if selection.device == CPU:
         raise SystemExit("tilings are those of GPU kernels: name a device with --device")
     dtype = "bfloat16" if selection.dtype == "float32" else selection.dtype
-    names = _chosen([name for name, case in CASES.items() if case.then == "none"], selection.only, "product")
+    names = _chosen([name for name, case in CASES.items() if case.then == "none"], selection.only, "matmul")
     names = [name for name in names if (name, dtype) not in selection.known]
     folder = Path(tempfile.mkdtemp(prefix="polyfuse-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -226,11 +226,11 @@ def build(selection: Selection) -> Plan:
 
 def tuning(selection: Selection) -> Plan:
     from polyfuse_bench.models import FAMILIES
-    from polyfuse_bench.tuning import CONTENDERS, TARGETS
+    from polyfuse_bench.tuning import CANDIDATES, TARGETS
 
     names = _chosen(FAMILIES, selection.only or TARGETS, "model family")
     if selection.backends == DEFAULT_BACKENDS:
-        selection = dataclasses.replace(selection, backends=CONTENDERS)
+        selection = dataclasses.replace(selection, backends=CANDIDATES)
     tasks = [selection.model_task("compile", name, "forward") for name in names]
     return [functools.partial(_compile_row, selection, task) for task in tasks]
 
@@ -262,7 +262,7 @@ CAMPAIGNS: dict[str, Callable[[Selection], Plan]] = {
     "linear": linear,
     "host": host,
     "engines": engines,
-    "products": products,
+    "gemm": gemm,
     "tilings": tilings,
     "compile": compile_time,
     "build": build,
@@ -292,7 +292,7 @@ def _chosen(known: Mapping[str, Any], only: Sequence[str], what: str) -> list[st
     return list(only or known)
 
 
-def _contest_row(task: Mapping[str, Any]) -> Row:
+def _measured_row(task: Mapping[str, Any]) -> Row:
     if task.get("device", CPU) != CPU and not task.get("apart"):
         return _own_row(task)
     try:
@@ -311,12 +311,12 @@ def _own_row(task: Mapping[str, Any]) -> Row:
 
 
 def _failed(task: Mapping[str, Any], failure: str) -> Row:
-    empty = {"races": []} if task["kind"] == "autotune_backends" else {"timings": [], "errors": {}}
+    empty = {"trials": []} if task["kind"] == "autotune_backends" else {"timings": [], "errors": {}}
     return {**task, **empty, "failures": {"all": failure}}
 
 
 def _compile_row(selection: Selection, task: Mapping[str, Any]) -> Row:
-    """Cold starts, the backends taking turns, each followed by a warm start from the caches it filled."""
+    """Cold starts, the backends alternating, each followed by a warm start from the caches it filled."""
     (figures,) = start_rows([task], selection.compilers, selection.repeats)
     return {**_row_head(task), **figures}
 

@@ -18,15 +18,15 @@ import transformers as hf
 from torch import nn
 
 from polyfuse_bench.backends import EAGER, FREEZING, INDUCTOR, ONNXRUNTIME, OPENVINO, POLYFUSE, compiled
-from polyfuse_bench.contest import contest
 from polyfuse_bench.models import Prepared, Size, family, flatten_outputs, prepare
 from polyfuse_bench.models.family import Family
 from polyfuse_bench.models.vision import image
+from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
 PEERS = (OPENVINO, ONNXRUNTIME)
 
-CONTENDERS = (EAGER, INDUCTOR, f"{INDUCTOR}:{FREEZING}", *PEERS, POLYFUSE, f"{POLYFUSE}:{FREEZING}")
+CANDIDATES = (EAGER, INDUCTOR, f"{INDUCTOR}:{FREEZING}", *PEERS, POLYFUSE, f"{POLYFUSE}:{FREEZING}")
 """Who is compared unless the command line says otherwise."""
 
 BATCH = 4
@@ -75,7 +75,7 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         dtype=getattr(torch, task["dtype"]),
     )
     with tempfile.TemporaryDirectory(prefix="polyfuse-bench-") as folder, torch.no_grad():
-        outcome = contest(
+        outcome = side_by_side(
             task["backends"],
             lambda backend: engine(prepared, backend, Path(folder)),
             Effort(**task["effort"]),

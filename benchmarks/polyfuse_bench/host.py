@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from polyfuse_bench.backends import EAGER, INDUCTOR, NATIVE, POLYFUSE, compiled
-from polyfuse_bench.contest import contest
+from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
-CONTENDERS = (EAGER, INDUCTOR, POLYFUSE, f"{POLYFUSE}:{NATIVE}")
+CANDIDATES = (EAGER, INDUCTOR, POLYFUSE, f"{POLYFUSE}:{NATIVE}")
 """Who is compared unless the command line says otherwise."""
 
 SIDE = 16
@@ -32,8 +32,8 @@ def chain(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
     return run
 
 
-def chain_with_products(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same with a product of matrices, which the library computes, after every second one."""
+def chain_with_matmuls(count: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same with a matmul, which the library computes, after every second one."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
         y = x
@@ -50,7 +50,7 @@ CASES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "kernels-1": chain(1),
     "kernels-10": chain(10),
     "kernels-50": chain(50),
-    "kernels-10-products-5": chain_with_products(10),
+    "kernels-10-matmuls-5": chain_with_matmuls(10),
 }
 
 
@@ -65,5 +65,5 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         return lambda: call(x)
 
     with torch.no_grad():
-        outcome = contest(task["backends"], prepare, Effort(**task["effort"]))
+        outcome = side_by_side(task["backends"], prepare, Effort(**task["effort"]))
     return {"name": task["name"], **outcome}

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from polyfuse_bench.backends import compiled
-from polyfuse_bench.contest import contest
 from polyfuse_bench.devices import CPU, waiter
 from polyfuse_bench.kernels import KERNELS, runner
 from polyfuse_bench.kernels.case import Arguments
+from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.tensors import bytes_in, bytes_moved, clone_tree
 from polyfuse_bench.timing import Effort
 
@@ -26,14 +26,14 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     owned: dict[str, Arguments] = {}
 
     def prepare(backend: str) -> Any:
-        # Each contender owns its arguments: a kernel that writes into them must not disturb the others.
+        # Each candidate owns its arguments: a kernel that writes into them must not disturb the others.
         owned[backend] = clone_tree(arguments)
         torch.manual_seed(1)
         return runner(case, compiled(case.function, backend), owned[backend])
 
     with torch.set_grad_enabled(case.backward):
         written = owned.get if case.mutates else None
-        outcome = contest(
+        outcome = side_by_side(
             task["backends"], prepare, Effort(**task["effort"]), written=written, wait=waiter(device)
         )
         moved_bytes = bytes_moved(case.function, arguments)

@@ -1,4 +1,4 @@
-"""Linear layers of many shapes, with what usually follows them: is the chosen matrix product the fastest?
+"""Linear layers of many shapes, with what usually follows them: is the chosen matmul the fastest?
 
 Times the cases of one row in this process. Weights and inputs are fixed; nothing is trained.
 """
@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE, compiled
-from polyfuse_bench.contest import contest
 from polyfuse_bench.devices import CPU, waiter
-from polyfuse_bench.product_cases import Case, linear_gelu, linear_residual
+from polyfuse_bench.gemm_cases import Case, linear_gelu, linear_residual
+from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
-CONTENDERS = (EAGER, f"{INDUCTOR}:max-autotune", f"{POLYFUSE}:max-autotune")
+CANDIDATES = (EAGER, f"{INDUCTOR}:max-autotune", f"{POLYFUSE}:max-autotune")
 """Who is compared unless the command line says otherwise: the compilers choose among implementations."""
 
 
@@ -70,7 +70,7 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
         return lambda: call(*arguments)
 
     with torch.no_grad():
-        outcome = contest(task["backends"], prepare, Effort(**task["effort"]), wait=waiter(device))
+        outcome = side_by_side(task["backends"], prepare, Effort(**task["effort"]), wait=waiter(device))
     return {
         "name": case.name,
         "dtype": task["dtype"],

@@ -1,7 +1,7 @@
-"""How fast a device multiplies matrices when nothing has to be moved: the roof for products.
+"""How fast a device multiplies matrices when nothing has to be moved: the roof for matmuls.
 
 Every multiprocessor multiplies numbers that lie in its shared memory, the same ones again and again, until
-it is as warm as in long products. How fast it may go depends on the power it takes: the numbers are random.
+it is as warm as in long matmuls. How fast it may go depends on the power it takes: the numbers are random.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INSTRUCTIONS: Mapping[str, tuple[str, int, str]] = MappingProxyType(
 """Types and depth of the widest instruction for operands of a type, and what follows its operands."""
 _GROUPS, _ROWS, _COLUMNS = 2, 64, 256
 _SHARED = (_GROUPS * _ROWS + _COLUMNS) * 128
-_PRODUCTS = 1 << 14
+_MATMULS = 1 << 14
 _SAMPLES = 24
 
 
@@ -41,12 +41,12 @@ def matrix_rate(device: str, dtype: str) -> float | None:
     for _ in range(_SAMPLES):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
-        kernel((blocks, 1, 1), (128 * _GROUPS, 1, 1), [numbers, unused, _PRODUCTS])
+        kernel((blocks, 1, 1), (128 * _GROUPS, 1, 1), [numbers, unused, _MATMULS])
         end.record()
         end.synchronize()
         seconds.append(begin.elapsed_time(end) * 1e-3)
     depth = 4 * _INSTRUCTIONS[dtype][1]
-    each = 2 * _GROUPS * _ROWS * _COLUMNS * depth * _PRODUCTS
+    each = 2 * _GROUPS * _ROWS * _COLUMNS * depth * _MATMULS
     return blocks * each / statistics.median(seconds[_SAMPLES // 2 :])
 
 
@@ -69,7 +69,7 @@ __device__ __forceinline__ u64 place(u32 address) {{  // rows of 128 bytes, swiz
   return (u64)((address & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)(1024 / 16) << 32 | (u64)1 << 62;
 }}
 extern "C" __global__ void __launch_bounds__({128 * _GROUPS}, 1)
-rate(const unsigned char* numbers, float* out, int products) {{
+rate(const unsigned char* numbers, float* out, int matmuls) {{
   __shared__ __align__(1024) unsigned char tile[{_SHARED}];
   for (int i = threadIdx.x; i < {_SHARED}; i += {128 * _GROUPS}) tile[i] = numbers[i];
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -79,7 +79,7 @@ rate(const unsigned char* numbers, float* out, int products) {{
   float d[{count}];
 #pragma unroll
   for (int i = 0; i < {count}; ++i) d[i] = 0;
-  for (int n = 0; n < products; ++n) {{
+  for (int n = 0; n < matmuls; ++n) {{
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
     for (int s = 0; s < 4; ++s) multiply(d, a + 2 * s, b + 2 * s);

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from polyfuse_bench.backends import compiled
-from polyfuse_bench.contest import contest
 from polyfuse_bench.devices import CPU, waiter
 from polyfuse_bench.models import Prepared, Size, family, flatten_outputs, prepare
+from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.tensors import relative_error
 from polyfuse_bench.timing import Effort
 
@@ -68,14 +68,14 @@ def measure(task: Mapping[str, Any]) -> dict[str, Any]:
     """The row of `task["name"]` in `task["mode"]` for `task["backends"]`."""
     prepared, mode = prepared_model(task), task["mode"]
 
-    def contender(backend: str) -> Callable[[], Any]:
+    def candidate(backend: str) -> Callable[[], Any]:
         # Weights are shared unless training, where batch norms keep running statistics.
         model = copy.deepcopy(prepared.model) if mode == TRAIN else prepared.model
         return step(prepared, model, compiled(model, backend), mode)
 
     with torch.set_grad_enabled(mode == TRAIN):
-        outcome = contest(
-            task["backends"], contender, Effort(**task["effort"]), wait=waiter(task.get("device", CPU))
+        outcome = side_by_side(
+            task["backends"], candidate, Effort(**task["effort"]), wait=waiter(task.get("device", CPU))
         )
         outcome["own_error"] = own_error(prepared, mode)
     return {

@@ -21,8 +21,8 @@ from polyfuse_bench.report_engines import (
     engines_slower,
 )
 from polyfuse_bench.report_fuzz import fuzz_table
+from polyfuse_bench.report_gemm import gemm_section, tilings_section
 from polyfuse_bench.report_parity import parity_page
-from polyfuse_bench.report_products import products_section, tilings_section
 from polyfuse_bench.report_summary import TIMED, Group, groups, readme_table, summary
 from polyfuse_bench.report_text import (
     by_backend,
@@ -88,8 +88,8 @@ def one_line(kind: str, row: Row) -> str:
         parts += [f"{title(name)} error {error:.1e}" for name, error in row["errors"].items()]
     elif "tilings" in row:
         parts = [f"{key} {time_text(row[key])}" for key in ("best", "offered", "first") if key in row]
-    elif "races" in row:
-        parts = [f"{winner(race)} by {gain(race):.2f}" for race in row["races"]]
+    elif "trials" in row:
+        parts = [f"{winner(trial)} by {gain(trial):.2f}" for trial in row["trials"]]
     elif "cold" in row:
         parts = [
             f"{title(name)} cold {time_text(s)} warm {time_text(row['warm'][name])}"
@@ -114,7 +114,7 @@ def performance_page(results: Path) -> str | None:
             ("models", _models_section),
             ("kernels", _kernels_section),
             ("linear", _linear_section),
-            ("products", products_section),
+            ("gemm", gemm_section),
             ("tilings", tilings_section),
             ("compile", _compile_section),
             ("build", _build_section),
@@ -132,7 +132,7 @@ def performance_page(results: Path) -> str | None:
         "# Performance",
         "",
         "This page shows how fast Polyfuse is beside eager mode, Inductor and other engines, where it is",
-        "slower, and how to repeat a row. Contenders run in one process in interleaved rounds; each figure",
+        "slower, and how to repeat a row. Candidates run in one process in interleaved rounds; each figure",
         "is a median over rounds. A ratio above 1 means that Polyfuse is better. `make bench` measures again",
         "and writes this page with its charts; it is never edited by hand.",
         "",
@@ -158,7 +158,7 @@ def charts(results: Path) -> list[str]:
 def speed_groups(results: Path) -> list[Group]:
     """What was timed beside eager mode and Inductor, under the headings of the page."""
     sections = {"models": _models_section, "kernels": _kernels_section, "linear": _linear_section}
-    sections["products"] = products_section
+    sections["gemm"] = gemm_section
     return groups(
         (sections[kind](content)[0].removeprefix("## "), content)
         for kind in TIMED
@@ -381,13 +381,13 @@ def _tuning_section(content: dict[str, Any]) -> list[str]:
 
 
 def _autotune_backends_section(content: dict[str, Any]) -> list[str]:
-    races = [(row["name"], race) for row in content["rows"] for race in row["races"]]
+    trials = [(row["name"], trial) for row in content["rows"] for trial in row["trials"]]
     table = []
-    for name, race in races:
-        order = sorted(race["milliseconds"].items(), key=lambda pair: pair[1])
+    for name, trial in trials:
+        order = sorted(trial["milliseconds"].items(), key=lambda pair: pair[1])
         times = ", ".join(f"{backend} {time_text(ms / 1e3)}" for backend, ms in order)
-        table.append([name, winner(race), times, f"{gain(race):.2f}×"])
-    mean = geometric_mean([gain(race) for _, race in races])
+        table.append([name, winner(trial), times, f"{gain(trial):.2f}×"])
+    mean = geometric_mean([gain(trial) for _, trial in trials])
     if mean:
         table.append(["**geometric mean**", "", "", f"**{mean:.2f}×**"])
     return [

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from polyfuse_bench.architectures.verdict import (
+from polyfuse_bench.architectures.outcome import (
     AGREE,
     BAD,
     CRASH,
@@ -16,12 +16,12 @@ from polyfuse_bench.architectures.verdict import (
     HOPELESS,
     NO_TRUTH,
     NOT_BUILDABLE,
+    OUTCOMES,
     PERTURBATION,
     RAISES,
     SLACK,
     TIMED_OUT,
     UNSTEADY,
-    VERDICTS,
     WRONG,
 )
 from polyfuse_bench.report_text import cell, error_text, facts, in_order, markdown, place, text_table
@@ -59,7 +59,7 @@ def architectures_page(results: Path) -> str | None:
 
 
 def _head() -> list[str]:
-    meanings = markdown(["verdict", "meaning"], [[verdict, MEANINGS[verdict]] for verdict in VERDICTS], ":--")
+    meanings = markdown(["outcome", "meaning"], [[outcome, MEANINGS[outcome]] for outcome in OUTCOMES], ":--")
     rules = [
         [TITLES[dtype], f"{SLACK[dtype]:g}", f"{FLOOR[dtype]:.0e}", f"{PERTURBATION[dtype]:.0e}"]
         for dtype in RULES
@@ -93,7 +93,7 @@ Whole models from four libraries, compiled, forward and backward, and compared w
 * **Wrong** is a tensor whose error is beyond the larger of these two, multiplied and added to as the table
   says; or that has another shape or dtype, or other places without finite numbers. It must be so with three
   different sets of weights and inputs: where rounding decides a routing among experts or a threshold, it is
-  so only with some, and the verdict is *unsteady*.
+  so only with some, and the outcome is *unsteady*.
 * **Not judged** is a tensor for which eager itself errs by {hopeless}; and a model where that is most of its
   tensors."""
 
@@ -103,20 +103,20 @@ def _counts(campaigns: list[dict[str, Any]]) -> list[str]:
     for content in campaigns:
         for dtype in in_order(row["dtype"] for row in content["rows"]):
             columns.append(f"{content['settings']['device']} {TITLES[dtype]}")
-            cells.append(Counter(row["verdict"] for row in content["rows"] if row["dtype"] == dtype))
+            cells.append(Counter(row["outcome"] for row in content["rows"] if row["dtype"] == dtype))
     table = [
-        [verdict, *(str(count[verdict]) for count in cells)]
-        for verdict in VERDICTS
-        if any(c[verdict] for c in cells)
+        [outcome, *(str(count[outcome]) for count in cells)]
+        for outcome in OUTCOMES
+        if any(c[outcome] for c in cells)
     ]
-    return ["## Results", "", *markdown(["verdict", *columns], table), ""]
+    return ["## Results", "", *markdown(["outcome", *columns], table), ""]
 
 
 def _section(content: dict[str, Any]) -> list[str]:
     rows = content["rows"]
     device = content["settings"]["device"]
     libraries = ", ".join(f"{name} {version}" for name, version in content["libraries"].items())
-    agreeing = [row for row in rows if row["verdict"] == AGREE]
+    agreeing = [row for row in rows if row["outcome"] == AGREE]
     together = sum(row["seconds"] for row in rows)
     spent = sorted(row["seconds"] for row in agreeing)
     total = {name: sum(row[name] for row in agreeing) for name in ("graphs", "kernels", "calls")}
@@ -134,10 +134,10 @@ def _section(content: dict[str, Any]) -> list[str]:
         f"for want of a lowering, and {broken} are captured in several graphs.",
         "",
     ]
-    bad = [row for row in rows if row["verdict"] in (*BAD, UNSTEADY, FELL_BACK)]
+    bad = [row for row in rows if row["outcome"] in (*BAD, UNSTEADY, FELL_BACK)]
     lines += ["### Not as they should be", "", *_table_of(bad), ""]
     lines += ["### Agree", "", *_agreement(agreeing), ""]
-    rest = [row for row in rows if row["verdict"] in (TIMED_OUT, NO_TRUTH, EAGER_FAILS, NOT_BUILDABLE)]
+    rest = [row for row in rows if row["outcome"] in (TIMED_OUT, NO_TRUTH, EAGER_FAILS, NOT_BUILDABLE)]
     lines += ["### Not compared", "", *_table_of(_once(rest)), ""]
     return lines
 
@@ -145,14 +145,14 @@ def _section(content: dict[str, Any]) -> list[str]:
 def _once(rows: list[Row]) -> list[Row]:
     """One row where both dtypes have the same reason."""
     return list(
-        {(row["library"], row["name"], row["verdict"], row["detail"]): row for row in reversed(rows)}.values()
+        {(row["library"], row["name"], row["outcome"], row["detail"]): row for row in reversed(rows)}.values()
     )[::-1]
 
 
 def _table_of(rows: list[Row]) -> list[str]:
-    header = ["architecture", "dtype", "verdict", "detail"]
+    header = ["architecture", "dtype", "outcome", "detail"]
     return text_table(
-        header, [[_label(row), TITLES[row["dtype"]], row["verdict"], cell(row["detail"])] for row in rows]
+        header, [[_label(row), TITLES[row["dtype"]], row["outcome"], cell(row["detail"])] for row in rows]
     )
 
 

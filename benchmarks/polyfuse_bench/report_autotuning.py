@@ -15,8 +15,8 @@ from polyfuse_bench.tuning import seconds_of_choice
 
 GAINS = (
     ("Linear layers", "linear layers, CPU with two cores, over eager mode's library calls"),
-    ("Matrix products, bfloat16 on NVIDIA H200", "matrix multiplication, bf16, H200, over the library"),
-    ("Matrix products, float16 on NVIDIA H200", "matrix multiplication, f16, H200, over the library"),
+    ("GEMM, bfloat16 on NVIDIA H200", "matrix multiplication, bf16, H200, over the library"),
+    ("GEMM, float16 on NVIDIA H200", "matrix multiplication, f16, H200, over the library"),
 )
 """Sections of docs/performance.md in which candidates were chosen by timing."""
 
@@ -48,7 +48,7 @@ def autotuning_table(found: Sequence[Group], results: Path) -> str | None:
             table.append([f"gain: [{words}](performance.md#{slug(section)})", f"{mean:.2f}×"])
     for name, section, words in BACKENDS:
         content = read_results(name, results)
-        gains = [gain(race) for row in content["rows"] for race in row["races"]] if content else []
+        gains = [gain(race) for row in content["rows"] for race in row["trials"]] if content else []
         mean = geometric_mean(gains)
         if mean:
             link = f"performance.md#{slug(section)}"

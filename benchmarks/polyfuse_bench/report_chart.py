@@ -8,7 +8,7 @@ from html import escape
 
 from polyfuse_bench.report_summary import SLOWER, Group, Speed, known
 
-PANELS = (
+CHARTS = (
     ("Models", "forward", "CPU with two cores, f32, batch 1"),
     ("Models on NVIDIA H200", "forward", "NVIDIA H200, f32, batch 1"),
 )
@@ -20,12 +20,12 @@ STYLE = "font-family: -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif; f
 
 
 def speed_chart(found: Sequence[Group]) -> str | None:
-    """The drawing, or None where a panel's results are missing."""
+    """The drawing, or None where a chart's results are missing."""
     by_name = {(group.section, group.part): group for group in found}
-    panels = [(by_name.get((section, part)), words) for section, part, words in PANELS]
-    if any(group is None for group, _ in panels):
+    charts = [(by_name.get((section, part)), words) for section, part, words in CHARTS]
+    if any(group is None for group, _ in charts):
         return None
-    drawn = [(group, words) for group, words in panels if group is not None]
+    drawn = [(group, words) for group, words in charts if group is not None]
     rows = max(len(group.rows) for group, _ in drawn)
     height = TOP + rows * (2 * BAR + GAP) + 28
     lines = [
@@ -36,7 +36,7 @@ def speed_chart(found: Sequence[Group]) -> str | None:
         *_legend(300),
     ]
     for number, (group, words) in enumerate(drawn):
-        lines += _panel(group, words, number * WIDTH, height)
+        lines += _chart(group, words, number * WIDTH, height)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
@@ -49,7 +49,7 @@ def _legend(x: int) -> list[str]:
     return lines
 
 
-def _panel(group: Group, words: str, left: int, height: int) -> list[str]:
+def _chart(group: Group, words: str, left: int, height: int) -> list[str]:
     """One group: two bars for each row, and a line where eager mode is."""
     longest = max(max(_bars(row).values()) for row in group.rows)
     unit = (WIDTH - LABEL - 60) / longest
@@ -90,11 +90,11 @@ def _bars(row: Speed) -> dict[str, float]:
 
 # ---- fused functions -----------------------------------------------------------------------------
 
-KERNEL_PANELS = (
+KERNEL_CHARTS = (
     ("Kernels", "large", "CPU with two cores, large tensors"),
     ("Kernels, huge on NVIDIA H200", "huge", "NVIDIA H200, huge tensors"),
 )
-"""As `PANELS`: one dot for each fused function."""
+"""As `CHARTS`: one dot for each fused function."""
 
 DOT_WIDTH, DOT_HEIGHT, DOT_TOP = 380, 250, 70
 
@@ -102,27 +102,27 @@ DOT_WIDTH, DOT_HEIGHT, DOT_TOP = 380, 250, 70
 def kernels_chart(found: Sequence[Group]) -> str | None:
     """Dots of the speed-up over Inductor, by size, on a logarithmic axis; None where nothing was measured."""
     by_name = {(group.section, group.part): group for group in found}
-    panels = [
+    charts = [
         (sorted(known(group.rows, "over_inductor")), words)
-        for section, part, words in KERNEL_PANELS
+        for section, part, words in KERNEL_CHARTS
         if (group := by_name.get((section, part))) is not None
     ]
-    panels = [(ratios, words) for ratios, words in panels if ratios]
-    if not panels:
+    charts = [(ratios, words) for ratios, words in charts if ratios]
+    if not charts:
         return None
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {DOT_WIDTH * len(panels)} {DOT_HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {DOT_WIDTH * len(charts)} {DOT_HEIGHT}" '
         f'role="img" aria-label="Speed-up over Inductor of each fused function" style="{STYLE}">',
         '<rect width="100%" height="100%" rx="6" fill="#ffffff"/>',
         '<text x="12" y="22" style="font-weight: 600">Fused functions, speed-up over Inductor, sorted</text>',
     ]
-    for number, (ratios, words) in enumerate(panels):
+    for number, (ratios, words) in enumerate(charts):
         lines += _dots(ratios, words, number * DOT_WIDTH)
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
 def _dots(ratios: Sequence[float], words: str, left: int) -> list[str]:
-    """One panel: a dot for each ratio, and lines where it is 0.5, 1, 2 and so on."""
+    """One chart: a dot for each ratio, and lines where it is 0.5, 1, 2 and so on."""
     low = min(-1, math.floor(math.log2(ratios[0])))
     high = max(1, math.ceil(math.log2(ratios[-1])))
     bottom = DOT_HEIGHT - 16

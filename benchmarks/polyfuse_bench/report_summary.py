@@ -12,7 +12,7 @@ from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE
 from polyfuse_bench.report_text import in_order, markdown, slug, time_text
 from polyfuse_bench.timing import geometric_mean
 
-TIMED = ("models", "kernels", "linear", "products")
+TIMED = ("models", "kernels", "linear", "gemm")
 """The campaigns that time the same call by several backends."""
 
 SLOWER = 0.95

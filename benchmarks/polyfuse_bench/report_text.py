@@ -78,7 +78,7 @@ def slug(heading: str) -> str:
 
 
 def by_backend(names: Iterable[str]) -> list[str]:
-    """The distinct contenders, eager mode first, Polyfuse last: the order of columns in all tables."""
+    """The distinct candidates, eager mode first, Polyfuse last: the order of columns in all tables."""
     order = tuple(TITLES)
     return sorted(in_order(names), key=lambda name: order.index(re.split("[:@]", name)[0]))
 

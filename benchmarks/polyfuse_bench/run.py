@@ -75,7 +75,7 @@ def _measure(kind: str, options: argparse.Namespace) -> None:
     plan = campaigns.CAMPAIGNS[kind](dataclasses.replace(_selection(options, effort), known=known))
     if place and kind == "kernels":
         facts["copy_rate"] = copy_rate(options.device)
-    if kind == "products":
+    if kind == "gemm":
         facts["matrix_rates"] = {options.dtype: matrix_rate(options.device, options.dtype)}
     if kind == "engines":
         from polyfuse_bench.engines import versions
@@ -198,7 +198,7 @@ def _parser() -> argparse.ArgumentParser:
         "--quick", action="store_true", help="few rounds: shows that it works, measures nothing"
     )
     parser.add_argument(
-        "--patience", type=float, default=0.0, help="seconds that a contender's first calls may take; 0: any"
+        "--patience", type=float, default=0.0, help="seconds that a candidate's first calls may take; 0: any"
     )
     measured = parser.add_argument_group("kernels, models, compile, memory")
     measured.add_argument("--modes", type=_names, default=("forward", "train"))
@@ -216,13 +216,13 @@ def _parser() -> argparse.ArgumentParser:
         default=1,
         help="models, kernels (compile: processes) that are prepared side by side and then timed one by one",
     )
-    measured.add_argument("--ahead", type=int, default=0, help="processes that compile products beforehand")
+    measured.add_argument("--ahead", type=int, default=0, help="processes that compile matmuls beforehand")
     measured.add_argument(
         "--resume",
         type=Path,
         nargs="?",
         const=Path(),
-        help="result file of products whose rows are kept; architectures: no file is named",
+        help="result file of matmuls whose rows are kept; architectures: no file is named",
     )
     measured.add_argument(
         "--cache", default="", help="autotune_backends: keep kernels here; a second run only times them"

@@ -20,8 +20,8 @@ from polyfuse.ir.text.parse import parse
 from polyfuse.ir.types import DType, from_torch
 from polyfuse.plugin import Config
 from polyfuse_bench.child import first_line
-from polyfuse_bench.product_cases import CASES, Case, Tensors
-from polyfuse_bench.products import CALLS, device_times
+from polyfuse_bench.gemm import CALLS, device_times
+from polyfuse_bench.gemm_cases import CASES, Case, Tensors
 from polyfuse_bench.tensors import relative_error
 from polyfuse_bench.timing import Effort
 from polyfuse_cutlass.backend import CutlassBackend
@@ -36,10 +36,10 @@ Launch = Callable[..., object]
 
 
 class Search:
-    """The tilings of some products, in compilation from the beginning.
+    """The tilings of some matmuls, in compilation from the beginning.
 
     Attributes:
-        names: the products, those with the fewest tilings first.
+        names: the matmuls, those with the fewest tilings first.
     """
 
     def __init__(self, names: Sequence[str], dtype: str, device: str, folder: Path) -> None:
@@ -48,7 +48,7 @@ class Search:
         operands = from_torch(getattr(torch, dtype))
         if operands is None:
             raise SystemExit(f"kernels do not compute in {dtype}: choose bfloat16 or float16 with --dtype")
-        self._kernels = {name: product_kernel(CASES[name], operands) for name in names}
+        self._kernels = {name: gemm_kernel(CASES[name], operands) for name in names}
         every = {name: every_config(kernel, self._backend.target) for name, kernel in self._kernels.items()}
         self.names = sorted(names, key=lambda name: len(every[name]))
         self._pool = ThreadPoolExecutor(os.cpu_count())
@@ -121,8 +121,8 @@ def least_times(
     }
 
 
-def product_kernel(case: Case, dtype: DType) -> Kernel:
-    """The kernel of a plain product, operands along the depth as a linear layer has them."""
+def gemm_kernel(case: Case, dtype: DType) -> Kernel:
+    """The kernel of a plain matmul, operands along the depth as a linear layer has them."""
     m, n, k, count = case.rows, case.outer, case.inner, case.batch
     batch = f"b0{{{count}}} ~ {count}, " if count > 1 else ""
     at = {
@@ -134,7 +134,7 @@ def product_kernel(case: Case, dtype: DType) -> Kernel:
         )
     }
     operand = dtype.name
-    found = parse(f"""kernel product on cuda {{
+    found = parse(f"""kernel matmul on cuda {{
 numerics fast
 axes {batch}i0{{{m}}} ~ {m}, i1{{{n}}} ~ {n}
 raxes r0{{{k}}} ~ {k}
@@ -144,10 +144,10 @@ out out0: {operand}[{count * m * n}] aligned
 loop {{
   x = load {operand} in0[{at["x"]}]
   y = load {operand} in1[{at["y"]}]
-  product = reduce f32 dot (x, y)
+  matmul = reduce f32 dot (x, y)
 }}
 once {{
-  rounded = cast {operand} (product)
+  rounded = cast {operand} (matmul)
   store {operand} set out0[{at["z"]}] = rounded
 }}
 }}""")

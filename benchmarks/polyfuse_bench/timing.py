@@ -1,6 +1,6 @@
 """Timing several callables against each other in one process, in interleaved rounds.
 
-A machine's speed drifts (clock, neighbours, memory), so the contenders take turns: one sample of each per
+A machine's speed drifts (clock, neighbours, memory), so the candidates alternate: one sample of each per
 round, in an order that rotates. A sample repeats the call until it lasts long enough for the clock, and the
 result is the median over rounds.
 """
@@ -18,7 +18,7 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure; `patience` is how many seconds a contender's first calls may take, 0 for any."""
+    """How long to measure; `patience` is how many seconds a candidate's first calls may take, 0 for any."""
 
     rounds: int = 15
     min_sample_seconds: float = 0.02
@@ -33,7 +33,7 @@ QUICK = Effort(rounds=3, min_sample_seconds=0.002, warmup_seconds=0.01, max_seco
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call of one contender took, over the rounds."""
+    """Seconds a call of one candidate took, over the rounds."""
 
     name: str
     median: float
@@ -50,7 +50,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Timings of all contenders over the same rounds."""
+    """Timings of all candidates over the same rounds."""
 
     timings: tuple[Timing, ...]
 

@@ -11,7 +11,7 @@ from polyfuse_bench.backends import INDUCTOR, POLYFUSE
 # Without device graphs, which are recorded in the same call and are no part of the choice.
 MODE = "max-autotune-no-cudagraphs"
 
-CONTENDERS = (INDUCTOR, f"{INDUCTOR}:{MODE}", POLYFUSE, f"{POLYFUSE}:{MODE}")
+CANDIDATES = (INDUCTOR, f"{INDUCTOR}:{MODE}", POLYFUSE, f"{POLYFUSE}:{MODE}")
 
 TARGETS = ("bert",)
 

@@ -1,4 +1,4 @@
-"""The kit's matrix products: right in those that generate them, and wrong ones are noticed."""
+"""The kit's matmuls: right in those that generate them, and wrong ones are noticed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Careless(InterpreterBackend):
         return replace(source, text=re.sub(r"(dot\w*) \((\w+), \w+\)", r"\1 (\2, \2)", source.text), key="")
 
 
-def test_wrong_products_fail():
+def test_wrong_matmuls_fail():
     matrix = Run(Careless(Settings.resolve())).matrix(tuple(product_cases(quick=True)), contract=False)
     assert {cell.status for cell in matrix.cells} == {Status.FAIL}
 
 
 @pytest.mark.parametrize("dtype", ("f32", "bf16", "i8"))
-def test_the_processors_products_pass(dtype):
+def test_the_cpus_matmuls_pass(dtype):
     backend = PluginManager(Settings.resolve()).backend("cpp")
     cases = [case for case in product_cases(quick=True) if case.parts[0].column == dtype]
     matrix = Run(backend).matrix(cases, contract=False)

@@ -1,7 +1,7 @@
 """A graphics processor made of host memory, so that the way of CUDA tensors can be gone without one.
 
 `fake_cuda.cpp` gives a torch that is built without CUDA two devices whose memory is the host's and whose
-operators are the processor's. It must be loaded before torch, so tests run functions in a process of its own:
+operators are the CPU's. It must be loaded before torch, so tests run functions in a process of its own:
 `run`.
 """
 

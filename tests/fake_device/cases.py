@@ -80,7 +80,7 @@ def training_step(device: str) -> dict[str, Any]:
 
 
 def number_of_the_processor(device: str) -> dict[str, Any]:
-    """Tensors of no dimensions on the processor meet tensors on a device without waiting for it."""
+    """Tensors of no dimensions on the CPU meet tensors on a device without waiting for it."""
     from fake_device.start import FAKE
 
     x = torch.randn(4, 5, device=device)

@@ -1,6 +1,6 @@
 // A graphics processor made of host memory, for a torch that is built without one.
 //
-// Tensors on "cuda:0" and "cuda:1" have memory like any other; operators on them run as those of the processor do.
+// Tensors on "cuda:0" and "cuda:1" have memory like any other; operators on them run as those of the CPU do.
 // What is real is everything around: dispatch by device, device guards, the engine's threads, allocation.
 
 #include <ATen/ATen.h>
@@ -203,7 +203,7 @@ at::Scalar local_scalar(const at::Tensor& self) {
   return on_host(self).item();
 }
 
-// Any other operator: on the processor, with the same memory.
+// Any other operator: on the CPU, with the same memory.
 void anything(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   ++calls;
   const auto& schema = op.schema();

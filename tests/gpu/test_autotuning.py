@@ -1,4 +1,4 @@
-"""Races on a device: a candidate that breaks the device's state only loses, and what won is remembered."""
+"""Trials on a device: a candidate that breaks the device's state only loses, and what won is remembered."""
 
 from __future__ import annotations
 

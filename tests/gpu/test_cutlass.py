@@ -194,7 +194,7 @@ def test_narrow_floats(backend, tmp_path, tiling, depth, kind):
 
 
 @pytest.mark.parametrize("fast", (False, True))
-def test_scaled_products_are_as_accurate_as_the_librarys(fast):
+def test_scaled_matmuls_are_as_accurate_as_the_librarys(fast):
     narrow, depth = torch.float8_e4m3fn, 8192
     x, w = (torch.randn(n, depth, device="cuda").to(narrow) for n in (256, 512))
     rows, columns = torch.rand(256, 1, device="cuda") + 0.5, torch.rand(1, 512, device="cuda") + 0.5
@@ -339,7 +339,7 @@ def backward(
     return grad, grad.sum(0), grad.abs().amax(-1)
 
 
-def test_reductions_begin_with_the_product():
+def test_reductions_begin_with_the_matmul():
     """A gradient, its bias's, and what an 8-bit scale needs: in a fixed order, and NaN where there is one."""
     x, w, z = (torch.randn(*s, device="cuda").bfloat16() for s in ((200, 256), (256, 520), (200, 520)))
     z[7, :40] = torch.nan

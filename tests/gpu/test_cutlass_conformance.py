@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-def test_products():
+def test_matmuls():
     try:
         backend = CutlassBackend(Settings.resolve())
     except BackendUnavailableError as error:

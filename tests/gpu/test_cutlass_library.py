@@ -158,7 +158,7 @@ def test_groups_of_rows(tmp_path, ends, along):
 
 
 @pytest.mark.usefixtures("hopper")
-def test_groups_of_rows_in_a_race():
+def test_groups_of_rows_in_trials():
     """Whoever wins, the result is that of eager mode, and the kernel took part."""
     rows = torch.randn(512, 256, device="cuda").bfloat16()
     matrices = torch.randn(4, 256, 512, device="cuda").bfloat16()

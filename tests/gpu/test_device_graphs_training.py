@@ -135,7 +135,7 @@ def test_a_training_loop_with_a_scaler_and_half_precision() -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_attention(dropout: float) -> None:
-    """Its backward gets seeds, which are on the processor unless they are recorded."""
+    """Its backward gets seeds, which are on the CPU unless they are recorded."""
 
     class Attention(nn.Module):
         def __init__(self) -> None:

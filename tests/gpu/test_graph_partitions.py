@@ -38,7 +38,7 @@ def unknown(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def detour(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """By way of the processor."""
+    """By way of the CPU."""
     return layers(layers(x, w).cpu().mul(2).cuda(), w)
 
 

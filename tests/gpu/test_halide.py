@@ -49,7 +49,7 @@ FUNCTIONS: dict[str, Function] = {
     "variance": lambda x: torch.var_mean(x.float(), -1),
     "largest": lambda x: (x.argmax(-1), x.amin(0)),
     "scan": lambda x: x.double().cumsum(-1),
-    "turned": lambda x: x.t().contiguous() + x.t(),
+    "transposed": lambda x: x.t().contiguous() + x.t(),
     "joined": lambda x: torch.cat((x.sin(), x.tanh()), -1),
 }
 

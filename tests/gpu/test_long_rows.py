@@ -38,7 +38,7 @@ CASES: dict[str, tuple[Function, int]] = {
 
 @pytest.fixture
 def clusters(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The clusters of the kernels that are generated meanwhile: none is taken from a kept graph."""
+    """The clusters of the kernels that are generated meanwhile: none is taken from the graph cache."""
     monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
     found: list[int] = []
     emit = triton_backend.TritonBackend.emit

@@ -71,7 +71,7 @@ ONE: dict[str, Function] = {
     "running sum of columns": lambda x: x.float().cumsum(0),
     "joined": lambda x: torch.cat([x, x * 2, x[:, :7]], 1),
     "padded": lambda x: F.pad(x, (3, 2, 1, 0), value=2.0),
-    "turned": lambda x: x.flip(0).roll(3, 1),
+    "flipped": lambda x: x.flip(0).roll(3, 1),
     "chosen": lambda x: torch.where(x > 0, x, x * 0.1).clamp(-1, 2),
     "rounded": lambda x: (x * 10).round() + (x * 10).floor() + (x * 3).trunc(),
     "bits": lambda x: ((x * 100).to(torch.int32) & 255) << 2,

@@ -79,7 +79,7 @@ def test_kernels_in_triton(tmp_path: Path) -> None:
 
 @needs_nvcc
 @pytest.mark.usefixtures("hopper")
-def test_products_by_another_backend(tmp_path: Path) -> None:
+def test_matmuls_by_another_backend(tmp_path: Path) -> None:
     options = {"gemm": "generated", "backends": ["cutlass", "triton"]}
     path = made(tmp_path / "layer.pf", torch.bfloat16, options=options)
     names = {unit.backend for unit in load(path).description.units.values()}

@@ -75,7 +75,7 @@ def test_pieces_that_look_back(length: int) -> None:
     torch.testing.assert_close(found, x.double().cumsum(0).float(), rtol=1e-4, atol=1e-2)
     assert all(torch.equal(run(x), found) for _ in range(3))
     if length < 1 << 21:
-        # eager mode takes long for these
+        # eager mode needs long for these
         for got, true in zip(compiled(lambda x: x.cummax(0))(x), x.cummax(0), strict=True):
             assert torch.equal(got, true)
 

@@ -226,7 +226,7 @@ def run(folder: Path, mode: str, **variables: str) -> str:
     return done.stderr
 
 
-def test_configurations_are_raced_once(tmp_path):
+def test_configurations_are_timed_once(tmp_path):
     first = run(tmp_path, TUNED, POLYFUSE_LOG="select=info")
     assert "is the fastest of" in first
     assert any((tmp_path / "timings").rglob("*.json"))

@@ -7,7 +7,7 @@ import graphlib
 
 from house.source_tree import SourceFile, all_files, core_files, imports, plugin_files
 
-# A module imports only from floors below its own, and freely within its own room.
+# A module imports only from floors below its own, and freely within its own package.
 FLOORS = {
     "testing": 10, "__main__": 10,
     "": 9, "backend": 9, "bench": 9.5, "cli": 9.7,
@@ -35,7 +35,7 @@ SHARED_LIBRARY = "polyfuse_cuda"
 DISPATCHED = {("cli", "testing")}
 
 
-def room(module: str) -> str:
+def package(module: str) -> str:
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else ""
 
@@ -70,15 +70,15 @@ def cycle_among(files: tuple[SourceFile, ...]) -> list[str]:
 
 
 def test_every_room_has_a_floor():
-    assert {room(file.module) for file in core_files()} <= set(FLOORS)
+    assert {package(file.module) for file in core_files()} <= set(FLOORS)
 
 
 def test_imports_go_down():
     wrong = []
     for file in core_files():
-        here = room(file.module)
+        here = package(file.module)
         for module, line in imports_among(core_files(), file):
-            there = room(module)
+            there = package(module)
             if here == there or (here, there) in DISPATCHED:
                 continue
             if FLOORS[there] >= FLOORS[here]:
@@ -121,9 +121,9 @@ def test_plugins_use_the_door():
             if top.startswith("polyfuse_") and top not in (own, SHARED_LIBRARY):
                 wrong.append(f"{file.place}:{item.line} imports another plugin, {item.module}")
             if top == "polyfuse":
-                rooms = {room(item.module)} if "." in item.module else set(item.names or ("",))
+                packages = {package(item.module)} if "." in item.module else set(item.names or ("",))
                 wrong += [
-                    f"{file.place}:{item.line} imports polyfuse.{name}" for name in rooms - OPEN_TO_PLUGINS
+                    f"{file.place}:{item.line} imports polyfuse.{name}" for name in packages - OPEN_TO_PLUGINS
                 ]
     assert not wrong, "\n".join(wrong)
 

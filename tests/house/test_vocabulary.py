@@ -1,49 +1,94 @@
-"""The code speaks in the words of the field; docs/glossary.md has them."""
+"""Code, tests, benchmarks and pages speak in the words of the field; docs/glossary.md has them."""
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
 
-from house.source_tree import CORE, PLUGINS, ROOT
+from house.source_tree import CORE, EXAMPLES, PLUGINS, ROOT
 
 REPLACED = {
-    r"tournament|bouts?|heats|contest|workshop|shortlist|raced|racing": "autotuning: trials of candidates",
-    r"learnt": "learned",
+    r"tournaments?|bouts?|heats|contests?|workshop|shortlist|contenders?": "autotuning: trials of candidates",
+    r"(?<!data )races|raced|(?<!data )racing": "trials, timed, autotuned",
+    r"learnt|experience": "cost model, training data, learned",
     r"likeness": "horizontal-fusion key",
-    r"keeper|kept graphs?": "graph cache",
-    r"matrix_products": "gemm",
-    r"fold_(sum|min|max|width)|FOLD_MODES": "GEMM epilogue reduction",
+    r"keeper|NotKept|kept graphs?": "graph cache",
+    r"matrix_products|matrix products?|products? of matrices": "matmul, gemm",
+    r"fold_(sum|min|width)|FOLD_MODES": "GEMM epilogue reduction",
     r"panels?": "packed weights",
     r"wove|woven|weav(e|ing)": "interleave",
+    r"turned over": "transposed in registers",
+    r"early starts?": "programmatic dependent launch",
     r"hoists?": "loop-invariant code motion (licm)",
+    r"kept apart": "not fused",
     r"traits?": "target info",
     r"companions?": "extra files",
     r"sheltered": "guarded",
     r"dumm(y|ies)": "fake tensors",
-    r"whole numbers?": "integers",
+    r"stand[-_]?ins?": "fake tensors, fakes, substitutes",
+    r"whole[ _]numbers?": "integers",
+    r"numbers read from data": "unbacked symbols",
+    r"never meet|takes? turns|taking turns": "disjoint; alternate",
+    r"local rows?|across rows": "row buffer; column reduction",
     r"the processor": "the CPU",
     r"gives? way|takes? (its|their) place": "falls back to",
+    r"stands? around": "epilogue, prologue",
     r"eager mode takes": "falls back to eager",
-    r"verdicts?": "decision",
+    r"said once|verdicts?": "decision, outcome",
+    r"(left|right) text": "operand A, operand B",
     r"stretch(es)?": "range, chunk or split",
+    r"builder's folder": "build directory",
+    r"nought": "0",
 }
-"""What the code does not say, and what it says instead."""
+"""What the project does not say, and what it says instead."""
 
+VAGUE = {
+    "Asked", "Bins", "Homes", "Hold", "Kept", "Let", "Made", "Piece", "Place", "Race", "Send", "Side",
+    "Taken", "Treatment", "Verdict", "Way",
+}  # fmt: skip
+"""Class names that do not say what they stand for."""
+
+FOLDERS = (CORE, PLUGINS, EXAMPLES, *(ROOT / name for name in ("tests", "benchmarks", "tools", "docs")))
 ENDINGS = {".py", ".h", ".cuh", ".cpp", ".md"}
+LISTS = {"tests/house/test_vocabulary.py", "tests/docs/test_pages.py", "docs/glossary.md"}
+"""Files that hold the replaced words, to refuse or to explain them."""
+
+FILES = {
+    str(path.relative_to(ROOT)): path
+    for folder in FOLDERS
+    for path in sorted(folder.rglob("*"))
+    if path.suffix in ENDINGS and str(path.relative_to(ROOT)) not in LISTS
+}
+
+
+def test_the_files_are_found() -> None:
+    assert {name.split("/")[0] for name in FILES} == {folder.relative_to(ROOT).parts[0] for folder in FOLDERS}
 
 
 @pytest.mark.parametrize("pattern", REPLACED)
 def test_words_of_the_field(pattern: str) -> None:
     word = re.compile(rf"(?<![a-zA-Z])(?:{pattern})(?![a-zA-Z])", re.IGNORECASE)
     wrong = [
-        f"{path.relative_to(ROOT)}:{number}: say {REPLACED[pattern]!r} instead of {found[0]!r}"
-        for folder in (CORE, PLUGINS)
-        for path in sorted(folder.rglob("*"))
-        if path.suffix in ENDINGS
+        f"{name}:{number}: say {REPLACED[pattern]!r} instead of {found[0]!r}"
+        for name, path in FILES.items()
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         for found in [word.search(line)]
         if found
+    ]
+    wrong += [f"{name}: the name says {found[0]!r}" for name in FILES if (found := word.search(name))]
+    results = sorted(path.name for path in (ROOT / "benchmarks" / "results").iterdir())
+    wrong += [f"benchmarks/results/{name}" for name in results if word.search(name)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_classes_say_what_they_are() -> None:
+    wrong = [
+        f"{name}:{node.lineno} {node.name}"
+        for name, path in FILES.items()
+        if path.suffix == ".py"
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef) and node.name.strip("_") in VAGUE
     ]
     assert not wrong, "\n".join(wrong)

@@ -56,7 +56,7 @@ def test_types_that_it_takes(function, dtype):
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_products_side_by_side_have_the_numbers_of_eager_mode(dim):
+def test_matmuls_side_by_side_have_the_numbers_of_eager_mode(dim):
     """A library that writes rows apart adds up in another order, 6e-4 away in this case."""
     torch.compiler.reset()
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Implementations that crash, hang, fail or compute something else lose the race, with one line each; the
+"""Implementations that crash, hang, fail or compute something else lose, with one line each; the
 model compiles.
 """
 
@@ -44,7 +44,7 @@ def reasons(warned: list[str]) -> dict[str, str]:
     return found
 
 
-def test_bad_choices_for_a_product_lose(bad, warned):
+def test_bad_choices_for_a_matmul_lose(bad, warned):
     options = {**OPTIONS, "gemm": "fastest"}
     torch.testing.assert_close(
         torch.compile(product, backend="polyfuse", options=options)(A, B, C), product(A, B, C)

@@ -1,4 +1,4 @@
-"""Names that users give never meet names in generated text, in whatever form a model is compiled."""
+"""Names that users give never collide with names in generated text, in whatever form a model is compiled."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_names_that_were_taken_for_others(names, tmp_path):
     torch.testing.assert_close(loaded(*args), made["forward"].module()(*args))
 
 
-def test_a_product_into_a_name_of_an_operator(tmp_path):
+def test_a_matmul_into_a_name_of_an_operator(tmp_path):
     class Product(torch.nn.Module):
         def forward(self, aten_mm_out, reinterpret_tensor, float32, buf0):
             total = aten_mm_out @ reinterpret_tensor
@@ -141,8 +141,8 @@ def test_all_functions_and_modules(names):
 @pytest.mark.slow
 @pytest.mark.parametrize("shift", [0, 17])
 def test_all_packages(shift, tmp_path):
-    turned = [*WORDS[shift:], *WORDS[:shift]]
-    made = programs(batches(turned, 40))
+    transposed = [*WORDS[shift:], *WORDS[:shift]]
+    made = programs(batches(transposed, 40))
     path = package(made, path=tmp_path / "a.pf", native=True)
     check_python(path, made)
     check_native(path, made)

@@ -18,7 +18,7 @@ from typing import Any
 from polyfuse_bench.architectures import catalogue
 from polyfuse_bench.architectures.built import Entry
 from polyfuse_bench.architectures.measure import Row, Settings
-from polyfuse_bench.architectures.verdict import CRASH, EAGER_FAILS, NO_TRUTH, NOT_BUILDABLE, TIMED_OUT
+from polyfuse_bench.architectures.outcome import CRASH, EAGER_FAILS, NO_TRUTH, NOT_BUILDABLE, TIMED_OUT
 from polyfuse_bench.child import child_environment, ending
 
 START_SECONDS = 240.0
@@ -91,10 +91,10 @@ def costly_last(entries: Sequence[Entry], rows: Sequence[dict[str, Any]]) -> lis
         key = row["library"], row["name"]
         mine = (
             2
-            if row["verdict"] in (NOT_BUILDABLE, EAGER_FAILS, NO_TRUTH)
+            if row["outcome"] in (NOT_BUILDABLE, EAGER_FAILS, NO_TRUTH)
             else int(row["kernels"] > MANY_KERNELS)
         )
-        cost[key] = max(cost.get(key, 0), 1 if row["verdict"] == TIMED_OUT else mine)
+        cost[key] = max(cost.get(key, 0), 1 if row["outcome"] == TIMED_OUT else mine)
     return sorted(entries, key=lambda entry: cost.get((entry.library, entry.name), 0))
 
 
@@ -188,19 +188,19 @@ class _Run:
             # its time was not up, but the campaign's
             return False
         worker.close()
-        verdict, detail = (
+        outcome, detail = (
             (TIMED_OUT, f"did not answer within {self.plan.limit:.0f} seconds")
             if stuck
             else (CRASH, worker.last_words())
         )
-        self.blame(entry, verdict, detail, said)
+        self.blame(entry, outcome, detail, said)
         return False
 
-    def blame(self, entry: Entry, verdict: str, detail: str, said: Sequence[str] = ()) -> None:
+    def blame(self, entry: Entry, outcome: str, detail: str, said: Sequence[str] = ()) -> None:
         for dtype in self.plan.settings.dtypes:
             if dtype not in said:
                 self.say(
-                    dataclasses.asdict(Row(entry.library, entry.name, entry.family, dtype, verdict, detail))
+                    dataclasses.asdict(Row(entry.library, entry.name, entry.family, dtype, outcome, detail))
                 )
 
 

@@ -36,7 +36,7 @@ def build(entry: Entry, seed: int) -> Built:
 
 
 def _families_first(found: Sequence[Entry]) -> list[Entry]:
-    """Libraries take turns, and in each the first members of families come first."""
+    """Libraries alternate, and in each the first members of families come first."""
     placed = []
     for name in dict.fromkeys(entry.library for entry in found):
         mine = [entry for entry in found if entry.library == name]

@@ -19,7 +19,7 @@ from polyfuse_bench.architectures.campaign import LOG, Plan, run_campaign
 from polyfuse_bench.architectures.catalogue import LIBRARIES
 from polyfuse_bench.architectures.libraries import library
 from polyfuse_bench.architectures.measure import Settings
-from polyfuse_bench.architectures.verdict import AGREE, VERDICTS
+from polyfuse_bench.architectures.outcome import AGREE, OUTCOMES
 from polyfuse_bench.devices import device_name
 from polyfuse_bench.machine import machine
 from polyfuse_bench.results import RESULTS
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace, console: Console) -> tuple[list[dict[str, A
 
     def show(row: dict[str, Any], done: int, total: int) -> None:
         name = f"{row['library']}:{row['name']} {row['dtype']}"
-        words = f"{done}/{total} {name}: {row['verdict']} {row['seconds']:.0f} s {row['detail']}"
+        words = f"{done}/{total} {name}: {row['outcome']} {row['seconds']:.0f} s {row['detail']}"
         console.print(words.rstrip(), markup=False, highlight=False, soft_wrap=True)
 
     rows = run_campaign(plan, show)
@@ -84,14 +84,14 @@ def _version(name: str) -> str:
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> Table:
-    """Counts by verdict and dtype."""
+    """Counts by outcome and dtype."""
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    counts = collections.Counter((row["verdict"], row["dtype"]) for row in rows)
-    table = Table("verdict", *dtypes, title="Architectures")
-    for verdict in VERDICTS:
-        if any(counts[verdict, dtype] for dtype in dtypes):
-            table.add_row(verdict, *(str(counts[verdict, dtype]) for dtype in dtypes))
-    seconds = sorted(row["seconds"] for row in rows if row["verdict"] == AGREE)
+    counts = collections.Counter((row["outcome"], row["dtype"]) for row in rows)
+    table = Table("outcome", *dtypes, title="Architectures")
+    for outcome in OUTCOMES:
+        if any(counts[outcome, dtype] for dtype in dtypes):
+            table.add_row(outcome, *(str(counts[outcome, dtype]) for dtype in dtypes))
+    seconds = sorted(row["seconds"] for row in rows if row["outcome"] == AGREE)
     if seconds:
         table.caption = (
             f"{seconds[len(seconds) // 2]:.1f} seconds each in the median, {sum(seconds):.0f} in all"

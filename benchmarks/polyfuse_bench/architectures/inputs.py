@@ -167,10 +167,10 @@ def _variants(config: Any, main: str, names: Any, made: dict[str, Any]) -> Itera
         }
         yield {main: torch.randn(BATCH, 1, 1920)}
     if main == "input_features":
-        turned = spectrogram(config).transpose(1, 2).contiguous()
-        yield {main: turned, **{name: made[name] for name in made if name == "decoder_input_ids"}}
-        yield {main: turned, "attention_mask": torch.ones(turned.shape[:2], dtype=torch.int64)}
-        yield {main: turned, "input_features_mask": torch.ones(turned.shape[:2], dtype=torch.bool)}
+        swapped = spectrogram(config).transpose(1, 2).contiguous()
+        yield {main: swapped, **{name: made[name] for name in made if name == "decoder_input_ids"}}
+        yield {main: swapped, "attention_mask": torch.ones(swapped.shape[:2], dtype=torch.int64)}
+        yield {main: swapped, "input_features_mask": torch.ones(swapped.shape[:2], dtype=torch.bool)}
     if main in ("pixel_values", "pixel_values_videos"):
         yield {main: film(config)}
         yield {main: film(config).transpose(1, 2).contiguous()}

@@ -22,8 +22,7 @@ from polyfuse_bench.architectures.built import (
     differentiable,
     tensors_of,
 )
-from polyfuse_bench.architectures.reports import Compiled, compiled_graphs, listen
-from polyfuse_bench.architectures.verdict import (
+from polyfuse_bench.architectures.outcome import (
     AGREE,
     EAGER_FAILS,
     FELL_BACK,
@@ -40,6 +39,7 @@ from polyfuse_bench.architectures.verdict import (
     scales,
     worst,
 )
+from polyfuse_bench.architectures.reports import Compiled, compiled_graphs, listen
 from polyfuse_bench.backends import INDUCTOR, POLYFUSE, compiled
 from polyfuse_bench.child import first_line
 from polyfuse_bench.devices import moved
@@ -66,7 +66,7 @@ class Row:
     name: str
     family: str
     dtype: str
-    verdict: str
+    outcome: str
     detail: str = ""
     error: float | None = None
     own: float | None = None
@@ -108,7 +108,7 @@ def measure(entry: Entry, settings: Settings, say: Callable[[dict[str, Any]], No
         except NotBuildable as reason:
             not_built = str(reason)
         if not_built:
-            row.verdict, row.detail = NOT_BUILDABLE, not_built
+            row.outcome, row.detail = NOT_BUILDABLE, not_built
         row.seconds = round(time.perf_counter() - began, 2)
         say(asdict(row))
 
@@ -129,13 +129,13 @@ def _measure_dtype(
             return
         if not any(entry.wrong(dtype) for entry in found):
             if problem:
-                row.verdict, row.detail = UNSTEADY, f"with other weights: {problem}"
+                row.outcome, row.detail = UNSTEADY, f"with other weights: {problem}"
             return
         problem = row.detail = _problem(found, dtype)
         if _draws(built, dtype):
-            row.verdict, row.detail = NO_TRUTH, "it draws random numbers"
+            row.outcome, row.detail = NO_TRUTH, "it draws random numbers"
             return
-    row.verdict = WRONG
+    row.outcome = WRONG
 
 
 def _draws(built: Built, dtype: str) -> bool:
@@ -158,7 +158,7 @@ def _problem(found: list[Errors], dtype: str) -> str:
 
 
 def _judge(built: Built, dtype: str, settings: Settings, row: Row, seed: int) -> list[Errors] | None:
-    """Errors of every tensor; None where the row is settled without."""
+    """Errors of every tensor; None where the row is finished without."""
     began = time.perf_counter()
     try:
         truth = _run(_in(built, torch.float64), built.inputs, torch.float64, wide=True)
@@ -167,12 +167,12 @@ def _judge(built: Built, dtype: str, settings: Settings, row: Row, seed: int) ->
         eager = _run(_in(built, low), built.inputs, low)
         perturbed = _run(_perturbed(_in(built, low), PERTURBATION[dtype], seed), built.inputs, low)
     except Exception as problem:
-        row.verdict, row.detail = EAGER_FAILS, _sentence(problem)
+        row.outcome, row.detail = EAGER_FAILS, _sentence(problem)
         return None
     row.parts["eager"] = round(row.parts.get("eager", 0.0) + time.perf_counter() - began, 2)
     scale = scales(truth, dtype)
     if list(truth) != list(eager) or any(truth[name].shape != eager[name].shape for name in truth):
-        row.verdict, row.detail = NO_TRUTH, "in double precision there are other outputs or gradients"
+        row.outcome, row.detail = NO_TRUTH, "in double precision there are other outputs or gradients"
         return None
     own = {name: error(eager[name], truth[name], eager[name], scale[name]) for name in truth}
     other = {
@@ -184,7 +184,7 @@ def _judge(built: Built, dtype: str, settings: Settings, row: Row, seed: int) ->
     if row.judged < JUDGED * row.tensors or not any(
         name.startswith("out") and own[name] <= HOPELESS for name in own
     ):
-        row.verdict, row.detail = (
+        row.outcome, row.detail = (
             NO_TRUTH,
             f"of {row.tensors} tensors eager errs by half of the norm in {row.tensors - row.judged}",
         )
@@ -193,7 +193,7 @@ def _judge(built: Built, dtype: str, settings: Settings, row: Row, seed: int) ->
     if actual is None:
         return None
     if list(actual) != list(eager):
-        row.verdict, row.detail = WRONG, "other outputs or gradients than eager's"
+        row.outcome, row.detail = WRONG, "other outputs or gradients than eager's"
         return None
     found = [
         Errors(
@@ -255,7 +255,7 @@ def _compiled_run(built: Built, low: torch.dtype, backend: str, row: Row, seed: 
         try:
             actual = _run(compiled(_in(built, low), backend), built.inputs, low)
         except Exception as problem:
-            row.verdict, row.detail = (
+            row.outcome, row.detail = (
                 (RAISES, _sentence(problem))
                 if _capture_works(built, low)
                 else (EAGER_FAILS, f"torch's capture: {_sentence(problem)}")
@@ -266,7 +266,7 @@ def _compiled_run(built: Built, low: torch.dtype, backend: str, row: Row, seed: 
             _note(row, graphs)
             row.parts["compile"] = round(row.parts.get("compile", 0.0) + time.perf_counter() - began, 2)
     if graphs.eager or not graphs.kernels:
-        row.verdict = FELL_BACK
+        row.outcome = FELL_BACK
         row.detail = "; ".join(graphs.eager)[:300] or "no graph with a generated kernel"
     return actual
 

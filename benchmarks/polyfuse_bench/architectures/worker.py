@@ -22,7 +22,7 @@ from polyfuse_bench.alarm import limited
 from polyfuse_bench.architectures.built import Entry
 from polyfuse_bench.architectures.libraries import library
 from polyfuse_bench.architectures.measure import Row, Settings, measure
-from polyfuse_bench.architectures.verdict import EAGER_FAILS, TIMED_OUT
+from polyfuse_bench.architectures.outcome import EAGER_FAILS, TIMED_OUT
 from polyfuse_bench.devices import waiter
 
 # A worker that holds more is replaced between two architectures.
@@ -94,14 +94,14 @@ def _one(entry: Entry, settings: Settings, limit: float, say: Any) -> None:
             measure(entry, settings, row)
         return
     except OutOfTime:
-        verdict, detail = TIMED_OUT, f"took longer than {limit:.0f} seconds"
+        outcome, detail = TIMED_OUT, f"took longer than {limit:.0f} seconds"
     except Exception as problem:
         # outside of what is being judged: in the harness, or in an eager model
         traceback.print_exc()
-        verdict, detail = EAGER_FAILS, f"{type(problem).__name__}: {problem}"[:300]
+        outcome, detail = EAGER_FAILS, f"{type(problem).__name__}: {problem}"[:300]
     for dtype in settings.dtypes:
         if dtype not in said:
-            say(dataclasses.asdict(Row(entry.library, entry.name, entry.family, dtype, verdict, detail)))
+            say(dataclasses.asdict(Row(entry.library, entry.name, entry.family, dtype, outcome, detail)))
 
 
 if __name__ == "__main__":

@@ -289,9 +289,9 @@ def _listed(sizes: Sequence[int]) -> str:
 
 def _laid_out(m: Maker, sizes: tuple[int, ...], dtype: str) -> str:
     """The text of an input of these sizes: contiguous in most cases."""
-    kind = m.random.choices(("plain", "turned", "step", "part", "expanded"), (12, 3, 2, 2, 1))[0]
+    kind = m.random.choices(("plain", "transposed", "step", "part", "expanded"), (12, 3, 2, 2, 1))[0]
     rank = len(sizes)
-    if kind == "turned" and rank > 1:
+    if kind == "transposed" and rank > 1:
         order = m.random.sample(range(rank), rank)
         stored = [0] * rank
         for place, dim in enumerate(order):

@@ -18,10 +18,10 @@ from polyfuse_bench.fuzz.trial import (
     GRADIENTS,
     RAISED,
     Trial,
+    fault_of,
     outcome,
     prepare,
     trial_of,
-    verdict,
     with_configs,
 )
 from polyfuse_bench.fuzz.truth import truth_of
@@ -104,7 +104,7 @@ def _configured(trial: Trial, sessions: Sessions) -> Trial:
     if trial.draw is None:
         return trial
     prepared = prepare(trial, sessions)
-    verdict(prepared, sessions)
+    fault_of(prepared, sessions)
     found = with_configs(trial, prepared.choice)
     for i in range(len(found.configs)):
         less = replace(found, configs=(*found.configs[:i], None, *found.configs[i + 1 :]))

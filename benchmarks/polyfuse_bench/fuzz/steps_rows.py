@@ -1,4 +1,4 @@
-"""Steps along dimensions: reductions, normalisations, scans, sorts, and products of matrices with what
+"""Steps along dimensions: reductions, normalisations, scans, sorts, and matmuls with what
 surrounds them.
 """
 
@@ -155,7 +155,7 @@ def sort(m: Maker) -> None:
         m.add(m.random.choice(texts), (i,), rounds=False)
 
 
-# Products of matrices.
+# Matmuls.
 
 
 def product(m: Maker) -> None:

@@ -30,7 +30,7 @@ __all__ = [
     "is_banned",
     "prepare",
     "trial_of",
-    "verdict",
+    "fault_of",
 ]
 
 SCALES: Mapping[str, Scale] = {
@@ -180,7 +180,7 @@ class _Captured:
         return compile_in_session(gm, example_inputs, self.session)
 
 
-def verdict(prepared: Prepared, sessions: Sessions) -> str:
+def fault_of(prepared: Prepared, sessions: Sessions) -> str:
     """Run what was compiled; answer what is wrong, in words, empty where all is right.
 
     Raises what the program raises.
@@ -201,7 +201,7 @@ def verdict(prepared: Prepared, sessions: Sessions) -> str:
 def outcome(trial: Trial, sessions: Sessions) -> str:
     """What is wrong with one program: wrong values, or what was raised."""
     try:
-        return verdict(prepare(trial, sessions), sessions)
+        return fault_of(prepare(trial, sessions), sessions)
     except Exception as error:
         return raised(error)
     finally:

@@ -22,12 +22,12 @@ from polyfuse_bench.fuzz.trial import (
     RAISED,
     Prepared,
     Trial,
+    fault_of,
     is_banned,
     outcome,
     prepare,
     raised,
     trial_of,
-    verdict,
     with_configs,
 )
 
@@ -85,7 +85,7 @@ class Worker:
         for seed, prepared in ready:
             self.say(at=seed, phase="run")
             try:
-                found = verdict(prepared, self.sessions)
+                found = fault_of(prepared, self.sessions)
             except Exception as error:
                 found = raised(error)
             trial = with_configs(prepared.trial, prepared.choice)
@@ -129,7 +129,7 @@ def faults(backend: str, first: int, count: int) -> list[str]:
     seeds = range(first, first + count)
     ready = {seed: prepare(trial_of(seed, backend, "cpu"), sessions) for seed in seeds}
     sessions.pool.flush()
-    found = {seed: verdict(each, sessions) for seed, each in ready.items()}
+    found = {seed: fault_of(each, sessions) for seed, each in ready.items()}
     return [f"seed {seed}: {text}" for seed, text in found.items() if text]
 
 

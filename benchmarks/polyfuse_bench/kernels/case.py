@@ -27,7 +27,7 @@ class KernelCase:
     """One function to compile, and its arguments at each size.
 
     `backward` cases also run the gradient of the (single) result by all floating-point arguments. `mutates`
-    cases write into their arguments, so that a check of values must give each contender its own copy. The
+    cases write into their arguments, so that a check of values must give each candidate its own copy. The
     gradient of `kinked` cases jumps where the result leaves zero: which side of it a number is on that lies
     within rounding of zero is chance, so no gradient flows back from there.
     """

@@ -34,11 +34,11 @@ def transcendental(x: torch.Tensor) -> torch.Tensor:
 def rotary(
     query: torch.Tensor, key: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    def turned(x: torch.Tensor) -> torch.Tensor:
+    def swapped(x: torch.Tensor) -> torch.Tensor:
         half = x.shape[-1] // 2
         return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
 
-    return query * cos + turned(query) * sin, key * cos + turned(key) * sin
+    return query * cos + swapped(query) * sin, key * cos + swapped(key) * sin
 
 
 def transpose_copy(x: torch.Tensor) -> torch.Tensor:

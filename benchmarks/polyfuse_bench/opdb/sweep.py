@@ -30,7 +30,7 @@ POLL_SECONDS = 0.2
 
 OUT_OF_TIME = "the sweep ended before its turn came"
 
-# Told after each item: how many are settled, of how many, and the outcome.
+# Told after each item: how many are finished, of how many, and the outcome.
 Progress = Callable[[int, int, Outcome], None]
 Record = Callable[[Item, Outcome], None]
 
@@ -101,7 +101,7 @@ def _run_shard(mine: Sequence[Item], settings: SweepSettings, end: float, record
 
 
 def _run_worker(batch: Sequence[Item], settings: SweepSettings, end: float, record: Record) -> int:
-    """Run one worker to its end, or to the end of the item that kills it; answer how many are settled."""
+    """Run one worker to its end, or to the end of the item that kills it; answer how many are finished."""
     with tempfile.TemporaryDirectory(prefix="polyfuse-opdb-") as folder:
         task, log, errors = (Path(folder) / name for name in ("task.json", "log.jsonl", "errors.txt"))
         task.write_text(
@@ -118,11 +118,11 @@ def _run_worker(batch: Sequence[Item], settings: SweepSettings, end: float, reco
         command = [sys.executable, "-m", "polyfuse_bench.opdb.worker", str(task), str(log)]
         with errors.open("w") as sink:
             worker = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
-        settled, stuck = _follow(worker, log, batch, settings, end, record)
-        if settled < len(batch) and worker.returncode != DEVICE_LOST and time.monotonic() < end:
-            record(batch[settled], _post_mortem(batch[settled], worker.returncode, stuck, settings, errors))
-            settled += 1
-        return settled
+        finished, stuck = _follow(worker, log, batch, settings, end, record)
+        if finished < len(batch) and worker.returncode != DEVICE_LOST and time.monotonic() < end:
+            record(batch[finished], _post_mortem(batch[finished], worker.returncode, stuck, settings, errors))
+            finished += 1
+        return finished
 
 
 def _follow(
@@ -136,7 +136,7 @@ def _follow(
     """Record outcomes as they appear; kill a worker that makes no progress where no signal reaches it, or
     that is at work when the sweep ends.
     """
-    settled, last_progress, partial = 0, time.monotonic(), ""
+    finished, last_progress, partial = 0, time.monotonic(), ""
     with log.open() as lines:
         while True:
             ended = worker.poll() is not None
@@ -146,16 +146,16 @@ def _follow(
                     break
                 content, partial = json.loads(partial), ""
                 last_progress = time.monotonic()
-                record(batch[settled], _outcome(content["outcome"]))
-                settled += 1
+                record(batch[finished], _outcome(content["outcome"]))
+                finished += 1
             if ended:
-                return settled, False
+                return finished, False
             now = time.monotonic()
             stuck = now - last_progress > 1.5 * settings.timeout + 30
             if stuck or now >= end:
                 worker.kill()
                 worker.wait()
-                return settled, stuck
+                return finished, stuck
             time.sleep(POLL_SECONDS)
 
 

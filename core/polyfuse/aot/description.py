@@ -169,7 +169,7 @@ class Description:
 
     @staticmethod
     def of(data: Mapping[str, Any]) -> Description:
-        """The description that `plain` turned into data, which the head of the file may stand beside.
+        """The description that `plain` made data of, which the head of the file may accompany.
 
         Raises:
             SchemaError: a field is missing, unknown or of another type.

@@ -34,18 +34,18 @@ def spanned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((extent,), (1,))
 
 
-def write_weights(writer: ArchiveWriter, placed: Sequence[tuple[int, torch.Tensor]]) -> None:
+def write_weights(writer: ArchiveWriter, at_offsets: Sequence[tuple[int, torch.Tensor]]) -> None:
     """Write tensors as one member, each at its offset, which is a multiple of `ALIGNMENT`, in order."""
     end = 0
-    for offset, tensor in placed:
+    for offset, tensor in at_offsets:
         end = offset + spanned(tensor).nbytes
-    if placed:
-        writer.add_aligned(WEIGHTS, end, _chunks(placed))
+    if at_offsets:
+        writer.add_aligned(WEIGHTS, end, _chunks(at_offsets))
 
 
-def _chunks(placed: Sequence[tuple[int, torch.Tensor]]) -> Iterator[Any]:
+def _chunks(at_offsets: Sequence[tuple[int, torch.Tensor]]) -> Iterator[Any]:
     done = 0
-    for offset, tensor in placed:
+    for offset, tensor in at_offsets:
         if offset > done:
             yield bytes(offset - done)
         memory = spanned(tensor).cpu()

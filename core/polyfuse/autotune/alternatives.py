@@ -165,7 +165,7 @@ def site_of(graph: Graph, call: TemplateCall, freezing: bool, static: frozenset[
 def _instead(name: str, choice: Choice, site: CallSite) -> Alternative:
     assert choice.instead is not None
     instead = choice.instead(site)
-    return Alternative(name, _placed(site, instead.nodes, instead.buffers, instead.takes_reader))
+    return Alternative(name, _substitution(site, instead.nodes, instead.buffers, instead.takes_reader))
 
 
 def _made(name: str, choice: Choice, site: CallSite, backend: Backend, most: int) -> Alternative:
@@ -181,12 +181,12 @@ def _made(name: str, choice: Choice, site: CallSite, backend: Backend, most: int
     node = ExternCall(
         f"{site.call.name}_call", f"{OBJECT}{key}", args, (), (output,), "into", origins=site.call.origins
     )
-    replacement = _placed(site, (node,), (), first.takes_reader)
+    replacement = _substitution(site, (node,), (), first.takes_reader)
     sources = {config: item.source for config, item in made.items()}
     return Alternative(name, replacement, sources, first.operands, backend, key)
 
 
-def _placed(
+def _substitution(
     site: CallSite, nodes: tuple[ExternCall, ...], buffers: tuple[Buffer, ...], takes_reader: bool
 ) -> Replacement:
     reader = site.reader if takes_reader else None

@@ -4,7 +4,7 @@ two halves of a fused one are faster apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from polyfuse.autotune.candidate import (
@@ -37,8 +37,8 @@ __all__ = ["FusionTask", "KernelTask", "search_kernels", "time_fusions"]
 
 FUSED, APART = "fused", "apart"
 
-# How often what fuses otherwise, once halves are apart, is looked at again.
-_MOST_ROUNDS = 3
+_MOST_ROUNDS = 8
+"""Merges of one kernel that are timed, from the last one on, and those that replace what is faster apart."""
 
 
 class KernelTask(TuningTask):
@@ -175,7 +175,7 @@ def _timed(tuner: Tuner, selection: GemmSelection, schedule: Schedule) -> Schedu
     timed: set[Unfused] = set()
     decisions: list[TuningDecision] = []
     for _ in range(_MOST_ROUNDS):
-        pairs = [pair for pair in _last_merges(schedule) if pair not in timed]
+        pairs = [*_next_merges(schedule, timed)]
         if not pairs:
             break
         other = selection.schedule(tuner, [*unfused, *pairs])
@@ -185,21 +185,20 @@ def _timed(tuner: Tuner, selection: GemmSelection, schedule: Schedule) -> Schedu
         decisions += found
         faster = [pair for pair, one in zip(pairs, found, strict=True) if one.candidate == Candidate(APART)]
         timed.update(pairs)
-        if not faster:
-            break
-        unfused += faster
-        schedule = selection.schedule(tuner, unfused)
+        if faster:
+            unfused += faster
+            schedule = selection.schedule(tuner, unfused)
     rows = (decision.row("tune") for decision in decisions)
     return replace(schedule, decisions=(*schedule.decisions, *rows))
 
 
-def _last_merges(schedule: Schedule) -> Iterator[Unfused]:
-    """The halves of each fused kernel, but for GEMMs, which were timed as they are, and for those that add up
-    atomically, which cannot be run twice alike.
+def _next_merges(schedule: Schedule, timed: Collection[Unfused]) -> Iterator[Unfused]:
+    """The last merge of each fused kernel that was not timed yet, but for GEMMs, which were timed as they
+    are, and for those that add up atomically, which cannot be run twice alike.
     """
     for step in schedule.steps:
-        if isinstance(step, Launch) and step.halves is not None and not _is_gemm(step) and not _adds(step):
-            yield step.halves
+        if isinstance(step, Launch) and not _is_gemm(step) and not _adds(step):
+            yield from [merge for merge in reversed(step.merges) if merge not in timed][:1]
 
 
 def _is_gemm(step: Launch) -> bool:

@@ -21,9 +21,9 @@ from polyfuse.symbolic import IndexLike, example_value, storage_size
 __all__ = ["Operands", "Segment", "around", "node_names", "segment", "tolerance"]
 
 
-# Relative to the largest result: sums in another order, and products of rounded operands.
+# Relative to the largest result: sums in another order, and matmuls of rounded operands.
 _BY_TYPE: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 1e-2, "bfloat16": 4e-2}
-# Products of float32 that a device may round to ten bits of fraction.
+# Matmuls of float32 that a device may round to ten bits of fraction.
 _ROUNDED: Final = 1e-2
 _EIGHT_BITS: Final = 0.2
 

@@ -226,8 +226,8 @@ class Settings:
     )
     benchmark_fusion: bool = _option(
         False,
-        "Time fused kernels against the two that were merged last, which are not fused where that is "
-        "faster; measurements are stored.",
+        "Time each fused kernel against the kernels that were merged to it, pair by pair from the last one "
+        "on. They are not fused where that is faster. Measurements are stored.",
     )
     tune_seconds: int = _neutral(
         10,

@@ -60,7 +60,7 @@ class GraphFolder:
     def mend(self, key: str, name_of: Callable[[bytes], str]) -> None:
         """Note that a key is looked up, and remove damaged entries: those whose content has another name.
 
-        torch reads what is left once more: 10 µs for an entry of 56 KB, less than what it takes to stand in
+        torch reads what is left once more: 10 µs for an entry of 56 KB, less than it takes to wait in
         for one more private function of torch's that could read both at once.
         """
         mark_used(self.path / key)

@@ -181,7 +181,7 @@ class KernelStore:
         self._pointer(key).unlink(missing_ok=True)
 
     def discard(self, folder: Path) -> None:
-        """Drop a whole unit, for instance one whose files turned out to be damaged."""
+        """Drop a whole unit, for instance one whose files are damaged."""
         remove_folder(folder)
 
     def _make(self, folder: Path, kernels: Mapping[str, str], build: Callable[[Path], None]) -> None:

@@ -21,14 +21,13 @@ from torch import Tensor
 
 from polyfuse.checking import reductions
 from polyfuse.checking.compare import ZERO, apart, of_unknown_sign, spread
-from polyfuse.ir.expr import Access
 from polyfuse.ir.interpreter import semantics
-from polyfuse.ir.interpreter.evaluator import type_of
+from polyfuse.ir.interpreter.evaluator import PointStatement, type_of
 from polyfuse.ir.interpreter.kernel import KernelEvaluator
 from polyfuse.ir.interpreter.space import Space
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.ops import SCALAR_OPS, combining_op
-from polyfuse.ir.types import DType
+from polyfuse.ir.statements import Cast, Compute, Load, Random, Store
 
 __all__ = ["Bounded", "BoundedEvaluator", "Ledger"]
 
@@ -114,31 +113,28 @@ class BoundedEvaluator(KernelEvaluator):
         self._in_order = kernel.deterministic
         self._locals: dict[str, Tensor] = {}
 
-    def simple(self, op: str, args: Any, dtype: DType, payload: Any) -> Any:
-        """One operation at every point."""
-        if op == "load":
-            return self.load(args, dtype, payload)
-        values = tuple(a.value for a in args)
-        found = super().simple(op, values, dtype, payload)
-        if op in SCALAR_OPS:
-            return Bounded(found, self._scalar(op, args, values, found))
-        if op == "cast":
-            error = args[0].error
-            return Bounded(
-                found,
-                _moved(lambda x: semantics.cast(x, dtype), args[0], found) if error is not None else None,
-            )
-        if op == "bitcast":
-            error = args[0].error
-            return Bounded(found, None if error is None else torch.where(error > 0, torch.inf, 0.0))
-        if op == "rand" and payload == "normal":
-            return Bounded(found, torch.full_like(found, _NORMAL) * (1 + found.abs()))
-        return Bounded(found, None)
+    def value(self, stmt: PointStatement, known: Mapping[str, Any]) -> Any:
+        """What a statement defines, at each point, with its bound."""
+        if isinstance(stmt, Load):
+            return self.load(stmt, known)
+        values = {name: known[name].value for name in stmt.args}
+        found = super().value(stmt, values)
+        error: Tensor | None = None
+        match stmt:
+            case Compute(op=op, args=args):
+                error = self._scalar(op, tuple(known[a] for a in args), found)
+            case Cast(arg=arg, bitwise=True):
+                error = known[arg].error
+                error = None if error is None else torch.where(error > 0, torch.inf, 0.0)
+            case Cast(arg=arg, dtype=dtype) if known[arg].error is not None:
+                error = _moved(lambda x: semantics.cast(x, dtype), known[arg], found)
+            case Random(kind="normal"):
+                error = torch.full_like(found, _NORMAL) * (1 + found.abs())
+        return Bounded(found, error)
 
-    def _scalar(
-        self, op: str, args: tuple[Bounded, ...], values: tuple[Tensor, ...], found: Tensor
-    ) -> Tensor | None:
+    def _scalar(self, op: str, args: tuple[Bounded, ...], found: Tensor) -> Tensor | None:
         error: Tensor | None
+        values = tuple(a.value for a in args)
         if op == "where":
             error = _selected(args)
         elif op in _COMPARISONS:
@@ -169,31 +165,27 @@ class BoundedEvaluator(KernelEvaluator):
             error = own if error is None else error + own
         return error
 
-    def load(self, args: Any, dtype: DType, access: Access) -> Any:
+    def load(self, stmt: Load, known: Mapping[str, Any]) -> Any:
         """Elements of a buffer, with their bounds."""
-        name, index, count, masked = access
-        values = tuple(a.value for a in args)
-        found = super().load(values, dtype, access)
-        doubts = [a.error for a in args[:count]]
-        errors = self._errors_of(name)
+        values = {name: known[name].value for name in stmt.args}
+        found = super().load(stmt, values)
+        doubts = [known[name].error for name in stmt.indirect]
+        errors = self._errors_of(stmt.buffer)
         error: Tensor | None = None
         if errors is not None:
-            position = self.index(index, values[:count])
-            if masked:
-                mask = values[count]
-                position, mask = torch.broadcast_tensors(position, mask)
+            position = self.index(stmt.index, tuple(values[name] for name in stmt.indirect))
+            if stmt.mask is None:
+                error = errors[self.storage_index(stmt.buffer, position)]
+            else:
+                position, mask = torch.broadcast_tensors(position, values[stmt.mask])
                 if mask.any():
                     position = torch.where(mask, position, position[mask][0])
-                    error = errors[self.storage_index(name, position)]
-                    other = args[count + 1].error
-                    error = torch.where(mask, error, 0.0 if other is None else other)
-            else:
-                error = errors[self.storage_index(name, position)]
-        if masked:
-            doubts.append(args[count].error)
-            other = args[count + 1].error
-            if other is not None and error is None:
-                error = torch.where(values[count], 0.0, other)
+                    error = torch.where(mask, errors[self.storage_index(stmt.buffer, position)], 0.0)
+        if stmt.mask is not None and stmt.other is not None:
+            doubts.append(known[stmt.mask].error)
+            other = known[stmt.other].error
+            if other is not None:
+                error = torch.where(values[stmt.mask], 0.0 if error is None else error, other)
         unknown = _unknown(doubts)
         if unknown is not None:
             error = unknown if error is None else error + unknown
@@ -204,36 +196,35 @@ class BoundedEvaluator(KernelEvaluator):
             return self._ledger.errors[name] if name in self._ledger.touched else None
         return self._locals.get(name)
 
-    def store(self, args: Any, dtype: DType, access: Access, mode: str, looped: bool = False) -> None:
+    def store(self, stmt: Store, known: Mapping[str, Any], looped: bool = False) -> None:
         """Store values and bounds."""
-        name, index, count, masked = access
-        storage = self._storage(name, dtype)
+        buffer, mode = stmt.buffer, stmt.mode
+        storage = self._storage(buffer, stmt.dtype)
         shape = self.space.shape(looped)
-        values = tuple(a.value for a in args)
-        position = self.index(index, values[1 : 1 + count]).expand(shape)
-        value = values[0].expand(shape)
-        error = args[0].error
+        position = self.index(stmt.index, tuple(known[i].value for i in stmt.indirect)).expand(shape)
+        value = known[stmt.value].value.expand(shape)
+        error = known[stmt.value].error
         error = None if error is None else error.expand(shape).reshape(-1)
-        kept: Tensor | None = None
-        if masked:
-            mask = values[1 + count].expand(shape)
+        inside: Tensor | None = None
+        if stmt.mask is not None:
+            mask = known[stmt.mask].value.expand(shape)
             if not mask.any():
                 position = position[:0]
             else:
                 position = torch.where(mask, position, position[mask][0])
-            kept = mask.reshape(-1)
-        doubt = _unknown([a.error for a in args[1:]])
+            inside = mask.reshape(-1)
+        doubt = _unknown([known[name].error for name in stmt.args[1:]])
         if doubt is not None and bool((doubt > 0).any()):
             # it is not sure which elements are stored: nothing is known of any
-            self._error_storage(name, storage).fill_(torch.inf)
-        if position.numel() == 0 and kept is not None:
+            self._error_storage(buffer, storage).fill_(torch.inf)
+        if position.numel() == 0 and inside is not None:
             return
-        place = self.storage_index(name, position).expand(shape).reshape(-1)
+        place = self.storage_index(buffer, position).expand(shape).reshape(-1)
         flat = value.reshape(-1)
-        if kept is not None:
-            place, flat = place[kept], semantics.gather(flat, kept)
-            error = None if error is None else error[kept]
-        self._note(name, storage, place, flat, error, mode, count > 0)
+        if inside is not None:
+            place, flat = place[inside], semantics.gather(flat, inside)
+            error = None if error is None else error[inside]
+        self._note(buffer, storage, place, flat, error, mode, bool(stmt.indirect))
         semantics.scatter(storage, place, flat, mode)
 
     def _note(

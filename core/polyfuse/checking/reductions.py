@@ -14,7 +14,7 @@ __all__ = ["reduced", "scanned", "steps"]
 
 Errors = tuple[Tensor | None, ...]
 
-# Operands of a product that are rounded to ten bits of fraction, and accumulators of 8-bit floats.
+# Operands of a matmul that are rounded to ten bits of fraction, and accumulators of 8-bit floats.
 _TF32 = 2.0**-10
 _FAST = 2.0**-12
 

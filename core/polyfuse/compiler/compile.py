@@ -119,7 +119,7 @@ def _address(gm: Any, example_inputs: Sequence[Any], settings: Settings) -> str:
 
 def decided(settings: Settings) -> Settings:
     """Settings in which what follows torch's own switches is fixed, for the backward too, which may be
-    compiled later. Dynamo compiles anew when such a switch is turned."""
+    compiled later. Dynamo compiles anew when such a switch changes."""
     if settings.deterministic != "auto":
         return settings
     asked = torch.are_deterministic_algorithms_enabled()

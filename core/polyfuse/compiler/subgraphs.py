@@ -71,7 +71,7 @@ def _compiled(name: str, module: GraphModule, session: CompileSession, compiler:
             more=OfferedRewrites(session.extensions),
         )
     except PolyfuseError as error:
-        # a size that only the surroundings know, for one
+        # a size that only the enclosing graph knows, for one
         _log.info("%s runs in eager mode: %s", name, error)
         return None
     return Subgraph(run, tuple(layouts), not isinstance(result, tuple | list), name)

@@ -87,7 +87,7 @@ def describe(
     user_outputs: int | None = None,
     rewrites: Sequence[tuple[str, int]] = (),
 ) -> AtenGraph:
-    """Put a finished graph and its surroundings into an `AtenGraph`."""
+    """Put a finished graph and the facts about its inputs and outputs into an `AtenGraph`."""
     placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
     mutated = set(mutated_placeholders(module))
     inputs = tuple(

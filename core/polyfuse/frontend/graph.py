@@ -53,7 +53,7 @@ class GraphOutput:
 
 @dataclass(frozen=True, eq=False)
 class AtenGraph:
-    """A functional ATen graph with what the compiler has to know about its surroundings.
+    """A functional ATen graph with what the compiler has to know about its inputs and outputs.
 
     `module` holds fake values in every node's `meta["val"]` and, where known, the user's source line in
     `meta["stack_trace"]`. Mutations of inputs are the trailing `aten.copy_` nodes and nothing else, apart

@@ -60,7 +60,7 @@ class AliasRule:
             if where > at:
                 return f"alias of {alias.input!r}, which is read after {alias.output!r} is written"
         if alias.input in self._operands:
-            return f"alias of {alias.input!r}, which is an operand of a matrix product"
+            return f"alias of {alias.input!r}, which is an operand of a matmul"
         return ""
 
     def _store_fault(self, section: Section, store: Store) -> str:
@@ -72,7 +72,7 @@ class AliasRule:
 
     @cached_property
     def _operands(self) -> frozenset[str]:
-        """Arguments from which the operands of matrix products are computed."""
+        """Arguments from which the operands of matmuls are computed."""
         statements = [stmt for section in self._kernel.sections for stmt in section.body]
         made = {target: stmt for stmt in statements for target in stmt.targets}
         pending = [

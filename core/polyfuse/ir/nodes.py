@@ -261,7 +261,7 @@ in the text, `{index}` and `{size}` stand for the number that was stored and for
 
 @dataclass(frozen=True)
 class TemplateCall(ExternCall):
-    """An extern call that plugins may offer other implementations for (matrix products, convolution,
+    """An extern call that plugins may offer other implementations for (matmuls, convolution,
     attention)."""
 
 

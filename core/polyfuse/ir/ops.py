@@ -190,7 +190,7 @@ CONTRACTIONS: dict[str, ReductionKind] = {
 names. Its operands alone may be of floating-point types that are otherwise not computed with. With
 ``dot_tf32``, f32 operands may be rounded to ten bits of fraction before they are multiplied; with
 ``dot_fast``, sums of products of 8-bit floats may be kept with as few bits as the device's multipliers have.
-They stand apart from `REDUCTIONS` because ordinary loops compute them many times slower than a matrix product
+They stand apart from `REDUCTIONS` because ordinary loops compute them many times slower than a matmul
 should run: a backend claims them only if it does better."""
 
 SCANS: dict[str, ReductionKind] = {
@@ -225,7 +225,7 @@ GROUP_MODES: dict[str, str] = {"group_sum": "sum", "group_min": "min", "group_ma
 """Stores that combine what the points of one kernel store at an element, in an order that is the same in
 every run, and nothing else: what was there before does not count. By the reduction that each does. They stand
 apart from `STORE_MODES` because only kernels in which points that share an element lie side by side can have
-them, as results of a matrix product do; see `Backend.epilogue_reduction_width`."""
+them, as results of a matmul do; see `Backend.epilogue_reduction_width`."""
 
 
 def combining_op(mode: str) -> str:

@@ -1,4 +1,4 @@
-"""Matrix products recognised in a kernel: which axes are rows, columns, batch and depth, what makes the two
+"""Matmuls recognised in a kernel: which axes are rows, columns, batch and depth, what makes the two
 operands, and what is done with each result.
 
 A kernel is a contraction if its one loop carries nothing but a reduction of one of the kinds in
@@ -56,7 +56,7 @@ class Contraction:
     Attributes:
         batch: parallel axes along which both operands vary, or neither.
         rows, columns: parallel axes along which only the left, only the right operand varies. Either may be
-            empty: the product of a matrix and a vector, or of two vectors.
+            empty: the matmul of a matrix and a vector, or of two vectors.
         depth: the reduction axes.
         left, right: the operands.
         kind: `dot`, or another one of `CONTRACTIONS`.
@@ -95,14 +95,14 @@ def match(kernel: Kernel) -> Contraction | None:
     found = _only_product(kernel)
     if found is None:
         return None
-    at, product = found
+    at, matmul = found
     loop = kernel.sections[at].body
     before = [stmt for section in kernel.sections[:at] for stmt in section.body]
     after = [stmt for section in kernel.sections[at + 1 :] for stmt in section.body]
-    # a value of the loop that something else than the product uses would have to be computed twice
-    if any(isinstance(stmt, (Store, Reduce, Scan)) and stmt is not product for stmt in loop):
+    # a value of the loop that something else than the matmul uses would have to be computed twice
+    if any(isinstance(stmt, (Store, Reduce, Scan)) and stmt is not matmul for stmt in loop):
         return None
-    left, right = (_operand([*before, *loop], name) for name in product.args)
+    left, right = (_operand([*before, *loop], name) for name in matmul.args)
     facts = KernelFacts.of(kernel)
     used = [frozenset[str]().union(*map(facts.depends_of, side.body)) for side in (left, right)]
     if any(names.isdisjoint(facts.raxes) for names in used):
@@ -119,23 +119,23 @@ def match(kernel: Kernel) -> Contraction | None:
         kernel.raxes,
         left,
         right,
-        product.kind,
-        product.targets[0],
-        product.dtype,
+        matmul.kind,
+        matmul.targets[0],
+        matmul.dtype,
         _epilogue(before, after),
         facts.hints,
     )
 
 
 def _only_product(kernel: Kernel) -> tuple[int, Reduce] | None:
-    """The one loop's section and its product; None where the kernel is made otherwise."""
+    """The one loop's section and its matmul; None where the kernel is made otherwise."""
     looped = [i for i, section in enumerate(kernel.sections) if section.looped]
     if len(looped) != 1 or kernel.row_buffers:
         return None
     carried = [s for s in kernel.sections[looped[0]].body if isinstance(s, (Reduce, Scan))]
     match carried:
-        case [Reduce(kind=kind) as product] if kind in CONTRACTIONS:
-            return looped[0], product
+        case [Reduce(kind=kind) as matmul] if kind in CONTRACTIONS:
+            return looped[0], matmul
     return None
 
 

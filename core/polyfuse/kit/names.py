@@ -1,4 +1,4 @@
-"""Kernels whose names can stand in generated text as they are."""
+"""Kernels whose names can be used in generated text unchanged."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Backend(ABC):
     # more than the kernel itself. 1: every kernel is a unit of its own.
     min_unit: ClassVar[int] = 1500
 
-    # Whether what it generates for matrix products (`ops.CONTRACTIONS`) is worth timing against a library's.
+    # Whether what it generates for matmuls (`ops.CONTRACTIONS`) is worth timing against a library's.
     autotunes_gemm: ClassVar[bool] = False
 
     # Whether its kernels are worth timing against other backends' (the option `autotune_backends`).
@@ -96,14 +96,14 @@ class Backend(ABC):
         """
         return None
 
-    def packed_width(self, product: Reduction) -> int:
+    def packed_width(self, matmul: Reduction) -> int:
         """Return how many columns a block of packed weights has. They are a GEMM operand B, a parameter that
         is packed once (the option `freezing`). 0: it is read as it is.
         """
         return 0
 
-    def epilogue_reduction_width(self, product: Reduction, kind: str, along: str) -> int:
-        """Return how many neighbouring results of a product its kernel can combine, where a `"sum"`, `"min"`
+    def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
+        """Return how many neighbouring results of a matmul its kernel can combine, where a `"sum"`, `"min"`
         or `"max"` over all its `"rows"` or `"columns"` reads them: the kernel stores a partial result of each
         group beside its results (`ops.GROUP_MODES`), and a second kernel combines these. 0: none.
         """

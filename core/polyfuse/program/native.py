@@ -181,11 +181,11 @@ class _Lowering:
         for operand in step.operands:
             if isinstance(operand, str):
                 self._address(operand)
-        placed = tuple(self._slot(o) if isinstance(o, str) else self._index(o) for o in step.operands)
+        given = tuple(self._slot(o) if isinstance(o, str) else self._index(o) for o in step.operands)
         # points of the kernel, for the example sizes
         hints = self.kernels[step.kernel].size_hints
         self.work[len(self.steps)] = math.prod(max(1, hint) for hint in hints)
-        self.steps.append(Run(self.table.index(step.kernel), placed))
+        self.steps.append(Run(self.table.index(step.kernel), given))
 
     def _extern(self, step: ExternStep) -> None:
         operands: list[str | IndexLike] = []

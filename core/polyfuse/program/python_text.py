@@ -477,7 +477,7 @@ def origin_text(origins: tuple[Origin, ...]) -> str:
 
 
 def _printed_as_they_are(program: Program) -> Iterator[str]:
-    """Names that stand in the text unchanged: kernels, partitions, and symbols, which texts of sizes hold."""
+    """Names that the text has unchanged: kernels, partitions, and symbols, which texts of sizes hold."""
     yield from (item.name for item in program.kernels)
     yield from (part.name for part in program.partitions)
     yield from (*dict(program.symbol_hints), *(s.symbol for s in program.steps if isinstance(s, BindSymbol)))

@@ -79,7 +79,7 @@ def _touched(buffer: str, axes: Iterable[str], extents: Mapping[str, IndexLike],
 
 def _extern_accesses(node: ExternCall, schedule: Schedule) -> Iterable[tuple[str, int, bool]]:
     graph = schedule.graph
-    placed = {view.buffer: view for key, view in node.kwargs if key == "out" and isinstance(view, View)}
+    out_views = {view.buffer: view for key, view in node.kwargs if key == "out" and isinstance(view, View)}
     for view in views_in((node.args, tuple(value for _, value in node.kwargs))):
         buffer = graph.buffers[view.buffer]
         if buffer.kind != "object":
@@ -87,8 +87,8 @@ def _extern_accesses(node: ExternCall, schedule: Schedule) -> Iterable[tuple[str
             yield (
                 view.buffer,
                 min(looped, storage_bytes(buffer, graph.symbol_hints)),
-                placed.get(view.buffer) == view,
+                out_views.get(view.buffer) == view,
             )
     for name in node.writes():
-        if name not in placed and name in graph.buffers and graph.buffers[name].kind != "object":
+        if name not in out_views and name in graph.buffers and graph.buffers[name].kind != "object":
             yield name, storage_bytes(graph.buffers[name], graph.symbol_hints), True

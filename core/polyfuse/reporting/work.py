@@ -72,7 +72,7 @@ def _sizes(size: tuple[Any, ...], hints: Mapping[str, int]) -> tuple[int, ...]:
 
 def ceilings(device: str) -> dict[str, Any]:
     """What a device does at most, measured by torch's own library: bytes in a second by copying, and
-    multiplications and additions of a matrix product in single precision.
+    multiplications and additions of a matmul in single precision.
     """
     kind = device.partition(":")[0]
     found = device_of(kind)

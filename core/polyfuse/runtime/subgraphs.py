@@ -36,11 +36,11 @@ class Subgraph:
     name: str
 
     def __call__(self, *args: Any) -> Any:
-        results = self.run([_placed(a, layout) for a, layout in zip(args, self.layouts, strict=True)])
+        results = self.run([_with_layout(a, layout) for a, layout in zip(args, self.layouts, strict=True)])
         return results[0] if self.single else tuple(results)
 
 
-def _placed(argument: Any, layout: Layout) -> Any:
+def _with_layout(argument: Any, layout: Layout) -> Any:
     if layout is None or not isinstance(argument, torch.Tensor):
         return argument
     if isinstance(layout, str):

@@ -69,7 +69,7 @@ class Launch:
         reads, writes: buffers, each once.
         inplace: (output, dying input) pairs where the output reuses the input's storage.
         alignment: bytes of which the addresses are multiples that the kernel takes to be aligned.
-        halves: the nodes that were merged last; None: it is one node.
+        merges: the nodes that were merged, pair by pair, the last pair last; empty: it is one node.
         choice: the backend and the configuration that autotuning decided for; None: it was not asked.
     """
 
@@ -82,7 +82,7 @@ class Launch:
     writes: tuple[str, ...]
     inplace: tuple[tuple[str, str], ...] = ()
     alignment: int = 0
-    halves: Unfused | None = None
+    merges: tuple[Unfused, ...] = ()
     choice: TuningDecision | None = None
 
     @property

@@ -177,14 +177,10 @@ def _step(unit: Unit, number: int, context: KernelContext) -> Launch | Call:
         tuple(b for b in reads if b in used),
         writes,
         alignment=context.target_info(unit.backend, unit.device).alignment,
-        halves=_halves(unit),
+        merges=tuple((_names(unit, first), _names(unit, second)) for first, second in unit.merges),
     )
 
 
-def _halves(unit: Unit) -> Unfused | None:
-    if unit.halves is None:
-        return None
-    first, second = (
-        frozenset(m.node.name for m in unit.members if bits >> m.position & 1) for bits in unit.halves
-    )
-    return first, second
+def _names(unit: Unit, bits: int) -> frozenset[str]:
+    """The nodes of a unit at these positions."""
+    return frozenset(m.node.name for m in unit.members if bits >> m.position & 1)

@@ -32,12 +32,12 @@ def check(
     faults: Faults = {}
     for number, run in enumerate(case.runs):
         truth, fresh = _begun(run(), pairs), run()
-        placed = [_on(device, operand) for operand in fresh]
+        moved = [_on(device, operand) for operand in fresh]
         for output, source in pairs:
-            placed[output] = placed[source]
-        layout = layout_of(case.kernel, placed)
+            moved[output] = moved[source]
+        layout = layout_of(case.kernel, moved)
         assert layout is not None, f"operands of {case.kernel.name} are smaller than it declares"
-        given = copied(placed, layout)
+        given = copied(moved, layout)
         run_kernel(case.kernel, truth)
         try:
             launchable(*given.operands)

@@ -190,7 +190,7 @@ class BuildPool:
                     raise
                 store.move(f"there is no space left in {store.root}; free some")
             except (CacheError, OSError) as error:
-                # What the backend raises was turned into KernelBuildError: this is the store's own trouble.
+                # What the backend raises became a KernelBuildError: this is the store's own trouble.
                 store.move(f"the kernel store {store.root} cannot be used ({error}); see to that")
         try:
             return KernelStore.temporary().add(kernels, build)

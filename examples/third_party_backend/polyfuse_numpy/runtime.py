@@ -142,7 +142,7 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 
 
 def _by(divisor: Any) -> Any:
-    """A divisor that no division of whole numbers traps at."""
+    """A divisor that no division of integers traps at."""
     return np.where(divisor == 0, divisor.dtype.type(1), divisor) if divisor.dtype.kind in "iu" else divisor
 
 

@@ -1,4 +1,4 @@
-"""A template: an operator of the example's own as text with blanks, in configurations that races compare.
+"""A template: an operator of the example's own as text with blanks, in configurations that are timed.
 
 The lowering leaves the operator as a call that may be taken over, and the choice offers to.
 """
@@ -37,7 +37,7 @@ TEXT = Template("""def $symbol(left, right, out):
 
 
 def distances(ctx: LoweringContext, node: Any, left: TensorValue, right: TensorValue) -> Any:
-    """Leave the call as it is, to be raced."""
+    """Leave the call as it is, to be timed."""
     return ctx.call(node, DISTANCES, (left, right), offered=True)
 
 

@@ -64,11 +64,11 @@ class CppBackend(Backend):
 
         return generator.estimate(kernel, config, self.isa)
 
-    def packed_width(self, product: Reduction) -> int:
+    def packed_width(self, matmul: Reduction) -> int:
         """Up to four vectors of columns."""
         from polyfuse_cpp.matmul.plans import packed_width
 
-        return packed_width(product, self.isa)
+        return packed_width(matmul, self.isa)
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel's text and, as meta, its signature and the headers it needs."""

@@ -64,22 +64,20 @@ def library_choices() -> tuple[Choice, ...]:
 # What is known without timing.
 
 
-_FEW_PRODUCTS = 1 << 20
-"""Products up to which calling oneDNN takes longer than MKL does."""
+_FEW_PAIRS = 1 << 20
+"""Multiplications up to which calling oneDNN takes longer than MKL does."""
 
 
 def _beats_mkl(site: CallSite) -> bool:
     """Whether torch would call MKL on a CPU for which it was not made. There, oneDNN takes between a
-    third and two thirds of the time, with few rows as with hundreds, but for small products.
+    third and two thirds of the time, with few rows as with hundreds, but for small matmuls.
     """
     _, rows, weight = _operands(site)
     try:
         count = prod(evaluate(extent, site.hints) for extent in (*rows.size, weight.size[1]))
     except KeyError:  # a size that nobody can guess
         return False
-    return (
-        count >= _FEW_PRODUCTS and torch.backends.mkl.is_available() and vendor() not in ("", "GenuineIntel")
-    )
+    return count >= _FEW_PAIRS and torch.backends.mkl.is_available() and vendor() not in ("", "GenuineIntel")
 
 
 @lru_cache(maxsize=1)

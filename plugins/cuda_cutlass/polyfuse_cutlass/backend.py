@@ -45,7 +45,7 @@ class CutlassBackend(Backend):
 
         return claim_of(node)
 
-    def epilogue_reduction_width(self, product: Reduction, kind: str, along: str) -> int:
+    def epilogue_reduction_width(self, matmul: Reduction, kind: str, along: str) -> int:
         """Rows or columns that a warp combines; CUTLASS's templates for Ampere combine none."""
         from polyfuse_cutlass.codegen.row_statistics import COLUMNS, ROWS
 

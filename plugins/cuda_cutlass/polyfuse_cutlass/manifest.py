@@ -51,7 +51,7 @@ def polyfuse_doctor(settings: Settings) -> Sequence[Finding]:
 
 @hookimpl
 def polyfuse_choices(device_type: str) -> Sequence[Choice]:
-    """Offer products of groups of rows."""
+    """Offer matmuls of groups of rows."""
     from polyfuse_cutlass.codegen.grouped import grouped_choices
 
     return grouped_choices(device_type)

@@ -16,9 +16,9 @@ from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size
 
 __all__ = ["Matrix", "Problem", "extent", "problem_of", "strided"]
 
-_KEPT = re.compile(r"[a-z]{1,4}[0-9]+")
+_SAFE_NAMES = re.compile(r"[a-z]{1,4}[0-9]+")
 """Names of arguments that are no keyword, function or macro."""
-_KEPT_VALUES = re.compile(r"[A-Za-z0-9_]+")
+_SAFE_VALUES = re.compile(r"[A-Za-z0-9_]+")
 """Names of values: what they are called in the text begins with a letter of its own."""
 COPY_ALIGNMENT = 16
 """Bytes of which the copy engine wants addresses and strides to be multiples."""
@@ -122,7 +122,7 @@ class Problem:
 
 def problem_of(kernel: Kernel) -> Problem:
     """`kernel` as a problem; raises `UnsupportedError` where it is none."""
-    kernel = with_safe_names(kernel, _KEPT, _KEPT_VALUES)
+    kernel = with_safe_names(kernel, _SAFE_NAMES, _SAFE_VALUES)
     found = match(kernel)
     if found is None:
         raise UnsupportedError(f"{kernel.name} is no matrix multiplication", "another backend computes it")

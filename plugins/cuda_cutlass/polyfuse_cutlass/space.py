@@ -265,14 +265,14 @@ def estimate(problem: Problem, tiling: Tiling, target: Target) -> float:
     alternate = tiling.pingpong and waves > 1
     per_mma = max(64 * tiling.columns * 16 / _MULTIPLIES, _LEAST_MMA)
     signals = (_SIGNALS + (_SIGNALS_DOWN if tiling.down > 1 else 0)) / (4 if alternate else 1)
-    products = stages * (4 * (tiling.rows // 64) * per_mma + signals)
+    multiplying = stages * (4 * (tiling.rows // 64) * per_mma + signals)
     if tiling.pingpong and problem.promotes:
-        products *= _ALONE  # nobody multiplies while a group takes its sums out
+        multiplying *= _ALONE  # nobody multiplies while a group takes its sums out
     if tiling.accumulator_splits(problem) > 1:
-        products *= _PARTED
+        multiplying *= _PARTED
     fed = stages * 128 * (tiling.taken / tiling.down + tiling.columns / tiling.across) / _CACHE_BYTES
     finish = tiling.taken * tiling.columns / _FINISHED / tiling.split
-    each = _together(products, fed) * beside + finish * (_ALTERNATING if alternate else 1.0)
+    each = _together(multiplying, fed) * beside + finish * (_ALTERNATING if alternate else 1.0)
     moved = batch * (rows * depth + columns * depth) * size + 2 * batch * rows * columns
     busiest = moved / blocks * waves * beside
     streamed = max(moved / (_MEMORY_BYTES * target.multiprocessors), busiest / _MOST_MEMORY_BYTES)

@@ -37,30 +37,30 @@ def claims(node: Node, target: Target) -> Claim:
 
 def configs(kernel: Kernel, target: Target) -> Sequence[Config]:
     """Tilings, the best guess first."""
-    product = matmul_of(kernel)
-    if product is None:
+    matmul = matmul_of(kernel)
+    if matmul is None:
         return candidates(as_sums(kernel), target)
-    tiles = [plan.config() for plan in best_plans(product, target)]
-    if not prefers_sums(product):
+    tiles = [plan.config() for plan in best_plans(matmul, target)]
+    if not prefers_sums(matmul):
         return tiles
     return [*candidates(as_sums(kernel), target), *tiles[:_TILES_BESIDE_SUMS]]
 
 
 def neighbours(kernel: Kernel, config: Config, target: Target) -> Sequence[Config]:
     """Tilings that differ from one in one thing."""
-    product = matmul_of(kernel)
-    if product is None or not is_tile(config):
+    matmul = matmul_of(kernel)
+    if matmul is None or not is_tile(config):
         return choice.neighbours(as_sums(kernel), target, config)
     plans = around(MatmulPlan.of(config))
-    return [plan.config() for plan in plans if is_possible(product, target, plan)]
+    return [plan.config() for plan in plans if is_possible(matmul, target, plan)]
 
 
 def emit(kernel: Kernel, config: Config | None, target: Target) -> Source:
     """The kernel as a Triton function, and how to launch it."""
-    product = matmul_of(kernel) if config is None or is_tile(config) else None
-    if product is not None and (config is not None or not prefers_sums(product)):
-        tiles = MatmulPlan.of(config) if config is not None else best_plans(product, target)[0]
-        return _source(kernel, matmul_text(kernel, product, tiles), tiles.warps, tiles.stages)
+    matmul = matmul_of(kernel) if config is None or is_tile(config) else None
+    if matmul is not None and (config is not None or not prefers_sums(matmul)):
+        tiles = MatmulPlan.of(config) if config is not None else best_plans(matmul, target)[0]
+        return _source(kernel, matmul_text(kernel, matmul, tiles), tiles.warps, tiles.stages)
     kernel = as_sums(kernel)
     plan = choose_plan(kernel, target, config)
     refused = refused_aliases(kernel, plan)

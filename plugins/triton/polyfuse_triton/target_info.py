@@ -12,7 +12,7 @@ _BLOCKS = 4
 
 _DELIVERED = 27e9
 _MULTIPLIED = 4e12
-"""Bytes that memory gives each multiprocessor in a second, and operations of products in 16 bits."""
+"""Bytes that memory gives each multiprocessor in a second, and operations of a matmul in 16 bits."""
 
 
 def target_info_of(target: Target, column_reductions: bool = False) -> TargetInfo:

@@ -18,7 +18,7 @@ def best(kernel: Kernel) -> float:
     return min(made.estimate(kernel, config) for config in made.configs(kernel))
 
 
-def test_larger_products_take_longer():
+def test_larger_matmuls_take_longer():
     base = best(Matmul(64, 256, 256).kernel())
     for sizes in ((128, 256, 256), (64, 512, 256), (64, 256, 512)):
         assert best(Matmul(*sizes).kernel()) > 1.5 * base
@@ -74,7 +74,7 @@ def test_lanes_that_jump_in_memory_are_not_built(order):
     made, kernel = backend(), copy(order)
     if made.isa.lanes == 1:
         pytest.skip(
-            "the processor has no vector instructions, and the test compares loops to run their lanes along"
+            "the CPU has no vector instructions, and the test compares loops to run their lanes along"
         )
     lanes = {c.get("lane"): made.estimate(kernel, c) for c in made.configs(kernel)}
     good, bad = (2, 1) if order == "rows" else (1, 2)
@@ -106,7 +106,7 @@ def test_many_rows_of_wide_numbers_are_not_worth_reading_in_place(rows: int, dty
     assert (OperandPath.DOTS in paths(rows, DType(dtype))) is taken
 
 
-def test_around_packed_panels_only_shorter_passes_are_tried() -> None:
+def test_around_packed_weights_only_shorter_passes_are_tried() -> None:
     kernel = Matmul(300, 640, 3072, right="bnk").kernel()
     first, *others = backend().configs(kernel)
     config = next(c for c in others if c.get("path") == OperandPath.PACKED)

@@ -88,7 +88,9 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken
 
 @pytest.mark.parametrize("left", ["rows", "columns", "gaps", "columns with gaps"])
 @pytest.mark.parametrize("right", ["rows", "columns", "gaps", "columns with gaps"])
-def test_products_of_matrices_turned_or_not(left: str, right: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmuls_of_matrices_transposed_or_not(
+    left: str, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(onednn, "_beats_mkl", lambda site: True)
     a, b = _laid_out(9, 12, left), _laid_out(12, 7, right)
     forget_sessions()
@@ -108,7 +110,7 @@ def _laid_out(rows: int, columns: int, how: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("rows", "taken"), [(1, False), (63, False), (64, True)])
-def test_small_products_are_the_librarys(rows: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_matmuls_are_the_librarys(rows: int, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     forget_sessions()

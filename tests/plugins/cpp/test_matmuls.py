@@ -1,4 +1,4 @@
-"""Matrix products of the C++ backend against sums in double precision."""
+"""Matmuls of the C++ backend against sums in double precision."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_several_axes_of_columns() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_products(seed: int) -> None:
+def test_random_matmuls(seed: int) -> None:
     chance = random.Random(seed)
     mm = Matmul(
         chance.choice([1, 3, 16, 47, 90]),
@@ -301,25 +301,26 @@ def test_what_it_refuses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "panel"), [((1, 128, 40), 64), ((19, 192, 37), 64), ((70, 96, 1100), 48), ((200, 128, 530), 32)]
+    ("shape", "packed"),
+    [((1, 128, 40), 64), ((19, 192, 37), 64), ((70, 96, 1100), 48), ((200, 128, 530), 32)],
 )
 @pytest.mark.parametrize("dtype", [f32, f64])
-def test_panels_laid_out_before(shape: tuple[int, int, int], panel: int, dtype: DType) -> None:
+def test_packed_weights_laid_out_before(shape: tuple[int, int, int], packed: int, dtype: DType) -> None:
     m, n, k = shape
     for isa in ("", "avx2"):
-        mm = Matmul(m, n, k, dtype=dtype, right="kn", panel=panel, bias=True)
+        mm = Matmul(m, n, k, dtype=dtype, right="kn", packed=packed, bias=True)
         configs = backend(isa).configs(mm.kernel())
         assert {config.get("path") for config in configs} == {OperandPath.PREPACKED}
-        assert all(panel % (config.get("vectors") * backend(isa).isa.lanes) == 0 for config in configs)
+        assert all(packed % (config.get("vectors") * backend(isa).isa.lanes) == 0 for config in configs)
         check(mm, isa)
-    check(Matmul(m, n, k, dtype=dtype, right="kn", panel=panel, left="bkm", dynamic="m", residual=True))
+    check(Matmul(m, n, k, dtype=dtype, right="kn", packed=packed, left="bkm", dynamic="m", residual=True))
 
 
-def test_panels_of_another_type_are_laid_out_again() -> None:
-    mm = Matmul(9, 128, 37, dtype=bf16, right="kn", panel=64, out_dtype=bf16)
+def test_packed_weights_of_another_type_are_laid_out_again() -> None:
+    mm = Matmul(9, 128, 37, dtype=bf16, right="kn", packed=64, out_dtype=bf16)
     assert {config.get("path") for config in backend().configs(mm.kernel())} == {OperandPath.PACKED}
     check(mm)
-    check(Matmul(9, 128, 37, right="kn", panel=64), "scalar")
+    check(Matmul(9, 128, 37, right="kn", packed=64), "scalar")
 
 
 def test_text_is_deterministic() -> None:
@@ -348,7 +349,7 @@ def test_bf16_in_pairs(shape: tuple[int, int, int], right: str) -> None:
 
 
 @pytest.mark.skipif(
-    detect_isa().name != "avx512", reason="the processor has no AVX-512, for which the test compiles"
+    detect_isa().name != "avx512", reason="the CPU has no AVX-512, for which the test compiles"
 )
 def test_text_for_matrix_registers_builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     every = ("PF_DOT_BF16", "PF_DOT_BYTES", "PF_AMX")

@@ -107,7 +107,7 @@ def attention(folder):
     return model, made(folder, model, torch.randn(3, 7, 16), name="attention", dynamic_shapes=shapes)
 
 
-def test_products_and_attention_of_any_size(attention):
+def test_matmuls_and_attention_of_any_size(attention):
     model, path = attention
     inputs = [torch.randn(batch, tokens, 16) for batch, tokens in ((2, 2), (3, 7), (64, 40), (5, 33))]
     for x, result in zip(inputs, call(path, [[x] for x in inputs]), strict=True):
@@ -299,10 +299,10 @@ def test_parts_that_are_joined(folder):
     check(call(path, [[x[:2], y[:2]]])[0], Joined()(x[:2], y[:2]))
 
 
-def test_races_choose_among_own_kernels_alone(folder):
+def test_trials_choose_among_own_kernels_alone(folder):
     model, x = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.Softmax(-1)), torch.randn(16, 24)
     options = {"gemm": "fastest", "autotune_backends": True}
-    path = made(folder, model, x, name="raced", options=options)
+    path = made(folder, model, x, name="tuned", options=options)
     check(call(path, [[x]])[0], model(x))
 
 

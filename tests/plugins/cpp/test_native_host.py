@@ -25,7 +25,7 @@ def chain(x, y):
     return b.sum(0), (b * 2 + a).cumsum(1), a.argmax(-1)
 
 
-def with_products(x, w, bias):
+def with_matmuls(x, w, bias):
     h = torch.nn.functional.gelu(x @ w + bias)
     return torch.cat([h, h * 2], 1) @ torch.cat([w.t(), w.t()], 0)
 
@@ -64,7 +64,7 @@ def test_empty_and_tiny_inputs(tmp_path, size):
 
 def test_operators_of_the_library(tmp_path):
     args = torch.randn(5, 8), torch.randn(8, 6), torch.randn(6)
-    assert compare(with_products, tmp_path, args) == [NATIVE]
+    assert compare(with_matmuls, tmp_path, args) == [NATIVE]
 
 
 def test_operators_with_several_results(tmp_path):
@@ -240,7 +240,7 @@ def test_nan_asserts(tmp_path):
 
 
 def test_nothing_is_leaked(tmp_path):
-    _, native = both(with_products, tmp_path)
+    _, native = both(with_matmuls, tmp_path)
     args = torch.randn(5, 8), torch.randn(8, 6), torch.randn(6)
     native(*args)
     gc.collect()

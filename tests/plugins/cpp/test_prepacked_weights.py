@@ -16,7 +16,7 @@ from polyfuse_cpp.backend import CppBackend
 
 LAYS_OUT = "frozen.aten.as_strided_copy.default"
 LAYER = torch.nn.Linear(24, 128)
-TURNED = torch.nn.Parameter(torch.randn(24, 96))
+TRANSPOSED = torch.nn.Parameter(torch.randn(24, 96))
 WIDE = torch.nn.Linear(24, 128, dtype=torch.float64)
 X, OTHER = torch.randn(2, 7, 24), torch.randn(2, 7, 128)
 
@@ -35,7 +35,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
         (lambda x: F.linear(x, LAYER.weight), (X[0],), LAYER.weight),
         (lambda x: F.gelu(LAYER(x)), (X,), LAYER.weight),
         (lambda x, r: r + LAYER(x), (X, OTHER), LAYER.weight),
-        (lambda x: torch.relu(x @ TURNED), (X,), TURNED),
+        (lambda x: torch.relu(x @ TRANSPOSED), (X,), TRANSPOSED),
         (WIDE, (X.double(),), WIDE.weight),
     ],
     ids=["bias", "alone", "gelu", "residual", "columns side by side", "f64"],
@@ -61,7 +61,7 @@ def test_weights_that_are_not_laid_out(run: Run) -> None:
     assert "cpp+packed" not in reasons(run(LAYER, X))
     cases: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         "no parameter": (lambda x, w: LAYER(x @ w), (X[0], torch.randn(24, 24))),
-        "a part of a parameter": (lambda x: x[:, :12] @ TURNED[12:, :64], (X[0],)),
+        "a part of a parameter": (lambda x: x[:, :12] @ TRANSPOSED[12:, :64], (X[0],)),
         "40 columns are no multiple of 32": (torch.nn.Linear(24, 40), (X[0],)),
     }
     for reason, (function, args) in cases.items():

@@ -1,4 +1,4 @@
-"""A lane axis that indices divide by a small number: phases of it, and stores that are woven together."""
+"""A lane axis that indices divide by a small number: phases of it, and stores that are interleaved."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_axis_of_a_size_that_is_not_known(by: int, isa: str) -> None:
         agrees(kernel, isa, inputs, filled(3 * size, f32), size)
 
 
-def test_what_cannot_be_woven_is_left_alone() -> None:
+def test_what_cannot_be_interleaved_is_left_alone() -> None:
     """Stores with a condition, at places that data say, and of elements that lie apart."""
 
     def with_condition(k: KernelBuilder, value: str) -> None:

@@ -1,4 +1,5 @@
-"""Loops over accesses that run along the loop while lanes run along another axis: tiles turned over."""
+"""Loops over accesses that run along the loop while lanes run along another axis: tiles are
+transposed in registers."""
 
 from __future__ import annotations
 
@@ -14,14 +15,14 @@ ISAS = ("", "avx2", "sse")
 
 
 def centred(
-    rows: IndexLike, steps: IndexLike, dtype: DType, *, turned_in: bool, turned_out: bool
+    rows: IndexLike, steps: IndexLike, dtype: DType, *, transposed_in: bool, transposed_out: bool
 ) -> KernelBuilder:
-    """Rows less their means; `turned_in` and `turned_out` say where a row lies in one piece."""
+    """Rows less their means; `transposed_in` and `transposed_out` say where a row lies in one piece."""
     hints = () if isinstance(rows, int) and isinstance(steps, int) else (70, 40)
     k = KernelBuilder({"x0": rows}, {"r0": steps}, hints=hints)
     k.arg("a", dtype), k.out("o", dtype)
     within, across = k["x0"] * steps + k["r0"], k["r0"] * rows + k["x0"]
-    read, written = within if turned_in else across, within if turned_out else across
+    read, written = within if transposed_in else across, within if transposed_out else across
     s = k.section(True)
     total = s.reduce("sum", s.cast(s.load("a", read), f32))
     s = k.section()
@@ -39,7 +40,7 @@ def centred(
 @pytest.mark.parametrize("shape", [(64, 32), (37, 23), (16, 7), (70, 5), (100, 33), (9, 300)])
 def test_rows_that_are_written_across_the_lanes(shape: tuple[int, int], dtype: DType, isa: str) -> None:
     rows, steps = shape
-    kernel = centred(rows, steps, dtype, turned_in=False, turned_out=True).build()
+    kernel = centred(rows, steps, dtype, transposed_in=False, transposed_out=True).build()
     if not isa and rows >= 16:
         text = backend().emit(kernel).text
         assert "tile_store" in text and "strided" not in text
@@ -71,7 +72,7 @@ def test_rows_too_short_for_a_vector(shape: tuple[int, int], dtype: DType, isa: 
 
 
 def test_long_rows_keep_lanes_along_them() -> None:
-    text = backend().emit(centred(64, 512, f32, turned_in=True, turned_out=True).build()).text
+    text = backend().emit(centred(64, 512, f32, transposed_in=True, transposed_out=True).build()).text
     assert "tile" not in text
 
 
@@ -88,12 +89,14 @@ def test_channels_of_a_group_share_a_vector() -> None:
     torch.testing.assert_close(out, a.sum((0, 2)), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("turned_in", [False, True])
-def test_sizes_that_are_not_known(turned_in: bool) -> None:
-    kernel = centred(symbol("s0", 1), symbol("s1", 1), f32, turned_in=turned_in, turned_out=True).build()
+@pytest.mark.parametrize("transposed_in", [False, True])
+def test_sizes_that_are_not_known(transposed_in: bool) -> None:
+    kernel = centred(
+        symbol("s0", 1), symbol("s1", 1), f32, transposed_in=transposed_in, transposed_out=True
+    ).build()
     for rows, steps in ((1, 1), (16, 16), (70, 40), (33, 17), (100, 5), (3, 130)):
-        a = torch.randn((rows, steps) if turned_in else (steps, rows))
-        rowwise = a if turned_in else a.t()
+        a = torch.randn((rows, steps) if transposed_in else (steps, rows))
+        rowwise = a if transposed_in else a.t()
         out = torch.zeros(rows, steps)
         compiled(kernel)(a, out, rows, steps)
         torch.testing.assert_close(out, rowwise - rowwise.mean(1, keepdim=True), rtol=1e-5, atol=1e-5)

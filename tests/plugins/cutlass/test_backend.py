@@ -43,7 +43,7 @@ def claim(node: Reduction | Pointwise) -> Claim:
 
 
 @pytest.mark.parametrize("dtype", (DType.bf16, DType.f16, DType.i8, DType.u8, DType.f8e4m3, DType.f8e5m2))
-def test_products_are_claimed(dtype):
+def test_matmuls_are_claimed(dtype):
     assert claim(dot(dtype))
 
 
@@ -60,7 +60,7 @@ def test_other_reductions_are_refused(node, reason):
     assert not answer and reason in answer.reason
 
 
-def test_rounded_products_of_f32_are_claimed():
+def test_rounded_matmuls_of_f32_are_claimed():
     assert claim(dot(DType.f32, "dot_tf32"))
 
 

@@ -67,7 +67,7 @@ def test_compiles_without_spills(tmp_path, name):
 @pytest.mark.parametrize(
     "tiling", (Tiling(2, 128, pingpong=True, stages=6), Tiling(1, 256)), ids=("pingpong", "wide")
 )
-def test_products_do_not_wait_for_each_other_where_the_depth_is_a_symbol(tmp_path, tiling):
+def test_matmuls_do_not_wait_for_each_other_where_the_depth_is_a_symbol(tmp_path, tiling):
     source = emit(product(512, 1024, 512, deep=True), tiling.config, Target())
     build_in_worker([source], tmp_path, nvcc_options())
     assert not read_unit(tmp_path)[source.key].serial

@@ -1,4 +1,4 @@
-"""Generated epilogues against the reference interpreter, run on the processor."""
+"""Generated epilogues against the reference interpreter, run on the CPU."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_places_masks_and_tables(tmp_path):
 FLOATS = sorted(
     name
     for name, row in SCALAR_OPS.items()
-    # the processor's library has no inverse of erf
+    # the CPU's library has no inverse of erf
     if DType.f32 in row.types and name not in ("where", "erfinv")
 )
 

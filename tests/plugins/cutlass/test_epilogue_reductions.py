@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from cutlass_kernels import GELU, RESIDUAL, SCALED, folded, generated_part, nvcc_options, product
 from cutlass_on_host import run_on_host
+from gemm_kernels import kernels_of
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import const
@@ -31,7 +32,6 @@ from polyfuse_cutlass.space import configs, emit, neighbours
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.templates.candidates import library_configs
 from polyfuse_cutlass.tiling import Tiling
-from product_kernels import kernels_of
 from requirements import needs_gxx, needs_nvcc
 
 WIDE = Tiling(1, 64, stages=4)

@@ -78,7 +78,7 @@ def test_tiles_come_back():
     ("rows", "columns", "depth", "first"),
     ((8192, 8192, 8192, 128 * 256), (64, 64, 64, 64 * 32), (13, 4096, 512, 64 * 32)),
 )
-def test_large_products_get_large_tiles(rows, columns, depth, first):
+def test_large_matmuls_get_large_tiles(rows, columns, depth, first):
     found = library_configs(product(rows, columns, depth), HOPPER, 4)
     assert len(found) == 4 and found[0].get("rows") * found[0].get("columns") == first
 
@@ -103,8 +103,8 @@ def test_every_candidate_has_a_text():
 
 
 def test_few_rows_are_tried_both_ways_round():
-    turned = {config.get("swap") for config in library_configs(product(16, 4096, 512), HOPPER, 99)}
-    assert turned == {0, 1}
+    transposed = {config.get("swap") for config in library_configs(product(16, 4096, 512), HOPPER, 99)}
+    assert transposed == {0, 1}
     assert {config.get("swap") for config in library_configs(product(512, 512, 512), HOPPER, 99)} == {0}
 
 

@@ -70,9 +70,9 @@ def test_an_address_that_may_be_odd():
 
 
 def test_neighbours_in_memory_must_be_columns_of_a_tile():
-    plain, turned = product(64, 64, 64), product(64, 64, 64, place="64*i1 + i0")
-    assert [rounded(plain, SWAPPED), rounded(turned, SWAPPED)] == [False, True]
-    assert [rounded(plain, WIDE), rounded(turned, WIDE)] == [True, False]
+    plain, transposed = product(64, 64, 64), product(64, 64, 64, place="64*i1 + i0")
+    assert [rounded(plain, SWAPPED), rounded(transposed, SWAPPED)] == [False, True]
+    assert [rounded(plain, WIDE), rounded(transposed, WIDE)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_tilings_whose_results_leave_as_sums(tiling):
     assert not rounded(product(64, 64, 64), tiling)
 
 
-def test_much_arithmetic_that_products_hide_is_done_in_a_loop():
+def test_much_arithmetic_that_matmuls_hide_is_done_in_a_loop():
     pingpong = Tiling(1, 64, pingpong=True, stages=4)
     assert [rounded(product(64, 64, 64, epilogue=e), pingpong) for e in (SCALED, GELU)] == [True, False]
 

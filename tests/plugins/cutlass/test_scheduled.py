@@ -1,4 +1,4 @@
-"""Kernels as the scheduler makes them from models: each is taken apart, tiled, and right on the processor."""
+"""Kernels as the scheduler makes them from models: each is taken apart, tiled, and right on the CPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 
 from cutlass_on_host import run_on_host
+from gemm_kernels import kernels_of
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.kit import match
 from polyfuse_cutlass.space import configs
 from polyfuse_cutlass.target import Target
 from polyfuse_cutlass.tiling import Tiling
-from product_kernels import kernels_of
 from requirements import needs_gxx
 
 pytestmark = needs_gxx

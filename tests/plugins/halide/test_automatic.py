@@ -8,13 +8,13 @@ import time
 import pytest
 import torch
 
+from gemm_kernels import kernels_of
 from halide_code import over_its_inputs
 from polyfuse.base.errors import BackendUnavailableError, KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
 from polyfuse.plugin import Config
-from product_kernels import kernels_of
 from requirements import HALIDE
 
 pytest.importorskip("halide", reason=HALIDE)
@@ -37,14 +37,14 @@ def bias(rows: int, columns: int) -> Kernel:
 
 @pytest.mark.parametrize("scheduler", ON_PROCESSORS)
 @pytest.mark.parametrize(
-    "name", ["sum of rows", "sum of columns", "turned", "largest", "joined", "broadcast"]
+    "name", ["sum of rows", "sum of columns", "transposed", "largest", "joined", "broadcast"]
 )
 def test_kernels_by_each_scheduler_are_right(scheduler, name, tmp_path):
     x, w = torch.randn(64, 224), torch.randn(224)
     function, args = {
         "sum of rows": (lambda x: x.sum(1), (x,)),
         "sum of columns": (lambda x: x.sum(0), (x,)),
-        "turned": (lambda x: x.t().contiguous() + 1, (x,)),
+        "transposed": (lambda x: x.t().contiguous() + 1, (x,)),
         "largest": (lambda x: x.argmax(1), (x,)),
         "joined": (lambda x, w: torch.cat([x, x * w], 1), (x, w)),
         "broadcast": (lambda x: x[:, None] * x[None] + 1, (w,)),
@@ -120,25 +120,25 @@ def test_kernels_of_which_no_scheduler_is_asked(name, words):
         made.emit(kernel, Config.of(auto=2))
 
 
-def test_schedulers_take_part_in_races():
+def test_schedulers_take_part_in_trials():
     kernel = bias(128, 256)
     assert [c.get("auto") for c in backend().configs(kernel) if c.get("auto")] == [1, 2, 3]
     assert backend().estimate(kernel, Config.of(auto=1)) == backend().estimate(kernel, Config())
     assert not any(c.get("auto") for c in backend(schedule="lanes=8").configs(kernel))
 
 
-def test_a_race_with_schedulers(tmp_path):
+def test_trials_with_schedulers(tmp_path):
     def function(x: torch.Tensor) -> torch.Tensor:
         return x.tanh().sum(0)
 
     x = torch.randn(64, 128)
     options = {"backends": ["halide"], "tune_kernels": True, "strict": True, "tune_seconds": 1}
-    options["tune_log"] = str(tmp_path / "races.jsonl")
+    options["tune_log"] = str(tmp_path / "trials.jsonl")
     options["cache_dir"] = str(tmp_path / "cache")
     torch._dynamo.reset()
     found = torch.compile(function, backend="polyfuse", options=options)(x)
     torch.testing.assert_close(found, function(x), rtol=1e-4, atol=1e-4)
-    assert "auto=" in (tmp_path / "races.jsonl").read_text()
+    assert "auto=" in (tmp_path / "trials.jsonl").read_text()
 
 
 POINTS = """kernel points on cuda {

@@ -91,8 +91,10 @@ ADDED = """kernel added on cuda {{
 """
 
 
-def points(rows: int, columns: int, dtype: str = "f32", aligned: bool = True, turned: bool = False) -> Kernel:
-    first = f"{rows}*i1 + i0" if turned else f"{columns}*i0 + i1"
+def points(
+    rows: int, columns: int, dtype: str = "f32", aligned: bool = True, transposed: bool = False
+) -> Kernel:
+    first = f"{rows}*i1 + i0" if transposed else f"{columns}*i0 + i1"
     text = POINTS.format(
         rows=rows,
         columns=columns,
@@ -142,8 +144,8 @@ def test_without_alignment_there_are_no_vectors(kernel, tmp_path):
     assert ".v4" not in code(kernel, tmp_path)
 
 
-def test_a_turned_tensor_goes_through_a_tile(tmp_path):
-    kernel = points(2048, 1024, turned=True)
+def test_a_transposed_tensor_goes_through_a_tile(tmp_path):
+    kernel = points(2048, 1024, transposed=True)
     assert plan(kernel).transpose == 0
     text = code(kernel, tmp_path)
     # four of a thread are fetched as they lie, and read transposed after the block has waited once

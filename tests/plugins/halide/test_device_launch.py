@@ -1,4 +1,4 @@
-"""Kernels for a GPU without one: what they ask of the driver, which a few functions here stand in for."""
+"""Kernels for a GPU without one: what they ask of the driver, which a few functions here fake."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from gemm_kernels import kernels_of
 from polyfuse.plugin import Config
 from polyfuse_halide.schedules.estimates import estimate
-from product_kernels import kernels_of
 
 
 def test_orders_of_schedules():

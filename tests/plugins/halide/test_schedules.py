@@ -28,7 +28,7 @@ def plan(kernel: Kernel) -> Plan:
     return choose_plan(kernel, 16, None)
 
 
-def pointwise(*sizes: int, turned: bool = False) -> Kernel:
+def pointwise(*sizes: int, transposed: bool = False) -> Kernel:
     axes = tuple(axis(f"i{k}", n) for k, n in enumerate(sizes))
     place = back = 0
     total = 1
@@ -38,7 +38,7 @@ def pointwise(*sizes: int, turned: bool = False) -> Kernel:
         back = back * size + variable
     args = (KernelArg("in0", "in", F32, total), KernelArg("out0", "out", F32, total))
     builder = Builder("points", axes, (), args)
-    builder.once(Store("out0", place, apply("exp", load("in0", back if turned else place, F32))))
+    builder.once(Store("out0", place, apply("exp", load("in0", back if transposed else place, F32))))
     return builder.kernel(sizes)
 
 
@@ -82,7 +82,7 @@ def test_sums_down_columns_stay_in_registers(columns, tmp_path):
 
 
 def test_a_transposition_walks_along_both_sides():
-    assert plan(pointwise(200, 300, turned=True)).transpose == 0
+    assert plan(pointwise(200, 300, transposed=True)).transpose == 0
     assert plan(pointwise(200, 300)).transpose == -1
 
 
@@ -128,7 +128,7 @@ def test_every_choice_gives_the_same(config, shape, tmp_path):
     x = torch.randn(m, n)
     kernels = {
         "points": (pointwise(m, n), x.exp()),
-        "turned": (pointwise(m, n, turned=True), x.reshape(-1).as_strided((m, n), (1, m)).exp()),
+        "transposed": (pointwise(m, n, transposed=True), x.reshape(-1).as_strided((m, n), (1, m)).exp()),
         "rows": (total(m, n, columns=False), x.sum(1)),
         "columns": (total(m, n, columns=True), x.sum(0)),
     }

@@ -19,7 +19,7 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.bool])
-def test_whole_tiles_are_turned(dtype: torch.dtype) -> None:
+def test_whole_tiles_are_transposed(dtype: torch.dtype) -> None:
     x = tensor((96, 160), dtype)
     found = torch.compile(lambda x: x.t().contiguous(), backend="polyfuse", options=OPTIONS)(x)
     assert torch.equal(found, x.t())
@@ -34,7 +34,7 @@ def test_tiles_at_the_ends_of_rows(shape: tuple[int, int]) -> None:
     torch.testing.assert_close(turn(x, y), (x.t() * 2 + y).exp())
 
 
-def test_several_turned_operands_and_dynamic_sizes() -> None:
+def test_several_transposed_operands_and_dynamic_sizes() -> None:
     def mix(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         return x.transpose(1, 2) * y + z.transpose(1, 2).sigmoid()
 

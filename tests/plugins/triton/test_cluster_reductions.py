@@ -106,7 +106,7 @@ def test_chunks_give_what_the_row_gives(kind, dtype):
         torch.testing.assert_close(got, true, rtol=1e-4, atol=1e-3)
 
 
-def test_products_of_a_row():
+def test_matmuls_of_a_row():
     given = 1 + torch.randn(ROWS * LENGTH) / 1000
     found, wanted = outcome(reduced("prod", "f32"), [given, torch.zeros_like(given)])
     torch.testing.assert_close(found[1], wanted[1], rtol=1e-3, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Matrix products in every shape, layout and type beside the reference interpreter, and their tiles."""
+"""Matmuls in every shape, layout and type beside the reference interpreter, and their tiles."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from polyfuse_triton.codegen import configs, emit, neighbours
 from polyfuse_triton.matmul.plan import MatmulPlan, matmul_of
 from polyfuse_triton.matmul.tiling import is_possible
 from polyfuse_triton.target import known_target
+from triton_gemms import Case, compiled_faults, convolution, kernel_of, matmul_faults
 from triton_interpreted import in_interpreter, run_text
-from triton_products import Case, compiled_faults, convolution, kernel_of, product_faults
 
 SMALL = Config.of(m=16, n=32, k=32, group=2, warps=4, stages=2)
 SHAPES = (
@@ -44,7 +44,7 @@ TYPES = (
 
 def run(case: Case | str, config: Config | None = SMALL) -> str:
     seed = random.randrange(1 << 30)
-    faults, text = in_interpreter(product_faults, case, config, seed)
+    faults, text = in_interpreter(matmul_faults, case, config, seed)
     assert faults == [], f"seed {seed}\n{text}"
     return text
 
@@ -157,7 +157,7 @@ def test_large_matrices_are_addressed_with_64_bits():
     assert "tl.int64" not in emit(kernel_of(Case(1024, 1024, 64)), None, target).text
 
 
-def test_equal_products_have_equal_text():
+def test_equal_matmuls_have_equal_text():
     case = Case(100, 70, 200, epilogue="bias_gelu")
     target = known_target("sm_90")
     assert emit(kernel_of(case), None, target) == emit(kernel_of(replace(case)), None, target)
@@ -168,7 +168,7 @@ def test_compiled_functions(dynamic):
     assert in_interpreter(compiled_faults, dynamic) == []
 
 
-def test_a_product_of_sizes_divides_as_one_number():
+def test_a_matmul_of_sizes_divides_as_one_number():
     case = """
 kernel k on cuda {
   symbols s0{2..}, s1{2..}

@@ -9,12 +9,12 @@ from requirements import TRITON
 
 pytest.importorskip("triton", reason=TRITON)
 
+from gemm_kernels import kernels_of
 from polyfuse.plugin import Config
 from polyfuse_triton.codegen import configs
 from polyfuse_triton.target import known_target
 from polyfuse_triton.tiling.estimates import estimate
-from product_kernels import kernels_of
-from triton_products import Case, kernel_of
+from triton_gemms import Case, kernel_of
 
 H100 = known_target("sm_90")
 
@@ -25,7 +25,7 @@ def guess(kernel, config: Config) -> float:
     return found
 
 
-def test_larger_products_take_longer_and_wasted_tiles_too():
+def test_larger_matmuls_take_longer_and_wasted_tiles_too():
     kernel = kernel_of(Case(512, 512, 512))
     first = configs(kernel, H100)[0]
     for sizes in ((4096, 4096, 512), (512, 512, 4096)):
@@ -52,6 +52,6 @@ def test_loops():
     assert guess(kernel, tiny) > guesses[found[0]] and guess(kernel, huge) > guesses[found[0]]
 
 
-def test_sums_and_tiles_of_one_product_are_not_compared():
+def test_sums_and_tiles_of_one_matmul_are_not_compared():
     kernel = kernel_of(Case(1, 512, 512))
     assert {estimate(kernel, config, H100) for config in configs(kernel, H100)} == {None}

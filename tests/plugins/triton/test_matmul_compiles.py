@@ -1,4 +1,4 @@
-"""Matrix products go through Triton's compiler for each architecture, and use its matrix instructions."""
+"""Matmuls go through Triton's compiler for each architecture, and use its matrix instructions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from polyfuse.plugin import Source
 from polyfuse_triton.build.meta import KernelMeta
 from polyfuse_triton.codegen import configs, emit
 from polyfuse_triton.target import known_target
-from triton_products import Case, convolution, kernel_of
+from triton_gemms import Case, convolution, kernel_of
 
 INSTRUCTIONS = {80: "mma.sync", 90: "wgmma", 100: "tcgen05.mma"}
 TYPES = {

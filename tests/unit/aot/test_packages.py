@@ -67,8 +67,12 @@ def test_it_is_loaded_without_a_compiler(path, tmp_path):
     torch.testing.assert_close(found["y"], wanted["y"])
     torch.testing.assert_close(found["sum"], wanted["all"][0])
     assert found["calls"] == 1
-    rooms = ("compiler", "frontend", "lowering", "schedule", "autotune", "program", "ir", "symbolic")
-    heavy = {f"polyfuse.{room}" for room in (*rooms, "plugin")} | {"sympy", "torch._dynamo", "pluggy"}
+    packages = ("compiler", "frontend", "lowering", "schedule", "autotune", "program", "ir", "symbolic")
+    heavy = {f"polyfuse.{package}" for package in (*packages, "plugin")} | {
+        "sympy",
+        "torch._dynamo",
+        "pluggy",
+    }
     assert sorted(modules & heavy) == []
     assert {name for name in modules if name.startswith("polyfuse_")} == {
         *("polyfuse_cpp", "polyfuse_cpp.bindings", "polyfuse_cpp.isa"),

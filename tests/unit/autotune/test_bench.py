@@ -64,7 +64,7 @@ class TestOperands:
             else:
                 assert value == arg.hint
 
-    def test_whole_numbers_may_be_indices(self):
+    def test_integers_may_be_indices(self):
         storages, _ = _operands(gather_kernel())
         whole = [s for s in storages if not s.dtype.startswith(("float", "bfloat"))]
         assert whole and all(s.fill == "zero" for s in whole)

@@ -26,9 +26,9 @@ def test_timing_goes_on_where_the_first_backend_refuses_what_is_no_gemm(
     names: list[str] = []
     emit = InterpreterBackend.emit
 
-    def only_products(self: Any, kernel: Kernel, config: Config | None = None) -> Source:
+    def only_matmuls(self: Any, kernel: Kernel, config: Config | None = None) -> Source:
         if match(kernel) is None:
-            raise UnsupportedError("it is no matrix product", "another backend computes it")
+            raise UnsupportedError("it is no matmul", "another backend computes it")
         return emit(self, kernel, config)
 
     def fake(runner: Any, problem: Any, candidates: Sequence[BuiltProgram], *_: Any) -> Mapping[str, float]:
@@ -36,7 +36,7 @@ def test_timing_goes_on_where_the_first_backend_refuses_what_is_no_gemm(
         return {c.name: 2.0 if c.name == "library" else 1.0 for c in candidates}
 
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
-    monkeypatch.setattr(InterpreterBackend, "emit", only_products)
+    monkeypatch.setattr(InterpreterBackend, "emit", only_matmuls)
     monkeypatch.setattr(search_module, "run_trials", fake)
     forget_sessions()
     reset_reports()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from fake_plugins import serve
+from gemm_kernels import kernels_of
 from polyfuse import cli
 from polyfuse.autotune import search as search_module
 from polyfuse.autotune.candidate import BuiltProgram
@@ -27,7 +28,6 @@ from polyfuse.compiler.session import forget_sessions
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
 from polyfuse.reference.backend import InterpreterBackend
-from product_kernels import kernels_of
 
 GOOD = 13
 EIGHT = (3, 40, 4, 5, 6, 7, 8, 9)
@@ -193,7 +193,7 @@ def test_kernels_of_a_kind():
     assert sizes_of(sums) == (1, 1, 6, 7)
 
 
-# Races.
+# Trials.
 
 
 class Sixteen(InterpreterBackend):

@@ -74,7 +74,7 @@ def test_a_kernel_that_was_not_timed_has_no_choice(emitted, monkeypatch, tmp_pat
     with_times(monkeypatch, tmp_path, {})(lambda a: a.sin() + 1, A)
     (step,) = emitted[0][-1].steps
     assert isinstance(step, Launch) and step.choice is None and step.config is None
-    assert step.halves is None
+    assert not step.merges
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -96,12 +96,12 @@ def test_the_disk_is_read_at_the_start_of_a_search_alone(emitted, monkeypatch, t
     assert emitted[1] == [Config.of(way=2)]
 
 
-def test_a_fused_launch_says_what_was_merged_last(emitted, monkeypatch, tmp_path):
+def test_a_fused_launch_says_what_was_merged(emitted, monkeypatch, tmp_path):
     with_times(monkeypatch, tmp_path, {})(lambda a: torch.softmax(a, -1), A)
     (step,) = emitted[0][-1].steps
-    assert isinstance(step, Launch) and step.halves is not None
-    first, second = step.halves
-    assert first and second and not first & second
+    assert isinstance(step, Launch) and len(step.merges) == len(step.nodes) - 1 > 1
+    assert all(first and second and not first & second for first, second in step.merges)
+    first, second = step.merges[-1]
     assert first | second == {node.name for node in step.nodes}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,7 +61,21 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
 
 def test_what_is_faster_fused_stays_fused(run):
     assert run(fused=1.9, apart=2.0).kernels == 1
-    assert len(run.tried) == 1
+    # each of its merges was timed apart
+    assert len(run.tried) == 2
+
+
+def test_an_earlier_merge_may_be_the_one_that_is_slow(run, monkeypatch):
+    seen: list[Any] = []
+    decided = kernels.FusionTask.decision
+
+    def later(task: kernels.FusionTask, record: Any) -> Any:
+        seen.append(task)
+        found = decided(task, record)
+        return found if len(seen) != 2 else replace(found, candidate=kernels.Candidate(kernels.APART))
+
+    monkeypatch.setattr(kernels.FusionTask, "decision", later)
+    assert run(fused=1.0, apart=2.0).kernels > 1
 
 
 def test_a_draw_leaves_it_fused(run):

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gemm_kernels import kernels_of
 from polyfuse.autotune import search as search_module
 from polyfuse.autotune.candidate import BuiltProgram
 from polyfuse.base.settings import Settings
@@ -20,7 +21,6 @@ from polyfuse.ir.verifier.rules import accumulates, result_types
 from polyfuse.kit import match
 from polyfuse.plugin import Config, Source
 from polyfuse.reference.backend import InterpreterBackend
-from product_kernels import kernels_of
 
 R = torch.randn
 BF = torch.bfloat16
@@ -116,7 +116,7 @@ def test_sums_of_narrow_floats_are_as_accurate_as_was_asked_for(given: dict[str,
 
 
 @pytest.fixture
-def racing(monkeypatch: pytest.MonkeyPatch) -> None:
+def trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
 
 
@@ -153,7 +153,7 @@ def _tried(tmp_path: Path, times: Mapping[str, float], monkeypatch: pytest.Monke
 
 
 def test_the_fastest_is_used_and_trials_are_stored(
-    tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fast = {"library": 1.0, "interpreter": 0.5}
     assert _tried(tmp_path, fast, monkeypatch) == ["interpreter", "timed 1"]
@@ -161,17 +161,17 @@ def test_the_fastest_is_used_and_trials_are_stored(
 
 
 def test_the_library_is_used_where_times_are_equal(
-    tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, trials: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert _tried(tmp_path, {"library": 1.0, "interpreter": 0.99}, monkeypatch) == ["library", "timed 1"]
 
 
-def test_what_fails_is_not_used(tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_not_used(tmp_path: Path, trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"library": 1.0, "interpreter": float("inf")}
     assert _tried(tmp_path, times, monkeypatch) == ["library", "timed 1"]
 
 
-def test_real_trials(tmp_path: Path, racing: None) -> None:
+def test_real_trials(tmp_path: Path, trials: None) -> None:
     options = {
         "backends": ["interpreter"],
         "gemm": "fastest",
@@ -186,7 +186,7 @@ def test_real_trials(tmp_path: Path, racing: None) -> None:
     assert list((tmp_path / "timings").rglob("*.json"))
 
 
-def test_nobody_is_emitted_twice(tmp_path: Path, racing: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_emitted_twice(tmp_path: Path, trials: None, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     plain = InterpreterBackend.emit
 

@@ -35,7 +35,7 @@ def test_groups_share_what_is_divided(left, right, whole, named):
     assert [storage.fill for storage in operands.storages if storage.dtype == "int32"] == [f"ends {whole}"]
 
 
-def test_ends_stand_in_memory():
+def test_ends_are_in_memory():
     (held,) = _filled([Storage("int32", "cpu", 4, "ends 10")])
     assert held.dtype is torch.int32 and held.tolist() == [3, 7, 7, 10]
 
@@ -57,9 +57,7 @@ def test_compiled_it_gives_what_eager_mode_gives():
     try:
         wanted = grouped(rows, matrices, ends)
     except (RuntimeError, NotImplementedError) as error:
-        pytest.skip(
-            f"this torch has no products of groups on the processor, which the test compares with: {error}"
-        )
+        pytest.skip(f"this torch has no products of groups on the CPU, which the test compares with: {error}")
     for options in ({}, {"gemm": "fastest", "tune_in_process": True}):
         found = torch.compile(grouped, backend="polyfuse", options={**options, "strict": True})(
             rows, matrices, ends

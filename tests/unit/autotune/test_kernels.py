@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from autotuning import best_of
+from gemm_kernels import kernels_of
 from polyfuse.autotune import search as search_module
 from polyfuse.autotune.candidate import BuiltProgram, CandidateProgram
 from polyfuse.autotune.kernels import KernelTask
@@ -15,7 +16,6 @@ from polyfuse.autotune.search import Search, TrialRules
 from polyfuse.cache.timings import Record
 from polyfuse.ir.kernel import Kernel
 from polyfuse.plugin import Config, Source
-from product_kernels import kernels_of
 
 CONFIGS = {
     "one": [Config(), Config.of(n=1), Config.of(n=2)],

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from polyfuse_bench import ahead, campaigns, product_cases, products
+from polyfuse_bench import ahead, campaigns, gemm, gemm_cases
 from polyfuse_bench.backends import EAGER, POLYFUSE
 from polyfuse_bench.child import ChildFailed
-from polyfuse_bench.report_products import products_section
+from polyfuse_bench.report_gemm import gemm_section
 from polyfuse_bench.results import finished_rows, write_results
 from polyfuse_bench.timing import QUICK
 
@@ -20,7 +20,7 @@ SMALL = "512x512x512-gelu"
 
 def task(name: str, backend: str) -> dict[str, object]:
     return {
-        "kind": "products",
+        "kind": "gemm",
         "name": name,
         "backends": [EAGER, backend],
         "dtype": "float32",
@@ -40,7 +40,7 @@ def test_rows_are_compiled_by_processes_that_keep_them(tmp_path: Path) -> None:
         assert any(path.name.startswith("polyfuse_cache_dir-") for path in tmp_path.iterdir())
         with pytest.raises(ChildFailed, match="KeyError"):
             found.measure("no such row")
-        # the processor has no clock of its own, which shows that the row was there
+        # the CPU has no clock of its own, which shows that the row was there
         with pytest.raises(ChildFailed, match="Event"):
             found.measure(SMALL)
     with pytest.raises(ChildFailed, match="gone"):
@@ -61,7 +61,7 @@ def test_a_row_that_was_begun_in_time_may_take_longer(
 
 
 def test_a_row_knows_what_computes_it() -> None:
-    row = products.prepared(task(SMALL, POLYFUSE))
+    row = gemm.prepared(task(SMALL, POLYFUSE))
     assert set(row.calls) == {EAGER, POLYFUSE} and not row.failures
     assert set(row.first_calls) == {POLYFUSE} and row.first_calls[POLYFUSE] > 0
     assert row.chosen
@@ -69,7 +69,7 @@ def test_a_row_knows_what_computes_it() -> None:
 
 def test_rows_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
     rows = [{"name": SMALL, "dtype": "float32", "timings": [{"median": 1.0}]}, {"name": "x", "timings": []}]
-    path = write_results("products", rows, path=tmp_path / "products.json", device_name="some GPU", ahead=8)
+    path = write_results("gemm", rows, path=tmp_path / "products.json", device_name="some GPU", ahead=8)
     assert finished_rows(path, device_name="some GPU") == (rows[:1], 8)
     with pytest.raises(ValueError, match="measured otherwise: device_name"):
         finished_rows(path, device_name="another GPU")
@@ -83,30 +83,30 @@ def test_rows_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
 def test_measured_rows_are_not_planned_again() -> None:
     every = campaigns.Selection((EAGER,), device="cuda", only=(SMALL, "1x4096x4096-none"))
     known = frozenset([(SMALL, "float32")])
-    assert len(campaigns.products(every)) == 2
-    assert len(campaigns.products(dataclasses.replace(every, known=known))) == 1
+    assert len(campaigns.gemm(every)) == 2
+    assert len(campaigns.gemm(dataclasses.replace(every, known=known))) == 1
 
 
-def test_any_beginning_of_the_products_has_all_kinds() -> None:
-    cases = list(product_cases.CASES.values())
-    assert len(product_cases.SHAPES) == 40 and len(cases) == 36 * 3 + 4
+def test_any_beginning_of_the_matmuls_has_all_kinds() -> None:
+    cases = list(gemm_cases.CASES.values())
+    assert len(gemm_cases.SHAPES) == 40 and len(cases) == 36 * 3 + 4
     first = cases[:20]
-    assert {case.then for case in first} == set(product_cases.FUNCTIONS)
+    assert {case.then for case in first} == set(gemm_cases.FUNCTIONS)
     assert any(case.batch > 1 for case in first) and any(case.rows == 1 for case in first)
     assert len({(c.batch, c.rows, c.inner, c.outer) for c in cases[:40]}) == 40
 
 
-def test_the_page_says_how_the_races_were_run(tmp_path: Path) -> None:
+def test_the_page_says_how_the_trials_were_run(tmp_path: Path) -> None:
     path = tmp_path / "products.json"
-    write_results("products", [], path=path, device="cuda", device_name="some GPU", ahead=6)
+    write_results("gemm", [], path=path, device="cuda", device_name="some GPU", ahead=6)
     content = json.loads(path.read_text())
-    assert any("up to 6 processes side by side" in line for line in products_section(content))
+    assert any("up to 6 processes side by side" in line for line in gemm_section(content))
 
 
 def test_narrow_floats_have_scales_and_no_batches() -> None:
-    names = product_cases.cases_of("float8_e4m3fn")
-    assert len(names) == 36 * 3 and len(product_cases.cases_of("bfloat16")) == 36 * 3 + 4
-    case = product_cases.CASES["512x4096x4096-residual"]
+    names = gemm_cases.cases_of("float8_e4m3fn")
+    assert len(names) == 36 * 3 and len(gemm_cases.cases_of("bfloat16")) == 36 * 3 + 4
+    case = gemm_cases.CASES["512x4096x4096-residual"]
     (arguments,) = case.arguments("float8_e4m3fn", "cpu", 1)
     x, weight, bias, residual, rows, columns = arguments
     assert x.dtype == weight.dtype == torch.float8_e4m3fn and bias.dtype == residual.dtype == torch.bfloat16
@@ -114,7 +114,7 @@ def test_narrow_floats_have_scales_and_no_batches() -> None:
     assert case.function("float8_e4m3fn") is not case.function("bfloat16")
 
 
-def test_long_products_stand_beside_the_rate(tmp_path: Path) -> None:
+def test_long_matmuls_stand_beside_the_rate(tmp_path: Path) -> None:
     rows = [
         {"name": name, "dtype": "float16", "flop": flop, "errors": {}, "failures": {}, "timings": timings}
         for name, flop, timings in (
@@ -124,8 +124,8 @@ def test_long_products_stand_beside_the_rate(tmp_path: Path) -> None:
     ]
     path = tmp_path / "products.json"
     rates = {"float16": 1e15}
-    write_results("products", rows, path=path, device="cuda", device_name="some GPU", matrix_rates=rates)
-    lines = products_section(json.loads(path.read_text()))
+    write_results("gemm", rows, path=path, device="cuda", device_name="some GPU", matrix_rates=rates)
+    lines = gemm_section(json.loads(path.read_text()))
     assert "| long | 500 | 800 | 80% |" in lines
     assert not any(line.startswith("| short | 500") for line in lines)
     assert any("reaches 1000 TFLOP/s" in line for line in lines)

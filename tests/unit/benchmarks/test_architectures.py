@@ -14,7 +14,7 @@ from polyfuse_bench.architectures import campaign, catalogue, measure
 from polyfuse_bench.architectures.built import Built, Entry, small_first
 from polyfuse_bench.architectures.campaign import Plan, run_campaign
 from polyfuse_bench.architectures.measure import Row, Settings
-from polyfuse_bench.architectures.verdict import (
+from polyfuse_bench.architectures.outcome import (
     AGREE,
     CRASH,
     FELL_BACK,
@@ -40,7 +40,7 @@ def plan(folder: Path, **changes: Any) -> Plan:
 def test_architectures_agree_and_are_not_measured_twice(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     rows = run_campaign(plan(tmp_path))
-    assert [(row["name"], row["verdict"], row["detail"]) for row in rows] == [
+    assert [(row["name"], row["outcome"], row["detail"]) for row in rows] == [
         ("gpt2", AGREE, ""),
         ("vit", AGREE, ""),
     ]
@@ -103,7 +103,7 @@ class Draws(Small):
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, model: type[Small], defect: Any) -> Row:
-    """The verdict where the compiler's output is changed by `defect`, a function of it and of the seed."""
+    """The outcome where the compiler's output is changed by `defect`, a function of it and of the seed."""
     built: list[int] = []
 
     def build(entry: Entry, seed: int) -> Built:
@@ -128,21 +128,21 @@ def off(output: torch.Tensor, seed: int) -> torch.Tensor:
 
 def test_what_is_wrong_with_all_weights_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     row = measured(monkeypatch, Small, off)
-    assert row.verdict == WRONG and "first out:0" in row.detail
+    assert row.outcome == WRONG and "first out:0" in row.detail
 
 
 def test_what_is_wrong_with_some_weights_only_is_unsteady(monkeypatch: pytest.MonkeyPatch) -> None:
     row = measured(monkeypatch, Small, lambda output, seed: output if seed else off(output, seed))
-    assert row.verdict == UNSTEADY
+    assert row.outcome == UNSTEADY
 
 
 def test_agreement_without_a_compiled_graph_is_no_agreement(monkeypatch: pytest.MonkeyPatch) -> None:
     row = measured(monkeypatch, Small, lambda output, seed: output)
-    assert (row.verdict, row.kernels) == (FELL_BACK, 0)
+    assert (row.outcome, row.kernels) == (FELL_BACK, 0)
 
 
 def test_random_numbers_have_no_truth(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert measured(monkeypatch, Draws, off).verdict == NO_TRUTH
+    assert measured(monkeypatch, Draws, off).outcome == NO_TRUTH
 
 
 # ---- configurations ------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ for line in sys.stdin:
         os._exit(3)
     if entry["name"] == "sleeps":
         time.sleep(60)
-    row = {"library": "own", "name": entry["name"], "family": "", "dtype": "float32", "verdict": "agree"}
+    row = {"library": "own", "name": entry["name"], "family": "", "dtype": "float32", "outcome": "agree"}
     print(json.dumps({"row": row}), flush=True)
     print(json.dumps({"done": True, "full": entry["name"] == "full", "cpu": 0}), flush=True)
 """
@@ -205,7 +205,7 @@ def test_a_worker_that_dies_or_sleeps_costs_one_architecture(
     monkeypatch.setattr(campaign, "COMMAND", (sys.executable, "-c", STUB))
     monkeypatch.setattr(campaign, "GRACE_SECONDS", 0.0)
     rows = run_campaign(plan(tmp_path, limit=1.0))
-    found = {row["name"]: (row["verdict"], row.get("detail", "")) for row in rows}
+    found = {row["name"]: (row["outcome"], row.get("detail", "")) for row in rows}
     assert found["dies"] == (CRASH, "the process ended with status 3: last words")
     assert found["sleeps"][0] == TIMED_OUT
     assert [found[name][0] for name in ("first", "full", "last")] == [AGREE] * 3
@@ -217,7 +217,7 @@ def test_a_worker_that_dies_or_sleeps_costs_one_architecture(
 def test_the_page_is_made_from_results(tmp_path: Path) -> None:
     row = Row("own", "small", "small", "float32", AGREE, error=1e-7, own=2e-7, allowed=4e-7)
     row = dataclasses.replace(row, outputs=1e-7, own_outputs=2e-7, graphs=2, kernels=9, calls=4)
-    other = dataclasses.replace(row, name="other", verdict=WRONG, detail="1 of 3 tensors")
+    other = dataclasses.replace(row, name="other", outcome=WRONG, detail="1 of 3 tensors")
     facts = {
         "settings": {"device": "cpu"},
         "libraries": {"own": "1.0"},

@@ -1,4 +1,4 @@
-"""Inductor's CUTLASS choices as a contender."""
+"""Inductor's CUTLASS choices as a candidate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from polyfuse_bench import backends, inductor_cutlass, report
 from polyfuse_bench.results import write_results
 
-CONTENDER = "inductor:max-autotune-no-cudagraphs+cutlass"
+CANDIDATE = "inductor:max-autotune-no-cudagraphs+cutlass"
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_a_folder_that_is_named_is_taken(monkeypatch: pytest.MonkeyPatch) -> Non
     assert os.environ[inductor_cutlass.FOLDER_VARIABLE] == "/elsewhere"
 
 
-def test_the_contender_asks_for_the_mode_and_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_candidate_asks_for_the_mode_and_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
     def compile_(function: Any, **options: Any) -> Any:
@@ -60,7 +60,7 @@ def test_the_contender_asks_for_the_mode_and_the_choices(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch, "compile", compile_)
     monkeypatch.setenv(inductor_cutlass.FOLDER_VARIABLE, "/elsewhere")
-    backends.compiled(lambda x: x, CONTENDER)
+    backends.compiled(lambda x: x, CANDIDATE)
     assert "mode" not in asked
     assert asked["options"]["max_autotune"]
     assert "CUTLASS" in asked["options"]["max_autotune_gemm_backends"]
@@ -68,7 +68,7 @@ def test_the_contender_asks_for_the_mode_and_the_choices(monkeypatch: pytest.Mon
 
 def test_the_page_says_how_often_it_chose_what(tmp_path: Path) -> None:
     timing = {"low": 1e-5, "high": 1e-5, "best": 1e-5, "rounds": 3, "calls_per_sample": 1}
-    names = ("eager", CONTENDER, "polyfuse:max-autotune-no-cudagraphs")
+    names = ("eager", CANDIDATE, "polyfuse:max-autotune-no-cudagraphs")
     rows = [
         {
             "name": f"{chosen}-{number}",
@@ -86,13 +86,13 @@ def test_the_page_says_how_often_it_chose_what(tmp_path: Path) -> None:
     failed = {"timings": [], "failures": {"all": "it went wrong"}, "peer_chosen": ""}
     rows.append({key: value for key, value in {**rows[0], **failed}.items() if key != "flop"})
     write_results(
-        "products",
+        "gemm",
         rows,
-        path=tmp_path / "products-cuda.json",
+        path=tmp_path / "gemm-cuda.json",
         backends=names,
         matrix_rates={"bfloat16": 1e12},
     )
     page = report.performance_page(tmp_path)
     assert page is not None
-    assert "## Matrix products, with CUTLASS among Inductor's choices" in page
+    assert "## GEMM, with CUTLASS among Inductor's choices" in page
     assert "in Inductor's code, by rows: cutlass 2, library 1." in page

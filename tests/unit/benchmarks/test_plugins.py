@@ -1,4 +1,4 @@
-"""Contenders that name a plugin, of Polyfuse or of Inductor, and the table that has them."""
+"""Candidates that name a plugin, of Polyfuse or of Inductor, and the table that has them."""
 
 from __future__ import annotations
 

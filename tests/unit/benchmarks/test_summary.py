@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from polyfuse_bench.report_autotuning import autotuning_table
-from polyfuse_bench.report_chart import KERNEL_PANELS, PANELS, kernels_chart, speed_chart
+from polyfuse_bench.report_chart import CHARTS, KERNEL_CHARTS, kernels_chart, speed_chart
 from polyfuse_bench.report_summary import groups, readme_table, summary
 
 
@@ -36,12 +36,12 @@ def test_several_plugins_of_one_run_are_no_comparison():
     assert groups([("Kernels", {"rows": [row]})]) == []
 
 
-def test_the_chart_is_a_drawing_with_a_bar_for_each_contender():
-    found = groups([(section, content(4.0, 2.0, 1.0, "<a>")) for section, _, _ in PANELS])
+def test_the_chart_is_a_drawing_with_a_bar_for_each_candidate():
+    found = groups([(section, content(4.0, 2.0, 1.0, "<a>")) for section, _, _ in CHARTS])
     drawing = speed_chart(found)
     assert drawing is not None
     texts = [item.text for item in ElementTree.fromstring(drawing).findall(".//{*}text")]
-    assert texts.count("4.00") == len(PANELS) and texts.count("2.00") == len(PANELS) and "<a>" in texts
+    assert texts.count("4.00") == len(CHARTS) and texts.count("2.00") == len(CHARTS) and "<a>" in texts
     assert speed_chart(found[:1]) is None
     assert "4.00×" in str(readme_table(found)) and readme_table([]) is None
 
@@ -49,7 +49,7 @@ def test_the_chart_is_a_drawing_with_a_bar_for_each_contender():
 def test_the_chart_of_fused_functions_has_a_dot_for_each():
     rows = [content(4.0, ratio, 1.0, name)["rows"][0] for ratio, name in ((0.5, "a"), (1.0, "b"), (6.0, "c"))]
     rows = [{"name": row["name"], "size": "large", "timings": row["timings"]} for row in rows]
-    (section, part, _), *_ = KERNEL_PANELS
+    (section, part, _), *_ = KERNEL_CHARTS
     drawing = kernels_chart(groups([(section, {"rows": rows})]))
     assert drawing is not None and part == "large"
     dots = ElementTree.fromstring(drawing).findall(".//{*}circle")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from polyfuse_bench import report, tilings
-from polyfuse_bench.product_cases import CASES, Case
+from polyfuse_bench.gemm_cases import CASES, Case
 from polyfuse_bench.results import write_results
 from polyfuse_bench.timing import Effort, Timing
 
@@ -20,17 +20,17 @@ from polyfuse_cutlass.target import Target
 
 
 @pytest.mark.parametrize("batch", (1, 3))
-def test_the_kernel_is_the_product(batch: int) -> None:
+def test_the_kernel_is_the_matmul(batch: int) -> None:
     case = Case(4, 8, 6, "none", batch)
     x, y, z = torch.randn(batch, 4, 8), torch.randn(batch, 6, 8), torch.empty(batch, 4, 6)
     flat = [t.bfloat16().flatten() for t in (x, y, z)]
-    run_kernel(tilings.product_kernel(case, DType.bf16), flat)
+    run_kernel(tilings.gemm_kernel(case, DType.bf16), flat)
     wanted = (x.bfloat16().float() @ y.bfloat16().float().mT).flatten()
     torch.testing.assert_close(flat[2].float(), wanted, rtol=1e-2, atol=1e-2)
 
 
 def test_the_short_list_is_a_part_of_all_tilings() -> None:
-    kernel = tilings.product_kernel(CASES["96x512x512x64-none"], DType.bf16)
+    kernel = tilings.gemm_kernel(CASES["96x512x512x64-none"], DType.bf16)
     short, every = configs(kernel, Target()), every_config(kernel, Target())
     assert set(short) < set(every) and short[0] == every[0]
 
@@ -57,7 +57,7 @@ def test_what_the_list_loses_is_shown(tmp_path: Path) -> None:
     row |= {"best": 1e-5, "offered": 1.01e-5, "first": 1.2e-5}
     write_results("tilings-cuda", [row], path=tmp_path / "tilings-cuda.json", device_name="G")
     text = report.write_pages(tmp_path / "docs", tmp_path)[0].read_text()
-    assert "## Tilings of products, bfloat16 on G" in text
+    assert "## Tilings of matmuls, bfloat16 on G" in text
     assert "| 1x2x3-none | 7 | 10 µs | 10.1 µs | 12 µs | 1.010 | 1.200 |" in text
     assert "first 12 µs" in report.one_line("tilings", row)
 

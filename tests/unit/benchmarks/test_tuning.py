@@ -1,4 +1,4 @@
-"""The campaigns of tuning time and of tournaments: what is measured, and how the page says it."""
+"""The campaigns of tuning time and of backend autotuning: what is measured, and how the page says it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 from polyfuse_bench import autotune_backends, campaigns, report
-from polyfuse_bench.autotune_backends import _races, gain, winner
+from polyfuse_bench.autotune_backends import _trials, gain, winner
 from polyfuse_bench.backends import DEFAULT_BACKENDS, compiled
-from polyfuse_bench.tuning import CONTENDERS, MODE, seconds_of_choice
+from polyfuse_bench.tuning import CANDIDATES, MODE, seconds_of_choice
 
 from autotuning import record
 from polyfuse.cache.timings import FAILED, TimingStore
@@ -32,7 +32,7 @@ def test_both_compilers_with_and_without_the_mode(monkeypatch):
     (measure,) = campaigns.tuning(campaigns.Selection(backends=DEFAULT_BACKENDS))
     measure()
     ((selection, task),) = rows
-    assert selection.compilers == CONTENDERS and task["name"] == "bert" and task["kind"] == "compile"
+    assert selection.compilers == CANDIDATES and task["name"] == "bert" and task["kind"] == "compile"
 
 
 def test_the_table(monkeypatch):
@@ -45,53 +45,53 @@ def test_the_table(monkeypatch):
     assert "| bert, forward, cold | failed | failed |  | failed | failed |" in text
 
 
-RACE = {"kernel": "k", "milliseconds": {"one": 2.0, "two": 1.0}, "first": "one"}
+TRIAL = {"kernel": "k", "milliseconds": {"one": 2.0, "two": 1.0}, "first": "one"}
 
 
-def test_what_a_tournament_gains():
-    assert winner(RACE) == "two" and gain(RACE) == 2.0
-    assert gain({**RACE, "first": "two"}) == 1.0
+def test_what_choosing_gains():
+    assert winner(TRIAL) == "two" and gain(TRIAL) == 2.0
+    assert gain({**TRIAL, "first": "two"}) == 1.0
 
 
-def test_races_are_read_from_what_was_measured(tmp_path):
+def test_trials_are_read_from_what_was_measured(tmp_path):
     store = TimingStore(tmp_path)
     store.write("ab", record({"interpreter a=1": 3.0, "interpreter a=2": 2.0, "library": 1.0}))
-    assert _races(tmp_path, "cpu") == []  # one backend alone
+    assert _trials(tmp_path, "cpu") == []  # one backend alone
     store.write("cd", record({"interpreter": 3.0, "cpp lane=1": 2.0, "cpp": FAILED}, "kernel k"))
-    (race,) = _races(tmp_path, "cpu")
-    assert race == {"kernel": "kernel k", "milliseconds": {"interpreter": 3.0, "cpp": 2.0}, "first": "cpp"}
+    (trial,) = _trials(tmp_path, "cpu")
+    assert trial == {"kernel": "kernel k", "milliseconds": {"interpreter": 3.0, "cpp": 2.0}, "first": "cpp"}
 
 
-def test_the_table_of_a_tournament(monkeypatch):
+def test_the_table_of_choices(monkeypatch):
     monkeypatch.setattr(report, "facts", lambda content: [])
-    text = "\n".join(report._autotune_backends_section({"rows": [{"name": "softmax", "races": [RACE]}]}))
+    text = "\n".join(report._autotune_backends_section({"rows": [{"name": "softmax", "trials": [TRIAL]}]}))
     assert "| softmax | two | two 1 ms, one 2 ms | 2.00× |" in text
     assert "geometric mean" in text
     assert "two by 2.00" in report.one_line(
-        "autotune_backends", {"name": "softmax", "races": [RACE], "failures": {}}
+        "autotune_backends", {"name": "softmax", "trials": [TRIAL], "failures": {}}
     )
 
 
 def test_the_campaign_has_a_row_for_each_kernel(monkeypatch):
     asked = []
-    monkeypatch.setattr(autotune_backends, "measure", lambda task: asked.append(task) or {"races": []})
+    monkeypatch.setattr(autotune_backends, "measure", lambda task: asked.append(task) or {"trials": []})
     selection = campaigns.Selection(backends=DEFAULT_BACKENDS, only=("softmax",), cache="folder")
     (row,) = campaigns.autotune_backends(selection)
-    assert row() == {"races": []} and asked[0]["cache"] == "folder" and asked[0]["size"] == "large"
+    assert row() == {"trials": []} and asked[0]["cache"] == "folder" and asked[0]["size"] == "large"
     (on_device,) = campaigns.autotune_backends(dataclasses.replace(selection, device="cuda"))
-    assert on_device() == {"races": []} and asked[1]["backends"] == ("triton", "halide")
+    assert on_device() == {"trials": []} and asked[1]["backends"] == ("triton", "halide")
     assert autotune_backends._named(asked[1]) == {"backends": ["triton", "halide", "interpreter"]}
     assert autotune_backends._named(asked[0]) == {}
     monkeypatch.setattr(autotune_backends, "measure", lambda task: 1 / 0)
-    assert row()["races"] == [] and "ZeroDivisionError" in row()["failures"]["all"]
+    assert row()["trials"] == [] and "ZeroDivisionError" in row()["failures"]["all"]
 
 
 def test_a_second_row_does_not_see_what_was_timed_before(tmp_path, monkeypatch):
     store = TimingStore(tmp_path)
     store.write("ab", record({"interpreter": 3.0, "cpp": 2.0}, "kernel k"))
-    assert _races(tmp_path, "cpu")
+    assert _trials(tmp_path, "cpu")
     autotune_backends._forget(tmp_path)
-    assert not _races(tmp_path, "cpu")
+    assert not _trials(tmp_path, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def sums(count: int, dtype: str = "f32"):
     return parse_kernel(text.replace("4*N", str(4 * count)).replace("N", str(count)).replace("DT", dtype))
 
 
-def verdict(kernel: Any, launch: Callable[..., Any], operands: Sequence[Any]) -> CheckResult:
+def checked(kernel: Any, launch: Callable[..., Any], operands: Sequence[Any]) -> CheckResult:
     layout = layout_of(kernel, operands)
     assert layout is not None
     return check_launch(kernel, launch, operands, layout)
@@ -69,7 +69,7 @@ def test_sums_in_any_order_are_honest(kind, count):
         total = numpy.add.accumulate(parts, axis=1, dtype=numpy.float32)[:, -1]
         out.copy_(torch.from_numpy(numpy.add.accumulate(total, axis=1, dtype=numpy.float32)[:, -1].copy()))
 
-    found = verdict(sums(count), in_lanes, (x, torch.empty(4)))
+    found = checked(sums(count), in_lanes, (x, torch.empty(4)))
     assert not found.problem and not found.unknown and found.elements == 4
 
 
@@ -80,7 +80,7 @@ def test_a_term_left_out_is_seen(count):
     def short(a: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(a.view(4, count)[:, :-1].double().sum(1))
 
-    assert verdict(sums(count), short, (x, torch.empty(4))).problem
+    assert checked(sums(count), short, (x, torch.empty(4))).problem
 
 
 def test_an_accumulator_of_16_bits_is_seen():
@@ -92,7 +92,7 @@ def test_an_accumulator_of_16_bits_is_seen():
             total = total + column
         out.copy_(total)
 
-    found = verdict(sums(256, "bf16"), narrow, (x, torch.empty(4, dtype=torch.bfloat16)))
+    found = checked(sums(256, "bf16"), narrow, (x, torch.empty(4, dtype=torch.bfloat16)))
     assert found.worst is not None and found.worst.name == "out0"
 
 
@@ -129,8 +129,8 @@ def test_a_contraction_is_honest_where_it_is_allowed():
     def contracted(x: torch.Tensor, y: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_((x.double() * y.double() + x.double()).float())
 
-    assert not verdict(elements(body), contracted, (a, b, torch.empty(8))).problem
-    assert verdict(elements(body, "eager"), contracted, (a, b, torch.empty(8))).problem
+    assert not checked(elements(body), contracted, (a, b, torch.empty(8))).problem
+    assert checked(elements(body, "eager"), contracted, (a, b, torch.empty(8))).problem
 
 
 @pytest.mark.parametrize("body", ["v9 = maximum f32 (v0, v1)", "v9 = mul f32 (v0, v1)", "v9 = exp f32 (v0)"])
@@ -145,8 +145,8 @@ def test_nan_and_infinity_are_where_they_belong(body, numerics):
         run_kernel(kernel, operands)
         operands[2].nan_to_num_()
 
-    assert not verdict(kernel, right, (A, B, torch.empty(8))).problem
-    assert verdict(kernel, finite, (A, B, torch.empty(8))).problem
+    assert not checked(kernel, right, (A, B, torch.empty(8))).problem
+    assert checked(kernel, finite, (A, B, torch.empty(8))).problem
 
 
 def test_a_choice_that_may_fall_either_way_is_not_judged():
@@ -164,8 +164,8 @@ def test_a_choice_that_may_fall_either_way_is_not_judged():
         run_kernel(kernel, (x, y, out))
         out[2] = y[2] + 1
 
-    assert not verdict(kernel, other, (a, b, torch.empty(8))).problem
-    assert verdict(kernel, wrong, (a, b, torch.empty(8))).problem
+    assert not checked(kernel, other, (a, b, torch.empty(8))).problem
+    assert checked(kernel, wrong, (a, b, torch.empty(8))).problem
 
 
 def test_operands_that_share_memory_do_so_in_the_copies():
@@ -194,7 +194,7 @@ def test_what_lies_beside_a_buffer_is_watched():
         run_kernel(kernel, (x, y, out))
         out.as_strided((1,), (1,), out.storage_offset() + 8).fill_(1.0)
 
-    assert "beside" in verdict(kernel, beyond, (A, B, torch.empty(8))).problem
+    assert "beside" in checked(kernel, beyond, (A, B, torch.empty(8))).problem
 
 
 SCATTER = """kernel k on cpu {
@@ -227,5 +227,5 @@ def test_several_stores_to_one_element(mode):
         operands[2][0] = -1
 
     start = torch.zeros(4)
-    assert not verdict(kernel, launch, (at, value, start)).problem
-    assert verdict(kernel, lost, (at, value, start)).problem
+    assert not checked(kernel, launch, (at, value, start)).problem
+    assert checked(kernel, lost, (at, value, start)).problem

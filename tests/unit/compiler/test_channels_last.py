@@ -52,7 +52,7 @@ def test_single_precision_wants_it_where_it_may_be_rounded(
 
 
 @pytest.mark.parametrize(
-    ("option", "trait", "dtype", "training", "wanted"),
+    ("option", "info", "dtype", "training", "wanted"),
     [
         ("auto", True, torch.bfloat16, False, True),
         ("auto", True, torch.bfloat16, True, False),
@@ -65,11 +65,11 @@ def test_single_precision_wants_it_where_it_may_be_rounded(
 def test_the_backend_is_asked_unless_the_option_says(
     monkeypatch: pytest.MonkeyPatch,
     option: str,
-    trait: bool,
+    info: bool,
     dtype: torch.dtype,
     training: bool,
     wanted: bool,
 ) -> None:
-    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=trait))
+    monkeypatch.setattr(CompileSession, "target_info", lambda self, device: TargetInfo(channels_last=info))
     session = session_for(Settings(channels_last=option))
     assert session.wants_channels_last(torch.empty(1, dtype=dtype), training) is wanted

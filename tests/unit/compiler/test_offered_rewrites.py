@@ -196,16 +196,16 @@ def test_tensors_of_the_caller_stay_apart(monkeypatch, warnings_seen) -> None:
 
 
 def test_other_strides_are_left_alone(monkeypatch, warnings_seen) -> None:
-    def turned(ctx, node):
+    def transposed(ctx, node):
         sine = ctx.call("aten.sin.default", (ctx.call("aten.permute.default", (node.args[0], [1, 0])),))
         return ctx.call("aten.permute.default", (ctx.call("aten.clone.default", (sine,)), [1, 0]))
 
     def copied(ctx, node):
-        turned = ctx.call("aten.permute.default", (node.args[0], [1, 0]))
-        rows = ctx.call("aten.clone.default", (turned,), {"memory_format": torch.contiguous_format})
+        transposed = ctx.call("aten.permute.default", (node.args[0], [1, 0]))
+        rows = ctx.call("aten.clone.default", (transposed,), {"memory_format": torch.contiguous_format})
         return ctx.call("aten.sin.default", (ctx.call("aten.permute.default", (rows, [1, 0])),))
 
-    for function, wanted in ((turned, 1), (copied, 0)):
+    for function, wanted in ((transposed, 1), (copied, 0)):
         torch._dynamo.reset()
         forget_sessions()
         with monkeypatch.context() as patch:

@@ -113,15 +113,15 @@ def test_its_operator_becomes_part_of_a_kernel(installed) -> None:
 
 
 @pytest.mark.parametrize("fastest", ["numpy:blocks block=8", "library"])
-def test_a_template_for_its_operator_is_raced(installed, monkeypatch, tmp_path, fastest) -> None:
-    def race(runner, problem, candidates, *_):
+def test_a_template_for_its_operator_is_timed(installed, monkeypatch, tmp_path, fastest) -> None:
+    def trials(runner, problem, candidates, *_):
         runner.prepare(problem)
         for candidate in candidates:
             runner.first(candidate)
             assert runner.check(candidate, candidates[0]) <= 1
         return {c.name: 1.0 if c.name == fastest else 2.0 for c in candidates}
 
-    monkeypatch.setattr(search_module, "run_trials", race)
+    monkeypatch.setattr(search_module, "run_trials", trials)
     torch._dynamo.reset()
     reset_reports()
     distances = importlib.import_module("polyfuse_numpy.operators").distances

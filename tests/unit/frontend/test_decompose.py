@@ -154,7 +154,7 @@ def test_rounding_is_that_of_eager_mode(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool])
-def test_whole_numbers_promote_as_in_eager_mode(dtype: torch.dtype) -> None:
+def test_integers_promote_as_in_eager_mode(dtype: torch.dtype) -> None:
     x = torch.tensor([[0, 1, 1], [3, 1, 2]]).to(dtype)
 
     def function(x: torch.Tensor) -> Any:

@@ -102,11 +102,11 @@ def test_what_is_read_after_the_store():
     verify_kernel(kernel(again, "alias out0, in1"))
 
 
-def test_an_operand_of_a_product():
+def test_an_operand_of_a_matmul():
     place = "4*i0 + r0"
     product = ROWS.replace("v3 = reduce f32 sum (v2)", "v3 = reduce f32 dot (v0, v1)")
     product = product.replace(f"store f32 set out0[{place}] = v2", f"store f32 set out0[{place}] = v0")
-    assert "operand of a matrix product" in fault(product, "out0, in0")
+    assert "operand of a matmul" in fault(product, "out0, in0")
 
 
 def test_all_that_may_be_one_memory():

@@ -1,4 +1,4 @@
-"""Matrix products are recognised in kernels, and taken apart."""
+"""Matmuls are recognised in kernels, and taken apart."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import polyfuse
+from gemm_kernels import kernels_of
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.types import DType
 from polyfuse.kit import Contraction, match
 from polyfuse.symbolic import axis_size
-from product_kernels import kernels_of
 
 
 def _one(function: Any, *args: torch.Tensor) -> Contraction:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gemm_kernels import kernels_of
 from polyfuse.kit import Machine, Work, fill, rounds, seconds, work_of
-from product_kernels import kernels_of
 
 MACHINE = Machine(operations=1e9, moved=1e9, units=4, start=1e-6)
 
@@ -21,7 +21,7 @@ def test_the_work_of_loops():
     assert work_of(kernel, lambda op: 10.0 if op == "sin" else 1.0).operations == work.operations + 9 * 8 * 16
 
 
-def test_a_product_counts_twice_for_each_step():
+def test_a_matmul_counts_twice_for_each_step():
     (kernel,) = kernels_of(torch.mm, torch.randn(5, 7), torch.randn(7, 3))
     assert work_of(kernel) == Work(2.0 * 5 * 7 * 3, 4.0 * (5 * 7 + 7 * 3 + 5 * 3))
 

@@ -91,8 +91,8 @@ def test_stored_parts_that_no_kernel_makes_are_copied_by_the_library() -> None:
     x, y = torch.randn(3, 4, 6), torch.randn(3, 2, 6)
     assert check(lambda x, y: torch.cat([x, y], 1), x, y).kinds() == ["ExternCall"]
     assert check(lambda x, y: torch.cat([x, y.double()], 1), x, y).kinds() == ["Pointwise"] * 2
-    turned = lambda x: x.transpose(0, 1).reshape(4, 3, 6).transpose(0, 1)  # noqa: E731
-    check(lambda x: torch.cat([x[:, 1:], turned(x)], 1), x, dynamic=True)
+    transposed = lambda x: x.transpose(0, 1).reshape(4, 3, 6).transpose(0, 1)  # noqa: E731
+    check(lambda x: torch.cat([x[:, 1:], transposed(x)], 1), x, dynamic=True)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -44,7 +44,7 @@ def raised(function: Callable[..., Any], arguments: Any) -> Exception | None:
 
 
 def check(case: IndexCase, run: Callable[..., Any]) -> None:
-    """Good indices, then wrong ones, each followed by good ones, as eager mode takes them."""
+    """Good indices, then wrong ones, each followed by good ones, as eager mode handles them."""
     wanted = case.function(*case.arguments())
     torch.testing.assert_close(run(*case.arguments()), wanted)
     for wrong in (case.low, case.high):

@@ -68,12 +68,12 @@ def test_values_are_read_before_they_are_overwritten() -> None:
 
 ONE_TERM: dict[str, Function] = {
     "chosen": lambda x, i: torch.where(torch.arange(50) == i[:, None], x, 0).sum(1),
-    "turned": lambda x, i: torch.where(i[:, None] == torch.arange(50), x * 2, 0.0).sum(1, keepdim=True),
+    "transposed": lambda x, i: torch.where(i[:, None] == torch.arange(50), x * 2, 0.0).sum(1, keepdim=True),
     "not everywhere": lambda x, i: torch.where(
         (torch.arange(50) == i[:, None]) & (i != 7)[:, None], x, 0
     ).sum(1),
     "wider": lambda x, i: torch.where(torch.arange(50) == i[:, None], x, 0).sum(1, dtype=torch.double),
-    "whole numbers": lambda x, i: torch.where(torch.arange(50) == i[:, None], (x * 9).int(), 0).sum(1),
+    "integers": lambda x, i: torch.where(torch.arange(50) == i[:, None], (x * 9).int(), 0).sum(1),
     "two axes": lambda x, i: torch.where(torch.arange(50) == i[:, None], x, 0).sum(),
     "depends on the axis": lambda x, i: torch.where(torch.arange(50) == x.long(), x, 0).sum(1),
     "no zero": lambda x, i: torch.where(torch.arange(50) == i[:, None], x, 1).sum(1),

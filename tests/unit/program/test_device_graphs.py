@@ -183,7 +183,7 @@ def test_branches_on_data() -> None:
 
 
 def test_states_of_random_numbers_that_are_saved_and_put_back() -> None:
-    """As in a checkpointed region on the processor."""
+    """As in a checkpointed region on the CPU."""
 
     def block(x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(torch.tanh(x), 0.5)

@@ -1,4 +1,4 @@
-"""Programs on devices other than the processor: addresses, and which device is current."""
+"""Programs on devices other than the CPU: addresses, and which device is current."""
 
 from __future__ import annotations
 

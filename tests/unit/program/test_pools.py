@@ -129,8 +129,13 @@ def steps_of(b: Builder):
     b.tensor("x", (4, 6))
     b.launch(add_one, [b.buffer("a", (4, 6))], ["x"])
     b.launch(lambda o, i: o.copy_(i[:2]), [b.buffer("part", (2, 6), dtype=DType.f64)], ["a"])
-    b.launch(lambda o, i: o.copy_(i.t()), [b.buffer("turned", (6, 2), (1, 6))], ["part"])
-    b.launch(add, [b.buffer("more", (6, 2), (1, 6))], ["turned", "turned"], inplace=[("more", "turned")])
+    b.launch(lambda o, i: o.copy_(i.t()), [b.buffer("transposed", (6, 2), (1, 6))], ["part"])
+    b.launch(
+        add,
+        [b.buffer("more", (6, 2), (1, 6))],
+        ["transposed", "transposed"],
+        inplace=[("more", "transposed")],
+    )
     b.call("aten.mm.default", [b.view("more", (2, 6), (6, 1)), b.view("more")], [b.buffer("p", (2, 2))])
     b.output("p")
     return b
@@ -142,7 +147,7 @@ def test_a_program_allocates_once_and_gives_the_same() -> None:
     allocations = [step for step in steps if isinstance(step, Allocate)]
     assert [(step.dtype, step.size) for step in allocations] == [("uint8", (256,))]
     carved = {step.name for step in steps if isinstance(step, MakeView)}
-    assert carved >= {"a", "part", "turned", "more"}
+    assert carved >= {"a", "part", "transposed", "more"}
     frees = [name for step in steps if isinstance(step, Free) for name in step.names]
     assert sorted(frees) == sorted(set(frees))
     x = torch.randn(4, 6)

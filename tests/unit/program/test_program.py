@@ -259,9 +259,9 @@ def test_effects_and_out_arguments() -> None:
 def test_a_view_needed_twice_is_made_once() -> None:
     b = Builder()
     b.tensor("x", (2, 3))
-    turned = View("x", (3, 2), (1, 3))
-    b.call("aten.mm.out", [b.view("x"), turned], [b.buffer("p", (2, 2))], out="out")
-    b.call("aten.mm.out", [turned, b.view("p")], [b.buffer("q", (3, 2))], out="out")
+    transposed = View("x", (3, 2), (1, 3))
+    b.call("aten.mm.out", [b.view("x"), transposed], [b.buffer("p", (2, 2))], out="out")
+    b.call("aten.mm.out", [transposed, b.view("p")], [b.buffer("q", (3, 2))], out="out")
     b.launch(add_one, [b.buffer("r", (3, 2))], ["q"])
     b.output("r")
     text = b.text()
@@ -500,8 +500,8 @@ def test_program_text(golden: Callable[[str, str], None]) -> None:
     for name, size in (("buf0", (s0, 16)), ("buf1", (s0, 16)), ("buf2", (16, s0)), ("buf3", (16, s0))):
         b.buffer(name, size)
     b.launch(add, ["buf0"], ["arg1_1", "scale"], s0, kernel="add", source=lines[0])
-    turned = b.view("arg2_1", (16, 16), (1, 16))
-    b.call("aten.mm.out", [b.view("buf0"), turned], ["buf1"], out="out", source=lines[1])
+    transposed = b.view("arg2_1", (16, 16), (1, 16))
+    b.call("aten.mm.out", [b.view("buf0"), transposed], ["buf1"], out="out", source=lines[1])
     b.launch(add, ["buf2"], ["buf1", "scale"], s0, kernel="add", source=lines[2])
     b.call("aten.sort.default", [b.view("buf2")], ["buf3", ""], out="tuple", source=lines[3])
     b.output("buf3", View("buf3", (s0,), (1,), 2 * s0), s0)

@@ -1,4 +1,4 @@
-"""Makes a device that records of the processor, and the helpers of this folder importable."""
+"""Makes a device that records of the CPU, and the helpers of this folder importable."""
 
 from __future__ import annotations
 

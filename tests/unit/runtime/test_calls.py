@@ -30,7 +30,7 @@ def test_attention_of_devices(name: str) -> None:
             assert mine == theirs
 
 
-def test_products_into_a_tensor() -> None:
+def test_matmuls_into_a_tensor() -> None:
     a, b, bias = torch.randn(3, 4), torch.randn(4, 5), torch.randn(5)
     out = torch.empty(3, 5)
     fast_call("aten.addmm.default", out=True)(bias, a, b, out=out)

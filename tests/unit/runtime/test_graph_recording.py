@@ -23,7 +23,7 @@ def recorded(facts: GraphFacts, memory: GraphMemory, results: list[Any]) -> Reco
 
 
 def test_a_seed_on_the_processor_is_constant_and_read_where_it_is() -> None:
-    # to this recording, the processor is another device
+    # to this recording, the CPU is another device
     facts = GraphFacts("meta", saved=(0,))
     memory = GraphMemory(FakeDevice())
     (seed,) = recorded(facts, memory, [torch.tensor(7)]).constants

@@ -65,9 +65,9 @@ class TestLoopOrder:
 
     def test_the_majority_decides(self) -> None:
         i, j = axes(4, 5)
-        turned = i + 4 * j
-        assert loop_order((i, j), [turned, turned, i * 5 + j], int) == (j, i)
-        assert loop_order((i, j), [turned, i * 5 + j, i * 5 + j], int) == (i, j)
+        transposed = i + 4 * j
+        assert loop_order((i, j), [transposed, transposed, i * 5 + j], int) == (j, i)
+        assert loop_order((i, j), [transposed, i * 5 + j, i * 5 + j], int) == (i, j)
 
     def test_it_can_be_turned_off(self) -> None:
         m = Maker()

@@ -47,7 +47,7 @@ def test_an_addition_takes_as_long_as_its_three_buffers() -> None:
         ("aten.sort.values", ((64, 32),), (64, 32), 0),
     ),
 )
-def test_products_take_longer_than_what_they_move(
+def test_matmuls_take_longer_than_what_they_move(
     op: str, sizes: tuple[tuple[int, ...], ...], result: tuple[int, ...], work: int
 ) -> None:
     m = Maker()

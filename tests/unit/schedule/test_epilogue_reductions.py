@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from autotuning import reasons, with_times
+from gemm_kernels import OPTIONS, kernels_of
 from polyfuse.base.errors import UnsupportedError, VerifyError
 from polyfuse.ir.interpreter.interpret import run_kernel
 from polyfuse.ir.kernel import Kernel
@@ -20,7 +21,6 @@ from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.plugin import Claim, Config, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
-from product_kernels import OPTIONS, kernels_of
 
 WIDTH = 4
 R = torch.randn
@@ -94,7 +94,7 @@ WHOLE: dict[str, tuple[Any, tuple[torch.Tensor, ...]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("dynamic", (False, True))
-def test_groups_are_combined_with_the_product(folding, name, dynamic):
+def test_groups_are_combined_with_the_matmul(folding, name, dynamic):
     function, args, expected = CASES[name]
     kernels = kernels_of(function, *args, dynamic=dynamic)
     found = folds(kernels[:1])
@@ -127,7 +127,7 @@ def _flat(name: str) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(("milliseconds", "winner"), ((1.0, "interpreter+reductions"), (5.0, "interpreter")))
-def test_it_is_raced_against_the_product_alone(folding, monkeypatch, tmp_path, milliseconds, winner):
+def test_it_is_timed_against_the_matmul_alone(folding, monkeypatch, tmp_path, milliseconds, winner):
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)
     times = {"library": 8.0, "interpreter": 3.0, "interpreter+reductions": milliseconds}
     run = with_times(monkeypatch, tmp_path, times)
@@ -184,15 +184,15 @@ def test_what_is_not_begun_has_its_reason(folding, monkeypatch, tmp_path, name):
     assert REASONS[name] in reasons(run(function, *args))["interpreter"]
 
 
-@pytest.mark.parametrize("raced", (False, True))
-def test_a_kernel_may_be_refused_as_a_whole(folding, monkeypatch, tmp_path, raced):
+@pytest.mark.parametrize("tuned", (False, True))
+def test_a_kernel_may_be_refused_as_a_whole(folding, monkeypatch, tmp_path, tuned):
     def configs(self: Any, kernel: Kernel) -> tuple[()]:
         if folds([kernel]):
             raise UnsupportedError("its tiles are too small", "")
         return ()
 
     monkeypatch.setattr(InterpreterBackend, "configs", configs)
-    if not raced:
+    if not tuned:
         assert not folds(kernels_of(*_flat("largest of a row")))
         return
     monkeypatch.setattr(InterpreterBackend, "autotunes_gemm", True)

@@ -50,13 +50,13 @@ WHOLE: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_products_are_written_into_their_places(name: str) -> None:
+def test_matmuls_are_written_into_their_places(name: str) -> None:
     function = WHOLE[name]
     report = run(function)
     assert in_place(report) == 2 and "aten.cat.out" not in report.calls
 
 
-def test_nothing_is_moved_but_what_products_need() -> None:
+def test_nothing_is_moved_but_what_matmuls_need() -> None:
     joined, separate = run(lambda: torch.cat([A @ B, A @ C], 1)), run(lambda: (A @ B, A @ C))
     assert joined.bytes_after == separate.bytes_after and joined.kernels == 0
 
@@ -77,7 +77,7 @@ def test_sizes_that_are_not_known() -> None:
         torch.testing.assert_close(compiled(a, b), function(a, b))
 
 
-def test_a_product_that_is_needed_elsewhere_stays_where_it_is() -> None:
+def test_a_matmul_that_is_needed_elsewhere_stays_where_it_is() -> None:
     def twice(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         product = a @ b
         return torch.cat([product, a @ c], 1), product
@@ -125,7 +125,7 @@ def test_training() -> None:
         torch.testing.assert_close(other.grad, leaf.grad)
 
 
-def test_generated_products_write_there_too() -> None:
+def test_generated_matmuls_write_there_too() -> None:
     report = run(lambda a, b, c: torch.cat([a @ b, a @ c], 1), A, B, C, gemm="generated")
     assert report.calls == () and report.kernels == 2
 

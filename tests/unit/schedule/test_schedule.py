@@ -235,7 +235,7 @@ def test_order_is_deterministic(repeat: int) -> None:
 
 
 def test_a_fused_unit_is_the_union_of_its_members() -> None:
-    """Members stand in program order, whatever the order in which they were fused; arguments are only what
+    """Members are in program order, whatever the order in which they were fused; arguments are only what
     the outside has or needs.
     """
     m = Maker()

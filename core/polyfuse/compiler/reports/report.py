@@ -13,7 +13,7 @@ from polyfuse.schedule import Decision
 
 __all__ = ["GraphReport", "LaunchReport", "Provider", "last_reports", "record", "reset_reports"]
 
-KEPT = 256
+MAX_REPORTS = 256
 
 
 @dataclass
@@ -112,7 +112,7 @@ class GraphReport:
 
 
 _LOCK = threading.Lock()
-_REPORTS: deque[GraphReport] = deque(maxlen=KEPT)
+_REPORTS: deque[GraphReport] = deque(maxlen=MAX_REPORTS)
 
 
 def record(report: GraphReport) -> None:

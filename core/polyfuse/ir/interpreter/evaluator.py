@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
 from polyfuse.ir import random
-from polyfuse.ir.expr import Access, Expr, walk
+from polyfuse.ir.expr import Expr, walk
 from polyfuse.ir.interpreter import semantics
 from polyfuse.ir.interpreter.space import Number, Space, index_values
 from polyfuse.ir.ops import SCALAR_OPS
+from polyfuse.ir.statements import (
+    Cast,
+    Compute,
+    Constant,
+    IndexValue,
+    Load,
+    Random,
+    Reduce,
+    Scan,
+    Store,
+    definition,
+)
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import IndexLike
+
+PointStatement = Load | Constant | IndexValue | Compute | Cast | Random
+"""Statements that define one value at each point by itself."""
 
 
 class Evaluator:
@@ -39,63 +54,64 @@ class Evaluator:
             value = torch.tensor(value, dtype=torch.int64, device=self.space.device)
         return value if value.dim() == self.space.rank else value.reshape((1,) * self.space.rank)
 
-    def simple(self, op: str, args: tuple[Tensor, ...], dtype: DType, payload: Any) -> Tensor:
-        """Any operation that gives one value at each point by itself; `dtype` is the type of that value."""
-        if op in SCALAR_OPS:
-            operand = type_of(args[-1])
-            return semantics.scalar(op, args, operand)
-        if op == "const":
-            value = semantics.constant(payload, dtype, self.space.device)
-            return value.reshape((1,) * self.space.rank)
-        if op == "cast":
-            return semantics.cast(args[0], dtype)
-        if op == "bitcast":
-            return semantics.bitcast(args[0], dtype)
-        if op in ("index", "size"):
-            return self.index(payload)
-        if op == "load":
-            return self.load(args, dtype, payload)
-        if op == "rand":
-            return random.draw(payload, args[0], args[1])
-        raise IRError(f"operation {op!r} is unknown", "polyfuse.ir.ops.SCALAR_OPS lists those that exist")
+    def value(self, stmt: PointStatement, known: Mapping[str, Any]) -> Any:
+        """What a statement defines, at each point; `known` has its operands by name."""
+        match stmt:
+            case Load():
+                return self.load(stmt, known)
+            case Compute(op=op):
+                if op not in SCALAR_OPS:
+                    raise IRError(
+                        f"operation {op!r} is unknown", "polyfuse.ir.ops.SCALAR_OPS lists those that exist"
+                    )
+                args = tuple(known[name] for name in stmt.args)
+                return semantics.scalar(op, args, type_of(args[-1]))
+            case Constant():
+                found = semantics.constant(stmt.value, stmt.dtype, self.space.device)
+                return found.reshape((1,) * self.space.rank)
+            case Cast(arg=arg, dtype=dtype):
+                convert = semantics.bitcast if stmt.bitwise else semantics.cast
+                return convert(known[arg], dtype)
+            case IndexValue():
+                return self.index(stmt.index)
+            case Random():
+                return random.draw(stmt.kind, known[stmt.seed], known[stmt.offset])
+            case _:
+                assert_never(stmt)
 
-    def load(self, args: tuple[Tensor, ...], dtype: DType, access: Access) -> Tensor:
+    def load(self, stmt: Load, known: Mapping[str, Any]) -> Any:
         """Elements of a buffer."""
-        name, index, count, masked = access
-        storage = self._storage(name, dtype)
-        position = self.index(index, args[:count])
-        if not masked:
-            return semantics.gather(storage, self.storage_index(name, position))
-        mask, other = args[count], args[count + 1]
-        position, mask = torch.broadcast_tensors(position, mask)
+        storage = self._storage(stmt.buffer, stmt.dtype)
+        position = self.index(stmt.index, tuple(known[name] for name in stmt.indirect))
+        if stmt.mask is None or stmt.other is None:
+            return semantics.gather(storage, self.storage_index(stmt.buffer, position))
+        other = known[stmt.other]
+        position, mask = torch.broadcast_tensors(position, known[stmt.mask])
         if not mask.any():
             return other.expand(position.shape).contiguous()
         position = torch.where(mask, position, position[mask][0])
-        loaded = semantics.gather(storage, self.storage_index(name, position))
+        loaded = semantics.gather(storage, self.storage_index(stmt.buffer, position))
         mask, loaded, other = torch.broadcast_tensors(mask, loaded, other)
         return semantics.where(mask, loaded.contiguous(), other.contiguous())
 
-    def store(
-        self, args: tuple[Tensor, ...], dtype: DType, access: Access, mode: str, looped: bool = False
-    ) -> None:
-        """Store values: `args` are the value, the indirect values, then the mask."""
-        name, index, count, masked = access
-        storage = self._storage(name, dtype)
+    def store(self, stmt: Store, known: Mapping[str, Any], looped: bool = False) -> None:
+        """Store values."""
+        storage = self._storage(stmt.buffer, stmt.dtype)
         shape = self.space.shape(looped)
-        position = self.index(index, args[1 : 1 + count]).expand(shape)
-        value = args[0].expand(shape)
-        if masked:
-            mask = args[1 + count].expand(shape)
+        position = self.index(stmt.index, tuple(known[name] for name in stmt.indirect)).expand(shape)
+        value = known[stmt.value].expand(shape)
+        if stmt.mask is not None:
+            mask = known[stmt.mask].expand(shape)
             if not mask.any():
                 return
             # what is not stored must neither fail the check of bounds nor reach memory
             position = torch.where(mask, position, position[mask][0])
             inside = mask.reshape(-1)
-            at = self.storage_index(name, position).expand(shape).reshape(-1)[inside]
-            semantics.scatter(storage, at, semantics.gather(value.reshape(-1), inside), mode)
+            at = self.storage_index(stmt.buffer, position).expand(shape).reshape(-1)[inside]
+            semantics.scatter(storage, at, semantics.gather(value.reshape(-1), inside), stmt.mode)
             return
-        at = self.storage_index(name, position).expand(shape)
-        semantics.scatter(storage, at.reshape(-1), value.reshape(-1), mode)
+        at = self.storage_index(stmt.buffer, position).expand(shape)
+        semantics.scatter(storage, at.reshape(-1), value.reshape(-1), stmt.mode)
 
     def storage_index(self, name: str, position: Tensor) -> Tensor:
         """Where in its storage an element of a buffer lies; raises where it lies outside."""
@@ -118,10 +134,14 @@ class Evaluator:
 
     def expressions(self, *roots: Expr) -> tuple[Tensor, ...]:
         """The values of expressions; what they share is computed once."""
-        done: dict[Expr, Tensor] = {}
+        names: dict[Expr, str] = {}
+        known: dict[str, Tensor] = {}
         for expr in walk(*roots):
-            done[expr] = self.simple(expr.op, tuple(done[a] for a in expr.args), expr.dtype, expr.payload)
-        return tuple(done[r] for r in roots)
+            name = names[expr] = f"v{len(names)}"
+            stmt = definition(name, expr, [names[arg] for arg in expr.args])
+            assert not isinstance(stmt, (Store, Reduce, Scan)), f"{expr.op} is no expression"
+            known[name] = self.value(stmt, known)
+        return tuple(known[names[root]] for root in roots)
 
     def _storage(self, name: str, dtype: DType) -> Tensor:
         if name not in self.storages:

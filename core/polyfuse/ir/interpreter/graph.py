@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from polyfuse.base.errors import IRError
-from polyfuse.ir.expr import Access
 from polyfuse.ir.graph import Graph, GraphInput, reads
 from polyfuse.ir.interpreter import semantics
 from polyfuse.ir.interpreter.evaluator import Evaluator, type_of
@@ -29,6 +28,7 @@ from polyfuse.ir.nodes import (
     Scatter,
     View,
 )
+from polyfuse.ir.statements import Store
 from polyfuse.runtime.checks import raise_failed
 from polyfuse.runtime.frozen import FROZEN
 from polyfuse.symbolic import Index, IndexLike, as_atom, evaluate
@@ -206,8 +206,12 @@ def _run_loop(node: LoopNode, evaluator: Evaluator) -> None:
     if isinstance(node, Pointwise):
         _store(evaluator, node.output, node.index, values[0], False)
     elif isinstance(node, Scatter):
-        access = Access(node.target, node.index, len(node.indirect), node.mask is not None)
-        evaluator.store(values, node.value.dtype, access, node.mode)
+        known = {f"v{number}": value for number, value in enumerate(values)}
+        value, *indirect = list(known)[: 1 + len(node.indirect)]
+        mask = None if node.mask is None else f"v{len(values) - 1}"
+        evaluator.store(
+            Store(node.target, node.index, value, node.value.dtype, node.mode, tuple(indirect), mask), known
+        )
     elif isinstance(node, (Reduction, Scan)):
         looped = isinstance(node, Scan)
         found = evaluator.scan(node.kind, values) if looped else evaluator.reduce(node.kind, values)
@@ -219,4 +223,4 @@ def _run_loop(node: LoopNode, evaluator: Evaluator) -> None:
 
 
 def _store(evaluator: Evaluator, name: str, index: IndexLike, value: Tensor, looped: bool) -> None:
-    evaluator.store((value,), type_of(value), Access(name, index), "set", looped)
+    evaluator.store(Store(name, index, "value", type_of(value)), {"value": value}, looped)

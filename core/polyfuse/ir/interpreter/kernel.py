@@ -13,7 +13,7 @@ from polyfuse.ir.interpreter import semantics
 from polyfuse.ir.interpreter.evaluator import Evaluator
 from polyfuse.ir.interpreter.space import Space, spaces
 from polyfuse.ir.kernel import Kernel, KernelArg, Section
-from polyfuse.ir.statements import Reduce, Scan, Statement, Store
+from polyfuse.ir.statements import Reduce, Scan, Store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import evaluate
 
@@ -134,27 +134,23 @@ class KernelEvaluator(Evaluator):
 def _run_section(section: Section, evaluator: Evaluator, values: dict[str, Tensor]) -> None:
     inside: dict[str, Tensor] = dict(values)
     for stmt in section.body:
-        args = tuple(_value(inside, name, stmt) for name in stmt.args)
+        for name in stmt.args:
+            if name not in inside:
+                raise IRError(f"{stmt.op} uses {name!r}, which is not known there")
         match stmt:
             case Store():
-                access, mode = stmt.payload
-                evaluator.store(args, stmt.dtype, access, mode, section.looped)
+                evaluator.store(stmt, inside, section.looped)
                 continue
             case Reduce():
                 # known after the loop: put where later sections look, and not where this one does
-                values.update(zip(stmt.targets, evaluator.reduce(stmt.kind, args), strict=True))
+                found = evaluator.reduce(stmt.kind, tuple(inside[name] for name in stmt.args))
+                values.update(zip(stmt.targets, found, strict=True))
                 continue
             case Scan():
-                found = evaluator.scan(stmt.kind, args)
+                found = evaluator.scan(stmt.kind, tuple(inside[name] for name in stmt.args))
             case _:
-                found = (evaluator.simple(stmt.op, args, stmt.dtype, stmt.payload),)
+                found = (evaluator.value(stmt, inside),)
         defined = dict(zip(stmt.targets, found, strict=True))
         inside.update(defined)
         if not section.looped:
             values.update(defined)
-
-
-def _value(values: Mapping[str, Tensor], name: str, stmt: Statement) -> Tensor:
-    if name not in values:
-        raise IRError(f"{stmt.op} uses {name!r}, which is not known there")
-    return values[name]

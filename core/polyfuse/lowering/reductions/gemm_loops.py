@@ -170,7 +170,7 @@ def _offset(axes: Sequence[Index], strides: Sequence[IndexLike]) -> IndexLike:
 
 
 def _matmul(form: _Form, left: Any, right: Any, fast: bool = False) -> tuple[Reduction, Buffer, Expr]:
-    """The product of two matrices, or of two batches of them. `fast`: sums may be kept with fewer bits."""
+    """The matmul of two matrices, or of two batches of them. `fast`: sums may be kept with fewer bits."""
     if not isinstance(left, View) or not isinstance(right, View):
         raise Unavailable("an operand is no tensor")
     depth = axis("k0", left.size[-1])

@@ -154,7 +154,7 @@ def _horizontal_candidates(units: list[Unit], rules: Rules, refused: set[tuple[i
 
 def _merge(first: Unit, second: Unit, fusion: Fusion, alive: dict[int, Unit]) -> Unit:
     merged = merge(fusion.first, fusion.second, fusion.space, fusion.like or first)
-    merged.halves = first.bits, second.bits
+    merged.merges = (*first.merges, *second.merges, (first.bits, second.bits))
     merged.before = (first.before | second.before) & ~merged.bits
     merged.after = (first.after | second.after) & ~merged.bits
     del alive[id(first)], alive[id(second)]

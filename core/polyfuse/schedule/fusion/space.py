@@ -61,7 +61,7 @@ _Pairs = list[tuple[_Part, _Part]]
 
 
 @dataclass
-class _Side:
+class _SplitSpace:
     """One space being split: every original axis is a list of parts, outermost first."""
 
     space: Space
@@ -118,7 +118,7 @@ def match_spaces(
 
     Axes that the index does not depend on are matched by extent, in order.
     """
-    one, two = _Side(first, fresh), _Side(second, fresh)
+    one, two = _SplitSpace(first, fresh), _SplitSpace(second, fresh)
     left, right = _strides(one, first_index, hint), _strides(two, second_index, hint)
     pairs: _Pairs = []
     if left is None or right is None or not _pair(one, two, left, right, pairs):
@@ -126,7 +126,7 @@ def match_spaces(
     return _complete(one, two, pairs)
 
 
-def _strides(side: _Side, index: IndexLike, hint: Callable[[IndexLike], int]) -> list[_Strided] | None:
+def _strides(side: _SplitSpace, index: IndexLike, hint: Callable[[IndexLike], int]) -> list[_Strided] | None:
     """(stride, part) of every axis that `index` depends on, smallest stride last; None if not linear."""
     out: list[_Strided] = []
     for name in free_axes(index):
@@ -141,7 +141,9 @@ def _strides(side: _Side, index: IndexLike, hint: Callable[[IndexLike], int]) ->
     return out[::-1]
 
 
-def _pair(one: _Side, two: _Side, left: list[_Strided], right: list[_Strided], pairs: _Pairs) -> bool:
+def _pair(
+    one: _SplitSpace, two: _SplitSpace, left: list[_Strided], right: list[_Strided], pairs: _Pairs
+) -> bool:
     """Pair all parts of equal strides from the last on, splitting where one extent divides the other. Strides
     of 0 are those of axes that the index does not depend on.
     """
@@ -165,13 +167,13 @@ def _pair(one: _Side, two: _Side, left: list[_Strided], right: list[_Strided], p
 
 
 def _pair_by_extent(
-    one: _Side, two: _Side, left: Sequence[_Part], right: Sequence[_Part], pairs: _Pairs
+    one: _SplitSpace, two: _SplitSpace, left: Sequence[_Part], right: Sequence[_Part], pairs: _Pairs
 ) -> bool:
     """Pair what is left, from the innermost outwards."""
     return _pair(one, two, [(0, part) for part in left], [(0, part) for part in right], pairs)
 
 
-def _complete(one: _Side, two: _Side, pairs: _Pairs) -> Match | None:
+def _complete(one: _SplitSpace, two: _SplitSpace, pairs: _Pairs) -> Match | None:
     """Pair the axes that the index does not depend on, and decide on which level each side runs."""
     loop_one, loop_two = bool(one.space.raxes), bool(two.space.raxes)
     if loop_one == loop_two:
@@ -201,14 +203,14 @@ def _extent(parts: Sequence[_Part]) -> IndexLike:
     return product(part.size for part in parts)
 
 
-def _rest(side: _Side, cls: str, pairs: _Pairs, which: int) -> list[_Part]:
+def _rest(side: _SplitSpace, cls: str, pairs: _Pairs, which: int) -> list[_Part]:
     paired = {pair[which] for pair in pairs}
     return [p for p in side.flat(cls) if p not in paired]
 
 
 def _build(
-    one: _Side,
-    two: _Side,
+    one: _SplitSpace,
+    two: _SplitSpace,
     pairs: _Pairs,
     first_level: str | None,
     second_level: str | None,

@@ -47,7 +47,7 @@ class Unit:
         accesses: what the members read and write, in the unit's coordinates.
         backend: name of the backend that claimed its nodes; empty for calls.
         bits, before, after: bit sets of node positions: its own, its ancestors', its descendants'.
-        halves: the bit sets of the two units that were merged into it.
+        merges: the bit sets of the units that were merged to it, pair by pair, the last pair last.
         seen: the accesses to each buffer.
         reads, writes: buffers, in order.
     """
@@ -60,7 +60,7 @@ class Unit:
     is_call: bool
     before: int = 0
     after: int = 0
-    halves: tuple[int, int] | None = None
+    merges: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         self.bits = sum(1 << member.position for member in self.members)

@@ -217,7 +217,7 @@ def _value_between_loops() -> Case:
 
 
 def _product(dtype: DType) -> Case:
-    """What is added to the results of a matrix product is written over."""
+    """What is added to the results of a matmul is written over."""
     m, n, k = 80, 96, 64
     i, j, r = axis("i0", m), axis("i1", n), axis("r0", k)
     args = (
@@ -232,4 +232,4 @@ def _product(dtype: DType) -> Case:
     added = apply("add", result("total", F32), cast(load("in2", element, dtype), F32))
     builder.once(Store("out0", element, cast(apply("maximum", added, const(-1.0, F32)), dtype)))
     tolerance = Tolerance(absolute=0.2 if dtype is BF16 else 1e-3, relative=0.02, signed_zero=False)
-    return _case(builder, "added to a matrix product", dtype, (m, n, k), tolerance)
+    return _case(builder, "added to a matmul", dtype, (m, n, k), tolerance)

@@ -1,4 +1,4 @@
-"""Cases of matrix products: operands as they lie in memory, edges of tiles, and what is done with results."""
+"""Cases of matmuls: operands as they lie in memory, edges of tiles, and what is done with results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from polyfuse.testing.cases.loops import (
     zeros,
 )
 
-_GROUP = "matrix products"
+_GROUP = "matmuls"
 _I8, _U8, _E4M3 = DType.i8, DType.u8, DType.f8e4m3
 _TYPES = (F32, F64, BF16, F16, _E4M3, _I8, _U8)
 _ABSOLUTE = {F64: 1e-10, F32: 2e-4, BF16: 0.15, F16: 0.02, _E4M3: 1.5}
@@ -38,7 +38,7 @@ _ABSOLUTE = {F64: 1e-10, F32: 2e-4, BF16: 0.15, F16: 0.02, _E4M3: 1.5}
 
 @dataclass(frozen=True)
 class _Problem:
-    """A product to be made.
+    """A matmul to be made.
 
     Attributes:
         rows, columns, depth: its extents; `batch` of them, or one without an axis.
@@ -103,7 +103,7 @@ def _builder(problem: _Problem, dtype: DType, sizes: tuple[KernelArg, ...]) -> B
     if problem.finish is not None:
         args += [reads("bias", summed, n, True), reads("added", summed, m * n * count, True)]
     args.append(writes("out0", out, m * n * count))
-    builder = Builder("product", axes, (r,), (*args, *sizes))
+    builder = Builder("matmul", axes, (r,), (*args, *sizes))
     builder.loop(Carry(("total",), problem.kind, (load("in0", left, dtype), load("in1", right, dtype))))
     value = result("total", summed)
     if problem.finish is not None:

@@ -1,4 +1,4 @@
-"""Products with few results and a long depth: threads divide the depth, and their sums are added up after it.
+"""Matmuls with few results and a long depth: threads divide the depth, and their sums are added up after it.
 
 The number of slices is part of the plan and does not depend on the number of threads, so results do not
 either.

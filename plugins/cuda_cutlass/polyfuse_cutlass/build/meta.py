@@ -51,7 +51,7 @@ class KernelMeta:
         read_only: whether blocks take one tile after another; else there is a cluster for each tile.
         resident: blocks that a multiprocessor holds at once.
         threads, shared: of a block, in threads and bytes.
-        fuse: whether products and sums may be contracted.
+        fuse: whether multiplications and additions may be contracted.
         dependent_launch: whether it may start while the kernel before it in its stream ends, and waits itself
             for what that writes.
     """

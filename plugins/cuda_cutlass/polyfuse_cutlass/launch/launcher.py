@@ -27,7 +27,7 @@ _MAP_BYTES = 128
 _MAP_ALIGNMENT = 64
 _NO_CONTEXT = 201
 _WORD = (1 << 64) - 1
-_KEPT = 1024
+_CACHED = 1024
 """Launches that a kernel keeps for arguments that come again."""
 
 
@@ -137,7 +137,7 @@ class Kernel:
             grid, meta = (launch.blocks, 1, 1), self.meta
             made = launch_config(grid, meta.threads, meta.shared, stream, self._attributes)
             config = ctypes.pointer(made)
-            if len(launch.configs) >= _KEPT:
+            if len(launch.configs) >= _CACHED:
                 launch.configs.clear()
             launch.configs[stream] = config
         status: int = self._start(config, launch.loaded.function, launch.parameters, None)
@@ -163,7 +163,7 @@ class Kernel:
         packed = (ctypes.c_uint64 * len(values))(*(v & _WORD for v in values))
         given = parameters([*(address for address, _ in maps), ctypes.addressof(packed)])
         launch = _Launch(loaded, clusters * meta.cluster, given, (packed, maps), {})
-        if len(self._launches) >= _KEPT:
+        if len(self._launches) >= _CACHED:
             self._launches.clear()
         self._launches[values] = launch
         return launch

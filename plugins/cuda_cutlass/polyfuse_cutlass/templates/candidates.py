@@ -92,14 +92,14 @@ def _candidates(problem: Problem) -> Iterator[Collective]:
         # neighbours in memory should be columns of a tile, unless there are few
         if swap != along_rows and min(rows, columns) > _FEW:
             continue
-        turned = problem.swapped if swap else problem
+        swapped = problem.swapped if swap else problem
         for one in _HOPPER:
-            if not fault(turned, one):
+            if not fault(swapped, one):
                 yield Collective(one.rows, one.columns, one.across, one.down, one.schedule, swap)
 
 
 def _hopper_work(problem: Problem, one: Collective, target: Target) -> float:
-    """What the busiest multiprocessor does, in products of a depth of one."""
+    """What the busiest multiprocessor does, in multiplications of a depth of one."""
     batch, rows, columns, depth = problem.shape
     if one.swap:
         rows, columns = columns, rows

@@ -19,7 +19,7 @@ from polyfuse_cutlass.templates.meta import LinkedMeta
 
 __all__ = ["Linked"]
 
-_KEPT = 1024
+_CACHED = 1024
 """Launches that a kernel keeps for arguments that come again."""
 _WORD = (1 << 64) - 1
 _CUDA_ERRORS = 1000
@@ -112,7 +112,7 @@ class Linked:
 
     def _remember(self, key: tuple[int, ...], device: int, values: tuple[int, ...]) -> _Ready:
         with self._lock:
-            if len(self._ready) >= _KEPT:
+            if len(self._ready) >= _CACHED:
                 self._ready.clear()
             ready = self._ready[key] = self._prepared(device, values)
             return ready

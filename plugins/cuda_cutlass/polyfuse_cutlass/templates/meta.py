@@ -33,7 +33,7 @@ class LinkedMeta:
         empty: whether nothing is to be done, as an expression over size arguments.
         architectures: for which machine code is made, such as `90a`; `80+` also leaves code that newer GPUs
             translate.
-        fuse: whether products and sums may be contracted.
+        fuse: whether multiplications and additions may be contracted.
     """
 
     args: tuple[MetaArg, ...]
@@ -60,7 +60,7 @@ class LinkedMeta:
 
 
 def meta_of(problem: Problem, architectures: tuple[str, ...]) -> LinkedMeta:
-    """How the product of `problem`, with at most one batch axis, is launched."""
+    """How the matmul of `problem`, with at most one batch axis, is launched."""
     sizes = [extent(problem.rows), extent(problem.columns), extent(problem.depth)]
     batch = product(extent(a) for a in problem.batch)
     numbers = [Expression(python_text(size)) for size in (*sizes, batch)]

@@ -15,7 +15,7 @@ from polyfuse.plugin import Config
 from polyfuse.symbolic import axis, axis_name, axis_size, coefficient
 from polyfuse_halide.codegen.device_plan import DevicePlan, choose_device_plan
 from polyfuse_halide.codegen.forward import forwarded, with_plain_names
-from polyfuse_halide.codegen.kernel import Emitter, KernelText, Placed, check_sizes
+from polyfuse_halide.codegen.kernel import Emitter, IndexedStore, KernelText, check_sizes
 from polyfuse_halide.codegen.values import tuple_text
 from polyfuse_halide.schedules.pins import Pins, pinned, words
 
@@ -58,15 +58,15 @@ class _DeviceEmitter(Emitter):
         return f"{name}({', '.join(self.axes)})"
 
     def _stores(self, stores: Sequence[Access]) -> None:
-        placed, scatters = self._by_place(stores)
-        self._mind_aliases(stores, scatters, 1 if placed else 0)
+        indexed, scatters = self._by_index(stores)
+        self._mind_aliases(stores, scatters, 1 if indexed else 0)
         # scatters first: they only read what other stores may overwrite
         for k, store in enumerate(scatters):
             self._scatter(f"scatter{k}", store)
-        if placed:
-            self._stage(placed)
+        if indexed:
+            self._stage(indexed)
 
-    def _stage(self, group: Sequence[Placed]) -> None:
+    def _stage(self, group: Sequence[IndexedStore]) -> None:
         """One launch: values known before the loops are stored in them besides, each time at one element."""
         looped = any(one.store.looped for one in group)
         raxes = self.kernel.raxes if looped else ()

@@ -12,7 +12,7 @@ from polyfuse.symbolic import Index, IndexLike, axis_name, axis_size, coefficien
 
 __all__ = ["forwarded", "with_plain_names"]
 
-_KEPT = re.compile(r"(?!log2$|log10$|exp2$|atan2$|(red|once|tile)[0-9]+$)[A-Za-z_]{1,4}[0-9]+")
+_SAFE_NAMES = re.compile(r"(?!log2$|log10$|exp2$|atan2$|(red|once|tile)[0-9]+$)[A-Za-z_]{1,4}[0-9]+")
 """Names that are no functions of the library, and no stages of generated programs."""
 _DERIVED = ("_n", "_of")
 """What generated programs append to names: for positions in 32 bits, and for what fills a row buffer."""
@@ -36,7 +36,7 @@ def forwarded(kernel: Kernel) -> Kernel:
 
 def with_plain_names(kernel: Kernel) -> Kernel:
     """The kernel with names that hide nothing of the library, and that generated programs can use."""
-    return with_safe_names(kernel, _KEPT, derived=_DERIVED)
+    return with_safe_names(kernel, _SAFE_NAMES, derived=_DERIVED)
 
 
 def _with_values(kernel: Kernel, local: set[str]) -> Kernel:

@@ -29,7 +29,7 @@ from polyfuse_halide.codegen.values import LIMIT, ValueEmitter, tuple_text
 from polyfuse_halide.schedules.pins import Pins, pinned, words
 from polyfuse_halide.schedules.plan import choose_plan
 
-__all__ = ["Emitter", "KernelText", "Placed", "check_sizes", "kernel_text"]
+__all__ = ["Emitter", "KernelText", "IndexedStore", "check_sizes", "kernel_text"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def check_sizes(kernel: Kernel) -> None:
 
 
 @dataclass(frozen=True)
-class Placed:
+class IndexedStore:
     """A store of plain values whose elements are affine in the axes."""
 
     store: Access
@@ -164,9 +164,9 @@ class Emitter(ValueEmitter):
                 )
 
     def _stores(self, stores: Sequence[Access]) -> None:
-        placed, scatters = self._by_place(stores)
-        stages: dict[int, list[Placed]] = {}
-        for one in placed:
+        indexed, scatters = self._by_index(stores)
+        stages: dict[int, list[IndexedStore]] = {}
+        for one in indexed:
             stages.setdefault(one.store.section if one.store.looped else -1, []).append(one)
         self._mind_aliases(stores, scatters, len(stages))
         # scatters first: they only read what other stores may overwrite
@@ -175,9 +175,9 @@ class Emitter(ValueEmitter):
         for key, group in sorted(stages.items()):
             self._plain_stage(f"out{key}" if key >= 0 else "points", group)
 
-    def _by_place(self, stores: Sequence[Access]) -> tuple[list[Placed], list[Access]]:
+    def _by_index(self, stores: Sequence[Access]) -> tuple[list[IndexedStore], list[Access]]:
         """Stores of plain values at elements that are affine in the axes, and all others."""
-        placed: list[Placed] = []
+        indexed: list[IndexedStore] = []
         scatters: list[Access] = []
         for store in stores:
             plain = store.mode == "set" and len(store.stmt.args) == 1
@@ -185,8 +185,8 @@ class Emitter(ValueEmitter):
             if found is None:
                 scatters.append(store)
             else:
-                placed.append(Placed(store, found))
-        return placed, scatters
+                indexed.append(IndexedStore(store, found))
+        return indexed, scatters
 
     def _mind_aliases(self, stores: Sequence[Access], scatters: Sequence[Access], stages: int) -> None:
         """Where an output is an input, or may alias one, all is computed before anything is stored."""
@@ -201,7 +201,7 @@ class Emitter(ValueEmitter):
             )
         self.lines.append("p.careful = True")
 
-    def _plain_stage(self, name: str, group: Sequence[Placed]) -> None:
+    def _plain_stage(self, name: str, group: Sequence[IndexedStore]) -> None:
         store = group[0].store
         places = ", ".join([*self.axes, *(self.raxes if store.looped else ())])
         calls: list[str] = []

@@ -33,7 +33,7 @@ LIMIT = 1 << 31
 _REPEATED = ("const", "index", "size")
 """Operations without operands, which each function has for itself."""
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_BY_PLACE = (
+_OF_INDICES = (
     *(*_REPEATED, *_COMPARISONS, "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"),
     *("cast", "add", "sub", "mul", "floor_div", "remainder", "where"),
 )
@@ -61,7 +61,7 @@ class ValueEmitter:
         self.scanned: dict[str, tuple[str, int]] = {}
         self.narrow: set[str] = set()
         self.short: set[str] = set()
-        self.placed: set[str] = set()
+        self.indices: set[str] = set()
         self.kept: dict[str, str] = {}
         self.softmaxes = softmaxes_of(self.facts)
         self.side_by_side = 0
@@ -83,8 +83,8 @@ class ValueEmitter:
                 if stmt.op in ("reduce", "scan"):
                     place += 1
                     reduces += stmt.op == "reduce"
-                if stmt.op in _BY_PLACE and self.placed.issuperset(stmt.args):
-                    self.placed.update(stmt.targets)
+                if stmt.op in _OF_INDICES and self.indices.issuperset(stmt.args):
+                    self.indices.update(stmt.targets)
                 match stmt:
                     case IndexValue(op="index") if fits_i32_throughout(stmt.index):
                         self.narrow.add(stmt.target)
@@ -274,7 +274,7 @@ class ValueEmitter:
         if self.kernel.numerics == "fast" and stmt.targets[0] in self.softmaxes.quotients:
             # the same divisor all along the row
             return [f"{target} = mul({args[0]}, reciprocal({args[1]}))"]
-        if stmt.op == "where" and stmt.args[0] in self.placed and self.kernel.device == "cpu":
+        if stmt.op == "where" and stmt.args[0] in self.indices and self.kernel.device == "cpu":
             return [f"{target} = where_placed({', '.join(args)})"]
         return [f"{target} = {call_text(stmt.op, args, [self.numbers.get(a) for a in stmt.args])}"]
 

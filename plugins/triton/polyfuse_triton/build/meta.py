@@ -16,7 +16,7 @@ calls of `min` and `max`."""
 
 
 PRODUCT = "GROUP"
-"""A compile-time argument that kernels of matrix products have."""
+"""A compile-time argument that kernels of matmuls have."""
 
 WORKSPACE = "workspace"
 """The parameter, behind those of `KernelMeta.args`, of a kernel that wants memory of its own."""
@@ -49,7 +49,7 @@ class KernelMeta:
         num_warps, num_stages, num_ctas: as Triton's compiler takes them.
         grid: programs along x, y and z; where they start in clusters, clusters along x.
         cluster: programs, each compiled by itself, that start together and run side by side.
-        fp_fusion: whether products and sums may be contracted.
+        fp_fusion: whether multiplications and additions may be contracted.
         cooperative: whether all programs must be resident at once.
         guard: an expression over size arguments; where it is 0 or False the launch is refused with an error.
             Empty: none. For example that 32-bit indices reach every element.
@@ -96,5 +96,5 @@ class KernelMeta:
 
 
 def is_matmul(meta: KernelMeta) -> bool:
-    """Whether a kernel is a matrix product."""
+    """Whether a kernel is a matmul."""
     return any(name == PRODUCT for name, _ in meta.constexprs)

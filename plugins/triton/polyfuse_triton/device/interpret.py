@@ -149,7 +149,7 @@ def _adding_bf16(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _multiplying(self: Any, a: Any, b: Any, c: Any, *how: Any) -> Any:
-    """Matrix products, narrow numbers as what they stand for, added up in the type of the result."""
+    """Matmuls, narrow numbers as what they stand for, added up in the type of the result."""
     left, right = (_numbers(operand, c.data.dtype) for operand in (a, b))
     return interpreter.TensorHandle(numpy.matmul(left, right) + c.data, c.dtype.scalar)
 

@@ -1,4 +1,4 @@
-"""The module `libdevice` of device functions: CUDA's, or stand-ins where Triton interprets kernels."""
+"""The module `libdevice` of device functions: CUDA's, or substitutes where Triton interprets kernels."""
 
 from __future__ import annotations
 

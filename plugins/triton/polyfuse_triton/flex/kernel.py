@@ -259,7 +259,7 @@ def forward_source(
                 kernel.step_list(item, "n", tiles.keys, problem.key_block)
                 kernel.place_keys()
                 key = _shared(kernel, k, "n64")
-                line(f"kt = {kernel.load(_turned(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
+                line(f"kt = {kernel.load(_transposed(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
                 line(f"s = {kernel.products()}")
                 kernel.changed(scores, item.whole, False)
                 line("most = tl.maximum(top, tl.max(x, 1, keep_dims=True))")
@@ -351,8 +351,8 @@ def key_gradient_source(
         kernel.place_keys()
         line(f"row = tl.cast(n0 // {p.key_block}, tl.int64)")
         key, value = kernel.at(k, "kb64", "kh64", "n64", "0"), kernel.at(v, "kb64", "kh64", "n64", "0")
-        line(f"kt = {kernel.load(_turned(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
-        line(f"vt = {kernel.load(_turned(v), value, 'vr', 'nl', (kernel.masks('n'), masks['vr']))}")
+        line(f"kt = {kernel.load(_transposed(k), key, 'dr', 'nl', (kernel.masks('n'), masks['dr']))}")
+        line(f"vt = {kernel.load(_transposed(v), value, 'vr', 'nl', (kernel.masks('n'), masks['vr']))}")
         line(f"dk = tl.zeros([NBLOCK, {kernel.depth}], tl.float32)")
         line(f"dv = tl.zeros([NBLOCK, {kernel.values}], tl.float32)")
         line(f"group = {_text(p.heads)} // {_text(p.key_heads)}")
@@ -437,7 +437,7 @@ def _shared(kernel: _Kernel, array: Array, start: str) -> str:
     return kernel.at(array, "kb64", "kh64", start, "0")
 
 
-def _turned(array: Array) -> Array:
+def _transposed(array: Array) -> Array:
     """A matrix with rows and columns exchanged."""
     return Array(array.name, array.dtype, (*array.stride[:2], array.stride[3], array.stride[2]))
 

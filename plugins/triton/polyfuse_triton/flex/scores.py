@@ -28,7 +28,7 @@ def place_axes(sizes: Iterable[IndexLike]) -> tuple[Index, ...]:
     return tuple(a for a in found if isinstance(a, Index))
 
 
-_STAND_INS = tuple(Load(name, name, 0, DType.f32) for name in (SCORE, GRADIENT))
+_SCORE_LOADS = tuple(Load(name, name, 0, DType.f32) for name in (SCORE, GRADIENT))
 """What defines the names that the kernel's own values take."""
 
 
@@ -81,10 +81,10 @@ class Scores:
             raxes=(),
             args=(
                 *(KernelArg(a.name, "in", a.dtype) for a in problem.captured),
-                *(KernelArg(stmt.buffer, "in", stmt.dtype) for stmt in _STAND_INS),
+                *(KernelArg(stmt.buffer, "in", stmt.dtype) for stmt in _SCORE_LOADS),
             ),
             row_buffers=(),
-            sections=(Section(False, (*_STAND_INS, *self._statements)),),
+            sections=(Section(False, (*_SCORE_LOADS, *self._statements)),),
         )
         tiles = tuple(
             Dim(name, (name,), size, block)

@@ -41,7 +41,7 @@ const Entry ENTRIES[] = {
     NEEDED(cuModuleGetFunction), NEEDED(cuFuncSetAttribute), NEEDED(cuLaunchKernel),
     NEEDED(cuGetErrorName), NEEDED(cuGetErrorString),
 #undef NEEDED
-    // since CUDA 11.8; only clusters, cooperative launches and early starts ask for it
+    // since CUDA 11.8; only clusters, cooperative launches and programmatic dependent launches ask for it
     {"cuLaunchKernelEx", (void**)&cu.cuLaunchKernelEx, false},
     // only kernels with memory that begins as zeros
     {"cuMemsetD8Async", (void**)&cu.cuMemsetD8Async, false},

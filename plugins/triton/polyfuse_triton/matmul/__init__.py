@@ -1,1 +1,1 @@
-"""A matrix product with prologue and epilogue as the text of one Triton function."""
+"""A matmul with prologue and epilogue as the text of one Triton function."""

@@ -1,4 +1,4 @@
-"""Where a program of a matrix product stands: its tile, and the names of axes in each of the three tiles it
+"""Where a program of a matmul stands: its tile, and the names of axes in each of the three tiles it
 works on.
 
 The left operand's tile has rows and depth, the right one's depth and columns, the result's rows and columns;

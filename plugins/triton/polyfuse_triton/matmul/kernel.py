@@ -1,4 +1,4 @@
-"""A matrix product as the text of one Triton function."""
+"""A matmul as the text of one Triton function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from polyfuse_triton.tiling.plan import Plan
 __all__ = ["matmul_text"]
 
 _ACCURATE = 128
-"""Products of 8-bit numbers that Hopper may add up with few bits, as libraries have it."""
+"""Matmuls of 8-bit numbers that Hopper may add up with few bits, as libraries have it."""
 
 
 _ALIGNED, _UNALIGNED = f"aligned_{Source.SYMBOL}", f"unaligned_{Source.SYMBOL}"
@@ -34,7 +34,7 @@ _LONGEST = 1 << 20
 
 
 def matmul_text(kernel: Kernel, found: Matmul, plan: MatmulPlan) -> KernelText:
-    """The function of a product, named `Source.SYMBOL`."""
+    """The function of a matmul, named `Source.SYMBOL`."""
     writing = _Writing(kernel, found, plan)
     strides = sizes_in_strides(kernel)
     text = writing.function(Source.SYMBOL)
@@ -123,7 +123,7 @@ class _Writing:
         return f"def {name}({', '.join([*self.arguments.values(), *constants])}):"
 
     def function(self, name: str) -> str:
-        """The text of a function that computes the product."""
+        """The text of a function that computes the matmul."""
         out, found = Writer(), self._found.contraction
         self._out = out
         with out.indented(), out.detached() as lines:

@@ -1,4 +1,4 @@
-"""Products as ordinary loops: each pair multiplied, then added up.
+"""Matmuls as ordinary loops: each pair multiplied, then added up.
 
 That is what a matrix with one row or one column needs, where memory decides and no value is used twice, and
 it serves types that the GPU has no matrix instruction for.
@@ -17,7 +17,7 @@ __all__ = ["as_sums"]
 
 
 def as_sums(kernel: Kernel) -> Kernel:
-    """The kernel with every product as a multiplication and a sum; itself where it has none."""
+    """The kernel with every matmul as a multiplication and a sum; itself where it has none."""
     if not any(_is_contraction(stmt) for section in kernel.sections for stmt in section.body):
         return kernel
     types = {t: stmt.dtype for section in kernel.sections for stmt in section.body for t in stmt.targets}

@@ -1,4 +1,4 @@
-"""How a matrix product is laid out over programs and tiles: the data, without the choice."""
+"""How a matmul is laid out over programs and tiles: the data, without the choice."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ALIKE = (DType.f16, DType.bf16, DType.f32, DType.f64, DType.i8)
 
 @dataclass(frozen=True)
 class Matmul:
-    """What tilings of a product depend on.
+    """What tilings of a matmul depend on.
 
     Attributes:
         contraction: the kernel taken apart.
@@ -46,7 +46,7 @@ class Matmul:
 
     @property
     def is_exact(self) -> bool:
-        """Whether operands are f32 whose products may not be rounded, which no matrix instruction does."""
+        """Whether operands are f32 which may not be rounded, which no matrix instruction does."""
         return self.contraction.left.dtype is DType.f32 and self.contraction.kind == "dot"
 
     @property
@@ -61,7 +61,7 @@ class Matmul:
 
 @dataclass(frozen=True)
 class MatmulPlan:
-    """One way to compute a product.
+    """One way to compute a matmul.
 
     Attributes:
         m, n, k: rows, columns and depth of a tile.
@@ -107,7 +107,7 @@ def is_tile(config: Config) -> bool:
 
 
 def matmul_of(kernel: Kernel) -> Matmul | None:
-    """The product that a kernel is; None where it is none, or one without a matrix instruction."""
+    """The matmul that a kernel is; None where it is none, or one without a matrix instruction."""
     found = match(kernel)
     if found is None or not _has_instruction(found.left.dtype, found.right.dtype):
         return None

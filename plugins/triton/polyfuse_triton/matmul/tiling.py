@@ -1,4 +1,4 @@
-"""The choice of a product's tiles: candidates, ranked by an estimate of their time."""
+"""The choice of a matmul's tiles: candidates, ranked by an estimate of their time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FEW = 1024
 _REGISTERS = 248
 """Registers of a thread."""
 _EPILOGUE = 8
-"""Statements after the product that need registers of their own."""
+"""Statements after the matmul that need registers of their own."""
 _SCATTERED = 32
 """Most elements of an operand that a thread loads in a turn, each by an address of its own."""
 _CANDIDATES = 12

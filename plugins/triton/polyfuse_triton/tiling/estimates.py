@@ -35,10 +35,10 @@ _FEW = 4
 
 def estimate(kernel: Kernel, config: Config, target: Target) -> float | None:
     """Seconds, roughly; None where nothing is known."""
-    product = matmul_of(kernel)
-    if product is not None:
-        # sums and tiles of one product are guessed in ways that do not compare
-        return None if prefers_sums(product) else plan_seconds(product, target, MatmulPlan.of(config))
+    matmul = matmul_of(kernel)
+    if matmul is not None:
+        # sums and tiles of one matmul are guessed in ways that do not compare
+        return None if prefers_sums(matmul) else plan_seconds(matmul, target, MatmulPlan.of(config))
     loops = as_sums(kernel)
     return loop_seconds(loops, choose_plan(loops, target, config), target)
 

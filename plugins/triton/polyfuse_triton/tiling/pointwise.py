@@ -25,7 +25,7 @@ _ENOUGH = 512
 """Points along one axis that make a tile of their own worth having."""
 _WASTE = 1.125
 """How much larger than the data tiles may be."""
-_TURNED = 8
+_MIN_TRANSPOSED = 8
 """The least extent along which a second contiguous axis counts."""
 REGISTERS = 96
 """Registers of a thread that the values of its points may take."""
@@ -150,9 +150,9 @@ def _leads(facts: Facts) -> tuple[str, ...]:
         return facts.axes[-1:]
     best = _heaviest(axes, weights) or axes[-1]
     chosen = [best]
-    while len(chosen) < len(_NAMES) and facts.hints[best] >= _TURNED:
+    while len(chosen) < len(_NAMES) and facts.hints[best] >= _MIN_TRANSPOSED:
         across = [a for a in facts.accesses if not a.indirect and _jumps(a, chosen)]
-        others = [a for a in axes if a not in chosen and facts.hints[a] >= _TURNED]
+        others = [a for a in axes if a not in chosen and facts.hints[a] >= _MIN_TRANSPOSED]
         found = _heaviest(others, contiguous_weights(across, facts))
         if not found:
             break

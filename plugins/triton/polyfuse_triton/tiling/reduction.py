@@ -47,11 +47,11 @@ _CLUSTER_CHUNKS = (8192, 16384)
 """Points of a chunk that a program of a cluster keeps in registers."""
 _CLUSTER, _LARGEST_CLUSTER = 8, 16
 """Programs of a cluster that every device has room for, and the most of any."""
-_KEPT = 32
+_CACHED = 32
 """Points of such a chunk for each thread."""
 _VALUES = 4
 """Values of such a point that fit in registers."""
-_COLUMNS_KEPT = 64
+_CACHED_COLUMNS = 64
 """Longest column that a tile holds along a contiguous parallel axis."""
 
 
@@ -157,7 +157,7 @@ class _Shape:
         if not block:
             return None
         reduced = Dim("r", facts.raxes, length, block)
-        warps = max(1, min(32, block // (_WARP * _KEPT)))
+        warps = max(1, min(32, block // (_WARP * _CACHED)))
         return Plan((), reduced, facts.axes, (), False, warps, 1, joins=True)
 
     def _gains_by_joining(self) -> bool:
@@ -297,7 +297,7 @@ class _Shape:
         length = product(facts.sizes[r] for r in facts.raxes)
         whole = power_of_two(length) if isinstance(length, int) else 0
         if persistent is None:
-            limit = _ROW_FORCED // side if self.rows.must_stay else _COLUMNS_KEPT
+            limit = _ROW_FORCED // side if self.rows.must_stay else _CACHED_COLUMNS
             persistent = 0 < whole <= limit
         x = Dim("x", parts, product(facts.sizes[a] for a in parts), side)
         grid = tuple(a for a in facts.axes if a not in parts)
@@ -306,7 +306,7 @@ class _Shape:
             serial: tuple[str, ...] = ()
         else:
             persistent = False
-            group = self._joined(_COLUMNS_KEPT)
+            group = self._joined(_CACHED_COLUMNS)
             extent = facts.points(group)
             block = min(max(8, 4096 // side), power_of_two(max(1, extent)))
             reduced = Dim("r", group, product(facts.sizes[a] for a in group), block)

@@ -358,7 +358,7 @@ def bit_xor(a: Value, b: Value) -> Value:
 
 
 def bit_not(a: Value) -> Value:
-    """Every bit turned."""
+    """Every bit inverted."""
     return hl.logical_not(a) if _is_bool(a) else ~a
 
 

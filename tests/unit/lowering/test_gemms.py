@@ -39,7 +39,7 @@ def test_what_another_call_reads_is_the_librarys() -> None:
 
 
 @pytest.mark.parametrize("options", [{"gemm": "fastest"}, {"numerics": "eager"}])
-def test_not_where_products_are_raced_or_rounded_as_eager_mode_does(options: dict[str, str]) -> None:
+def test_not_where_matmuls_are_tuned_or_rounded_as_eager_mode_does(options: dict[str, str]) -> None:
     text = _text(nn.Sequential(nn.Linear(7, 5), nn.GELU()), torch.randn(3, 7), **options)
     assert "aten_addmm_out(" in text
 

@@ -1,4 +1,4 @@
-"""One contest: the same work by every backend, checked against eager, timed in interleaved rounds."""
+"""One comparison: the same work by every backend, checked against eager, timed in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MORE_CALLS = 3
 """Calls after the first, in which a backend may do what it puts off (recording a device's work), and fail."""
 
 
-def contest(
+def side_by_side(
     backends: Sequence[str],
     prepare: Callable[[str], Callable[[], Any]],
     effort: Effort,

@@ -1,4 +1,4 @@
-"""Kernels that a function becomes when backends generate its matrix products."""
+"""Kernels that a function becomes when backends generate its matmuls."""
 
 from __future__ import annotations
 

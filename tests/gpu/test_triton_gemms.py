@@ -1,4 +1,4 @@
-"""Matrix products and convolutions that the Triton backend generates, on a real device."""
+"""Matmuls and convolutions that the Triton backend generates, on a real device."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ NEAR = {BF16: 1.6e-2, F16: 4e-3, torch.float32: 1e-3, F64: 1e-10}
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_generated_products(name, dynamic):
+def test_generated_matmuls(name, dynamic):
     function, operands = CASES[name]
     given = operands()
     options = {"gemm": "generated", "backends": "triton", "strict": True}

@@ -1,4 +1,4 @@
-"""Matrix products on the page: beside the peers, beside what the device multiplies; tilings compared."""
+"""Matmuls on the page: beside the peers, beside what the device multiplies; tilings compared."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from polyfuse_bench.timing import geometric_mean
 Row = dict[str, Any]
 
 
-def products_section(content: dict[str, Any]) -> list[str]:
+def gemm_section(content: dict[str, Any]) -> list[str]:
     more = any(name.endswith(f"+{CUTLASS}") for name in content.get("backends", ()))
     which = ", with CUTLASS among Inductor's choices" if more else ""
     lines = [
-        f"## Matrix products{which}{sizes(content)}{place(content)}",
+        f"## GEMM{which}{sizes(content)}{place(content)}",
         "",
         "Rows by depth by columns, and what follows; the device's time alone. Both compilers choose by",
         "timing. *over the best*: beside the faster of the others.",
@@ -33,7 +33,7 @@ def products_section(content: dict[str, Any]) -> list[str]:
     for dtype in in_order(row["dtype"] for row in content["rows"]):
         rows = [row for row in content["rows"] if row["dtype"] == dtype]
         table = [
-            *timing_table(rows, "product", lambda row: row["name"], best=True),
+            *timing_table(rows, "matmul", lambda row: row["name"], best=True),
             *_peers_choices(rows),
         ]
         rate = content.get("matrix_rates", {}).get(dtype)
@@ -57,7 +57,7 @@ def tilings_section(content: dict[str, Any]) -> list[str]:
         means = (geometric_mean([row[key] / row["best"] for row in rows]) for key in ("offered", "first"))
         table.append(["**geometric mean**", "", "", "", "", *(f"**{mean:.4f}**" for mean in means)])
     header = [
-        "product",
+        "matmul",
         "tilings",
         "fastest of all",
         "of the short list",
@@ -66,7 +66,7 @@ def tilings_section(content: dict[str, Any]) -> list[str]:
         "guess loses",
     ]
     return [
-        f"## Tilings of products{sizes(content)}{place(content)}",
+        f"## Tilings of matmuls{sizes(content)}{place(content)}",
         "",
         "All tilings of our Hopper kernel that are thought of, built and timed, beside the fastest of the",
         "short list that autotuning builds, and the one that is used without it. The last two columns:",
@@ -82,15 +82,15 @@ def _peers_choices(rows: Sequence[Row]) -> list[str]:
     """How often Inductor chose what, where it was noted."""
     chosen = Counter(row["peer_chosen"] for row in rows if row.get("peer_chosen"))
     found = ", ".join(f"{name} {count}" for name, count in chosen.most_common())
-    return ["", f"Who computes the product in Inductor's code, by rows: {found}."] if found else []
+    return ["", f"Who computes the matmul in Inductor's code, by rows: {found}."] if found else []
 
 
 def _rate_table(rows: Sequence[Row], rate: float) -> list[str]:
-    """Long plain products beside what the matrix units do alone."""
+    """Long plain matmuls beside what the matrix units do alone."""
     table = []
     for row in rows:
         medians = {timing["name"].partition(":")[0]: timing["median"] for timing in row["timings"]}
-        if POLYFUSE not in medians or EAGER not in medians or row["flop"] / rate < _LONG_PRODUCT:
+        if POLYFUSE not in medians or EAGER not in medians or row["flop"] / rate < _LONG_GEMM:
             continue
         rates = [row["flop"] / medians[name] for name in (EAGER, POLYFUSE)]
         table.append([row["name"], *(f"{one / 1e12:.0f}" for one in rates), f"{rates[1] / rate:.0%}"])
@@ -99,10 +99,10 @@ def _rate_table(rows: Sequence[Row], rate: float) -> list[str]:
     return [
         f"Multiplying what lies in shared memory already reaches {rate / 1e12:.0f} TFLOP/s; beside that:",
         "",
-        *markdown(["product", "eager, TFLOP/s", "Polyfuse, TFLOP/s", "of the rate"], table),
+        *markdown(["matmul", "eager, TFLOP/s", "Polyfuse, TFLOP/s", "of the rate"], table),
         "",
     ]
 
 
-_LONG_PRODUCT = 5e-4
-"""Seconds that a product takes at least to show a device's sustained rate."""
+_LONG_GEMM = 5e-4
+"""Seconds that a matmul takes at least to show a device's sustained rate."""

@@ -1,4 +1,4 @@
-"""Matrix products that are measured: shapes, what follows them, and arguments for operands of each type."""
+"""Matmuls that are measured: shapes, what follows them, and arguments for operands of each type."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 _CACHED = 120 << 20
 """Bytes of arguments that no cache of a device holds."""
 SCALED = ("float8_e4m3fn", "float8_e5m2")
-"""Types of operands of which each row has a scale; results are bf16. Such products have no batches."""
+"""Types of operands of which each row has a scale; results are bf16. Such matmuls have no batches."""
 
 Tensors = tuple[torch.Tensor, ...]
 Function = Callable[..., torch.Tensor]
@@ -112,7 +112,7 @@ SHAPES: tuple[tuple[int, int, int, int], ...] = (
     (1, 128, 4096, 32000),
     (1, 2048, 4096, 32000),
 )
-"""Forty shapes: projections of language models, squares, attention's products, heads over a vocabulary."""
+"""Forty shapes: projections of language models, squares, attention's matmuls, heads over a vocabulary."""
 
 
 def _cases() -> Mapping[str, Case]:

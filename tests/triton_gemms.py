@@ -1,4 +1,4 @@
-"""Kernels that are matrix products, as IR text, for tests and measurements of the Triton code generator."""
+"""Kernels that are matmuls, as IR text, for tests and measurements of the Triton code generator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.text.parse import parse
 
-__all__ = ["Case", "compiled_faults", "convolution", "kernel_of", "operands_of", "product_faults"]
+__all__ = ["Case", "compiled_faults", "convolution", "kernel_of", "operands_of", "matmul_faults"]
 
 _WIDE = {"bf16": "f32", "f16": "f32", "f8e4m3": "f32", "f8e5m2": "f32", "i8": "i32", "u8": "i32"}
 
@@ -274,7 +274,7 @@ def operands_of(case: Case | str, seed: int) -> list[Any]:
     return operands
 
 
-def product_faults(case: Case | str, config: Any, seed: int) -> tuple[list[str], str]:
+def matmul_faults(case: Case | str, config: Any, seed: int) -> tuple[list[str], str]:
     """What differs from the reference, and the text of the kernel."""
     import torch
 

@@ -57,7 +57,7 @@ def scaled_rows(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tens
 
 
 def quantised(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """A product of whole numbers between a quantisation and its reverse."""
+    """A product of integers between a quantisation and its reverse."""
     narrow = (x / scale).round().clamp(-128, 127).to(torch.int8)
     return (torch._int_mm(narrow, w.t()).float() * scale).relu()
 
@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Function, Callable[[], tuple[torch.Tensor, ...]]]] = {
         scaled_rows,
         lambda: (random(ROWS, DEPTH), random(COLUMNS, DEPTH).to(F8), random(1, COLUMNS).abs()),
     ),
-    "whole numbers": (quantised, lambda: (random(ROWS, DEPTH), small(COLUMNS, DEPTH), one() / 40)),
+    "integers": (quantised, lambda: (random(ROWS, DEPTH), small(COLUMNS, DEPTH), one() / 40)),
     "groups": (grouped, lambda: (random(ROWS, DEPTH), random(GROUPS, DEPTH, COLUMNS, dtype=BF16), ends())),
     "groups of 8-bit floats": (
         scaled_grouped,

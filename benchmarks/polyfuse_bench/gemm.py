@@ -1,6 +1,6 @@
-"""Matrix products on an accelerator, with what usually follows them: is the chosen one the fastest?
+"""Matmuls on an accelerator, with what usually follows them: is the chosen one the fastest?
 
-What is timed is the device's work alone: a long product keeps the device busy while the calls are handed to
+What is timed is the device's work alone: a long matmul keeps the device busy while the calls are handed to
 it, so that they then run back to back. Arguments change from call to call, so that none finds its operands in
 the device's cache because it has just run.
 """
@@ -21,12 +21,12 @@ import torch
 from polyfuse_bench.backends import EAGER, INDUCTOR, POLYFUSE, compiled
 from polyfuse_bench.child import first_line
 from polyfuse_bench.devices import CPU
-from polyfuse_bench.product_cases import CASES, Tensors
+from polyfuse_bench.gemm_cases import CASES, Tensors
 from polyfuse_bench.tensors import relative_error
 from polyfuse_bench.timing import Effort, Timing
 
 MODE = "max-autotune-no-cudagraphs"
-CONTENDERS = (EAGER, f"{INDUCTOR}:{MODE}", f"{POLYFUSE}:{MODE}")
+CANDIDATES = (EAGER, f"{INDUCTOR}:{MODE}", f"{POLYFUSE}:{MODE}")
 """Who is compared unless the command line says otherwise: the compilers choose among implementations."""
 
 CALLS = 16
@@ -37,15 +37,15 @@ _BLOCKER = 8192
 
 
 class Row:
-    """A case that was compiled by each contender.
+    """A case that was compiled by each candidate.
 
     Attributes:
         case, task: what is measured, and how.
-        calls: the contenders that can compute it.
+        calls: the candidates that can compute it.
         first_calls: seconds of each compiler's first call, in which it compiles and chooses.
         chosen: what Polyfuse chose.
-        peer_chosen: who computes the product in Inductor's code.
-        failures: of contenders that cannot compute it.
+        peer_chosen: who computes the matmul in Inductor's code.
+        failures: of candidates that cannot compute it.
     """
 
     def __init__(self, task: Mapping[str, Any]) -> None:
@@ -141,7 +141,7 @@ def _chosen() -> list[str]:
 
 
 def _chosen_by_inductor() -> str:
-    """Who computes the product in the code that was loaded last."""
+    """Who computes the matmul in the code that was loaded last."""
     from torch._inductor.codecache import PyCodeCache
 
     written = [module.__file__ for module in PyCodeCache.modules if module.__file__]

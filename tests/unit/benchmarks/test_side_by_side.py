@@ -1,4 +1,4 @@
-"""A contest of backends goes on without one that fails."""
+"""A comparison of backends goes on without one that fails."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from polyfuse_bench.contest import contest
 from polyfuse_bench.model_timing import own_error, prepared_model
+from polyfuse_bench.side_by_side import side_by_side
 from polyfuse_bench.timing import Effort
 
 SHORT = Effort(rounds=3, min_sample_seconds=1e-4, warmup_seconds=1e-3)
@@ -29,7 +29,7 @@ def test_one_that_fails_at_any_of_its_first_calls_is_left_out(good_calls: int) -
 
         return call
 
-    row = contest(("eager", "bad", "good"), prepare, SHORT)
+    row = side_by_side(("eager", "bad", "good"), prepare, SHORT)
     assert [timing["name"] for timing in row["timings"]] == ["eager", "good"]
     assert row["failures"] == {"bad": "RuntimeError: cannot be recorded"}
     assert row["errors"]["good"] == 0.0
@@ -44,7 +44,7 @@ def test_one_that_does_not_answer_in_time_is_left_out() -> None:
 
         return call
 
-    row = contest(("eager", "endless", "good"), prepare, dataclasses.replace(SHORT, patience=0.2))
+    row = side_by_side(("eager", "endless", "good"), prepare, dataclasses.replace(SHORT, patience=0.2))
     assert [timing["name"] for timing in row["timings"]] == ["eager", "good"]
     assert row["failures"] == {"endless": "TimeoutError: its first calls took longer than 0.2 seconds"}
 
