@@ -26,6 +26,7 @@ from polyfuse.compiler.guarding import (
 )
 from polyfuse.compiler.packages.kernels import GeneratedFrom
 from polyfuse.compiler.reports.naming import emit_named
+from polyfuse.compiler.reports.progress import note_built
 from polyfuse.compiler.reports.report import Provider
 from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.kernel import Kernel
@@ -240,6 +241,7 @@ class PendingKernel:
     def result(self) -> Callable[..., Any]:
         """The callable kernel; with the option `profile`, one that measures itself."""
         kernel, source, found = self._kernel, self.emitted.source, self._found()
+        note_built()
         if not self.session.settings.profile:
             return found
         uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args] + [0] * bool(source.scratch)

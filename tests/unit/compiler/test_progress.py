@@ -14,7 +14,7 @@ import torch
 
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports import progress
-from polyfuse.compiler.reports.progress import Progress, compiling, enter_stage, watch_builds
+from polyfuse.compiler.reports.progress import Progress, compiling, enter_stage, note_built, watch_builds
 from polyfuse.workers import BuildFuture
 
 ON = Settings.resolve(None, {"progress": "on"})
@@ -54,6 +54,19 @@ def test_stages_kernels_and_the_end(lines):
     until(lambda: lines[-1] == ""), "it begins anew"
 
 
+def test_the_line_is_gone_before_the_program_goes_on(lines):
+    with compiling(ON, lambda: "g"):
+        until(lambda: lines)
+    assert lines[-1] == ""
+    pending: Future = Future()
+    with compiling(ON, lambda: "g"):
+        watch_builds([BuildFuture({"a": pending}, lambda key, place: place)])
+    until(lambda: lines[-1].startswith("polyfuse: kernels built 0 of 1"))
+    pending.set_result({})
+    note_built()
+    assert lines[-1] == ""
+
+
 def test_several_threads_at_once(lines):
     def compile_() -> None:
         with compiling(ON, lambda: "g"):
@@ -72,6 +85,9 @@ def test_autotuning_draws_its_own_table(lines):
         until(lambda: lines)
         enter_stage("autotune")
         until(lambda: lines[-1] == "")
+        drawn = len(lines)
+        time.sleep(0.05)
+        assert len(lines) == drawn
 
 
 def test_what_draws_may_fail(monkeypatch):
@@ -80,7 +96,7 @@ def test_what_draws_may_fail(monkeypatch):
 
     monkeypatch.setattr(progress, "_progress", Progress(broken, patience=0.0, refresh=0.005))
     with compiling(ON, lambda: "g"):
-        until(lambda: not progress._progress._thread.is_alive())
+        until(lambda: progress._progress.draw is not broken)
 
 
 def test_nothing_is_started_where_nothing_is_shown(lines, monkeypatch):

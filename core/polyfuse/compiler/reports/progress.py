@@ -19,7 +19,7 @@ from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.workers import BuildFuture
 
-__all__ = ["Progress", "compiling", "enter_stage", "watch_builds"]
+__all__ = ["Progress", "compiling", "enter_stage", "note_built", "watch_builds"]
 
 _log = get_logger("compiler")
 
@@ -61,6 +61,8 @@ class Progress:
     _began: float = 0.0
     _first_build: float = 0.0
     _thread: threading.Thread | None = None
+    _drawing: threading.Lock = field(default_factory=threading.Lock)
+    _is_drawn: bool = False
 
     def begin(self, compile_: _Compile) -> None:
         """A compile begins."""
@@ -75,6 +77,7 @@ class Progress:
         """A compile is over; its kernels may still be built."""
         with self._lock:
             self._active.pop(id(compile_), None)
+        self.settle()
 
     def build(self, futures: Iterable[BuildFuture]) -> None:
         """Kernels are being built."""
@@ -108,25 +111,43 @@ class Progress:
         with self._lock:
             return any(item.stage == _DRAWS_ITSELF for item in self._active.values())
 
+    def settle(self) -> None:
+        """Take the line away at once if nothing is going on: what the program prints next begins a line."""
+        if self._is_drawn and not self.text(time.monotonic()):
+            self._put("")
+
+    def _put(self, text: str) -> None:
+        with self._drawing:
+            if text and not self.text(time.monotonic()):
+                return  # it was over while the line was made
+            if text or self._is_drawn:
+                self._is_drawn = bool(text)
+                try:
+                    self.draw(text)
+                except Exception as error:  # looking on must not be what fails
+                    _log.debug("progress cannot be shown: %r", error)
+                    self.draw = _draw_nothing
+
     def _show(self) -> None:
         """Draw until nothing is going on."""
-        try:
-            while True:
-                time.sleep(self.refresh)
-                now = time.monotonic()
-                text = self.text(now)
-                if not text:
-                    with self._lock:
-                        if self._active:
-                            continue
-                        self._builds.clear()
-                        self._thread = None
-                    break
-                if now - self._began >= self.patience:
-                    self.draw("" if self.is_elsewhere else text)
-            self.draw("")
-        except Exception as error:  # looking on must not be what fails
-            _log.debug("progress cannot be shown: %r", error)
+        while True:
+            time.sleep(self.refresh)
+            now = time.monotonic()
+            text = self.text(now)
+            if not text:
+                with self._lock:
+                    if self._active:
+                        continue
+                    self._builds.clear()
+                    self._thread = None
+                break
+            if now - self._began >= self.patience:
+                self._put("" if self.is_elsewhere else text)
+        self.settle()
+
+
+def _draw_nothing(text: str) -> None:
+    """Where drawing failed."""
 
 
 def _left(done: int, total: int, seconds: float) -> str:
@@ -175,6 +196,12 @@ def watch_builds(futures: Iterable[BuildFuture]) -> None:
     """Count kernels that are being built, if that is shown."""
     if _progress is not None and getattr(_HERE, "compile", None) is not None:
         _progress.build(futures)
+
+
+def note_built() -> None:
+    """A kernel that was waited for is there."""
+    if _progress is not None:
+        _progress.settle()
 
 
 def _shown(settings: Settings) -> Progress | None:
