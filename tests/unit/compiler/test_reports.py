@@ -160,7 +160,7 @@ def test_the_overview_as_json(tmp_path: Path, capsys) -> None:
     assert cli.main(["explain", "--json", str(script)]) == 0
     captured = capsys.readouterr()
     data = json.loads(captured.out)
-    assert "broken" in captured.err, "what the program prints is kept apart"
+    assert "broken" in captured.err, "what the program prints goes elsewhere"
     assert data["overview"]["graphs"] == {"inference": 4} and len(data["overview"]["breaks"]) == 1
     assert sum(row["share"] for row in data["overview"]["costliest"]) <= 1.001
     names = [launch["name"] for graph in data["graphs"] for launch in graph["launches"]]
