@@ -110,7 +110,7 @@ def _priorities(collector: Collector) -> dict[str, Any]:
             rows.append({**row, "graph": item.report.name})
         if item.built is None or not total:
             continue
-        for pair in refused_pairs(item.report, item.built):
+        for pair in refused_pairs(item.report, item.built, steps):
             if pair["bytes"] > _WORTH * total:
                 first, second = steps[pair["first"]], steps[pair["second"]]
                 refused.append(
