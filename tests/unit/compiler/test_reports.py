@@ -56,7 +56,7 @@ for size in (4, 5):
 
 @pytest.fixture(autouse=True)
 def without_what_the_command_sets(monkeypatch):
-    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "1")
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
 
 
 @pytest.fixture(autouse=True)
