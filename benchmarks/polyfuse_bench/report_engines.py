@@ -27,7 +27,7 @@ Row = dict[str, Any]
 FROZEN = f"{POLYFUSE}:{FREEZING}"
 
 DRAWN = {
-    FROZEN: ("Polyfuse, freezing", "#1f5fa8"),
+    FROZEN: ("Polyfuse (freezing)", "#1f5fa8"),
     POLYFUSE: ("Polyfuse", "#7aa7dc"),
     INDUCTOR: ("Inductor", "#b4bac2"),
     OPENVINO: ("OpenVINO", "#8e7cc3"),

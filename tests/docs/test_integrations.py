@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import runpy
 
@@ -15,7 +16,6 @@ EXAMPLES = {
     path.stem.removeprefix("with_"): path
     for path in sorted((ROOT / "examples" / "integrations").glob("with_*.py"))
 }
-QUICK = "transformers"
 
 
 def test_the_page_shows_the_examples(request: pytest.FixtureRequest) -> None:
@@ -23,9 +23,18 @@ def test_the_page_shows_the_examples(request: pytest.FixtureRequest) -> None:
     check(ROOT / "docs" / "integrations.md", blocks, request.config.getoption("--update-golden"))
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in EXAMPLES]
-)
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_compiles_with_polyfuse_and_compares(name: str) -> None:
+    tree = ast.parse(EXAMPLES[name].read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    backends = [k.value for call in calls for k in call.keywords if k.arg == "backend"]
+    assert [ast.literal_eval(value) for value in backends] == ["polyfuse"]
+    compared = any(ast.unparse(call.func) == "torch.testing.assert_close" for call in calls)
+    assert compared or any(isinstance(node, ast.Assert) for node in ast.walk(tree))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_runs(name: str) -> None:
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed; pip install {name}")

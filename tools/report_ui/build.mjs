@@ -1,4 +1,5 @@
 // Bundles the page of `polyfuse report` into core/polyfuse/reporting/assets, with the licences of what is in it.
+import { createHash } from "node:crypto";
 import { build } from "esbuild";
 import { readFileSync, readdirSync, writeFileSync, existsSync } from "node:fs";
 import { dirname, join } from "node:path";
@@ -44,4 +45,10 @@ writeFileSync(
   join(assets, "LICENSES.txt"),
   `The report's page contains these libraries.\n\n${parts.join(`\n\n${"-".repeat(80)}\n\n`)}\n`,
 );
+// a test compares this with the files, so that nobody forgets to build
+const digest = createHash("sha256");
+for (const file of [...readdirSync(join(here, "src")).sort().map((name) => `src/${name}`), "build.mjs", "package-lock.json"]) {
+  digest.update(`${file}\n`).update(readFileSync(join(here, file)));
+}
+writeFileSync(join(assets, "sources.sha256"), `${digest.digest("hex")}\n`);
 console.log(`report.js ${(script.length / 1024).toFixed(0)} kB of ${packages.size} packages`);

@@ -165,10 +165,11 @@ def _fastest(
 ) -> GemmSelection:
     """The graph with what is fastest for each call."""
     choices, static = tuner.choices(graph, decisions), tuner.frozen_parameters(graph)
-    found = tunable_calls(graph, tuner.backends, decisions, choices, timed=True, static=static)
-    if not found:
+    backends = lambda device_type: filter(tuner.takes_part, tuner.backends(device_type))  # noqa: E731
+    found = tunable_calls(graph, backends, decisions, choices, timed=True, static=static)
+    tasks = _tasks(tuner, graph, claimed, found, decisions) if found else {}
+    if not tasks:
         return GemmSelection(graph, claimed, tuple(decisions))
-    tasks = _tasks(tuner, graph, claimed, found, decisions)
     records = tuner.search(tasks.values())
     replacements: dict[str, Replacement] = {}
     calls: dict[str, TuningDecision] = {}

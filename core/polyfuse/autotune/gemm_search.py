@@ -111,7 +111,8 @@ class GemmTask(TuningTask):
         own = self._implementations[best.candidate.implementation]
         assert own.main is not None and own.generated is not None
         kernel = own.main.kernel
-        near = (*self._tuner.configs(best.backend, kernel), *best.backend.neighbours(kernel, best.config))
+        around = self._tuner.neighbours(best.backend, kernel, best.config)
+        near = (*self._tuner.configs(best.backend, kernel), *around)
         wanted = [Candidate(own.name, config) for config in near]
         # what does well alone does so with reductions in its epilogue, and the other way round
         wanted += [
@@ -142,11 +143,13 @@ class GemmTask(TuningTask):
         return own.main.kernel if own is not None and own.main is not None else None
 
     def _configs(self, own: Implementation) -> Sequence[Config | None]:
-        """Those of the first round."""
+        """Those of the first round; none where the backend refuses the kernel."""
         if own.alternative is not None and own.alternative.sources:
             return list(own.alternative.sources)
         if own.generated is None or own.main is None:
             return (None,)
+        if not self._tuner.takes_part(own.generated.backend, own.main.kernel):
+            return ()
         found = self._tuner.configs(own.generated.backend, own.main.kernel) or (None,)
         # of a variant of what is tried anyway, more only where it does well
         return found[:1] if own.generated.removed or own.generated.reductions else found

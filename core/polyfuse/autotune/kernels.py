@@ -47,6 +47,7 @@ class KernelTask(TuningTask):
     def __init__(self, tuner: Tuner, kernel: Kernel, backends: Sequence[Backend], uses: int = 1) -> None:
         self.kernel = kernel
         self.uses = uses
+        self._tuner = tuner
         self.key = tuner.key(ir_digest(kernel), backends, kernel.device)
         self._backends = {backend.name: backend for backend in backends}
         self._configs = {b.name: tuner.configs(b, kernel) or (None,) for b in backends}
@@ -82,7 +83,7 @@ class KernelTask(TuningTask):
             return self._programs(Candidate(name, config) for config in self._configs[name][1:])
         if best.config is None:
             return ()
-        near = self._backends[name].neighbours(self.kernel, best.config)
+        near = self._tuner.neighbours(self._backends[name], self.kernel, best.config)
         return self._programs(Candidate(name, config) for config in near)
 
     def program(self, candidate: Candidate) -> CandidateProgram | None:
@@ -122,12 +123,13 @@ def search_kernels(
         beside: milliseconds that the graph spends otherwise, as far as they are known.
     """
     tasks: dict[tuple[str, Kernel], KernelTask] = {}
-    for name, backends in wanted.items():
+    for name, asked in wanted.items():
+        backends = [backend for backend in asked if tuner.takes_part(backend, name[1])]
         try:
-            if len(backends) > 1 or len(backends[0].configs(name[1])) > 1:
+            if len(backends) > 1 or (backends and len(backends[0].configs(name[1])) > 1):
                 tasks[name] = KernelTask(tuner, name[1], backends, uses[name])
-        except Exception as error:
-            tuner.note_trouble(backends[0], error, "offering configurations")
+        except Exception as error:  # those that take part have answered: it is the one that times them
+            tuner.note_trouble(tuner.timer(name[1].device), error, "timing kernels")
     records = tuner.search(tasks.values(), beside) if tasks else {}
     found = {name: task.decision(records[task.key]) for name, task in tasks.items()}
     return {name: decision for name, decision in found.items() if decision is not None}

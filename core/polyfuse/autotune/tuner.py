@@ -21,6 +21,7 @@ from polyfuse.autotune.pruning import CostModels, kernels_of, worth_building
 from polyfuse.autotune.report import ProgressTable, append_log
 from polyfuse.autotune.search import Search, TrialRules, TuningTask
 from polyfuse.autotune.worker import InProcessRunner, TrialRunner, WorkerRunner
+from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.log import get_logger
 from polyfuse.base.settings import Settings
 from polyfuse.cache import KernelStore
@@ -109,6 +110,43 @@ class Tuner:
             self._pruned[backend.name, kernel] = len(usual) - len(built)
         return built
 
+    def takes_part(self, backend: Backend, kernel: Kernel | None = None) -> bool:
+        """Whether a backend can be timed, with a kernel if one is given. One that refuses the kernel is left
+        out, and so, with a warning, is one that raises: others are timed without it.
+
+        Raises:
+            Exception: what the backend raised, with `strict`, unless it refuses.
+        """
+        try:
+            backend.describe()
+            if kernel is not None:
+                backend.configs(kernel)
+        except UnsupportedError as error:
+            _log.info("backend %r takes no part in autotuning: %s", backend.name, error)
+            return False
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            self.note_trouble(backend, error, "offering configurations")
+            return False
+        return True
+
+    def neighbours(self, backend: Backend, kernel: Kernel, config: Config) -> Sequence[Config]:
+        """The configurations around one; none where the backend refuses to say, or raises.
+
+        Raises:
+            Exception: what the backend raised, with `strict`, unless it refuses.
+        """
+        try:
+            return backend.neighbours(kernel, config)
+        except UnsupportedError as error:
+            _log.info("backend %r offers nothing around %s: %s", backend.name, config, error)
+        except Exception as error:
+            if self.settings.strict:
+                raise
+            self.note_trouble(backend, error, "offering configurations")
+        return ()
+
     def expect(self) -> None:
         """Start the benchmark worker, where timing is wanted and nothing is known of this machine yet: it
         imports torch while the graph is still captured.
@@ -134,7 +172,10 @@ class Tuner:
             most = self.settings.tune_candidates
             if not offered:
                 return ()
-            return alternatives(graph, call, offered, self._plugins, most, decisions, known, freezing, static)
+            found = alternatives(
+                graph, call, offered, self._plugins, most, decisions, known, freezing, static
+            )
+            return [item for item in found if item.backend is None or self.takes_part(item.backend)]
 
         return of
 

@@ -118,6 +118,10 @@ def _taker(step: Launch, session: CompileSession) -> Backend:
             backend.configs(step.kernel)
         except UnsupportedError as error:
             _log.info("backend %r refuses kernel %s: %s", backend.name, step.kernel.name, error)
+        except Exception as error:
+            if session.settings.strict:
+                raise
+            session.plugins.note_trouble(backend.name, error, "offering configurations")
         else:
             return backend
     return session.plugins.backend(step.backend)

@@ -139,7 +139,9 @@ class Collector:
         assert isinstance(report, GraphReport)
         capture = getattr(self._here, "capture", None)
         if capture is None:  # a backward that is compiled when it first runs
-            same = (g.capture for g in self.graphs if _number(g.report.name) == _number(report.name))
+            same = (
+                g.capture for g in reversed(self.graphs) if _number(g.report.name) == _number(report.name)
+            )
             capture = next((c for c in same if c is not None), None)
         self.graphs.append(Compiled(report, capture=capture))
 

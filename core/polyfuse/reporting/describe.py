@@ -183,10 +183,11 @@ def _graph(
     }
     if built is None:
         return row
+    steps = steps_of(built, item.timer, kernels, sources)
     return row | {
         "device": built.program.device or "cpu",
-        "steps": steps_of(built, item.timer, kernels, sources),
-        "refused": refused_pairs(report, built),
+        "steps": steps,
+        "refused": refused_pairs(report, built, steps),
         "decisions": _decisions(item),
         "tuning": tuning_rows(built),
         "memory": _memory(item, eager),
@@ -266,9 +267,7 @@ def _timeline(item: Compiled) -> dict[str, Any] | None:
 
 def _unseen(item: Compiled, timer: ProgramTimer) -> str:
     """Why launches are missing in the timeline; empty if none are."""
-    report = item.report
-    if report.host is not None and not report.host.refused:
-        return "the native host program launches kernels itself, so they are not seen one by one"
-    if report.recording is not None:
+    status = item.report.recording
+    if status is not None and any(part.recordings for part in (status, *status.partitions)):
         return "calls that replay a recorded device graph are not seen; these came before it was recorded"
     return "" if any(call.events for call in timer.calls) else "the program launches nothing"

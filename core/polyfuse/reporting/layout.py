@@ -6,7 +6,7 @@ Linear in the number of nodes and edges, so that thousands of kernels cost milli
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 __all__ = ["COLUMN_GAP", "HEIGHT", "WIDTH", "place"]
 
@@ -35,14 +35,12 @@ def place(inputs: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
         for other in before:
             outputs[other].append(node)
     x = [0.0] * len(inputs)
-    for row in rows:
-        _spread(row, x)
     for sweep in range(_SWEEPS):
         near = inputs if sweep % 2 == 0 else outputs
         for row in rows if sweep % 2 == 0 else reversed(rows):
-            centre = {n: (sum(x[o] for o in near[n]) / len(near[n]) if near[n] else x[n]) for n in row}
-            row.sort(key=lambda n: (centre[n], n))
-            _spread(row, x, centre)
+            wanted = {n: (sum(x[o] for o in near[n]) / len(near[n]) if near[n] else x[n]) for n in row}
+            row.sort(key=lambda n: (wanted[n], n))
+            _spread(row, x, wanted, [n for n in row if outputs[n]])
     return _wrapped(rows, x, layer)
 
 
@@ -53,13 +51,16 @@ def _layers(inputs: Sequence[Sequence[int]]) -> list[int]:
     return layer
 
 
-def _spread(row: Sequence[int], x: list[float], centre: dict[int, float] | None = None) -> None:
-    """Put the nodes of a row beside each other, around where they would like to be."""
+def _spread(row: Sequence[int], x: list[float], wanted: Mapping[int, float], inner: Sequence[int]) -> None:
+    """Put the nodes of a row beside each other, so that those that others read are where they would like to
+    be: a result that nobody reads must not push the chain beside it away, layer by layer.
+    """
     step = WIDTH + _GAP_X
-    middle = 0.0 if centre is None else sum(centre.values()) / max(len(centre), 1)
-    start = middle - step * (len(row) - 1) / 2
-    for i, node in enumerate(row):
-        x[node] = start + i * step
+    place = {node: i * step for i, node in enumerate(row)}
+    fixed = inner or row
+    shift = sum(wanted[n] - place[n] for n in fixed) / len(fixed)
+    for node in row:
+        x[node] = place[node] + shift
 
 
 def _wrapped(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Origin
-from polyfuse.ir.statements import Statement, Store
+from polyfuse.ir.statements import Load, Statement, Store
 from polyfuse.ir.text.print import text
 from polyfuse.schedule import Launch
 
 __all__ = ["code_links", "kernel_text", "source_links"]
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_SUFFIX = re.compile(r"^(?:acc_)?(v\d+)(?:_\d+)*$")
+_SUFFIX = re.compile(r"^(?:acc_)?(v\d+)(?:_\w+)?$")
+_ASSIGNED = re.compile(r"^([^=(]*[\w\]])\s*=(?!=)(.*)$")
 _ALIKE = {
     "mean": {"reduce", "div", "mul"},
     "var_mean": {"reduce", "sub", "mul", "div"},
@@ -46,32 +48,109 @@ def statement_lines(kernel: Kernel) -> list[tuple[int, Statement]]:
 def code_links(kernel: Kernel, code: str) -> list[list[int]]:
     """For each line of `kernel_text`, the lines of generated code that compute it, both from 0.
 
-    Generators keep the names of values and arguments, with suffixes where they unroll a loop. A line that
-    defines or stores a value is linked; one that only uses it is not.
+    Arguments keep their names in all generated code. Where values do, too, with suffixes for unrolled loops,
+    lines are found by names; else by data flow. A statement that generators merge with the one that uses its
+    value has the lines of that one.
     """
-    defined: dict[str, list[int]] = {}
-    stored: dict[str, list[int]] = {}
-    for number, line in enumerate(code.splitlines()):
-        head, equals, _ = line.partition("=")
-        if equals and (target := _target(head)):
-            defined.setdefault(target, []).append(number)
-        if "store" in line.lower() or "atomic" in line.lower() or (equals and "[" in head):
-            for word in dict.fromkeys(_WORD.findall(line)):
-                stored.setdefault(word, []).append(number)
+    lines = [_Line.of(line) for line in code.splitlines()]
+    statements = statement_lines(kernel)
+    names = _same_names(statements, lines) or _matched_names(statements, lines)
     links: list[list[int]] = [[] for _ in kernel_text(kernel).splitlines()]
-    for at, stmt in statement_lines(kernel):
+    for at, stmt in statements:
         if isinstance(stmt, Store):
-            links[at] = stored.get(stmt.buffer, [])
+            found = [n for n, line in enumerate(lines) if line.stores and stmt.buffer in line.words]
+            links[at] = found or _defining(names.get(stmt.value, ""), lines)
         else:
-            links[at] = sorted({n for name in stmt.targets for n in defined.get(name, [])})
+            found = [n for name in stmt.targets for n in _defining(names.get(name, ""), lines)]
+            links[at] = sorted(set(found))
+    # a value that has no line is computed where it is used
+    user: dict[str, int] = {}
+    for at, stmt in reversed(statements):
+        if not links[at] and not isinstance(stmt, Store):
+            links[at] = next((links[user[name]] for name in stmt.targets if name in user), [])
+        user |= dict.fromkeys(stmt.args, at)
     return links
 
 
-def _target(head: str) -> str:
-    """The value that an assignment defines, without what unrolling added to its name."""
-    words = _WORD.findall(head)
-    found = _SUFFIX.match(words[-1]) if words else None
-    return found.group(1) if found else (words[-1] if words else "")
+@dataclass(frozen=True)
+class _Line:
+    """A line of generated code.
+
+    Attributes:
+        targets: what it defines, without what unrolling adds to names.
+        words: the names on the right of its `=`, or all where it defines nothing.
+        stores: whether it may write to memory.
+    """
+
+    targets: tuple[str, ...]
+    words: frozenset[str]
+    stores: bool
+
+    @staticmethod
+    def of(text: str) -> _Line:
+        found = _ASSIGNED.match(text)
+        left, right = (found.group(1), found.group(2)) if found is not None else ("", text)
+        targets = tuple(_plain(_WORD.findall(part)[-1]) for part in left.split(",") if _WORD.search(part))
+        stores = "store" in text.lower() or "atomic" in text.lower() or ("=" in text and "[" in left)
+        words = frozenset(map(_plain, _WORD.findall(text if stores else right)))
+        return _Line(targets, words, stores)
+
+
+def _plain(word: str) -> str:
+    """A value's name without what a generator adds to it."""
+    found = _SUFFIX.match(word)
+    return found.group(1) if found else word
+
+
+def _defining(name: str, lines: Sequence[_Line]) -> list[int]:
+    found = [n for n, line in enumerate(lines) if name in line.targets] if name else []
+    # a value that is computed where it is used
+    return found or [n for n, line in enumerate(lines) if name in line.words] if name else []
+
+
+def _same_names(statements: Sequence[tuple[int, Statement]], lines: Sequence[_Line]) -> dict[str, str]:
+    """Each value under its own name; empty where the code uses these names for something else."""
+    for stmt in (stmt for _, stmt in statements if isinstance(stmt, Load)):
+        made = [line for line in lines if stmt.target in line.targets]
+        if made and not any(stmt.buffer in line.words for line in made):
+            return {}
+    values = {name for _, stmt in statements for name in stmt.targets}
+    used = {name for line in lines for name in line.targets}
+    # names that the IR does not have are a numbering of the generator's own
+    if any(_SUFFIX.match(name) and name not in values for name in used):
+        return {}
+    return {name: name for name in values}
+
+
+def _matched_names(statements: Sequence[tuple[int, Statement]], lines: Sequence[_Line]) -> dict[str, str]:
+    """For each value the name that the code gives it: of the first line in the code's order that is not taken
+    and reads what the statement reads.
+    """
+    names: dict[str, str] = {}
+    parts: dict[str, frozenset[str]] = {}
+    taken: set[int] = set()
+    for _, stmt in statements:
+        needed = frozenset[str]().union(*(parts.get(arg, frozenset()) for arg in stmt.args))
+        if isinstance(stmt, Load):
+            needed |= {stmt.buffer}
+        number = next(
+            (
+                n
+                for n, line in enumerate(lines)
+                if n not in taken
+                and len(line.targets) >= len(stmt.targets)
+                and needed
+                and needed <= line.words
+            ),
+            None,
+        )
+        if isinstance(stmt, Store) or number is None:
+            parts |= dict.fromkeys(stmt.targets, needed)
+            continue
+        taken.add(number)
+        for target, name in zip(stmt.targets, lines[number].targets, strict=False):
+            names[target], parts[target] = name, frozenset({name})
+    return names
 
 
 def source_links(launch: Launch, sources: Sequence[str]) -> list[list[int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyfuse.compiler.built import BuiltGraph
@@ -19,6 +20,9 @@ from polyfuse.reporting.work import operations_of
 from polyfuse.schedule import Call, Launch, TuningDecision
 
 __all__ = ["KernelTable", "inputs_of", "refused_pairs", "steps_of"]
+
+
+_NAME = re.compile(r"\b[A-Za-z_]\w*\b")
 
 
 class KernelTable:
@@ -90,6 +94,7 @@ def steps_of(
             "flops": operations_of(step, schedule.graph),
             "ms": times.get(number),
             "inputs": before[number],
+            "writes": list(step.writes),
             "x": corners[number][0],
             "y": corners[number][1],
         }
@@ -133,15 +138,18 @@ def _times(built: BuiltGraph, timer: ProgramTimer | None) -> dict[int, float]:
     return total
 
 
-def refused_pairs(report: GraphReport, built: BuiltGraph) -> list[dict[str, Any]]:
+def refused_pairs(
+    report: GraphReport, built: BuiltGraph, steps: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """The pairs of launches and calls that were not fused, each with the reason that was given last, those
     that would have saved most memory traffic first.
+
+    Args:
+        report, built: of one graph.
+        steps: what `steps_of` said of it.
     """
     schedule = built.schedule
-    owner = {}
-    for number, step in enumerate(schedule.steps):
-        for node in step.nodes if isinstance(step, Launch) else (step.node,):
-            owner[node.name] = number
+    owner = {node: number for number, step in enumerate(steps) for node in step["nodes"]}
     found: dict[tuple[int, int], dict[str, Any]] = {}
     for decision in report.decisions:
         if decision.kind != "refuse":
@@ -156,10 +164,19 @@ def refused_pairs(report: GraphReport, built: BuiltGraph) -> list[dict[str, Any]
             "first": pair[0],
             "second": pair[1],
             "nodes": [decision.first, decision.second],
-            "reason": decision.reason,
+            "reason": _explained(decision.reason, steps),
             "bytes": shared,
         }
     return sorted(found.values(), key=lambda row: (-row["bytes"], row["first"], row["second"]))
+
+
+def _explained(reason: str, steps: Sequence[Mapping[str, Any]]) -> str:
+    """A reason in which nodes and buffers are followed by the launch or call that computes them."""
+    makers: dict[str, str] = {}
+    for number, step in enumerate(steps, 1):
+        for name in (*step["nodes"], *step["writes"]):
+            makers[name] = f"{number}. {step['name']}"
+    return _NAME.sub(lambda m: f"{m[0]} ({makers[m[0]]})" if m[0] in makers else m[0], reason)
 
 
 def _shared_bytes(first: Launch | Call, second: Launch | Call, graph: Graph) -> int:

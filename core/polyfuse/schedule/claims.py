@@ -10,9 +10,11 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import join_words, short_source
 from polyfuse.ir.expr import walk
-from polyfuse.ir.graph import Graph
+from polyfuse.ir.graph import Graph, reads
 from polyfuse.ir.nodes import LoopNode, Node
 from polyfuse.plugin import Backend, Claim, No
+from polyfuse.runtime.devices.device import Limits
+from polyfuse.runtime.devices.registry import device_of
 from polyfuse.schedule.deps import live_graph
 from polyfuse.schedule.result import Decision
 
@@ -76,13 +78,30 @@ def claim_nodes(graph: Graph, backends: Callable[[str], Iterable[Backend]], sett
     for node in graph.nodes:
         if isinstance(node, LoopNode):
             device_type = graph.buffers[node.writes()[0]].device.partition(":")[0]
-            backend, reasons = _claim(graph, node, backends(device_type), decisions, settings)
+            beyond = _beyond(graph, node, device_of(device_type).limits())
+            if beyond:
+                backend, reasons = None, [f"the device {device_type} {beyond}"]
+            else:
+                backend, reasons = _claim(graph, node, backends(device_type), decisions, settings)
             if backend is not None:
                 claimed[node.name] = backend
             else:
                 why = "; ".join(reasons) or "none is installed for its device"
                 refused.append(Refusal(node, why, _node_text(graph, node), bool(reasons)))
     return Claims(graph, claimed, tuple(refused), tuple(decisions))
+
+
+def _beyond(graph: Graph, node: LoopNode, limits: Limits) -> str:
+    """Which limit of a device a node exceeds; empty if it is within all."""
+    touched = {buffer.name: buffer for buffer in (graph.buffers[n] for n in (*reads(node), *node.writes()))}
+    types = {buffer.dtype.torch for buffer in touched.values() if buffer.dtype is not None}
+    types |= {expr.dtype.torch for expr in walk(*node.expressions())}
+    for dtype in sorted(types & limits.missing, key=str):
+        return f"has no {str(dtype).removeprefix('torch.')}"
+    for buffer in touched.values() if limits.most_elements else ():
+        if isinstance(buffer.numel, int) and buffer.numel > limits.most_elements:
+            return f"reaches {limits.most_elements} elements of a buffer, and one has {buffer.numel}"
+    return ""
 
 
 def ask(backend: Backend, node: Node, settings: Settings) -> Claim:

@@ -76,9 +76,7 @@ struct Stream {
       std::string failed;
       try {
         task();
-      } catch (const std::exception& fault) {
-        failed = fault.what();
-      }
+      } catch (const std::exception& fault) { failed = fault.what(); }
       task = nullptr;
       lock.lock();
       if (error.empty()) error = failed;
@@ -290,16 +288,14 @@ at::Tensor on_host(const at::Tensor& tensor) {
   return at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), options);
 }
 
-at::Tensor empty_strided(
-    c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
+at::Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
     std::optional<at::Layout>, std::optional<at::Device> device, std::optional<bool>) {
   c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_strided_generic(
       C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &memory, kKeys, c10::dtype_or_default(dtype));
 }
 
-at::Tensor empty(
-    c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
+at::Tensor empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout>,
     std::optional<at::Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   c10::OptionalDeviceGuard guard(device);
   return at::detail::empty_generic(
@@ -406,8 +402,7 @@ void anything(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (const c10::IValue& value : arguments)
     on_cpu.push_back(mapped(value, [&](const at::Tensor& tensor) {
       if (!here(tensor)) return tensor;
-      for (auto& [ours, theirs] : known)
-        if (ours.is_same(tensor)) return theirs;
+      for (auto& [ours, theirs] : known) if (ours.is_same(tensor)) return theirs;
       known.emplace_back(tensor, on_host(tensor));
       return known.back().second;
     }));
@@ -429,12 +424,11 @@ void anything(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
         return here(tensor) ? at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta))
                             : tensor;
       }));
-    for (c10::IValue& value : shapes)
-      if (value.isDevice()) value = c10::Device(c10::kMeta);
+    for (c10::IValue& value : shapes) if (value.isDevice()) value = c10::Device(c10::kMeta);
     try {
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &shapes);
       known_shapes = true;
-      for (const c10::IValue& value : shapes) known_shapes &= value.isTensor() && value.toTensor().defined();
+      for (const c10::IValue& value : shapes) known_shapes &= value.isTensor();
     } catch (const std::exception&) {  // the result's shape depends on data
     }
   }
@@ -447,13 +441,18 @@ void anything(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     std::vector<at::Tensor> targets;
     for (const c10::IValue& value : shapes) {
       const at::Tensor& like = value.toTensor();
+      if (!like.defined()) {  // a gradient that nobody asked for
+        targets.emplace_back();
+        stack->push_back(like);
+        continue;
+      }
       auto made = at::empty_strided(like.sizes(), like.strides(), like.options().device(c10::Device(kType, now_device)));
       targets.push_back(on_host(made));
       stack->push_back(made);
     }
     stream.give([op, on_cpu, targets]() mutable {
       op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &on_cpu);
-      for (size_t k = 0; k < targets.size(); ++k) targets[k].copy_(on_cpu[k].toTensor());
+      for (size_t k = 0; k < targets.size(); ++k) if (targets[k].defined()) targets[k].copy_(on_cpu[k].toTensor());
     });
     return;
   }
@@ -466,8 +465,7 @@ void anything(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     }
   for (const c10::IValue& value : on_cpu)
     stack->push_back(mapped(value, [&](const at::Tensor& tensor) {
-      for (auto& [ours, theirs] : known)
-        if (theirs.is_same(tensor)) return ours;
+      for (auto& [ours, theirs] : known) if (theirs.is_same(tensor)) return ours;
       auto made = at::empty_strided(
           tensor.sizes(), tensor.strides(), tensor.options().device(c10::Device(kType, now_device)));
       on_host(made).copy_(tensor);
@@ -487,6 +485,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("resize_", resize);
   m.impl("copy_", copy);
   m.impl("_local_scalar_dense", local_scalar);
+  for (auto name : {"convolution", "convolution_backward"})
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&anything>());
 }
 
 struct Register {
@@ -546,9 +546,7 @@ void* sim_capture_end() {
   std::lock_guard lock(stream.mutex);
   return stream.captured.release();
 }
-void sim_replay(void* graph) {
-  for (const Task& task : *static_cast<Graph*>(graph)) current().give(task);
-}
+void sim_replay(void* graph) { for (const Task& task : *static_cast<Graph*>(graph)) current().give(task); }
 void sim_forget(void* graph) {
   Guard().synchronizeDevice(now_device);
   delete static_cast<Graph*>(graph);

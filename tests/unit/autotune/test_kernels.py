@@ -51,6 +51,7 @@ def tried(monkeypatch: Any, times: dict[str, float], *names: str) -> tuple[list[
         key=lambda *_: "key",
         timer=lambda device: SimpleNamespace(name="one"),
         configs=lambda backend, kernel: CONFIGS[backend.name],
+        neighbours=lambda backend, kernel, config: backend.neighbours(kernel, config),
     )
 
     def fake(runner: Any, problem: Any, found: list[BuiltProgram], *_: Any) -> dict[str, float]:

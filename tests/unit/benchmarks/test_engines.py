@@ -89,7 +89,7 @@ def test_the_chart_has_a_bar_for_each_engine(results: Path) -> None:
     drawing = ElementTree.fromstring(str(engines_chart(results)))
     texts = [item.text for item in drawing.findall(".//{*}text")]
     assert {"OpenVINO", "ONNX Runtime", "Inductor", "bert", "8.00"} <= set(texts)
-    assert "Polyfuse, freezing 4.00×" in str(engines_readme(results))
+    assert "Polyfuse (freezing) 4.00×" in str(engines_readme(results))
 
 
 def test_nothing_is_drawn_of_nothing(tmp_path: Path) -> None:

@@ -16,11 +16,11 @@ from fake_plugins import serve
 from polyfuse.autotune.tuner import Tuner
 from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
-from polyfuse.cache.timings import FAILED
+from polyfuse.cache.timings import FAILED, Record
 from polyfuse.compiler.reports.report import last_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.kernel import Kernel
-from polyfuse.plugin import Claim, Config, Launchable, No, Source, Yes
+from polyfuse.plugin import Backend, Claim, Config, Launchable, No, Source, Yes
 from polyfuse.reference.backend import InterpreterBackend
 
 
@@ -174,6 +174,70 @@ def test_a_kernel_that_a_backend_refuses_as_a_whole_is_tuned_by_the_next(tunable
     x = torch.randn(5, 7)
     torch.testing.assert_close(compiled(tune_kernels=True)(x), torch.relu(x) * 2)
     assert tunable.built == [] and troubles == []
+
+
+def rows(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, -1)
+
+
+METHODS = ("claims", "configs", "neighbours", "estimate", "emit", "build", "load", "review", "describe")
+
+
+class TestRivals:
+    """Backends that are timed against each other: one that refuses or raises costs its candidates alone."""
+
+    @staticmethod
+    def raced(tunable: type[Tunable], monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...]) -> Record:
+        """What is measured of one kernel with which two backends take part."""
+        monkeypatch.setattr(tunable, "autotunes_kernels", True)
+        monkeypatch.setattr(tunable, "benchmark", Backend.benchmark)
+        forget_sessions()
+        torch.compiler.reset()
+        options = {"tune_kernels": True, "autotune_backends": True, "tune_in_process": True}
+        run = torch.compile(rows, backend="polyfuse", options={**options, "backends": backends})
+        x = torch.randn(64, 65)
+        torch.testing.assert_close(run(x), rows(x))
+        ((_, found),) = session_for(Settings.resolve(None, {})).tuner.timings.entries()
+        return found
+
+    @pytest.mark.parametrize(
+        ("method", "first", "error"),
+        [
+            pytest.param(method, first, error, marks=() if short else (pytest.mark.slow,))
+            for method in METHODS
+            for first in (False, True)
+            for error in (UnsupportedError("not this one", "ask another"), OSError("broken"))
+            for short in (method in ("configs", "describe") and first == isinstance(error, OSError),)
+        ],
+    )
+    def test_one_that_raises(self, tunable, monkeypatch, warnings_seen, method, first, error):
+        def broken(self: object, *args: object, **kwargs: object) -> object:
+            raise error
+
+        monkeypatch.setattr(tunable, method, broken)
+        found = self.raced(tunable, monkeypatch, ("toy", "cpp") if first else ("cpp", "toy"))
+        timed = [trial.candidate for trial in found.trials if trial.milliseconds != FAILED]
+        assert sum(candidate.implementation == "cpp" for candidate in timed) > 1, found
+        assert found.best is not None
+        assert found.best.candidate.implementation == "cpp" or method in ("neighbours", "estimate")
+        told = [text for text in warnings_seen() if "no candidate" not in text]
+        assert len(told) <= 1 and all("'toy'" in text for text in told)
+        loud = (method == "claims" and first) or (
+            method in ("configs", "describe") and isinstance(error, OSError)
+        )
+        assert bool(told) == loud
+
+    def test_a_launch_that_raises(self, tunable, monkeypatch, warnings_seen):
+        def load(self: Any, folder: Path) -> Mapping[str, Launchable]:
+            def launch(*operands: object) -> None:
+                raise OSError("broken")
+
+            return dict.fromkeys(InterpreterBackend.load(self, folder), launch)
+
+        monkeypatch.setattr(tunable, "load", load)
+        found = self.raced(tunable, monkeypatch, ("toy", "cpp"))
+        assert found.best is not None and found.best.candidate.implementation == "cpp"
+        assert all("no candidate" in text for text in warnings_seen())
 
 
 def test_one_configuration_is_no_choice(tunable, monkeypatch):

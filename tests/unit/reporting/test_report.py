@@ -12,7 +12,9 @@ import polyfuse
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.cli import main
 from polyfuse.compiler.reports import watch
+from polyfuse.reporting.collect import Collector
 from polyfuse.reporting.compare import compare
+from polyfuse.reporting.describe import describe
 from polyfuse.reporting.page import page, read_report
 
 OPTIONS = {"backends": ("interpreter",), "gemm": "library"}
@@ -154,7 +156,8 @@ def test_nothing_is_collected_without_a_report(monkeypatch: pytest.MonkeyPatch) 
     )
     kernels: dict[str, Any] = {}
     assert watch.entries_for(kernels) is kernels
-    compiled = torch.compile(lambda x: x.sin() + 1, backend="polyfuse", options=OPTIONS)
+    options = {**OPTIONS, "graph_cache": False}
+    compiled = torch.compile(lambda x: x.sin() + 1, backend="polyfuse", options=options)
     compiled(torch.randn(4))
     compiled(torch.randn(4))
     assert len(asked) == 2, "once for the capture and once for its graph"
@@ -201,3 +204,29 @@ def test_the_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["report", "--help"])
     assert "polyfuse report train.py" in capsys.readouterr().out
+
+
+def test_graphs_of_one_number_keep_their_own_memory(tmp_path: Path) -> None:
+    """After a reset, Dynamo counts from 0 again."""
+    collector = Collector()
+    with collector.watching():
+        for x in (torch.randn(8), torch.randn(8, requires_grad=True)):
+            torch._dynamo.reset()
+            compiled = torch.compile(lambda x: x.sin().exp(), backend="polyfuse", options=OPTIONS)
+            result = compiled(x)
+            if x.requires_grad:
+                result.sum().backward()
+    found = describe(collector, "two graphs")["graphs"]
+    assert [graph["name"] for graph in found] == ["inference_0_0", "forward_0_0", "backward_0_0"]
+    assert all(graph["memory"]["eager"]["peak"] > 0 for graph in found)
+
+
+def test_a_native_host_program_is_measured_in_its_python_form(tmp_path: Path) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x @ x.sin(), -1)
+
+    options = {"native_host": True, "backends": ("cpp",), "gemm": "library"}
+    found = polyfuse.report(function, tmp_path / "report.html", options=options)(torch.randn(8, 8)).data
+    (graph,) = found["graphs"]
+    assert all(step["ms"] > 0 for step in graph["steps"])
+    assert graph["host"].startswith("Python: a report measures")

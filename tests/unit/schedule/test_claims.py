@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from polyfuse.base.errors import UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import apply
 from polyfuse.ir.nodes import Reduction
-from polyfuse.plugin import Claim, No, Yes
+from polyfuse.plugin import Claim, Device, Limits, No, Yes
+from polyfuse.runtime.devices.registry import use_device
 from polyfuse.schedule import Claims, claim_nodes
 from polyfuse.schedule.schedule import schedule_graph
 from schedule_builder import Anything, Maker, axes, scheduled
@@ -119,3 +121,29 @@ def test_a_reduction_stays_whole_whose_backend_refuses_a_part(backend: type[Whol
     assert len(schedule.graph.nodes) == nodes
     assert all(isinstance(node, Reduction) for node in schedule.graph.nodes)
     assert ("y" in schedule.graph.buffers) and len(schedule.graph.buffers) == 1 + nodes
+
+
+class Limited(Device):
+    """The host, without wide numbers or large buffers."""
+
+    def limits(self) -> Limits:
+        return Limits(missing=frozenset({torch.float32}), most_elements=4)
+
+
+class Few(Device):
+    def limits(self) -> Limits:
+        return Limits(most_elements=4)
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [(Limited, "has no float32"), (Few, "reaches 4 elements of a buffer, and one has 8")],
+)
+def test_what_is_beyond_a_device_is_asked_of_nobody(device: type[Device], reason: str) -> None:
+    use_device("cpu", device("cpu"))
+    try:
+        claims = claimed(three("exp"), Raising, strict=True)
+    finally:
+        use_device("cpu", None)
+    (refusal,) = claims.refused
+    assert refusal.reason == f"the device cpu {reason}" and refusal.asked and not claims.backends

@@ -14,6 +14,7 @@ export interface Step {
   flops: number | null;
   ms: number | null;
   inputs: number[];
+  writes: string[];
   x: number;
   y: number;
 }

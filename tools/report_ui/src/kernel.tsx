@@ -87,7 +87,7 @@ function Panes(props: { kernel: Kernel; step: Step }) {
   );
   return (
     <div class="panes">
-      {pane("source", "Model", model.text || "# the model's lines are not known", "python", model.first)}
+      {pane("source", "Model", model.text || "# the model's lines are not known: these operators\n# come from modules of torch, or from the compiler", "python", model.first)}
       {pane("ir", "IR", kernel.ir, "ir")}
       {pane("code", `Generated code: ${kernel.language}`, kernel.code, languageOf(kernel.language))}
     </div>

@@ -1,5 +1,5 @@
 import { report, Use } from "./data";
-import { bytes, count, ms, seconds } from "./format";
+import { bytes, count, ms, op, seconds } from "./format";
 import { Empty, Table, Tag } from "./parts";
 import { href } from "./route";
 
@@ -25,7 +25,15 @@ export function TuningView() {
         columns={[
           {
             title: "Problem",
-            cell: (r) => <a href={href("kernel", r.g, r.tuning.steps[0])}>{r.tuning.subject}</a>,
+            cell: (r) => {
+              const step = r.graph.steps[r.tuning.steps[0]];
+              return (
+                <>
+                  <a href={href("kernel", r.g, r.tuning.steps[0])}>{r.tuning.subject}</a>{" "}
+                  <span class="quiet">{step.kernel === null ? step.ops.map(op).join(", ") : step.name}</span>
+                </>
+              );
+            },
             key: (r) => r.tuning.subject,
           },
           { title: "Candidate", cell: (r) => <code>{r.trial.candidate}</code>, key: (r) => r.trial.candidate },

@@ -5,7 +5,7 @@ import { GraphChoice, Table } from "./parts";
 import { href, Route } from "./route";
 
 /** A reason without the names in it, to count those that are alike. */
-const kind = (reason: string): string => reason.replace(/\(.*\)/, "").replace(/\b[a-z_]+\d[\w]*\b/g, "…").trim();
+const kind = (reason: string): string => reason.replace(/ \([^()]*\)/g, "").replace(/ \(.*\)/, "").replace(/\b[a-z_]+\d[\w]*\b/g, "…").trim();
 
 export function RefusedView(props: { route: Route }) {
   const number = props.route.graph;

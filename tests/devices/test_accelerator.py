@@ -1,0 +1,101 @@
+"""The accelerator of `examples/accelerator`: built as a wheel, installed into an empty folder, and used."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from house.source_tree import ROOT
+from polyfuse.base.settings import child_environment
+from requirements import GXX
+
+pytest.importorskip("hatchling", reason="builds wheels; part of the extra `dev`")
+pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason=GXX)
+
+EXAMPLE = ROOT / "examples" / "accelerator"
+MOST_LINES = 1000
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the wheel was installed into, beside a copy of its tests."""
+    folder = tmp_path_factory.mktemp("site")
+    install(EXAMPLE, folder)
+    shutil.copytree(EXAMPLE / "tests", folder / "tests")
+    return folder
+
+
+def install(project: Path, folder: Path) -> None:
+    """Build the wheel of a project and install it, without a network."""
+    wheels = folder / "wheels"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    offline = ["--no-deps", "--no-index"]
+    _succeed([*pip, "wheel", *offline, "--no-build-isolation", "-w", str(wheels), str(project)], folder)
+    (wheel,) = wheels.glob("*.whl")
+    _succeed([*pip, "install", *offline, "--target", str(folder), str(wheel)], folder)
+
+
+def run(site: Path, *command: str, seconds: int = 300) -> str:
+    """The output of a Python command with the wheel installed."""
+    return _succeed([sys.executable, *command], site, seconds)
+
+
+def _succeed(command: Sequence[str], folder: Path, seconds: int = 300) -> str:
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH", ""))))
+    done = subprocess.run(
+        command,
+        env=child_environment(PYTHONPATH=path, POLYFUSE_CACHE_DIR=str(folder / "cache")),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def test_it_is_small() -> None:
+    files = [path for path in (EXAMPLE / "polyfuse_sim").glob("*") if path.suffix in (".py", ".cpp")]
+    lines = [line for path in files for line in path.read_text().splitlines()]
+    code = [line for line in lines if line.strip() and not re.match(r"\s*(//|# )", line)]
+    assert len(files) == 8 and len(code) < MOST_LINES
+
+
+SMALL = """
+import json, sys, torch, polyfuse_sim
+from polyfuse.compiler.reports.report import last_reports
+from polyfuse.testing.device_checks import device_checks
+
+x = torch.randn(6, 8)
+call = torch.compile(lambda x: (x.softmax(-1) * 2).sum(0), backend="polyfuse", options={"strict": True})
+torch.testing.assert_close(call(x.to("sim")).cpu(), (x.softmax(-1) * 2).sum(0))
+from polyfuse.runtime.devices.registry import device_of
+print(json.dumps([type(device_of("sim")).__name__, last_reports()[-1].kernels, dict(device_checks("sim:1"))]))
+"""
+
+
+def test_an_installed_wheel_is_all_that_it_takes(site: Path) -> None:
+    name, kernels, checks = json.loads(run(site, "-c", SMALL).splitlines()[-1])
+    assert name == "SimDevice" and kernels >= 1
+    assert set(checks.values()) == {""} and len(checks) == 8
+
+
+@pytest.mark.slow
+def test_models_train_and_packages_run(site: Path) -> None:
+    run(site, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/test_sim.py", seconds=900)
+
+
+@pytest.mark.slow
+def test_it_passes_the_kit(site: Path) -> None:
+    out = run(site, "-m", "polyfuse", "conformance", "sim", "--device", "sim", "--quick", seconds=900)
+    passed, refused, failed = map(int, re.findall(r"(\d+) (?:passed|refused|failed)", out.splitlines()[-1]))
+    assert passed > 300 and not failed and refused < passed
