@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint bench docs docs-site report-ui screenshots clean
+.PHONY: help install demo test test-all sanitize sanitize-gpu lint bench docs docs-site report-ui screenshots clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,6 +28,23 @@ test: $(STAMP) ## Run the tests, without the slow ones
 
 test-all: $(STAMP) ## Run all tests that this machine can run
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist loadfile
+
+# What kernels, host programs and packages do to memory, and what C++ leaves undefined. `CXX` takes flags along.
+SANITIZED := LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=1 OMP_NUM_THREADS=1 POLYFUSE_DISABLE=halide \
+	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined" \
+	CXX="g++ -fsanitize=address,undefined -fno-sanitize-recover=undefined"
+
+sanitize: $(STAMP) ## Build all C++ with the address and undefined-behaviour sanitizers, and run it (an hour)
+	$(SANITIZED) $(BIN)/python -m pytest -q -p no:cacheprovider tests/conformance/test_cpp.py tests/fuzz \
+		tests/models/test_forward.py tests/models/test_gradients.py tests/plugins/cpp/test_native_host.py \
+		tests/plugins/cpp/test_models.py tests/reliability/test_hostile_packages.py -k "not bombs"
+
+sanitize-gpu: $(STAMP) ## Run the conformance kit of Triton under compute-sanitizer's four tools (needs a GPU)
+	for tool in memcheck racecheck synccheck initcheck; do \
+		compute-sanitizer --tool $$tool --error-exitcode 9 --target-processes all \
+			$(BIN)/python -m polyfuse conformance triton --quick --device cuda || exit 1; \
+	done
 
 lint: $(STAMP) ## Check style and types
 	$(BIN)/ruff check core plugins tests tools benchmarks examples

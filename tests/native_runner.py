@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import shlex
 import shutil
 import struct
 import subprocess
@@ -53,6 +55,7 @@ def build(source: Path, output: Path, headers: Path = HEADERS) -> Path:
         "-O1",
         "-Wall",
         "-Werror",
+        *shlex.split(os.environ.get("CFLAGS", "")),
         f"-I{headers}",
         str(source),
         "-o",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from polyfuse.base.errors import PolyfuseError, UnsupportedError
 from polyfuse.base.log import warn_once
 from polyfuse.plugin import Backend, HostCall, HostProgram, Source
+from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse.runtime.native_program import HostStatus, NativeCall, Opener
 
 __all__ = ["NativeHost"]
@@ -55,9 +55,11 @@ class NativeHost:
 
         try:
             pairs = zip(self.program.kernel_names, self.program.kernels, strict=True)
-            addresses = [self._address(name, call, replaced) for name, call in pairs]
+            found = [self._located(name, call, replaced) for name, call in pairs]
+            addresses = [library.address(call.symbol) for library, call in found]
             opener = self.opener()
-            return opener(host_tables(self.program, addresses, launchables, objects, aligned))
+            tables = host_tables(self.program, addresses, launchables, objects, aligned)
+            return opener(replace(tables, libraries=tuple(library for library, _ in found)))
         except Exception as error:
             self.status.refused = str(error) if isinstance(error, PolyfuseError) else repr(error)
             if not isinstance(error, UnsupportedError):
@@ -67,12 +69,11 @@ class NativeHost:
                 )
             return None
 
-    def _address(self, name: str, call: HostCall, replaced: Collection[str]) -> int:
-        """The address of a kernel that is called directly."""
+    def _located(
+        self, name: str, call: HostCall, replaced: Collection[str]
+    ) -> tuple[SharedLibrary, HostCall]:
+        """The library of a kernel that is called directly."""
         folder = None if name in replaced else self.folder(name)
         if folder is None:
             raise UnsupportedError(f"another kernel replaced {name}")
-        library = ctypes.CDLL(str(folder / call.library))
-        address = ctypes.cast(getattr(library, call.symbol), ctypes.c_void_p).value
-        assert address is not None
-        return address
+        return SharedLibrary(folder / call.library, "kernel library"), call

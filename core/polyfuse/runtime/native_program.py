@@ -15,6 +15,7 @@ import torch
 
 from polyfuse.runtime.checks import assert_finite, assert_layout, conform, observe, raise_for
 from polyfuse.runtime.explain import layout_error, not_a_tensor
+from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse.runtime.native import assert_size_stride, empty_strided_cpu, reinterpret_tensor
 
 __all__ = ["RUNTIME", "Answer", "Explainer", "HostStatus", "HostTables", "NativeCall", "Opener", "Plan"]
@@ -74,6 +75,7 @@ class HostTables:
         explain: called with an exception, the number of the request that raised it, and its arguments; or,
             where an input is no tensor, with -1 less its position and it. Returns the exception to raise.
         data_pointer: address of a function from a tensor object to the address of its data.
+        libraries: where kernels are, which the program must hold as long as it lives.
     """
 
     name: str
@@ -87,6 +89,7 @@ class HostTables:
     realigned: Callable[..., Any]
     explain: Callable[[BaseException, int, tuple[Any, ...]], BaseException]
     data_pointer: int
+    libraries: tuple[SharedLibrary, ...] = ()
 
 
 NativeCall = Callable[[list[Any]], tuple[Any, ...]]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from polyfuse.base.errors import CacheError, KernelBuildError, KernelLoadError, PolyfuseError
 from polyfuse.base.files import is_out_of_space
@@ -22,6 +23,9 @@ from polyfuse.workers.process import WorkerProcesses
 __all__ = ["BuildPool"]
 
 _log = get_logger("workers")
+
+# Units kept loaded for whoever asks for a kernel of them next.
+_REMEMBERED: Final = 128
 
 _Unit = Future[Mapping[str, Location]]
 
@@ -266,6 +270,9 @@ class BuildPool:
             slot = (backend.name, place.folder)
             if slot not in self._loaded:
                 self._loaded[slot] = backend.load(place.folder)
+                if len(self._loaded) > _REMEMBERED:
+                    # whoever uses its kernels holds them
+                    del self._loaded[next(iter(self._loaded))]
             unit = self._loaded[slot]
         if place.source_key not in unit:
             raise KernelLoadError(f"{place.folder} lacks kernel {place.source_key}", "it is built again")

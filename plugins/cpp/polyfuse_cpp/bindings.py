@@ -19,12 +19,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from polyfuse.base.errors import KernelLoadError
+from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse_cpp.prelude import header_text
 
-__all__ = ["CALL_KINDS", "KernelCall", "bindings_text", "entry_point", "load_library"]
+__all__ = ["CALL_KINDS", "KernelCall", "bindings_text", "load_library"]
 
 KernelCall = Callable[..., None]
 
@@ -42,34 +41,23 @@ def bindings_text(kernels: Mapping[str, str], *, release_gil: bool = True) -> st
     rows = ", ".join(f'{{"{name}", pf_call_{name}, 0x80, nullptr}}' for name in kernels)
     parts.append(f"static pf_method pf_methods[] = {{{rows}}};\n")
     parts.append(
-        'extern "C" __attribute__((visibility("default"))) PyObject* pf_bindings(void* data_ptr) {\n'
-        f"  return pf::make_bindings(data_ptr, pf_methods, {len(kernels)});\n}}\n"
+        'extern "C" __attribute__((visibility("default")))\n'
+        "PyObject* pf_bind(void* data_ptr, PyObject* owner) {\n"
+        f"  return pf::make_bindings(data_ptr, owner, pf_methods, {len(kernels)});\n}}\n"
     )
     return "".join(parts)
 
 
 def load_library(path: Path | str, data_ptr: int | None = None) -> dict[str, KernelCall]:
-    """Load a library built with `bindings_text` and return its kernels by name."""
-    calls: dict[str, KernelCall] = entry_point(path, "pf_bindings", "kernel library")(data_ptr)
-    return calls
-
-
-def entry_point(path: Path | str, symbol: str, what: str) -> Callable[[Any], Any]:
-    """A function of a built library, from an address to an object.
-
-    Raises:
-        KernelLoadError: `what`, which lies at the path, cannot be loaded.
+    """Load a library built with `bindings_text` and return its kernels by name. The library is unloaded when
+    the last of them is gone.
     """
-    try:
-        function = getattr(ctypes.PyDLL(str(path)), symbol)
-    except (OSError, AttributeError) as error:
-        raise KernelLoadError(
-            f"the {what} {path} cannot be loaded ({error})", "delete it from the cache and compile again"
-        ) from error
-    function.restype = ctypes.py_object
-    function.argtypes = [ctypes.c_void_p]
-    found: Callable[[Any], Any] = function
-    return found
+    library = SharedLibrary(path, "kernel library")
+    bind = library.function("pf_bind")
+    bind.restype = ctypes.py_object
+    bind.argtypes = [ctypes.c_void_p, ctypes.py_object]
+    calls: dict[str, KernelCall] = bind(data_ptr, library)
+    return calls
 
 
 def _wrapper(name: str, signature: str, release_gil: bool) -> str:

@@ -69,7 +69,10 @@ class Toolchain:
     @property
     def fingerprint(self) -> str:
         """Text for cache keys: equal for compilers that produce the same code."""
-        return f"{self.family} {self.version} {self.target}" + (" mvec" if self.vector_libm else "")
+        # what runs the compiler, as ccache does, changes nothing
+        flags = [word for word in self.arguments if word.startswith("-")]
+        mvec = ["mvec"] if self.vector_libm else []
+        return " ".join((self.family, self.version, self.target, *mvec, *flags))
 
 
 def find_toolchain(compiler: str = "") -> Toolchain:

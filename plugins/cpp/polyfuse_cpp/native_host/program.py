@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from polyfuse.base.digest import digest
 from polyfuse.base.errors import KernelLoadError
 from polyfuse.plugin import HostProgram, Source
-from polyfuse_cpp.bindings import entry_point
+from polyfuse.runtime.libraries import SharedLibrary
 from polyfuse_cpp.native_host.text import HOST_LANGUAGE, host_header, host_text
 
 if TYPE_CHECKING:
@@ -49,10 +49,13 @@ def load_hosts(folder: Path) -> Mapping[str, Callable[..., Any]]:
 
 def _load_host(path: Path) -> Opener:
     """The function that opens the program in a built library."""
-    make = entry_point(path, "pf_open", "host program")
+    library = SharedLibrary(path, "host program")
+    make = library.function("pf_open")
+    make.restype = ctypes.py_object
+    make.argtypes = [ctypes.c_void_p]
 
     def open_program(tables: HostTables) -> Callable[[list[Any]], tuple[Any, ...]]:
-        return _Opened(tables).call(make)
+        return _Opened(tables, library).call(make)
 
     return open_program
 
@@ -101,8 +104,9 @@ class _Tables(ctypes.Structure):
 class _Opened:
     """The tables as C structures. The program owns this object, and lives on what it holds."""
 
-    def __init__(self, tables: HostTables) -> None:
-        self._held: list[Any] = []
+    def __init__(self, tables: HostTables, library: SharedLibrary) -> None:
+        # and what `tables` holds: the libraries of kernels
+        self._held: list[Any] = [library, tables]
         requests = (_Request * max(1, len(tables.requests)))()
         for row, answer in zip(requests, tables.requests, strict=False):
             row.function = self._address(answer.function)

@@ -1,5 +1,6 @@
 // Python callables without Python.h: prototypes of the stable ABI, declared by hand.
-// Each kernel gets a METH_FASTCALL wrapper (see bindings.py); pf_bindings() returns them all as a dict.
+// Each kernel gets a METH_FASTCALL wrapper (see bindings.py); pf_bind() returns them all as a dict.
+// Each holds `owner`, which keeps this library loaded.
 extern "C" {
 struct _object;
 typedef _object PyObject;
@@ -73,7 +74,7 @@ static inline PyObject* none() {
   Py_IncRef((PyObject*)&_Py_NoneStruct);
   return (PyObject*)&_Py_NoneStruct;
 }
-static PyObject* make_bindings(void* data_ptr, pf_method* methods, int count) {
+static PyObject* make_bindings(void* data_ptr, PyObject* owner, pf_method* methods, int count) {
   tensor_data = (void* (*)(PyObject*))data_ptr;
   PyObject* one = PyLong_FromLong(1);
   if (!one) return nullptr;
@@ -81,7 +82,7 @@ static PyObject* make_bindings(void* data_ptr, pf_method* methods, int count) {
   Py_DecRef(one);
   PyObject* all = PyDict_New();
   for (int i = 0; all && i < count; ++i) {
-    PyObject* f = PyCFunction_NewEx(&methods[i], nullptr, nullptr);
+    PyObject* f = PyCFunction_NewEx(&methods[i], owner, nullptr);
     if (!f || PyDict_SetItemString(all, methods[i].name, f)) { Py_DecRef(all); return nullptr; }
     Py_DecRef(f);
   }
