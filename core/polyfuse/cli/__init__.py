@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except PolyfuseError as error:
-        print(f"polyfuse: {error}", file=sys.stderr)
+        print(f"polyfuse: {error} [{error.code}]", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # what is still buffered would raise again when the interpreter ends
