@@ -1,8 +1,8 @@
 """pluggy's manager, with every implementation guarded: one that raises, ends the process, answers nonsense or
 does not return is named once, left out from then on, and the others are called as usual.
 
-What pluggy means by its marks holds: order, wrappers, first results, historic calls, optional hooks. A guard
-stands around each implementation, inside pluggy's own call.
+What pluggy means by its marks holds: order, wrappers, first results, historic calls, optional hooks. Each
+implementation is called by a guard, inside pluggy's own call.
 """
 
 from __future__ import annotations
