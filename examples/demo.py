@@ -8,6 +8,7 @@ graph, and how the compiled call compares with eager mode.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -42,6 +43,7 @@ class Result:
     compile_seconds: float
     eager_milliseconds: float
     compiled_milliseconds: float
+    speed_ups: tuple[float, ...]
     largest_error: float
 
 
@@ -102,7 +104,7 @@ def training(name: str) -> Work:
 
 
 def measure(work: Work, backend: str, rounds: int) -> Result:
-    """Compile, compare with eager, and time both in turns."""
+    """Compile, compare with eager, and time both in turns, each first equally often."""
     torch.compiler.reset()
     _forget_reports(backend)
     eager = work.calls(work.model)
@@ -114,8 +116,11 @@ def measure(work: Work, backend: str, rounds: int) -> Result:
         seconds = time.perf_counter() - began
         reports = _reports(backend)
         times: dict[str, list[float]] = {"eager": [], "compiled": []}
-        for _ in range(rounds):
-            for name, call in (("eager", eager), ("compiled", compiled)):
+        calls = (("eager", eager), ("compiled", compiled))
+        for _, call in calls:
+            call()  # what is done once is not timed
+        for turn in range(rounds):
+            for name, call in calls if turn % 2 == 0 else reversed(calls):
                 began = time.perf_counter()
                 call()
                 times[name].append((time.perf_counter() - began) * 1e3)
@@ -125,6 +130,8 @@ def measure(work: Work, backend: str, rounds: int) -> Result:
         compile_seconds=seconds,
         eager_milliseconds=statistics.median(times["eager"]),
         compiled_milliseconds=statistics.median(times["compiled"]),
+        # by neighbours: what else the machine does slows both
+        speed_ups=tuple(e / c for e, c in zip(times["eager"], times["compiled"], strict=True)),
         largest_error=_largest_error(actual, expected),
     )
 
@@ -184,7 +191,7 @@ def fusion_table(results: Sequence[Result]) -> Table:
 def speed_table(results: Sequence[Result], backend: str) -> Table:
     table = Table(title="Against eager mode", title_justify="left")
     table.add_column("work", no_wrap=True)
-    for heading in ("compile s", "eager ms", f"{backend} ms", "speed-up", "largest error"):
+    for heading in ("compile s", "eager ms", f"{backend} ms", "speed-up", "half within", "error"):
         table.add_column(heading, justify="right")
     for result in results:
         table.add_row(
@@ -192,10 +199,36 @@ def speed_table(results: Sequence[Result], backend: str) -> Table:
             f"{result.compile_seconds:.2f}",
             f"{result.eager_milliseconds:.1f}",
             f"{result.compiled_milliseconds:.1f}",
-            f"{result.eager_milliseconds / result.compiled_milliseconds:.2f}x",
+            f"{statistics.median(result.speed_ups):.2f} x",
+            "{:.2f}..{:.2f}".format(*_middle(result.speed_ups)),
             f"{result.largest_error:.1e}",
         )
     return table
+
+
+def _middle(values: Sequence[float]) -> tuple[float, float]:
+    """Between which bounds the middle half lies."""
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else (values[0],) * 3
+    return low, high
+
+
+def doubts(results: Sequence[Result], load: float) -> list[str]:
+    """Why the times may mean little.
+
+    Args:
+        load: of the machine before anything was measured.
+    """
+    found = []
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if load > 0.3 * cpus:
+        found.append(f"the machine was busy (load {load:.1f} on {cpus} CPUs): times are too long, and vary")
+    for result in results:
+        low, high = _middle(result.speed_ups)
+        if high > 1.2 * low:
+            found.append(
+                f"the speed-up of {result.work.title} varies from turn to turn: {low:.2f} to {high:.2f}"
+            )
+    return found
 
 
 def print_decisions(console: Console, result: Result) -> None:
@@ -211,10 +244,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--backend", default="polyfuse", help="any backend of torch.compile")
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=["bert"])
-    parser.add_argument("--rounds", type=int, default=10, help="timed calls of each")
+    parser.add_argument("--rounds", type=int, default=40, help="timed calls of each")
     parser.add_argument("--decisions", action="store_true", help="print what was fused, and why not")
     options = parser.parse_args()
 
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     torch.manual_seed(0)
     console = Console()
     console.print(
@@ -229,6 +263,8 @@ def main() -> None:
     if any(result.reports for result in results):
         console.print(fusion_table(results))
     console.print(speed_table(results, options.backend))
+    for text in doubts(results, load):
+        console.print(f"warning: {text}", style="yellow", highlight=False)
     if options.decisions:
         for result in results:
             print_decisions(console, result)

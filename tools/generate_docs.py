@@ -15,6 +15,7 @@ from typing import Any
 
 from polyfuse import aot
 from polyfuse.base import errors
+from polyfuse.base.log import AREAS
 from polyfuse.base.settings import MODES, option_infos
 from polyfuse.ir import ops
 from polyfuse.plugin import Backend, CallSite, Choice, Manifest, Source, TargetInfo, hookspecs
@@ -73,11 +74,26 @@ def errors_page() -> str:
         "",
         NOTE,
         "",
-        "Every message names the cause and, after a semicolon, what to do about it.",
+        "Every message names the cause and, after a semicolon, what to do about it. A traceback shows the",
+        "code in a note below the message, and where a compiled program was running, the operators and the",
+        "line of the model. Commands print the code behind the message.",
         "",
+        "| code | error |",
+        "|---|---|",
     ]
-    for depth, error in _tree(errors.PolyfuseError, 0):
-        lines += [f"{'#' * (depth + 2)} `{error.__name__}`", "", inspect.getdoc(error) or "", ""]
+    found = list(_tree(errors.PolyfuseError, 0))
+    lines += [f"| {e.code} | [`{e.__name__}`](#{e.code.lower()}-{e.__name__.lower()}) |" for _, e in found]
+    lines.append("")
+    for depth, error in found:
+        lines += [f"{'#' * (depth + 2)} {error.code} `{error.__name__}`", "", inspect.getdoc(error) or "", ""]
+    lines += [
+        "## Warnings",
+        "",
+        "A warning is given once in a process, through the logger `polyfuse.AREA` of Python's `logging`.",
+        "`POLYFUSE_LOG=error` silences all of them, `POLYFUSE_LOG=plugin=error` those of one area:",
+        f"{', '.join(f'`{area}`' for area in AREAS)}, and the names of plugins.",
+        "`strict` raises instead where something falls back.",
+    ]
     return "\n".join(lines)
 
 
@@ -215,7 +231,7 @@ def _continued(line: str, before: list[str]) -> str:
     return f"  {line}" if line and before[-1].startswith(("- ", "  ")) else line
 
 
-def _tree(error: type[Exception], depth: int) -> Iterator[tuple[int, type[Exception]]]:
+def _tree(error: type[errors.PolyfuseError], depth: int) -> Iterator[tuple[int, type[errors.PolyfuseError]]]:
     yield depth, error
     for child in sorted(error.__subclasses__(), key=lambda item: item.__name__):
         if child.__module__ == errors.__name__:

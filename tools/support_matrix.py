@@ -1,4 +1,5 @@
-"""Writes docs/support-matrix.md: the conformance kit for the backends named, or for all that work here.
+"""Writes docs/support-matrix.md and its summary, docs/conformance.md: the conformance kit for the backends
+named, or for all that work here. Examples take part where they are installed.
 
 `NAME@DEVICE` runs a backend on a device, in several processes. Sections of backends that are not run stay.
 """
@@ -24,6 +25,17 @@ HEAD = """# Support matrix
 What each backend passed of the conformance kit, which `polyfuse conformance NAME` runs: ✓ right, – refused
 with a reason, ✗ wrong.
 """
+SUMMARY = PAGE.with_name("conformance.md")
+SUMMARY_HEAD = """# Conformance
+
+<!-- Made by tools/support_matrix.py, which runs the conformance kit. -->
+
+After this page you know how many cells of the [conformance kit](writing-a-backend.md) each backend passed,
+refused with a reason, and failed. The built-in backends and those of `examples` (minimal, numpy, sim) take
+the same kit;
+[the support matrix](support-matrix.md) shows every cell with its reason.
+
+"""
 PROCESSES = 8
 """That run the kit on a device side by side."""
 
@@ -33,10 +45,44 @@ def main(names: Sequence[str]) -> int:
     matrices = [_matrix(name) for name in names or PluginManager(Settings.resolve()).order("cpu")]
     for matrix in matrices:
         print(matrix.summary())
-    known = _sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
-    sections = {**known, **{matrix.backend: matrix.markdown() for matrix in matrices}}
-    PAGE.write_text("\n".join([HEAD, *sections.values()]), encoding="utf-8")
+    known = sections(PAGE.read_text(encoding="utf-8")) if PAGE.exists() else {}
+    merged = {**known, **{matrix.backend: matrix.markdown() for matrix in matrices}}
+    PAGE.write_text("\n".join([HEAD, *merged.values()]), encoding="utf-8")
+    SUMMARY.write_text(summary(merged), encoding="utf-8")
     return 0 if all(matrix.ok for matrix in matrices) else 1
+
+
+def summary(found: Mapping[str, str]) -> str:
+    """The page with a row for each backend: counts, and what of each group passed."""
+    rows = [_row(title, text) for title, text in found.items()]
+    groups = list(dict.fromkeys(group for _, _, counts in rows for group in counts))
+    lines = ["| backend | passed | refused | failed |", "|---|--:|--:|--:|"]
+    lines += [f"| {title} | {' | '.join(totals)} |" for title, totals, _ in rows]
+    lines += [
+        "",
+        "## Passed, by group",
+        "",
+        f"| backend | {' | '.join(groups)} |",
+        "|---" + "|--:" * len(groups) + "|",
+    ]
+    lines += [f"| {title} | {' | '.join(c.get(group, '–') for group in groups)} |" for title, _, c in rows]
+    return SUMMARY_HEAD + "\n".join(lines) + "\n"
+
+
+def _row(title: str, text: str) -> tuple[str, list[str], dict[str, str]]:
+    """A section's title, its counts, and by group how many of how many cells passed."""
+    totals = re.findall(r"(\d+) (?:passed|refused|failed)", text)[:3]
+    counts: dict[str, str] = {}
+    for part in re.split(r"^### ", text, flags=re.M)[1:]:
+        group, _, body = part.partition("\n")
+        if group != "Reasons":
+            found = [
+                sign for line in body.splitlines() for sign in line.split(" | ")[1:] if line.startswith("| ")
+            ]
+            signs = [sign.strip(" |") for sign in found]
+            tried = sum(sign in ("✓", "–", "✗") for sign in signs)
+            counts[group] = f"{signs.count('✓')} of {tried}" if tried else "none"
+    return title, totals, counts
 
 
 def _matrix(name: str) -> Matrix:
@@ -46,7 +92,7 @@ def _matrix(name: str) -> Matrix:
     return replace(run(backend, device=device, jobs=PROCESSES), backend=f"{backend} on {device}")
 
 
-def _sections(page: str) -> Mapping[str, str]:
+def sections(page: str) -> Mapping[str, str]:
     """The sections of a page, by heading."""
     parts = re.split(r"^## (.*)\n", page, flags=re.M)[1:]
     return {

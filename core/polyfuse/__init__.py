@@ -13,13 +13,18 @@ from polyfuse.base.lazy import attribute
 
 if TYPE_CHECKING:
     from polyfuse.backend import polyfuse as polyfuse
+    from polyfuse.reporting.function import explain as explain
     from polyfuse.reporting.function import report as report
 
     __version__: str
 
-__all__ = ["__version__", "polyfuse", "report"]
+__all__ = ["__version__", "explain", "polyfuse", "report"]
 
-_LAZY = {"polyfuse": "polyfuse.backend:polyfuse", "report": "polyfuse.reporting.function:report"}
+_LAZY = {
+    "explain": "polyfuse.reporting.function:explain",
+    "polyfuse": "polyfuse.backend:polyfuse",
+    "report": "polyfuse.reporting.function:report",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
 
+from polyfuse import cli
 from polyfuse.base.errors import KernelBuildError, PolyfuseError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.checking.compare import agree
+from polyfuse.compiler.reports.replay import replay
+from polyfuse.compiler.session import session_for
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Pointwise
 from polyfuse.plugin import Claim, Config, Launchable, No, Source
@@ -25,6 +30,7 @@ from polyfuse.testing.cases.memory import memory_cases
 from polyfuse.testing.cases.scalar import scalar_cases
 from polyfuse.testing.conformance import Run
 from polyfuse.testing.matrix import Cell, Matrix, Status
+from polyfuse.testing.pass_list import update_pass_list
 
 
 class Wrong(InterpreterBackend):
@@ -274,6 +280,7 @@ def test_sections_of_the_page_that_are_not_made_anew_stay(tmp_path, monkeypatch)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "tools"))
     page = importlib.import_module("support_matrix")
     monkeypatch.setattr(page, "PAGE", tmp_path / "matrix.md")
+    monkeypatch.setattr(page, "SUMMARY", tmp_path / "summary.md")
     monkeypatch.setattr(page, "run", lambda name, **_: Matrix(name, (Cell("g", "r", "", Status.PASS),)))
     assert page.main(["one", "two"]) == 0
     assert page.main(["two@cuda", "one"]) == 0
@@ -304,3 +311,39 @@ def test_sections_of_the_page_that_are_not_made_anew_stay(tmp_path, monkeypatch)
 def test_comparison(found, wanted, tolerance, same):
     a, b = torch.tensor([found]), torch.tensor([wanted])
     assert bool(agree(a, b, tolerance.allowed(b), tolerance.signed_zero)) is same
+
+
+def test_the_first_failing_kernel_can_be_run_again(tmp_path, monkeypatch, capsys):
+    matrix = matrix_of(Wrong, [*scalar_cases(True)])
+    failure = matrix.first_failure()
+    assert failure is not None and failure.row == "add" and "= add f32" in failure.kernel
+    monkeypatch.setattr("polyfuse.cli.conformance.run_conformance", lambda *_: matrix)
+    repro, passes = tmp_path / "add.ir", tmp_path / "passes.txt"
+    assert cli.main(["conformance", "wrong", "--repro", str(repro), "--passes", str(passes)]) == 1
+    assert f"polyfuse replay {repro} --backend wrong" in capsys.readouterr().err
+    assert not replay(repro.read_text(), session_for(Settings(backends=("interpreter",))))[0].problem
+    assert any("cos" in line for line in passes.read_text().splitlines())
+
+
+def test_a_pass_list_only_grows(tmp_path):
+    path = tmp_path / "passes.txt"
+
+    def run(**statuses: Status) -> tuple[str, ...]:
+        cells = (Cell("g", row, "f32", status, "") for row, status in statuses.items())
+        return update_pass_list(path, Matrix("some", tuple(cells)))
+
+    assert run(a=Status.PASS, b=Status.FAIL, c=Status.REFUSED) == ()
+    assert run(b=Status.PASS, c=Status.PASS) == ()
+    assert run(a=Status.REFUSED, b=Status.FAIL, c=Status.PASS) == ("g: a [f32]", "g: b [f32]")
+    assert path.read_text().splitlines() == ["g: a [f32]", "g: b [f32]", "g: c [f32]"]
+
+
+def test_the_matrix_as_json_and_as_a_page():
+    cells = (Cell("g", "row <1>", "f32", Status.PASS), Cell("g", "row 2", "f32", Status.REFUSED, 'no "f32"'))
+    matrix = Matrix("some", cells, {"version": "3"})
+    found = json.loads(matrix.json())
+    assert found["counts"] == {"pass": 1, "refused": 1, "fail": 0} and found["facts"] == {"version": "3"}
+    assert found["cells"][1]["reason"] == 'no "f32"'
+    page = ElementTree.fromstring(matrix.html().partition("\n")[2].replace('<meta charset="utf-8">', ""))
+    assert [cell.get("class") for cell in page.iter("td") if cell.get("class")] == ["pass", "refused"]
+    assert [row.text for row in page.iter("th") if row.get("scope") == "row"] == ["row <1>", "row 2"]

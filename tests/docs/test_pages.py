@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 PAGES += sorted((ROOT / "examples").rglob("*.md"))
 EXAMPLE = ROOT / "examples" / "third_party_backend"
 MINIMAL = ROOT / "examples" / "minimal_backend"
+ACCELERATOR = ROOT / "examples" / "accelerator"
 
 
 def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest) -> None:
@@ -40,6 +42,30 @@ def test_the_guide_for_authors_shows_the_example(request: pytest.FixtureRequest)
         "conformance": file("tests/test_conformance.py"),
     }
     check(ROOT / "docs" / "writing-a-backend.md", blocks, request.config.getoption("--update-golden"))
+
+
+def test_the_guide_for_accelerators_shows_the_example(request: pytest.FixtureRequest) -> None:
+    def file(name: str) -> str:
+        text = (ACCELERATOR / "polyfuse_sim" / name).read_text(encoding="utf-8")
+        why = "<!-- not run: tests/devices/test_accelerator.py runs it, installed -->"
+        return f"{why}\n\n{fenced('python', text)}"
+
+    blocks = {
+        "init": file("__init__.py"),
+        "device": file("device.py"),
+        "manifest": file("manifest.py"),
+        "backend": file("backend.py"),
+    }
+    check(ROOT / "docs" / "new-accelerator.md", blocks, request.config.getoption("--update-golden"))
+
+
+def test_the_summary_of_conformance_is_that_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    page = importlib.import_module("support_matrix")
+    sections = page.sections(page.PAGE.read_text(encoding="utf-8"))
+    assert page.summary(sections) == page.SUMMARY.read_text(encoding="utf-8"), "run tools/support_matrix.py"
+    assert {"minimal", "numpy", "sim on sim"} <= sections.keys()
+    assert all(", 0 failed." in text for text in sections.values())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -86,7 +112,7 @@ def test_commands_and_variables_exist() -> None:
     wrong = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for command in re.findall(r"(?:^|`)polyfuse ([a-z]+)", text, re.MULTILINE):
+        for command in re.findall(r"(?:^|`)polyfuse ([a-z-]+)", text, re.MULTILINE):
             if command not in COMMANDS:
                 wrong.append(f"{page.name}: polyfuse {command}")
         for variable in re.findall(r"\bPOLYFUSE_[A-Z_]*[A-Z]", text):

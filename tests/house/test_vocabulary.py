@@ -59,7 +59,9 @@ FILES = {
     str(path.relative_to(ROOT)): path
     for folder in FOLDERS
     for path in sorted(folder.rglob("*"))
-    if path.suffix in ENDINGS and str(path.relative_to(ROOT)) not in LISTS
+    if path.suffix in ENDINGS
+    and str(path.relative_to(ROOT)) not in LISTS
+    and "node_modules" not in path.parts
 }
 
 

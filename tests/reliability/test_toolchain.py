@@ -66,6 +66,7 @@ def test_a_compiler_that_fails_to_build(monkeypatch, tmp_path, warned):
     check()
     (text,) = warned
     assert "'cpp'" in text and "falls back to 'interpreter'" in text and "POLYFUSE_STRICT" in text
+    assert f"\n  command: {tmp_path / 'compiler'} " in text and text.endswith("\n  out of luck")
 
 
 def test_strict_raises_the_compilers_words(monkeypatch, tmp_path):

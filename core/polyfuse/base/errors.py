@@ -17,14 +17,15 @@
     ├── CacheError              an artifact store cannot be used
     └── PackageError            an ahead-of-time package cannot be made, loaded or called
 
-A message is one sentence: the cause, then what to do about it.
+A message is one sentence: the cause, then what to do about it. Each class has a code, which tracebacks show
+in a note, beside the line of the model where that is known; docs/reference/errors.md explains it.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from polyfuse.base.text import printable
 
@@ -57,11 +58,15 @@ _E = TypeVar("_E", bound=BaseException)
 class PolyfuseError(Exception):
     """Base of every error raised by Polyfuse: a `cause`, and a `fix` where one is known."""
 
+    code: ClassVar[str] = "PF1000"
+
     def __init__(self, cause: str, fix: str = "") -> None:
         cause, fix = printable(cause), printable(fix)
         super().__init__(cause, fix)
         self.cause = cause
         self.fix = fix
+        # tracebacks show notes below the message, which stays one sentence
+        self.add_note(f"{self.code}, explained in docs/reference/errors.md")
 
     def __str__(self) -> str:
         return f"{self.cause}; {self.fix}" if self.fix else self.cause
@@ -73,12 +78,16 @@ class InvalidOptionError(PolyfuseError, ValueError):
     Correct the name or the value; the message names the nearest known ones.
     """
 
+    code = "PF1100"
+
 
 class UnsupportedError(PolyfuseError):
     """The compiler cannot express a graph, an operator, a dtype, a shape or a device.
 
     Normally the node or the graph runs in eager mode instead; with the option `strict` the error is raised.
     """
+
+    code = "PF1200"
 
 
 class InputLayoutError(PolyfuseError, RuntimeError):
@@ -88,6 +97,8 @@ class InputLayoutError(PolyfuseError, RuntimeError):
     Call it with inputs like those it was compiled with, or compile it again.
     """
 
+    code = "PF1300"
+
 
 class IRError(PolyfuseError):
     """The intermediate representation breaks one of its rules. This is a fault of Polyfuse or of a plugin.
@@ -95,35 +106,51 @@ class IRError(PolyfuseError):
     Report it with the text dumped under the option `dump`.
     """
 
+    code = "PF1400"
+
 
 class VerifyError(IRError):
     """A verifier found a node, kernel or program that breaks a rule of the representation."""
+
+    code = "PF1410"
 
 
 class ParseError(IRError):
     """Text given to a parser of the representation is not well formed; the message holds line and column."""
 
+    code = "PF1420"
+
 
 class BackendError(PolyfuseError):
     """A code-generator plugin failed or cannot be used. Its work goes to the next plugin in order."""
+
+    code = "PF1500"
 
 
 class BackendUnavailableError(BackendError):
     """A plugin was asked for by name but is unknown, disabled, or lacks something that it requires."""
 
+    code = "PF1510"
+
 
 class IncompatibleBackendError(BackendError):
     """A plugin was built for another version of the plugin interface; install a version made for this one."""
 
+    code = "PF1520"
+
 
 class DuplicateBackendError(BackendError):
     """Two distributions declare a plugin of the same name; uninstall one of them."""
+
+    code = "PF1530"
 
 
 class KernelBuildError(PolyfuseError):
     """Compiling the source of a kernel failed. Holds the command, what it printed, and whether it was ended
     because it took too long.
     """
+
+    code = "PF1600"
 
     def __init__(
         self,
@@ -164,6 +191,8 @@ class KernelBuildError(PolyfuseError):
 class KernelLoadError(PolyfuseError):
     """A built kernel cannot be loaded into this process, most often because a shared library is missing."""
 
+    code = "PF1610"
+
 
 class KernelLaunchError(PolyfuseError, RuntimeError):
     """A device refused to start a kernel, or its arguments are not what the kernel was compiled for.
@@ -172,12 +201,16 @@ class KernelLaunchError(PolyfuseError, RuntimeError):
     here too: with the option `debug_sync` it shows at its cause.
     """
 
+    code = "PF1620"
+
 
 class CacheError(PolyfuseError):
     """An artifact store cannot be used: no folder is writable, or a lock was not released in time.
 
     Name a writable folder with the option `cache_dir`. The compiler itself treats a damaged entry as a miss.
     """
+
+    code = "PF1700"
 
 
 class PackageError(PolyfuseError):
@@ -186,6 +219,8 @@ class PackageError(PolyfuseError):
 
     The message names the operator, feature, file or argument.
     """
+
+    code = "PF1800"
 
 
 def mark_from_model(error: _E) -> _E:

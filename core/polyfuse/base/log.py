@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -19,6 +20,8 @@ AREAS: Final = (
     *("schedule", "settings", "workers"),
 )
 """The areas of the core that log. Plugins log under their own names."""
+
+_HINT = "Polyfuse gives each warning once; POLYFUSE_LOG=error silences them."
 
 _warned: dict[tuple[str, str], None] = {}
 _lock = threading.Lock()
@@ -69,7 +72,12 @@ def warn_once(area: str, message: str, *, key: str = "") -> bool:
         if mark in _warned:
             return False
         _warned[mark] = None
-    get_logger(area).warning("%s", printable(message))
+        first = len(_warned) == 1
+    logger = get_logger(area)
+    logger.warning("%s", printable(message))
+    if first and logger.isEnabledFor(logging.WARNING) and not logger.hasHandlers() and sys.stderr is not None:
+        # nobody has set up logging, so that the message went to standard error as it is
+        print(_HINT, file=sys.stderr)
     return True
 
 

@@ -269,7 +269,9 @@ class Settings:
     )
     progress: str = _neutral(
         "auto",
-        "Show the progress of autotuning on standard error. `auto`: where that is a terminal.",
+        "Show on standard error how far a compile of more than two seconds is: stage, kernels built, trials "
+        "of autotuning, time left. `auto`: where that is a terminal, and in notebooks; elsewhere the log has "
+        "a line at level info.",
         choices=("auto", "on", "off"),
     )
 
@@ -352,8 +354,8 @@ class Settings:
     )
     profile: bool = _option(
         False,
-        "Mark every kernel for torch's profiler, and print time and memory bandwidth of each when the "
-        "process ends.",
+        "Mark every kernel for torch's profiler, and print time and memory bandwidth of each, and of library "
+        "calls, when the process ends; the first launch of each is told apart.",
     )
     benchmark_harness: bool = _neutral(
         False, "Make each dumped program a script that times itself on random inputs."

@@ -28,6 +28,7 @@ COMMANDS: Final = {
     "conformance": ("polyfuse.cli.conformance", "test a backend against the reference interpreter"),
     "doctor": ("polyfuse.cli.doctor", "check this installation and every backend's toolchain"),
     "explain": ("polyfuse.cli.explain", "run a program and print what was compiled and why"),
+    "new-backend": ("polyfuse.cli.new_backend.command", "write a distribution with a backend, to start from"),
     "package": ("polyfuse.cli.package", "describe or verify an ahead-of-time package"),
     "replay": ("polyfuse.cli.replay", "compile a dumped graph or kernel and compare it with the interpreter"),
     "report": ("polyfuse.cli.report", "run a program and write an HTML page of what was compiled and why"),
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except PolyfuseError as error:
-        print(f"polyfuse: {error}", file=sys.stderr)
+        print(f"polyfuse: {error} [{error.code}]", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # what is still buffered would raise again when the interpreter ends

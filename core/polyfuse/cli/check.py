@@ -6,8 +6,7 @@ import argparse
 
 from polyfuse.base.settings import set_environment
 from polyfuse.checking import tally
-from polyfuse.cli.explain import configure as configure_program
-from polyfuse.cli.explain import run_program
+from polyfuse.cli.explain import configure_program, run_program
 
 __all__ = ["EXAMPLE", "configure", "run"]
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 
 from rich.console import Console
 
 from polyfuse.testing.conformance import run as run_conformance
+from polyfuse.testing.matrix import Matrix
+from polyfuse.testing.pass_list import update_pass_list
 
 __all__ = ["EXAMPLE", "configure", "run"]
 
 EXAMPLE = """
-polyfuse conformance NAME --quick --jobs 2
+polyfuse conformance NAME --quick -j 2
+polyfuse conformance NAME --format html
 """
 
 
@@ -19,18 +24,52 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
     parser.add_argument("name", help="the backend to test, such as `polyfuse backends` lists")
     parser.add_argument("--quick", action="store_true", help="leave out what differs only in type or size")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown, for the support matrix")
+    parser.add_argument(
+        "--format",
+        choices=("table", "markdown", "json", "html"),
+        default="table",
+        help="how the matrix is printed; a table for the terminal when not given",
+    )
     parser.add_argument("--device", default="cpu", help="the device to run on; cpu when not given")
     parser.add_argument(
-        "--jobs", type=int, default=1, help="processes that share the cases; 1 when not given"
+        "-j", "--jobs", type=int, default=1, help="processes that share the cases; 1 when not given"
+    )
+    parser.add_argument(
+        "--passes",
+        type=Path,
+        metavar="FILE",
+        help="a list of what has passed, which is extended; what it lists and does not pass is an error",
+    )
+    parser.add_argument(
+        "--repro",
+        type=Path,
+        metavar="FILE",
+        help="where the first failing kernel is written; NAME-failure.ir when not given",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the kit and print the matrix; the status is 1 when something failed."""
+    """Run the kit and print the matrix; the status is 1 when something failed, or passed before."""
     matrix = run_conformance(arguments.name, arguments.quick, arguments.device, arguments.jobs)
-    if arguments.markdown:
-        print(matrix.markdown(), end="")
-    else:
+    if arguments.format == "table":
         matrix.print(Console())
-    return 0 if matrix.ok else 1
+    else:
+        print(
+            {"markdown": matrix.markdown, "json": matrix.json, "html": matrix.html}[arguments.format](),
+            end="",
+        )
+    _name_first_failure(matrix, arguments.repro or Path(f"{arguments.name}-failure.ir"), arguments.name)
+    lost = update_pass_list(arguments.passes, matrix) if arguments.passes else ()
+    for label in lost:
+        print(f"passed before, and does not now: {label}", file=sys.stderr)
+    return 0 if matrix.ok and not lost else 1
+
+
+def _name_first_failure(matrix: Matrix, path: Path, backend: str) -> None:
+    failure = matrix.first_failure()
+    if failure is not None:
+        path.write_text(failure.kernel, encoding="utf-8")
+        print(
+            f"first failing kernel: {failure.label}; run it: polyfuse replay {path} --backend {backend}",
+            file=sys.stderr,
+        )

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import runpy
 import sys
 import traceback
 from pathlib import Path
 
 from polyfuse.base.errors import PolyfuseError
-from polyfuse.compiler.reports.explain import explain
-from polyfuse.compiler.reports.report import last_reports, reset_reports
+from polyfuse.base.settings import set_environment
 
-__all__ = ["EXAMPLE", "configure", "run"]
+__all__ = ["EXAMPLE", "configure", "configure_program", "run", "run_program"]
 
 EXAMPLE = """
-polyfuse explain model.py          # what matters first: costly kernels, fallbacks, refused fusions
-polyfuse explain --all model.py    # everything
+polyfuse explain model.py          # what matters first, then each graph
+polyfuse explain --all model.py    # nothing is cut
+polyfuse explain --json model.py > explained.json
 polyfuse explain -m package.train --epochs 1
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add arguments."""
+    parser.add_argument("--all", action="store_true", help="cut no list")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON; what the program prints goes to stderr"
+    )
+    configure_program(parser)
+
+
+def configure_program(parser: argparse.ArgumentParser) -> None:
+    """Add a program and its arguments."""
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a file")
     parser.add_argument("program", help="the Python program to run")
     rest = parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the program")
@@ -30,10 +41,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the program, print the reports, and return the program's own status."""
+    """Run the program, print what was compiled, and return the program's own status."""
+    from contextlib import redirect_stdout
+
+    from polyfuse.compiler.reports.explain import explain
+    from polyfuse.compiler.reports.report import last_reports, reset_reports
+    from polyfuse.reporting.collect import Collector
+    from polyfuse.reporting.overview import overview, overview_text
+
+    # a graph that is read has no decisions to tell of
+    set_environment(POLYFUSE_GRAPH_CACHE="0")
     reset_reports()
-    status = run_program(arguments.program, arguments.arguments, arguments.module)
-    print(explain(last_reports()), end="")
+    collector = Collector()
+    with redirect_stdout(sys.stderr if arguments.json else sys.stdout), collector.watching():
+        status = run_program(arguments.program, arguments.arguments, arguments.module)
+    data = overview(collector)
+    if arguments.json:
+        graphs = [dataclasses.asdict(report) for report in last_reports()]
+        print(json.dumps({"overview": data, "graphs": graphs}, indent=2, default=str))
+        return status
+    print(overview_text(data), end="")
+    if data["graphs"]:
+        print()
+        print(explain(last_reports(), everything=arguments.all), end="")
     return status
 
 

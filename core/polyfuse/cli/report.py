@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="show what changed since an earlier report, HTML or JSON",
     )
     parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="compile each module that the program calls, and use Polyfuse where torch.compile names no "
+        "backend; done anyway if the program compiles nothing with Polyfuse",
+    )
+    parser.add_argument(
         "--once", action="store_true", help="run the program once: no times of a warm compile"
     )
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a file")
@@ -77,6 +84,11 @@ def run(arguments: argparse.Namespace) -> int:
                 f"{arguments.program} ended with status {status} before anything could be written",
                 "let it end as Python programs do, not by os._exit or a signal",
             )
+        if status == 0 and not data["graphs"] and not arguments.compile:
+            _say("the program compiled nothing with Polyfuse; running it again with --compile")
+            arguments.compile = True
+            status, again = _child(arguments, folder, warm=False)
+            data = data if again is None else again
         if not arguments.once and status == 0:
             _say("running it again, for the time of a warm compile")
             _, again = _child(arguments, folder, warm=True)
@@ -95,7 +107,7 @@ def _child(arguments: argparse.Namespace, folder: Path, warm: bool) -> tuple[int
     """Run the program in a process of its own, and return its status and what was collected."""
     found = folder / ("warm.json" if warm else "cold.json")
     command = [sys.executable, "-m", "polyfuse", "report", "--collect", str(found)]
-    command += ["--warm"] * warm + ["-m"] * arguments.module
+    command += ["--warm"] * warm + ["-m"] * arguments.module + ["--compile"] * arguments.compile
     command += [arguments.program, *(["--", *arguments.arguments] if arguments.arguments else [])]
     environment = child_environment(POLYFUSE_CACHE_DIR=str(folder / "cache"))
     done = subprocess.run(command, env=environment, check=False)
@@ -106,11 +118,12 @@ def _child(arguments: argparse.Namespace, folder: Path, warm: bool) -> tuple[int
 def _collect(arguments: argparse.Namespace) -> int:
     """Run the program here, and write what was seen."""
     from polyfuse.cli.explain import run_program
+    from polyfuse.reporting.adopt import adopting
     from polyfuse.reporting.collect import Collector
     from polyfuse.reporting.describe import compile_times, describe
 
     collector = Collector(measure=not arguments.warm)
-    with collector.watching():
+    with collector.watching(), adopting() if arguments.compile else nullcontext():
         status = run_program(arguments.program, arguments.arguments, arguments.module)
     if arguments.warm:
         data = compile_times(collector)

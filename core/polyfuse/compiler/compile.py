@@ -13,6 +13,7 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.graph_cache import GraphCache
+from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.capture import compile_graph
@@ -76,7 +77,7 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
 
         return OfferedRewrites(session.extensions)(state)
 
-    with note_captured(gm, example_inputs):
+    with note_captured(gm, example_inputs), compiling(session.settings, lambda: _graph_of(gm)):
         compiled = compile_graph(
             gm,
             example_inputs,
@@ -88,6 +89,11 @@ def compile_in_session(gm: Any, example_inputs: Sequence[Any], session: CompileS
         )
         graph_cache.settle()
     return compiled
+
+
+def _graph_of(gm: Any) -> str:
+    """What was captured, for people."""
+    return f"a graph of {node_count(gm)} nodes"
 
 
 def _eager(gm: Any, settings: Settings) -> Callable[..., Any]:

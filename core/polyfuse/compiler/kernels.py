@@ -4,6 +4,7 @@ fails falls back to: another configuration of it, then the next backend.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from polyfuse.autotune.kernels import search_kernels
-from polyfuse.base.errors import PolyfuseError, UnsupportedError
+from polyfuse.base.errors import KernelBuildError, PolyfuseError, UnsupportedError
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.cache import Located
 from polyfuse.compiler.guarding import (
@@ -25,6 +26,7 @@ from polyfuse.compiler.guarding import (
 )
 from polyfuse.compiler.packages.kernels import GeneratedFrom
 from polyfuse.compiler.reports.naming import emit_named
+from polyfuse.compiler.reports.progress import note_built
 from polyfuse.compiler.reports.report import Provider
 from polyfuse.compiler.session import CompileSession
 from polyfuse.ir.kernel import Kernel
@@ -37,6 +39,9 @@ from polyfuse.workers import BuildFuture
 __all__ = ["Emitted", "PendingKernel", "emit_kernels", "pending_kernels", "submit", "tune_kernels"]
 
 _log = get_logger("compiler")
+
+# So many lines of a compiler's output are part of a warning.
+_TAIL = 5
 
 # How many configurations are looked at when the first one is not good.
 _CONFIGS_TRIED = 8
@@ -197,8 +202,13 @@ def submit(emitted: dict[tuple[str, Kernel], Emitted], session: CompileSession) 
 
 @dataclass
 class PendingKernel:
-    """A kernel on its way. `result` waits for it, and turns to the next backend if it failed to build."""
+    """A kernel on its way. `result` waits for it, and turns to the next backend if it failed to build.
 
+    Attributes:
+        name: in the host program.
+    """
+
+    name: str
     emitted: Emitted
     future: BuildFuture
     launch: Launch
@@ -235,10 +245,11 @@ class PendingKernel:
     def result(self) -> Callable[..., Any]:
         """The callable kernel; with the option `profile`, one that measures itself."""
         kernel, source, found = self._kernel, self.emitted.source, self._found()
+        note_built()
         if not self.session.settings.profile:
             return found
         uses = [{"size": 0, "inout": 2}.get(arg.kind, 1) for arg in kernel.args] + [0] * bool(source.scratch)
-        return metered(source.name, source.key, kernel.device.partition(":")[0], uses, found)
+        return metered(self.name, source.key, kernel.device.partition(":")[0], uses, found)
 
     def folder(self) -> Path | None:
         """Where the built kernel lies; None where it fell back to something else."""
@@ -334,9 +345,18 @@ def _warn_of_replacement(failed: str, kernel: Kernel, error: PolyfuseError, othe
     warn_once(
         "compiler",
         f"backend {failed!r} could not provide kernel {kernel.name} ({error.cause}), which falls back to "
-        f"{other}, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with the compiler's words",
+        f"{other}, here and wherever it fails; POLYFUSE_STRICT=1 raises the error with all of the compiler's "
+        f"words{_last_words(error)}",
         key=f"replacement of {failed}",
     )
+
+
+def _last_words(error: PolyfuseError) -> str:
+    """The command of a build that failed, and the end of what it printed; empty for other errors."""
+    if not isinstance(error, KernelBuildError) or not error.command:
+        return ""
+    tail = error.output.strip().splitlines()[-_TAIL:]
+    return "".join(f"\n  {line}" for line in (f"command: {shlex.join(error.command)}", *tail))
 
 
 def pending_kernels(
@@ -352,6 +372,6 @@ def pending_kernels(
     def pending(entry: ProgramKernel) -> PendingKernel:
         launch = launches[entry.launches[0]]
         item = emitted[entry.backend, entry.kernel]
-        return PendingKernel(item, futures[item.backend.name], launch, session)
+        return PendingKernel(entry.name, item, futures[item.backend.name], launch, session)
 
     return {entry.name: pending(entry) for entry in program.kernels}

@@ -31,6 +31,7 @@ from polyfuse.compiler.claims import lower_and_claim
 from polyfuse.compiler.graph_cache import record_of
 from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit, tune_kernels
 from polyfuse.compiler.native import native_host
+from polyfuse.compiler.reports import progress
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.dump import Dump
 from polyfuse.compiler.reports.report import GraphReport, record
@@ -46,6 +47,7 @@ from polyfuse.ir.verifier.verify import verify_graph, verify_kernel
 from polyfuse.program import plan, python_text, with_scratch
 from polyfuse.runtime.module import CompiledModule, load
 from polyfuse.runtime.native_program import HostStatus
+from polyfuse.runtime.profile import meter_calls
 from polyfuse.schedule import Claims, Decision, Launch, Schedule, is_unasked
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.kernels.aliasing import without_refused
@@ -62,7 +64,7 @@ def compile_aten(aten: AtenGraph, session: CompileSession) -> Callable[[list[Any
     Where a stage fails and `strict` is off, the graph runs in eager mode, with one warning.
     """
     try:
-        with compiling(aten):
+        with compiling(aten), progress.compiling(session.settings, lambda: f"graph {aten.name}"):
             built = compile_whole(aten, session)
         return _cacheable(aten, built, session)
     except Exception as error:
@@ -129,6 +131,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     with clock.stage("generate"):
         emitted = emit_kernels(schedule, session)
         futures = submit(emitted, session)
+        progress.watch_builds(futures.values())
         refused = {key: item.source.refused_aliases for key, item in emitted.items()}
         planned, separate = without_refused(schedule, refused)
     session.observe(separate)
@@ -151,6 +154,8 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     with clock.stage("load"):
         module = load(host, entries_for(kernels), planned.graph.objects, filename=dump.path("program.py"))
         module.native = native
+        if settings.profile:
+            meter_calls(module, (program.device or "").partition(":")[0])
     notes = {key: item.source.note for key, item in emitted.items()}
     providers = {key: item.provider for key, item in emitted.items()}
     return Built(module, planned, program, notes, kernels, status, providers)

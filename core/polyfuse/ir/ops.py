@@ -235,6 +235,12 @@ def combining_op(mode: str) -> str:
     return STORE_MODES.get(mode, "")
 
 
+def can_store(mode: str, dtype: DType) -> bool:
+    """Whether elements of a type can be stored so: what combines them has to compute in that type."""
+    op = combining_op(mode)
+    return not op or dtype.compute in SCALAR_OPS[op].types
+
+
 def identity(kind: str, dtype: DType) -> bool | int | float:
     """What a reduction of a kind in `REDUCTIONS` over nothing gives: combining with it changes no number.
 

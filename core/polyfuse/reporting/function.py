@@ -1,4 +1,6 @@
-"""`polyfuse.report(fn)(*args)`: compile a function, call it, and write what became of it."""
+"""`polyfuse.report(fn)(*args)` and `polyfuse.explain(fn)(*args)`: compile a function, call it, and tell what
+became of it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +13,17 @@ from typing import Any
 import torch
 
 from polyfuse.compiler.compile import compile_fx_graph
+from polyfuse.compiler.reports.explain import explain as explain_reports
+from polyfuse.compiler.reports.report import GraphReport
 from polyfuse.reporting.collect import Collector
 from polyfuse.reporting.compare import compare
 from polyfuse.reporting.describe import compile_times, describe
+from polyfuse.reporting.overview import overview, overview_text
 from polyfuse.reporting.page import read_report, write_json, write_page
 from polyfuse.torch_compat.tracing.frames import without_compile
 from polyfuse.torch_compat.tracing.pytree import flatten
 
-__all__ = ["Report", "report"]
+__all__ = ["Explanation", "Report", "explain", "report"]
 
 _CALLS = 3
 
@@ -121,3 +126,52 @@ def _differentiate(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
 
 def _needs_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What became of a function; `print` shows what matters first, then each graph.
+
+    Attributes:
+        data: what matters first, as `polyfuse explain --json` has it under `overview`.
+        graphs: the report of each graph.
+        result: what the function returned.
+    """
+
+    data: Mapping[str, Any] = field(repr=False)
+    graphs: tuple[GraphReport, ...] = field(repr=False)
+    result: Any = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{overview_text(self.data)}\n{explain_reports(self.graphs)}"
+
+
+def explain(
+    fn: Callable[..., Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    dynamic: bool | None = None,
+) -> Callable[..., Explanation]:
+    """Return a function that compiles `fn`, calls it, and tells what became of it.
+
+    The function is compiled anew, but kernels that were built before are not built again. Where a result
+    needs gradients, these are computed too, and not stored anywhere.
+
+    Args:
+        fn: a function or module, compiled or not.
+        mode, options, dynamic: as for `torch.compile(fn, backend="polyfuse", ...)`.
+
+    Raises:
+        PolyfuseError: as compiling and calling it does.
+    """
+    inner = without_compile(fn)
+
+    def run(*args: Any, **kwargs: Any) -> Explanation:
+        collector = Collector()
+        given = {"graph_cache": False, **(options or {})}
+        with collector.watching():
+            result = _called(inner, args, kwargs, given, mode, dynamic, 1)
+        return Explanation(overview(collector), tuple(item.report for item in collector.graphs), result)
+
+    return run

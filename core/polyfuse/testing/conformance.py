@@ -15,6 +15,7 @@ from pathlib import Path
 from polyfuse.base.errors import KernelBuildError, UnsupportedError
 from polyfuse.base.settings import Settings
 from polyfuse.base.text import shorten
+from polyfuse.ir.text.print import text
 from polyfuse.ir.verifier.verify import verify_kernel
 from polyfuse.plugin import Backend, Extensions, Launchable, No, PluginManager, Source
 from polyfuse.runtime.devices.registry import device_of, find_devices_with
@@ -189,7 +190,7 @@ class Run:
             faults = {**in_place.get(id(case), {}), **faults}
             for position, part in enumerate(case.parts):
                 fault = faults.get(position, "")
-                cells.append(_cell(part, Status.FAIL if fault else Status.PASS, fault))
+                cells.append(_cell(part, Status.FAIL if fault else Status.PASS, fault, case))
 
     def _in_place(
         self, cases: Sequence[Case], loaded: Mapping[str, Launchable], folder: Path
@@ -244,7 +245,7 @@ class Run:
             self._batch([self._on_device(half)], folder, cells)
         if not halves:
             for part in case.parts:
-                cells.append(_cell(part, status, reason))
+                cells.append(_cell(part, status, reason, case))
 
     def _contract(self, cases: Sequence[Case], folder: Path) -> Iterator[Cell]:
         whole = [case for case in cases if case.only is None] or cases
@@ -280,5 +281,6 @@ def _words(error: Exception) -> str:
     return f"the build raised {type(error).__name__}: {error}"
 
 
-def _cell(part: Part, status: Status, reason: str) -> Cell:
-    return Cell(part.group, part.row, part.column, status, shorten(reason, 300))
+def _cell(part: Part, status: Status, reason: str, case: Case | None = None) -> Cell:
+    kernel = text(case.kernel) if case is not None and status is Status.FAIL else ""
+    return Cell(part.group, part.row, part.column, status, shorten(reason, 300), kernel)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from html import escape
 
 from rich.console import Console
 from rich.table import Table
@@ -25,13 +27,14 @@ _COLOUR = {Status.PASS: "green", Status.REFUSED: "yellow", Status.FAIL: "bold re
 
 @dataclass(frozen=True)
 class Cell:
-    """One outcome, with the reason where it is not a pass."""
+    """One outcome, with the reason where it is not a pass, and the text of the kernel where it failed."""
 
     group: str
     row: str
     column: str
     status: Status
     reason: str = ""
+    kernel: str = ""
 
     @property
     def label(self) -> str:
@@ -56,6 +59,33 @@ class Matrix:
     def failures(self) -> tuple[Cell, ...]:
         """The cells that failed."""
         return tuple(c for c in self.cells if c.status is Status.FAIL)
+
+    def first_failure(self) -> Cell | None:
+        """The first cell that failed and whose kernel can be run again."""
+        return next((cell for cell in self.failures() if cell.kernel), None)
+
+    def json(self) -> str:
+        """All of it as JSON: the backend, its facts, counts, and a row for each cell."""
+        rows = [
+            {"group": c.group, "row": c.row, "column": c.column, "status": c.status, "reason": c.reason}
+            for c in self.cells
+        ]
+        counts = {str(status): self.count(status) for status in _RANK}
+        found = {"backend": self.backend, "facts": dict(self.facts), "counts": counts, "cells": rows}
+        return json.dumps(found, indent=1) + "\n"
+
+    def html(self) -> str:
+        """The matrix as a page that needs nothing else; a cell's reason shows when it is pointed at."""
+        lines = [_HTML_HEAD.format(escape(self.backend)), f"<p>{escape(self.summary())}</p>"]
+        for group, rows in self.groups().items():
+            columns = _columns(rows)
+            heads = "".join(f'<th scope="col">{escape(column or "outcome")}</th>' for column in columns)
+            lines += [f"<h2>{escape(group)}</h2>", f"<table><tr><td></td>{heads}</tr>"]
+            for row, cells in rows.items():
+                shown = "".join(_html_cell(cells.get(column)) for column in columns)
+                lines.append(f'<tr><th scope="row">{escape(row)}</th>{shown}</tr>')
+            lines.append("</table>")
+        return "\n".join([*lines, "</body></html>"]) + "\n"
 
     def count(self, status: Status) -> int:
         """How many cells have a status."""
@@ -131,6 +161,22 @@ class Matrix:
 
 _REASONS = 3
 _WORDS = {Status.PASS: "passed", Status.REFUSED: "refused", Status.FAIL: "failed"}
+
+
+_HTML_HEAD = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Conformance of {0}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem; color: #1b1b1b; background: #fff; }}
+td, th {{ padding: .1rem .6rem; text-align: center; font-weight: normal; }}
+th[scope=row] {{ text-align: left; }}
+.pass {{ color: #0a6b2d; }} .refused {{ color: #7a5200; }} .fail {{ color: #fff; background: #b3001b; }}
+</style></head><body><h1>Conformance of {0}</h1>"""
+
+
+def _html_cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "<td></td>"
+    words = escape(f"{cell.status}: {cell.reason}" if cell.reason else str(cell.status), quote=True)
+    return f'<td class="{cell.status}" title="{words}">{_SIGN[cell.status]}</td>'
 
 
 def _columns(rows: Mapping[str, Mapping[str, Cell]]) -> list[str]:

@@ -1,9 +1,21 @@
 from __future__ import annotations
 
 import pickle
+import re
+import traceback
 
 from polyfuse.base import errors
 from polyfuse.base.errors import KernelBuildError, PolyfuseError
+
+
+def test_each_class_has_a_code_that_tracebacks_show():
+    classes = [getattr(errors, name) for name in errors.__all__ if name.endswith("Error")]
+    codes = [error.code for error in classes]
+    assert len(set(codes)) == len(codes) and all(re.fullmatch(r"PF\d{4}", code) for code in codes)
+    error = errors.CacheError("no folder", "name one")
+    assert str(error) == "no folder; name one"
+    shown = "".join(traceback.format_exception(error)).splitlines()
+    assert shown[-1] == f"{errors.CacheError.code}, explained in docs/reference/errors.md"
 
 
 def test_cause_and_fix_make_one_sentence():

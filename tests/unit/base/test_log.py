@@ -7,7 +7,7 @@ import pytest
 
 from house.source_tree import core_files
 from polyfuse.base.errors import InvalidOptionError
-from polyfuse.base.log import AREAS, configure, get_logger, warn_once
+from polyfuse.base.log import AREAS, configure, get_logger, reset_warned, warn_once
 
 
 def test_logger_names():
@@ -20,6 +20,23 @@ def test_warn_once(warnings_seen):
     assert warn_once("a", "x") and not warn_once("a", "x")
     assert warn_once("b", "x") and not warn_once("b", "y", key="x")
     assert warnings_seen() == ["x", "x"]
+
+
+def test_the_first_warning_says_how_to_silence_them(monkeypatch, capsys):
+    """Where nobody has set up logging; others know their loggers."""
+    reset_warned()
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda self: False)
+    warn_once("cache", "one")
+    warn_once("cache", "two")
+    assert capsys.readouterr().err.count("POLYFUSE_LOG=error silences them") == 1
+    reset_warned()
+    logger = logging.getLogger("polyfuse.cache")
+    logger.setLevel(logging.ERROR)
+    try:
+        warn_once("cache", "one")
+    finally:
+        logger.setLevel(logging.NOTSET)
+    assert capsys.readouterr().err == ""
 
 
 def test_configure_refuses_unknown_levels():

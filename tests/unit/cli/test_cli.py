@@ -11,6 +11,7 @@ import torch
 from polyfuse import cli
 from polyfuse.base.log import reset_warned
 from polyfuse.base.version import version
+from polyfuse.testing.matrix import Cell, Matrix, Status
 
 
 def test_help_and_version(capsys):
@@ -150,3 +151,15 @@ def test_as_a_module():
         [sys.executable, "-m", "polyfuse", "--version"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0 and done.stdout.strip() == version()
+
+
+def test_conformance_prints_the_matrix_and_fails_with_it(capsys, monkeypatch):
+    for status, ended in ((Status.PASS, 0), (Status.FAIL, 1)):
+        cells = (Cell("scalar ops", "add", "f32", status),)
+        monkeypatch.setattr(
+            "polyfuse.cli.conformance.run_conformance", lambda name, *_, c=cells: Matrix(name, c)
+        )
+        assert cli.main(["conformance", "toy", "--quick"]) == ended
+        assert ("✗" in capsys.readouterr().out) == (ended == 1)
+    assert cli.main(["conformance", "toy", "--markdown"]) == 1
+    assert "|" in capsys.readouterr().out

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+import polyfuse
 from polyfuse import cli
 from polyfuse.base.settings import Settings
 from polyfuse.compiler.reports.explain import explain
-from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
+from polyfuse.compiler.reports.report import (
+    GraphReport,
+    LaunchReport,
+    Provider,
+    last_reports,
+    reset_reports,
+)
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.ir.text.parse import parse
 from polyfuse.ir.text.print import text
@@ -27,6 +36,27 @@ compiled = torch.compile(model, backend="polyfuse", options={"backends": ["inter
 compiled(torch.randn(4, 8), torch.randn(8))
 sys.exit(int(sys.argv[1]))
 """
+
+
+BROKEN = """
+import torch
+
+
+@torch.compile(backend="polyfuse", options={"backends": ["interpreter"]})
+def step(x):
+    y = torch.softmax(x * 2, -1)
+    print("broken")
+    return torch.special.airy_ai(y).cumsum(0)
+
+
+for size in (4, 5):
+    step(torch.randn(size, 8))
+"""
+
+
+@pytest.fixture(autouse=True)
+def without_what_the_command_sets(monkeypatch):
+    monkeypatch.setenv("POLYFUSE_GRAPH_CACHE", "0")
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +125,67 @@ def test_explain_runs_a_program_and_keeps_its_status(tmp_path: Path, capsys) -> 
     out = capsys.readouterr().out
     assert "graph " in out and "aten.linalg_lu_factor" in out
     assert cli.main(["explain", str(tmp_path / "none.py")]) == 1
+
+
+def test_what_matters_comes_first(tmp_path: Path, capsys) -> None:
+    """Five lines, costs, fallbacks, hints; then each graph."""
+    script = tmp_path / "script.py"
+    script.write_text(BROKEN)
+    assert cli.main(["explain", str(script)]) == 0
+    out = capsys.readouterr().out
+    heads = [line.split()[0] for line in out.splitlines()[2:7]]
+    assert heads == ["graphs", "kernels", "calls", "compiled", "seconds"]
+    assert re.search(r"^graphs +4 \(4 inference\), 2 graph breaks: .+script\.py:8$", out, re.MULTILINE)
+    assert "by interpreter 4" in out and "2 operators in eager mode (aten.special_airy_ai.default)" in out
+    seconds = re.search(r"^seconds +([\d.]+): tracing ([\d.]+), .*", out, re.MULTILINE)
+    assert seconds is not None and float(seconds[1]) >= float(seconds[2]) > 0
+    assert "costliest kernels and calls (measured)" in out
+    assert "2 x aten.special_airy_ai.default: it has no lowering" in out
+    assert "step was compiled 2 times: dimension 0 of x changed; mark it dynamic" in out
+    assert "step after line 8 was compiled 2 times" in out and "a graph break at " in out
+
+
+def test_a_function_is_explained_in_python() -> None:
+    x = torch.randn(4, 8, requires_grad=True)
+    found = polyfuse.explain(lambda x: x.sin() @ x.t(), options={"backends": ["interpreter"]})(x)
+    torch.testing.assert_close(found.result, x.sin() @ x.t())
+    assert [graph.kind for graph in found.graphs] == ["forward", "backward"] and x.grad is None
+    assert found.data["graphs"] == {"forward": 1, "backward": 1} and found.data["breaks"] == []
+    assert str(found).startswith("graphs    2 (1 forward, 1 backward), 0 graph breaks\nkernels   ")
+
+
+def test_the_overview_as_json(tmp_path: Path, capsys) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BROKEN)
+    assert cli.main(["explain", "--json", str(script)]) == 0
+    captured = capsys.readouterr()
+    data = json.loads(captured.out)
+    assert "broken" in captured.err, "what the program prints goes elsewhere"
+    assert data["overview"]["graphs"] == {"inference": 4} and len(data["overview"]["breaks"]) == 1
+    assert sum(row["share"] for row in data["overview"]["costliest"]) <= 1.001
+    names = [launch["name"] for graph in data["graphs"] for launch in graph["launches"]]
+    assert all(re.fullmatch(r"fused_\w+_\d+", name) for name in names)
+
+
+def test_a_refused_fusion_that_would_save_much_is_told(tmp_path: Path, capsys) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "f = lambda x: ((x + 1).cos(), (x[1:] + 1).sum(0))\n"
+        "torch.compile(f, backend='polyfuse', options={'backends': ['interpreter']})(torch.randn(8, 8))\n"
+    )
+    cli.main(["explain", str(script)])
+    out = capsys.readouterr().out
+    refused = out.partition("refused fusions that would save more than 1%")[2]
+    assert re.search(r"\d+%  fused_\w+_0 and fused_\w+_1: ", refused)
+
+
+def test_lists_are_cut_by_launches(monkeypatch, capsys) -> None:
+    launch = LaunchReport("k", Provider("toy"), (), ("aten.sin.default",), ("a", "b"), 8, name="k_0")
+    report = GraphReport("g", "inference", 40, kernels=40, launches=(launch,) * 40)
+    shown = explain([report])
+    assert shown.count("k_0 (toy") == 24 and "and 16 launches more; `polyfuse explain --all`" in shown
+    assert explain([report], everything=True).count("k_0 (toy") == 40
 
 
 def test_dumps_hold_every_stage_and_parse(tmp_path: Path) -> None:

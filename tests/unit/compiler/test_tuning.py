@@ -187,7 +187,7 @@ class TestRivals:
     """Backends that are timed against each other: one that refuses or raises costs its candidates alone."""
 
     @staticmethod
-    def raced(tunable: type[Tunable], monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...]) -> Record:
+    def timed(tunable: type[Tunable], monkeypatch: pytest.MonkeyPatch, backends: tuple[str, ...]) -> Record:
         """What is measured of one kernel with which two backends take part."""
         monkeypatch.setattr(tunable, "autotunes_kernels", True)
         monkeypatch.setattr(tunable, "benchmark", Backend.benchmark)
@@ -215,7 +215,7 @@ class TestRivals:
             raise error
 
         monkeypatch.setattr(tunable, method, broken)
-        found = self.raced(tunable, monkeypatch, ("toy", "cpp") if first else ("cpp", "toy"))
+        found = self.timed(tunable, monkeypatch, ("toy", "cpp") if first else ("cpp", "toy"))
         timed = [trial.candidate for trial in found.trials if trial.milliseconds != FAILED]
         assert sum(candidate.implementation == "cpp" for candidate in timed) > 1, found
         assert found.best is not None
@@ -235,7 +235,7 @@ class TestRivals:
             return dict.fromkeys(InterpreterBackend.load(self, folder), launch)
 
         monkeypatch.setattr(tunable, "load", load)
-        found = self.raced(tunable, monkeypatch, ("toy", "cpp"))
+        found = self.timed(tunable, monkeypatch, ("toy", "cpp"))
         assert found.best is not None and found.best.candidate.implementation == "cpp"
         assert all("no candidate" in text for text in warnings_seen())
 

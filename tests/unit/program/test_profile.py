@@ -59,13 +59,13 @@ def test_bytes_over_time_by_the_clock_of_the_device(device):
     x = torch.zeros(1000)
     launch = profile.metered("fused_add", "key", "somewhere", (1, 2, 0), kernel)
     other = profile.metered("fused_mul", "key2", "somewhere", (1,), lambda x: None)
-    for _ in range(3):
+    for _ in range(4):
         launch(x, x, 5)
     other(x)
     header, first, second = profile.report().splitlines()
-    # three times 2 ms for three times 12000 bytes
-    assert first.split() == ["6.000", "100.0%", "3", "2000.00", "0.0", "fused_add"]
-    assert second.split()[-1] == "fused_mul" and "GB/s" in header
+    # three times 2 ms for three times 12000 bytes; the first launch is told apart
+    assert first.split() == ["6.000", "100.0%", "3", "2000.00", "0.0", "2.000", "fused_add"]
+    assert second.split() == ["0.000", "0.0%", "0", "0.00", "0.0", "0.000", "fused_mul"] and "GB/s" in header
 
 
 def test_rates_are_in_gigabytes_a_second(device):
@@ -73,12 +73,13 @@ def test_rates_are_in_gigabytes_a_second(device):
         device.now += 1.0
 
     launch = profile.metered("k", "key", "somewhere", (1,), kernel)
-    launch(SimpleNamespace(nbytes=3_000_000_000))
+    for _ in range(2):
+        launch(SimpleNamespace(nbytes=3_000_000_000))
     assert profile.report().splitlines()[1].split()[4] == "3000.0"
 
 
 def test_equal_kernels_share_a_line(device):
-    for _ in range(2):
+    for _ in range(3):
         profile.metered("k", "key", "somewhere", (), lambda: None)()
     assert len(profile.report().splitlines()) == 2
     assert profile.report().splitlines()[1].split()[2] == "2"
@@ -108,8 +109,8 @@ def test_nothing_launched_nothing_printed(capsys):
 def test_the_option_prints_a_report_when_the_process_ends():
     script = (
         "import torch\n"
-        "f = torch.compile(lambda x: torch.relu(x) * 2, backend='polyfuse')\n"
-        "for n in range(4): f(torch.randn(256))\n"
+        "f = torch.compile(lambda x: (torch.relu(x) * 2) @ x, backend='polyfuse')\n"
+        "for n in range(4): f(torch.randn(64, 64))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -119,6 +120,9 @@ def test_the_option_prints_a_report_when_the_process_ends():
         check=True,
         timeout=300,
     )
-    header, _, line = done.stderr[done.stderr.index("kernels of Polyfuse") :].splitlines()[:3]
-    assert header == "kernels of Polyfuse" and line.split()[2] == "4"
-    assert line.split()[-1] == "fused_relu_mul"
+    _, _, *lines = done.stderr[done.stderr.index("kernels of Polyfuse") :].splitlines()[:4]
+    rows = {line.split()[-1]: line.split() for line in lines}
+    assert set(rows) == {"fused_maximum_0", "aten.mm.out"}, (
+        "kernels by their names in the program, and calls"
+    )
+    assert all(row[2] == "3" and float(row[5]) > 0 for row in rows.values()), "the first call counts apart"

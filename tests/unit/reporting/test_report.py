@@ -12,6 +12,7 @@ import polyfuse
 from polyfuse.base.errors import PolyfuseError
 from polyfuse.cli import main
 from polyfuse.compiler.reports import watch
+from polyfuse.reporting.adopt import adopting
 from polyfuse.reporting.collect import Collector
 from polyfuse.reporting.compare import compare
 from polyfuse.reporting.describe import describe
@@ -230,3 +231,22 @@ def test_a_native_host_program_is_measured_in_its_python_form(tmp_path: Path) ->
     (graph,) = found["graphs"]
     assert all(step["ms"] > 0 for step in graph["steps"])
     assert graph["host"].startswith("Python: a report measures")
+
+
+def test_a_program_that_knows_nothing_of_polyfuse_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYFUSE_BACKENDS", "interpreter")
+    collector = Collector()
+    model, x = Model(), torch.randn(4, 16)
+    wanted = model(x)
+    before = torch.compile, torch.nn.Module.__call__
+    with collector.watching(), adopting():
+        found = model(x)
+        found.sum().backward()
+        with torch.no_grad():
+            nn.Sequential(nn.ReLU(), nn.ReLU())(x)
+        again = torch.compile(lambda x: x.sin() * 2)(x)
+    assert (torch.compile, torch.nn.Module.__call__) == before
+    torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(again, x.sin() * 2)
+    kinds = [item.report.kind for item in collector.graphs]
+    assert kinds == ["forward", "backward", "inference", "inference"], "modules inside are parts of it"

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from polyfuse.compiler.reports.progress import enter_stage
+
 __all__ = ["Clock"]
 
 
@@ -18,6 +20,7 @@ class Clock:
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Count what happens inside to one stage."""
+        enter_stage(name)
         start = time.perf_counter()
         try:
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 
 from polyfuse.base.text import short_source, shorten
@@ -10,19 +11,26 @@ from polyfuse.compiler.reports.report import GraphReport, last_reports
 __all__ = ["explain", "explain_graph"]
 
 _SHOWN = 24
-"""Most lines of one kind; a model can have thousands."""
+"""Most items of one kind; a model can have thousands."""
+
+_MORE = "`polyfuse explain --all` shows them"
 
 
-def explain(reports: Iterable[GraphReport] | None = None) -> str:
-    """What the compiler did with the graphs of `reports`, or with those compiled last in this process."""
+def explain(reports: Iterable[GraphReport] | None = None, everything: bool = False) -> str:
+    """What the compiler did with the graphs of `reports`, or with those compiled last in this process.
+
+    Args:
+        everything: cut no list.
+    """
     found = list(last_reports() if reports is None else reports)
     if not found:
         return "nothing was compiled with Polyfuse\n"
-    return "\n".join(explain_graph(report) for report in found)
+    return "\n".join(explain_graph(report, everything) for report in found)
 
 
-def explain_graph(report: GraphReport) -> str:
+def explain_graph(report: GraphReport, everything: bool = False) -> str:
     """What the compiler did with one graph."""
+    most = sys.maxsize if everything else _SHOWN
     head = f"graph {report.name} ({report.kind}): {report.aten_ops} operators"
     if report.eager:
         return f"{head}, run in eager mode: {report.eager}\n"
@@ -43,13 +51,13 @@ def explain_graph(report: GraphReport) -> str:
         lines.append(
             "  rewrites: " + ", ".join(f"{name} {count}" for name, count in report.rewrites if count)
         )
-    lines += _section("kernels", _kernels(report))
-    lines += _section("library calls", _tally(report.calls))
-    lines += _section("chosen by timing", _tally(_choices(report)))
-    lines += _section("not timed", _tally(_declined(report)))
-    lines += _section("overlapped collectives", _overlapped(report))
-    lines += _section("not fused", _unfused(report))
-    lines += _section("eager fallbacks", _tally(f"{op}: {why}" for op, why in report.fallbacks))
+    lines += _launches(report, most)
+    lines += _section("library calls", _tally(report.calls), most)
+    lines += _section("chosen by timing", _tally(_choices(report)), most)
+    lines += _section("not timed", _tally(_declined(report)), most)
+    lines += _section("overlapped collectives", _overlapped(report), most)
+    lines += _section("not fused", _unfused(report), most)
+    lines += _section("eager fallbacks", _tally(f"{op}: {why}" for op, why in report.fallbacks), most)
     lines += _section(
         "refusals of backends",
         _tally(
@@ -57,14 +65,24 @@ def explain_graph(report: GraphReport) -> str:
             for d in report.decisions
             if d.kind == "backend"
         ),
+        most,
     )
     return "\n".join(lines) + "\n"
 
 
-def _kernels(report: GraphReport) -> Iterator[str]:
-    for number, launch in enumerate(report.launches, 1):
+def _launches(report: GraphReport, most: int) -> list[str]:
+    """The launches in order, with all that is known of each; what is cut is counted in launches."""
+    if not report.launches:
+        return []
+    lines = ["  kernels:", *(f"    {line}" for line in _kernels(report, most))]
+    left = len(report.launches) - most
+    return [*lines, f"    and {_count(left, 'launch', 'launches')} more; {_MORE}"] if left > 0 else lines
+
+
+def _kernels(report: GraphReport, most: int) -> Iterator[str]:
+    for number, launch in enumerate(report.launches[:most], 1):
         ops = ", ".join(op.removeprefix("aten.").removesuffix(".default") for op in launch.ops)
-        yield f"{number}. {launch.kernel} ({launch.backend}, {_bytes(launch.nbytes)}): {shorten(ops, 90)}"
+        yield f"{number}. {launch.name} ({launch.backend}, {_bytes(launch.nbytes)}): {shorten(ops, 90)}"
         if launch.provider.reason:
             yield f"     {shorten(launch.provider.reason, 160)}"
         if launch.note and not launch.provider.reason:
@@ -109,12 +127,12 @@ def _unfused(report: GraphReport) -> Iterator[str]:
         yield f"{first} and {second}: {reason}"
 
 
-def _section(title: str, items: Iterable[str]) -> list[str]:
+def _section(title: str, items: Iterable[str], most: int) -> list[str]:
     found = list(items)
     if not found:
         return []
-    more = [f"    and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    return [f"  {title}:", *(f"    {item}" for item in found[:_SHOWN]), *more]
+    more = [f"    and {len(found) - most} more; {_MORE}"] if len(found) > most else []
+    return [f"  {title}:", *(f"    {item}" for item in found[:most]), *more]
 
 
 def _tally(items: Iterable[str]) -> Iterator[str]:

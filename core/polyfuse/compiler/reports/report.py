@@ -34,13 +34,14 @@ class LaunchReport:
     """One launch of a generated kernel.
 
     Attributes:
-        kernel: its name.
+        kernel: its name in the IR, which other kernels of the graph may have too.
         provider: who generated it.
         nodes: the nodes of the representation that it computes.
         ops: the operators that these come from, each once.
         sources: the lines of the model that these come from, each once.
         nbytes: bytes that it reads and writes.
         note: what its backend says of how it is computed; often nothing.
+        name: of the kernel in the host program, in reports and in profiles; its number is that of its dumps.
     """
 
     kernel: str
@@ -50,6 +51,7 @@ class LaunchReport:
     sources: tuple[str, ...]
     nbytes: int
     note: str = ""
+    name: str = ""
 
     @property
     def backend(self) -> str:

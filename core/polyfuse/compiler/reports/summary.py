@@ -25,7 +25,8 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
     schedule = built.schedule
     before, after = bytes_moved(schedule)
     steps = (s for s in schedule.steps if isinstance(s, Launch))
-    launches = tuple(_launch_report(s, schedule, built) for s in steps)
+    names = {launch: entry.name for entry in built.program.kernels for launch in entry.launches}
+    launches = tuple(_launch_report(s, schedule, built, names[s.name]) for s in steps)
     calls = tuple(s.node.op for s in schedule.steps if isinstance(s, Call))
     return GraphReport(
         aten.name,
@@ -48,7 +49,7 @@ def graph_report(aten: AtenGraph, lowering: LoweringReport, built: Built, clock:
     )
 
 
-def _launch_report(launch: Launch, schedule: Schedule, built: Built) -> LaunchReport:
+def _launch_report(launch: Launch, schedule: Schedule, built: Built, name: str) -> LaunchReport:
     key = launch.backend, launch.kernel
     origins = {o: None for node in launch.nodes for o in node.origins}
     return LaunchReport(
@@ -59,6 +60,7 @@ def _launch_report(launch: Launch, schedule: Schedule, built: Built) -> LaunchRe
         tuple(dict.fromkeys(o.source for o in origins if o.source)),
         step_bytes(launch, schedule),
         built.notes.get(key, ""),
+        name,
     )
 
 

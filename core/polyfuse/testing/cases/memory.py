@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load
 from polyfuse.ir.kernel import KernelArg
-from polyfuse.ir.ops import CHECK_MODE, STORE_MODES
+from polyfuse.ir.ops import CHECK_MODE, STORE_MODES, can_store
 from polyfuse.ir.types import DType
 from polyfuse.symbolic import Index, IndexLike, axis, symbol
 from polyfuse.testing.cases import values
@@ -253,6 +253,8 @@ _STORE_TYPES = (F32, F64, I32, I64, BF16, F16, U8)
 def _stores(quick: bool) -> Iterator[Case]:
     for mode in STORE_MODES:
         for dtype in (F32, I64) if quick else _STORE_TYPES:
+            if not can_store(mode, dtype):
+                continue
             if mode != "set":
                 yield _colliding(mode, dtype)
             yield _permuted(mode, dtype)

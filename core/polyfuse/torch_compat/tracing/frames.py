@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Break", "Frame", "break_after", "compiled_frames", "keep_frames", "without_compile"]
+__all__ = [
+    "Break",
+    "Frame",
+    "break_after",
+    "compiled_frames",
+    "is_compiled",
+    "keep_frames",
+    "without_compile",
+]
 
 
 @dataclass(frozen=True)
@@ -90,3 +98,8 @@ def without_compile(fn: Any) -> Any:
     if inner is not None:
         return inner
     return getattr(fn, "_torchdynamo_orig_callable", fn)
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether calling a module calls what `torch.compile` made of it."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
