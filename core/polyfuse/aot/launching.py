@@ -70,6 +70,11 @@ class Launching:
         self, entry: Entry, units: Mapping[str, Mapping[str, Callable[..., Any]]]
     ) -> dict[str, Callable[..., Any]]:
         """The kernels of an entry, by their names in its program."""
+        absent = [name for name, (unit, key) in entry.kernels.items() if key not in units[unit]]
+        if absent:
+            raise PackageError(
+                f"the package {self.path} has no kernel {absent[0][:100]}", "copy the package again"
+            )
         return {
             name: self._kernel(entry, name, unit, key, units[unit][key])
             for name, (unit, key) in entry.kernels.items()

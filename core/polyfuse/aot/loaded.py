@@ -15,7 +15,7 @@ from polyfuse.aot.container import ALIGNMENT
 from polyfuse.aot.description import Argument, Description, Entry, Weight
 from polyfuse.aot.weights import Mapped, aligned_copy
 from polyfuse.base.errors import PackageError
-from polyfuse.base.text import join_words
+from polyfuse.base.text import join_words, shorten
 from polyfuse.runtime.devices.registry import device_of
 from polyfuse.runtime.module import CompiledModule
 from polyfuse.torch_compat.tracing import pytree
@@ -180,8 +180,14 @@ class LoadedEntry:
 
 
 def _laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    copy = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
-    return copy.copy_(value.detach())
+    try:
+        copy = torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device)
+        return copy.copy_(value.detach())
+    except RuntimeError as error:
+        raise PackageError(
+            f"an argument cannot be laid out with the strides {strides} ({shorten(str(error), 200)})",
+            "make the package again, with an example of that layout",
+        ) from error
 
 
 @contextmanager

@@ -27,10 +27,11 @@ _ONE_32: Final = 0xFFFFFFFF
 _STORED: Final = 0
 _DEFLATED: Final = 8
 # Of the flags, only the one for names in UTF-8 and the level of compression mean nothing to us.
-_IGNORED_FLAGS: Final = 0x0800 | 0x0006
+_UTF8: Final = 0x0800
+_IGNORED_FLAGS: Final = _UTF8 | 0x0006
 _CHUNK: Final = 1 << 20
 
-_PART: Final = re.compile(r"(?!\.)[\w.+-]{1,200}", re.ASCII)
+_NO_WORD: Final = re.compile(r"[.+-]")
 
 
 class DamagedArchiveError(ValueError):
@@ -182,7 +183,7 @@ class ZipReader:
                 rows[at + sum(lengths[:i]) : at + sum(lengths[: i + 1])] for i in range(3)
             )
             at += sum(lengths)
-            text = name.decode("ascii", "replace")
+            text = name.decode("utf-8" if flags & _UTF8 else "ascii", "replace")
             if at > len(rows) or mark != b"PK\1\2" or disk or comment or flags & ~_IGNORED_FLAGS:
                 raise DamagedArchiveError("its list of members is damaged")
             if not is_plain_name(text) or text in found or method not in (_STORED, _DEFLATED):
@@ -232,8 +233,16 @@ class ZipReader:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name is that of a file somewhere below a folder: parts of letters, digits and `_.+-`."""
-    return len(name) <= 1000 and all(_PART.fullmatch(part) for part in name.split("/"))
+    """Whether a name is that of a file somewhere below a folder: parts of letters, digits and `_.+-`.
+
+    Letters are those of Python's identifiers: entries of packages are called as their users say.
+    """
+    return len(name) <= 1000 and all(_is_plain_part(part) for part in name.split("/"))
+
+
+def _is_plain_part(part: str) -> bool:
+    plain = f"_{_NO_WORD.sub('_', part)}".isidentifier()
+    return 1 <= len(part) <= 200 and not part.startswith(".") and plain
 
 
 def _large(extra: bytes, count: int) -> tuple[int, ...]:

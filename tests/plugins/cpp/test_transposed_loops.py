@@ -63,7 +63,7 @@ def test_rows_too_short_for_a_vector(shape: tuple[int, int], dtype: DType, isa: 
     _, at = s.reduce("argmax", s.load("a", k["x0"] * steps + k["r0"]), s.index(k["r0"]))
     k.section().store("o", k["x0"], at)
     if not isa:
-        text = backend().emit(k.build()).text
+        text = backend("avx512").emit(k.build()).text  # narrower vectors need no such loads for all of these
         assert f"tile_load_first<{steps}>" in text and "fold_max" not in text
     a = torch.randint(0, 9, shape).to(dtype.torch)
     out = torch.zeros(rows, dtype=torch.int64)
