@@ -5,6 +5,7 @@ little memory, or is as good as the whole one. The C loader reads the same files
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 import sys
 import zipfile
@@ -171,8 +172,6 @@ def test_bombs_are_refused_before_memory_is_had_for_them(whole, tmp_path):
 
 
 def test_a_path_that_leads_elsewhere_is_refused(whole, tmp_path, monkeypatch):
-    import json
-
     def elsewhere(content: bytes) -> bytes:
         manifest = json.loads(content)
         unit = next(iter(manifest["units"].values()))
@@ -185,6 +184,19 @@ def test_a_path_that_leads_elsewhere_is_refused(whole, tmp_path, monkeypatch):
     with pytest.raises(PackageError, match="lack the file"):
         load(path)
     assert not list(tmp_path.rglob("outside"))
+
+
+@pytest.mark.parametrize("size", [[0], [7], [8, 0], []])
+def test_a_weight_of_another_size_is_refused(whole, model, tmp_path, size):
+    """Where the description says that there is less than kernels read."""
+
+    def smaller(content: bytes) -> bytes:
+        manifest = json.loads(content)
+        manifest["weights"][1] |= {"size": size, "stride": [1] * len(size)}
+        return json.dumps(manifest).encode()
+
+    content = rewritten(whole.read_bytes(), {"package.json": smaller})
+    assert check(content, tmp_path / "small.pf", model)
 
 
 @pytest.mark.parametrize(
