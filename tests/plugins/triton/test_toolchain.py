@@ -274,7 +274,8 @@ class TestTargets:
     @pytest.mark.skipif(torch.cuda.is_available(), reason=HAS_GPU)
     def test_without_a_gpu_the_backend_declines_in_one_sentence(self):
         with pytest.raises(
-            BackendUnavailableError, match=r"^(this torch is built without|no NVIDIA GPU)[^.\n]*$"
+            BackendUnavailableError,
+            match=r"^(this torch is built without|no NVIDIA GPU)[^.\n]*(\nPF\d+, explained in \S+)?$",
         ):
             TritonBackend(Settings())
         manager = PluginManager(Settings())

@@ -161,5 +161,5 @@ def test_conformance_prints_the_matrix_and_fails_with_it(capsys, monkeypatch):
         )
         assert cli.main(["conformance", "toy", "--quick"]) == ended
         assert ("✗" in capsys.readouterr().out) == (ended == 1)
-    assert cli.main(["conformance", "toy", "--markdown"]) == 1
+    assert cli.main(["conformance", "toy", "--format", "markdown"]) == 1
     assert "|" in capsys.readouterr().out

@@ -39,8 +39,8 @@ LINEAR_ALGEBRA = _named(
 MATMULS = _named("mm bmm addmm baddbmm _int_mm")
 
 TEMPLATES = _named(
-    "convolution convolution_backward _grouped_mm _scaled_mm mkldnn_rnn_layer sort sort.stable topk "
-    "_embedding_bag _embedding_bag_forward_only"
+    "convolution convolution_backward _grouped_mm _scaled_mm _scaled_grouped_mm mkldnn_rnn_layer sort "
+    "sort.stable topk _embedding_bag _embedding_bag_forward_only"
 )
 """Calls that plugins may take over."""
 
