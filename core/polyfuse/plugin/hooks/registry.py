@@ -26,8 +26,8 @@ def register(plugin: object, name: str = "") -> str:
 
     Args:
         plugin: a module, class or other object with functions marked `hookimpl`. It may do without the hook
-            `polyfuse_manifest`. The benchmark worker knows it too if it is a module that can be imported
-            there, or can be pickled; otherwise candidates are timed in this process.
+            `polyfuse_manifest`. The benchmark worker, another process, does not know it: candidates of such
+            a backend are timed with the option `tune_in_process`.
         name: a unique name; empty: the one in its manifest, or its own.
 
     Graphs that were compiled before stay as they are. Of several plugins, the one registered last is called
