@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from polyfuse_bench.fuzz.building import Sessions
 from polyfuse_bench.fuzz.program import Input, Program, Statement
-from polyfuse_bench.fuzz.trial import Trial
+from polyfuse_bench.fuzz.trial import Trial, fault_of, is_wrong_before, prepare
 from polyfuse_bench.fuzz.worker import outcome_by
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -218,3 +220,30 @@ def test_it_is_right_now(name: str) -> None:
         assert not in_interpreter(outcome_by, found.backend, found.trial())
         return
     assert not outcome_by(found.backend, found.trial())
+
+
+def test_what_every_backend_gets_wrong_is_no_finding() -> None:
+    """cpp-31001632: AOTAutograd returns a view of a written input with strides of its own making."""
+    found = Found(
+        "interpreter",
+        {"a0": "normal('f32', 9, 9, 12)[:, :, 1:-2]"},
+        ("a0.tanh_()", "v12 = a0.flatten(0, 1)"),
+        ("v12",),
+        route="dynamic",
+    )
+    sessions = Sessions("interpreter")
+    prepared = prepare(found.trial(), sessions)
+    assert not fault_of(prepared, sessions) or is_wrong_before(prepared)
+    # what is wrong in the backend alone is a finding: the other result, or more of an error
+    right = prepared.run
+
+    def written_wrongly(a0: Tensor) -> list[Tensor]:
+        results = list(right(a0))
+        a0.add_(1)
+        return results
+
+    def far_off(a0: Tensor) -> list[Tensor]:
+        return [result + 100 for result in right(a0)]
+
+    assert not is_wrong_before(replace(prepared, run=written_wrongly))
+    assert not is_wrong_before(replace(prepared, run=far_off))
