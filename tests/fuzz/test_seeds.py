@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from polyfuse_bench.fuzz.building import Sessions
 from polyfuse_bench.fuzz.program import Input, Program, Statement
-from polyfuse_bench.fuzz.trial import Trial
+from polyfuse_bench.fuzz.trial import Trial, fault_of, is_wrong_before, prepare
 from polyfuse_bench.fuzz.worker import outcome_by
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,34 @@ SEEDS: dict[str, Found] = {
             "v3 = v0 / (v2.abs() + 0.5)",
         ),
         ("v1", "v3"),
+    ),
+    # of two outputs computed together, blocks of columns read the sums of more columns than a block has
+    "halide-32000077: a reduction of columns, beside two outputs with its loop": Found(
+        "halide",
+        {"a1": "normal('f16', 6, 127, 3)[::2, :, :]", "a2": "normal('f16', 3)", "a4": "normal('f16', 4)"},
+        (
+            "v12 = a1 + torch.relu(a1 - 0.5)",
+            "v15 = v12 * torch.rsqrt(v12.to(f32).square().mean(-1, keepdim=True) + 1e-5).to(f16) * a2",
+            "v12.select(0, 0).zero_()",
+            "v18 = F.pad(v15, (1, 0))",
+            "v20 = v18 * torch.rsqrt(v18.to(f32).square().mean(-1, keepdim=True) + 1e-5).to(f16) * a4",
+            "v21 = a2 / (v15.abs() + 0.5)",
+            "v22 = 1 - v20",
+            "v23 = v22 + F.silu(v22) * v22",
+            "v24 = torch.tril(v15)",
+        ),
+        ("v18", "v20", "v21", "v23", "v24"),
+    ),
+    # where a kernel contracts, its sums are strict, and Halide lets no strict sums change places
+    "halide-32001399: a sum at computed rows, whose loops may not change places": Found(
+        "halide",
+        {
+            "a0": "normal('f32', 1, 15, 15)",
+            "a1": "below(1, 8)",
+            "a2": "normal('f32', 8, 15, 15)",
+        },
+        ("a0.index_add_(0, a1, a2)", "F.silu(a2, inplace=True)"),
+        ("a0",),
     ),
     # a result took the storage of an input that a second pass over the rows read again
     "triton-20310: a result in the place of an input whose rows are read twice": Found(
@@ -190,3 +220,30 @@ def test_it_is_right_now(name: str) -> None:
         assert not in_interpreter(outcome_by, found.backend, found.trial())
         return
     assert not outcome_by(found.backend, found.trial())
+
+
+def test_what_every_backend_gets_wrong_is_no_finding() -> None:
+    """cpp-31001632: AOTAutograd returns a view of a written input with strides of its own making."""
+    found = Found(
+        "interpreter",
+        {"a0": "normal('f32', 9, 9, 12)[:, :, 1:-2]"},
+        ("a0.tanh_()", "v12 = a0.flatten(0, 1)"),
+        ("v12",),
+        route="dynamic",
+    )
+    sessions = Sessions("interpreter")
+    prepared = prepare(found.trial(), sessions)
+    assert not fault_of(prepared, sessions) or is_wrong_before(prepared)
+    # what is wrong in the backend alone is a finding: the other result, or more of an error
+    right = prepared.run
+
+    def written_wrongly(a0: Tensor) -> list[Tensor]:
+        results = list(right(a0))
+        a0.add_(1)
+        return results
+
+    def far_off(a0: Tensor) -> list[Tensor]:
+        return [result + 100 for result in right(a0)]
+
+    assert not is_wrong_before(replace(prepared, run=written_wrongly))
+    assert not is_wrong_before(replace(prepared, run=far_off))

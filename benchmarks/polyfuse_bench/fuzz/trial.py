@@ -28,6 +28,7 @@ __all__ = [
     "Prepared",
     "Trial",
     "is_banned",
+    "is_wrong_before",
     "prepare",
     "trial_of",
     "fault_of",
@@ -47,7 +48,7 @@ RAISED = "raised"
 """How an outcome begins that is no wrong value."""
 
 BANNED = "banned"
-"""The outcome of a program that PyTorch compiles for no backend."""
+"""The outcome of a program that PyTorch compiles for no backend, or into wrong values for every one."""
 
 _LARGE: Mapping[str, Scale] = {
     "cpp": Scale((3, 6), 1 << 17),
@@ -120,7 +121,10 @@ def trial_of(seed: int, backend: str, device: str) -> Trial:
 _JUMPS = re.compile("amax|amin|maximum|minimum|sort|topk|cummax|relu|clamp|abs|hard|arg|std|norm\\(|unfold")
 
 
-_BANNED = re.compile("has internal overlap|more than one element of the written-to tensor refers to")
+_BANNED = re.compile(
+    "has internal overlap|more than one element of the written-to tensor refers to"
+    "|view size is not compatible with input tensor|Cannot view a tensor with shape"
+)
 
 
 def _is_smooth(program: Program) -> bool:
@@ -130,6 +134,10 @@ def _is_smooth(program: Program) -> bool:
     strides, in which several elements share memory, so that every compiler over it is wrong.
     """
     return not any(s.writes or _JUMPS.search(s.text.replace("layer_norm", "")) for s in program.statements)
+
+
+# By how much more than `aot_eager` a backend may err where that is wrong too: its rounding is its own.
+_AS_WRONG = 1.5
 
 
 @dataclass
@@ -160,14 +168,13 @@ def prepare(trial: Trial, sessions: Sessions) -> Prepared:
     return Prepared(trial, truth, run, choice)
 
 
-def _answers(prepared: Prepared) -> list[Tensor]:
-    """What the compiled program answers."""
-    trial = prepared.trial
+def _answers_of(trial: Trial, run: Callable[..., Sequence[Tensor]]) -> list[Tensor]:
+    """What a compiled program answers."""
     arguments = trial.program.arguments(device=trial.device)
     if trial.route == GRADIENTS:
-        return with_gradients(trial.program, prepared.run, arguments)
+        return with_gradients(trial.program, run, arguments)
     with torch.no_grad():
-        return [*prepared.run(*arguments), *arguments]
+        return [*run(*arguments), *arguments]
 
 
 class _Captured:
@@ -190,8 +197,8 @@ def fault_of(prepared: Prepared, sessions: Sessions) -> str:
     torch.set_num_threads(trial.threads)
     try:
         # kernels must leave nothing behind that the second call would find
-        wrong = prepared.truth.differences(_answers(prepared)) or prepared.truth.differences(
-            _answers(prepared)
+        wrong = prepared.truth.differences(_answers_of(trial, prepared.run)) or prepared.truth.differences(
+            _answers_of(trial, prepared.run)
         )
     finally:
         torch.set_num_threads(1)
@@ -209,7 +216,9 @@ def outcome(trial: Trial, sessions: Sessions) -> str:
 
 
 def is_banned(trial: Trial, error: Exception) -> bool:
-    """Whether PyTorch itself compiles no such program, by any backend: one that writes to what overlaps."""
+    """Whether PyTorch itself compiles no such program, by any backend: one that writes to what overlaps, or
+    that returns a view of what was written, where AOTAutograd takes the written value for contiguous.
+    """
     if not _BANNED.search(str(error)):
         return False
     torch._dynamo.reset()
@@ -219,6 +228,24 @@ def is_banned(trial: Trial, error: Exception) -> bool:
     except Exception as own:
         return bool(_BANNED.search(str(own)))
     return False
+
+
+def is_wrong_before(prepared: Prepared) -> bool:
+    """Whether `backend="aot_eager"`, which generates nothing, is as wrong in every result that is wrong here.
+
+    AOTAutograd makes a view of an input that was written in place with the strides that a contiguous tensor
+    would have, where sizes are not known; and it adds gradients in another order than eager mode.
+    """
+    trial, truth = prepared.trial, prepared.truth
+    torch._dynamo.reset()
+    dynamic = trial.route == "dynamic"
+    run = torch.compile(trial.program.function(), backend="aot_eager", dynamic=dynamic)
+    try:
+        wrong = truth.differences(_answers_of(trial, prepared.run))
+        before = {each.what: each.norm for each in truth.differences(_answers_of(trial, run))}
+    except Exception:
+        return False
+    return bool(wrong) and all(w.what in before and w.norm <= _AS_WRONG * before[w.what] for w in wrong)
 
 
 def raised(error: Exception) -> str:

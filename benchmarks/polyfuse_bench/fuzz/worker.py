@@ -24,6 +24,7 @@ from polyfuse_bench.fuzz.trial import (
     Trial,
     fault_of,
     is_banned,
+    is_wrong_before,
     outcome,
     prepare,
     raised,
@@ -86,8 +87,10 @@ class Worker:
             self.say(at=seed, phase="run")
             try:
                 found = fault_of(prepared, self.sessions)
+                if found and is_wrong_before(prepared):
+                    found = BANNED
             except Exception as error:
-                found = raised(error)
+                found = BANNED if is_banned(prepared.trial, error) else raised(error)
             trial = with_configs(prepared.trial, prepared.choice)
             self._report(seed, trial, found)
             if found and _is_lost(self.device):
