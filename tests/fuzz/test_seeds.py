@@ -53,6 +53,34 @@ SEEDS: dict[str, Found] = {
         ),
         ("v1", "v3"),
     ),
+    # of two outputs computed together, blocks of columns read the sums of more columns than a block has
+    "halide-32000077: a reduction of columns, beside two outputs with its loop": Found(
+        "halide",
+        {"a1": "normal('f16', 6, 127, 3)[::2, :, :]", "a2": "normal('f16', 3)", "a4": "normal('f16', 4)"},
+        (
+            "v12 = a1 + torch.relu(a1 - 0.5)",
+            "v15 = v12 * torch.rsqrt(v12.to(f32).square().mean(-1, keepdim=True) + 1e-5).to(f16) * a2",
+            "v12.select(0, 0).zero_()",
+            "v18 = F.pad(v15, (1, 0))",
+            "v20 = v18 * torch.rsqrt(v18.to(f32).square().mean(-1, keepdim=True) + 1e-5).to(f16) * a4",
+            "v21 = a2 / (v15.abs() + 0.5)",
+            "v22 = 1 - v20",
+            "v23 = v22 + F.silu(v22) * v22",
+            "v24 = torch.tril(v15)",
+        ),
+        ("v18", "v20", "v21", "v23", "v24"),
+    ),
+    # where a kernel contracts, its sums are strict, and Halide lets no strict sums change places
+    "halide-32001399: a sum at computed rows, whose loops may not change places": Found(
+        "halide",
+        {
+            "a0": "normal('f32', 1, 15, 15)",
+            "a1": "below(1, 8)",
+            "a2": "normal('f32', 8, 15, 15)",
+        },
+        ("a0.index_add_(0, a1, a2)", "F.silu(a2, inplace=True)"),
+        ("a0",),
+    ),
     # a result took the storage of an input that a second pass over the rows read again
     "triton-20310: a result in the place of an input whose rows are read twice": Found(
         "interpreted",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import halide as hl
@@ -219,6 +220,10 @@ def _at_level(program: Program, func: Any, level: Any) -> None:
 
 def _columns(program: Program) -> None:
     """A block of neighbouring columns at a time, each lane with a column of its own."""
+    if len(program.outputs) > 1:
+        # of outputs computed together, Halide loses the bounds of a block whose loop is fused with another
+        # or begins earlier: it computes reductions for whole rows, where each block has room for its own
+        program.schedule = replace(program.schedule, fuse=min(program.schedule.fuse, 1), shift=False)
     plan = program.schedule
     head = next((o for o in program.outputs if o.loops), program.outputs[0])
     extent = program.axes[head.axes[-1].name()]
@@ -309,9 +314,10 @@ def _scatter(program: Program, scatter: Any) -> None:
         # each thread has columns of its own, and walks all rows
         chunk, inside = hl.RVar("chunk"), hl.RVar("inside")
         stage.split(order[-1], chunk, inside, wide, Tail)
-        stage.reorder(inside, *reversed(order[:-1]), chunk).vectorize(inside, plan.lanes, Tail).parallel(
-            chunk
-        )
+        apart = _reordered(stage, [chunk, *order[:-1], inside])  # strict sums may not be
+        stage.vectorize(inside, plan.lanes, Tail)
+        if apart:
+            stage.parallel(chunk)
         return
     stage.vectorize(order[-1], plan.lanes, Tail)
     if plan.fuse and scatter.disjoint and len(order) > 1:
