@@ -148,7 +148,8 @@ def test_views_of_copies_of_parts(name: str, dynamic: bool) -> None:
         torch.testing.assert_close(found, expected)
         for result in (found, expected):
             result.square().sum().backward()
-        torch.testing.assert_close(twin.grad, x.grad)
+        # sums of up to 4000 numbers, which narrower vectors add in another order than eager mode
+        torch.testing.assert_close(twin.grad, x.grad, rtol=1e-5, atol=1e-5)
 
 
 def test_copies_of_inputs_that_begin_elsewhere() -> None:

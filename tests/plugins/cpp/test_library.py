@@ -70,7 +70,7 @@ def test_without_timing_where_the_other_library_is_known_to_be_slow(maker, taken
     forget_sessions()
     reset_reports()
     torch.compiler.reset()
-    monkeypatch.setattr(onednn, "_FEW_PRODUCTS", 0)
+    monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
     # a processor of another maker is another machine, with a cache of its own
     options = {"strict": True, "cache_dir": str(tmp_path)}
     function = torch.compile(lambda x: LINEAR(x).cos(), backend="polyfuse", options=options, dynamic=True)
@@ -204,7 +204,7 @@ def test_weights_that_are_not_kept(run: Any) -> None:
 def test_kept_weights_without_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "vendor", lambda: "AuthenticAMD")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(onednn, "_FEW_PRODUCTS", 0)
+    monkeypatch.setattr(onednn, "_FEW_PAIRS", 0)
     forget_sessions()
     reset_reports()
     torch.compiler.reset()
