@@ -97,7 +97,7 @@ def test_sizes_are_known_when_it_is_launched(tmp_path, device):
 
 
 def test_records_are_forgotten_with_the_kernel_and_when_there_are_many(tmp_path, device, monkeypatch):
-    monkeypatch.setattr(launcher, "_KEPT", 2)
+    monkeypatch.setattr(launcher, "_CACHED", 2)
     launch, library = unit(tmp_path, product(72, 64, 128, dynamic=True, epilogue=RESIDUAL))
     given = operands(16, 64, 128)
     for rows in (1, 2, 3):

@@ -187,6 +187,18 @@ def copysign(a: Value, b: Value) -> Value:
     return from_bits(a.type(), (bits_of(a) & low) | (bits_of(b) & high))
 
 
+def narrowed(a: Value, kind: Any) -> Value:
+    """A double as `kind`, f32 or f64.
+
+    The sum keeps this conversion and a later one to 16 bits, at whatever distance, from becoming one, which
+    rounds once and calls a function that not every compiler's library has.
+    """
+    if kind.bits() == 64:
+        return a
+    narrow = hl.cast(kind, a)
+    return copysign(narrow + number(narrow, 0), narrow)
+
+
 def signbit(a: Value) -> Value:
     """Whether the sign is set."""
     bits = bits_of(a)

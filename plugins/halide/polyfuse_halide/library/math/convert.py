@@ -11,7 +11,7 @@ from typing import Any
 
 import halide as hl
 
-from polyfuse_halide.library.math.arithmetic import Value, constant_of, copysign, not_equal, number
+from polyfuse_halide.library.math.arithmetic import Value, constant_of, narrowed, not_equal, number
 
 __all__ = ["STORED", "bitcast", "constant", "convert", "memory_type", "value_type", "widened"]
 
@@ -133,12 +133,10 @@ def convert(a: Value, source: str, target: str) -> Value:
     if source in STORED:
         return convert(widened(a, source), "f32", target)
     if target in STORED:
-        narrow = convert(a, source, "f32")
-        if source == "f64":
-            # the sum keeps two casts from becoming one, which rounds once and calls the compiler's library
-            narrow = copysign(narrow + number(narrow, 0), narrow)
-        return _narrowed(narrow, target)
+        return _narrowed(convert(a, source, "f32"), target)
     kind = _TYPES[target]
+    if (source, target) == ("f64", "f32"):
+        return narrowed(a, kind)
     if target == "bool":
         return not_equal(a, number(a, 0))
     if source == "bool":

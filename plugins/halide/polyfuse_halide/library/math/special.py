@@ -17,6 +17,7 @@ from polyfuse_halide.library.math.arithmetic import (
     is_inf,
     is_nan,
     moved_up,
+    narrowed,
     negate,
     not_equal,
 )
@@ -128,7 +129,7 @@ def lgamma(x: Value) -> Value:
     )
     y = hl.select(x < d(0.0), d(1.1447298858494002) - hl.log(s) - y, y)
     y = hl.select(equal(x, d(0.0)) | is_inf(x), d(INF), y)
-    return hl.cast(kind, hl.select(is_nan(x), x, y))
+    return narrowed(hl.select(is_nan(x), x, y), kind)
 
 
 def digamma(x: Value) -> Value:
@@ -149,7 +150,7 @@ def digamma(x: Value) -> Value:
     found = hl.select(equal(x, d(INF)), x, found)
     found = hl.select(below & equal(part, d(0.0)), d(NAN), found)
     found = hl.select(equal(x, d(0.0)), copysign(d(INF), negate(x)), found)
-    return hl.cast(kind, hl.select(is_nan(x), x, found))
+    return narrowed(hl.select(is_nan(x), x, found), kind)
 
 
 def hypot(x: Value, y: Value) -> Value:
@@ -163,7 +164,7 @@ def hypot(x: Value, y: Value) -> Value:
         found = safe * hl.sqrt(p * p + q * q)
         return hl.select(infinite, hl.f64(INF), found)
     a, b = _to_f64(x), _to_f64(y)
-    return hl.select(infinite, single(INF), hl.cast(hl.Float(32), hl.sqrt(a * a + b * b)))
+    return hl.select(infinite, single(INF), narrowed(hl.sqrt(a * a + b * b), hl.Float(32)))
 
 
 def _quick_log(x: Value) -> Value:
@@ -211,7 +212,7 @@ def power(x: Value, y: Value) -> Value:
     ax, ay = absolute(x), absolute(y)
     usual = (ax > zero) & (ax < infinite)
     exponent = _to_f64(hl.select(is_nan(y), zero, y)) * _quick_log(_to_f64(hl.select(usual, ax, one)))
-    r = hl.cast(hl.Float(32), _quick_exp(exponent))
+    r = narrowed(_quick_exp(exponent), hl.Float(32))
     # 0: no integer, 1: odd, 2: even, as all numbers from 2**24 on are
     small = hl.select(ay < single(16777216.0), ay, zero)
     half = small * single(0.5)
