@@ -6,6 +6,8 @@ import copy
 import io
 import multiprocessing
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -39,6 +41,32 @@ def test_threads_call_it_at_once():
         found = list(pool.map(lambda x: gradient(run, x), inputs))
     for x, actual in zip(inputs, found, strict=True):
         torch.testing.assert_close(actual, gradient(net, x), rtol=1e-4, atol=1e-5)
+
+
+def test_threads_that_look_up_the_backend_first_together():
+    """Both have loaded it before either registers it."""
+    script = """
+import importlib.metadata, threading, torch
+both, load = threading.Barrier(2), importlib.metadata.EntryPoint.load
+def loaded(point):
+    found = load(point)
+    if point.group == "torch_dynamo_backends":
+        both.wait(60)
+    return found
+importlib.metadata.EntryPoint.load = loaded
+def look_up():
+    torch.compile(torch.sin, backend="polyfuse")
+    torch.compile(torch.sin, backend="polyfuse")
+    print("found")
+threads = [threading.Thread(target=look_up) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert "polyfuse" in torch._dynamo.list_backends()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.count("found") == 2, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("rows", [3, 5], ids=["the same size", "another size"])
