@@ -7,6 +7,7 @@ reads when it starts.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -167,10 +168,8 @@ def _serve(listening: socket.socket) -> str:
 
 
 def _answer(channel: socket.socket, status: int) -> None:
-    try:
+    with contextlib.suppress(OSError):  # nobody waits for it any more
         channel.sendall(status.to_bytes(8, "little", signed=True))
-    except OSError:  # nobody waits for it any more
-        pass
     channel.close()
 
 
