@@ -179,8 +179,8 @@ class Recorded(BaseException):
 
 
 def build_ahead(tests: Iterable[Callable[[], object]]) -> None:
-    """Build the kernels that `tests` ask for first, many in one unit: starting the compiler costs several times what
-    a small kernel does. Each test is run until it asks; what it does before it may do twice.
+    """Build the kernels that `tests` ask for first, many in one unit: starting the compiler costs several
+    times what a small kernel does. Each test is run until it asks; what it does before it may do twice.
     """
     global _wanted
     _wanted = {}

@@ -1,7 +1,7 @@
-"""Fresh processes in which torch is already imported: a parent imports torch and Dynamo once (two to four seconds of CPU
-time), and forks a child for each script. A child has its own environment, folder, arguments and output, and knows
-nothing of Polyfuse yet. Not for scripts that need an environment variable that the interpreter, the loader or torch
-reads when it starts.
+"""Fresh processes in which torch is already imported: a parent imports torch and Dynamo once (two to four
+seconds of CPU time), and forks a child for each script. A child has its own environment, folder, arguments
+and output, and knows nothing of Polyfuse yet. Not for scripts that need an environment variable that the
+interpreter, the loader or torch reads when it starts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Started:
         return self.returncode
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """Wait for its end, and return both outputs; a child that takes longer is killed, with `TimeoutExpired`."""
+        """Wait for its end, and return both outputs; it is killed after `timeout` seconds, an error."""
         if self.poll(timeout) is None:
             self.kill()
             self.poll(60)
@@ -64,8 +64,8 @@ class Started:
 def start(
     script: str, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
 ) -> Started:
-    """Start `script`, a text, as the main module of a child with `arguments`, in `folder` and `environment`: all
-    of it, as `child_environment` returns it."""
+    """Start `script`, a text, as the main module of a child with `arguments`, in `folder` and `environment`:
+    all of it, as `child_environment` returns it."""
     output = tempfile.mkdtemp(prefix="forked-", dir=_parent().outputs)
     for name in ("stdout", "stderr"):
         Path(output, name).touch()

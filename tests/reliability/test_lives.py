@@ -6,8 +6,6 @@ import copy
 import io
 import multiprocessing
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +14,8 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+
+import preforked
 
 OPTIONS = {"strict": True}
 
@@ -65,7 +65,7 @@ for thread in threads:
     thread.join()
 assert "polyfuse" in torch._dynamo.list_backends()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = preforked.run(script)
     assert done.returncode == 0 and done.stdout.count("found") == 2, done.stderr[-2000:]
 
 

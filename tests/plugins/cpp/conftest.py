@@ -13,7 +13,7 @@ from cpp_kernels import build_ahead
 
 @pytest.fixture(scope="module", autouse=True)
 def built_ahead(request: pytest.FixtureRequest) -> Iterator[None]:
-    """For tests without other fixtures than their parameters, in modules that compile kernels by `cpp_kernels`."""
+    """For tests without other fixtures than parameters, in modules that compile kernels by `cpp_kernels`."""
     if hasattr(request.module, "compiled"):
         threads = torch.get_num_threads()
         tests = []

@@ -15,7 +15,11 @@ _ONEDNN = torch.backends.mkldnn
 
 def matmul_precision() -> str:
     """Everything that decides how libraries multiply float32 matrices, as text."""
-    newer = (torch.backends.cuda.matmul.fp32_precision, _ONEDNN.matmul.fp32_precision)
+    newer = tuple(
+        # what the older interface sets back is "ieee", where "none" was
+        "ieee" if found == "none" else found
+        for found in (torch.backends.cuda.matmul.fp32_precision, _ONEDNN.matmul.fp32_precision)
+    )
     try:
         return f"{torch.get_float32_matmul_precision()} {newer}"
     except RuntimeError:  # torch's older interface refuses where the newer one was used

@@ -1,7 +1,7 @@
 """Dynamo's table of backends, where two threads may look up one of ours for the first time together.
 
-`lookup_backend` asks whether a backend is registered, loads it, and registers it, without a lock. The second of two
-threads gets `duplicate name`, or a KeyError between the two tables that the first one writes.
+`lookup_backend` asks whether a backend is registered, loads it, and registers it, without a lock. The second
+of two threads gets `duplicate name`, or a KeyError between the two tables that the first one writes.
 """
 
 from __future__ import annotations
