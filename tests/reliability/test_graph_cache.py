@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,11 @@ def test_what_is_not_the_same_is_not_found(name):
 
 SWITCHES = {
     "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "precision of cuBLAS": (
+        lambda: torch.backends.cuda.matmul.fp32_precision,
+        partial(setattr, torch.backends.cuda.matmul, "fp32_precision"),
+        "tf32",
+    ),
     "deterministic": (
         torch.are_deterministic_algorithms_enabled,
         torch.use_deterministic_algorithms,
