@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import Dim, ExportedProgram, export
 
-import preforked
 from polyfuse.base.settings import child_environment
 
 BATCH = {"min": 2, "max": 64}
@@ -45,7 +46,13 @@ def exported(model: torch.nn.Module) -> ExportedProgram:
 
 def in_a_process(script: str, *arguments: str, **environment: str) -> Any:
     """Run a script in a process that finds no program, and return what it printed as JSON."""
-    without = {**child_environment(), "PATH": "/nowhere", **environment}
-    done = preforked.run(script, *arguments, environment=without, folder=Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**child_environment(), "PATH": "/nowhere", **environment},
+        cwd=Path(__file__).parent,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
