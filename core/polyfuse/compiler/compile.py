@@ -13,6 +13,7 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.graph_cache.lookup import GraphCache
+from polyfuse.compiler.inductor_options import translated
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
@@ -35,13 +36,13 @@ def compile_fx_graph(
     Args:
         gm: the captured `torch.fx.GraphModule`.
         example_inputs: what it was captured with.
-        mode, options: as given to `torch.compile`.
+        mode, options: as given to `torch.compile`; options of torch's own compiler are translated.
 
     Raises:
         InvalidOptionError: an option or mode that does not exist.
     """
     try:
-        session = session_for(decided(Settings.resolve(mode, options)))
+        session = session_for(decided(Settings.resolve(mode, translated(options))))
     except (InvalidOptionError, BackendUnavailableError) as error:
         raise shown_as_it_is(error, inspect.currentframe()) from None
     return compile_in_session(gm, example_inputs, session)
