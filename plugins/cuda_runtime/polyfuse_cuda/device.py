@@ -10,7 +10,13 @@ import torch
 
 from polyfuse.runtime.devices.device import Device, DeviceProperties
 from polyfuse.runtime.devices.graphs import GraphRecorder
-from polyfuse.runtime.devices.switches import SwitchTable, attribute, read_switches, write_switches
+from polyfuse.runtime.devices.switches import (
+    SwitchTable,
+    attribute,
+    precision_of_matmuls,
+    read_switches,
+    write_switches,
+)
 from polyfuse.runtime.launching import c_function
 from polyfuse_cuda.gpu import known_gpu
 
@@ -108,7 +114,7 @@ def _preferred(choose: Callable[..., Any]) -> tuple[Callable[[], object], Callab
 
 _SWITCHES: SwitchTable = {
     "current": (_current, _set_current),
-    "matmuls of cuBLAS": attribute(_CUDA.matmul, "fp32_precision"),
+    "matmuls of cuBLAS": precision_of_matmuls(_CUDA.matmul),
     "convolutions": attribute(torch.backends.cudnn.conv, "fp32_precision"),
     "search": attribute(torch.backends.cudnn, "benchmark"),
     "cudnn": attribute(torch.backends.cudnn, "enabled"),

@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["SwitchTable", "attribute", "read_switches", "write_switches"]
+from polyfuse.torch_compat.devices.host_switches import precision_of_matmuls
+
+__all__ = ["SwitchTable", "attribute", "precision_of_matmuls", "read_switches", "write_switches"]
 
 # How a switch is read and how it is set, by a name of ours.
 SwitchTable = Mapping[str, tuple[Callable[[], object], Callable[[Any], object]]]
