@@ -13,12 +13,12 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
 from polyfuse.compiler.graph_cache.lookup import GraphCache
-from polyfuse.compiler.inductor_options import translated
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
+from polyfuse.torch_compat.options.counterparts import translated
 from polyfuse.torch_compat.tracing.dynamo import differentiates_forward, node_count, shown_as_it_is
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Options that scripts written for torch's own compiler pass to `torch.compile(options=...)`: which of ours do
-the same, and which have no counterpart.
+"""Options that scripts written for torch's own compiler pass to `torch.compile(options=...)`: which of ours
+do the same, and which have no counterpart.
 
 `COUNTERPARTS` is the table of docs/coming-from-inductor.md too.
 """
@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import option_infos
-from polyfuse.torch_compat.inductor_options import inductor_options
+from polyfuse.torch_compat.options.known import inductor_options
 
 __all__ = ["COUNTERPARTS", "Counterpart", "table", "translated"]
 
@@ -107,8 +107,8 @@ COUNTERPARTS: Final = (
     _row("max_autotune_gemm_search_space", "tune_candidates", "not taken over"),
     _row("autotune_in_subproc", "tune_in_process", "the worker process is the default here", _done),
     _row("autotune_fallback_to_aten", "gemm", "the library is always a candidate", _done),
-    _row("max_autotune_subproc_result_timeout_seconds", "tune_timeout", "not taken over", _done),
-    _row("precompilation_timeout_seconds", "build_timeout", "not taken over", _done),
+    _row("max_autotune_subproc_result_timeout_seconds", "tune_timeout", "not taken over"),
+    _row("precompilation_timeout_seconds", "build_timeout", "not taken over"),
     _row(
         "autotune_local_cache",
         "cache",

@@ -9,10 +9,10 @@ import torch
 
 from polyfuse.base.log import reset_warned
 from polyfuse.base.settings import Settings, option_infos
-from polyfuse.compiler.inductor_options import COUNTERPARTS, translated
 from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.plugin.session.discovery import find_candidates
-from polyfuse.torch_compat.inductor_options import inductor_options
+from polyfuse.torch_compat.options.counterparts import COUNTERPARTS, translated
+from polyfuse.torch_compat.options.known import inductor_options
 
 TRANSLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "cuda graphs": ({"triton.cudagraphs": True}, {"device_graphs": True}),
@@ -39,10 +39,11 @@ def test_options_are_translated(name, caplog):
 def test_what_has_no_counterpart_is_ignored_with_one_warning(caplog):
     reset_warned()
     given = {"shape_padding": True, "triton.multi_kernel": 1, "epilogue_fusion": False, "strict": True}
+    given |= {"precompilation_timeout_seconds": 9}
     for _ in range(2):
         assert translated(given) == {"strict": True}
     (record,) = caplog.records
-    for word in ("shape_padding=True", "triton.multi_kernel=1", "epilogue_fusion=False"):
+    for word in ("shape_padding=True", "triton.multi_kernel=1", "epilogue_fusion=False", "seconds=9"):
         assert word in record.getMessage()
 
 
