@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch.fx import GraphModule
 
+from polyfuse.torch_compat.tracing.output_views import views_of_inputs, with_views
+from polyfuse.torch_compat.tracing.written_strides import keep_written_strides
+
 if TYPE_CHECKING:
     from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
 
@@ -49,6 +52,8 @@ def compile_module(
     """
     from torch._functorch.aot_autograd import aot_module_simplified
 
+    views = views_of_inputs(gm)
+    keep_written_strides(gm)
     compilers = {"fw_compiler": forward, "bw_compiler": backward, "inference_compiler": inference}
     scope: AbstractContextManager[None] = nullcontext()
     if entry is not None:
@@ -65,7 +70,7 @@ def compile_module(
             decompositions=dict(decompositions),
             keep_inference_input_mutations=True,
         )
-    return compiled
+    return with_views(compiled, views) if views else compiled
 
 
 def min_cut_partition(
