@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from polyfuse.base.settings import Settings
@@ -19,6 +21,7 @@ from polyfuse.symbolic import Index, IndexLike, axis
 
 _FOLDERS = tempfile.TemporaryDirectory(prefix="cpp-kernels-", ignore_cleanup_errors=True)
 _LOADED: dict[str, Callable[..., None]] = {}
+_wanted: dict[str, dict[str, Any]] | None = None  # sources of each instruction set, while they are recorded
 
 
 class Body:
@@ -145,6 +148,9 @@ def compiled(kernel: Kernel, isa: str = "", config: Any = None) -> Callable[...,
     """The kernel, built once per run and loaded."""
     made = backend(isa)
     source = made.emit(kernel, config)
+    if _wanted is not None:
+        _wanted.setdefault(isa, {})[source.key] = source
+        raise Recorded
     found = _LOADED.get(source.key)
     if found is None:
         folder = Path(_FOLDERS.name) / source.key
@@ -158,11 +164,42 @@ def build_together(kernel: Kernel, configs: Iterable[Any], isa: str = "") -> Non
     """Build a kernel in several configurations as one unit, which takes less time than one by one."""
     made = backend(isa)
     sources = {source.key: source for source in (made.emit(kernel, config) for config in configs)}
+    if _wanted is not None:
+        _wanted.setdefault(isa, {}).update(sources)
+        raise Recorded
     missing = [source for key, source in sources.items() if key not in _LOADED]
     if missing:
         folder = Path(tempfile.mkdtemp(dir=_FOLDERS.name))
         made.build(missing, folder)
         _LOADED.update(made.load(folder))
+
+
+class Recorded(BaseException):
+    """The kernels that a test builds first are known, and no more is to be done of it."""
+
+
+def build_ahead(tests: Iterable[Callable[[], object]]) -> None:
+    """Build the kernels that `tests` ask for first, many in one unit: starting the compiler costs several
+    times what a small kernel does. Each test is run until it asks; what it does before it may do twice.
+    """
+    global _wanted
+    _wanted = {}
+    try:
+        with torch.random.fork_rng(devices=()):
+            for test in tests:
+                with contextlib.suppress(Recorded, pytest.skip.Exception, Exception):
+                    test()
+        wanted = _wanted
+    finally:
+        _wanted = None
+    for isa, sources in wanted.items():
+        missing = [source for key, source in sources.items() if key not in _LOADED]
+        for start in range(0, len(missing), 16):
+            made, folder = backend(isa), Path(tempfile.mkdtemp(dir=_FOLDERS.name))
+            # a test whose kernel does not build is the one to say so
+            with contextlib.suppress(Exception):
+                made.build(missing[start : start + 16], folder)
+                _LOADED.update(made.load(folder))
 
 
 def ir_type(tensor: torch.Tensor) -> DType:

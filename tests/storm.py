@@ -1,5 +1,5 @@
 """A process that compiles a few functions in a shared folder, for tests that kill, flood and disturb it:
-prints `right` when all results are.
+prints `begins`, and `right` when all results are.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ def work(count: int) -> None:
 
 def main() -> None:
     count, threads = int(sys.argv[1]), int(sys.argv[2])
+    print("begins", flush=True)
     torch.set_num_threads(1)
-    # torch registers a backend at its first use, which two threads must not do at once
-    torch.compile(torch.sin, backend="polyfuse")
     failures: list[BaseException] = []
 
     def guarded() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch.fx import GraphModule
 
+from polyfuse.torch_compat.tracing.registry import allow_registering_twice
+
 __all__ = ["polyfuse"]
 
 
@@ -36,3 +38,6 @@ def _reset() -> None:
 
 # Dynamo looks for this on the functions that it used as backends.
 polyfuse.reset = _reset  # type: ignore[attr-defined]
+
+# Threads that look it up for the first time together.
+allow_registering_twice("polyfuse", polyfuse)

@@ -7,10 +7,8 @@ not listed.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
-from polyfuse.base.settings import child_environment
+import preforked
 
 PARTS = (
     *("ir", "graph", "lowering", "scheduler", "compile_fx", "select_algorithm"),
@@ -29,9 +27,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("torch._induct
 
 
 def test_inductor_is_not_loaded():
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300, env=child_environment()
-    )
+    done = preforked.run(SCRIPT)
     assert done.returncode == 0, done.stderr[-2000:]
     loaded = json.loads(done.stdout.splitlines()[-1])
     assert not {f"torch._inductor.{part}" for part in PARTS} & set(loaded)

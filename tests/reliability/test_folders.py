@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import preforked
 from polyfuse.base import folders
 from polyfuse.base.settings import Settings, child_environment
 from polyfuse.cache import KernelStore, graph_counts, kernel_key
@@ -156,9 +157,7 @@ torch.testing.assert_close(torch.compile(f, backend="polyfuse")(x), f(x))
 print("right")
 """
     environment = child_environment(POLYFUSE_CACHE_DIR=str(tmp_path / "cache"))
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=600
-    )
+    done = preforked.run(script, environment=environment)
     assert done.returncode == 0 and "right" in done.stdout, done.stderr[-3000:]
 
 
@@ -179,7 +178,7 @@ assert os.waitpid(pid, 0)[1] == 0
 assert (mine / "kept").exists()
 print(mine)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = preforked.run(script)
     assert done.returncode == 0, done.stderr
     places = [Path(line) for line in done.stdout.split()]
     assert len(places) == 2 and not any(place.exists() for place in places), "each removes its own"

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import preforked
 from polyfuse.base import code
-from polyfuse.base.settings import child_environment
 from polyfuse.cache.graphs import GraphCounts, graph_counts, reset_graph_counts
 from polyfuse.compiler.reports.explain import explain
 from polyfuse.compiler.reports.report import GraphReport, last_reports, reset_reports
@@ -241,6 +240,11 @@ def test_what_is_not_the_same_is_not_found(name):
 
 SWITCHES = {
     "precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
+    "precision of cuBLAS": (
+        lambda: torch.backends.cuda.matmul.fp32_precision,
+        partial(setattr, torch.backends.cuda.matmul, "fp32_precision"),
+        "tf32",
+    ),
     "deterministic": (
         torch.are_deterministic_algorithms_enabled,
         torch.use_deterministic_algorithms,
@@ -457,14 +461,11 @@ print(json.dumps([counts.hits, counts.misses, counts.bypasses, counts.errors, so
 """
 
 
-def start() -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SCRIPT]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=child_environment()
-    )
+def start() -> preforked.Started:
+    return preforked.start(SCRIPT)
 
 
-def outcome(process: subprocess.Popen[str]) -> list[Any]:
+def outcome(process: preforked.Started) -> list[Any]:
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err[-2000:]
     found: list[Any] = json.loads(out.splitlines()[-1])

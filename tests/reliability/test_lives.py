@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch._dynamo.utils import counters
 
+import preforked
+
 OPTIONS = {"strict": True}
 
 
@@ -39,6 +41,32 @@ def test_threads_call_it_at_once():
         found = list(pool.map(lambda x: gradient(run, x), inputs))
     for x, actual in zip(inputs, found, strict=True):
         torch.testing.assert_close(actual, gradient(net, x), rtol=1e-4, atol=1e-5)
+
+
+def test_threads_that_look_up_the_backend_first_together():
+    """Both have loaded it before either registers it."""
+    script = """
+import importlib.metadata, threading, torch
+both, load = threading.Barrier(2), importlib.metadata.EntryPoint.load
+def loaded(point):
+    found = load(point)
+    if point.group == "torch_dynamo_backends":
+        both.wait(60)
+    return found
+importlib.metadata.EntryPoint.load = loaded
+def look_up():
+    torch.compile(torch.sin, backend="polyfuse")
+    torch.compile(torch.sin, backend="polyfuse")
+    print("found")
+threads = [threading.Thread(target=look_up) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert "polyfuse" in torch._dynamo.list_backends()
+"""
+    done = preforked.run(script)
+    assert done.returncode == 0 and done.stdout.count("found") == 2, done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("rows", [3, 5], ids=["the same size", "another size"])

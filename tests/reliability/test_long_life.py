@@ -49,11 +49,11 @@ def compile_again(number: int, **options: object) -> None:
 @pytest.mark.parametrize("options", [{}, {"native_host": True}], ids=["", "native host"])
 def test_libraries_are_unloaded(monkeypatch, options):
     monkeypatch.setattr(pool, "_REMEMBERED", 2)
-    for number in range(3):
+    for number in range(2):
         compile_again(number, **options)
     gc.collect()
     before = len(libraries())
-    for number in range(3, 10):
+    for number in range(2, 6):
         compile_again(number, **options)
         gc.collect()  # what is collected is unloaded when another library is opened
     assert len(libraries()) <= before + 3, libraries()

@@ -91,6 +91,7 @@ QUICK = tuple(BUILDS)[::4] + (
     "hangs",
     "prints without end",
     "leaves a pipe",
+    "leaves half of a library",
     "prints commands for the terminal",
 )
 

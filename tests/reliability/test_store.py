@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+import preforked
 from polyfuse.base.settings import child_environment
 from polyfuse.compiler.session import forget_sessions
 
@@ -97,10 +96,7 @@ torch.testing.assert_close(torch.compile(f, backend="polyfuse", options={"strict
 
 def test_processes_share_one_folder(tmp_path):
     environment = child_environment(POLYFUSE_CACHE_DIR=str(tmp_path / "cache"))
-    running = [
-        subprocess.Popen([sys.executable, "-c", SCRIPT], env=environment, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    running = [preforked.start(SCRIPT, environment=environment) for _ in range(2)]
     for process in running:
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors[-2000:]

@@ -7,32 +7,31 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import preforked
 from polyfuse.base.settings import child_environment
 
 STORM = Path(__file__).resolve().parent.parent / "storm.py"
 SEED = 31
 
 
-def start(cache: Path, functions: int = 2, threads: int = 1, **more: str) -> subprocess.Popen[str]:
-    environment = child_environment(POLYFUSE_CACHE_DIR=str(cache), POLYFUSE_DISABLE="halide", **more)
-    return subprocess.Popen(
-        [sys.executable, str(STORM), str(functions), str(threads)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(cache: Path, functions: int = 2, threads: int = 1) -> preforked.Started:
+    environment = child_environment(POLYFUSE_CACHE_DIR=str(cache), POLYFUSE_DISABLE="halide")
+    return preforked.start(STORM.read_text(), str(functions), str(threads), environment=environment)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
+def wait_until_it_begins(process: preforked.Started) -> None:
+    """Until torch is imported and the first function is about to be compiled."""
+    while "begins" not in process.output():
+        assert process.poll(0.01) is None
+
+
+def finish(process: preforked.Started) -> str:
     """Wait for a process, whose results must be right; return what it warned of."""
     said, errors = process.communicate(timeout=900)
     assert process.returncode == 0 and "right" in said, f"status {process.returncode}: {errors[-3000:]}"
@@ -49,7 +48,8 @@ def test_killed_at_random_moments(tmp_path, kills):
     rng = random.Random(SEED)
     for number in range(kills):
         process = start(tmp_path / "cache", functions=3)
-        time.sleep(rng.uniform(1.0, 10.0))
+        wait_until_it_begins(process)
+        time.sleep(rng.uniform(0.0, 5.0))
         process.kill()
         process.communicate(timeout=60)
         if number % 25 == 24:
@@ -62,7 +62,8 @@ def test_killed_at_random_moments(tmp_path, kills):
 def test_interrupted(tmp_path, sent):
     """It ends soon, leaves no compiler behind, and the next one finds a whole folder."""
     process = start(tmp_path / "cache", functions=4)
-    time.sleep(6.0)
+    wait_until_it_begins(process)
+    time.sleep(2.0)
     process.send_signal(sent)
     process.communicate(timeout=120)
     finish(start(tmp_path / "cache"))
@@ -131,8 +132,5 @@ threading.Thread(target=other, args=(x,), daemon=True).start()
 run(x)
 print("right")
 """
-    environment = child_environment(POLYFUSE_CACHE_DIR=str(tmp_path / "cache"))
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=600
-    )
+    done = preforked.run(script, environment=child_environment(POLYFUSE_CACHE_DIR=str(tmp_path / "cache")))
     assert done.returncode == 0 and "right" in done.stdout, done.stderr[-3000:]

@@ -167,7 +167,6 @@ class WorkerSetup:
         settings: the options.
         backends: where each backend's class is, as its manifest says, by name.
         threads: how many compute.
-        matmul_precision: torch's switch for matmuls of float32.
         devices: the class that answers for each device type in use, as ``package.module:Class``, and the
             switches of its libraries.
     """
@@ -175,7 +174,6 @@ class WorkerSetup:
     settings: Settings
     backends: Mapping[str, str]
     threads: int = 1
-    matmul_precision: str = "highest"
     devices: Mapping[str, tuple[str, Mapping[str, object]]] = field(default_factory=dict)
 
 

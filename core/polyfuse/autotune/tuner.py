@@ -204,7 +204,12 @@ class Tuner:
             known |= {f"{prefix}{name}": value for name, value in backend.describe().items()}
         known["torch"] = torch.__version__
         known["verified"] = str(self.settings.tune_verify)
-        if device_of(device).is_host:
+        computing = device_of(device)
+        # what won under one precision or library may lose, or round otherwise, under another
+        for owner in (device_of("cpu"), computing):
+            known |= {f"switch {name}": str(value) for name, value in owner.switches().items()}
+        known.pop("switch current", None)
+        if computing.is_host:
             known["threads"] = str(threads())
         names = "+".join(b.name for b in asked)
         return timing_key(what, names, known, self.timer(device).machine())
@@ -364,8 +369,7 @@ class Tuner:
             if state.manifest is not None and state.manifest.load and state.state in usable
         }
         devices = {kind: (class_name(made), made.switches()) for kind, made in known_devices().items()}
-        precision = str(torch.get_float32_matmul_precision())
-        return WorkerSetup(self.settings, places, threads(), precision, devices)
+        return WorkerSetup(self.settings, places, threads(), devices)
 
 
 def _claims(backend: Backend, node: Node) -> bool:

@@ -295,7 +295,6 @@ def main() -> int:
 
 def _started(setup: WorkerSetup) -> Benchmark:
     torch.set_num_threads(setup.threads)
-    torch.set_float32_matmul_precision(setup.matmul_precision)
     for device_type, (name, switches) in setup.devices.items():
         import_device(device_type, name).set_switches(switches)
     torch.set_grad_enabled(False)

@@ -17,7 +17,7 @@ from polyfuse.base.errors import CacheError
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 
-__all__ = ["cache_root", "process_folder", "readable_root", "writable_root"]
+__all__ = ["cache_root", "distrusted", "process_folder", "readable_root", "writable_root"]
 
 
 def cache_root(settings: Settings) -> Path:
@@ -36,7 +36,7 @@ def writable_root(settings: Settings) -> Path:
     if not settings.cache:
         return process_folder()
     root = cache_root(settings)
-    refused = _refusal(root)
+    refused = distrusted(root)
     if refused:
         warn_once(
             "cache",
@@ -58,12 +58,12 @@ def writable_root(settings: Settings) -> Path:
 def readable_root(settings: Settings) -> Path | None:
     """Return the root folder that the settings ask for where it can be read and used, but not written."""
     root = cache_root(settings)
-    if not settings.cache or not root.is_dir() or _refusal(root) or not _try(root):
+    if not settings.cache or not root.is_dir() or distrusted(root) or not _try(root):
         return None
     return root
 
 
-def _refusal(root: Path) -> str:
+def distrusted(root: Path) -> str:
     """Why what lies in a folder must not be executed, and what to do about that; empty where it may be. Those
     who may write there could have this process run anything.
     """

@@ -12,7 +12,7 @@ from polyfuse.base.errors import BackendUnavailableError, InvalidOptionError, Un
 from polyfuse.base.log import warn_once
 from polyfuse.base.settings import Settings
 from polyfuse.cache import graph_key
-from polyfuse.compiler.graph_cache import GraphCache
+from polyfuse.compiler.graph_cache.lookup import GraphCache
 from polyfuse.compiler.reports.progress import compiling
 from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for

@@ -28,7 +28,7 @@ from polyfuse.autotune.kernels import time_fusions
 from polyfuse.base.log import get_logger, warn_once
 from polyfuse.compiler.built import Built, BuiltGraph
 from polyfuse.compiler.claims import lower_and_claim
-from polyfuse.compiler.graph_cache import record_of
+from polyfuse.compiler.graph_cache.storing import record_of
 from polyfuse.compiler.kernels import emit_kernels, pending_kernels, submit, tune_kernels
 from polyfuse.compiler.native import native_host
 from polyfuse.compiler.reports import progress
@@ -52,6 +52,7 @@ from polyfuse.schedule import Claims, Decision, Launch, Schedule, is_unasked
 from polyfuse.schedule.draw import dot
 from polyfuse.schedule.kernels.aliasing import without_refused
 from polyfuse.schedule.schedule import schedule_graph
+from polyfuse.torch_compat.tracing.aot import stored_by_torch
 
 __all__ = ["compile_aten", "compile_graph", "compile_whole"]
 
@@ -164,7 +165,7 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
 def _cacheable(aten: AtenGraph, built: BuiltGraph, session: CompileSession) -> CompiledModule:
     """The module, with what the graph cache stores of it, or why it does not."""
     module, settings = built.module, session.settings
-    if settings.graph_cache:
+    if settings.graph_cache or stored_by_torch():
         if any(is_unasked(item.emitted.backend, settings) for item in built.kernels.values()):
             module.cache_record = "a kernel of it is interpreted, which each process is told"
         else:

@@ -8,6 +8,8 @@ next one that is opened: code of it may be what drops the last reference, and mu
 from __future__ import annotations
 
 import ctypes
+import stat
+import struct
 import threading
 import weakref
 from pathlib import Path
@@ -19,6 +21,9 @@ __all__ = ["SharedLibrary"]
 
 # what is collected while the lock is held may be a library
 _LOCK = threading.RLock()
+# of the file: where its tables of segments and of sections begin, and the size and number of their rows
+_ELF = struct.Struct("<32xQQ6xHHHH2x")
+_SEGMENT = struct.Struct("<8xQ16xQ16x")
 _UNUSED: list[list[int]] = [[], []]
 """Handles to be closed: those that became unused before the last library was opened, and since then."""
 
@@ -35,6 +40,7 @@ class SharedLibrary:
         self.path = str(path)
         self._what = what
         try:
+            _check_whole(Path(path))
             self._loaded = ctypes.PyDLL(self.path)
         except OSError as error:
             raise self._unusable(error) from error
@@ -59,6 +65,28 @@ class SharedLibrary:
             f"the {self._what} {self.path} cannot be loaded ({error})",
             "delete it from the cache and compile again",
         )
+
+
+def _check_whole(path: Path) -> None:
+    """Raise `OSError` for an ELF file that ends before its segments and its table of sections do: the dynamic
+    loader maps what is missing, and the process ends by SIGBUS when that is read. A linker writes the table
+    last. What is no ELF file for this kind of machine is left to the loader.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        return
+    with path.open("rb") as file:
+        head = file.read(_ELF.size)
+        if len(head) < _ELF.size or head[:6] != b"\x7fELF\x02\x01":  # 64 bits, the lowest byte first
+            return
+        segments_at, sections_at, size, count, section_size, sections = _ELF.unpack(head)
+        file.seek(segments_at)
+        rows = file.read(size * count)
+    ends = [sections_at + section_size * sections, segments_at + size * count]
+    if size == _SEGMENT.size and len(rows) == size * count:
+        ends += [offset + length for offset, length in _SEGMENT.iter_unpack(rows)]
+    if max(ends) > found.st_size:
+        raise OSError(f"it has {found.st_size} of {max(ends)} bytes")
 
 
 def _unused(handle: int) -> None:

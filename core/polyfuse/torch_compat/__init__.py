@@ -3,7 +3,8 @@
 | module | area |
 |---|---|
 | `version` | which torch this is, which are supported |
-| `dynamo` | backend registry, counters, tracing context, disabling |
+| `registry` | Dynamo's table of backends |
+| `dynamo` | counters, tracing context, disabling |
 | `aot` | AOTAutograd entry, partitioner, functionalisation metadata |
 | `decomp` | torch's decomposition tables |
 | `fake` | fake tensors and fake modes |

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -109,26 +109,48 @@ def _gelu_by_tanh(x: Expr) -> Expr:
     return _times(_times(x, const(0.5, x.dtype)), apply("add", inner, const(1.0, x.dtype)))
 
 
+def _hard_swish(x: Expr) -> Expr:
+    raised = apply("maximum", const(0.0, x.dtype), apply("add", x, const(3.0, x.dtype)))
+    return apply("div", _times(x, apply("minimum", const(6.0, x.dtype), raised)), const(6.0, x.dtype))
+
+
 _ACTIVATIONS: Mapping[tuple[str, str], Callable[[Expr], Expr]] = {
     ("relu", ""): lambda x: apply("maximum", const(0.0, x.dtype), x),
     ("sigmoid", ""): lambda x: apply("sigmoid", x),
     ("tanh", ""): lambda x: apply("tanh", x),
     ("swish", ""): lambda x: _times(x, apply("sigmoid", x)),
+    ("hardswish", ""): _hard_swish,
     ("gelu", "none"): _gelu,
     ("gelu", "tanh"): _gelu_by_tanh,
 }
-"""The library's names of activations and their variants, and what they compute, as torch's are lowered."""
+"""The library's names of activations and their variants, and what they compute, as torch's are lowered. Its
+`hardtanh` and `hardsigmoid` are missing: they make numbers of NaN."""
+
+_Activation = tuple[str, tuple[float, ...], str]
+"""An activation's name, its scalars and its variant, as the library's operators take them."""
 
 
-def _activation(site: CallSite) -> tuple[str, str] | None:
+def _activation(site: CallSite) -> _Activation | None:
     """The activation that alone follows a call."""
     result = _result_read(site)
     if site.reader is None or result is None:
         return None
-    for name, compute in _ACTIVATIONS.items():
+    for (name, variant), compute in _ACTIVATIONS.items():
         if site.reader.value == compute(result):
-            return name
-    return None
+            return name, (), variant
+    slope = _slope(site.reader.value, result)
+    return None if slope is None else ("leaky_relu", (slope,), "")
+
+
+def _slope(value: Expr, x: Expr) -> float | None:
+    """What numbers below zero are multiplied by, where that is all that `value` does to `x`."""
+    if value.op != "where" or value.args[2].op != "mul":
+        return None
+    factor = next((e for e in value.args[2].args if e.op == "const"), None)
+    if factor is None or not isinstance(factor.value, float) or not isfinite(factor.value):
+        return None
+    positive = apply("gt", x, const(0.0, x.dtype))
+    return factor.value if value == apply("where", positive, x, _times(x, factor)) else None
 
 
 def _addend(site: CallSite) -> str | None:
@@ -142,7 +164,8 @@ def _addend(site: CallSite) -> str | None:
         return None
     name, index = other.buffer, other.index
     same = index == reader.index and name not in (reader.output, site.output.name)
-    return name if same and _contiguous(site.buffers[name]) else None
+    buffer = site.buffers[name]
+    return name if same and (_contiguous(buffer) or buffer.stride == _target(site).stride) else None
 
 
 def _result_read(site: CallSite) -> Expr | None:
@@ -237,7 +260,7 @@ def _linear(site: CallSite) -> ReplacementCalls:
 def _linear_and_more(site: CallSite) -> ReplacementCalls:
     output, activation = _target(site), _activation(site)
     if activation is not None:
-        return ReplacementCalls((_linear_call(site, output, *activation),), takes_reader=True)
+        return ReplacementCalls((_linear_call(site, output, activation),), takes_reader=True)
     addend = _addend(site)
     assert addend is not None
     rows, columns, bias = _linear_views(site, output)
@@ -248,8 +271,9 @@ def _linear_and_more(site: CallSite) -> ReplacementCalls:
     return ReplacementCalls((node,), takes_reader=True)
 
 
-def _linear_call(site: CallSite, output: Buffer, attr: str, algorithm: str) -> ExternCall:
-    args = (*_linear_views(site, output), attr, (), algorithm)
+def _linear_call(site: CallSite, output: Buffer, activation: _Activation) -> ExternCall:
+    attr = activation[0]
+    args = (*_linear_views(site, output), *activation)
     name = f"{site.call.name}_{attr}"
     return ExternCall(name, "mkldnn._linear_pointwise.default", args, (), (output.name,))
 
@@ -279,7 +303,7 @@ def _convolution_fused(site: CallSite) -> Claim:
     if _activation(site) is None and _addend(site) is None:
         return No("nothing follows that the library does in the same go")
     output = _target(site)
-    if not _contiguous(output) or output.size != site.output.size:
+    if output.size != site.output.size or output.stride != site.output.stride:
         return No("what follows has another shape or order")
     return Yes()
 
@@ -294,11 +318,13 @@ def _convolution_fault(site: CallSite) -> str:
         return "only f32 is done in the same go"
     if site.call.args[6]:
         return "it is transposed"
-    if any(n == 0 for v in views for n in v.size) or any(
-        v.stride != contiguous_strides(v.size) for v in views
-    ):
-        return "an operand is empty or not contiguous"
-    return "" if _contiguous(site.output) else "the result is not contiguous"
+    if any(n == 0 for v in views for n in v.size):
+        return "an operand is empty"
+    if not _order(weight) or (bias is not None and bias.stride != (1,)):
+        return "the weight or the bias is not contiguous, with its channels second or last"
+    if not _order(image) & _order(site.output):
+        return "the image and the result are not both contiguous, nor have both their channels last"
+    return ""
 
 
 def _convolution(site: CallSite) -> ReplacementCalls:
@@ -309,9 +335,9 @@ def _convolution(site: CallSite) -> ReplacementCalls:
 def _convolution_and_more(site: CallSite) -> ReplacementCalls:
     output, activation = _target(site), _activation(site)
     if activation is not None:
-        attr, algorithm = activation
-        args: tuple[Any, ...] = (*_convolved(site), attr, (), algorithm)
-        return ReplacementCalls((_convolution_call(site, "default", attr, args, output),), takes_reader=True)
+        args: tuple[Any, ...] = (*_convolved(site), *activation)
+        call = _convolution_call(site, "default", activation[0], args, output)
+        return ReplacementCalls((call,), takes_reader=True)
     addend = _addend(site)
     assert addend is not None
     image, *others = _convolved(site)
@@ -344,3 +370,15 @@ def _target(site: CallSite) -> Buffer:
 
 def _contiguous(buffer: Buffer) -> bool:
     return buffer.stride == contiguous_strides(buffer.size)
+
+
+def _order(tensor: Buffer | View) -> frozenset[str]:
+    """How a tensor lies without gaps: with its channels "second", "last", both where there is no difference,
+    or neither.
+    """
+    batch, channels, *extents = tensor.size
+    outer, *inner, step = contiguous_strides((batch, *extents, channels))
+    orders = {"second": contiguous_strides(tensor.size), "last": (outer, step, *inner)}
+    if not extents[1:]:  # the library knows no such order of images with one extent
+        del orders["last"]
+    return frozenset(name for name, stride in orders.items() if tensor.stride == stride)

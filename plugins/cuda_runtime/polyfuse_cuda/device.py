@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
@@ -11,6 +10,13 @@ import torch
 
 from polyfuse.runtime.devices.device import Device, DeviceProperties
 from polyfuse.runtime.devices.graphs import GraphRecorder
+from polyfuse.runtime.devices.switches import (
+    SwitchTable,
+    attribute,
+    precision_of_matmuls,
+    read_switches,
+    write_switches,
+)
 from polyfuse.runtime.launching import c_function
 from polyfuse_cuda.gpu import known_gpu
 
@@ -38,23 +44,17 @@ class CudaDevice(Device):
 
     def rounds(self, what: Literal["matmuls", "convolutions"]) -> bool:
         """Whether torch lets cuBLAS or cuDNN use TF32."""
-        if what == "matmuls":
-            return str(torch.get_float32_matmul_precision()) != "highest"
-        return bool(torch.backends.cudnn.allow_tf32)
+        library = torch.backends.cuda.matmul if what == "matmuls" else torch.backends.cudnn.conv
+        # torch's older interface raises where this newer one was used
+        return library.fp32_precision not in ("none", "ieee")
 
     def switches(self) -> Mapping[str, object]:
         """The switches of cuBLAS, cuDNN and attention."""
-        found: dict[str, object] = {}
-        for name, (read, _) in _SWITCHES.items():
-            with contextlib.suppress(RuntimeError):  # torch refuses where two of its interfaces were mixed
-                found[name] = read()
-        return found
+        return read_switches(_SWITCHES)
 
     def set_switches(self, switches: Mapping[str, object]) -> None:
         """Set them."""
-        for name, value in switches.items():
-            with contextlib.suppress(RuntimeError):
-                _SWITCHES[name][1](value)
+        write_switches(_SWITCHES, switches)
 
     def facts(self, index: int | None = None) -> str:
         """The model, its architecture and size, and the toolkit that torch is built with."""
@@ -94,10 +94,6 @@ def _properties(index: int) -> DeviceProperties:
     )
 
 
-def _switch(owner: Any, name: str) -> tuple[Callable[[], object], Callable[[Any], None]]:
-    return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
-
-
 _CUDA = torch.backends.cuda
 
 
@@ -111,16 +107,24 @@ def _set_current(index: Any) -> None:
         torch.cuda.set_device(index)
 
 
-_SWITCHES: Mapping[str, tuple[Callable[[], object], Callable[[Any], None]]] = {
+def _preferred(choose: Callable[..., Any]) -> tuple[Callable[[], object], Callable[[Any], object]]:
+    """A choice among libraries, by its name, which another process can be told."""
+    return (lambda: str(choose().name).lower()), choose
+
+
+_SWITCHES: SwitchTable = {
     "current": (_current, _set_current),
-    "convolutions": _switch(torch.backends.cudnn, "allow_tf32"),
-    "search": _switch(torch.backends.cudnn, "benchmark"),
-    "cudnn": _switch(torch.backends.cudnn, "enabled"),
-    "deterministic": _switch(torch.backends.cudnn, "deterministic"),
-    "sums of f16": _switch(_CUDA.matmul, "allow_fp16_reduced_precision_reduction"),
-    "sums of bf16": _switch(_CUDA.matmul, "allow_bf16_reduced_precision_reduction"),
+    "matmuls of cuBLAS": precision_of_matmuls(_CUDA.matmul),
+    "convolutions": attribute(torch.backends.cudnn.conv, "fp32_precision"),
+    "search": attribute(torch.backends.cudnn, "benchmark"),
+    "cudnn": attribute(torch.backends.cudnn, "enabled"),
+    "cudnn deterministic": attribute(torch.backends.cudnn, "deterministic"),
+    "sums of f16": attribute(_CUDA.matmul, "allow_fp16_reduced_precision_reduction"),
+    "sums of bf16": attribute(_CUDA.matmul, "allow_bf16_reduced_precision_reduction"),
     "flash attention": (_CUDA.flash_sdp_enabled, _CUDA.enable_flash_sdp),
     "efficient attention": (_CUDA.mem_efficient_sdp_enabled, _CUDA.enable_mem_efficient_sdp),
+    "matmul library": _preferred(_CUDA.preferred_blas_library),
+    "linear algebra library": _preferred(_CUDA.preferred_linalg_library),
     "plain attention": (_CUDA.math_sdp_enabled, _CUDA.enable_math_sdp),
     "cudnn attention": (_CUDA.cudnn_sdp_enabled, _CUDA.enable_cudnn_sdp),
 }

@@ -138,7 +138,7 @@ def test_sizes_that_are_not_known(run: Any) -> None:
     assert report.calls == ("mkldnn._linear_pointwise.default",) and report.kernels == 0
 
 
-@pytest.mark.parametrize("then", [F.relu, F.silu])
+@pytest.mark.parametrize("then", [F.relu, F.silu, F.hardswish, lambda x: F.leaky_relu(x, 0.3)])
 def test_convolutions_with_an_activation(run: Any, then: Callable[..., Any]) -> None:
     report = run(lambda x: then(CONVOLUTION(x)), torch.randn(3, 4, 9, 11))
     assert report.calls == ("mkldnn._convolution_pointwise.default",) and report.kernels == 0
@@ -148,6 +148,75 @@ def test_convolutions_with_a_residual(run: Any) -> None:
     x, other = torch.randn(3, 4, 9, 11), torch.randn(3, 6, 5, 6)
     report = run(lambda x, other: CONVOLUTION(x) + other, x, other)
     assert report.calls == ("mkldnn._convolution_pointwise.binary",) and report.kernels == 0
+
+
+@pytest.mark.parametrize("then", [F.hardswish, F.leaky_relu])
+def test_not_a_number_stays_so_behind_a_convolution(run: Any, then: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4, 9, 11)
+    x[0, 0, 0, 0] = float("nan")
+    settled = torch.compiler.disable(lambda y: y.nan_to_num(7.0))  # in eager mode, behind the graph
+    run(lambda x: settled(then(CONVOLUTION(x))), x)
+    assert last_reports()[0].calls == ("mkldnn._convolution_pointwise.default",)
+
+
+@pytest.mark.parametrize("then", [F.hardtanh, F.hardsigmoid])
+def test_activations_that_make_numbers_of_nan_are_refused(run: Any, then: Callable[..., Any]) -> None:
+    report = run(lambda x: then(CONVOLUTION(x)), torch.randn(3, 4, 9, 11))
+    assert report.kernels == 1 and "nothing follows" in reasons(report)["cpp:onednn_fused_conv"]
+
+
+def _last(x: torch.Tensor) -> torch.Tensor:
+    return x.to(memory_format=torch.channels_last if x.dim() == 4 else torch.channels_last_3d)
+
+
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (torch.nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), (3, 4, 9, 11)),
+        (torch.nn.Conv2d(4, 4, 3, dilation=2, groups=4, bias=False), (1, 4, 9, 11)),
+        (torch.nn.Conv2d(4, 6, 3, padding=1).to(memory_format=torch.channels_last), (2, 4, 9, 11)),
+        (torch.nn.Conv3d(4, 6, 2), (2, 4, 5, 6, 7)),
+    ],
+    ids=["groups", "depthwise", "weight too", "3d"],
+)
+@pytest.mark.parametrize("freezing", [False, True])
+def test_convolutions_with_channels_last(run: Any, layer: Any, size: tuple[int, ...], freezing: bool) -> None:
+    x = _last(torch.randn(size))
+    report = run(lambda x: F.hardswish(layer(x)), x, freezing=freezing)
+    assert report.calls[-1] == "mkldnn._convolution_pointwise.default" and report.kernels == 0
+    assert len(report.calls) == 1 or report.calls[0].startswith("frozen.")
+
+
+@pytest.mark.parametrize(
+    ("layer", "size"),
+    [
+        (torch.nn.Conv2d(4, 6, 3), (1, 4, 9, 9)),
+        (torch.nn.Conv2d(1, 1, 1), (1, 1, 5, 5)),
+        (torch.nn.Conv2d(4, 6, 3), (1, 4, 3, 3)),
+    ],
+    ids=["batch 1", "one channel", "one place"],
+)
+def test_strides_are_those_of_eager_mode(run: Any, layer: Any, size: tuple[int, ...]) -> None:
+    x = _last(torch.randn(size))
+    found: list[list[int]] = []  # not along extents of 1, where every choice gives what torch announces
+    noted = torch.compiler.disable(
+        lambda y: found.append([s for n, s in zip(y.shape, y.stride()) if n > 1]) or y
+    )
+    run(lambda x: noted(F.relu(layer(x))), x)
+    assert len(found) == 2 and found[0] == found[1]  # of what is compiled, and of what it is compared with
+
+
+def test_channels_last_with_a_residual(run: Any) -> None:
+    x, other = _last(torch.randn(3, 4, 9, 11)), torch.randn(3, 6, 5, 6)
+    report = run(lambda x, other: CONVOLUTION(x) + other, x, _last(other))
+    assert report.calls == ("mkldnn._convolution_pointwise.binary",) and report.kernels == 0
+    report = run(lambda x, other: CONVOLUTION(x) + other, x, other)  # which lies otherwise
+    assert report.kernels == 1
+
+
+def test_channels_last_of_a_size_that_varies(run: Any) -> None:
+    report = run(lambda x: F.relu(CONVOLUTION(x)), _last(torch.randn(3, 4, 9, 11)), dynamic=True)
+    assert report.calls == ("mkldnn._convolution_pointwise.default",)
 
 
 LINEAR_ONCE, CONVOLUTION_ONCE = "mkldnn._reorder_linear_weight", "mkldnn._reorder_convolution_weight"
@@ -231,10 +300,8 @@ def test_refusals(run: Any) -> None:
     assert "nothing follows" in found["cpp:onednn_fused"]
     found = reasons(run(lambda x: F.relu(LINEAR(x).reshape(560)), X))
     assert "another shape" in found["cpp:onednn_fused"]
-    found = reasons(
-        run(lambda x: F.relu(CONVOLUTION(x)), torch.randn(3, 4, 9, 11).to(memory_format=torch.channels_last))
-    )
-    assert "contiguous" in found["cpp:onednn_fused_conv"]
+    found = reasons(run(lambda x: F.relu(CONVOLUTION(x)), torch.randn(3, 4, 9, 22)[..., ::2]))
+    assert "nor have both their channels last" in found["cpp:onednn_fused_conv"]
 
 
 def test_not_offered_where_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

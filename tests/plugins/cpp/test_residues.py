@@ -118,8 +118,19 @@ def test_questions_about_remainders_are_answered() -> None:
     agrees(kernel, "", [filled(32, f32)], filled(64, f32))
 
 
-@pytest.mark.parametrize("stride", [2, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "stride"),
+    [
+        (torch.float32, 2),
+        (torch.bfloat16, 3),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (torch.float32, 3), (torch.bfloat16, 2), (torch.float64, 2), (torch.float64, 3),
+            )
+        ),
+    ],
+)  # fmt: skip
 def test_gradients_of_pooling_and_resampling(dtype: torch.dtype, stride: int) -> None:
     def pools(x: Tensor) -> Tensor:
         average = F.avg_pool2d(x, 3, stride, 1, count_include_pad=False)

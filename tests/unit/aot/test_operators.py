@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 
+import preforked
 from packaged_models import in_a_process
 from polyfuse.aot import eager_operators
 from polyfuse.aot.operator_store import OperatorFolder
@@ -124,13 +123,10 @@ with eager_operators(["aten._softmax"]) as found:
 assert found.counts["calls"] == 2, found.refusals
 """
     environment = {**child_environment(), "POLYFUSE_CACHE_DIR": str(own_cache)}
-    running = [
-        subprocess.Popen([sys.executable, "-c", script, str(n)], env=environment, stderr=subprocess.PIPE)
-        for n in (5, 6, 7)
-    ]
+    running = [preforked.start(script, str(n), environment=environment) for n in (5, 6, 7)]
     for process in running:
         _, said = process.communicate(timeout=300)
-        assert process.returncode == 0, said.decode()[-2000:]
+        assert process.returncode == 0, said[-2000:]
     rows = parse_record(listing(own_cache).read_text())
     assert len(rows) == 4 and len(list(own_cache.rglob("*.pf"))) == 4
 

@@ -109,6 +109,30 @@ def test_a_task_has_nothing_in_it_that_others_do_for_other_calls(tmp_path, timed
     assert 9 * 11 not in first and 5 * 9 in second
 
 
+@pytest.mark.parametrize(
+    ("get", "put", "other"),
+    [
+        (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+        (
+            lambda: torch.backends.mkldnn.enabled,
+            lambda value: setattr(torch.backends.mkldnn, "enabled", value),
+            False,
+        ),
+    ],
+    ids=["precision", "oneDNN"],
+)
+def test_what_won_under_other_switches_is_timed_again(tmp_path, timed, get, put, other):
+    before = get()
+    for value in (before, other, before):
+        torch.compiler.reset()
+        put(value)
+        try:
+            compiled(torch.mm, tmp_path)(A, B)
+        finally:
+            put(before)
+    assert len(timed) == 2
+
+
 def test_a_view_with_an_offset(tmp_path, timed):
     compiled(lambda a, b: a[2:] @ b, tmp_path)(A, B)
     assert timed[0].storages

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from polyfuse.base.settings import child_environment
+import preforked
 from polyfuse.frontend.printing import graph_text
 from polyfuse.torch_compat.tracing import dynamo, shapes
 
@@ -266,7 +264,8 @@ passes = [n for n in sys.modules if n.startswith("torch._inductor.fx_passes.")]
 loaded += [n for n in passes if not n.endswith("dedupe_symint_uses")]
 assert not loaded, loaded
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    done = preforked.run(script)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_nested_inputs_are_flattened(inner: Any) -> None:
@@ -328,4 +327,5 @@ with warnings.catch_warnings(record=True) as said:
     torch.testing.assert_close(run(x), 4 * x.detach())
 assert not said, [str(one.message) for one in said]
 """
-    subprocess.run([sys.executable, "-c", script], check=True, env=child_environment(), timeout=300)
+    done = preforked.run(script)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -135,6 +135,62 @@ def test_manifest_of_another_name(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("api", "1.0"),
+        ("api", (1,)),
+        ("api", None),
+        ("version", 2),
+        ("device_types", "cpu"),
+        ("device_types", None),
+        ("priority", {"cpu": "high"}),
+        ("priority", 5),
+        ("priority", {0: 1}),
+        ("requires", None),
+        ("requires", Requires(packages=None)),
+        ("requires", Requires(programs=(3,))),
+        ("options", ["level"]),
+        ("load", ToyBackend),
+        ("loader", None),
+        ("offers", "kernels"),
+        ("last_resort", "no"),
+    ],
+)
+def test_a_malformed_manifest_costs_its_plugin_alone(monkeypatch, warnings_seen, field, value):
+    points = [plugin(monkeypatch, "odd", **{field: value}), plugin(monkeypatch, "sound")]
+    manager = PluginManager(Settings(), points)
+    assert manager.state("odd").state is State.FAILED and field in manager.state("odd").reason
+    assert manager.order("cpu") == ("sound",)
+    (backend,) = manager.backends("cpu")
+    assert isinstance(backend, ToyBackend)
+    assert len([said for said in warnings_seen() if "odd" in said]) == 1
+
+
+@pytest.mark.parametrize("where", ["importing", "its manifest", "a hook", "loading"])
+def test_a_plugin_that_ends_the_program_costs_itself_alone(monkeypatch, tmp_path, warnings_seen, where):
+    def ends(*_: object, **__: object) -> None:
+        raise SystemExit(3)
+
+    hooks = {"polyfuse_lowerings": lambda: ends()} if where == "a hook" else {}
+    home = ModuleType("a_backend_that_ends")
+    home.Ends = ends  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+    changes = {"load": f"{home.__name__}:Ends"} if where == "loading" else {}
+    odd = plugin(monkeypatch, "odd", hooks=hooks, priority={"cpu": 99}, **changes)
+    if where == "importing":
+        (tmp_path / "module_that_ends.py").write_text("raise SystemExit(3)\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        odd = entry_point("odd", "module_that_ends")
+    if where == "its manifest":
+        monkeypatch.setattr(sys.modules[odd.value], "polyfuse_manifest", ends)
+    manager = PluginManager(Settings(), [odd, plugin(monkeypatch, "sound")])
+    manager.ask("polyfuse_lowerings", device_type="cpu")
+    assert len(manager.backends("cpu")) == (2 if where == "a hook" else 1)
+    assert manager.order("cpu")[-1] == "sound"
+    assert len([said for said in warnings_seen() if "odd" in said]) == 1
+
+
+@pytest.mark.parametrize(
     ("requires", "word"),
     [
         (Requires(packages=("polyfuse-no-such-package>=1",)), "pip install"),

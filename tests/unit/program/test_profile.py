@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import preforked
 from polyfuse.base.settings import child_environment
 from polyfuse.runtime import profile
 
@@ -112,17 +111,9 @@ def test_the_option_prints_a_report_when_the_process_ends():
         "f = torch.compile(lambda x: (torch.relu(x) * 2) @ x, backend='polyfuse')\n"
         "for n in range(4): f(torch.randn(64, 64))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=child_environment(POLYFUSE_PROFILE="1"),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    done = preforked.run(script, environment=child_environment(POLYFUSE_PROFILE="1"))
+    assert done.returncode == 0, done.stderr[-2000:]
     _, _, *lines = done.stderr[done.stderr.index("kernels of Polyfuse") :].splitlines()[:4]
     rows = {line.split()[-1]: line.split() for line in lines}
-    assert set(rows) == {"fused_maximum_0", "aten.mm.out"}, (
-        "kernels by their names in the program, and calls"
-    )
+    assert set(rows) == {"fused_maximum_0", "aten.mm.out"}, "kernels by their names in the program, and calls"
     assert all(row[2] == "3" and float(row[5]) > 0 for row in rows.values()), "the first call counts apart"

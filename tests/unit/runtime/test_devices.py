@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,8 @@ from polyfuse.plugin import Device, DeviceProperties, TargetInfo
 from polyfuse.runtime.devices import registry
 from polyfuse.runtime.devices.registry import class_name, device_of, import_device, use_device
 from polyfuse.testing.device_checks import device_checks
+from polyfuse.torch_compat.devices.host_switches import matmul_precision
+from polyfuse_cuda.device import CudaDevice
 
 
 class Special(Device):
@@ -127,3 +130,51 @@ def test_the_kit_finds_broken_promises() -> None:
     assert "no multiple" in found["the allocator makes what is asked for, and counts it"]
     assert found["facts stay the same"] == "the properties have no name"
     assert found["events measure time"].startswith("it raised")
+
+
+@pytest.fixture
+def precisions() -> Iterator[None]:
+    matmuls, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    yield
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+    torch.set_float32_matmul_precision(matmuls)
+    torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@pytest.mark.parametrize("chosen", ["highest", "high", "medium"])
+def test_switches_of_the_host_are_set_as_they_were_read(chosen: str, precisions: None) -> None:
+    torch.set_float32_matmul_precision(chosen)
+    torch.backends.mkldnn.conv.fp32_precision = "ieee"
+    known = device_of("cpu").switches()
+    torch.set_float32_matmul_precision("highest" if chosen != "highest" else "medium")
+    torch.backends.mkldnn.conv.fp32_precision = "bf16"
+    device_of("cpu").set_switches(known)
+    assert torch.get_float32_matmul_precision() == chosen and device_of("cpu").switches() == known
+    torch.backends.mkldnn.conv.fp32_precision = "none"
+
+
+def test_the_newer_interface_of_precisions_is_understood(precisions: None) -> None:
+    """After it torch refuses to answer its older one."""
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="mix of the legacy"):
+        torch.get_float32_matmul_precision()
+    first = matmul_precision()
+    assert CudaDevice("cuda").rounds("matmuls") and not precision_of(torch.backends.mkldnn.matmul)
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    assert matmul_precision() != first and precision_of(torch.backends.mkldnn.matmul)
+
+
+def precision_of(operator: Any) -> bool:
+    return operator.fp32_precision not in ("none", "ieee")
+
+
+@pytest.mark.parametrize(("chosen", "rounded"), [("highest", False), ("high", True), ("medium", True)])
+def test_what_cublas_may_round(chosen: str, rounded: bool, precisions: None) -> None:
+    torch.set_float32_matmul_precision(chosen)
+    assert CudaDevice("cuda").rounds("matmuls") == rounded
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_what_cudnn_may_round(allowed: bool, precisions: None) -> None:
+    torch.backends.cudnn.allow_tf32 = allowed
+    assert CudaDevice("cuda").rounds("convolutions") == allowed

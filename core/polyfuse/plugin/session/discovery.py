@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Final
+from typing import Final, cast
 
 from packaging.requirements import InvalidRequirement, Requirement
 
@@ -84,7 +84,45 @@ def manifest_of(candidate: Candidate) -> tuple[object, Manifest]:
         raise ValueError(f"`polyfuse_manifest` returned {type(manifest).__name__} instead of a Manifest")
     if manifest.name != candidate.name:
         raise ValueError(f"the plugin is named {candidate.name!r} but the manifest says {manifest.name!r}")
+    wrong = _malformed(manifest)
+    if wrong:
+        raise ValueError(f"its manifest's {wrong}; report it to the plugin's author")
     return plugin, manifest
+
+
+def _malformed(manifest: Manifest) -> str:
+    """Return which field is not of the type that it is declared with; an empty text if none."""
+    texts = "name", "version", "distribution", "load", "loader", "summary"
+    wanted: dict[str, tuple[object, Callable[[object], bool]]] = {
+        **{name: (getattr(manifest, name), _is_text) for name in texts},
+        "api": (manifest.api, lambda v: _is_tuple(v, int) and len(cast(tuple[int, ...], v)) == 2),
+        "device_types": (manifest.device_types, lambda v: _is_tuple(v, str)),
+        "priority": (manifest.priority, lambda v: _is_mapping(v, int)),
+        "offers": (manifest.offers, lambda v: _is_tuple(v, str)),
+        "requires": (manifest.requires, lambda v: isinstance(v, Requires)),
+        "options": (manifest.options, lambda v: _is_mapping(v, str)),
+        "last_resort": (manifest.last_resort, lambda v: isinstance(v, bool)),
+    }
+    for name in ("packages", "programs", "hardware"):
+        wanted[f"requires.{name}"] = getattr(manifest.requires, name, ()), lambda v: _is_tuple(v, str)
+    for name, (value, fits) in wanted.items():
+        if not fits(value):
+            return f"{name} is malformed: {value!r:.80}"
+    return ""
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_tuple(value: object, kind: type) -> bool:
+    return isinstance(value, tuple) and all(isinstance(each, kind) for each in value)
+
+
+def _is_mapping(value: object, kind: type) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) and isinstance(each, kind) for key, each in value.items()
+    )
 
 
 def missing_requirement(requires: Requires) -> str:

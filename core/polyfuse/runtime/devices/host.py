@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from polyfuse.runtime.devices.device import Allocate, Device, DeviceProperties, MemoryStatistics
+from polyfuse.runtime.devices.switches import read_switches, write_switches
 from polyfuse.torch_compat import bindings
+from polyfuse.torch_compat.devices.host_switches import HOST_SWITCHES
 
 __all__ = ["HostDevice"]
 
@@ -52,6 +54,14 @@ class HostDevice(Device):
     def properties(self, index: int | None = None) -> DeviceProperties:
         """The model of the CPU."""
         return DeviceProperties(_cpu())
+
+    def switches(self) -> Mapping[str, object]:
+        """The precision of matmuls and determinism on every device, and oneDNN's switches."""
+        return read_switches(HOST_SWITCHES)
+
+    def set_switches(self, switches: Mapping[str, object]) -> None:
+        """Set them."""
+        write_switches(HOST_SWITCHES, switches)
 
     def is_recording(self) -> bool:
         """Never."""

@@ -96,6 +96,15 @@ def partition_options(*, own_cse: bool) -> Iterator[None]:
         yield
 
 
+def stored_by_torch() -> bool:
+    """Whether torch itself stores what is compiled now: `aot_compile` does, and `caching_precompile`."""
+    import torch._dynamo.config as dynamo_config
+    from torch._functorch import config
+
+    ahead = getattr(config, "bypass_autograd_cache_key", False)
+    return bool(ahead or getattr(dynamo_config, "caching_precompile", False))
+
+
 def cache_record(compiled: Any) -> Any:
     """What the graph cache stores of a compiled graph, or a text that says why it is bypassed."""
     return getattr(compiled, "cache_record", "it falls back to eager")

@@ -9,6 +9,7 @@ looks, and that make and store an entry, are replaced by ones that do what they 
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,19 +18,24 @@ from copy import copy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch._functorch._aot_autograd import autograd_cache, schemas
 from torch.fx import GraphModule
+
+from polyfuse.base.log import get_logger
 
 __all__ = [
     "CachedCode",
     "CacheEntryGone",
     "GraphCacheEntry",
+    "Storable",
+    "artifacts_folder",
     "entry_name",
     "caching",
     "bypass_reason",
     "serialisable",
+    "without_bundle",
 ]
 
 
@@ -47,13 +53,29 @@ class GraphCacheEntry:
         revive: from what an entry stores to something that can be called, or `CacheEntryGone`.
         stored: called when torch has tried to store it, perhaps in another thread: a graph with gradients is
             stored when its backward has been compiled.
+        listed: whether the graph can be found under its key, by other processes too.
     """
 
     key: str
     folder: Path
     revive: Callable[[Any], Callable[[list[Any]], Any]]
     stored: Callable[[], None]
+    listed: bool = True
 
+
+class Storable(Protocol):
+    """What is stored of a graph."""
+
+    def portable(self) -> Storable:
+        """It, with all that another process needs."""
+
+    def revive(self) -> Callable[[list[Any]], Any]:
+        """What can be called."""
+
+
+_log = get_logger("cache")
+
+_original_folder = autograd_cache.AOTAutogradCache._get_tmp_dir
 
 _CURRENT: ContextVar[GraphCacheEntry | None] = ContextVar("polyfuse_graph_cache_entry", default=None)
 _LOCK = threading.Lock()
@@ -68,10 +90,10 @@ class CachedCode(autograd_cache.OutputCode):
         bypass: why not.
     """
 
-    def __init__(self, run: Callable[[list[Any]], Any], record: Any, bypass: str = "") -> None:
+    def __init__(self, run: Callable[[list[Any]], Any], record: Storable | None, bypass: str = "") -> None:
         super().__init__()
         self.run: Callable[[list[Any]], Any] | None = run
-        self.record = record
+        self.record: Any = record
         self.bypass = bypass
         self.entry = _CURRENT.get()
         # torch copies these from instances, where it wraps functions
@@ -90,15 +112,33 @@ class CachedCode(autograd_cache.OutputCode):
             raise autograd_cache.BypassAOTAutogradCache(self.bypass)
         self.run = self.entry = None
 
+    def __copy__(self) -> CachedCode:
+        return self._like(self.run, self.entry)
+
+    def __deepcopy__(self, memo: Any) -> CachedCode:
+        return self._like(None, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In the graph cache a record names its kernels; wherever else torch stores it, it holds them."""
+        record = self.record
+        if record is not None and _CURRENT.get() is None:
+            record = record.portable()
+        return {**vars(self), "record": record, "run": None, "entry": None}
+
+    def _like(self, run: Any, entry: GraphCacheEntry | None) -> CachedCode:
+        copied = CachedCode.__new__(CachedCode)
+        copied.__dict__.update(vars(self), run=run, entry=entry)
+        return copied
+
     def post_compile(self, example_inputs: Any, constants: Any, graph_kwargs: Any) -> None:
-        """Called on what was read."""
+        """Called on what was read, by a compile or by torch's own functions that load."""
         current = _CURRENT.get()
         try:
-            if current is None:
-                raise CacheEntryGone("it was read by another compiler than the one that wrote it")
-            self.run = current.revive(self.record)
+            self.run = self.record.revive() if current is None else current.revive(self.record)
         except CacheEntryGone as error:
-            raise autograd_cache.FXGraphCacheMiss(str(error)) from error
+            raise autograd_cache.FXGraphCacheMiss(
+                f"what was compiled cannot be used here: {error}; compile it again"
+            ) from error
 
     def set_triton_bundle(self, triton_bundle: Any) -> None:
         """Kernels lie in a store of their own."""
@@ -123,6 +163,67 @@ def bypass_reason(gm: GraphModule) -> str:
     return ""
 
 
+def artifacts_folder() -> Path:
+    """Where `torch.compiler.load_cache_artifacts` puts entries, each under its key."""
+    return Path(str(_original_folder()))
+
+
+def without_bundle(content: bytes, unpacked: Callable[[Any], Any]) -> bytes:
+    """An entry that `torch.compiler.save_cache_artifacts` made as the graph cache stores it.
+
+    Args:
+        content: is unpickled, which can execute anything.
+        unpacked: from the portable record of a graph to one that names its kernels.
+    """
+    entry = pickle.loads(content)
+    for part in (entry.compiled_fw, entry.compiled_bw):
+        if part is not None:
+            part.result.record = unpacked(part.result.record)
+    return _pickled_for(_NAMED, entry)
+
+
+class _Artifact:
+    """An entry for `torch.compiler.save_cache_artifacts`: what it holds is made when that is called, since
+    kernels are still being built when torch takes note of it.
+    """
+
+    def __init__(self, key: str, entry: bytes) -> None:
+        self.key = key
+        self._entry = entry
+
+    @staticmethod
+    def type() -> str:
+        """The kind of artifact that it is read as."""
+        return str(autograd_cache.AOTAutogradCacheArtifact.type())
+
+    @property
+    def content(self) -> bytes:
+        """The entry with the kernels that it needs."""
+        try:
+            return _pickled_for(None, pickle.loads(self._entry))
+        except Exception as error:  # those of other compilers are saved all the same
+            _log.warning("kernels of a compiled graph are not among the saved artifacts: %s", error)
+            return self._entry
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Artifact) and (self.key, self._entry) == (other.key, other._entry)
+
+    def __hash__(self) -> int:
+        return hash((self.key, self._entry))
+
+
+# Some entry: records are pickled with the names of their kernels.
+_NAMED = GraphCacheEntry("", Path(), lambda record: record, lambda: None, listed=False)
+
+
+def _pickled_for(current: GraphCacheEntry | None, entry: Any) -> bytes:
+    token = _CURRENT.set(current)
+    try:
+        return pickle.dumps(entry)
+    finally:
+        _CURRENT.reset(token)
+
+
 @contextmanager
 def caching(current: GraphCacheEntry) -> Iterator[None]:
     """Look up, and store, what AOTAutograd makes of the one graph that is compiled inside."""
@@ -140,8 +241,14 @@ def caching(current: GraphCacheEntry) -> Iterator[None]:
 
 @cache
 def _install() -> None:
+    from torch.compiler._cache import CacheArtifactManager as manager
+
     store = autograd_cache.AOTAutogradCache
-    its_key, its_folder = autograd_cache.autograd_cache_key, store._get_tmp_dir
+    its_key, its_folder, its_record = (
+        autograd_cache.autograd_cache_key,
+        _original_folder,
+        manager.record_artifact,
+    )
     its_entry, its_save = store.make_entry, store.save
 
     def key(*args: Any, **named: Any) -> tuple[str, Sequence[str]]:
@@ -182,7 +289,18 @@ def _install() -> None:
             _CURRENT.reset(token)
             current.stored()
 
+    def record_artifact(kind: str, key: str, content: Any) -> None:
+        current = _CURRENT.get()
+        if current is None or key != current.key:
+            its_record(kind, key, content)
+            return
+        artifact = _Artifact(key, content)
+        if current.listed and artifact not in manager._seen_artifacts:
+            manager._new_cache_artifacts[kind].append(artifact)
+            manager._seen_artifacts.add(artifact)
+
     autograd_cache.autograd_cache_key = key
+    manager.record_artifact = staticmethod(record_artifact)
     store._get_tmp_dir = staticmethod(folder)
     store.make_entry = staticmethod(make_entry)
     store.save = staticmethod(save)

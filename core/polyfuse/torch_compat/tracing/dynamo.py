@@ -1,4 +1,4 @@
-"""Dynamo: backend registry, counters, tracing context, keeping Dynamo out of our functions."""
+"""Dynamo: counters, tracing context, keeping Dynamo out of our functions."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from polyfuse.torch_compat.devices.host_switches import matmul_precision
+
 __all__ = ["plain_operators", "switches", "watchers"]
 
 
@@ -37,7 +39,7 @@ def switches() -> tuple[str, ...]:
         f" {torch.is_deterministic_algorithms_warn_only_enabled()}"
         f" {torch.utils.deterministic.fill_uninitialized_memory}",
         f"default {torch.get_default_dtype()} {torch.get_default_device()}",
-        f"matmuls {torch.get_float32_matmul_precision()} {torch.get_num_threads()}",
+        f"matmuls {matmul_precision()} {torch.get_num_threads()}",
         f"convolutions {torch.backends.mkldnn.enabled}",
         f"functorch {functorch_config.get_hash().hex()}",
         f"fx {fx_config.get_hash().hex()}",

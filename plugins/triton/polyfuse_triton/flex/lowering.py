@@ -18,7 +18,7 @@ from polyfuse.base.settings import Settings
 from polyfuse.ir.expr import Expr, apply, cast, const, index_value, load, loads
 from polyfuse.ir.nodes import ExternCall, View
 from polyfuse.ir.types import DType
-from polyfuse.plugin import Lowering, LoweringContext, TensorValue
+from polyfuse.plugin import Lowering, LoweringContext, TensorValue, device_of
 from polyfuse.symbolic import IndexLike, axis
 from polyfuse_triton.flex.joint import with_scatters
 from polyfuse_triton.flex.kernel import (
@@ -357,7 +357,7 @@ class _Call:
             key_block=self._fixed.key_block,
             dtype=query.dtype or DType.f32,
             scale=float(self._scale),
-            exact=torch.get_float32_matmul_precision() == "highest",
+            exact=not device_of(query.device).rounds("matmuls"),
             score=score,
             mask=mask,
             gradient=gradient,

@@ -1,0 +1,6 @@
+"""The graph cache.
+
+lookup.py     under which key a captured graph is looked up, when it bypasses the cache
+storing.py    what is stored of a graph that was compiled
+record.py     what is stored, how it becomes something to call, and its portable form
+"""

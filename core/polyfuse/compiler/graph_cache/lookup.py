@@ -1,0 +1,211 @@
+"""Looks up captured graphs in the graph cache, and says when they bypass it.
+
+A graph is looked up before it is traced, by what Dynamo captured (`frontend/captured.py`), so that a process
+that finds it neither traces nor compiles: AOTAutograd's wrappers are read together with a `GraphRecord` for
+the forward and one for the backward.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from polyfuse.base.code import code_digest
+from polyfuse.base.files import atomic_write
+from polyfuse.base.folders import distrusted, process_folder
+from polyfuse.base.log import get_logger, warn_once
+from polyfuse.base.settings import Settings
+from polyfuse.cache import GraphFolder, compiled_key
+from polyfuse.cache.graphs import count
+from polyfuse.cache.limit import trim_if_due
+from polyfuse.compiler.graph_cache.record import GraphRecord, PortableGraph, revived
+from polyfuse.compiler.reports.report import GraphReport, record
+from polyfuse.compiler.session import CompileSession
+from polyfuse.frontend.captured import CacheBypass, captured_text
+from polyfuse.frontend.graph import BoxedCallable
+from polyfuse.plugin.session.inventory import inventory
+from polyfuse.runtime.devices.registry import device_of
+from polyfuse.torch_compat.tracing import global_state
+from polyfuse.torch_compat.tracing.aot import cache_record, stored_by_torch
+
+if TYPE_CHECKING:
+    from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
+
+__all__ = ["GraphCache"]
+
+_log = get_logger("cache")
+
+
+class GraphCache:
+    """Looks up one captured graph, and counts what became of that."""
+
+    def __init__(self, session: CompileSession) -> None:
+        self._session = session
+        self._folder = GraphFolder(session.store.root)
+        self._key = ""
+        self._refusal = ""
+        self._revived: list[GraphReport] = []
+        self._compiled = 0
+
+    def __call__(self, gm: Any, example_inputs: Sequence[Any]) -> GraphCacheEntry | None:
+        """How a captured graph is looked up and stored; None where it is not.
+
+        torch may need the graph in a form that it can store by itself, whatever the cache does with it.
+        """
+        if not self._session.settings.graph_cache:
+            return self._unlisted()
+        try:
+            self._key = self._address(gm, example_inputs)
+            from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry, entry_name
+
+            also = self._session.store.also
+            if also is not None and not self._folder.holds(self._key):
+                self._folder.adopt(self._key, also, entry_name)
+            self._folder.mend(self._key, entry_name)
+            sharing = self._session.store.sharing
+            if sharing is not None and not self._folder.holds(self._key):
+                sharing.fetch_graph(self._key)
+                self._folder.mend(self._key, entry_name)
+            if not self._folder.holds(self._key):
+                self._adopt_artifacts()
+        except CacheBypass as error:
+            self._refusal = str(error)
+            return self._unlisted()
+        except Exception as error:  # whatever it is, the graph can be compiled
+            _log.debug("a graph has no key", exc_info=True)
+            self._key, self._refusal = "", f"its key cannot be computed ({type(error).__name__})"
+            return self._unlisted()
+        return GraphCacheEntry(self._key, self._folder.path, self._revive, self._stored)
+
+    def _unlisted(self) -> GraphCacheEntry | None:
+        """An entry that is found by nobody, where torch itself stores what is compiled."""
+        if not stored_by_torch():
+            return None
+        from polyfuse.torch_compat.tracing.aot_cache import GraphCacheEntry
+
+        folder = process_folder() / "unlisted"
+        return GraphCacheEntry(secrets.token_hex(16), folder, self._revive, lambda: None, listed=False)
+
+    def _adopt_artifacts(self) -> None:
+        """Add to the cache folder what `torch.compiler.load_cache_artifacts` brought of the graph."""
+        from polyfuse.torch_compat.tracing.aot_cache import artifacts_folder, entry_name, without_bundle
+
+        there = artifacts_folder()
+        if not (there / self._key).is_dir() or distrusted(there):
+            return
+
+        def unpacked(record: Any) -> Any:
+            return record.unpack(self._session.store) if isinstance(record, PortableGraph) else record
+
+        for path in sorted((there / self._key).iterdir()):
+            try:
+                content = without_bundle(path.read_bytes(), unpacked)
+            except Exception as error:
+                _log.info("%s cannot be used: %s", path, error)
+            else:
+                atomic_write(self._folder.path / self._key / entry_name(content), content)
+
+    @property
+    def may_hit(self) -> bool:
+        """Whether there is something under the key of the graph."""
+        return bool(self._key) and self._folder.holds(self._key)
+
+    def note(self, compiled: BoxedCallable) -> None:
+        """Take note of a graph that was compiled, since nothing was found."""
+        self._compiled += 1
+        if not self._key:
+            return
+        record = cache_record(compiled)
+        if isinstance(record, str):
+            self._refusal = self._refusal or record
+
+    def settle(self) -> None:
+        """Count what became of the graph, and report what was found."""
+        if not self._session.settings.graph_cache:
+            return
+        if self._key and not self._compiled:
+            count("hit")
+            for report in self._revived:
+                record(report)
+                self._session.observe(report.decisions)
+        elif self._key:
+            count("miss")
+        elif self._refusal:
+            self._bypass()
+
+    def _bypass(self) -> None:
+        _log.info("a graph bypasses the graph cache: %s", self._refusal)
+        count("bypass", self._refusal)
+
+    def _stored(self) -> None:
+        """Count what became of storing a graph that was not found."""
+        if self._refusal:
+            self._bypass()
+        elif not self._folder.holds(self._key):
+            count("error")
+            warn_once(
+                "cache",
+                f"compiled graphs cannot be written to {self._folder.path}; free space, or name another"
+                " folder with the option `cache_dir`",
+            )
+        else:
+            store = self._session.store
+            if store.sharing is not None:
+                store.sharing.give_graph(self._key)
+            trim_if_due(store.root, store.limit)
+
+    def _address(self, gm: Any, example_inputs: Sequence[Any]) -> str:
+        session = self._session
+        refused = _bypassed_by(session.settings)
+        if refused:
+            raise CacheBypass(refused)
+        code = partial(code_digest, memory=session.store.root / "code")
+        plugins = inventory(session.plugins, code)
+        if session.key_facts is None or plugins is None:
+            raise CacheBypass("a plugin does not say what its results depend on, or its files changed")
+        text = captured_text(gm, example_inputs)
+        from polyfuse.torch_compat.tracing.aot_cache import bypass_reason
+
+        refused = bypass_reason(gm)
+        if refused:
+            raise CacheBypass(refused)
+        own = code("polyfuse")
+        if not own:
+            raise CacheBypass("the compiler's own files changed since it was loaded")
+        devices = (f"{kind} {sorted(device_of(kind).switches().items())}" for kind in session.device_types())
+        environment = (*global_state.switches(), *devices, *plugins, *session.key_facts, own)
+        return compiled_key(text, environment, session.settings.fingerprint())
+
+    def _revive(self, stored: GraphRecord | PortableGraph) -> BoxedCallable:
+        """A stored graph as something that can be called."""
+        from polyfuse.torch_compat.tracing.aot_cache import CacheEntryGone
+
+        try:
+            if isinstance(stored, PortableGraph):
+                stored = stored.unpack(self._session.store)
+            run, report = revived(stored, self._session)
+        except CacheEntryGone as error:
+            self._folder.drop(self._key)
+            _log.info("a cached graph cannot be used: %s", error)
+            raise
+        self._revived.append(report)
+        return run
+
+
+def _bypassed_by(settings: Settings) -> str:
+    """Why graphs bypass the cache with these options; empty if they do not."""
+    asked = {
+        "cache": not settings.cache,
+        "freezing": settings.freezing,
+        "fuel": settings.fuel is not None,
+        "dump": bool(settings.dump),
+        "profile": settings.profile,
+        "benchmark_harness": settings.benchmark_harness,
+        "benchmark_fusion": settings.benchmark_fusion,
+    }
+    names = [name for name, on in asked.items() if on]
+    if settings.autotunes:
+        return "autotuning may go on in a later process"
+    return f"the option {names[0]!r} is set" if names else ""

@@ -1,0 +1,28 @@
+"""Kernels of a module's tests are built together, before the first of them runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from cpp_kernels import build_ahead
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built_ahead(request: pytest.FixtureRequest) -> Iterator[None]:
+    """For tests without other fixtures than parameters, in modules that compile kernels by `cpp_kernels`."""
+    if hasattr(request.module, "compiled"):
+        threads = torch.get_num_threads()
+        tests = []
+        for item in request.session.items:
+            if isinstance(item, pytest.Function) and item.module is request.module:
+                values = item.callspec.params if hasattr(item, "callspec") else {}
+                names = item.obj.__code__.co_varnames[: item.obj.__code__.co_argcount]
+                if set(names) <= set(values) and not any(item.iter_markers("skip")):
+                    tests.append(functools.partial(item.obj, **{name: values[name] for name in names}))
+        build_ahead(tests)
+        torch.set_num_threads(threads)
+    yield

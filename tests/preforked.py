@@ -1,0 +1,206 @@
+"""Fresh processes in which torch is already imported: a parent imports torch and Dynamo once (two to four
+seconds of CPU time), and forks a child for each script. A child has its own environment, folder, arguments
+and output, and knows nothing of Polyfuse yet. Not for scripts that need an environment variable that the
+interpreter, the loader or torch reads when it starts.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from polyfuse.base.settings import child_environment
+
+HERE = Path(__file__).resolve()
+
+
+class Started:
+    """A child under way; it is like `subprocess.Popen` with both outputs captured."""
+
+    def __init__(self, channel: socket.socket, folder: str) -> None:
+        self._channel, self._folder = channel, Path(folder)
+        self.pid = int.from_bytes(_receive(channel, 8), "little", signed=True)
+        self.returncode: int | None = None
+
+    def output(self) -> str:
+        """What it has printed so far."""
+        return (self._folder / "stdout").read_text(errors="replace")
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self, timeout: float = 0.0) -> int | None:
+        """Its status as `subprocess` gives it, or None if it still runs after `timeout` seconds."""
+        if self.returncode is None and select.select([self._channel], [], [], timeout)[0]:
+            self.returncode = int.from_bytes(_receive(self._channel, 8), "little", signed=True)
+            self._channel.close()
+        return self.returncode
+
+    def communicate(self, timeout: float) -> tuple[str, str]:
+        """Wait for its end, and return both outputs; it is killed after `timeout` seconds, an error."""
+        if self.poll(timeout) is None:
+            self.kill()
+            self.poll(60)
+            raise subprocess.TimeoutExpired("a forked script", timeout, self.output())
+        return self.output(), (self._folder / "stderr").read_text(errors="replace")
+
+
+def start(
+    script: str, *arguments: str, environment: Mapping[str, str] | None = None, folder: Path | None = None
+) -> Started:
+    """Start `script`, a text, as the main module of a child with `arguments`, in `folder` and `environment`:
+    all of it, as `child_environment` returns it."""
+    output = tempfile.mkdtemp(prefix="forked-", dir=_parent().outputs)
+    for name in ("stdout", "stderr"):
+        Path(output, name).touch()
+    channel = socket.socket(socket.AF_UNIX)
+    channel.connect(_parent().address)
+    request = json.dumps(
+        [script, arguments, dict(environment or child_environment()), str(folder or Path.cwd()), output]
+    ).encode()
+    channel.sendall(len(request).to_bytes(8, "little") + request)
+    return Started(channel, output)
+
+
+def run(
+    script: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    timeout: float = 600,
+) -> subprocess.CompletedProcess[str]:
+    """Start `script` and wait for its end; like `subprocess.run` with outputs captured."""
+    child = start(script, *arguments, environment=environment, folder=folder)
+    stdout, stderr = child.communicate(timeout)
+    assert child.returncode is not None
+    return subprocess.CompletedProcess(["forked"], child.returncode, stdout, stderr)
+
+
+class _Parent:
+    """The process that forks, one for this process."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="preforked-", ignore_cleanup_errors=True)
+        self.outputs, self.address = self._folder.name, self._folder.name + "/socket"
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(self.address)
+        listening.listen(64)
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE), str(listening.fileno())],
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.PIPE,  # it ends when this process does
+            cwd="/",
+        )
+        listening.close()
+
+    def end(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._folder.cleanup()
+
+
+@functools.cache
+def _parent() -> _Parent:
+    parent = _Parent()
+    atexit.register(parent.end)
+    return parent
+
+
+def _receive(channel: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = channel.recv(count - len(data))
+        if not part:
+            raise RuntimeError("the process that forks has ended; its message is above")
+        data += part
+    return data
+
+
+def _serve(listening: socket.socket) -> str:
+    """Fork a child for each request; returns in the children only, with the script."""
+    waked, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    running: dict[int, socket.socket] = {}
+    while True:
+        ready, _, _ = select.select([listening, waked, sys.stdin], [], [])
+        if sys.stdin in ready:
+            sys.exit()
+        if waked in ready:
+            waked.recv(64)
+        for pid in list(running):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                _answer(running.pop(pid), os.waitstatus_to_exitcode(status))
+        if listening in ready:
+            channel, _ = listening.accept()
+            script, arguments, environment, folder, output = json.loads(
+                _receive(channel, int.from_bytes(_receive(channel, 8), "little"))
+            )
+            pid = os.fork()
+            if not pid:
+                signal.set_wakeup_fd(-1)
+                for each in (waked, waker, listening, channel, *running.values()):
+                    each.close()
+                _become(arguments, environment, folder, output)
+                return str(script)
+            running[pid] = channel
+            channel.sendall(pid.to_bytes(8, "little", signed=True))
+
+
+def _answer(channel: socket.socket, status: int) -> None:
+    with contextlib.suppress(OSError):  # nobody waits for it any more
+        channel.sendall(status.to_bytes(8, "little", signed=True))
+    channel.close()
+
+
+def _become(arguments: Sequence[str], environment: Mapping[str, str], folder: str, output: str) -> None:
+    """Give this process what a fresh one has of its own."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        opened = os.open(f"{output}/{name}", os.O_WRONLY | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    listed = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = ["", *listed, *(path for path in sys.path if path not in (str(HERE.parent), *listed))]
+    sys.argv[:] = ["-c", *arguments]
+
+
+if __name__ == "__main__":
+    import torch
+    import torch._dynamo.backends.registry
+    import torch._functorch.aot_autograd
+    import torch.fx.experimental.symbolic_shapes
+
+    torch._dynamo.list_backends()  # imports what Dynamo imports at its first use
+    torch.fx.experimental.symbolic_shapes.ShapeEnv()
+    script = _serve(socket.socket(fileno=int(sys.argv[1])))
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    exec(compile(script, "<string>", "exec"), main.__dict__)
