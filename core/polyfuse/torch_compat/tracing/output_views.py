@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeGuard
 
 import torch
@@ -25,13 +26,17 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 
 @dataclass(frozen=True)
 class OutputView:
-    """The result at position `output` is a view of the input at `base`, of the geometry that `geometry`
-    computes from all inputs."""
+    """The result at position `output` is a view of the input at `base`, which may have another dtype.
+
+    `geometry` is the text of its size, stride and offset in Python, of symbols that are the inputs at
+    `symbols`. That is data, so that torch can store it beside a compiled graph.
+    """
 
     output: int
     base: int
     same_dtype: bool
-    geometry: Callable[[Sequence[Any]], Geometry]
+    geometry: str
+    symbols: tuple[tuple[str, int], ...]
 
 
 def views_of_inputs(gm: Any) -> tuple[OutputView, ...]:
@@ -54,34 +59,40 @@ def views_of_inputs(gm: Any) -> tuple[OutputView, ...]:
         needed = shapes.free_symbols(value)
         if needed and all(symbol in symbols for symbol in needed):
             base = bases[_storage(value)]
-            geometry = _geometry(value, {symbol.name: symbols[symbol] for symbol in needed})
-            found.append(
-                OutputView(position, base, value.dtype == getattr(inputs[base], "dtype", None), geometry)
-            )
+            same_dtype = value.dtype == getattr(inputs[base], "dtype", None)
+            named = tuple((symbol.name, symbols[symbol]) for symbol in needed)
+            found.append(OutputView(position, base, same_dtype, _geometry(value), named))
     return tuple(found)
 
 
 def with_views(compiled: Callable[..., Any], views: Sequence[OutputView]) -> Callable[..., Any]:
-    """A compiled graph whose results named by `views` have the geometry that eager mode gives them."""
+    """A compiled graph, called with its inputs one by one, whose results named by `views` have the geometry
+    that eager mode gives them. What torch attaches to a compiled graph, such as how it is stored, it has too.
+    """
+    if not views:
+        return compiled
+    places = [(view, _computed(view)) for view in views]
 
+    @wraps(compiled)
     def run(*args: Any) -> Any:
-        results = list(compiled(*args))
-        for view in views:
-            size, stride, offset = view.geometry(args)
+        results = compiled(*args)
+        for view, geometry in places:
+            size, stride, offset = geometry(args)
             result = results[view.output]
-            if (result.stride(), result.storage_offset()) == (stride, offset):
+            if result.stride() == stride and result.storage_offset() == offset:
                 continue
             # gradients pass through the input itself: the result that is replaced covers other elements
             base = args[view.base] if view.same_dtype else result
             made = base.as_strided(size, stride, offset)
-            results[view.output] = made if result.requires_grad else made.detach()
-        return tuple(results)
+            made = made if result.requires_grad else made.detach()
+            results = (*results[: view.output], made, *results[view.output + 1 :])
+        return results
 
     return run
 
 
-def _geometry(value: torch.Tensor, positions: dict[str, int]) -> Callable[[Sequence[Any]], Geometry]:
-    """Computes the geometry of a fake tensor, whose symbols are the inputs at `positions`."""
+def _geometry(value: torch.Tensor) -> str:
+    """The text of a fake tensor's size, stride and offset."""
     from torch.utils._sympy.printers import PythonPrinter
 
     def text(number: Any) -> str:
@@ -90,12 +101,15 @@ def _geometry(value: torch.Tensor, positions: dict[str, int]) -> Callable[[Seque
     def tuple_of(numbers: Sequence[Any]) -> str:
         return f"({''.join(f'{text(n)}, ' for n in numbers)})"
 
-    parts = f"{tuple_of(value.shape)}, {tuple_of(value.stride())}, {text(value.storage_offset())}"
-    bound = "".join(f"{name}=args[{position}], " for name, position in positions.items())
-    compute = eval(f"lambda {', '.join(positions)}: ({parts})", {"math": math})
-    computed: Callable[[Sequence[Any]], Geometry] = eval(
-        f"lambda args: compute({bound})", {"compute": compute}
-    )
+    return f"{tuple_of(value.shape)}, {tuple_of(value.stride())}, {text(value.storage_offset())}"
+
+
+def _computed(view: OutputView) -> Callable[[Sequence[Any]], Geometry]:
+    """Computes the geometry of a view from all inputs."""
+    names = ", ".join(name for name, _ in view.symbols)
+    given = ", ".join(f"args[{position}]" for _, position in view.symbols)
+    text = f"lambda args: (lambda {names}: ({view.geometry}))({given})"
+    computed: Callable[[Sequence[Any]], Geometry] = eval(text, {"math": math})
     return computed
 
 

@@ -9,7 +9,8 @@ which is copied back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any, tree_map, tree_map_only
 
-__all__ = ["has_own_strides", "keep_written_strides"]
+__all__ = ["has_own_strides", "written_strides_kept"]
 
 
 def has_own_strides(tensor: Any, *, dense: bool = False) -> bool:
@@ -98,17 +99,24 @@ class _StridedCall:
             return self.target(*args, **kwargs)
 
 
-def keep_written_strides(gm: Any) -> None:
-    """Have each call of a captured graph that may write to a tensor with strides of its own keep them."""
-    if not isinstance(gm, GraphModule):
-        return
-    for node in gm.graph.nodes:
+@contextmanager
+def written_strides_kept(gm: Any) -> Iterator[None]:
+    """While it is on, each call of a captured graph that may write to a tensor with strides of its own keeps
+    them. Afterwards the graph is as it was: torch may look at it again.
+    """
+    changed: list[tuple[Node, str, Any]] = []
+    for node in gm.graph.nodes if isinstance(gm, GraphModule) else ():
         if _may_write(node) and tree_any(
             lambda value: isinstance(value, Node) and has_own_strides(value.meta.get("example_value")),
             (node.args, node.kwargs),
         ):
-            node.target = _StridedCall(node.target)
-            node.op = "call_function"
+            changed.append((node, node.op, node.target))
+            node.op, node.target = "call_function", _StridedCall(node.target)
+    try:
+        yield
+    finally:
+        for node, op, target in changed:
+            node.op, node.target = op, target
 
 
 def _may_write(node: Node) -> bool:
