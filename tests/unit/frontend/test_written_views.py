@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+
+from polyfuse.torch_compat.tracing.output_views import OutputView, with_views
 
 OPTIONS = {"backends": ["interpreter"]}
 
@@ -124,3 +127,24 @@ def test_gradients_through_the_view() -> None:
     found = gradients(torch.compile(f, backend="polyfuse", options=OPTIONS, dynamic=True))
     assert _placed(found[0]) == _placed(expected[0])
     torch.testing.assert_close(found, expected)
+
+
+def test_comparing_strides_costs_a_few_calls_for_each_view() -> None:
+    given = torch.arange(12.0).view(3, 4)
+    results = [given[1:]] * 5
+    geometry = "(s0 - 1, s1, ), (s1, 1, ), s1"
+    views = [OutputView(i, 0, True, geometry, (("s0", 1), ("s1", 2))) for i in range(5)]
+
+    def compiled(*args: object) -> list[Tensor]:
+        return results
+
+    def calls(function: Callable[..., object]) -> int:
+        events = []
+        sys.setprofile(lambda frame, event, what: events.append(event))
+        function(given, 3, 4)
+        sys.setprofile(None)
+        return sum(event in ("call", "c_call") for event in events)
+
+    assert with_views(compiled, ()) is compiled
+    assert calls(with_views(compiled, views)) - calls(compiled) <= 1 + 4 * len(views)
+    assert with_views(compiled, views)(given, 3, 4) is results
