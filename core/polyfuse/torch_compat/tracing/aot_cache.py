@@ -84,7 +84,7 @@ _CURRENT: ContextVar[GraphCacheEntry | None] = ContextVar("polyfuse_graph_cache_
 _LOCK = threading.Lock()
 
 
-class _Entry(autograd_cache.BundledAOTAutogradResult):  # type: ignore[type-arg]
+class _Entry(autograd_cache.BundledAOTAutogradResult):
     """What torch stores of a graph, with the results whose geometry is compared at each call."""
 
     views: tuple[OutputView, ...] = ()
