@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from polyfuse.base.digest import digest
-from polyfuse.base.settings import Settings, environment
+from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.ir.types import e4m3_saturates
@@ -37,9 +37,7 @@ class CppBackend(Backend):
         super().__init__(settings)
         self.isa: Isa = choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))
         # At once: without a compiler this backend is of no use, and the next one should know it.
-        self.toolchain: Toolchain = find_toolchain(
-            str(settings.plugin_option("cpp", "compiler", "") or environment("CXX"))
-        )
+        self.toolchain: Toolchain = find_toolchain(str(settings.plugin_option("cpp", "compiler", "") or ""))
 
     def target_info(self, device: str) -> TargetInfo:
         """Tell that oneDNN convolves faster with the channels last than with them second."""
