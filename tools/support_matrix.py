@@ -34,10 +34,11 @@ with a reason, ✗ wrong.
 | 3.13 | 2.11 to 2.13 | checked, not run: `PYTHON=python3.13 make test` runs the tests |
 | 3.14 | 2.11 to 2.13 | checked, not run |
 
-Newer Pythons are checked from the sources, by `make lint` and `tests/house/test_newer_pythons.py`: types against the standard library of 3.14,
-modules and names that it removed, annotations that are evaluated late, `finally` blocks, start methods of processes. Its
-default start method, `forkserver`, is run on 3.11 (`tests/reliability/test_start_methods.py`). Extras whose packages have wheels for
-it: `triton`, `cutlass`, `signing`, `demo`, `bench`, `docs`, `peers`. `halide` has none, and its extra installs nothing there.
+Newer Pythons are checked from the sources, by `make lint` and `tests/house/test_newer_pythons.py`: types
+against the standard library of 3.14, modules and names that it removed, annotations that are evaluated
+late, `finally` blocks, start methods of processes. Its default start method, `forkserver`, is run on 3.11
+(`tests/reliability/test_start_methods.py`). Extras whose packages have wheels for it: `triton`, `cutlass`,
+`signing`, `demo`, `bench`, `docs`, `peers`. `halide` has none, and its extra installs nothing there.
 """
 SUMMARY = PAGE.with_name("conformance.md")
 SUMMARY_HEAD = """# Conformance
