@@ -76,6 +76,12 @@ class CppBackend(Backend):
 
         return packed_width(matmul, self.isa)
 
+    def may_group(self, kernel: Kernel) -> Claim:
+        """All but matmuls."""
+        from polyfuse_cpp import generator
+
+        return generator.may_group(kernel)
+
     def emit(self, kernel: Kernel, config: Config | None = None) -> Source:
         """The kernel's text and, as meta, its signature and the headers it needs."""
         from polyfuse_cpp import generator
