@@ -28,7 +28,7 @@ def grouped(sizes: list[int]) -> Kernel:
         m.buffer(f"y{k}", n)
         (i,) = axes(n)
         m.pointwise(f"y{k}", (i,), apply("exp", m.load(f"x{k}", i)))
-    schedule = m.schedule(*(f"y{k}" for k in range(len(sizes))), horizontal_fusion=True)
+    schedule = m.schedule(*(f"y{k}" for k in range(len(sizes))), horizontal_fusion=True, max_fusion_size=1)
     (step,) = schedule.steps
     return step.kernel
 
