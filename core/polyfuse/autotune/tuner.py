@@ -207,8 +207,7 @@ class Tuner:
         computing = device_of(device)
         # what won under one precision or library may lose, or round otherwise, under another
         for owner in (device_of("cpu"), computing):
-            known |= {f"switch {name}": str(value) for name, value in owner.switches().items()}
-        known.pop("switch current", None)
+            known |= {f"switch {name}": str(value) for name, value in owner.speed_switches().items()}
         if computing.is_host:
             known["threads"] = str(threads())
         names = "+".join(b.name for b in asked)

@@ -52,6 +52,10 @@ class CudaDevice(Device):
         """The switches of cuBLAS, cuDNN and attention."""
         return read_switches(_SWITCHES)
 
+    def speed_switches(self) -> Mapping[str, object]:
+        """All but the current device: measurements name the model that they were made on."""
+        return {name: value for name, value in self.switches().items() if name != _CURRENT}
+
     def set_switches(self, switches: Mapping[str, object]) -> None:
         """Set them."""
         write_switches(_SWITCHES, switches)
@@ -112,8 +116,10 @@ def _preferred(choose: Callable[..., Any]) -> tuple[Callable[[], object], Callab
     return (lambda: str(choose().name).lower()), choose
 
 
+_CURRENT = "current"
+
 _SWITCHES: SwitchTable = {
-    "current": (_current, _set_current),
+    _CURRENT: (_current, _set_current),
     "matmuls of cuBLAS": precision_of_matmuls(_CUDA.matmul),
     "convolutions": attribute(torch.backends.cudnn.conv, "fp32_precision"),
     "search": attribute(torch.backends.cudnn, "benchmark"),

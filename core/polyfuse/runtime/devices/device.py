@@ -219,6 +219,12 @@ class Device:
         """
         return {}
 
+    def speed_switches(self) -> Mapping[str, object]:
+        """Those switches that decide which library function computes, and so how long it takes: part of the
+        keys of measurements. By default all.
+        """
+        return self.switches()
+
     def set_switches(self, switches: Mapping[str, object]) -> None:
         """Set what `switches` read in another process."""
 
