@@ -48,6 +48,11 @@ _FUNCTIONS["fmod"] = lambda a, b: torch.from_numpy(numpy.fmod(a.numpy(), b.numpy
 globals().update({name: _through_torch(function) for name, function in _FUNCTIONS.items()})
 
 
+def mul_rn(a: Any, b: Any) -> Any:
+    """A product that is rounded by itself, as all are here."""
+    return a * b
+
+
 # --- corrections --------------------------------------------------------------------------------------------
 
 
