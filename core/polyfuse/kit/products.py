@@ -1,7 +1,7 @@
 """Products that must be one number wherever a kernel uses them.
 
 A compiler that contracts `a * b - c` into one instruction leaves out the product's rounding there, and keeps
-it where the product is stored or compared: `p - round(p)` is then the rounding of `p`, where it should be zero.
+it where the product is stored: `p - round(p)` is then the rounding of `p`, where it should be zero.
 """
 
 from __future__ import annotations
