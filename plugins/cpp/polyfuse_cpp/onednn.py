@@ -115,7 +115,6 @@ def _hard_swish(x: Expr) -> Expr:
 
 
 _ACTIVATIONS: Mapping[tuple[str, str], Callable[[Expr], Expr]] = {
-    ("relu", ""): lambda x: apply("maximum", const(0.0, x.dtype), x),
     ("sigmoid", ""): lambda x: apply("sigmoid", x),
     ("tanh", ""): lambda x: apply("tanh", x),
     ("swish", ""): lambda x: _times(x, apply("sigmoid", x)),
@@ -124,7 +123,7 @@ _ACTIVATIONS: Mapping[tuple[str, str], Callable[[Expr], Expr]] = {
     ("gelu", "tanh"): _gelu_by_tanh,
 }
 """The library's names of activations and their variants, and what they compute, as torch's are lowered. Its
-`hardtanh` and `hardsigmoid` are missing: they make numbers of NaN."""
+`relu`, `hardtanh` and `hardsigmoid` are missing: they make numbers of NaN."""
 
 _Activation = tuple[str, tuple[float, ...], str]
 """An activation's name, its scalars and its variant, as the library's operators take them."""
