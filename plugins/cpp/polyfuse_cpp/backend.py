@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from polyfuse.base.digest import digest
-from polyfuse.base.settings import Settings, environment
+from polyfuse.base.settings import Settings
 from polyfuse.ir.kernel import Kernel
 from polyfuse.ir.nodes import Node, Reduction
 from polyfuse.ir.types import e4m3_saturates
@@ -36,9 +36,7 @@ class CppBackend(Backend):
         super().__init__(settings)
         self.isa: Isa = choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))
         # At once: without a compiler this backend is of no use, and the next one should know it.
-        self.toolchain: Toolchain = find_toolchain(
-            str(settings.plugin_option("cpp", "compiler", "") or environment("CXX"))
-        )
+        self.toolchain: Toolchain = find_toolchain(str(settings.plugin_option("cpp", "compiler", "") or ""))
 
     def claims(self, node: Node) -> Claim:
         """All loop nodes on values of the IR's types; anything else is another backend's."""
