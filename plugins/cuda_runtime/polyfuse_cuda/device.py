@@ -31,6 +31,8 @@ class CudaDevice(Device):
     """NVIDIA's GPUs, through torch."""
 
     network = 50e9
+    # measurements name the model that they were made on
+    timeless_switches = frozenset({"current"})
 
     def stream_function(self) -> int:
         """Torch's C function for the current stream."""
@@ -51,10 +53,6 @@ class CudaDevice(Device):
     def switches(self) -> Mapping[str, object]:
         """The switches of cuBLAS, cuDNN and attention."""
         return read_switches(_SWITCHES)
-
-    def speed_switches(self) -> Mapping[str, object]:
-        """All but the current device: measurements name the model that they were made on."""
-        return {name: value for name, value in self.switches().items() if name != _CURRENT}
 
     def set_switches(self, switches: Mapping[str, object]) -> None:
         """Set them."""
@@ -116,10 +114,8 @@ def _preferred(choose: Callable[..., Any]) -> tuple[Callable[[], object], Callab
     return (lambda: str(choose().name).lower()), choose
 
 
-_CURRENT = "current"
-
 _SWITCHES: SwitchTable = {
-    _CURRENT: (_current, _set_current),
+    "current": (_current, _set_current),
     "matmuls of cuBLAS": precision_of_matmuls(_CUDA.matmul),
     "convolutions": attribute(torch.backends.cudnn.conv, "fp32_precision"),
     "search": attribute(torch.backends.cudnn, "benchmark"),

@@ -169,7 +169,7 @@ def test_the_key_has_what_times_depend_on(tmp_path, monkeypatch):
     assert key not in others and len(others) == 4
 
 
-def test_the_device_says_which_switches_decide_how_fast_it_is(tmp_path, monkeypatch):
+def test_the_device_says_which_switches_do_not_decide_how_fast_it_is(tmp_path, monkeypatch):
     one = a_tuner(tmp_path)
     cpu = type(device_of("cpu"))
     keys = []
@@ -177,7 +177,7 @@ def test_the_device_says_which_switches_decide_how_fast_it_is(tmp_path, monkeypa
         monkeypatch.setattr(cpu, "switches", lambda self, which=which: {"library": 1, "current": which})
         keys.append(one.key("kernel", (one.backend("interpreter"),), "cpu"))
     assert keys[0] != keys[1], "no switch is left out by its name"
-    monkeypatch.setattr(cpu, "speed_switches", lambda self: {"library": 1})
+    monkeypatch.setattr(cpu, "timeless_switches", frozenset({"current"}))
     keys = [one.key("kernel", (one.backend("interpreter"),), "cpu")]
     monkeypatch.setattr(cpu, "switches", lambda self: {"library": 1, "current": "c"})
     assert keys == [one.key("kernel", (one.backend("interpreter"),), "cpu")]

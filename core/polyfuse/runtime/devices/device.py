@@ -107,6 +107,10 @@ class Device:
     """Whether eager mode draws the mask of dropout with `aten.bernoulli`. If so, the rest of dropout is
     compiled; if not, eager mode's own dropout stays whole, which keeps its random numbers."""
 
+    timeless_switches: ClassVar[frozenset[str]] = frozenset()
+    """Names of `switches` that change nothing about how long work takes: measurements hold whatever they are.
+    """
+
     network: ClassVar[float] = 1e9
     """Bytes that messages to other processes move in a second, roughly."""
 
@@ -218,12 +222,6 @@ class Device:
         of compiled graphs, and set by `set_switches` in the benchmark worker.
         """
         return {}
-
-    def speed_switches(self) -> Mapping[str, object]:
-        """Those switches that decide which library function computes, and so how long it takes: part of the
-        keys of measurements. By default all.
-        """
-        return self.switches()
 
     def set_switches(self, switches: Mapping[str, object]) -> None:
         """Set what `switches` read in another process."""
