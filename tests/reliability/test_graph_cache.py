@@ -67,6 +67,32 @@ def soft(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x * 3, -1)
 
 
+def written(x: torch.Tensor) -> torch.Tensor:
+    x.relu_()
+    return x.flatten(0, 1)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_view_of_a_written_input_is_found(grad):
+    """Its strides are compared at each call, also where nothing is traced."""
+
+    def given() -> torch.Tensor:
+        return torch.linspace(-2, 2, 364).view(7, 4, 13).requires_grad_(grad)[1:, :, 2:12] * 1
+
+    def strided() -> torch.Tensor:
+        return torch.linspace(-2, 2, 364).requires_grad_(grad).mul(1).view(7, 4, 13)[1:, :, 2:12]
+
+    for make in (given, strided):
+        for found in (False, True):
+            fresh()
+            result, expected = compiled(written, make(), dynamic=True), written(make())
+            assert (graph_counts().hits, graph_counts().misses) == (int(found), int(not found))
+            assert result.stride() == expected.stride()
+            torch.testing.assert_close(result, expected)
+            if grad:
+                result.sum().backward()  # what has gradients is stored when its backward is compiled
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -115,7 +115,7 @@ class Settings:
     channels_last: str = _option(
         "auto",
         "Store the operands and results of convolutions with the channels last in memory. `auto`: in "
-        "graphs without gradients, in 16 bits or TF32, on devices whose backend reports that its "
+        "graphs without gradients, in the types for which the device's backend reports that its "
         "libraries are faster so.",
         choices=("auto", "on", "off"),
     )

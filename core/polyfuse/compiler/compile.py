@@ -18,6 +18,7 @@ from polyfuse.compiler.reports.watch import note_captured
 from polyfuse.compiler.session import CompileSession, session_for
 from polyfuse.frontend.capture import compile_graph
 from polyfuse.frontend.graph import AtenGraph, BoxedCallable
+from polyfuse.torch_compat.options.counterparts import translated
 from polyfuse.torch_compat.tracing.dynamo import differentiates_forward, node_count, shown_as_it_is
 
 if TYPE_CHECKING:
@@ -35,13 +36,13 @@ def compile_fx_graph(
     Args:
         gm: the captured `torch.fx.GraphModule`.
         example_inputs: what it was captured with.
-        mode, options: as given to `torch.compile`.
+        mode, options: as given to `torch.compile`; options of torch's own compiler are translated.
 
     Raises:
         InvalidOptionError: an option or mode that does not exist.
     """
     try:
-        session = session_for(decided(Settings.resolve(mode, options)))
+        session = session_for(decided(Settings.resolve(mode, translated(options))))
     except (InvalidOptionError, BackendUnavailableError) as error:
         raise shown_as_it_is(error, inspect.currentframe()) from None
     return compile_in_session(gm, example_inputs, session)

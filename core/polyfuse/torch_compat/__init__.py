@@ -12,6 +12,7 @@
 | `fx` | graph helpers that lean on private parts of `torch.fx` |
 | `ops` | operator schemas: names, tags, aliasing, mutation |
 | `bindings` | fast C functions used by generated code |
+| `options` | options of torch's own compiler |
 
 Nothing is imported here: the areas cost very different amounts of start-up time.
 """

@@ -26,6 +26,7 @@ from polyfuse.compiler.reports.report import last_reports, reset_reports
 from polyfuse.compiler.session import forget_sessions, session_for
 from polyfuse.plugin import Config
 from polyfuse.reference.backend import InterpreterBackend
+from polyfuse.torch_compat.devices.host_switches import HOST_SWITCHES
 
 A, B = torch.randn(7, 5), torch.randn(5, 9)
 
@@ -113,11 +114,7 @@ def test_a_task_has_nothing_in_it_that_others_do_for_other_calls(tmp_path, timed
     ("get", "put", "other"),
     [
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
-        (
-            lambda: torch.backends.mkldnn.enabled,
-            lambda value: setattr(torch.backends.mkldnn, "enabled", value),
-            False,
-        ),
+        (*HOST_SWITCHES["oneDNN"], False),
     ],
     ids=["precision", "oneDNN"],
 )

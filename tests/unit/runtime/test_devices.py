@@ -133,12 +133,33 @@ def test_the_kit_finds_broken_promises() -> None:
 
 
 @pytest.fixture
+def frozen() -> Iterator[None]:
+    """Torch's switches as its own test helpers leave them."""
+    names = vars(torch.backends)["m"]
+    before = names.__allow_nonbracketed_mutation_flag
+    torch.backends.disable_global_flags()
+    yield
+    names.__allow_nonbracketed_mutation_flag = before
+
+
+def test_switches_that_torch_froze_are_set_all_the_same(frozen: None) -> None:
+    known = device_of("cpu").switches()
+    try:
+        device_of("cpu").set_switches({**known, "oneDNN": False})
+        assert known["oneDNN"] and not device_of("cpu").switches()["oneDNN"]
+    finally:
+        device_of("cpu").set_switches(known)
+    assert device_of("cpu").switches() == known
+
+
+@pytest.fixture
 def precisions() -> Iterator[None]:
     matmuls, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    yield
-    torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "ieee"
-    torch.set_float32_matmul_precision(matmuls)
-    torch.backends.cudnn.allow_tf32 = convolutions
+    with torch.backends.__allow_nonbracketed_mutation():  # torch's test helpers freeze what they imported
+        yield
+        torch.backends.cuda.matmul.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = "ieee"
+        torch.set_float32_matmul_precision(matmuls)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 @pytest.mark.parametrize("chosen", ["highest", "high", "medium"])

@@ -6,17 +6,12 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from polyfuse.torch_compat.devices.host_switches import precision_of_matmuls
+from polyfuse.torch_compat.devices.host_switches import attribute, precision_of_matmuls
 
 __all__ = ["SwitchTable", "attribute", "precision_of_matmuls", "read_switches", "write_switches"]
 
 # How a switch is read and how it is set, by a name of ours.
 SwitchTable = Mapping[str, tuple[Callable[[], object], Callable[[Any], object]]]
-
-
-def attribute(owner: Any, name: str) -> tuple[Callable[[], object], Callable[[Any], object]]:
-    """A switch that is an attribute."""
-    return (lambda: getattr(owner, name)), (lambda value: setattr(owner, name, value))
 
 
 def read_switches(table: SwitchTable) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["HOST_SWITCHES", "matmul_precision", "precision_of_matmuls"]
+__all__ = ["HOST_SWITCHES", "attribute", "matmul_precision", "precision_of_matmuls"]
 
 _ONEDNN = torch.backends.mkldnn
 
@@ -32,8 +32,14 @@ def _newer(owner: Any) -> str:
     return "ieee" if found == "none" else found
 
 
-def _attribute(owner: Any, name: str) -> tuple[Callable[[], object], Callable[[Any], object]]:
-    return partial(getattr, owner, name), partial(setattr, owner, name)
+def attribute(owner: Any, name: str) -> tuple[Callable[[], object], Callable[[Any], object]]:
+    """How an attribute of one of torch's backends is read and set, even if torch's test helpers froze it."""
+    return partial(getattr, owner, name), partial(_set, owner, name)
+
+
+def _set(owner: Any, name: str, value: object) -> None:
+    with torch.backends.__allow_nonbracketed_mutation():
+        setattr(owner, name, value)
 
 
 # How a switch is read and how it is set.
@@ -41,8 +47,8 @@ HOST_SWITCHES: Mapping[str, tuple[Callable[[], object], Callable[[Any], object]]
     # of float32, on every device; it sets the library's own
     "matmuls": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "matmuls of oneDNN": precision_of_matmuls(_ONEDNN.matmul),
-    "convolutions of oneDNN": _attribute(_ONEDNN.conv, "fp32_precision"),
+    "convolutions of oneDNN": attribute(_ONEDNN.conv, "fp32_precision"),
     "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
-    "oneDNN": _attribute(_ONEDNN, "enabled"),
-    "oneDNN deterministic": _attribute(_ONEDNN, "deterministic"),
+    "oneDNN": attribute(_ONEDNN, "enabled"),
+    "oneDNN deterministic": attribute(_ONEDNN, "deterministic"),
 }
