@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, wraps
+from types import new_class
 from typing import Any, Final
 
 from polyfuse.base.config import Config
@@ -58,7 +59,7 @@ def _guarded(kind: type[Backend]) -> type[Backend]:
         "__doc__": kind.__doc__,
         _REPORT: None,
     }
-    return type(kind)(kind.__name__, (kind,), about | body)
+    return new_class(kind.__name__, (kind,), exec_body=lambda names: names.update(about | body))
 
 
 @dataclass(frozen=True)
