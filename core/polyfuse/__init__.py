@@ -15,15 +15,35 @@ if TYPE_CHECKING:
     from polyfuse.backend import polyfuse as polyfuse
     from polyfuse.reporting.function import explain as explain
     from polyfuse.reporting.function import report as report
+    from polyfuse.reporting.generated import get_code as get_code
+    from polyfuse.reporting.generated import run_and_get_code as run_and_get_code
+    from polyfuse.reporting.scopes import debug_folder as debug_folder
+    from polyfuse.reporting.scopes import fresh_cache as fresh_cache
+    from polyfuse.reporting.scopes import observing as observing
 
     __version__: str
 
-__all__ = ["__version__", "explain", "polyfuse", "report"]
+__all__ = [
+    "__version__",
+    "debug_folder",
+    "explain",
+    "fresh_cache",
+    "get_code",
+    "observing",
+    "polyfuse",
+    "report",
+    "run_and_get_code",
+]
 
 _LAZY = {
+    "debug_folder": "polyfuse.reporting.scopes:debug_folder",
     "explain": "polyfuse.reporting.function:explain",
+    "fresh_cache": "polyfuse.reporting.scopes:fresh_cache",
+    "get_code": "polyfuse.reporting.generated:get_code",
+    "observing": "polyfuse.reporting.scopes:observing",
     "polyfuse": "polyfuse.backend:polyfuse",
     "report": "polyfuse.reporting.function:report",
+    "run_and_get_code": "polyfuse.reporting.generated:run_and_get_code",
 }
 
 

@@ -14,7 +14,8 @@ declared in the plugin's manifest.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import Field, dataclass, field, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from polyfuse.base.log import warn_once
 from polyfuse.base.options import OptionInfo, parse_text, validate
 from polyfuse.base.text import join_words, nearest
 
-__all__ = ["MODES", "Settings", "child_environment", "environment", "option_infos", "set_environment"]
+__all__ = ["MODES", "Settings", "changed_environment", "child_environment", "environment", "option_infos", "set_environment"]
 
 PREFIX = "POLYFUSE_"
 
@@ -282,6 +283,12 @@ class Settings:
     tune_log: str = _neutral(
         "", "File to which each search appends a line of JSON with its measurements; empty: none is written."
     )
+    kernel_names: str = _neutral(
+        "aten",
+        "After what kernels are called in profiles and reports. `aten`: the operators that they compute. "
+        "`graph`: the nodes of the captured graph. `plain`: their kind alone, as the IR has it.",
+        choices=("aten", "graph", "plain"),
+    )
     progress: str = _neutral(
         "auto",
         "Show on standard error how far a compile of more than two seconds is: stage, kernels built, trials "
@@ -363,6 +370,11 @@ class Settings:
     # Watching.
     dump: str = _neutral("", "Folder to which the text of every stage is written; empty: none.")
     log: str = _neutral("", "Log levels, for example `info` or `schedule=debug,cache=info`.")
+    observe: bool = _option(
+        False,
+        "Show the results of every kernel and library call to the function that `polyfuse.observing` "
+        "registers.",
+    )
     debug_sync: bool = _option(
         False,
         "Wait for the device after every launch, so that an error shows at its cause.",
@@ -373,7 +385,7 @@ class Settings:
         "calls, when the process ends; the first launch of each is told apart.",
     )
     benchmark_harness: bool = _neutral(
-        False, "Make each dumped program a script that times itself on random inputs."
+        False, "Make each dumped program a script that times itself, with its kernels, on random inputs."
     )
 
     # Options of plugins, as sorted pairs ("plugin.option", value).
@@ -465,6 +477,21 @@ def environment(name: str, default: str = "") -> str:
 def child_environment(**changes: str) -> dict[str, str]:
     """Return a copy of the environment, with changes, for a process that is about to be started."""
     return {**os.environ, **changes}
+
+
+@contextmanager
+def changed_environment(**changes: str) -> Iterator[None]:
+    """Set variables for this process meanwhile."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def set_environment(**changes: str) -> None:

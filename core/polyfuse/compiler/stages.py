@@ -35,6 +35,7 @@ from polyfuse.compiler.ranks import agreed, scheduled_rows
 from polyfuse.compiler.reports import progress
 from polyfuse.compiler.reports.clock import Clock
 from polyfuse.compiler.reports.dump import Dump
+from polyfuse.compiler.reports.rebuilt import TABLE, table_text
 from polyfuse.compiler.reports.report import GraphReport, record
 from polyfuse.compiler.reports.summary import count_operators, graph_report, schedule_text
 from polyfuse.compiler.reports.watch import compiling, entries_for, note_built
@@ -157,9 +158,11 @@ def compile_graph(claims: Claims, session: CompileSession, dump: Dump, clock: Cl
     with clock.stage("plan"):
         planned = replace(planned, decisions=(*decisions, *separate))
         scratch = {key: item.source.scratch for key, item in emitted.items()}
-        program = plan(with_scratch(planned, scratch), settings)
+        program = plan(with_scratch(planned, scratch), settings, observe=settings.observe)
         host = python_text(program, harness=settings.benchmark_harness)
     dump.write("program.py", lambda: host)
+    if settings.benchmark_harness:
+        dump.write(TABLE, lambda: table_text(program, emitted, settings))
     kernels = pending_kernels(program, planned, emitted, futures, session)
     status = HostStatus() if settings.native_host else None
     native = native_host(program, kernels, session, status) if status is not None else None

@@ -68,6 +68,7 @@ _OPTIONS_IN_THE_WAY: Final = {
     "nan_asserts": "waits for the device",
     "debug_sync": "waits for the device",
     "profile": "looks at every launch",
+    "observe": "looks at every result",
 }
 
 

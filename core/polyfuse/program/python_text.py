@@ -112,7 +112,7 @@ class _Printer:
         parts += [*self.functions, "", "", "def call(args):", *self.lines]
         if harness:
             parts += ["", "", 'if __name__ == "__main__":']
-            parts += ["    from polyfuse.runtime.harness import main", "", "    main(globals())"]
+            parts += ["    from polyfuse.compiler.reports.rebuilt import main", "", "    main(globals())"]
         return "\n".join(parts) + "\n"
 
     def _tables(self) -> list[str]:

@@ -32,8 +32,8 @@ def time_call(function: Callable[[list[Any]], Any], inputs: Sequence[Any], secon
 def main(namespace: dict[str, Any]) -> None:
     """Time the program whose module namespace this is, and print the result.
 
-    Kernels, which the script does not have, are left out: what remains is the cost of the host program and of
-    the operators that it calls.
+    Kernels that are not in the namespace are left out, and the line says so: what remains is the cost of the
+    host program and of the operators that it calls.
     """
     absent = [name for name in namespace["KERNELS"] if namespace[name] is None]
     for name in absent:

@@ -126,6 +126,10 @@ class CompiledModule:
                     kernel.attach(partial(self.namespace.__setitem__, name))
                 del self._pending[name]
 
+    def replace_run(self, run: Callable[[list[Any]], tuple[Any, ...]]) -> None:
+        """Let calls run something else than the program: to look at its text alone."""
+        self._run = run
+
     @property
     def lines(self) -> dict[int, str]:
         """The origin (operators and lines of the model) of each line of the text that has one."""

@@ -110,6 +110,20 @@ class UserKernel:
             with module.device(where.index):
                 self._launch(flat)
 
+    def measure(self, examples: Sequence[Any]) -> bool:
+        """Let a kernel that has configurations to choose from measure them now, on tensors and numbers like
+        those of a run, so that the first call finds its choice made. Returns whether that was done; where it
+        cannot be, the first call measures.
+        """
+        if len(getattr(self.kernel, "configs", None) or ()) < 2:
+            return False
+        try:
+            self(*examples)
+        except Exception as error:
+            _log.info("kernel %s is measured at its first call (%s)", kernel_name(self.kernel), error)
+            return False
+        return True
+
     def _launch(self, flat: Sequence[Any]) -> None:
         values = dict(zip(self.names, flat, strict=False))
         for name, description in self.descriptors:

@@ -37,7 +37,10 @@ class CppBackend(Backend):
         super().__init__(settings)
         self.isa: Isa = choose_isa(str(settings.plugin_option("cpp", "isa", "") or ""))
         # At once: without a compiler this backend is of no use, and the next one should know it.
-        self.toolchain: Toolchain = find_toolchain(str(settings.plugin_option("cpp", "compiler", "") or ""))
+        self.toolchain: Toolchain = find_toolchain(
+            str(settings.plugin_option("cpp", "compiler", "") or ""),
+            str(settings.plugin_option("cpp", "flags", "") or ""),
+        )
 
     def target_info(self, device: str) -> TargetInfo:
         """Tell that oneDNN convolves faster with the channels last than with them second."""

@@ -32,6 +32,7 @@ def polyfuse_manifest() -> Manifest:
         requires=Requires(programs=("$CXX|g++|c++|clang++",)),
         options={
             "isa": "Instruction set of the generated code: auto, avx512, avx2, sse, neon or scalar.",
+            "flags": "Flags added to each command of the C++ compiler, behind its own: `-O3 -g`.",
             "compiler": "Command of the C++ compiler; empty: CXX of the environment, or the first one found.",
         },
         summary="Vectorised, multithreaded C++ for the CPU, built by the compiler of the system",

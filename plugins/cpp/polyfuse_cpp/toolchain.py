@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ class Toolchain:
     """One C++ compiler: what to run, and what tells its output from another compiler's.
 
     `arguments` come first in each command: of `ccache g++` the path is ccache's, and they are `g++`.
+    `flags` are the user's, behind all others, so that they win.
     `linker` is a quicker one than the default, where there is one (it does not change the output's meaning).
     `vector_libm` says that the C library has vector forms of all its functions (glibc 2.35 on x86-64).
     """
@@ -65,6 +67,7 @@ class Toolchain:
     linker: str = ""
     vector_libm: bool = False
     arguments: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -72,14 +75,21 @@ class Toolchain:
         # what runs the compiler, as ccache does, changes nothing
         flags = [word for word in self.arguments if word.startswith("-")]
         mvec = ["mvec"] if self.vector_libm else []
-        return " ".join((self.family, self.version, self.target, *mvec, *flags))
+        return " ".join((self.family, self.version, self.target, *mvec, *flags, *self.flags))
 
 
-def find_toolchain(compiler: str = "") -> Toolchain:
+def find_toolchain(compiler: str = "", flags: str = "") -> Toolchain:
     """The compiler named *compiler* (a path, or a command with arguments such as ``ccache g++``), else the
-    one that CXX names, else the first of g++, c++ and clang++ on the path."""
+    one that CXX names, else the first of g++, c++ and clang++ on the path. *flags* are words as a shell has
+    them, added to each command."""
     path, *arguments = find_command("C++ compiler", _USUAL, variable="CXX", named=compiler)
-    return _inspect(path, tuple(arguments), os.stat(path).st_mtime_ns)
+    try:
+        more = tuple(shlex.split(flags))
+    except ValueError as error:
+        raise BackendUnavailableError(
+            f"the flags {flags!r} of the C++ compiler are no words of a shell ({error})", "mend the option cpp.flags"
+        ) from error
+    return dataclasses.replace(_inspect(path, tuple(arguments), os.stat(path).st_mtime_ns), flags=more)
 
 
 @lru_cache(maxsize=8)
@@ -125,7 +135,8 @@ def build_command(
     links = [*_LINK_FLAGS, *(f"-l{name}" for name in libraries)]
     if toolchain.linker:
         links.append(f"-fuse-ld={toolchain.linker}")
-    return [toolchain.path, *toolchain.arguments, *flags, *isa.compile_flags, source, "-o", output, *links]
+    flags += [*isa.compile_flags, *toolchain.flags]
+    return [toolchain.path, *toolchain.arguments, *flags, source, "-o", output, *links]
 
 
 def build_library(

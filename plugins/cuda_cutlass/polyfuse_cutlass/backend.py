@@ -20,6 +20,7 @@ from polyfuse_cutlass.templates.candidates import is_library
 __all__ = ["CutlassBackend"]
 
 _VERSION = "3"
+_NVCC_OPTIONS = ("debug", "fast_math", "keep", "flags")
 _SPILLS_TAKEN = 64
 
 
@@ -106,7 +107,14 @@ class CutlassBackend(Backend):
             "version": self.compiler.version,
             "arch": self.target.name,
             "include": self.headers.folder if self.headers else "",
+            **self._nvcc_options,
         }
+
+    @property
+    def _nvcc_options(self) -> dict[str, object]:
+        """What the user wants of nvcc besides: the options that are set."""
+        given = {n: str(self.settings.plugin_option("cutlass", n, "") or "") for n in _NVCC_OPTIONS}
+        return {name: value for name, value in given.items() if value not in ("", "0", "False", "false")}
 
     def load(self, folder: Path) -> Mapping[str, Launchable]:
         """Launchers of a built folder's kernels, by key."""

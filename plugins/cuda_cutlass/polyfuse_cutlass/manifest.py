@@ -35,6 +35,10 @@ def polyfuse_manifest() -> Manifest:
             "target": "Architecture to compile for: `sm_90` or `sm_80`; empty: that of the machine's GPUs.",
             "collectives": "How many candidates of CUTLASS's own autotuning builds for each GEMM; each "
             "takes half a minute of a CPU core, nvcc, and CUTLASS's headers. 0: none.",
+            "debug": "1: nvcc keeps line numbers and symbols of the host.",
+            "fast_math": "1: nvcc uses quick functions of less precision (`--use_fast_math`).",
+            "keep": "1: nvcc leaves PTX and the other files between its stages in the folder of a kernel.",
+            "flags": "Flags added to each command of nvcc, behind all others.",
             "compiler": "`nvcc` or `nvrtc`, the compiler of kernels; empty: nvcc where there is one.",
         },
         summary="Matrix multiplications for Hopper GPUs, generated as CUDA C++",

@@ -46,7 +46,7 @@ def programs(name: str) -> Iterator[str]:
 
 
 def find_compiler(kind: str = "") -> Compiler:
-    """The compiler of a kind, or nvcc where there is one (`NVCC` may name it), else NVRTC.
+    """The compiler of a kind, or nvcc where there is one (`NVCC` or `CUDACXX` may name it), else NVRTC.
 
     Raises `BackendUnavailableError` where there is neither.
     """
@@ -64,7 +64,7 @@ def find_compiler(kind: str = "") -> Compiler:
 
 
 def _nvcc() -> str | None:
-    named = environment("NVCC")
+    named = environment("NVCC") or environment("CUDACXX")
     return (shutil.which(named) if named else None) or next(programs("nvcc"), None)
 
 
@@ -74,7 +74,7 @@ def _nvcc_version(path: str) -> str:
         said = run_program([path, "--version"], timeout=30.0, name="asking nvcc for its version")
     except PolyfuseError as error:
         raise BackendUnavailableError(
-            f"{path} does not run ({error.cause})", "name another in NVCC"
+            f"{path} does not run ({error.cause})", "name another in NVCC or CUDACXX"
         ) from error
     return next((line.strip() for line in said.splitlines() if " V" in line), said.strip()[-60:])
 

@@ -197,6 +197,25 @@ def test_a_kernel_chooses_among_its_configurations(launches: list[str]) -> None:
     assert "tuned_add_kernel" in launches
 
 
+def test_configurations_are_measured_before_the_first_call(launches: list[str]) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        n = x.numel()
+        tuned_add_kernel[lambda meta: (triton.cdiv(n, meta["BLOCK"]),)](x, y, out, n)
+        return out + 1
+
+    tuned_add_kernel.cache.clear()
+    x, y = torch.randn(90), torch.randn(90)
+    run, record = compiled(fn)
+    torch.testing.assert_close(run(x, y), x + y + 1)
+    assert len(tuned_add_kernel.cache) == 1
+    assert len(launches) >= len(tuned_add_kernel.configs) + 2
+    measured = len(launches)
+    torch.testing.assert_close(run(x, y), x + y + 1)
+    assert len(launches) == measured + 1, "a call launches the kernel once"
+    assert calls(record)
+
+
 def test_equal_calls_share_one_definition() -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         a = add(x, y, torch.empty_like(x))

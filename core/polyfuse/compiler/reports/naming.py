@@ -11,15 +11,18 @@ _MOST_WORDS = 5
 _LONGEST = 80
 
 
-def readable_name(kernel: Kernel) -> str:
+def readable_name(kernel: Kernel, style: str = "aten") -> str:
     """The kernel's name after the operators that it comes from; the kernel's own name if it comes from none.
+
+    Args:
+        style: what names an operator, as the option `kernel_names` has it.
 
     Kernels of equal text may have different ones: it is for people, and no part of any key.
     """
     words: dict[str, None] = {}
-    for origin in kernel.origins:
+    for origin in () if style == "plain" else kernel.origins:
         parts = origin.op.split(".")
-        word = parts[1] if len(parts) > 1 else parts[0]
+        word = origin.fx if style == "graph" else parts[1] if len(parts) > 1 else parts[0]
         if word.isidentifier():
             words[word.strip("_")] = None
     if not words:
@@ -32,4 +35,6 @@ def readable_name(kernel: Kernel) -> str:
 
 def emit_named(backend: Backend, kernel: Kernel, config: Config | None = None) -> Source:
     """The kernel's source, under its readable name."""
-    return backend.emit(kernel, config).renamed(readable_name(kernel))
+    return backend.emit(kernel, config).renamed(
+        readable_name(kernel, backend.settings.kernel_names)
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from polyfuse.ir.graph import views_in
@@ -18,6 +19,7 @@ from polyfuse.lowering.calls.fallback import OBJECT_CALL
 from polyfuse.lowering.context import LoweringContext
 from polyfuse.lowering.registry import lowers
 from polyfuse.lowering.value import TensorValue
+from polyfuse.symbolic import Index, example_value
 from polyfuse.torch_compat.user_kernels import (
     Dynamic,
     UserKernel,
@@ -122,6 +124,7 @@ def _emit(
         tuple(dynamic(g) for g in grid),
         tuple((name, dynamic(meta)) for name, meta in descriptors.items()),
     )
+    target.measure([_example(ctx, value) for value in (*flat, *numbers)])
     outputs = tuple(memory.fresh)
     ctx.emit(
         ExternCall(
@@ -135,6 +138,17 @@ def _emit(
             origins=ctx.origins,
         )
     )
+
+
+def _example(ctx: LoweringContext, value: Any) -> Any:
+    """Something like what a run passes: zeros of the example sizes, numbers as they are."""
+    hints = ctx.sizes.hints
+    if isinstance(value, View):
+        buffer = ctx.buffers[value.buffer]
+        size, stride = ([example_value(n, hints) for n in part] for part in (value.size, value.stride))
+        dtype = getattr(torch, buffer.torch_dtype)
+        return torch.empty_strided(size, stride, dtype=dtype, device=buffer.device or "cpu").zero_()
+    return example_value(value, hints) if isinstance(value, Index) else value
 
 
 def _is_plain(value: Any) -> bool:

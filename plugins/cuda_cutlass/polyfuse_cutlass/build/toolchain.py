@@ -5,6 +5,7 @@ Runs in a build worker, without a GPU.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from polyfuse_cutlass.build.meta import KernelMeta
 from polyfuse_cutlass.templates.meta import LinkedMeta
 from polyfuse_cutlass.templates.text import LANGUAGE
 
-__all__ = ["build_in_worker"]
+__all__ = ["build_in_worker", "nvcc_flags"]
 
 _SECONDS, _LIBRARY_SECONDS = 120.0, 400.0
 _FLAGS = ("-std=c++17",)
@@ -35,7 +36,7 @@ def build_in_worker(sources: Sequence[Source], folder: Path, options: Mapping[st
     Args:
         sources: kernels, with `KernelMeta` or `LinkedMeta` as their meta.
         folder: to fill.
-        options: `compiler` and `path`, as `Compiler` has them, `version`, and `arch`;
+        options: those of `nvcc_flags` that are set; `compiler` and `path`, as `Compiler` has them, `version`, and `arch`;
             `include`: the folder of CUTLASS's headers, if they are needed.
     """
     compiler = Compiler(str(options["compiler"]), str(options["path"]), str(options["version"]))
@@ -46,12 +47,24 @@ def build_in_worker(sources: Sequence[Source], folder: Path, options: Mapping[st
             said = _compile_library(source, folder, file, options)
         else:
             file = f"{source.key}.cubin"
-            said = _compile(compiler, source, folder, file, str(options["arch"]))
+            said = _compile(compiler, source, folder, file, str(options["arch"]), nvcc_flags(options))
         made.append(Artifact(source.key, source.name, source.symbol, file, source.meta, *faults_in(said)))
     write_unit(folder, made, f"{compiler.kind} {compiler.version}")
 
 
-def _compile(compiler: Compiler, source: Source, folder: Path, file: str, arch: str) -> str:
+def nvcc_flags(options: Mapping[str, Any]) -> list[str]:
+    """What the options of the plugin add to nvcc's commands: line numbers and symbols of the host
+    (`debug`), quick functions of less precision (`fast_math`), the files between its stages (`keep`), and
+    flags as the user wrote them, which stand last.
+    """
+    named = {"debug": ["-lineinfo", "-g"], "fast_math": ["--use_fast_math"], "keep": ["-keep"]}
+    found = [flag for name, flags in named.items() if options.get(name) for flag in flags]
+    return [*found, *shlex.split(str(options.get("flags", "")))]
+
+
+def _compile(
+    compiler: Compiler, source: Source, folder: Path, file: str, arch: str, more: Sequence[str] = ()
+) -> str:
     """Compile one source into a file of machine code; what the compiler said."""
     flags = [*_FLAGS, f"-fmad={str(KernelMeta.parse(source.meta).fuse).lower()}"]
     if compiler.kind == "nvrtc":
@@ -60,7 +73,7 @@ def _compile(compiler: Compiler, source: Source, folder: Path, file: str, arch: 
         return said
     number = arch.removeprefix("sm_")
     target = f"-gencode=arch=compute_{number},code={arch}"
-    command = [compiler.path, "-cubin", "-Xptxas", "-v", target, *flags]
+    command = [compiler.path, "-cubin", "-Xptxas", "-v", target, *flags, *more]
     return run_nvcc(command, source, folder, file, _SECONDS)
 
 
@@ -75,6 +88,7 @@ def _compile_library(source: Source, folder: Path, file: str, options: Mapping[s
         *(str(options["path"]), *_LIBRARY_FLAGS, f"-fmad={str(meta.fuse).lower()}"),
         *(f"-gencode={target}" for one in meta.architectures for target in _targets(one)),
         f"-I{options['include']}",
+        *nvcc_flags(options),
     ]
     return run_nvcc(command, source, folder, file, _LIBRARY_SECONDS)
 
