@@ -58,7 +58,8 @@ def agrees(call: Any, model: nn.Module, x: torch.Tensor) -> GraphReport:
     with torch.no_grad():
         found, expected = call(x), model(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
-    assert found.stride() == expected.stride()
+    sides = zip(found.shape, found.stride(), expected.stride(), strict=True)
+    assert all(a == b for extent, a, b in sides if extent > 1)
     return last_reports()[-1]
 
 
@@ -88,15 +89,19 @@ def step(weight: nn.Parameter) -> None:
     weight.grad = None
 
 
-@pytest.mark.parametrize("change", [set_data, write_data, write_one, write_array, swap_rows, step])
-def test_weights_are_packed_again_after_every_kind_of_change(change: Callable[..., None]) -> None:
+CHANGES: tuple[Callable[[nn.Parameter], None], ...]
+CHANGES = (set_data, write_data, write_one, write_array, swap_rows, step)
+
+
+def test_weights_are_packed_again_after_every_kind_of_change() -> None:
     model = network()
     call = compiled(model)
     report = agrees(call, model, X)
     assert report.calls.count(PACKS) == 2  # those with a window of 3x3, but for the depthwise one
-    for layer in (model[0], model[3], model[6]):
-        change(layer.weight)
-        agrees(call, model, X)
+    for change in CHANGES:
+        for layer in (model[0], model[3], model[6]):
+            change(layer.weight)
+            agrees(call, model, X)
     model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()})
     agrees(call, model, X)
     assert len(last_reports()) == 1
@@ -128,7 +133,7 @@ def test_what_is_no_number_stays_so(value: float) -> None:
         "3x1",
         "reflect",
         "one place",
-        "two of each channel",
+        "twice",
         "transposed",
         "1d",
         "3d",
@@ -152,14 +157,18 @@ def test_kinds_of_convolutions(layer: nn.Module, size: tuple[int, ...]) -> None:
     ],
     ids=["17 channels", "stride", "dilation", "one place", "wide border"],
 )
-@pytest.mark.parametrize("dynamic", [False, True])
-def test_depthwise_convolutions_are_generated(layer: nn.Module, size: tuple[int, ...], dynamic: bool) -> None:
+def test_depthwise_convolutions_are_generated(layer: nn.Module, size: tuple[int, ...]) -> None:
     model = nn.Sequential(layer, nn.BatchNorm2d(size[1]), nn.ReLU6()).eval()
-    last = [torch.randn(batch, *size[1:]).to(memory_format=torch.channels_last) for batch in (size[0], 3)]
-    call = compiled(model, dynamic=dynamic)
-    for x in last:
-        report = agrees(call, model, x)
-        assert not report.calls and report.kernels == 2  # its weight laid out, then all
+    report = agrees(compiled(model), model, torch.randn(size).to(memory_format=torch.channels_last))
+    assert not report.calls and report.kernels == 2  # its weight laid out, then all
+
+
+def test_depthwise_convolutions_of_sizes_that_vary() -> None:
+    model = nn.Conv2d(8, 8, 3, stride=2, padding=1, groups=8).eval()
+    call = compiled(model, dynamic=True)
+    for size in ((2, 8, 7, 9), (3, 8, 2, 5), (1, 8, 8, 8)):
+        x = torch.randn(size).to(memory_format=torch.channels_last)
+        assert not agrees(call, model, x).calls
 
 
 def test_weights_of_depthwise_convolutions_that_are_infinite() -> None:
