@@ -210,6 +210,14 @@ class Settings:
         minimum=0,
     )
 
+    agreement_seconds: int = _neutral(
+        2,
+        "Before a graph with collectives runs for the first time, the ranks of its groups compare their "
+        "collectives, options and versions, and a difference is an error. A rank that compiles is waited "
+        "for, any other one for so many seconds. 0: nothing is compared.",
+        minimum=0,
+    )
+
     # Tuning.
     gemm: str = _option(
         "known",
